@@ -1,0 +1,62 @@
+"""Every error that Subgraph raises on purpose; first file of the core, imported by all.
+
+Each class is also a child of the builtin that fits, so that ``except ValueError`` keeps working.
+A message says what went wrong, where, what was got, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class SubgraphError(Exception):
+    """Base of all errors that Subgraph raises on purpose."""
+
+
+class ModelError(SubgraphError, ValueError):
+    """A model or graph is not well formed: a damaged file, a cycle, a name used twice."""
+
+
+class ShapeError(ModelError):
+    """A shape or dtype does not fit: of an input array, or between operators."""
+
+
+class UnsupportedOpError(SubgraphError, NotImplementedError):
+    """An operator, or this version of it, is unknown or cannot run on the device asked."""
+
+
+class ConfigError(SubgraphError, KeyError, ValueError):
+    """A configuration key is unknown or its value is not allowed."""
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of the message.
+        return str(self.args[0]) if self.args else ""
+
+
+class DeviceError(SubgraphError, RuntimeError):
+    """A device is missing, could not start, or failed while it ran."""
+
+
+class RequestError(DeviceError):
+    """An inference request is in the wrong state for the call: busy, not started."""
+
+
+class RequestCancelledError(RequestError):
+    """The inference request was cancelled before it finished."""
+
+
+class BlobError(SubgraphError, ValueError):
+    """An exported model cannot be imported: damaged, foreign, or of another version."""
+
+
+class PassError(SubgraphError, RuntimeError):
+    """A pass broke its promise or is not registered."""
+
+
+class PartitionError(PassError):
+    """A selector or property misbehaved, or a partition breaks an invariant."""
+
+
+class MissingInputError(ModelError, KeyError):
+    """An input that has no default was not given, or a name is not an input."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
