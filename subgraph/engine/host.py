@@ -1,0 +1,212 @@
+"""What this machine can do: vector width, features, caches, cores; asked by kernels and planner.
+
+``SUBGRAPH_ISA`` narrows the instruction set (``avx512``, ``avx2``, ``avx``, ``sse``, ``neon``,
+``scalar``) as far as the host allows; vector widths and the target that kernels are compiled for
+both follow it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from subgraph.errors import ConfigError
+
+# Bytes of one vector register, widest first; "scalar" still uses vectors of one element.
+_X86_LEVELS = {"avx512": 64, "avx2": 32, "avx": 32, "sse": 16, "scalar": 0}
+_ARM_LEVELS = {"neon": 16, "scalar": 0}
+_OTHER_LEVELS = {"scalar": 0}
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
+# What must be switched off so that a host with more behaves like the lower level.
+_ABOVE_AVX2 = ("avx512", "avx10", "amx", "avxvnni", "avxifma", "avxneconvert", "evex512")
+_ABOVE_AVX = (*_ABOVE_AVX2, "avx2", "fma", "fma4", "xop", "f16c", "vaes", "vpclmulqdq")
+_ABOVE_SSE = (*_ABOVE_AVX, "avx")
+_ITEM_BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "uint64": 8,
+    "float32": 4,
+    "int32": 4,
+    "uint32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "uint16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+@dataclass(frozen=True)
+class Isa:
+    """The instruction set that kernels are compiled for.
+
+    Attributes:
+        name: One of ``avx512 avx2 avx sse neon scalar``.
+        vector_bytes: Bytes of one vector register; 0 when there are no vectors.
+        registers: Number of vector registers.
+        fma: True when a fused multiply-add is one instruction.
+        cpu: CPU name for LLVM.
+        features: LLVM's feature string, sorted.
+    """
+
+    name: str
+    vector_bytes: int
+    registers: int
+    fma: bool
+    cpu: str
+    features: str
+
+    def has(self, feature: str) -> bool:
+        """Return whether an LLVM feature (``"avx512vnni"``, ``"f16c"``) is switched on."""
+        return f"+{feature}" in self.features.split(",")
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Data cache sizes in bytes: level 1 and 2 of one core, level 3 as a core sees it."""
+
+    l1: int
+    l2: int
+    l3: int
+
+
+def architecture() -> str:
+    """Return ``"x86_64"``, ``"aarch64"`` or the machine name that Python reports."""
+    machine = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+
+
+@cache
+def _host_cpu() -> tuple[str, dict[str, bool]]:
+    from llvmlite import binding
+
+    try:
+        features = dict(binding.get_host_cpu_features())
+    except RuntimeError:  # LLVM cannot tell on every platform
+        features = {}
+    return str(binding.get_host_cpu_name()), features
+
+
+def _levels() -> dict[str, int]:
+    return {"x86_64": _X86_LEVELS, "aarch64": _ARM_LEVELS}.get(architecture(), _OTHER_LEVELS)
+
+
+def _supported(features: dict[str, bool]) -> list[str]:
+    if architecture() != "x86_64":
+        return list(_levels())
+    wanted = {
+        "avx512": _AVX512,
+        "avx2": ("avx2", "fma"),
+        "avx": ("avx",),
+        "sse": ("sse2",),
+        "scalar": (),
+    }
+    return [name for name in _X86_LEVELS if all(features.get(f) for f in wanted[name])]
+
+
+def _narrow(name: str, features: dict[str, bool]) -> dict[str, bool]:
+    if architecture() != "x86_64" or name == "avx512":
+        return features
+    above = {"avx2": _ABOVE_AVX2, "avx": _ABOVE_AVX}.get(name, _ABOVE_SSE)
+    exact = {"avx", "avx2", "fma", "fma4", "xop", "f16c", "vaes", "vpclmulqdq"}
+    off = {
+        f
+        for f in features
+        if any(f == a if a in exact else f.startswith(a) for a in above)
+    }
+    return {f: on and f not in off for f, on in features.items()}
+
+
+def available_isas() -> tuple[str, ...]:
+    """Return the instruction set names that this machine can run, widest first."""
+    return tuple(_supported(_host_cpu()[1]))
+
+
+@cache
+def isa_named(name: str) -> Isa:
+    """Return the instruction set of a given name.
+
+    Raises:
+        ConfigError: The machine cannot run it, or the name is unknown.
+    """
+    cpu, features = _host_cpu()
+    supported = _supported(features)
+    if name not in supported:
+        raise ConfigError(
+            f"SUBGRAPH_ISA={name!r} cannot run on this machine ({cpu}); "
+            f"use one of {', '.join(supported)}"
+        )
+    narrowed = _narrow(name, features)
+    text = ",".join(("+" if on else "-") + f for f, on in sorted(narrowed.items()))
+    fma = architecture() == "aarch64" or bool(narrowed.get("fma"))
+    registers = 32 if name in ("avx512", "neon") else 16
+    return Isa(name, _levels()[name], registers, fma, cpu, text)
+
+
+def isa() -> Isa:
+    """Return the instruction set in force: ``SUBGRAPH_ISA``, else the widest of the host."""
+    wanted = os.environ.get("SUBGRAPH_ISA", "").strip().lower()
+    return isa_named(wanted or _widest())
+
+
+@cache
+def _widest() -> str:
+    return _supported(_host_cpu()[1])[0]
+
+
+def lanes(dtype: str) -> int:
+    """Return how many elements of a dtype one vector register holds (1 without vectors)."""
+    return max(1, isa().vector_bytes // _ITEM_BYTES[dtype])
+
+
+def _sysfs_size(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+
+
+@cache
+def caches() -> Caches:
+    """Return the data cache sizes, from sysfs where there is one, else usual sizes."""
+    found = {1: 32 << 10, 2: 1 << 20, 3: 8 << 20}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            level = int((index / "level").read_text())
+            found[level] = _sysfs_size((index / "size").read_text().strip())
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    return Caches(found[1], found[2], found[3])
+
+
+def _cgroup_cores() -> float:
+    """Return the CPU quota of this process's control group in cores, infinity without one."""
+    quota = float("inf")
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
+        if limit != "max":
+            quota = int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        base = Path("/sys/fs/cgroup/cpu")
+        limit_us = int((base / "cpu.cfs_quota_us").read_text())
+        if limit_us > 0:
+            quota = min(quota, limit_us / int((base / "cpu.cfs_period_us").read_text()))
+    except (OSError, ValueError):
+        pass
+    return quota
+
+
+def core_count() -> int:
+    """Return how many cores this process may use: affinity and control-group quota, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    return max(1, min(count, int(min(_cgroup_cores(), 1 << 16) + 0.5)))

@@ -1,0 +1,574 @@
+"""The graph: nodes and values in use-def form, with parameters, nested bodies and subgraph nodes.
+
+A `Value` is an edge: a graph input, a parameter, a capture or a node's output. A `Node` applies an
+operator. A `Graph` owns its nodes in topological order. Building an expression with
+`subgraph.ops` makes nodes and values; ``Graph(inputs, outputs)`` collects them. Objects compare by
+identity. Nothing here recurses and every operation is linear, so graphs of a million nodes work.
+
+A body of a control-flow node is a Graph among the node's attributes. What it uses from outside is
+explicit: ``body.captures`` are its own values, and ``node.captures`` lists, body after body in
+attribute order, the outer value behind each. A body that uses an outer parameter has a value of its
+own over the same Parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from subgraph.errors import ModelError
+from subgraph.parameter import Parameter
+from subgraph.registry import nearest
+from subgraph.types import ValueType
+
+if TYPE_CHECKING:
+    from subgraph.subgraph_op import SubgraphOp
+
+
+class Value:
+    """An edge of the graph: what a node gives, or what comes in from outside."""
+
+    __slots__ = ("_consumers", "name", "parameter", "producer", "type")
+
+    def __init__(
+        self,
+        name: str = "",
+        type: ValueType | None = None,
+        *,
+        producer: Node | None = None,
+        parameter: Parameter | None = None,
+    ) -> None:
+        """Make a value; an empty name is filled in when a graph takes the value."""
+        self.name = name
+        self.type = type
+        self.producer = producer
+        self.parameter = parameter
+        self._consumers: list[Node] = []
+
+    @property
+    def consumers(self) -> tuple[Node, ...]:
+        """The nodes of the graph that use this value, each once, in topological order."""
+        return tuple(dict.fromkeys(self._consumers))
+
+    def __repr__(self) -> str:
+        return f"<Value {self.name!r} {self.type or '?'}>"
+
+
+class Node:
+    """An operator applied to values.
+
+    Attributes:
+        name: Unique among the graph's nodes.
+        op_type: The operator's name, ``domain`` and ``version`` say whose and which.
+        inputs: Values in the operator's order; None where an optional input is left out.
+        outputs: Values in the operator's order; ONNX's omitted outputs have unused values.
+        attrs: Attributes by name: int, float, str, bytes, tuples of these, ndarray, Graph, types.
+        captures: Outer values that the bodies among ``attrs`` use (see the module's text).
+        metadata: The user's notes by key ("affinity" among them), kept when the model is saved.
+        subgraph: The inner graph of a subgraph node, None for every other. Never changed after.
+        op: The stateful operator of a subgraph node.
+        graph: The graph that owns the node, None before one does.
+    """
+
+    __slots__ = (
+        "attrs",
+        "captures",
+        "domain",
+        "graph",
+        "inputs",
+        "metadata",
+        "name",
+        "op",
+        "op_type",
+        "outputs",
+        "subgraph",
+        "version",
+    )
+
+    def __init__(
+        self,
+        op_type: str,
+        inputs: Iterable[Value | None] = (),
+        *,
+        outputs: int | Sequence[Value] = 1,
+        name: str = "",
+        domain: str = "",
+        version: int = 0,
+        attrs: Mapping[str, Any] | None = None,
+        captures: Iterable[Value] = (),
+        metadata: Mapping[str, str] | None = None,
+        subgraph: Graph | None = None,
+        op: SubgraphOp | None = None,
+    ) -> None:
+        """Make a node; ``outputs`` is their number, or values that have no producer yet."""
+        self.name = name
+        self.op_type = op_type
+        self.domain = domain
+        self.version = version
+        self.inputs: tuple[Value | None, ...] = tuple(inputs)
+        if isinstance(outputs, int):
+            self.outputs = tuple(Value(producer=self) for _ in range(outputs))
+        else:
+            self.outputs = tuple(outputs)
+            for value in self.outputs:
+                if value.producer is not None or value.parameter is not None:
+                    raise ModelError(
+                        f"value {value.name!r} cannot be an output of node {name!r} ({op_type}): "
+                        "it has a source already; give each node values of its own"
+                    )
+                value.producer = self
+        self.attrs: dict[str, Any] = {} if attrs is None else dict(attrs)
+        self.captures: tuple[Value, ...] = tuple(captures)
+        self.metadata: dict[str, str] | None = dict(metadata) if metadata else None
+        self.subgraph = subgraph
+        self.op = op
+        self.graph: Graph | None = None
+
+    @property
+    def sources(self) -> Iterator[Value]:
+        """All values that the node depends on: its inputs that are given, then its captures."""
+        for value in self.inputs:
+            if value is not None:
+                yield value
+        yield from self.captures
+
+    @property
+    def bodies(self) -> list[Graph]:
+        """Nested graphs among the attributes, in attribute order."""
+        return [value for value in self.attrs.values() if isinstance(value, Graph)]
+
+    def predecessors(self) -> list[Node]:
+        """Return the producers of the inputs and captures, each once, in input order."""
+        return list(dict.fromkeys(v.producer for v in self.sources if v.producer is not None))
+
+    def successors(self) -> list[Node]:
+        """Return the consumers of the outputs, each once, output by output."""
+        return list(dict.fromkeys(n for v in self.outputs for n in v.consumers))
+
+    def __repr__(self) -> str:
+        domain = f"{self.domain}." if self.domain else ""
+        return f"<Node {self.name!r} {domain}{self.op_type}>"
+
+
+class Graph:
+    """A computation: inputs, outputs, nodes in topological order.
+
+    Attributes:
+        name: The model's or body's name.
+        inputs: Input values in order; one with a parameter is optional, its default the parameter.
+        outputs: Output values in order; their names are the names of the results.
+        captures: For a body: values that stand for outer values (see the module's text).
+        attrs: Free attributes, as nnvm's (``"subgraph_property"`` is read by PartitionGraph).
+        opsets: Operator set version by domain as the file stated; empty for a graph built here.
+        metadata: The model's notes by key, kept when saved.
+        doc: The model's description, kept when saved.
+    """
+
+    __slots__ = (
+        "_by_name",
+        "_nodes",
+        "_parameters",
+        "attrs",
+        "captures",
+        "doc",
+        "inputs",
+        "metadata",
+        "name",
+        "opsets",
+        "outputs",
+    )
+
+    def __init__(
+        self,
+        inputs: Iterable[Value] = (),
+        outputs: Iterable[Value] = (),
+        name: str = "graph",
+        *,
+        nodes: Iterable[Node] | None = None,
+        captures: Iterable[Value] = (),
+        attrs: Mapping[str, Any] | None = None,
+        opsets: Mapping[str, int] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        doc: str = "",
+    ) -> None:
+        """Take the nodes between ``inputs`` and ``outputs`` into a graph.
+
+        Without ``nodes`` the graph has what the outputs need. With ``nodes`` it has these too, in
+        the order given as far as that is topological. Nodes that another graph owns are copied.
+
+        Raises:
+            ModelError: a cycle, a name used twice, a value that comes from nowhere.
+        """
+        self.name = name
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.captures = tuple(captures)
+        self.attrs: dict[str, Any] = {} if attrs is None else dict(attrs)
+        self.opsets: dict[str, int] = {} if opsets is None else dict(opsets)
+        self.metadata: dict[str, str] = {} if metadata is None else dict(metadata)
+        self.doc = doc
+        self._by_name: dict[str, Node] | None = None
+        ordered = _topological([*(nodes or ()), *_producers(self.outputs)])
+        if any(node.graph is not None for node in ordered):
+            ordered = self._copy_from(ordered)
+        for node in ordered:
+            node.graph = self
+        self._nodes = tuple(ordered)
+        self._parameters: dict[str, Parameter] = {}
+        self._refresh()
+
+    def _copy_from(self, nodes: Sequence[Node]) -> list[Node]:
+        values: dict[Value, Value] = {}
+        self.inputs = tuple(copy_value(v, values) for v in self.inputs)
+        self.captures = tuple(copy_value(v, values) for v in self.captures)
+        copies = [copy_node(node, values) for node in nodes]
+        self.outputs = tuple(copy_value(v, values) for v in self.outputs)
+        return copies
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes in topological order."""
+        return self._nodes
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """The parameters that nodes, bodies or outputs use, or inputs default to, by name."""
+        return self._parameters
+
+    def node(self, name: str) -> Node:
+        """Return the node of that name.
+
+        Raises:
+            ModelError: there is none; the message lists the nearest names.
+        """
+        if self._by_name is None:
+            self._by_name = {node.name: node for node in self._nodes}
+        node = self._by_name.get(name)
+        if node is None:
+            raise ModelError(
+                f"graph {self.name!r} has no node {name!r}; {nearest(name, self._by_name)}"
+            )
+        return node
+
+    def values(self) -> Iterator[Value]:
+        """Yield every value once: inputs, captures, then node by node what is used and made."""
+        seen: set[Value] = set()
+        for value in self._all_values():
+            if value not in seen:
+                seen.add(value)
+                yield value
+
+    def _all_values(self) -> Iterator[Value]:
+        yield from self.inputs
+        yield from self.captures
+        for node in self._nodes:
+            yield from node.sources
+            yield from node.outputs
+        yield from self.outputs
+
+    def clone(self) -> Graph:
+        """Return a copy: own nodes, values and bodies; parameters and subgraph ops are shared."""
+        return self.clone_with_map()[0]
+
+    def clone_with_map(self) -> tuple[Graph, dict[Value, Value]]:
+        """Return a copy, and the copy's value for each of this graph's values."""
+        values: dict[Value, Value] = {}
+        inputs = [copy_value(v, values) for v in self.inputs]
+        captures = [copy_value(v, values) for v in self.captures]
+        nodes = [copy_node(node, values) for node in self._nodes]
+        copy = Graph(
+            inputs,
+            [copy_value(v, values) for v in self.outputs],
+            self.name,
+            nodes=nodes,
+            captures=captures,
+            attrs=self.attrs,
+            opsets=self.opsets,
+            metadata=self.metadata,
+            doc=self.doc,
+        )
+        return copy, values
+
+    def rewire(self, replacements: Mapping[Value, Value]) -> None:
+        """Let every user of each key use its replacement instead; the one way to edit a graph.
+
+        Chains (a to b, b to c) are followed. Nodes behind the new values join the graph; their
+        own inputs are taken as they stand. Nodes that only fed replaced values go. The order
+        stays, new nodes come just before their first user. A graph output keeps its name: the
+        new value takes it over, or, when it is an input, parameter or output itself, an Identity
+        carries it. Linear in the size of the graph.
+
+        Raises:
+            ModelError: the result has a cycle, or a value from nowhere.
+        """
+        if not replacements:
+            return
+        resolve = _Resolver(replacements)
+        before = self._nodes
+        for node in before:
+            if any(v in replacements for v in node.sources):
+                node.inputs = tuple(None if v is None else resolve(v) for v in node.inputs)
+                node.captures = tuple(map(resolve, node.captures))
+        self._rewire_outputs(resolve)
+        ordered = _topological([*before, *_producers(self.outputs)])
+        suspects = [v.producer for v in replacements if v.producer is not None]
+        self._adopt_nodes(_without_dead(ordered, suspects, self.outputs))
+
+    def _rewire_outputs(self, resolve: _Resolver) -> None:
+        taken = {*self.inputs, *self.captures}
+        outputs: list[Value] = []
+        for old in self.outputs:
+            new = resolve(old)
+            if new is not old:
+                if new in taken or new in outputs or new.producer is None:
+                    name, old.name = old.name, ""
+                    identity = Node("Identity", [new], version=1)
+                    new = identity.outputs[0]
+                    new.name, new.type = name, old.type
+                elif new not in self.outputs:
+                    new.name, old.name = old.name, ""
+            outputs.append(new)
+        self.outputs = tuple(outputs)
+
+    def _adopt_nodes(self, nodes: Sequence[Node]) -> None:
+        for node in self._nodes:
+            node.graph = None
+        for node in nodes:
+            node.graph = self
+        self._nodes = tuple(nodes)
+        self._by_name = None
+        self._refresh()
+
+    def remove_unused(self) -> int:
+        """Drop the nodes on which no output depends; return how many."""
+        kept = _topological(_producers(self.outputs))
+        wanted = set(kept)
+        nodes = [node for node in self._nodes if node in wanted]
+        dropped = len(self._nodes) - len(nodes)
+        if dropped:
+            self._adopt_nodes(nodes)
+        return dropped
+
+    def _refresh(self) -> None:
+        """Recompute consumers and parameters; name what has no name; refuse a double name."""
+        for value in self._all_values():
+            value._consumers = []
+        for node in self._nodes:
+            for value in node.sources:
+                value._consumers.append(node)
+        self._parameters = self._collect_parameters()
+        self._name_all()
+
+    def _collect_parameters(self) -> dict[str, Parameter]:
+        found: dict[str, Parameter] = {}
+
+        def add(parameter: Parameter) -> None:
+            known = found.setdefault(parameter.name, parameter)
+            if known is not parameter:
+                raise ModelError(
+                    f"graph {self.name!r} has two different parameters named "
+                    f"{parameter.name!r}; rename one"
+                )
+
+        for value in (*self.inputs, *self.outputs):
+            if value.parameter is not None:
+                add(value.parameter)
+        for node in self._nodes:
+            for value in node.sources:
+                if value.parameter is not None:
+                    add(value.parameter)
+            if node.attrs:
+                for body in node.bodies:
+                    for parameter in body.parameters.values():
+                        add(parameter)
+        return found
+
+    def _name_all(self) -> None:
+        node_names = {node.name for node in self._nodes if node.name}
+        if len(node_names) < len(self._nodes):
+            _name_nodes(self._nodes, node_names, self.name)
+        values = list(self.values())
+        names = {value.name for value in values if value.name}
+        if len(names) < len(values):
+            _name_values(values, names, self.name)
+
+    def verify(self) -> None:
+        """Check that the graph is well formed; linear.
+
+        Raises:
+            ModelError: names the node and value at fault: order, ownership, sources, uses, names.
+        """
+        from subgraph.verify import verify
+
+        verify(self)
+
+    def __str__(self) -> str:
+        from subgraph.text import print_graph
+
+        return print_graph(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Graph {self.name!r}: {len(self._nodes)} nodes, {len(self.inputs)} inputs, "
+            f"{len(self.outputs)} outputs, {len(self._parameters)} parameters>"
+        )
+
+
+class _Resolver:
+    """Follow replacement chains to their ends, remembering them."""
+
+    def __init__(self, replacements: Mapping[Value, Value]) -> None:
+        self._map = dict(replacements)
+
+    def __call__(self, value: Value) -> Value:
+        path: list[Value] = []
+        while (following := self._map.get(value)) is not None and following is not value:
+            path.append(value)
+            if len(path) > len(self._map):
+                raise ModelError(f"replacements of value {value.name!r} run in a circle")
+            value = following
+        for passed in path:
+            self._map[passed] = value
+        return value
+
+
+def copy_value(value: Value, values: dict[Value, Value]) -> Value:
+    """Return the copy of ``value`` that ``values`` has; make one without producer if none."""
+    copy = values.get(value)
+    if copy is None:
+        copy = values[value] = Value(value.name, value.type, parameter=value.parameter)
+    return copy
+
+
+def copy_node(node: Node, values: dict[Value, Value]) -> Node:
+    """Return a copy of ``node`` over the copies of its values; fills ``values``."""
+    return Node(
+        node.op_type,
+        [None if v is None else copy_value(v, values) for v in node.inputs],
+        outputs=[copy_value(v, values) for v in node.outputs],
+        name=node.name,
+        domain=node.domain,
+        version=node.version,
+        attrs={k: v.clone() if isinstance(v, Graph) else v for k, v in node.attrs.items()},
+        captures=[copy_value(v, values) for v in node.captures],
+        metadata=node.metadata,
+        subgraph=node.subgraph,
+        op=node.op,
+    )
+
+
+def _producers(values: Iterable[Value]) -> list[Node]:
+    return [value.producer for value in values if value.producer is not None]
+
+
+def _topological(roots: Iterable[Node]) -> list[Node]:
+    """Return ``roots`` and all that they need, each after what it needs; otherwise as given."""
+    done: dict[Node, bool] = {}  # False: on the stack
+    order: list[Node] = []
+    for root in roots:
+        if root in done:
+            continue
+        done[root] = False
+        stack: list[tuple[Node, Iterator[Value]]] = [(root, root.sources)]
+        while stack:
+            node, sources = stack[-1]
+            for value in sources:
+                producer = value.producer
+                if producer is None:
+                    continue
+                state = done.get(producer)
+                if state is None:
+                    done[producer] = False
+                    stack.append((producer, producer.sources))
+                    break
+                if not state:
+                    _raise_cycle([entry[0] for entry in stack], producer)
+            else:
+                stack.pop()
+                done[node] = True
+                order.append(node)
+    return order
+
+
+def _raise_cycle(path: Sequence[Node], back_to: Node) -> None:
+    cycle = list(path[path.index(back_to) :])[::-1]
+    shown = " -> ".join(repr(n.name or n.op_type) for n in cycle[:8])
+    more = " -> ..." if len(cycle) > 8 else ""
+    raise ModelError(
+        f"the graph has a cycle: {shown}{more} -> {cycle[0].name or cycle[0].op_type!r}; "
+        "a node cannot depend on its own result"
+    )
+
+
+def _without_dead(
+    nodes: Sequence[Node], suspects: Iterable[Node], outputs: Iterable[Value]
+) -> list[Node]:
+    """Return ``nodes`` without the suspects that nobody uses and what only they used."""
+    uses: dict[Value, int] = {}
+    for node in nodes:
+        for value in node.sources:
+            uses[value] = uses.get(value, 0) + 1
+    for value in outputs:
+        uses[value] = uses.get(value, 0) + 1
+    members = set(nodes)
+    dead: set[Node] = set()
+    work = [node for node in dict.fromkeys(suspects) if node in members]
+    while work:
+        node = work.pop()
+        if node in dead or any(uses.get(v, 0) for v in node.outputs):
+            continue
+        dead.add(node)
+        for value in node.sources:
+            uses[value] -= 1
+            if not uses[value] and value.producer is not None:
+                work.append(value.producer)
+    return [node for node in nodes if node not in dead]
+
+
+def _name_nodes(nodes: Sequence[Node], names: set[str], graph: str) -> None:
+    seen: set[str] = set()
+    count: dict[str, int] = {}
+    for node in nodes:
+        if not node.name:
+            node.name = _fresh(node.op_type, names, count)
+        elif node.name in seen:
+            raise ModelError(
+                f"graph {graph!r} has two nodes named {node.name!r}; node names must differ"
+            )
+        seen.add(node.name)
+
+
+def _name_values(values: Sequence[Value], names: set[str], graph: str) -> None:
+    seen: dict[str, Value] = {}
+    count: dict[str, int] = {}
+    for value in values:
+        if value.name:
+            other = seen.setdefault(value.name, value)
+            if other is not value and (
+                other.parameter is None or other.parameter is not value.parameter
+            ):
+                raise ModelError(
+                    f"graph {graph!r} has two values named {value.name!r}; value names must differ"
+                )
+            continue
+        node = value.producer
+        if node is None:
+            base = "value"
+        elif len(node.outputs) == 1:
+            base = node.name
+        else:
+            base = f"{node.name}.{node.outputs.index(value)}"
+        if base in names:
+            base = _fresh(base, names, count)
+        names.add(base)
+        value.name = base
+        seen[base] = value
+
+
+def _fresh(base: str, names: set[str], count: dict[str, int]) -> str:
+    number = count.get(base, 0)
+    while (name := f"{base}_{number}") in names:
+        number += 1
+    count[base] = number + 1
+    names.add(name)
+    return name
