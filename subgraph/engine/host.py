@@ -114,11 +114,7 @@ def _narrow(name: str, features: dict[str, bool]) -> dict[str, bool]:
         return features
     above = {"avx2": _ABOVE_AVX2, "avx": _ABOVE_AVX}.get(name, _ABOVE_SSE)
     exact = {"avx", "avx2", "fma", "fma4", "xop", "f16c", "vaes", "vpclmulqdq"}
-    off = {
-        f
-        for f in features
-        if any(f == a if a in exact else f.startswith(a) for a in above)
-    }
+    off = {f for f in features if any(f == a if a in exact else f.startswith(a) for a in above)}
     return {f: on and f not in off for f, on in features.items()}
 
 

@@ -1,0 +1,157 @@
+"""From a kernel factory to object code, with numba; imported only when something must be compiled.
+
+Numba's frontend types and lowers the kernel; its modules are linked without numba's own passes and
+optimised once, by our target machine for the instruction set in force.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as ll
+from llvmlite import ir
+from numba import types
+from numba.core import compiler as numba_compiler
+from numba.core.codegen import AOTCodeLibrary, AOTCPUCodegen
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.cpu_options import FastMathOptions
+from numba.core.registry import cpu_target
+
+from subgraph.engine.host import Isa
+
+_WORD = ir.IntType(64)
+_ARGUMENTS = (types.int64,) * 4
+
+
+class _Library(AOTCodeLibrary):
+    """A numba code library that links only: optimisation happens once, on the final module."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        """Skip numba's passes over single functions."""
+
+    def _optimize_final_module(self) -> None:
+        """Skip numba's passes over the module."""
+
+
+class _Codegen(AOTCPUCodegen):
+    """Numba's code generator with the target of one instruction set."""
+
+    _library_class = _Library
+
+    def __init__(self, isa: Isa) -> None:
+        self._isa = isa
+        super().__init__("subgraph")
+
+    def _customize_tm_features(self) -> str:
+        return self._isa.features
+
+    def _customize_tm_options(self, options: dict[str, Any]) -> None:
+        options.update(
+            cpu=self._isa.cpu,
+            features=self._isa.features,
+            reloc="pic",
+            codemodel="default",
+            opt=3,
+        )
+
+    @property
+    def target_machine(self) -> Any:
+        return self._tm
+
+
+@cache
+def _context(isa: Isa) -> Any:
+    return cpu_target.target_context.subtarget(_internal_codegen=_Codegen(isa))
+
+
+def _flags(fastmath: Iterable[str]) -> Any:
+    flags = numba_compiler.Flags()
+    flags.nrt = False
+    flags.error_model = "numpy"
+    flags.release_gil = True
+    flags.boundscheck = False
+    flags.no_cpython_wrapper = True
+    flags.no_cfunc_wrapper = True
+    flags.no_compile = True
+    if wanted := set(fastmath):
+        flags.fastmath = FastMathOptions(wanted)
+    return flags
+
+
+def make_function(module: str, factory: str, variant: dict[str, Any]) -> Any:
+    """Import a kernel module, call its factory and return the plain Python kernel."""
+    return getattr(importlib.import_module(module), factory)(**variant)
+
+
+@global_compiler_lock  # type: ignore[untyped-decorator]
+def _lower(function: Any, symbol: str, isa: Isa) -> Any:
+    """Return the linked, unoptimised LLVM module with the kernel under its C name."""
+    context = _context(isa)
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+    context.refresh()
+    result = numba_compiler.compile_extra(
+        cpu_target.typing_context,
+        context,
+        function,
+        _ARGUMENTS,
+        types.none,
+        _flags(getattr(function, "fastmath", ())),
+        {},
+        library=context.codegen().create_library(f"{symbol}.body"),
+    )
+    library = context.codegen().create_library(symbol)
+    module = library.create_ir_module(symbol)
+    fnty = ir.FunctionType(ir.VoidType(), [_WORD] * 4)
+    wrapper = ir.Function(module, fnty, symbol)
+    builder = ir.IRBuilder(wrapper.append_basic_block("entry"))
+    fndesc = result.fndesc
+    inner = context.declare_function(module, fndesc)
+    context.call_conv.call_function(builder, inner, fndesc.restype, fndesc.argtypes, wrapper.args)
+    builder.ret_void()
+    library.add_ir_module(module)
+    library.add_linking_library(result.library)
+    library.finalize()
+    return library._final_module
+
+
+def compile_object(function: Any, symbol: str, isa: Isa) -> bytes:
+    """Compile a kernel to object code.
+
+    Args:
+        function: A Python function of four int64, no result; its attribute ``fastmath`` (a set of
+            LLVM flags such as ``{"contract"}``) allows that much freedom in plain float arithmetic.
+        symbol: Name of the C function in the object.
+        isa: What to compile for.
+
+    Returns:
+        A relocatable object file that defines ``symbol``.
+
+    Raises:
+        Exception: Whatever numba raises about the kernel's source.
+    """
+    module = _optimised(function, symbol, isa)
+    return bytes(_context(isa).codegen().target_machine.emit_object(module))
+
+
+def assembly(function: Any, symbol: str, isa: Isa) -> str:
+    """Return the optimised assembly of a kernel, to look at."""
+    module = _optimised(function, symbol, isa)
+    return str(_context(isa).codegen().target_machine.emit_assembly(module))
+
+
+def _optimised(function: Any, symbol: str, isa: Isa) -> Any:
+    module = _lower(function, symbol, isa)
+    for item in (*module.functions, *module.global_variables):
+        if not item.is_declaration and item.name != symbol:
+            item.linkage = "internal"
+    tuning = ll.create_pipeline_tuning_options(3)
+    tuning.loop_vectorization = True
+    tuning.slp_vectorization = True
+    machine = _context(isa).codegen().target_machine
+    passes = ll.create_pass_builder(machine, tuning)
+    passes.getModulePassManager().run(module, passes)
+    return module

@@ -1,0 +1,75 @@
+"""The name of one compiled function: a kernel factory and its variant; what programs are made of.
+
+A factory is a plain function in a kernel module. Called with the variant it returns the kernel::
+
+    def direct(*, mr: int, nv: int, lanes: int, act: str):   # in ops/conv_kernels.py
+        ...
+        def kernel(args, begin, end, worker): ...
+        return kernel
+
+    Kernel("conv_kernels", "direct", mr=14, nv=2, lanes=16, act="Relu").address
+
+The kernel is compiled as ``void(int64, int64, int64, int64)``: the address of a block of argument
+words, a range of work units, and the index of the executing thread.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from subgraph.engine import toolchain
+
+Option = int | float | str | bool | tuple[int | str, ...]
+
+
+class Kernel:
+    """A frozen, hashable specification of one compiled function.
+
+    Args:
+        module: A sibling name in ``subgraph.ops`` (``"conv_kernels"``) or a full dotted name.
+        factory: Name of the factory function in it.
+        **variant: What the factory is called with; constants only.
+
+    Attributes:
+        module: Full dotted name of the module.
+        factory: Name of the factory.
+        variant: Sorted (name, value) pairs.
+    """
+
+    __slots__ = ("_hash", "factory", "module", "variant")
+
+    def __init__(self, module: str, factory: str, /, **variant: Option) -> None:
+        self.module: Final = module if "." in module else f"subgraph.ops.{module}"
+        self.factory: Final = factory
+        self.variant: Final = tuple(sorted(variant.items()))
+        # 1 == True == 1.0, but the factories they make may differ.
+        typed = tuple((name, type(value), value) for name, value in self.variant)
+        self._hash: Final = hash((self.module, factory, typed))
+
+    @property
+    def address(self) -> int:
+        """Machine address of the function; compiled or loaded from the cache at first use.
+
+        Raises:
+            KernelError: It cannot be compiled or loaded.
+        """
+        return toolchain.address(self)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Kernel):
+            return NotImplemented
+        return self is other or (
+            self._hash == other._hash and self.description == other.description
+        )
+
+    @property
+    def description(self) -> str:
+        """The kernel as text, the same in every process; part of its cache key."""
+        options = ", ".join(f"{name}={value!r}" for name, value in self.variant)
+        return f"{self.module}.{self.factory}({options})"
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.description})"
