@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from subgraph.errors import ModelError
-from subgraph.parameter import Parameter
+from subgraph.parameters import Parameter
 from subgraph.registry import nearest
 from subgraph.types import ValueType
 
@@ -52,6 +52,21 @@ class Value:
 
     def __repr__(self) -> str:
         return f"<Value {self.name!r} {self.type or '?'}>"
+
+
+class Capture(Value):
+    """A body's stand-in for ``outer``, a value of the graph around; made by `capture`.
+
+    A graph that uses one lists it among its captures by itself; the builder of the control-flow
+    operator then connects ``outer``.
+    """
+
+    __slots__ = ("outer",)
+
+    def __init__(self, outer: Value) -> None:
+        """Stand for ``outer``."""
+        super().__init__("", outer.type)
+        self.outer = outer
 
 
 class Node:
@@ -214,8 +229,15 @@ class Graph:
         for node in ordered:
             node.graph = self
         self._nodes = tuple(ordered)
+        self._list_captures()
         self._parameters: dict[str, Parameter] = {}
         self._refresh()
+
+    def _list_captures(self) -> None:
+        used = {v: None for node in self._nodes for v in node.sources if type(v) is Capture}
+        used.update((v, None) for v in self.outputs if type(v) is Capture)
+        if used:
+            self.captures = tuple(dict.fromkeys((*self.captures, *used)))
 
     def _copy_from(self, nodes: Sequence[Node]) -> list[Node]:
         values: dict[Value, Value] = {}

@@ -96,9 +96,7 @@ def canonical_dtype(dtype: Any) -> str:
     try:
         return _dtype_name(np.dtype(dtype))
     except TypeError:
-        raise ShapeError(
-            f"{dtype!r} is not a dtype; use one of {', '.join(ONNX_DTYPE)}"
-        ) from None
+        raise ShapeError(f"{dtype!r} is not a dtype; use one of {', '.join(ONNX_DTYPE)}") from None
 
 
 def dtype_of(array: np.ndarray[Any, Any]) -> str:

@@ -1,0 +1,37 @@
+"""Operators: ``ops.<Operator>`` for every operator of ONNX, and one file for each family of them.
+
+A family file ``conv.py`` holds shape rules and corrections of the reference; ``conv_cpu.py`` says how
+the CPU device runs the family, ``conv_kernels.py`` holds its kernels, ``conv_opencl.py`` and
+``conv.cl`` the same for OPENCL. Registries find the files; nothing else needs to be told.
+"""
+
+from functools import cache
+
+if __name__ != "subgraph.ops":
+    raise ImportError("this folder is the package subgraph.ops: pip install -e . and use that name")
+
+from subgraph.builder import Builder, operator
+from subgraph.errors import UnsupportedOpError
+
+
+@cache
+def _operator(name: str) -> Builder:
+    from subgraph.schema import CUSTOM_SCHEMAS
+
+    domain = next((of for of, op_type in CUSTOM_SCHEMAS if op_type == name), "")
+    return operator(name, domain)
+
+
+def __getattr__(name: str) -> Builder:
+    if name.startswith("_"):
+        raise AttributeError(f"module 'subgraph.ops' has no attribute {name!r}")
+    try:
+        return _operator(name)
+    except UnsupportedOpError as error:
+        raise AttributeError(str(error)) from error
+
+
+def __dir__() -> list[str]:
+    from subgraph.schema import standard_operators
+
+    return sorted(name for name, domain in standard_operators() if not domain)

@@ -1,0 +1,1 @@
+"""Devices: REFERENCE, CPU, OPENCL, HETERO, MULTI, AUTO; one file each, found by the registry."""

@@ -1,0 +1,417 @@
+"""Register tiles emitted as LLVM vector IR: the inner loops on which the heavy kernels stand.
+
+A *contraction tile* computes ``MR x NV`` vectors of ``C = epilogue(sum A * B)`` with all
+accumulators in registers. The sum runs over three nested segment loops and one inner loop; every
+stride is a runtime value, so one compiled tile serves GEMM (any transposition), direct, 1x1,
+grouped, dilated, first-layer and transposed convolution and the point-wise products of Winograd.
+Rows of A are broadcast, rows of B are vectors. Kernels describe a tile by a block of 64-bit words
+(the ``T_*`` names below) and call it through the address of ``Kernel("subgraph.engine.tile",
+"contraction", ...)``: compiled once, whatever the kernel around it.
+
+The order of additions of one output element does not depend on the tile it falls in, so that
+results do not depend on how work is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+# Words of a tile's argument block (index; times 8 gives the byte offset).
+T_A = 0  # address of A at row 0, first segment
+T_ARS = 1  # bytes between rows of A
+T_AKS = 2  # bytes between the steps of the inner loop in A
+T_B = 3  # address of B at the first segment
+T_BKS = 4  # bytes between the steps of the inner loop in B
+T_BJS = 5  # bytes between the vectors of one step of B
+T_N0, T_SA0, T_SB0 = 6, 7, 8  # outermost segment loop: count, bytes in A, bytes in B
+T_N1, T_SA1, T_SB1 = 9, 10, 11
+T_N2, T_SA2, T_SB2 = 12, 13, 14
+T_KIN = 15  # steps of the inner loop
+T_C = 16  # address of C
+T_CRS = 17  # bytes between rows of C
+T_CJS = 18  # bytes between the vectors of one row of C
+T_BIAS = 19  # address of one bias element per column, 0 for none
+T_RBIAS = 20  # address of one bias element per row, 0 for none
+T_RES = 21  # address of what is added (residual, the C of Gemm), 0 for none
+T_RRS, T_RJS = 22, 23  # its strides in bytes: rows, vectors
+T_FLAGS = 24  # F_* bits
+T_ALPHA, T_BETA = 25, 26  # float64 bits: factor of the sum, factor of T_RES
+T_LO, T_HI = 27, 28  # float64 bits: bounds of the activation
+T_TAIL = 29  # valid elements of the last vector; lanes or more: all
+T_CNV = 30  # vectors of one row, for what runs after the tile (set by tile_call's caller)
+T_POST = 31  # float64 bits: parameter of an activation that runs after the tile
+T_WORDS = 32
+
+F_LOAD = 1  # start from C instead of zero (continuing a sum)
+F_ALPHA = 2
+F_LO = 4
+F_HI = 8
+F_BETA = 16
+F_FINISH = 32  # bias, residual and activation belong to this call (the last part of a sum)
+
+_I8 = ir.IntType(8)
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+_PTR = ir.PointerType()
+_UNROLL = 4
+
+
+def scalar_type(dtype: str) -> Any:
+    """Return the LLVM type of ``"float32"`` or ``"float64"``."""
+    return {"float32": ir.FloatType(), "float64": ir.DoubleType()}[dtype]
+
+
+def item_bytes(dtype: str) -> int:
+    """Return the size of one element in bytes."""
+    return {"float32": 4, "float64": 8}[dtype]
+
+
+def tile_shape(lanes: int, registers: int) -> tuple[int, int]:
+    """Return ``(mr, nv)``, the largest tile whose accumulators stay in registers."""
+    if lanes == 1:
+        return (4, 2) if registers < 32 else (6, 4)
+    if registers >= 32:
+        return (14, 2)
+    return (6, 2)
+
+
+class Emit:
+    """A thin layer over an LLVM builder: addresses are 64-bit integers, vectors have one width."""
+
+    def __init__(self, builder: Any, dtype: str, lanes: int) -> None:
+        self.b = builder
+        self.dtype = dtype
+        self.lanes = lanes
+        self.item = item_bytes(dtype)
+        self.scalar = scalar_type(dtype)
+        self.vector = ir.VectorType(self.scalar, lanes)
+        self.suffix = f"v{lanes}{'f32' if dtype == 'float32' else 'f64'}"
+
+    def const(self, value: int) -> Any:
+        """Return a 64-bit integer constant."""
+        return ir.Constant(_I64, value)
+
+    def fconst(self, value: float) -> Any:
+        """Return a vector with one value in all lanes."""
+        return ir.Constant(self.vector, [ir.Constant(self.scalar, value)] * self.lanes)
+
+    def word(self, block: Any, index: int) -> Any:
+        """Load word ``index`` of a block of 64-bit words."""
+        return self.load_i64(self.b.add(block, self.const(8 * index)))
+
+    def load_i64(self, address: Any) -> Any:
+        """Load one 64-bit integer."""
+        return self.b.load(self.b.inttoptr(address, _PTR), typ=_I64)
+
+    def word_splat(self, block: Any, index: int) -> Any:
+        """Load a float64 word and return it in all lanes."""
+        value = self.b.bitcast(self.word(block, index), ir.DoubleType())
+        if self.dtype == "float32":
+            value = self.b.fptrunc(value, self.scalar)
+        return self.splat(value)
+
+    def splat(self, value: Any) -> Any:
+        """Return a vector with a scalar in all lanes."""
+        undef = ir.Constant(self.vector, ir.Undefined)
+        one = self.b.insert_element(undef, value, ir.Constant(_I32, 0))
+        zeros = ir.Constant(ir.VectorType(_I32, self.lanes), [0] * self.lanes)
+        return self.b.shuffle_vector(one, undef, zeros)
+
+    def broadcast(self, address: Any) -> Any:
+        """Load one element and return it in all lanes."""
+        value = self.b.load(self.b.inttoptr(address, _PTR), typ=self.scalar)
+        value_align(value, self.item)
+        return self.splat(value)
+
+    def load(self, address: Any, mask: Any = None) -> Any:
+        """Load a vector; lanes outside ``mask`` become zero and are not touched in memory."""
+        pointer = self.b.inttoptr(address, _PTR)
+        if mask is None:
+            value = self.b.load(pointer, typ=self.vector)
+            value_align(value, self.item)
+            return value
+        kind = ir.FunctionType(self.vector, [_PTR, _I32, mask.type, self.vector])
+        name = f"llvm.masked.load.{self.suffix}.p0"
+        function = cgutils.get_or_insert_function(self.b.module, kind, name)
+        return self.b.call(
+            function, [pointer, ir.Constant(_I32, self.item), mask, self.fconst(0.0)]
+        )
+
+    def store(self, value: Any, address: Any, mask: Any = None) -> None:
+        """Store a vector, or its lanes inside ``mask``."""
+        pointer = self.b.inttoptr(address, _PTR)
+        if mask is None:
+            value_align(self.b.store(value, pointer), self.item)
+            return
+        kind = ir.FunctionType(ir.VoidType(), [self.vector, _PTR, _I32, mask.type])
+        name = f"llvm.masked.store.{self.suffix}.p0"
+        function = cgutils.get_or_insert_function(self.b.module, kind, name)
+        self.b.call(function, [value, pointer, ir.Constant(_I32, self.item), mask])
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """Return ``a * b + c``, fused where the machine has it."""
+        kind = ir.FunctionType(self.vector, [self.vector] * 3)
+        function = cgutils.get_or_insert_function(
+            self.b.module, kind, f"llvm.fmuladd.{self.suffix}"
+        )
+        return self.b.call(function, [a, b, c])
+
+    def fence(self) -> None:
+        """Keep loads on their side: LLVM's scheduler hoists them all and spills accumulators."""
+        kind = ir.FunctionType(ir.VoidType(), [])
+        self.b.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
+
+    def tail_mask(self, count: Any) -> Any:
+        """Return the mask of the first ``count`` lanes."""
+        kind = ir.VectorType(_I64, self.lanes)
+        iota = ir.Constant(kind, [ir.Constant(_I64, i) for i in range(self.lanes)])
+        undef = ir.Constant(kind, ir.Undefined)
+        one = self.b.insert_element(undef, count, ir.Constant(_I32, 0))
+        zeros = ir.Constant(ir.VectorType(_I32, self.lanes), [0] * self.lanes)
+        return self.b.icmp_signed("<", iota, self.b.shuffle_vector(one, undef, zeros))
+
+    def variable(self, value: Any) -> Any:
+        """Return a stack slot holding ``value`` (becomes a register)."""
+        with self.b.goto_entry_block():
+            slot = self.b.alloca(value.type)
+        self.b.store(value, slot)
+        return slot
+
+    def get(self, slot: Any) -> Any:
+        """Load a slot of :meth:`variable`."""
+        return self.b.load(slot, typ=slot.allocated_type)
+
+    def put(self, slot: Any, value: Any) -> None:
+        """Store into a slot of :meth:`variable`."""
+        self.b.store(value, slot)
+
+    def step(self, slot: Any, amount: Any) -> None:
+        """Add to an integer slot."""
+        self.put(slot, self.b.add(self.get(slot), amount))
+
+    @contextmanager
+    def loop(self, count: Any) -> Iterator[None]:
+        """Run the body ``count`` times (none when it is not positive)."""
+        left = self.variable(count)
+        head = self.b.append_basic_block("head")
+        body = self.b.append_basic_block("body")
+        done = self.b.append_basic_block("done")
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        self.b.cbranch(self.b.icmp_signed(">", self.get(left), self.const(0)), body, done)
+        self.b.position_at_end(body)
+        yield
+        self.step(left, self.const(-1))
+        self.b.branch(head)
+        self.b.position_at_end(done)
+
+    @contextmanager
+    def when(self, condition: Any) -> Iterator[None]:
+        """Run the body when the condition holds."""
+        then = self.b.append_basic_block("then")
+        done = self.b.append_basic_block("endif")
+        self.b.cbranch(condition, then, done)
+        self.b.position_at_end(then)
+        yield
+        self.b.branch(done)
+        self.b.position_at_end(done)
+
+    def flag(self, flags: Any, bit: int) -> Any:
+        """Return whether a bit of a flag word is set."""
+        return self.b.icmp_signed("!=", self.b.and_(flags, self.const(bit)), self.const(0))
+
+
+def value_align(instruction: Any, align: int) -> None:
+    """Say that an access is aligned to single elements only."""
+    instruction.align = align
+
+
+def private_function(module: Any, name: str) -> Any:
+    """Declare a function ``void(i64)`` of this module that is never inlined."""
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64]), name=name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    return function
+
+
+def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
+    b = e.b
+    w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
+    flags = e.word(t, T_FLAGS)
+    mask = e.tail_mask(e.word(t, T_TAIL)) if masked else None
+    acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(mr)]
+
+    def c_address(i: int, j: int) -> Any:
+        row = b.add(w["c"], b.mul(w["crs"], e.const(i)))
+        return b.add(row, b.mul(w["cjs"], e.const(j)))
+
+    def lane_mask(j: int) -> Any:
+        return mask if j == nv - 1 else None
+
+    with e.when(e.flag(flags, F_LOAD)):
+        for i in range(mr):
+            for j in range(nv):
+                e.put(acc[i][j], e.load(c_address(i, j), lane_mask(j)))
+
+    def k_step(a: Any, bb: Any) -> None:
+        vectors = [e.load(b.add(bb, b.mul(w["bjs"], e.const(j))), lane_mask(j)) for j in range(nv)]
+        base = a
+        for i in range(mr):
+            if i and i % 3 == 0:
+                base = b.add(a, b.mul(w["ars"], e.const(i)))
+            x = e.broadcast(b.add(base, b.mul(w["ars"], e.const(i % 3))))
+            for j in range(nv):
+                e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
+            e.fence()
+
+    a0, b0 = e.variable(e.word(t, T_A)), e.variable(e.word(t, T_B))
+    with e.loop(e.word(t, T_N0)):
+        a1, b1 = e.variable(e.get(a0)), e.variable(e.get(b0))
+        with e.loop(e.word(t, T_N1)):
+            a2, b2 = e.variable(e.get(a1)), e.variable(e.get(b1))
+            with e.loop(e.word(t, T_N2)):
+                a3, b3 = e.variable(e.get(a2)), e.variable(e.get(b2))
+                kin = w["kin"]
+                with e.loop(b.ashr(kin, e.const(_UNROLL.bit_length() - 1))):
+                    av, bv = e.get(a3), e.get(b3)
+                    for u in range(_UNROLL):
+                        k_step(av, bv)
+                        av = b.add(av, w["aks"])
+                        bv = b.add(bv, w["bks"])
+                    e.put(a3, av)
+                    e.put(b3, bv)
+                with e.loop(b.and_(kin, e.const(_UNROLL - 1))):
+                    k_step(e.get(a3), e.get(b3))
+                    e.step(a3, w["aks"])
+                    e.step(b3, w["bks"])
+                e.step(a2, e.word(t, T_SA2))
+                e.step(b2, e.word(t, T_SB2))
+            e.step(a1, e.word(t, T_SA1))
+            e.step(b1, e.word(t, T_SB1))
+        e.step(a0, e.word(t, T_SA0))
+        e.step(b0, e.word(t, T_SB0))
+
+    with e.when(e.flag(flags, F_FINISH)):
+        _epilogue(e, t, acc, flags, lane_mask)
+    for i in range(mr):
+        for j in range(nv):
+            e.store(e.get(acc[i][j]), c_address(i, j), lane_mask(j))
+
+
+_LOOP_WORDS = {
+    "ars": T_ARS,
+    "aks": T_AKS,
+    "bks": T_BKS,
+    "bjs": T_BJS,
+    "kin": T_KIN,
+    "c": T_C,
+    "crs": T_CRS,
+    "cjs": T_CJS,
+}
+
+
+def _epilogue(
+    e: Emit, t: Any, acc: list[list[Any]], flags: Any, lane_mask: Callable[[int], Any]
+) -> None:
+    b = e.b
+    mr, nv = len(acc), len(acc[0])
+
+    def each(change: Callable[[int, int, Any], Any]) -> None:
+        for i in range(mr):
+            for j in range(nv):
+                e.put(acc[i][j], change(i, j, e.get(acc[i][j])))
+
+    with e.when(e.flag(flags, F_ALPHA)):
+        alpha = e.word_splat(t, T_ALPHA)
+        each(lambda i, j, v: b.fmul(v, alpha))
+    bias = e.word(t, T_BIAS)
+    with e.when(b.icmp_signed("!=", bias, e.const(0))):
+        columns = [
+            e.load(b.add(bias, e.const(j * e.lanes * e.item)), lane_mask(j)) for j in range(nv)
+        ]
+        each(lambda i, j, v: b.fadd(v, columns[j]))
+    rbias = e.word(t, T_RBIAS)
+    with e.when(b.icmp_signed("!=", rbias, e.const(0))):
+        rows = [e.broadcast(b.add(rbias, e.const(i * e.item))) for i in range(mr)]
+        each(lambda i, j, v: b.fadd(v, rows[i]))
+    res = e.word(t, T_RES)
+    with e.when(b.icmp_signed("!=", res, e.const(0))):
+        rrs, rjs = e.word(t, T_RRS), e.word(t, T_RJS)
+        with_beta = e.flag(flags, F_BETA)
+        beta = b.select(with_beta, e.word_splat(t, T_BETA), e.fconst(1.0))
+
+        def add_residual(i: int, j: int, v: Any) -> Any:
+            row = b.add(res, b.mul(rrs, e.const(i)))
+            x = e.load(b.add(row, b.mul(rjs, e.const(j))), lane_mask(j))
+            return b.fadd(b.fmul(x, beta), v)
+
+        each(add_residual)
+    with e.when(e.flag(flags, F_LO)):
+        lo = e.word_splat(t, T_LO)
+        each(lambda i, j, v: b.select(b.fcmp_ordered(">", lo, v), lo, v))
+    with e.when(e.flag(flags, F_HI)):
+        hi = e.word_splat(t, T_HI)
+        each(lambda i, j, v: b.select(b.fcmp_ordered("<", hi, v), hi, v))
+
+
+def contraction(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
+    """Return the kernel that runs one contraction tile.
+
+    Its arguments are not the usual ones: ``(address of the T_* words, rows, vectors, masked)``
+    with ``1 <= rows <= mr``, ``1 <= vectors <= nv``; ``masked`` is 1 when ``T_TAIL`` counts.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of one vector.
+        mr: Most rows of a tile.
+        nv: Most vectors of a row of a tile.
+    """
+
+    def define(module: Any, rows: int, vectors: int, masked: bool) -> Any:
+        name = f"tile_{dtype}_{lanes}_{rows}x{vectors}{'m' if masked else ''}"
+        function = private_function(module, name)
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        _contraction_body(Emit(builder, dtype, lanes), function.args[0], rows, vectors, masked)
+        builder.ret_void()
+        return function
+
+    @intrinsic
+    def dispatch(
+        typingctx: Any, block: Any, rows: Any, vectors: Any, masked: Any
+    ) -> tuple[Any, Any]:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            index = builder.add(
+                builder.mul(builder.add(builder.mul(args[2], _i(2)), args[3]), _i(mr + 1)), args[1]
+            )
+            done = builder.append_basic_block("tile_done")
+            switch = builder.switch(index, done)
+            for v in range(1, nv + 1):
+                for m in (0, 1):
+                    for r in range(1, mr + 1):
+                        function = define(builder.module, r, v, bool(m))
+                        case = builder.append_basic_block("tile")
+                        switch.add_case(_i((v * 2 + m) * (mr + 1) + r), case)
+                        with builder.goto_block(case):
+                            builder.call(function, [args[0]])
+                            builder.branch(done)
+            builder.position_at_end(done)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        dispatch(args, begin, end, worker)
+
+    return kernel
+
+
+def _i(value: int) -> Any:
+    return ir.Constant(_I64, value)

@@ -1,0 +1,136 @@
+"""Operators: type inference, reference corrections, and operators of a user's own.
+
+For the standard's operators a family file in ``ops/`` may add a fast shape rule (`shape_rule`) and
+a corrected reference (`reference`); everything else comes from the onnx package. A custom operator
+is one `Operator` object with all of it, registered by ``core.add_extension``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import attrs
+import numpy as np
+
+from subgraph.errors import ShapeError, SubgraphError, UnsupportedOpError
+from subgraph.graph import Node
+from subgraph.registry import Registry, defined_at, load_files
+from subgraph.schema import CUSTOM_SCHEMAS, Schema
+from subgraph.types import ValueType
+
+Array = np.ndarray[Any, Any]
+# (node, types of its inputs, arrays of the inputs whose value is known) -> types of its outputs
+ShapeRule = Callable[
+    [Node, Sequence[ValueType | None], Sequence[Array | None]], Sequence[ValueType | None]
+]
+# (node, input values) -> output values; None for an omitted input
+Reference = Callable[[Node, Sequence[Any]], Sequence[Any]]
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _load_families() -> None:
+    # The files of one device (`conv_cpu`, `conv_opencl`, `conv_kernels`) load with the device.
+    load_files("subgraph.ops", lambda name: not name.endswith(("_cpu", "_opencl", "_kernels")))
+
+
+SHAPE_RULES: Registry[ShapeRule] = Registry("shape rule", UnsupportedOpError, _load_families)
+REFERENCES: Registry[Reference] = Registry("reference", UnsupportedOpError, _load_families)
+
+
+@attrs.frozen
+class Operator:
+    """A custom operator: everything that Subgraph must know to load, check and run it.
+
+    Attributes:
+        schema: Names and numbers of inputs and outputs, attributes.
+        compute: ``(node, inputs) -> outputs``: the operator in NumPy, its definition.
+        infer: ``(node, input types, known input values) -> output types``; None leaves the
+            types of the outputs unknown.
+    """
+
+    schema: Schema
+    compute: Reference
+    infer: ShapeRule | None = None
+
+    @property
+    def key(self) -> str:
+        """Name in the registries."""
+        return operator_key(self.schema.op_type, self.schema.domain)
+
+
+def operator_key(op_type: str, domain: str = "") -> str:
+    """Return the name under which an operator stands in the registries."""
+    return f"{domain}::{op_type}" if domain else op_type
+
+
+def register_operator(operator: Operator) -> None:
+    """Make a custom operator known in the process.
+
+    Raises:
+        UnsupportedOpError: another owner has the name.
+    """
+    owner = defined_at(operator.compute)
+    REFERENCES.register(operator.key, operator.compute, owner)
+    if operator.infer is not None:
+        SHAPE_RULES.register(operator.key, operator.infer, owner)
+    CUSTOM_SCHEMAS[operator.schema.domain, operator.schema.op_type] = operator.schema
+
+
+def shape_rule(*op_types: str, domain: str = "") -> Callable[[_F], _F]:
+    """Decorate the function that infers the output types of these operators, for every version."""
+
+    def register(function: _F) -> _F:
+        for op_type in op_types:
+            SHAPE_RULES.register(operator_key(op_type, domain), function, defined_at(function))
+        return function
+
+    return register
+
+
+def reference(*op_types: str, domain: str = "") -> Callable[[_F], _F]:
+    """Decorate the function that computes these operators where onnx.reference is not right."""
+
+    def register(function: _F) -> _F:
+        for op_type in op_types:
+            REFERENCES.register(operator_key(op_type, domain), function, defined_at(function))
+        return function
+
+    return register
+
+
+def infer_types(
+    node: Node,
+    input_types: Sequence[ValueType | None],
+    input_values: Sequence[Array | None] = (),
+) -> list[ValueType | None]:
+    """Return the types of the node's outputs for these types (and known values) of its inputs.
+
+    Raises:
+        ShapeError: the input types do not fit the operator.
+    """
+    unknown: list[ValueType | None] = [None] * len(node.outputs)
+    if node.subgraph is not None:
+        return [value.type for value in node.subgraph.outputs]
+    values = list(input_values) or [None] * len(input_types)
+    rule = SHAPE_RULES.find(operator_key(node.op_type, node.domain))
+    try:
+        if rule is None:
+            return _infer_by_onnx(node, input_types, values)
+        found = list(rule(node, input_types, values))
+    except SubgraphError:
+        raise
+    except Exception as error:
+        shown = ", ".join("-" if t is None else str(t) for t in input_types)
+        raise ShapeError(
+            f"node {node.name!r} ({node.op_type}): inputs ({shown}) do not fit: {error}"
+        ) from error
+    return (found + unknown)[: len(node.outputs)]
+
+
+def _infer_by_onnx(
+    node: Node, input_types: Sequence[ValueType | None], input_values: Sequence[Array | None]
+) -> list[ValueType | None]:
+    from subgraph.onnx_infer import infer_node
+
+    return infer_node(node, input_types, input_values)

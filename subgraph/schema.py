@@ -1,0 +1,160 @@
+"""Schemas: what an operator's inputs, outputs and attributes are, in every version.
+
+The standard's operators come from ``onnx.defs``; a custom operator (`subgraph.op.Operator`) brings
+its own. Looked up once per operator and version; onnx is imported at the first look-up.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Literal, cast
+
+import attrs
+
+from subgraph.errors import UnsupportedOpError
+from subgraph.registry import nearest
+
+AttributeKind = Literal[
+    "float",
+    "int",
+    "string",
+    "tensor",
+    "graph",
+    "sparse_tensor",
+    "type_proto",
+    "floats",
+    "ints",
+    "strings",
+    "tensors",
+    "graphs",
+    "sparse_tensors",
+    "type_protos",
+]
+
+
+@attrs.frozen
+class Attribute:
+    """An attribute of an operator; ``default`` None means that it has none."""
+
+    name: str
+    kind: AttributeKind
+    required: bool = False
+    default: Any = None
+
+
+@attrs.frozen
+class Schema:
+    """An operator's form: names of inputs and outputs, how many may be given, attributes."""
+
+    op_type: str
+    domain: str = ""
+    since_version: int = 1
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    min_inputs: int = 0
+    max_inputs: int = 0
+    min_outputs: int = 0
+    max_outputs: int = 0
+    attributes: dict[str, Attribute] = attrs.field(factory=dict[str, Attribute])
+    deprecated: bool = False
+
+
+# Custom operators by (domain, name); filled by subgraph.op.register_operator.
+CUSTOM_SCHEMAS: dict[tuple[str, str], Schema] = {}
+
+
+def canonical_domain(domain: str) -> str:
+    """Return "" for both spellings of ONNX's own domain."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def find_schema(op_type: str, domain: str = "", version: int = 0) -> Schema | None:
+    """Return the schema in force at opset ``version`` of ``domain`` (0: the newest), or None."""
+    custom = CUSTOM_SCHEMAS.get((domain, op_type))
+    return custom if custom is not None else _standard(op_type, domain, version)
+
+
+def get_schema(op_type: str, domain: str = "", version: int = 0) -> Schema:
+    """Return the schema in force at opset ``version`` of ``domain`` (0: the newest).
+
+    Raises:
+        UnsupportedOpError: there is no such operator; the message lists the nearest names.
+    """
+    schema = find_schema(op_type, domain, version)
+    if schema is not None:
+        return schema
+    shown = f"{domain}.{op_type}" if domain else op_type
+    at = f" in opset {version}" if version else ""
+    known = [name for name, of in standard_operators() if of == domain]
+    known += [name for of, name in CUSTOM_SCHEMAS if of == domain]
+    raise UnsupportedOpError(
+        f"no operator {shown!r}{at}; {nearest(op_type, sorted(known))} A custom operator is "
+        "registered with core.add_extension(...)"
+    )
+
+
+@cache
+def standard_operators() -> tuple[tuple[str, str], ...]:
+    """Return (name, domain) of every operator that the onnx package defines, sorted."""
+    import onnx.defs
+
+    return tuple(
+        sorted({(s.name, canonical_domain(s.domain)) for s in onnx.defs.get_all_schemas()})
+    )
+
+
+@cache
+def newest_opset(domain: str = "") -> int:
+    """Return the newest operator set version of ``domain`` that the onnx package defines."""
+    import onnx.defs
+
+    if domain == "":
+        return onnx.defs.onnx_opset_version()
+    versions = [
+        s.since_version
+        for s in onnx.defs.get_all_schemas_with_history()
+        if canonical_domain(s.domain) == domain
+    ]
+    return max(versions, default=1)
+
+
+@cache
+def _standard(op_type: str, domain: str, version: int) -> Schema | None:
+    import onnx.defs
+
+    try:
+        found = onnx.defs.get_schema(op_type, version or newest_opset(domain), domain)
+    except onnx.defs.SchemaError:
+        return None
+    return _from_onnx(found)
+
+
+def _from_onnx(found: Any) -> Schema:
+    import onnx
+    import onnx.defs
+    import onnx.helper
+
+    attributes: dict[str, Attribute] = {}
+    for name, attribute in found.attributes.items():
+        default = attribute.default_value
+        has_default = default is not None and default.type != onnx.AttributeProto.UNDEFINED
+        kind = cast(AttributeKind, attribute.type.name.lower())
+        value = onnx.helper.get_attribute_value(default) if has_default else None
+        if isinstance(value, bytes):
+            value = value.decode()
+        elif isinstance(value, list):
+            value = tuple(cast(list[Any], value))
+        attributes[name] = Attribute(name, kind, bool(attribute.required), value)
+    return Schema(
+        op_type=found.name,
+        domain=canonical_domain(found.domain),
+        since_version=found.since_version,
+        inputs=tuple(i.name for i in found.inputs),
+        outputs=tuple(o.name for o in found.outputs),
+        min_inputs=found.min_input,
+        max_inputs=found.max_input,
+        min_outputs=found.min_output,
+        max_outputs=found.max_output,
+        attributes=attributes,
+        deprecated=bool(found.deprecated),
+    )

@@ -1,0 +1,1 @@
+"""Testing tools for users: partition invariants, hypothesis strategies, one-line property checks."""
