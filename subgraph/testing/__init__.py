@@ -1,1 +1,1 @@
-"""Testing tools for users: partition invariants, hypothesis strategies, one-line property checks."""
+"""Testing tools for users: partition invariants, graph strategies, one-line property checks."""
