@@ -157,7 +157,7 @@ def _constants(given: Sequence[Any]) -> list[Value | None]:
             continue
         if isinstance(item, tuple) and any(isinstance(part, Value) for part in item):  # pyright: ignore[reportUnknownVariableType]
             raise ModelError("an input is a tuple of values; unpack it, or pick one of them")
-        array = np.asarray(item)
+        array: np.ndarray[Any, Any] = np.asarray(item)
         if not isinstance(item, (np.ndarray, np.generic)) and array.dtype.kind in "fiu":
             array = _cast_literal(array, dtype)
         held = Parameter("", array)

@@ -26,9 +26,17 @@ if TYPE_CHECKING:
 
 
 class Value:
-    """An edge of the graph: what a node gives, or what comes in from outside."""
+    """An edge of the graph: what a node gives, or what comes in from outside.
 
-    __slots__ = ("_consumers", "name", "parameter", "producer", "type")
+    Attributes:
+        name: Unique among the graph's values; the name of the result, for a graph output.
+        type: Dtype and shape, None while unknown.
+        producer: The node that gives it; None for an input, parameter or capture.
+        parameter: The weight behind it, or None.
+        uses: The node of every use, one entry a use, in topological order; kept by the graph.
+    """
+
+    __slots__ = ("name", "parameter", "producer", "type", "uses")
 
     def __init__(
         self,
@@ -43,12 +51,12 @@ class Value:
         self.type = type
         self.producer = producer
         self.parameter = parameter
-        self._consumers: list[Node] = []
+        self.uses: list[Node] = []
 
     @property
     def consumers(self) -> tuple[Node, ...]:
         """The nodes of the graph that use this value, each once, in topological order."""
-        return tuple(dict.fromkeys(self._consumers))
+        return tuple(dict.fromkeys(self.uses))
 
     def __repr__(self) -> str:
         return f"<Value {self.name!r} {self.type or '?'}>"
@@ -374,10 +382,10 @@ class Graph:
     def _refresh(self) -> None:
         """Recompute consumers and parameters; name what has no name; refuse a double name."""
         for value in self._all_values():
-            value._consumers = []
+            value.uses = []
         for node in self._nodes:
             for value in node.sources:
-                value._consumers.append(node)
+                value.uses.append(node)
         self._parameters = self._collect_parameters()
         self._name_all()
 

@@ -243,7 +243,7 @@ def _guess_kind(value: Any) -> AttributeKind | None:
             return "ints"
         if kinds == {"int", "float"}:
             return "floats"
-        kind = kinds.pop()
+        single = kinds.pop()
         plural: dict[AttributeKind | None, AttributeKind] = {
             "int": "ints",
             "float": "floats",
@@ -253,7 +253,7 @@ def _guess_kind(value: Any) -> AttributeKind | None:
             "sparse_tensor": "sparse_tensors",
             "type_proto": "type_protos",
         }
-        return None if kinds else plural.get(kind)
+        return None if kinds else plural.get(single)
     for type_, kind in _SCALAR_KINDS.items():
         if isinstance(value, type_):
             return kind

@@ -9,7 +9,7 @@ of states from start to end: all of a transaction or none of it (multiversion co
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -61,9 +61,13 @@ class Parameter:
     """A weight: a name and a versioned array of fixed dtype and shape.
 
     Parameters are shared by graphs, never copied; they compare by identity.
+
+    Attributes:
+        name: Its name in every graph that uses it.
+        published: The newest state; a running request reads `state` instead, which may be older.
     """
 
-    __slots__ = ("__weakref__", "_state", "_type", "name")
+    __slots__ = ("__weakref__", "published", "_type", "name")
 
     def __init__(self, name: str, array: npt.ArrayLike) -> None:
         """Make a parameter that holds a copy of ``array``."""
@@ -83,7 +87,7 @@ class Parameter:
         with _publish:
             # A new parameter changes nothing that anyone runs with, yet its stamp is its own.
             _stamp += 1
-            self._state = State(_stamp, _read_only(array))
+            self.published = State(_stamp, _read_only(array))
 
     @property
     def type(self) -> TensorType:
@@ -98,7 +102,7 @@ class Parameter:
             pinned = snapshot.states.get(self)
             if pinned is not None:
                 return pinned
-        return self._state
+        return self.published
 
     @property
     def array(self) -> Array:
@@ -129,7 +133,7 @@ class Parameter:
             _staged()[self] = new
 
     @contextmanager
-    def update(self) -> Iterator[Array]:
+    def update(self) -> Generator[Array]:
         """Give a writable copy of the array; publish it when the block ends without an error."""
         with transaction():
             new = np.array(self.array)
@@ -147,7 +151,7 @@ def _staged() -> dict[Parameter, Array]:
 
 
 @contextmanager
-def transaction() -> Iterator[None]:
+def transaction() -> Generator[None]:
     """Publish all changes made in the block at once; none if the block raises.
 
     Transactions of several threads take turns; one inside another joins it.
@@ -172,7 +176,7 @@ def _commit(staged: dict[Parameter, Array]) -> None:
     with _publish:
         for parameter, array in staged.items():
             _stamp += 1
-            parameter._state = State(_stamp, _read_only(array))  # pyright: ignore[reportPrivateUsage]
+            parameter.published = State(_stamp, _read_only(array))
         _epoch = _stamp
 
 
@@ -185,7 +189,7 @@ class Snapshot:
         """Collect the published states of ``parameters``."""
         with _publish:
             self.epoch = _epoch
-            self.states = {p: p._state for p in parameters}  # pyright: ignore[reportPrivateUsage]
+            self.states = {p: p.published for p in parameters}
 
 
 class pinned:

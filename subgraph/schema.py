@@ -131,19 +131,18 @@ def _standard(op_type: str, domain: str, version: int) -> Schema | None:
 
 def _from_onnx(found: Any) -> Schema:
     import onnx
-    import onnx.defs
     import onnx.helper
 
     attributes: dict[str, Attribute] = {}
     for name, attribute in found.attributes.items():
-        default = attribute.default_value
+        default: Any = attribute.default_value
         has_default = default is not None and default.type != onnx.AttributeProto.UNDEFINED
         kind = cast(AttributeKind, attribute.type.name.lower())
         value = onnx.helper.get_attribute_value(default) if has_default else None
         if isinstance(value, bytes):
             value = value.decode()
         elif isinstance(value, list):
-            value = tuple(cast(list[Any], value))
+            value = tuple(value)
         attributes[name] = Attribute(name, kind, bool(attribute.required), value)
     return Schema(
         op_type=found.name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
+from operator import index
 from types import MappingProxyType
 from typing import Any
 
@@ -69,7 +70,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        held: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return held
 
 
 @cache
@@ -104,15 +106,15 @@ def dtype_of(array: np.ndarray[Any, Any]) -> str:
     return _dtype_name(array.dtype)
 
 
-def _shape(dims: Iterable[Any] | None) -> Shape | None:
+def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
     if dims is None:
         return None
     out: list[Dim] = []
     for dim in dims:
         if dim is None or isinstance(dim, str):
             out.append(dim or None)
-        elif isinstance(dim, (int, np.integer)) and not isinstance(dim, bool) and dim >= 0:
-            out.append(int(dim))
+        elif not isinstance(dim, bool) and hasattr(dim, "__index__") and index(dim) >= 0:
+            out.append(index(dim))
         else:
             raise ShapeError(
                 f"dimension {dim!r} of shape {dims!r} is not a whole number >= 0, a name or None"

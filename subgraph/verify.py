@@ -99,7 +99,7 @@ def _verify_node(
 
 def _verify_uses(graph: Graph, uses: dict[Value, int], where: str) -> None:
     for value in graph.values():
-        listed = len(value._consumers)  # pyright: ignore[reportPrivateUsage]
+        listed = len(value.uses)
         if listed != uses.get(value, 0):
             raise ModelError(
                 f"{where}: value {value.name!r} lists {listed} uses and has {uses.get(value, 0)}; "

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -537,13 +537,13 @@ class Vec:
         self.abs = define(v, [v], absolute)
 
 
-@lru_cache(maxsize=None)
+@cache
 def vec_type(dtype: str, lanes: int) -> VecType:
     """Return the numba type of a vector (dtype ``"mask"``: of a mask)."""
     return VecType(dtype, lanes)
 
 
-@lru_cache(maxsize=None)
+@cache
 def vec(dtype: str, lanes: int) -> Vec:
     """Return the operations of vectors with that many elements of a dtype."""
     return Vec(dtype, lanes)
@@ -607,7 +607,7 @@ def emit_compare(builder: Any, op: str, dtype: str, a: Any, b: Any) -> Any:
     return (builder.icmp_signed if is_signed(dtype) else builder.icmp_unsigned)(op, a, b)
 
 
-@lru_cache(maxsize=None)
+@cache
 def convert(source: str, target: str, lanes: int) -> Any:
     """Return the intrinsic that converts a vector's elements, as C does.
 
@@ -621,7 +621,7 @@ def convert(source: str, target: str, lanes: int) -> Any:
     return define(to, [vec_type(source, lanes)], emit)
 
 
-@lru_cache(maxsize=None)
+@cache
 def convert_sat(source: str, target: str, lanes: int) -> Any:
     """Return the float to integer conversion that clamps to the range; NaN gives 0."""
     to = vec_type(target, lanes)
@@ -653,7 +653,7 @@ def emit_convert(builder: Any, value: Any, source: str, target: str) -> Any:
     return (builder.sext if is_signed(source) else builder.zext)(value, ty)
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_as(storage: str, dtype: str, lanes: int) -> Any:
     """Return ``(address) -> vec of dtype`` that reads elements stored in another dtype.
 
@@ -673,7 +673,7 @@ def load_as(storage: str, dtype: str, lanes: int) -> Any:
     return define(vec_type(dtype, lanes), [INT64], emit)
 
 
-@lru_cache(maxsize=None)
+@cache
 def store_as(dtype: str, storage: str, lanes: int) -> Any:
     """Return ``(address, vec of dtype)`` that stores elements in another dtype (rounded, cut)."""
 

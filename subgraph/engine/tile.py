@@ -23,44 +23,47 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# Words of a tile's argument block (index; times 8 gives the byte offset).
-T_A = 0  # address of A at row 0, first segment
-T_ARS = 1  # bytes between rows of A
-T_AKS = 2  # bytes between the steps of the inner loop in A
-T_B = 3  # address of B at the first segment
-T_BKS = 4  # bytes between the steps of the inner loop in B
-T_BJS = 5  # bytes between the vectors of one step of B
-T_N0, T_SA0, T_SB0 = 6, 7, 8  # outermost segment loop: count, bytes in A, bytes in B
-T_N1, T_SA1, T_SB1 = 9, 10, 11
-T_N2, T_SA2, T_SB2 = 12, 13, 14
-T_KIN = 15  # steps of the inner loop
-T_C = 16  # address of C
-T_CRS = 17  # bytes between rows of C
-T_CJS = 18  # bytes between the vectors of one row of C
-T_BIAS = 19  # address of one bias element per column, 0 for none
-T_RBIAS = 20  # address of one bias element per row, 0 for none
-T_RES = 21  # address of what is added (residual, the C of Gemm), 0 for none
-T_RRS, T_RJS = 22, 23  # its strides in bytes: rows, vectors
-T_FLAGS = 24  # F_* bits
-T_ALPHA, T_BETA = 25, 26  # float64 bits: factor of the sum, factor of T_RES
-T_LO, T_HI = 27, 28  # float64 bits: bounds of the activation
-T_TAIL = 29  # valid elements of the last vector; lanes or more: all
-T_CNV = 30  # vectors of one row, for what runs after the tile (set by tile_call's caller)
-T_POST = 31  # float64 bits: parameter of an activation that runs after the tile
-T_WORDS = 32
+from subgraph.engine.simd import emit_fma, first_lanes
+from subgraph.engine.tiling import (
+    F_HI,
+    F_LO,
+    T_A,
+    T_AKS,
+    T_ARS,
+    T_B,
+    T_BJS,
+    T_BKS,
+    T_C,
+    T_CJS,
+    T_CRS,
+    T_FLAGS,
+    T_HI,
+    T_IJS,
+    T_INIT,
+    T_IRS,
+    T_KIN,
+    T_LO,
+    T_N0,
+    T_N1,
+    T_N2,
+    T_RBIAS,
+    T_RES,
+    T_RJS,
+    T_RRS,
+    T_SA0,
+    T_SA1,
+    T_SA2,
+    T_SB0,
+    T_SB1,
+    T_SB2,
+    T_TAIL,
+    row_counts,
+)
 
-F_LOAD = 1  # start from C instead of zero (continuing a sum)
-F_ALPHA = 2
-F_LO = 4
-F_HI = 8
-F_BETA = 16
-F_FINISH = 32  # bias, residual and activation belong to this call (the last part of a sum)
-
-_I8 = ir.IntType(8)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _PTR = ir.PointerType()
-_UNROLL = 4
+_UNROLL = 2
 
 
 def scalar_type(dtype: str) -> Any:
@@ -71,15 +74,6 @@ def scalar_type(dtype: str) -> Any:
 def item_bytes(dtype: str) -> int:
     """Return the size of one element in bytes."""
     return {"float32": 4, "float64": 8}[dtype]
-
-
-def tile_shape(lanes: int, registers: int) -> tuple[int, int]:
-    """Return ``(mr, nv)``, the largest tile whose accumulators stay in registers."""
-    if lanes == 1:
-        return (4, 2) if registers < 32 else (6, 4)
-    if registers >= 32:
-        return (14, 2)
-    return (6, 2)
 
 
 class Emit:
@@ -157,11 +151,7 @@ class Emit:
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """Return ``a * b + c``, fused where the machine has it."""
-        kind = ir.FunctionType(self.vector, [self.vector] * 3)
-        function = cgutils.get_or_insert_function(
-            self.b.module, kind, f"llvm.fmuladd.{self.suffix}"
-        )
-        return self.b.call(function, [a, b, c])
+        return emit_fma(self.b, a, b, c)
 
     def fence(self) -> None:
         """Keep loads on their side: LLVM's scheduler hoists them all and spills accumulators."""
@@ -170,12 +160,7 @@ class Emit:
 
     def tail_mask(self, count: Any) -> Any:
         """Return the mask of the first ``count`` lanes."""
-        kind = ir.VectorType(_I64, self.lanes)
-        iota = ir.Constant(kind, [ir.Constant(_I64, i) for i in range(self.lanes)])
-        undef = ir.Constant(kind, ir.Undefined)
-        one = self.b.insert_element(undef, count, ir.Constant(_I32, 0))
-        zeros = ir.Constant(ir.VectorType(_I32, self.lanes), [0] * self.lanes)
-        return self.b.icmp_signed("<", iota, self.b.shuffle_vector(one, undef, zeros))
+        return first_lanes(self.b, count, self.lanes)
 
     def variable(self, value: Any) -> Any:
         """Return a stack slot holding ``value`` (becomes a register)."""
@@ -245,7 +230,6 @@ def private_function(module: Any, name: str) -> Any:
 def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
     b = e.b
     w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
-    flags = e.word(t, T_FLAGS)
     mask = e.tail_mask(e.word(t, T_TAIL)) if masked else None
     acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(mr)]
 
@@ -256,10 +240,14 @@ def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
     def lane_mask(j: int) -> Any:
         return mask if j == nv - 1 else None
 
-    with e.when(e.flag(flags, F_LOAD)):
+    init = e.word(t, T_INIT)
+    with e.when(b.icmp_signed("!=", init, e.const(0))):
+        irs, ijs = e.word(t, T_IRS), e.word(t, T_IJS)
         for i in range(mr):
+            row = b.add(init, b.mul(irs, e.const(i)))
             for j in range(nv):
-                e.put(acc[i][j], e.load(c_address(i, j), lane_mask(j)))
+                at = b.add(row, b.mul(ijs, e.const(j)))
+                e.put(acc[i][j], e.load(at, lane_mask(j)))
 
     def k_step(a: Any, bb: Any) -> None:
         vectors = [e.load(b.add(bb, b.mul(w["bjs"], e.const(j))), lane_mask(j)) for j in range(nv)]
@@ -282,7 +270,7 @@ def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
                 kin = w["kin"]
                 with e.loop(b.ashr(kin, e.const(_UNROLL.bit_length() - 1))):
                     av, bv = e.get(a3), e.get(b3)
-                    for u in range(_UNROLL):
+                    for _ in range(_UNROLL):
                         k_step(av, bv)
                         av = b.add(av, w["aks"])
                         bv = b.add(bv, w["bks"])
@@ -299,8 +287,7 @@ def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
         e.step(a0, e.word(t, T_SA0))
         e.step(b0, e.word(t, T_SB0))
 
-    with e.when(e.flag(flags, F_FINISH)):
-        _epilogue(e, t, acc, flags, lane_mask)
+    _epilogue(e, t, acc, lane_mask)
     for i in range(mr):
         for j in range(nv):
             e.store(e.get(acc[i][j]), c_address(i, j), lane_mask(j))
@@ -318,9 +305,7 @@ _LOOP_WORDS = {
 }
 
 
-def _epilogue(
-    e: Emit, t: Any, acc: list[list[Any]], flags: Any, lane_mask: Callable[[int], Any]
-) -> None:
+def _epilogue(e: Emit, t: Any, acc: list[list[Any]], lane_mask: Callable[[int], Any]) -> None:
     b = e.b
     mr, nv = len(acc), len(acc[0])
 
@@ -329,15 +314,6 @@ def _epilogue(
             for j in range(nv):
                 e.put(acc[i][j], change(i, j, e.get(acc[i][j])))
 
-    with e.when(e.flag(flags, F_ALPHA)):
-        alpha = e.word_splat(t, T_ALPHA)
-        each(lambda i, j, v: b.fmul(v, alpha))
-    bias = e.word(t, T_BIAS)
-    with e.when(b.icmp_signed("!=", bias, e.const(0))):
-        columns = [
-            e.load(b.add(bias, e.const(j * e.lanes * e.item)), lane_mask(j)) for j in range(nv)
-        ]
-        each(lambda i, j, v: b.fadd(v, columns[j]))
     rbias = e.word(t, T_RBIAS)
     with e.when(b.icmp_signed("!=", rbias, e.const(0))):
         rows = [e.broadcast(b.add(rbias, e.const(i * e.item))) for i in range(mr)]
@@ -345,15 +321,14 @@ def _epilogue(
     res = e.word(t, T_RES)
     with e.when(b.icmp_signed("!=", res, e.const(0))):
         rrs, rjs = e.word(t, T_RRS), e.word(t, T_RJS)
-        with_beta = e.flag(flags, F_BETA)
-        beta = b.select(with_beta, e.word_splat(t, T_BETA), e.fconst(1.0))
 
         def add_residual(i: int, j: int, v: Any) -> Any:
             row = b.add(res, b.mul(rrs, e.const(i)))
             x = e.load(b.add(row, b.mul(rjs, e.const(j))), lane_mask(j))
-            return b.fadd(b.fmul(x, beta), v)
+            return b.fadd(x, v)
 
         each(add_residual)
+    flags = e.word(t, T_FLAGS)
     with e.when(e.flag(flags, F_LO)):
         lo = e.word_splat(t, T_LO)
         each(lambda i, j, v: b.select(b.fcmp_ordered(">", lo, v), lo, v))
@@ -362,20 +337,22 @@ def _epilogue(
         each(lambda i, j, v: b.select(b.fcmp_ordered("<", hi, v), hi, v))
 
 
-def contraction(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
+def contraction(*, dtype: str, lanes: int, mr: int, nv: int, masked: bool) -> Callable[..., None]:
     """Return the kernel that runs one contraction tile.
 
-    Its arguments are not the usual ones: ``(address of the T_* words, rows, vectors, masked)``
-    with ``1 <= rows <= mr``, ``1 <= vectors <= nv``; ``masked`` is 1 when ``T_TAIL`` counts.
+    Its arguments are not the usual ones: ``(address of the T_* words, rows, vectors, 0)`` with
+    rows from :func:`row_counts` and ``1 <= vectors <= nv``.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of one vector.
         mr: Most rows of a tile.
         nv: Most vectors of a row of a tile.
+        masked: The last vector of every row holds ``T_TAIL`` elements only.
     """
+    heights = row_counts(mr)
 
-    def define(module: Any, rows: int, vectors: int, masked: bool) -> Any:
+    def define(module: Any, rows: int, vectors: int) -> Any:
         name = f"tile_{dtype}_{lanes}_{rows}x{vectors}{'m' if masked else ''}"
         function = private_function(module, name)
         builder = ir.IRBuilder(function.append_basic_block("entry"))
@@ -384,33 +361,44 @@ def contraction(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., No
         return function
 
     @intrinsic
-    def dispatch(
-        typingctx: Any, block: Any, rows: Any, vectors: Any, masked: Any
-    ) -> tuple[Any, Any]:
+    def dispatch(typingctx: Any, block: Any, rows: Any, vectors: Any) -> tuple[Any, Any]:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            index = builder.add(
-                builder.mul(builder.add(builder.mul(args[2], _i(2)), args[3]), _i(mr + 1)), args[1]
-            )
+            index = builder.add(builder.mul(args[2], _i(mr + 1)), args[1])
             done = builder.append_basic_block("tile_done")
             switch = builder.switch(index, done)
             for v in range(1, nv + 1):
-                for m in (0, 1):
-                    for r in range(1, mr + 1):
-                        function = define(builder.module, r, v, bool(m))
-                        case = builder.append_basic_block("tile")
-                        switch.add_case(_i((v * 2 + m) * (mr + 1) + r), case)
-                        with builder.goto_block(case):
-                            builder.call(function, [args[0]])
-                            builder.branch(done)
+                for r in heights:
+                    function = define(builder.module, r, v)
+                    case = builder.append_basic_block("tile")
+                    switch.add_case(_i(v * (mr + 1) + r), case)
+                    with builder.goto_block(case):
+                        builder.call(function, [args[0]])
+                        builder.branch(done)
             builder.position_at_end(done)
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+        return types.void(types.int64, types.int64, types.int64), codegen
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        dispatch(args, begin, end, worker)
+        dispatch(args, begin, end)
 
     return kernel
+
+
+def stack_words(count: int) -> Any:
+    """Return an intrinsic ``() -> address`` of ``count`` zeroed words on the kernel's stack."""
+
+    @intrinsic
+    def words(typingctx: Any) -> tuple[Any, Any]:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = ir.ArrayType(_I64, count)
+            slot = cgutils.alloca_once_value(builder, ir.Constant(kind, None))
+            slot.align = 64
+            return builder.ptrtoint(slot, _I64)
+
+        return types.int64(), codegen
+
+    return words
 
 
 def _i(value: int) -> Any:
