@@ -43,6 +43,9 @@ class _Codegen(AOTCPUCodegen):
 
     def __init__(self, isa: Isa) -> None:
         self._isa = isa
+        ll.initialize_native_target()
+        ll.initialize_native_asmprinter()
+        ll.initialize_native_asmparser()  # without it LLVM aborts at inline assembly
         super().__init__("subgraph")
 
     def _customize_tm_features(self) -> str:

@@ -45,4 +45,5 @@ def _undefined_elf(data: bytes) -> set[str]:
             if section == 0 and name:
                 start = strings + name
                 names.add(data[start : data.index(b"\0", start)].decode())
+    names.discard("_GLOBAL_OFFSET_TABLE_")  # made by the linker
     return names

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -35,18 +36,19 @@ ABI_VERSION = 1
 _MAGIC = b"SGKERN01"
 _PREFIX = struct.Struct("<8s32sI")  # magic, SHA-256 of the rest, length of the JSON header
 _LOG = logging.getLogger("subgraph.engine")
-# What compiled kernels may call: C library, compiler runtime, and what threads sleep on.
+# What compiled code may call: C library, compiler runtime, what threads sleep on, Python's lock.
 _ALLOWED = re.compile(
     r"_?(?:(?:exp2?|expm1|log(?:2|10|1p|b)?|pow|sqrt|cbrt|sin|cos|tan|sincos|asin|acos|atan2?"
     r"|sinh|cosh|tanh|asinh|acosh|atanh|erfc?|lgamma|tgamma|fmod|remainder|floor|ceil|trunc"
     r"|round(?:even)?|rint|nearbyint|fabs|fmin|fmax|fma|hypot|ldexp|copysign|modf|frexp)f?"
-    r"|mem(?:cpy|move|set|cmp)|bcmp|syscall|clock_gettime|__ulock_wa(?:it|ke)"
-    r"|WaitOnAddress|WakeByAddressAll|__chkstk|___chkstk_ms"
+    r"|mem(?:cpy|move|set|cmp)|bcmp|syscall|sched_yield|clock_gettime|__chkstk|___chkstk_ms"
+    r"|PyEval_(?:Save|Restore)Thread|PyLong_(?:AsVoidPtr|FromLongLong)"
     r"|__(?:extendhfsf2|truncsfhf2|truncdfhf2|extendbfsf2|truncsfbf2|truncdfbf2)"
     r"|__(?:divti3|udivti3|modti3|umodti3|multi3))"
 )
 _IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(\.?[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]+)|import[ \t]+([\w., \t]+))",
+    r"^[ \t]*(?:from[ \t]+(\.?[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]+)"
+    r"|import[ \t]+([\w., \t]+))",
     re.MULTILINE,
 )
 
@@ -135,6 +137,35 @@ def _user_cache() -> Path:
 
 def _obtain(kernel: Kernel, isa: host.Isa) -> int:
     digest = cache_key(kernel, isa)
+    return _cached(kernel.description, digest, lambda symbol: _compile(kernel, symbol, isa))
+
+
+def native(text: str) -> int:
+    """Compile LLVM assembly that defines the function ``@entry``; return its address.
+
+    For glue that numba cannot express, such as a function of Python's C interface.
+
+    Raises:
+        KernelError: It cannot be compiled or loaded.
+    """
+    with _lock:
+        digest = hashlib.sha256(f"{text}\0{_environment(host.isa())}".encode()).hexdigest()
+        return _cached("native code", digest, lambda symbol: _assemble(text, symbol))
+
+
+def _assemble(text: str, symbol: str) -> bytes:
+    from llvmlite import binding
+
+    _jit()
+    try:
+        module = binding.parse_assembly(text.replace("@entry", f"@{symbol}"))
+        return bytes(_machine().emit_object(module))
+    except RuntimeError as error:
+        raise KernelError(f"native code: cannot be compiled: {error}") from error
+
+
+def _cached(what: str, digest: str, make: Callable[[str], bytes]) -> int:
+    """Load the entry of a key, or make its object code, keep it, and load that."""
     symbol = f"sg_{digest[:32]}"
     path = cache_folder() / digest[:2] / f"{digest}.sgk"
     start = time.perf_counter()
@@ -143,19 +174,19 @@ def _obtain(kernel: Kernel, isa: host.Isa) -> int:
         try:
             found = _load(symbol, *entry)
         except (KernelError, RuntimeError) as error:
-            _LOG.info("cached object of %s is no use (%s)", kernel.description, error)
+            _LOG.info("the cached object code of %s is no use: %s", what, error)
         else:
             statistics.loaded += 1
             statistics.load_seconds += time.perf_counter() - start
             return found
-    data = _compile(kernel, symbol, isa)
+    data = make(symbol)
     needed = undefined_symbols(data)
-    _check_symbols(kernel.description, needed)
+    _check_symbols(what, needed)
     _write_entry(path, digest, needed, data)
     try:
         return _load(symbol, needed, data)
     except RuntimeError as error:
-        raise KernelError(f"{kernel.description}: cannot be loaded: {error}") from error
+        raise KernelError(f"{what}: cannot be loaded: {error}") from error
 
 
 def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> bytes:
@@ -191,8 +222,13 @@ def _jit() -> Any:
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    machine = binding.Target.from_default_triple().create_target_machine(opt=3, reloc="pic")
-    return binding.create_lljit_compiler(machine)
+    return binding.create_lljit_compiler(_machine())
+
+
+def _machine() -> Any:
+    from llvmlite import binding
+
+    return binding.Target.from_default_triple().create_target_machine(opt=3, reloc="pic")
 
 
 @cache
@@ -308,15 +344,23 @@ def source_digest(module: str) -> str:
 
 
 @cache
+def _spec(module: str) -> ModuleSpec | None:
+    """Find a module without importing it: only the packages above it are imported."""
+    parent = module.rpartition(".")[0]
+    if parent:
+        above = _spec(parent)
+        if above is None or above.submodule_search_locations is None:
+            return None  # a name inside a module
+    try:
+        return find_spec(module)
+    except (ImportError, AttributeError, ValueError):
+        return None
+
+
+@cache
 def _source(module: str) -> tuple[bytes | None, bool]:
     """Return a module's source (None when there is none) and whether it is a package."""
-    loaded = sys.modules.get(module)
-    spec = getattr(loaded, "__spec__", None)
-    if spec is None:
-        try:
-            spec = find_spec(module)
-        except (ImportError, AttributeError, ValueError):
-            return None, False
+    spec = _spec(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None, False
     return Path(spec.origin).read_bytes(), spec.submodule_search_locations is not None
@@ -362,7 +406,7 @@ def _read_entry(path: Path, digest: str) -> tuple[tuple[str, ...], bytes] | None
 
 
 def _write_entry(path: Path, digest: str, needed: tuple[str, ...], data: bytes) -> None:
-    """Put an entry in the cache whole or not at all; a folder that cannot be written is no error."""
+    """Put an entry in the cache, whole or not at all; it is no error when that cannot be."""
     header = json.dumps({"key": digest, "needs": needed}).encode()
     rest = header + data
     raw = _PREFIX.pack(_MAGIC, hashlib.sha256(rest).digest(), len(header)) + rest

@@ -1,0 +1,56 @@
+"""Where the words of programs, run blocks and pools lie: shared by Python and the compiled walker.
+
+All words are int64; the constants are byte offsets.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+WORD: Final = 8
+LINE: Final = 128  # two cache lines: neighbours are prefetched in pairs
+
+# One row of a program.
+ROW_KERNEL: Final = 0
+ROW_ARGS: Final = 8
+ROW_UNITS: Final = 16
+ROW_GRAIN: Final = 24  # least units of a chunk; 0: the step stays on one thread
+ROW_WORDS: Final = 4
+
+# What one run is told.
+RUN_ROWS: Final = 0
+RUN_STEPS: Final = 8
+RUN_POOL: Final = 16  # address of a pool's state, 0 for none
+RUN_THREADS: Final = 24
+RUN_CANCEL: Final = 32  # address of a word that is not 0 once the run is to stop
+RUN_TIMES: Final = 40  # address of two words (start, end in ns) per step, 0 for none
+RUN_STATUS: Final = 48  # written: 0 finished, 1 cancelled
+RUN_RELEASE: Final = 56  # 0: keep Python's lock during the run
+RUN_WALK: Final = 64  # address of the walker
+RUN_WORDS: Final = 9
+
+# A pool's state. What different threads write stands on different lines.
+POOL_SEQUENCE: Final = 0 * LINE  # counts published steps; helpers wait for it to change
+POOL_STOP: Final = 0 * LINE + 8
+POOL_SLEEPERS: Final = 1 * LINE
+POOL_REMAINING: Final = 2 * LINE  # chunks of the published step that are not done
+POOL_BUSY: Final = 3 * LINE  # 1 while a walker has a step published
+POOL_WALKERS: Final = 3 * LINE + 8  # programs running on this pool
+POOL_KERNEL: Final = 4 * LINE
+POOL_ARGS: Final = 4 * LINE + 8
+POOL_UNITS: Final = 4 * LINE + 16
+POOL_CHUNK: Final = 4 * LINE + 24
+POOL_SIZE: Final = 5 * LINE  # helpers + 1
+POOL_SPINS: Final = 5 * LINE + 8  # pauses before a helper sleeps
+POOL_TICKETS: Final = 6 * LINE  # one line each
+
+# A ticket: threads << 52 | chunks << 26 | next chunk.
+TICKET_BITS: Final = 26
+TICKET_MASK: Final = (1 << TICKET_BITS) - 1
+MAX_THREADS: Final = 1024
+CHUNKS_PER_THREAD: Final = 8
+
+
+def pool_bytes(size: int) -> int:
+    """Return the bytes of the state of a pool with that many threads, the caller included."""
+    return POOL_TICKETS + size * LINE

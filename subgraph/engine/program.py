@@ -1,0 +1,179 @@
+"""A program: steps (kernel, arguments, units) that one call from Python runs from first to last.
+
+A step with a grain may be spread over a pool's threads, in chunks of at least that many units; a
+step without runs on the caller's thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from subgraph.engine import layout, toolchain
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.pool import Pool, call, sleeps_in_kernel
+
+# Calls the walker of a run block; Python's lock is let go unless the program is tiny.
+_ENTRY = f"""
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare ptr @PyLong_FromLongLong(i64)
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+
+define ptr @entry(ptr %self, ptr %unused) {{
+start:
+  %run = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %args = ptrtoint ptr %run to i64
+  %walk.at = getelementptr i8, ptr %run, i64 {layout.RUN_WALK}
+  %walk = load ptr, ptr %walk.at
+  %release.at = getelementptr i8, ptr %run, i64 {layout.RUN_RELEASE}
+  %release = load i64, ptr %release.at
+  %keep = icmp eq i64 %release, 0
+  br i1 %keep, label %tiny, label %full
+tiny:
+  call void %walk(i64 %args, i64 0, i64 0, i64 0)
+  br label %done
+full:
+  %thread = call ptr @PyEval_SaveThread()
+  call void %walk(i64 %args, i64 0, i64 0, i64 0)
+  call void @PyEval_RestoreThread(ptr %thread)
+  br label %done
+done:
+  %status.at = getelementptr i8, ptr %run, i64 {layout.RUN_STATUS}
+  %status = load i64, ptr %status.at
+  %result = call ptr @PyLong_FromLongLong(i64 %status)
+  ret ptr %result
+}}
+"""
+_NO_ARGUMENTS = 0x0004  # METH_NOARGS
+
+
+class _MethodDef(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+class Step(NamedTuple):
+    """One row of a program.
+
+    Attributes:
+        kernel: Machine address of a kernel.
+        args: Address of its argument words; they must live as long as the program.
+        units: Number of work units.
+        grain: Least units that are worth a thread; 0 keeps the step on one thread.
+    """
+
+    kernel: int
+    args: int
+    units: int
+    grain: int = 0
+
+
+@cache
+def _method() -> _MethodDef:
+    return _MethodDef(b"run_program", toolchain.native(_ENTRY), _NO_ARGUMENTS, None)
+
+
+def _entry(run_block: int) -> Callable[[], int]:
+    """Return a callable that runs a run block and returns its status.
+
+    A function object of Python's C interface around compiled code: a tenth of a ctypes call.
+    """
+    if sys.implementation.name != "cpython":
+        return lambda: _plain_call(run_block)
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype = ctypes.py_object
+    make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    return cast("Callable[[], int]", make(ctypes.byref(_method()), run_block, None))
+
+
+def _plain_call(run_block: int) -> int:
+    words = (ctypes.c_int64 * layout.RUN_WORDS).from_address(run_block)
+    call(words[layout.RUN_WALK // layout.WORD], run_block, 0, 0, 0)
+    return words[layout.RUN_STATUS // layout.WORD]
+
+
+class Program:
+    """Steps in the order in which they run, ready to be called.
+
+    Args:
+        steps: The steps.
+        threads: How many threads a step may be spread over.
+        pool: Whose helpers; None with one thread.
+        tiny: Whether the whole takes some microseconds only, so that letting go of Python's lock
+            would cost more than it gives.
+
+    Attributes:
+        rows: The program's rows, int64 (steps, 4), for inspection.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        threads: int = 1,
+        pool: Pool | None = None,
+        *,
+        tiny: bool = False,
+    ) -> None:
+        self.rows: NDArray[np.int64] = np.array(steps, np.int64).reshape(-1, layout.ROW_WORDS)
+        self._cancel = np.zeros(1, np.int64)
+        self._pool = pool if pool is not None and threads > 1 and pool.size > 1 else None
+        in_kernel = self._pool.in_kernel if self._pool is not None else sleeps_in_kernel()
+        self._walk = Kernel("subgraph.engine.walker_kernels", "walk", sleep=in_kernel).address
+        self._threads = threads
+        self._tiny = tiny
+        self._block = self._make_block(0)
+        self._call = _entry(self._block.ctypes.data)
+
+    def _make_block(self, times: int) -> NDArray[np.int64]:
+        block = np.zeros(layout.RUN_WORDS, np.int64)
+        words = {
+            layout.RUN_ROWS: self.rows.ctypes.data,
+            layout.RUN_STEPS: len(self.rows),
+            layout.RUN_POOL: self._pool.address if self._pool is not None else 0,
+            layout.RUN_THREADS: self._threads,
+            layout.RUN_CANCEL: self._cancel.ctypes.data,
+            layout.RUN_TIMES: times,
+            layout.RUN_RELEASE: 0 if self._tiny else 1,
+            layout.RUN_WALK: self._walk,
+        }
+        for offset, value in words.items():
+            block[offset // layout.WORD] = value
+        return block
+
+    def run(self) -> bool:
+        """Run all steps; return False when ``cancel`` ended the run before the last."""
+        if self._pool is not None:
+            self._pool.rouse()
+        return not self._call()
+
+    def run_timed(self) -> tuple[bool, NDArray[np.int64]]:
+        """Run all steps and measure each.
+
+        Returns:
+            What ``run`` returns, and the start and end of every step, int64 (steps, 2): nanoseconds
+            of the monotonic clock (``time.perf_counter_ns`` on Linux); 0 for steps not reached.
+        """
+        times = np.zeros((len(self.rows), 2), np.int64)
+        block = self._make_block(times.ctypes.data)
+        if self._pool is not None:
+            self._pool.rouse()
+        return not _entry(block.ctypes.data)(), times
+
+    def cancel(self) -> None:
+        """Make a run stop before its next step, also a run that is yet to start."""
+        self._cancel[0] = 1
+
+    def clear(self) -> None:
+        """Forget ``cancel``: the next run goes to the end."""
+        self._cancel[0] = 0

@@ -1,0 +1,264 @@
+"""The two compiled functions that run programs: the walker and the loop its helpers sit in.
+
+A *walker* (the thread that calls a program) goes through the steps. A step worth it is published to
+the helpers of the pool: its units are cut into one contiguous region per thread, a region into
+chunks. A region's ticket word holds (threads, chunks, next chunk), so one compare-and-swap both
+checks that the step is still open to this thread and takes a chunk. Everybody drains his own region
+first, then helps with the others'. The walker waits for chunks that were taken, never for a thread:
+a helper that sleeps or was descheduled delays nothing. Whoever holds a chunk keeps the step open,
+so what was published cannot change under him.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+
+from subgraph.engine import host, layout
+from subgraph.engine.simd import (
+    I32,
+    I64,
+    VOID,
+    atomic_add,
+    atomic_cas,
+    atomic_load,
+    atomic_store,
+    call_intrinsic,
+    call_kernel,
+    define,
+    ld_i64,
+    pause,
+    pointer,
+    st_i64,
+)
+
+Function = Callable[..., Any]
+_WAIT, _WAKE = 128, 129  # FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_CLOCK_MONOTONIC = {"linux": 1, "darwin": 6}
+
+
+def _emit_futex(builder: Any, operation: int, address: Any, value: Any) -> None:
+    number = _FUTEX[host.architecture()]
+    fnty = ir.FunctionType(I64, [I64], var_arg=True)
+    module = builder.module
+    syscall = module.globals.get("syscall") or ir.Function(module, fnty, "syscall")
+    where = pointer(builder, address, I32)
+    builder.call(syscall, [I64(number), where, I64(operation), value, I64(0), I64(0), I64(0)])
+
+
+def _emit_yield(builder: Any, _context: Any, _args: Any) -> None:
+    call_intrinsic(builder, "sched_yield", I32, [])
+
+
+def _emit_now(builder: Any, _context: Any, _args: Any) -> Any:
+    clock = _CLOCK_MONOTONIC.get(sys.platform)
+    if clock is None:
+        return call_intrinsic(builder, "llvm.readcyclecounter", I64, [])
+    with builder.goto_entry_block():
+        spec = builder.alloca(ir.ArrayType(I64, 2))
+    call_intrinsic(builder, "clock_gettime", I32, [I32(clock), spec])
+    words = [builder.load(builder.gep(spec, [I32(0), I32(i)]), typ=I64) for i in range(2)]
+    return builder.add(builder.mul(words[0], I64(1_000_000_000)), words[1])
+
+
+now_ns = define(types.int64, [], _emit_now)
+futex_wait = define(VOID, [types.int64] * 2, lambda b, c, a: _emit_futex(b, _WAIT, a[0], a[1]))
+futex_wake = define(VOID, [types.int64] * 2, lambda b, c, a: _emit_futex(b, _WAKE, a[0], a[1]))
+yield_core = define(VOID, [], _emit_yield if sys.platform != "win32" else lambda b, c, a: None)
+
+
+@njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _drain(pool: int, region: int, worker: int) -> int:
+    """Take and run chunks of one region until none is left; return how many."""
+    ticket = pool + layout.POOL_TICKETS + region * layout.LINE
+    done = 0
+    while True:
+        word = atomic_load(ticket)
+        threads = word >> (2 * layout.TICKET_BITS)
+        chunks = (word >> layout.TICKET_BITS) & layout.TICKET_MASK
+        chunk = word & layout.TICKET_MASK
+        if worker >= threads or chunk >= chunks:
+            return done
+        if atomic_cas(ticket, word, word + 1) != word:
+            continue
+        units = ld_i64(pool + layout.POOL_UNITS)
+        size = ld_i64(pool + layout.POOL_CHUNK)
+        begin = units * region // threads + chunk * size
+        end = min(begin + size, units * (region + 1) // threads)
+        call_kernel(
+            ld_i64(pool + layout.POOL_KERNEL), ld_i64(pool + layout.POOL_ARGS), begin, end, worker
+        )
+        done += 1
+
+
+@njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _help(pool: int, worker: int) -> None:
+    """Run what is left of the published step, own region first."""
+    size = ld_i64(pool + layout.POOL_SIZE)
+    done = 0
+    for k in range(size):
+        region = worker + k
+        if region >= size:
+            region -= size
+        done += _drain(pool, region, worker)
+    if done > 0:
+        atomic_add(pool + layout.POOL_REMAINING, -done)
+
+
+def worker(*, sleep: bool) -> Function:
+    """Make the loop of a pool's helper.
+
+    Args:
+        sleep: True when a helper sleeps in the kernel (futex); False when the loop returns once it
+            has been idle for long, and Python waits.
+    """
+
+    def wait(pool: int, seen: int) -> None:
+        atomic_add(pool + layout.POOL_SLEEPERS, 1)
+        futex_wait(pool + layout.POOL_SEQUENCE, seen & 0xFFFFFFFF)
+        atomic_add(pool + layout.POOL_SLEEPERS, -1)
+
+    doze = njit(nogil=True, error_model="numpy")(wait)
+
+    def kernel(pool: int, seen: int, _end: int, worker: int) -> None:
+        limit = ld_i64(pool + layout.POOL_SPINS)
+        idle = 0
+        while True:
+            current = atomic_load(pool + layout.POOL_SEQUENCE)
+            if current != seen:
+                seen = current
+                idle = 0
+                if atomic_load(pool + layout.POOL_STOP) != 0:
+                    return
+                _help(pool, worker)
+            elif idle < limit:
+                idle += 1
+                pause()
+            elif sleep:
+                doze(pool, seen)
+                idle = 0
+            elif atomic_load(pool + layout.POOL_WALKERS) == 0:
+                return
+            else:
+                idle = 0
+                yield_core()
+
+    return kernel
+
+
+def spin() -> Function:
+    """Make the function that pauses ``end - begin`` times, to learn how long a pause takes."""
+
+    def kernel(_args: int, begin: int, end: int, _worker: int) -> None:
+        for _ in range(begin, end):
+            pause()
+
+    return kernel
+
+
+def wake() -> Function:
+    """Make the function that wakes all helpers that sleep on a pool's sequence word."""
+
+    def kernel(pool: int, _begin: int, _end: int, _worker: int) -> None:
+        atomic_add(pool + layout.POOL_SEQUENCE, 1)
+        futex_wake(pool + layout.POOL_SEQUENCE, layout.MAX_THREADS)
+
+    return kernel
+
+
+def walk(*, sleep: bool) -> Function:
+    """Make the walker: runs the program of a run block, alone or with a pool's helpers.
+
+    Args:
+        sleep: Whether helpers sleep in the kernel and must be woken.
+    """
+
+    def publish(pool: int, row: int, units: int, threads: int, grain: int) -> None:
+        per_region = (units + threads - 1) // threads
+        size = max(grain, (per_region + layout.CHUNKS_PER_THREAD - 1) // layout.CHUNKS_PER_THREAD)
+        # A unit count that does not divide evenly makes regions differ by one unit.
+        total = 0
+        for region in range(threads):
+            share = units * (region + 1) // threads - units * region // threads
+            total += (share + size - 1) // size
+        st_i64(pool + layout.POOL_KERNEL, ld_i64(row + layout.ROW_KERNEL))
+        st_i64(pool + layout.POOL_ARGS, ld_i64(row + layout.ROW_ARGS))
+        st_i64(pool + layout.POOL_UNITS, units)
+        st_i64(pool + layout.POOL_CHUNK, size)
+        atomic_store(pool + layout.POOL_REMAINING, total)
+        for region in range(threads):
+            share = units * (region + 1) // threads - units * region // threads
+            chunks = (share + size - 1) // size
+            word = (threads << (2 * layout.TICKET_BITS)) | (chunks << layout.TICKET_BITS)
+            atomic_store(pool + layout.POOL_TICKETS + region * layout.LINE, word)
+        atomic_add(pool + layout.POOL_SEQUENCE, 1)
+        if sleep and atomic_load(pool + layout.POOL_SLEEPERS) > 0:
+            futex_wake(pool + layout.POOL_SEQUENCE, layout.MAX_THREADS)
+
+    share_step = njit(nogil=True, error_model="numpy")(publish)
+
+    def finish(pool: int) -> None:
+        limit = ld_i64(pool + layout.POOL_SPINS)
+        spins = 0
+        while atomic_load(pool + layout.POOL_REMAINING) > 0:
+            if spins < limit:
+                spins += 1
+                pause()
+            else:
+                # The thread with the last chunk may be waiting for this very core.
+                yield_core()
+        atomic_store(pool + layout.POOL_BUSY, 0)
+
+    await_rest = njit(nogil=True, error_model="numpy")(finish)
+
+    def kernel(run: int, _begin: int, _end: int, _worker: int) -> None:
+        row = ld_i64(run + layout.RUN_ROWS)
+        stop = row + layout.WORD * layout.ROW_WORDS * ld_i64(run + layout.RUN_STEPS)
+        pool = ld_i64(run + layout.RUN_POOL)
+        threads = ld_i64(run + layout.RUN_THREADS)
+        cancel = ld_i64(run + layout.RUN_CANCEL)
+        times = ld_i64(run + layout.RUN_TIMES)
+        if pool != 0:
+            threads = min(threads, ld_i64(pool + layout.POOL_SIZE))
+            atomic_add(pool + layout.POOL_WALKERS, 1)
+        else:
+            threads = 1
+        status = 0
+        while row < stop:
+            if atomic_load(cancel) != 0:
+                status = 1
+                break
+            if times != 0:
+                st_i64(times, now_ns())
+            units = ld_i64(row + layout.ROW_UNITS)
+            grain = ld_i64(row + layout.ROW_GRAIN)
+            crew = 1
+            if threads > 1 and grain > 0 and units > grain:
+                crew = min(threads, (units + grain - 1) // grain)
+                # With as many programs as threads each does best alone on its core.
+                if atomic_load(pool + layout.POOL_WALKERS) >= threads or (
+                    atomic_cas(pool + layout.POOL_BUSY, 0, 1) != 0
+                ):
+                    crew = 1
+            if crew > 1:
+                share_step(pool, row, units, crew, grain)
+                _help(pool, 0)
+                await_rest(pool)
+            else:
+                call_kernel(
+                    ld_i64(row + layout.ROW_KERNEL), ld_i64(row + layout.ROW_ARGS), 0, units, 0
+                )
+            if times != 0:
+                st_i64(times + layout.WORD, now_ns())
+                times += 2 * layout.WORD
+            row += layout.WORD * layout.ROW_WORDS
+        if pool != 0:
+            atomic_add(pool + layout.POOL_WALKERS, -1)
+        st_i64(run + layout.RUN_STATUS, status)
+
+    return kernel
