@@ -1,0 +1,58 @@
+# Every target makes what it needs: an environment in .venv from the package index, then its job.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PACKAGING := setup.cfg pyproject.toml
+
+.PHONY: help demo test test-slow lint format docs bench conformance fuzz check-kernels clean
+
+help:  ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Subgraph needs Python 3.11 or newer; say PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+# One stamp for each set of extras; a changed setup.cfg installs anew.
+$(VENV)/.has-%: $(BIN)/python $(PACKAGING)
+	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	@touch $@
+
+demo: $(VENV)/.has-demo  ## Run a real network on real images through a user's own partition.
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the tests (the slow suites apart).
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the slow suites: 10,000 random partitions, and so on.
+	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+
+lint: $(VENV)/.has-lint $(VENV)/.has-test $(VENV)/.has-opencl  ## Ruff, pyright strict, mypy strict.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/mypy
+
+format: $(VENV)/.has-lint  ## Format the code.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.has-docs  ## Build the documentation into docs/_build/html.
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+bench: $(VENV)/.has-bench  ## Time against ONNX Runtime and OpenVINO, side by side.
+	$(BIN)/python benchmarks/models.py $(BENCH_ARGS)
+
+conformance: $(VENV)/.has-bench $(VENV)/.has-opencl  ## Run ONNX's own test suite on every device and the peers.
+	$(BIN)/python benchmarks/conformance.py $(CONFORMANCE_ARGS)
+
+fuzz: $(VENV)/.has-test  ## Compare random models with ONNX Runtime.
+	$(BIN)/python benchmarks/fuzz.py $(FUZZ_ARGS)
+
+check-kernels: $(VENV)/.has-oclgrind $(VENV)/.has-test  ## Run the OpenCL kernels under Oclgrind.
+	$(BIN)/python -m pytest -m oclgrind $(PYTEST_ARGS)
+
+clean:  ## Remove the environment and everything built.
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
