@@ -20,12 +20,25 @@ from .graph import Graph, Node, Value
 from .op import Operator
 from .parameters import Parameter, transaction
 from .schema import Attribute, Schema
+from .subgraph_op import (
+    DefaultSubgraphOp,
+    ProfileEntry,
+    Session,
+    SubgraphOp,
+    subgraph_node,
+)
 from .types import MapType, OptionalType, SequenceType, SparseTensorType, TensorType
+from .weights import (
+    WeightCache,
+    WeightStats,
+    weight_stats,
+)
 
 __all__ = [
     "Attribute",
     "BlobError",
     "ConfigError",
+    "DefaultSubgraphOp",
     "DeviceError",
     "Graph",
     "MapType",
@@ -37,22 +50,29 @@ __all__ = [
     "Parameter",
     "PartitionError",
     "PassError",
+    "ProfileEntry",
     "RequestCancelledError",
     "RequestError",
     "Schema",
     "SequenceType",
+    "Session",
     "ShapeError",
     "SparseTensorType",
     "SubgraphError",
+    "SubgraphOp",
     "TensorType",
     "UnsupportedOpError",
     "Value",
+    "WeightCache",
+    "WeightStats",
     "__version__",
     "capture",
     "input",
     "ops",
     "parameter",
     "passes",
+    "subgraph_node",
     "testing",
     "transaction",
+    "weight_stats",
 ]

@@ -1,0 +1,204 @@
+"""Subgraph ops: the stateful operators that run the regions which a partition cut out.
+
+A subgraph node holds its inner graph and a `SubgraphOp`. An accelerator writes a child of it; the
+default one, ``_subgraph_op``, runs the inner graph with the default executor. `subgraph_node`
+makes the node. The executor asks each op for a `Session` per request and calls that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.graph import Graph, Node, Value
+from subgraph.weights import WeightCache
+
+Array = np.ndarray[Any, Any]
+DOMAIN = "subgraph"
+OP_TYPE = "_subgraph_op"
+
+
+@attrs.frozen
+class ProfileEntry:
+    """What one node of a run took.
+
+    Attributes:
+        node: The node's name.
+        op_type: Its operator.
+        device: The device that ran it.
+        kernel: The kernel that ran it, "reference" for the reference implementation.
+        seconds: Wall time of the run.
+        bytes: Bytes of its inputs and outputs, 0 if not known.
+    """
+
+    node: str
+    op_type: str
+    device: str
+    kernel: str
+    seconds: float
+    bytes: int = 0
+
+
+class Session:
+    """One request's door to a subgraph op: memory of its own, used by one thread at a time.
+
+    The default one calls ``op.forward``. An op that keeps buffers per request returns a child of
+    this from `SubgraphOp.session`.
+    """
+
+    def __init__(self, op: SubgraphOp) -> None:
+        """Open a door to ``op``."""
+        self.op = op
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        """Run the op.
+
+        Args:
+            inputs: One item for each input of the inner graph: an array with any strides; a weight
+                comes as its Parameter.
+            outputs: Arrays to write results into, None where the op shall make one.
+
+        Returns:
+            One array for each output; the caller owns them.
+        """
+        results = self.op.forward(list(inputs))
+        return results if outputs is None else fill_outputs(results, outputs)
+
+    def profile(self) -> list[ProfileEntry]:
+        """Return what the nodes inside took in the last run; empty if the op does not measure."""
+        return []
+
+
+def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> list[Any]:
+    """Return ``results`` with those copied into ``outputs`` for which an array is given."""
+    filled: list[Any] = []
+    for result, target in zip(results, outputs, strict=True):
+        if target is not None and target is not result:
+            np.copyto(target, result, casting="no")
+            result = target
+        filled.append(result)
+    return filled
+
+
+class SubgraphOp:
+    """A stateful operator that runs the inner graph of a subgraph node.
+
+    Write a child with `forward` to run regions on an accelerator. Several requests call `forward`
+    at once from their threads; keep per-call data in local variables, or per request in a
+    `Session`.
+
+    Attributes:
+        subgraph: The inner graph. Its inputs stand for the node's inputs one to one; an input that
+            is a weight has its Parameter. Nobody changes it.
+        weights: The cache for what `forward` makes of parameters.
+        device: Name of the device that runs it, for profiles.
+    """
+
+    device = "default"
+
+    def __init__(self, subgraph: Graph) -> None:
+        """Take the inner graph."""
+        self.subgraph = subgraph
+        self.weights = WeightCache()
+
+    def forward(self, inputs: list[Any]) -> list[Array]:
+        """Compute the outputs.
+
+        Args:
+            inputs: One item for each input of ``subgraph``: an array, or for a weight its
+                Parameter, whose ``array`` is the state that this run has to use.
+
+        Returns:
+            One array for each output of ``subgraph``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how it runs: write forward")
+
+    def session(self) -> Session:
+        """Return a new session; each request has one for each of its subgraph nodes."""
+        return Session(self)
+
+
+class DefaultSubgraphOp(SubgraphOp):
+    """The op ``_subgraph_op``: runs the inner graph node by node with the default executor."""
+
+    def __init__(self, subgraph: Graph) -> None:
+        """Take the inner graph; it is prepared at the first run."""
+        super().__init__(subgraph)
+        self._plan: Any = None
+        self._lock = threading.Lock()
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        """Run the inner graph; sequences come and go as lists."""
+        return list(self.session()(inputs))
+
+    def session(self) -> Session:
+        """Return an executor of the inner graph."""
+        return _ExecutorSession(self)
+
+    def plan(self) -> Any:
+        """Return the prepared steps of the inner graph, shared by all sessions."""
+        from subgraph.executor import Plan
+
+        with self._lock:
+            if self._plan is None:
+                self._plan = Plan(self.subgraph)
+            return self._plan
+
+
+class _ExecutorSession(Session):
+    """Runs the inner graph of a `DefaultSubgraphOp`."""
+
+    def __init__(self, op: DefaultSubgraphOp) -> None:
+        from subgraph.executor import Executor
+
+        super().__init__(op)
+        self._executor = Executor(op.plan())
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        results = self._executor.run(inputs)
+        return results if outputs is None else fill_outputs(results, outputs)
+
+    def profile(self) -> list[ProfileEntry]:
+        return self._executor.profile()
+
+
+def subgraph_node(
+    subgraph: Graph,
+    op: SubgraphOp | None = None,
+    name: str = "",
+    *,
+    inputs: Sequence[Value | None] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Node:
+    """Return a node that runs ``subgraph``.
+
+    Args:
+        subgraph: The inner graph.
+        op: What runs it; None: the default executor.
+        name: The node's name; empty: the graph that takes the node chooses.
+        inputs: The outer values that the inner inputs stand for. None: values of the same name and
+            type as the inner inputs, over the same parameters, which the partition replaces.
+        metadata: Notes for the node.
+    """
+    if inputs is None:
+        inputs = [Value(v.name, v.type, parameter=v.parameter) for v in subgraph.inputs]
+    outputs = [Value(v.name, v.type) for v in subgraph.outputs]
+    return Node(
+        OP_TYPE,
+        inputs,
+        outputs=outputs,
+        name=name or subgraph.name,
+        domain=DOMAIN,
+        version=1,
+        metadata=metadata,
+        subgraph=subgraph,
+        op=DefaultSubgraphOp(subgraph) if op is None else op,
+    )

@@ -1,0 +1,334 @@
+"""The weight cache: what was made of parameters, kept for everybody, redone when one changes.
+
+A subgraph op asks its `WeightCache` for an array by the recipe that makes it and the parameters it
+is made of. All caches of the process stand over one store: tied weights convert once, two models
+over the same parameters share the result, and it goes when the last op that used it goes. An entry
+belongs to the versions it was made from. Under a pinned `Snapshot` it serves exactly the
+snapshot's versions; an older result lives only as long as a running request holds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.parameters import Parameter, Snapshot, State, epoch, pinned_snapshot
+
+Array = np.ndarray[Any, Any]
+Make = Callable[..., Array]
+_Key = tuple[str, tuple[Parameter, ...], int]
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+
+
+@attrs.frozen
+class WeightStats:
+    """Counters of the cache.
+
+    Attributes:
+        entries: Results alive, one for each recipe and set of parameters.
+        bytes: Memory that they take beside the parameters.
+        hits: How often a result was there.
+        redone: How often one was made, the first time included.
+    """
+
+    entries: int
+    bytes: int
+    hits: int
+    redone: int
+
+
+class _Totals:
+    """Counts of the whole process; ``+= 1`` on an attribute is one step under the GIL."""
+
+    __slots__ = ("hits", "redone")
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.redone = 0
+
+
+_totals = _Totals()
+_store: weakref.WeakValueDictionary[_Key, WeightEntry] = weakref.WeakValueDictionary()
+_store_lock = threading.Lock()
+
+
+class WeightEntry:
+    """One result of the cache; whoever holds it keeps it alive.
+
+    ``get()`` costs one comparison while no parameter of the process has changed.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_align",
+        "_cached",
+        "_lock",
+        "_make",
+        "_newest",
+        "_older",
+        "hits",
+        "parameters",
+        "recipe",
+        "redone",
+    )
+
+    def __init__(
+        self, recipe: str, make: Make, parameters: tuple[Parameter, ...], align: int
+    ) -> None:
+        """Prepare an entry; nothing is made before the first `get`."""
+        self.recipe = recipe
+        self.parameters = parameters
+        self.hits = 0
+        self.redone = 0
+        self._make = make
+        self._align = align
+        self._lock = threading.Lock()
+        self._cached: tuple[int, Array] | None = None  # epoch, newest result
+        self._newest: tuple[tuple[int, ...], Array] | None = None
+        self._older: dict[tuple[int, ...], weakref.ref[Array]] = {}
+
+    def get(self) -> Array:
+        """Return the read-only result for the versions that this thread sees."""
+        snapshot = pinned_snapshot()
+        now = epoch() if snapshot is None else snapshot.epoch
+        cached = self._cached
+        if cached is not None and cached[0] == now:
+            self.hits += 1
+            _totals.hits += 1
+            return cached[1]
+        return self._get_for(snapshot)
+
+    def _get_for(self, snapshot: Snapshot | None) -> Array:
+        latest = Snapshot(self.parameters)
+        states: list[State] = []
+        for parameter in self.parameters:
+            seen = None if snapshot is None else snapshot.states.get(parameter)
+            states.append(latest.states[parameter] if seen is None else seen)
+        versions = tuple(state.version for state in states)
+        with self._lock:
+            result = self._find(versions)
+            if result is None:
+                result = self._redo(states)
+                self._keep(versions, result)
+            else:
+                self.hits += 1
+                _totals.hits += 1
+            if self._newest is not None and self._newest[0] == versions:
+                self._cached = ((latest if snapshot is None else snapshot).epoch, result)
+        return result
+
+    def _find(self, versions: tuple[int, ...]) -> Array | None:
+        if self._newest is not None and self._newest[0] == versions:
+            return self._newest[1]
+        older = self._older.get(versions)
+        return None if older is None else older()
+
+    def _redo(self, states: Sequence[State]) -> Array:
+        try:
+            result = np.asarray(self._make(*(state.array for state in states)))
+        except Exception as error:
+            names = ", ".join(repr(p.name) for p in self.parameters)
+            error.add_note(f"while recipe {self.recipe!r} was applied to parameters {names}")
+            raise
+        self.redone += 1
+        _totals.redone += 1
+        return _sealed(result, self._align)
+
+    def _keep(self, versions: tuple[int, ...], result: Array) -> None:
+        newest = self._newest
+        self._older = {v: ref for v, ref in self._older.items() if ref() is not None}
+        # Snapshots are ordered, so versions of one set of parameters are comparable.
+        if newest is None or versions > newest[0]:
+            if newest is not None:
+                self._older[newest[0]] = weakref.ref(newest[1])
+            self._newest = (versions, result)
+        else:
+            self._older[versions] = weakref.ref(result)
+
+    def seed(self, result: Array) -> None:
+        """Take ``result``, read from a file, as made of the present versions; none is copied."""
+        versions = tuple(p.version for p in self.parameters)
+        with self._lock:
+            if self._newest is None:
+                self._newest = (versions, _sealed(result, self._align))
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the results alive; nothing for a view of a parameter."""
+        with self._lock:
+            alive = [ref() for ref in self._older.values()]
+            if self._newest is not None:
+                alive.append(self._newest[1])
+        sources = [p.array for p in self.parameters]
+        return sum(
+            array.nbytes
+            for array in alive
+            if array is not None and not any(np.may_share_memory(array, s) for s in sources)
+        )
+
+
+class WeightCache:
+    """One user's door to the cache; what it asked for stays as long as it does.
+
+    A recipe is known by its name and its function (with the numbers and strings that the function
+    closes over), so two users who chose the same name do not get each other's results. Arrays
+    that a function closes over are not part of the key: pass them as parameters.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        """Make an empty door."""
+        self._entries: dict[_Key, WeightEntry] = {}
+
+    def get(self, recipe: str, make: Make, *parameters: Parameter, align: int = 0) -> Array:
+        """Return ``make(*arrays of the parameters)``, from the cache when it is there.
+
+        Args:
+            recipe: The result's name, such as a memory layout: "OIhw16i16o".
+            make: Function of the parameters' arrays; it returns an array.
+            parameters: All parameters that the result is made of.
+            align: Address of the result is a multiple of this; 0: as it comes.
+
+        Returns:
+            A read-only array of the versions that this thread sees (see `pinned`).
+        """
+        return self.entry(recipe, make, *parameters, align=align).get()
+
+    def entry(self, recipe: str, make: Make, *parameters: Parameter, align: int = 0) -> WeightEntry:
+        """Return the entry itself, to ask it again at each run without a look-up."""
+        key = (recipe_id(recipe, make), parameters, align)
+        entry = self._entries.get(key)
+        if entry is None:
+            with _store_lock:
+                entry = _store.get(key)
+                if entry is None:
+                    entry = _store[key] = WeightEntry(key[0], make, parameters, align)
+                    _seed_from_files(entry, align)
+            self._entries[key] = entry
+        return entry
+
+    def __iter__(self) -> Iterator[WeightEntry]:
+        """Yield the entries asked for."""
+        return iter(list(self._entries.values()))
+
+    def stats(self) -> WeightStats:
+        """Return the counters of the entries that this user asked for."""
+        return _stats(list(self._entries.values()))
+
+    def clear(self) -> None:
+        """Let go of all entries."""
+        self._entries.clear()
+
+
+def weight_stats() -> WeightStats:
+    """Return the counters of the whole process; hits and redone since its start."""
+    with _store_lock:
+        alive = list(_store.values())
+    stats = _stats(alive)
+    return WeightStats(stats.entries, stats.bytes, _totals.hits, _totals.redone)
+
+
+def _stats(entries: Sequence[WeightEntry]) -> WeightStats:
+    return WeightStats(
+        len(entries),
+        sum(e.bytes for e in entries),
+        sum(e.hits for e in entries),
+        sum(e.redone for e in entries),
+    )
+
+
+class StoredWeights:
+    """Results read from an exported model, taken up by entries that would make the same."""
+
+    def __init__(self) -> None:
+        """Make an empty collection; it works as long as someone holds it."""
+        self._results: dict[tuple[str, tuple[Parameter, ...], int], tuple[int, ...]] = {}
+        self._arrays: dict[tuple[str, tuple[Parameter, ...], int], Array] = {}
+        with _store_lock:
+            _stored.add(self)
+
+    def add(
+        self, recipe: str, parameters: tuple[Parameter, ...], align: int, result: Array
+    ) -> None:
+        """Offer ``result`` for this recipe while the parameters stay at their versions."""
+        key = (recipe, parameters, align)
+        self._results[key] = tuple(p.version for p in parameters)
+        self._arrays[key] = result
+
+    def find(self, entry: WeightEntry, align: int) -> Array | None:
+        """Return the result for an entry if its parameters are unchanged since."""
+        key = (entry.recipe, entry.parameters, align)
+        versions = self._results.get(key)
+        if versions is None or versions != tuple(p.version for p in entry.parameters):
+            return None
+        return self._arrays[key]
+
+
+_stored: weakref.WeakSet[StoredWeights] = weakref.WeakSet()
+
+
+def _seed_from_files(entry: WeightEntry, align: int) -> None:
+    for stored in list(_stored):
+        found = stored.find(entry, align)
+        if found is not None:
+            entry.seed(found)
+            return
+
+
+def recipe_id(recipe: str, make: Make) -> str:
+    """Return a name for a recipe and its function that is the same in every process."""
+    parts = [recipe]
+    function: Any = make
+    while isinstance(function, functools.partial):
+        parts.append(repr([a for a in function.args if isinstance(a, _PLAIN)]))
+        parts.append(repr([(k, v) for k, v in function.keywords.items() if isinstance(v, _PLAIN)]))
+        function = function.func
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        owner = function if hasattr(function, "__qualname__") else type(function)
+        parts.append(f"{owner.__module__}.{owner.__qualname__}")
+        return "|".join(parts)
+    parts.append(f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}")
+    cells = getattr(function, "__closure__", None) or ()
+    closed = [cell.cell_contents for cell in cells]
+    closed += list(getattr(function, "__defaults__", None) or ())
+    closed += list((getattr(function, "__kwdefaults__", None) or {}).values())
+    if closed:
+        parts.append(repr([_plain(value) for value in closed]))
+    return "|".join(parts)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_plain(v) for v in value)  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, _PLAIN):
+        return value
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"{getattr(value, '__module__', '')}.{name}"
+
+
+def _sealed(array: Array, align: int) -> Array:
+    """Return a read-only view of ``array``, of an aligned copy when it is not aligned."""
+    if align and (not array.flags.c_contiguous or array.ctypes.data % align):
+        copy = aligned_empty(array.shape, array.dtype, align)
+        copy[...] = array
+        array = copy
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) -> Array:
+    """Return an uninitialised C-contiguous array whose address is a multiple of ``align``."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(size + align, np.uint8)
+    start = -raw.ctypes.data % align
+    return raw[start : start + size].view(dtype).reshape(shape)
