@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import call_kernel, ld, ld_i64, st, st_i64, vec
-from subgraph.engine.tile import stack_words
+from subgraph.engine.simd import call_kernel, ld, st, vec
+from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tiling import (
     T_A,
     T_AKS,
@@ -39,24 +39,11 @@ from subgraph.engine.tiling import (
     T_RRS,
     T_TAIL,
     T_WORDS,
-    tile_rows,
 )
 
 _ITEM = {"float32": 4, "float64": 8}
-_tile_rows = register_jitable(tile_rows)
 _words = stack_words(T_WORDS)
-
-
-@register_jitable
-def arg(args: int, index: int) -> int:
-    """Return word ``index`` of an argument block."""
-    return ld_i64(args + 8 * index)
-
-
-@register_jitable
-def put(block: int, index: int, value: int) -> None:
-    """Set word ``index`` of a block of words."""
-    st_i64(block + 8 * index, value)
+_where = stack_words(8)
 
 
 def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
@@ -67,7 +54,7 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
     Units: matrices times panels.
     """
     v = vec(dtype, lanes)
-    load, store, zero, load_n = v.load, v.store, v.zero, v.load_n
+    load, store, load_n = v.load, v.store, v.load_n
     load1, store1 = ld(dtype), st(dtype)
     item = _ITEM[dtype]
     width = nv * lanes
@@ -191,7 +178,7 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             put(t, T_BKS, step)
             i = 0
             while i < rows:
-                m = _tile_rows(rows - i, mr)
+                m = rows_of(rows - i, mr)
                 at = c + (row + i) * crs + first * item
                 put(t, T_A, a + i * arg(t, T_ARS))
                 put(t, T_C, at)
@@ -290,6 +277,3 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                 k0 += max(depth, 1)
 
     return kernel
-
-
-_where = stack_words(8)

@@ -21,9 +21,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
-from subgraph.engine.simd import emit_fma, first_lanes
+from subgraph.engine.simd import emit_fma, first_lanes, ld_i64, st_i64
 from subgraph.engine.tiling import (
     F_HI,
     F_LO,
@@ -58,7 +58,23 @@ from subgraph.engine.tiling import (
     T_SB2,
     T_TAIL,
     row_counts,
+    tile_rows,
 )
+
+rows_of = register_jitable(tile_rows)
+
+
+@register_jitable
+def arg(block: int, index: int) -> int:
+    """Return word ``index`` of a block of words."""
+    return ld_i64(block + 8 * index)
+
+
+@register_jitable
+def put(block: int, index: int, value: int) -> None:
+    """Set word ``index`` of a block of words."""
+    st_i64(block + 8 * index, value)
+
 
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)

@@ -1,0 +1,268 @@
+"""Direct convolution kernels over contraction tiles: blocked layout, first layer, plain layout.
+
+Blocked activations are ``[N][C / lanes][D][H][W][lanes]``, the last block padded with channels that
+must hold finite values (their weights are zero). 1-D and 2-D convolutions set the leading sizes to
+1. Weights are packed per group as ``[panel][K][columns]`` like the B of ``gemm_kernels``: a panel
+is ``nv`` blocks of output channels (the last one as many as are left) and K runs over
+``(input block, kd, kh, kw, lane)``, or ``(channel, kd, kh, kw)`` for plain input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from numba.extending import register_jitable
+
+from subgraph.engine.simd import call_kernel, ld, st, vec
+from subgraph.engine.tile import arg, put, rows_of, stack_words
+from subgraph.engine.tiling import (
+    T_A,
+    T_AKS,
+    T_ARS,
+    T_B,
+    T_BJS,
+    T_BKS,
+    T_C,
+    T_CJS,
+    T_CRS,
+    T_FLAGS,
+    T_HI,
+    T_IJS,
+    T_INIT,
+    T_KIN,
+    T_LO,
+    T_N0,
+    T_N1,
+    T_N2,
+    T_RES,
+    T_RJS,
+    T_RRS,
+    T_SA0,
+    T_SA1,
+    T_SA2,
+    T_SB0,
+    T_SB1,
+    T_SB2,
+    T_WORDS,
+)
+
+_ITEM = {"float32": 4, "float64": 8}
+_words = stack_words(T_WORDS)
+_where = stack_words(8)
+
+
+def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable[..., None]:
+    """Return the direct convolution into the blocked layout; one unit is a block of the output.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Channels of one block.
+        mr: Most pixels of a tile.
+        nv: Blocks of output channels of a panel.
+        plain: The input is plain (``[N][C][D][H][W]``), the output blocked all the same.
+
+    Words::
+
+        0 x  1 packed weights  2 y  3 bias (padded to whole blocks; 0: none)
+        4 residual, shaped as y (0: none)
+        5 groups  6 input blocks of one group (channels when plain)  7 output blocks of one group
+        8..10 input D H W  11..13 output D H W  14..16 kernel D H W  17..19 strides
+        20..22 dilations  23..25 pads before (D H W)
+        26 contraction tile  27 post kernel (0: none)  28 F_* flags  29 lower  30 upper (float64)
+        31 output rows of a unit  32 output columns of a unit  33 panels of a unit
+        34 scratch (0: x is read in place: no pads, whole blocks)  35 its bytes per worker
+        36 units run over panels first (0) or over pixels first (1)
+        37 bytes between images of x  38 of y  39 of the residual
+
+    With scratch, the part of x that a unit reads is copied there with its padding; a worker needs
+    ``input blocks * reach(D) * reach(H) * reach(W)`` blocks, where ``reach = (outputs - 1) *
+    stride + (kernel - 1) * dilation + 1`` over the outputs of a unit (one along D).
+    Blocked input with a dilation along W needs kernel D = 1.
+    Units: N * groups * output D * row blocks * column blocks * panel blocks.
+    """
+    v = vec(dtype, lanes)
+    load, store, zero = v.load, v.store, v.zero
+    load1, store1 = ld(dtype), st(dtype)
+    item = _ITEM[dtype]
+    pixel = item if plain else lanes * item
+    step = 1 if plain else lanes
+
+    @register_jitable
+    def clear(to: int, pixels: int) -> None:
+        if plain:
+            for i in range(pixels):
+                store1(to + i * item, 0.0)
+        else:
+            for i in range(pixels):
+                store(to + i * pixel, zero())
+
+    @register_jitable
+    def copy(source: int, to: int, pixels: int) -> None:
+        if plain:
+            for i in range(0, pixels - lanes + 1, lanes):
+                store(to + i * item, load(source + i * item))
+            for i in range(pixels // lanes * lanes, pixels):
+                store1(to + i * item, load1(source + i * item))
+        else:
+            for i in range(pixels):
+                store(to + i * pixel, load(source + i * pixel))
+
+    @register_jitable
+    def copy_strip(args: int, x: int, to: int, where: int) -> None:
+        """Copy the box that starts at (d, h, w) = where[0:3], of size where[3:6], with zeros."""
+        blocks = arg(args, 6)
+        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
+        d0, h0, w0 = arg(where, 0), arg(where, 1), arg(where, 2)
+        nd, nh, nw = arg(where, 3), arg(where, 4), arg(where, 5)
+        left = min(max(-w0, 0), nw)
+        right = max(min(width - w0, nw), left)
+        for b in range(blocks):
+            for d in range(d0, d0 + nd):
+                for h in range(h0, h0 + nh):
+                    if d < 0 or d >= depth or h < 0 or h >= height:
+                        clear(to, nw)
+                    else:
+                        row = x + (((b * depth + d) * height + h) * width + w0) * pixel
+                        clear(to, left)
+                        copy(row + left * pixel, to + left * pixel, right - left)
+                        clear(to + right * pixel, nw - right)
+                    to += nw * pixel
+
+    @register_jitable
+    def set_loops(args: int, t: int, row: int, plane: int, volume: int) -> None:
+        """Set what is the same for all tiles of a unit: the loops over K and the strides."""
+        kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
+        dd, dh, dw = arg(args, 20), arg(args, 21), arg(args, 22)
+        put(t, T_ARS, arg(args, 19) * pixel)
+        put(t, T_N0, arg(args, 6))
+        put(t, T_SA0, volume)
+        if plain or dw == 1:
+            put(t, T_N1, kd)
+            put(t, T_SA1, dd * plane)
+            put(t, T_N2, kh)
+            put(t, T_SA2, dh * row)
+            put(t, T_KIN, kw * step)
+            put(t, T_AKS, dw * item)
+        else:
+            put(t, T_N1, kh)
+            put(t, T_SA1, dh * row)
+            put(t, T_N2, kw)
+            put(t, T_SA2, dw * pixel)
+            put(t, T_KIN, step)
+            put(t, T_AKS, item)
+
+    @register_jitable
+    def panel_words(args: int, t: int, group: int, panel: int) -> int:
+        """Set weights and bias of a panel; return its vectors."""
+        blocks = arg(args, 7)
+        taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
+        depth = arg(args, 6) * taps * step
+        first = panel * nv
+        vectors = min(nv, blocks - first)
+        columns = vectors * lanes * item
+        put(t, T_B, arg(args, 1) + (group * blocks + first) * depth * lanes * item)
+        put(t, T_BKS, columns)
+        put(t, T_SB2, arg(t, T_KIN) * columns)
+        put(t, T_SB1, arg(t, T_N2) * arg(t, T_KIN) * columns)
+        put(t, T_SB0, taps * step * columns)
+        bias = arg(args, 3)
+        if bias != 0:
+            bias += (group * blocks + first) * lanes * item
+        put(t, T_INIT, bias)
+        return vectors
+
+    @register_jitable
+    def run_row(args: int, t: int, x: int, y: int, res: int, pixels: int, vectors: int) -> None:
+        i = 0
+        tile, post = arg(args, 26), arg(args, 27)
+        while i < pixels:
+            m = rows_of(pixels - i, mr)
+            put(t, T_A, x + i * arg(t, T_ARS))
+            put(t, T_C, y + i * lanes * item)
+            put(t, T_RES, res + i * lanes * item if res != 0 else 0)
+            call_kernel(tile, t, m, vectors, 0)
+            if post != 0:
+                call_kernel(post, t, m, vectors, 0)
+            i += m
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        t, where = _words(), _where()
+        groups, blocks = arg(args, 5), arg(args, 7)
+        height, width = arg(args, 9), arg(args, 10)
+        od_n, oh_n, ow_n = arg(args, 11), arg(args, 12), arg(args, 13)
+        sd, sh, sw = arg(args, 17), arg(args, 18), arg(args, 19)
+        rb, wb, pb = arg(args, 31), arg(args, 32), arg(args, 33)
+        scratch = arg(args, 34)
+        if scratch != 0:
+            scratch += worker * arg(args, 35)
+        row_blocks, col_blocks = (oh_n + rb - 1) // rb, (ow_n + wb - 1) // wb
+        panels = (blocks + nv - 1) // nv
+        panel_blocks = (panels + pb - 1) // pb
+        spatial = od_n * row_blocks * col_blocks
+        volume_in = arg(args, 6) * arg(args, 8) * height * width * pixel
+        plane_out = od_n * oh_n * ow_n * lanes * item
+        put(t, T_BJS, lanes * item)
+        put(t, T_CRS, lanes * item)
+        put(t, T_CJS, plane_out)
+        put(t, T_IJS, lanes * item)
+        put(t, T_RRS, lanes * item)
+        put(t, T_RJS, plane_out)
+        put(t, T_FLAGS, arg(args, 28))
+        put(t, T_LO, arg(args, 29))
+        put(t, T_HI, arg(args, 30))
+        copied = -1
+        for unit in range(begin, end):
+            image, rest = unit // (spatial * panel_blocks), unit % (spatial * panel_blocks)
+            image, group = image // groups, image % groups
+            if arg(args, 36) == 0:
+                place, panel = rest // panel_blocks, rest % panel_blocks * pb
+            else:
+                place, panel = rest % spatial, rest // spatial * pb
+            cb = place % col_blocks
+            rows_at = place // col_blocks % row_blocks
+            od = place // col_blocks // row_blocks
+            oh, ow = rows_at * rb, cb * wb
+            rows, cols = min(rb, oh_n - oh), min(wb, ow_n - ow)
+            x = arg(args, 0) + image * arg(args, 37) + group * volume_in
+            d0 = od * sd - arg(args, 23)
+            h0 = oh * sh - arg(args, 24)
+            w0 = ow * sw - arg(args, 25)
+            if scratch == 0:
+                row = width * pixel
+                plane = height * row
+                volume = arg(args, 8) * plane
+                x += d0 * plane + h0 * row + w0 * pixel
+            else:
+                nd = (arg(args, 14) - 1) * arg(args, 20) + 1
+                nh = (rows - 1) * sh + (arg(args, 15) - 1) * arg(args, 21) + 1
+                nw = (cols - 1) * sw + (arg(args, 16) - 1) * arg(args, 22) + 1
+                strip = (image * groups + group) * spatial + place
+                if strip != copied:
+                    put(where, 0, d0)
+                    put(where, 1, h0)
+                    put(where, 2, w0)
+                    put(where, 3, nd)
+                    put(where, 4, nh)
+                    put(where, 5, nw)
+                    copy_strip(args, x, scratch, where)
+                    copied = strip
+                row = nw * pixel
+                plane = nh * row
+                volume = nd * plane
+                x = scratch
+            set_loops(args, t, row, plane, volume)
+            out = ((od * oh_n + oh) * ow_n + ow) * lanes * item
+            for p in range(panel, min(panels, panel + pb)):
+                vectors = panel_words(args, t, group, p)
+                at = out + (group * blocks + p * nv) * plane_out
+                y = arg(args, 2) + image * arg(args, 38) + at
+                res = arg(args, 4)
+                if res != 0:
+                    res += image * arg(args, 39) + at
+                for r in range(rows):
+                    down = r * ow_n * lanes * item
+                    run_row(
+                        args, t, x + r * sh * row, y + down, res + down if res else 0, cols, vectors
+                    )
+
+    return kernel
