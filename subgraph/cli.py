@@ -1,0 +1,512 @@
+"""The command ``subgraph``: run, partition, explain, query, compile and describe models.
+
+Part of the face: it parses arguments, calls the public functions, and shows what they return, as
+tables on a terminal or as JSON. Exit status: 0 done, 1 an error that Subgraph reports, 2 wrong
+usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+import subgraph as sg
+from subgraph.cli_inputs import input_arrays, parse_assignments, parse_config
+from subgraph.graph import Graph, Node
+from subgraph.types import TensorType
+
+Row = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with ``argv`` (default: the process's arguments); return the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        for script in getattr(args, "imports", None) or ():
+            runpy.run_path(script)
+        args.command(args)
+    except sg.SubgraphError as error:
+        _fail(args, f"{error}")
+        return 1
+    except OSError as error:
+        _fail(args, f"{error.filename or ''}: {error.strerror or error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0
+    return 0
+
+
+def _fail(args: argparse.Namespace, message: str) -> None:
+    if getattr(args, "json", False):
+        print(json.dumps({"error": message}))
+    print(f"subgraph: error: {message}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------- commands
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run a model on files or random inputs; print the results, or write them to a folder."""
+    out = Output(args)
+    with out.progress("loading and compiling"):
+        model = _compiled(args)
+        arrays = input_arrays(model.inputs, args.input, parse_assignments(args.dim), args.seed)
+    times: list[float] = []
+    results: Mapping[str, Any] = {}
+    with out.progress("running"):
+        for _ in range(max(args.repeat, 1)):
+            start = time.perf_counter()
+            results = model(arrays)
+            times.append(time.perf_counter() - start)
+    rows = [_describe(name, value) for name, value in results.items()]
+    if args.output is not None:
+        args.output.mkdir(parents=True, exist_ok=True)
+        for row in rows:
+            path = args.output / f"{_file_name(row['name'])}.npy"
+            np.save(path, results[row["name"]], allow_pickle=False)
+            row["file"] = str(path)
+    summary: Row = {"runs": len(times), "median_ms": round(float(np.median(times)) * 1e3, 3)}
+    out.table("results", rows)
+    out.facts(summary)
+    out.finish({"results": rows, **summary})
+
+
+def partition(args: argparse.Namespace) -> None:
+    """Cut a model by a selector, property or list of operators; show the subgraphs."""
+    out = Output(args)
+    with out.progress("loading"):
+        graph = sg.load(args.model)
+    with out.progress("partitioning"):
+        cut = _partitioned(graph, args)
+    rows, facts = partition_rows(cut, graph)
+    out.table("subgraphs", rows)
+    out.facts(facts)
+    outside = [node for node in cut.nodes if node.subgraph is None]
+    reasons = [
+        {"node": node.name, "operator": node.op_type, "why": _first_line(sg.explain(cut, node))}
+        for node in outside[: args.reasons]
+    ]
+    if reasons:
+        out.table("outside", reasons)
+    if len(outside) > len(reasons):
+        out.line(f"{len(outside) - len(reasons)} more outside (--reasons N shows more)")
+    if args.dot is not None:
+        args.dot.write_text(to_dot(cut))
+        out.line(f"wrote {args.dot}: draw it with dot -Tsvg {args.dot}")
+    if args.output is not None:
+        sg.save(cut, args.output)
+        out.line(f"wrote {args.output}")
+    out.finish({"subgraphs": rows, "outside": reasons, **facts})
+
+
+def explain(args: argparse.Namespace) -> None:
+    """Say why a node is in its subgraph, or in none."""
+    out = Output(args)
+    with out.progress("loading and partitioning"):
+        cut = _partitioned(sg.load(args.model), args)
+    found = sg.explain(cut, args.node)
+    out.line(str(found))
+    out.finish({"node": args.node, "explanation": str(found)})
+
+
+def info(args: argparse.Namespace) -> None:
+    """Describe a model: inputs, outputs, operators, weights, and what each device takes."""
+    out = Output(args)
+    with out.progress("loading"):
+        graph = sg.load(args.model)
+    core = sg.Core()
+    ends = [
+        {"kind": kind, "name": value.name, "type": str(value.type or "?")}
+        for kind, values in (("input", graph.inputs), ("output", graph.outputs))
+        for value in values
+    ]
+    facts: Row = {
+        "name": graph.name,
+        "nodes": len(graph.nodes),
+        "parameters": len(graph.parameters),
+        "parameter_bytes": sum(p.array.nbytes for p in graph.parameters.values()),
+        "opsets": ", ".join(f"{d or 'ai.onnx'} {v}" for d, v in graph.opsets.items()),
+    }
+    takes: dict[str, dict[str, str]] = {}
+    with out.progress("asking the devices"):
+        for device in core.available_devices:
+            base = device.partition(".")[0]
+            if base not in takes and base not in ("REFERENCE", "HETERO", "MULTI", "AUTO"):
+                takes[base] = core.query_model(graph, device)
+    count = Counter(_op_name(node) for node in graph.nodes)
+    shares: dict[str, Counter[str]] = {
+        device: Counter(_op_name(n) for n in graph.nodes if n.name in names)
+        for device, names in takes.items()
+    }
+    rows = [
+        {"operator": op, "nodes": n, **{d: f"{shares[d][op]}/{n}" for d in shares}}
+        for op, n in sorted(count.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    for device, names in takes.items():
+        facts[f"share_{device}"] = round(len(names) / max(len(graph.nodes), 1), 4)
+    out.facts(facts)
+    out.table("inputs and outputs", ends)
+    out.table("operators (nodes that each device takes)", rows)
+    out.finish({**facts, "values": ends, "operators": rows})
+
+
+def devices(args: argparse.Namespace) -> None:
+    """List the devices of this machine and, with --properties, their configuration."""
+    out = Output(args)
+    core = sg.Core()
+    rows: list[Row] = []
+    for name in core.available_devices:
+        rows.append({"device": name, "full name": core.get_property(name, "FULL_DEVICE_NAME")})
+    out.table("devices", rows)
+    properties: list[Row] = []
+    if args.properties:
+        for name in core.available_devices:
+            for key in core.get_property(name, "SUPPORTED_PROPERTIES"):
+                value = core.get_property(name, key)
+                properties.append({"device": name, "property": key, "value": _plain(value)})
+        out.table("properties", properties)
+    out.finish({"devices": rows, "properties": properties})
+
+
+def query(args: argparse.Namespace) -> None:
+    """Say which device takes each node of a model, and why another does not."""
+    out = Output(args)
+    with out.progress("loading and asking"):
+        graph = sg.load(args.model)
+        found = sg.Core().query_model(graph, args.device, parse_config(args.config))
+    rows = [
+        {
+            "node": node.name,
+            "operator": _op_name(node),
+            "device": found.get(node.name, "-"),
+            "why not": str(found.reasons.get(node.name, "")),
+        }
+        for node in graph.nodes
+        if not args.refused or node.name not in found
+    ]
+    out.table(f"nodes on {args.device}", rows)
+    taken = sum(node.name in found for node in graph.nodes)
+    facts: Row = {"taken": taken, "nodes": len(graph.nodes)}
+    out.facts(facts)
+    out.finish({"rows": rows, **facts})
+
+
+def compile_command(args: argparse.Namespace) -> None:
+    """Compile a model and write it to one file that `subgraph run` starts faster from."""
+    out = Output(args)
+    with out.progress("compiling"):
+        model = _compiled(args)
+        model.export_model(args.output)
+    facts: Row = {"file": str(args.output), "bytes": args.output.stat().st_size}
+    out.facts(facts)
+    out.finish(facts)
+
+
+# ---------------------------------------------------------------- shared steps
+
+
+def _compiled(args: argparse.Namespace) -> Any:
+    core = sg.Core()
+    config = parse_config(args.config)
+    if args.model.suffix != ".onnx" and _is_exported(args.model):
+        return core.import_model(args.model, args.device, config)
+    return core.compile_model(args.model, args.device, config)
+
+
+def _is_exported(path: Path) -> bool:
+    from subgraph.export import MAGIC
+
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _partitioned(graph: Graph, args: argparse.Namespace) -> Graph:
+    from subgraph.partition.options import property_from
+
+    options: dict[str, Any] = {}
+    for key in ("strategy", "min_size", "max_subgraphs", "include", "exclude"):
+        value = getattr(args, key)
+        if value is not None:
+            options[key] = value
+    if args.property is not None:
+        return sg.optimize_for(graph, args.property, **options)
+    if args.selector is not None:
+        graph = graph.clone()
+        graph.attrs["subgraph_property"] = property_from(args.selector)
+        return sg.passes.apply_pass(graph, "PartitionGraph", **options)
+    names = set(args.ops.split(",")) if args.ops else {n.op_type for n in graph.nodes}
+    graph = graph.clone()
+    graph.attrs["subgraph_property"] = property_from(sg.ContainOpSelector(names))
+    return sg.passes.apply_pass(graph, "PartitionGraph", **options)
+
+
+def partition_rows(cut: Graph, original: Graph) -> tuple[list[Row], Row]:
+    """Return a row for each subgraph node of ``cut``, and the totals."""
+    rows: list[Row] = []
+    inside = 0
+    for node in cut.nodes:
+        if node.subgraph is None:
+            continue
+        inner = node.subgraph
+        inside += len(inner.nodes)
+        operators = Counter(_op_name(n) for n in inner.nodes).most_common(6)
+        weights = sum(value.parameter is not None for value in inner.inputs)
+        rows.append(
+            {
+                "subgraph": node.name,
+                "nodes": len(inner.nodes),
+                "inputs": len(inner.inputs) - weights,
+                "weights": weights,
+                "outputs": len(inner.outputs),
+                "operators": ", ".join(f"{n} {op}" for op, n in operators),
+            }
+        )
+    total = len(original.nodes)
+    facts: Row = {
+        "subgraphs": len(rows),
+        "nodes_inside": inside,
+        "nodes_outside": sum(node.subgraph is None for node in cut.nodes),
+        "share_inside": round(inside / max(total, 1), 4),
+    }
+    return rows, facts
+
+
+def to_dot(graph: Graph) -> str:
+    """Return the graph in Graphviz's language: a box for each node, a frame for each subgraph."""
+    lines = ["digraph {", "  rankdir=TB; node [shape=box, fontname=Helvetica, fontsize=10];"]
+    ids: dict[Node, str] = {}
+
+    def quote(text: str) -> str:
+        return json.dumps(text)
+
+    def box(node: Node, indent: str) -> None:
+        ids[node] = f"n{len(ids)}"
+        label = quote(f"{node.op_type}\n{node.name}")
+        lines.append(f"{indent}{ids[node]} [label={label}];")
+
+    ends: dict[Any, str] = {}
+    for node in graph.nodes:
+        if node.subgraph is None:
+            box(node, "  ")
+            ends.update((value, ids[node]) for value in node.outputs)
+            continue
+        lines.append(f"  subgraph cluster_{len(ids)} {{ label={quote(node.name)}; color=blue;")
+        inner_ends: dict[Any, str] = {}
+        for inner in node.subgraph.nodes:
+            box(inner, "    ")
+            inner_ends.update((value, ids[inner]) for value in inner.outputs)
+        lines.append("  }")
+        for inner in node.subgraph.nodes:
+            for value in inner.sources:
+                if value in inner_ends:
+                    lines.append(f"  {inner_ends[value]} -> {ids[inner]};")
+        for outer, value in zip(node.inputs, node.subgraph.inputs, strict=True):
+            for inner in value.consumers:
+                if outer in ends:
+                    lines.append(f"  {ends[outer]} -> {ids[inner]};")
+        for outer, value in zip(node.outputs, node.subgraph.outputs, strict=True):
+            if value in inner_ends:
+                ends[outer] = inner_ends[value]
+    for node in graph.nodes:
+        if node.subgraph is None:
+            lines += [f"  {ends[v]} -> {ids[node]};" for v in node.sources if v in ends]
+    return "\n".join([*lines, "}", ""])
+
+
+def _describe(name: str, value: Any) -> Row:
+    row: Row = {"name": name}
+    if isinstance(value, np.ndarray):
+        row["type"] = str(TensorType(value.dtype, value.shape))
+        if value.size and value.dtype.kind in "fiu":
+            wide = value.astype(np.float64)
+            row |= {
+                "min": float(wide.min()),
+                "mean": float(wide.mean()),
+                "max": float(wide.max()),
+            }
+    else:
+        row["type"] = type(value).__name__
+    return row
+
+
+def _first_line(explanation: object) -> str:
+    return next(iter(str(explanation).splitlines()), "")
+
+
+def _op_name(node: Node) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or "output"
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, (int, float, str, bool)) or value is None else str(value)
+
+
+class Output:
+    """Where a command's results go: tables and lines on a terminal, or one JSON object."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Take ``--json`` from the arguments."""
+        self._json = bool(args.json)
+        if not self._json:
+            from rich.console import Console
+
+            self._console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[None]:
+        """Show that something is under way, on a terminal, until the block ends."""
+        if self._json or not sys.stderr.isatty():
+            yield
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status(f"{what} ..."):
+            yield
+
+    def table(self, title: str, rows: Sequence[Row]) -> None:
+        """Print rows under their keys."""
+        if self._json or not rows:
+            return
+        from rich.table import Table
+
+        table = Table(title=title, title_justify="left")
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        for column in columns:
+            number = any(isinstance(row.get(column), (int, float)) for row in rows)
+            table.add_column(column, justify="right" if number else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(_cell(row.get(column, "")) for column in columns))
+        self._console.print(table)
+
+    def facts(self, facts: Row) -> None:
+        """Print names and single values."""
+        for key, value in facts.items():
+            self.line(f"{key.replace('_', ' ')}: {_cell(value)}")
+
+    def line(self, text: str) -> None:
+        """Print a line."""
+        if not self._json:
+            self._console.print(text, markup=False)
+
+    def finish(self, everything: Row) -> None:
+        """Print the JSON object, if that was asked for."""
+        if self._json:
+            print(json.dumps(everything, default=str))
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"subgraph: error: {message}\ntry: {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="subgraph", description="Bring your accelerator to any ONNX model.")
+    parser.add_argument("--version", action="version", version=f"subgraph {sg.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def command(name: str, function: Callable[[argparse.Namespace], None]) -> Any:
+        text = (function.__doc__ or "").strip()
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=function)
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        sub.add_argument(
+            "--import",
+            dest="imports",
+            action="append",
+            metavar="FILE.py",
+            help="run this file first: it may register selectors, properties, devices, operators",
+        )
+        return sub
+
+    sub = command("run", run)
+    _model(sub)
+    _device(sub)
+    sub.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=SOURCE",
+        help="an input: a .npy or .pb file, or random (the default for all)",
+    )
+    sub.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help="a dimension")
+    sub.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
+    sub.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times")
+    sub.add_argument("--output", type=Path, metavar="DIR", help="write each result as .npy")
+
+    sub = command("partition", partition)
+    _model(sub)
+    _cut(sub)
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="save the cut model")
+    sub.add_argument("--dot", type=Path, metavar="FILE", help="write a Graphviz picture")
+    sub.add_argument("--reasons", type=int, default=20, metavar="N", help="nodes to explain")
+
+    sub = command("explain", explain)
+    _model(sub)
+    sub.add_argument("node", help="the node's name")
+    _cut(sub)
+
+    _model(command("info", info))
+
+    sub = command("devices", devices)
+    sub.add_argument("--properties", action="store_true", help="list every property")
+
+    sub = command("query", query)
+    _model(sub)
+    _device(sub)
+    sub.add_argument("--refused", action="store_true", help="only nodes that it does not take")
+
+    sub = command("compile", compile_command)
+    _model(sub)
+    _device(sub)
+    sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    return parser
+
+
+def _model(sub: Any) -> None:
+    sub.add_argument("model", type=Path, help="an .onnx file, or one that `compile` wrote")
+
+
+def _device(sub: Any) -> None:
+    sub.add_argument("--device", default="AUTO", help="CPU, OPENCL, HETERO:OPENCL,CPU, ...")
+    sub.add_argument(
+        "--config", action="append", default=[], metavar="KEY=VALUE", help="a device property"
+    )
+
+
+def _cut(sub: Any) -> None:
+    how = sub.add_mutually_exclusive_group()
+    how.add_argument("--ops", metavar="A,B", help="take these operators (default: all)")
+    how.add_argument("--selector", metavar="NAME", help="a registered selector")
+    how.add_argument("--property", metavar="NAME", help="a registered property")
+    sub.add_argument("--strategy", choices=("selector", "hetero"))
+    sub.add_argument("--min-size", type=int, metavar="N", help="smallest subgraph to make")
+    sub.add_argument("--max-subgraphs", type=int, metavar="N", help="make at most N")
+    sub.add_argument("--include", action="append", metavar="NODE", help="take this node")
+    sub.add_argument("--exclude", action="append", metavar="NODE", help="leave this node")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

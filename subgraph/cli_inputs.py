@@ -1,0 +1,112 @@
+"""Inputs of the command line: arrays from files or random ones that fit a model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ConfigError, MissingInputError, ModelError, ShapeError
+from subgraph.graph import Value
+from subgraph.registry import nearest
+from subgraph.types import TensorType, numpy_dtype
+
+
+def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
+    """Return ``NAME=VALUE`` texts as a dict.
+
+    Raises:
+        ConfigError: a text has no ``=``.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"expected NAME=VALUE, got {text!r}")
+        found[key] = value
+    return found
+
+
+def parse_config(texts: Iterable[str]) -> dict[str, str]:
+    """Return ``KEY=VALUE`` texts as a configuration; the device converts the values."""
+    return parse_assignments(texts)
+
+
+def input_arrays(
+    inputs: Sequence[Value],
+    sources: Iterable[str],
+    dims: Mapping[str, str],
+    seed: int,
+) -> dict[str, Any]:
+    """Return an array for each input: from the file named in ``sources``, else random.
+
+    A symbolic dimension has the size that ``dims`` gives, else 1.
+
+    Raises:
+        MissingInputError: a source names no input.
+        ModelError: a file cannot be read.
+    """
+    names = [value.name for value in inputs]
+    by_name = parse_assignments(sources)
+    for name in by_name:
+        if name not in names:
+            raise MissingInputError(f"the model has no input {name!r}; {nearest(name, names)}")
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, Any] = {}
+    for value in inputs:
+        source = by_name.get(value.name, "random")
+        if source != "random":
+            arrays[value.name] = read_array(Path(source))
+        elif value.parameter is None:
+            arrays[value.name] = _random(value, dims, rng)
+    return arrays
+
+
+def read_array(path: Path) -> np.ndarray[Any, Any]:
+    """Read an array from a NumPy file, or from a file with one ONNX TensorProto.
+
+    Raises:
+        ModelError: the file holds neither.
+    """
+    try:
+        if path.suffix == ".pb":
+            import onnx
+
+            from subgraph.onnx_proto import tensor_from_proto
+
+            proto = onnx.TensorProto()
+            proto.ParseFromString(path.read_bytes())
+            return tensor_from_proto(proto)
+        array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
+        return array
+    except OSError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{path}: cannot be read as an array ({error}); give a .npy file, or a .pb file with "
+            "one TensorProto"
+        ) from error
+
+
+def _random(value: Value, dims: Mapping[str, str], rng: np.random.Generator) -> Any:
+    type_ = value.type
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        raise ShapeError(
+            f"input {value.name!r} has type {type_ or 'unknown'}: no random array can be made; "
+            f"give one with --input {value.name}=file.npy"
+        )
+    try:
+        shape = [d if isinstance(d, int) else int(dims.get(d or "", 1)) for d in type_.shape]
+    except ValueError as error:
+        raise ConfigError(f"--dim takes NAME=SIZE with a whole number: {error}") from error
+    dtype = numpy_dtype(type_.dtype)
+    if type_.dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if type_.dtype == "string":
+        return np.full(shape, "text", dtype=object)
+    if dtype.kind in "iu":
+        # Small: as likely to be an index or a token as a quantity.
+        return rng.integers(0, 2, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
