@@ -48,7 +48,9 @@ def tile_rows(left: int, mr: int) -> int:
     """
     tiles = (left + mr - 1) // mr
     rows = (left + tiles - 1) // tiles
-    return rows + (rows & 1) if rows > 8 else rows
+    if rows <= 8 or rows % 2 == 0:
+        return rows
+    return rows + 1 if rows < left else (rows + 1) // 2
 
 
 def row_counts(mr: int) -> tuple[int, ...]:
