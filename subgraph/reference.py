@@ -1,0 +1,370 @@
+"""The meaning of every operator: one node applied to values in NumPy; what REFERENCE runs.
+
+A node goes to the first of these that knows it: a correction or custom operator in `REFERENCES`,
+``onnx.reference`` (`standard`), the function body in ONNX's schema (`expand`). Constant folding
+and the default executor call `evaluate`; what runs nested graphs (If, Loop, Scan, SequenceMap)
+is the executor.
+
+Values: arrays (ml_dtypes for what NumPy lacks, object arrays of str for strings), lists for
+sequences, dicts for maps, `SparseTensor`, None for an omitted input or an empty optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeGuard, cast
+
+import numpy as np
+
+from subgraph.errors import ShapeError, SubgraphError, UnsupportedOpError
+from subgraph.graph import Node, Value
+from subgraph.op import REFERENCES, operator_key
+from subgraph.schema import find_schema, newest_opset
+from subgraph.types import TensorType, dtype_of
+
+Array = np.ndarray[Any, Any]
+Compute = Callable[[Sequence[Any]], Sequence[Any]]
+# Attributes of opset 1 that told how memory was shared; they never meant anything for the result.
+_NO_MEANING = frozenset({"consumed_inputs"})
+_PLAIN = (int, float, str, bytes)
+_CACHE_SIZE = 4096
+_COMPILED: dict[Any, tuple[Compute, Any]] = {}
+
+
+def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Return the outputs of ``node`` for these input values; one for each of its outputs.
+
+    Args:
+        node: Any operator but If, Loop, Scan, SequenceMap and subgraph nodes.
+        inputs: One value for each of the node's inputs, None where it is omitted.
+
+    Raises:
+        UnsupportedOpError: nobody defines the operator in this version.
+        ShapeError: the inputs do not fit the operator.
+    """
+    given = [np.asarray(v) if _is_scalar(v) else v for v in inputs]
+    compute = REFERENCES.find(operator_key(node.op_type, node.domain))
+    try:
+        with np.errstate(all="ignore"):
+            outputs = compute(node, given) if compute else standard(node, given)
+    except SubgraphError:
+        raise
+    except NotImplementedError as error:
+        raise UnsupportedOpError(f"{_where(node, given)}: {_reason(error)}") from error
+    except MemoryError as error:
+        raise ShapeError(f"{_where(node, given)} needs too much memory: {error}") from error
+    except Exception as error:
+        raise ShapeError(f"{_where(node, given)} do not fit: {_reason(error)}") from error
+    found = [_normal(v) for v in outputs][: len(node.outputs)]
+    return found + [None] * (len(node.outputs) - len(found))
+
+
+def standard(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the outputs as ``onnx.reference`` or the operator's function body computes them.
+
+    What a correction calls for the part of an operator that needs none.
+    """
+    count = len(inputs)
+    while count and inputs[count - 1] is None and _omitted(node, count - 1):
+        count -= 1
+    given = list(inputs[:count])
+    key = _key(node, given)
+    entry = _COMPILED.get(key)
+    if entry is None:
+        if len(_COMPILED) >= _CACHE_SIZE:
+            _COMPILED.clear()
+        # The attributes are kept: the key holds the identity of those that are arrays.
+        entry = (_compile(node, given), tuple(node.attrs.values()))
+        _COMPILED[key] = entry
+    return entry[0](given)
+
+
+def _omitted(node: Node, position: int) -> bool:
+    return position >= len(node.inputs) or node.inputs[position] is None
+
+
+def _where(node: Node, inputs: Sequence[Any]) -> str:
+    shown = ", ".join(_type_text(v) for v in inputs)
+    domain = f"{node.domain}." if node.domain else ""
+    return f"node {node.name!r} ({domain}{node.op_type}, opset {node.version}): inputs ({shown})"
+
+
+def _type_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if not _is_array(value):
+        return type(value).__name__
+    try:
+        return str(TensorType(dtype_of(value), value.shape))
+    except ShapeError:
+        return f"{value.dtype}{list(value.shape)}"
+
+
+def _is_array(value: object) -> TypeGuard[Array]:
+    return isinstance(value, np.ndarray)
+
+
+def _is_scalar(value: object) -> TypeGuard[Any]:
+    return isinstance(value, np.generic)
+
+
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(value, tuple)
+
+
+def _reason(error: BaseException) -> str:
+    """Return what went wrong at the bottom; onnx.reference wraps errors in wordy ones."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip() or type(error).__name__
+    return text if len(text) <= 400 else f"{text[:400]}…"
+
+
+def _normal(value: Any) -> Any:
+    """Return a result in this module's form: arrays for scalars, object arrays of str."""
+    array: Any = np.asarray(value) if _is_scalar(value) else value
+    if _is_array(array):
+        if array.dtype.kind == "S":
+            decoded: Array = np.char.decode(array, "utf-8")
+            return decoded.astype(object)
+        return array.astype(object) if array.dtype.kind in "UT" else array
+    return [_normal(item) for item in value] if _is_list(value) else value
+
+
+def _key(node: Node, inputs: Sequence[Any]) -> Any:
+    attributes = tuple(
+        (name, type(value).__name__, value if _hashable(value) else id(value))
+        for name, value in node.attrs.items()
+    )
+    types = None
+    if _is_context_dependent(node.op_type, node.domain, node.version):
+        types = tuple(_type_text(v) for v in inputs)
+    given = tuple(v is None for v in inputs)
+    return node.op_type, node.domain, node.version, attributes, given, len(node.outputs), types
+
+
+def _hashable(value: Any) -> bool:
+    if _is_tuple(value):
+        return all(isinstance(v, _PLAIN) for v in value)
+    return isinstance(value, _PLAIN)
+
+
+def _compile(node: Node, inputs: Sequence[Any]) -> Compute:
+    compute = _from_onnx_reference(node, len(inputs))
+    if compute is None:
+        compute = expand(node, inputs)
+    if compute is None:
+        domain = f"{node.domain}." if node.domain else ""
+        raise UnsupportedOpError(
+            f"node {node.name!r}: operator {domain}{node.op_type} of opset {node.version} has no "
+            "definition to run; register one with core.add_extension(...)"
+        )
+    return compute
+
+
+def _from_onnx_reference(node: Node, count: int) -> Compute | None:
+    implementation = _implementation(node.domain, node.op_type, _version(node))
+    if implementation is None:
+        return None
+    from onnx.reference import ReferenceEvaluator
+
+    proto = _proto_with_defaults(node, count)
+    parameters: dict[str, Any] = {
+        "log": _silent,
+        "opsets": {"": newest_opset()} | {node.domain: _version(node)},
+        "verbose": 0,
+        "new_ops": None,
+        "existing_functions": {},
+        "evaluator_cls": ReferenceEvaluator,
+    }
+    try:
+        runner = implementation(proto, parameters)
+    except Exception as error:
+        raise ShapeError(
+            f"node {node.name!r} ({node.op_type}): its attributes do not fit: {_reason(error)}"
+        ) from error
+
+    def compute(inputs: Sequence[Any]) -> Sequence[Any]:
+        return list(runner.run(*inputs))
+
+    return compute
+
+
+def _version(node: Node) -> int:
+    return node.version or newest_opset(node.domain)
+
+
+def _silent(*_: Any) -> None:
+    """Take the log lines of onnx.reference."""
+
+
+@cache
+def _implementation(domain: str, op_type: str, version: int) -> Any:
+    """Return the class of onnx.reference for an operator, None if it has none."""
+    known = _implementations(domain).get(op_type)
+    if known is None:
+        return None
+    versions = [v for v in known if v is not None]
+    if not versions:
+        return known[None]
+    fitting = [v for v in versions if v <= version]
+    return known[max(fitting)] if fitting else None
+
+
+@cache
+def _implementations(domain: str) -> Mapping[str, Mapping[int | None, Any]]:
+    from importlib import import_module
+
+    folder = {
+        "": "",
+        "ai.onnx.ml": ".aionnxml",
+        "ai.onnx.preview": ".aionnx_preview",
+        "ai.onnx.preview.training": ".aionnx_preview_training",
+    }.get(domain)
+    if folder is None:
+        return {}
+    module: Any = import_module(f"onnx.reference.ops{folder}._op_list")
+    known = module._build_registered_operators()
+    return cast(Mapping[str, Mapping[int | None, Any]], known)
+
+
+def _proto_with_defaults(node: Node, count: int) -> Any:
+    """Return the node's message with the defaults of its own version filled in.
+
+    onnx.reference would take the defaults of the newest version.
+    """
+    from subgraph.onnx_proto import attr_to_proto, node_to_proto
+
+    stand_in = Node(
+        node.op_type,
+        [Value(f"i{k}") if k >= len(node.inputs) or node.inputs[k] else None for k in range(count)],
+        outputs=[Value(f"o{k}") for k in range(len(node.outputs))],
+        name=node.name,
+        domain=node.domain,
+        version=node.version,
+        attrs={k: v for k, v in node.attrs.items() if k not in _NO_MEANING},
+    )
+    proto = node_to_proto(stand_in)
+    schema = find_schema(node.op_type, node.domain, node.version)
+    for name, attribute in ({} if schema is None else schema.attributes).items():
+        default = attribute.default
+        if name not in node.attrs and isinstance(default, (int, float, str, bytes, tuple)):
+            proto.attribute.append(attr_to_proto(name, default, attribute.kind))
+    return proto
+
+
+@cache
+def _is_context_dependent(op_type: str, domain: str, version: int) -> bool:
+    if _implementation(domain, op_type, version or newest_opset(domain)) is not None:
+        return False
+    schema = _onnx_schema(op_type, domain, version)
+    return schema is not None and bool(schema.has_context_dependent_function)
+
+
+@cache
+def _onnx_schema(op_type: str, domain: str, version: int) -> Any:
+    import onnx.defs
+
+    try:
+        return onnx.defs.get_schema(op_type, version or newest_opset(domain), domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def expand(node: Node, inputs: Sequence[Any]) -> Compute | None:
+    """Return how to compute ``node`` by the function body in its schema, None if it has none.
+
+    Raises:
+        UnsupportedOpError: the body holds a control-flow operator.
+    """
+    proto = _function_of(node, inputs)
+    if proto is None:
+        return None
+    steps = [_function_step(node, proto, step) for step in proto.node]
+    names_in, names_out = list(proto.input), list(proto.output)
+
+    def compute(given: Sequence[Any]) -> Sequence[Any]:
+        known: dict[str, Any] = {"": None}
+        known.update(dict.fromkeys(names_in))
+        known.update(zip(names_in, given, strict=False))
+        for inner, sources, targets in steps:
+            results = evaluate(inner, [known[name] for name in sources])
+            known.update(zip(targets, results, strict=True))
+        return [known[name] for name in names_out]
+
+    return compute
+
+
+def _function_of(node: Node, inputs: Sequence[Any]) -> Any:
+    import onnx
+
+    schema = _onnx_schema(node.op_type, node.domain, _version(node))
+    if schema is None:
+        return None
+    if schema.has_function:
+        return schema.function_body
+    if not schema.has_context_dependent_function:
+        return None
+    from subgraph.onnx_proto import type_to_proto
+
+    types = [type_to_proto(_type_of(v)).SerializeToString() for v in inputs]
+    message = _proto_with_defaults(node, len(inputs)).SerializeToString()
+    body = schema.get_context_dependent_function(message, types)
+    if not body:
+        return None
+    proto = onnx.FunctionProto()
+    proto.ParseFromString(body)
+    return proto
+
+
+def _type_of(value: Any) -> TensorType | None:
+    return TensorType(dtype_of(value), value.shape) if _is_array(value) else None
+
+
+def _function_step(node: Node, function: Any, step: Any) -> tuple[Node, list[str], list[str]]:
+    from subgraph.onnx_proto import attr_from_proto
+
+    def no_graph(_: Any) -> Any:
+        raise UnsupportedOpError(
+            f"node {node.name!r} ({node.op_type}): its function body has a {step.op_type} inside"
+        )
+
+    attrs: dict[str, Any] = {}
+    for attribute in step.attribute:
+        if not attribute.ref_attr_name:
+            attrs[attribute.name] = attr_from_proto(attribute, no_graph)
+            continue
+        value = _attribute(node, attribute.ref_attr_name)
+        if value is not None:
+            attrs[attribute.name] = value
+    opsets = {entry.domain: entry.version for entry in function.opset_import}
+    inner = Node(
+        step.op_type,
+        [Value(name) if name else None for name in step.input],
+        outputs=len(step.output),
+        name=f"{node.name}/{step.name or step.op_type}",
+        domain=step.domain,
+        version=opsets.get(step.domain, _version(node)),
+        attrs=attrs,
+    )
+    return inner, list(step.input), list(step.output)
+
+
+def _attribute(node: Node, name: str) -> Any:
+    if name in node.attrs:
+        return node.attrs[name]
+    schema = find_schema(node.op_type, node.domain, node.version)
+    known = None if schema is None else schema.attributes.get(name)
+    return None if known is None else known.default
+
+
+def attributes(node: Node) -> dict[str, Any]:
+    """Return the node's attributes with the defaults of its version filled in."""
+    schema = find_schema(node.op_type, node.domain, node.version)
+    known = {} if schema is None else schema.attributes
+    return {name: a.default for name, a in known.items()} | node.attrs
