@@ -214,6 +214,26 @@ def compile_command(args: argparse.Namespace) -> None:
     out.finish(facts)
 
 
+def bench(args: argparse.Namespace) -> None:
+    """Time a model against other runtimes, taking turns, and compare the results."""
+    from subgraph.bench import check_peers, fastest_peer, measure
+
+    out = Output(args)
+    peers = [name for name in args.vs.split(",") if name]
+    check_peers(peers)
+    with out.progress("loading"):
+        inputs = sg.load(args.model).inputs
+        arrays = input_arrays(inputs, args.input, parse_assignments(args.dim), args.seed)
+    with out.progress("measuring"):
+        measured = measure(
+            args.model, arrays, peers=peers, threads=args.threads, seconds=args.seconds
+        )
+    best = fastest_peer(measured)
+    rows = [one.row(best) for one in measured]
+    out.table(f"{args.model.name}, {args.threads} thread(s)", rows)
+    out.finish({"rows": rows})
+
+
 # ---------------------------------------------------------------- shared steps
 
 
@@ -444,15 +464,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("run", run)
     _model(sub)
     _device(sub)
-    sub.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="NAME=SOURCE",
-        help="an input: a .npy or .pb file, or random (the default for all)",
-    )
-    sub.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help="a dimension")
-    sub.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
+    _inputs(sub)
     sub.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times")
     sub.add_argument("--output", type=Path, metavar="DIR", help="write each result as .npy")
 
@@ -482,7 +494,26 @@ def _parser() -> argparse.ArgumentParser:
     _model(sub)
     _device(sub)
     sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+
+    sub = command("bench", bench)
+    _model(sub)
+    _inputs(sub)
+    sub.add_argument("--vs", default="", metavar="A,B", help="onnxruntime, openvino, torch")
+    sub.add_argument("--threads", type=int, default=1, metavar="N")
+    sub.add_argument("--seconds", type=float, default=3, help="about how long each runs")
     return parser
+
+
+def _inputs(sub: Any) -> None:
+    sub.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=SOURCE",
+        help="an input: a .npy or .pb file, or random (the default for all)",
+    )
+    sub.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help="a dimension")
+    sub.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
 
 
 def _model(sub: Any) -> None:

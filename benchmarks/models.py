@@ -1,0 +1,87 @@
+"""Time whole models against ONNX Runtime and OpenVINO: ``make bench BENCH_ARGS="*.onnx"``.
+
+usage: python benchmarks/models.py MODEL.onnx ... [--threads 1] [--vs onnxruntime,openvino]
+
+Every sample is bracketed by a probe of the machine's speed; runners take turns; medians of the kept
+samples. Without models it times examples/digits.onnx. The last line is the geometric mean of ours
+divided by the faster of the peers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import subgraph as sg
+from subgraph.bench import Measured, fastest_peer, measure
+from subgraph.cli_inputs import input_arrays
+
+
+def cpu_name() -> str:
+    """Return the processor's name and the number of cores."""
+    path = Path("/proc/cpuinfo")
+    names = [line for line in path.read_text().splitlines() if line.startswith("model name")]
+    return f"{names[0].partition(':')[2].strip()} ({len(names)} cores)" if names else ""
+
+
+def inputs_of(model: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of ``model.npz`` beside the model, else random ones."""
+    graph = sg.load(model)
+    names = [value.name for value in graph.inputs if value.parameter is None]
+    beside = model.with_suffix(".npz")
+    if beside.exists():
+        with np.load(beside) as held:
+            return {name: held[name] for name in names}
+    return input_arrays([v for v in graph.inputs if v.parameter is None], [], {}, 0)
+
+
+def add_rows(table: Table, model: Path, measured: list[Measured]) -> float | None:
+    """Add a row for each runner; return ours divided by the best peer."""
+    best = fastest_peer(measured)
+    for place, one in enumerate(measured):
+        row = one.row(best)
+        table.add_row(model.stem if place == 0 else "", *map(str, row.values()))
+    return None if best is None else measured[0].median / best
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    default = Path(__file__).parents[1] / "examples" / "digits.onnx"
+    parser.add_argument("models", nargs="*", type=Path, default=[default])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--vs", default="onnxruntime,openvino")
+    args = parser.parse_args()
+    console = Console(width=160, highlight=False)
+    console.print(f"{platform.platform()}, {cpu_name()}, {args.threads} thread(s)")
+    ratios: list[float] = []
+    table: Table | None = None
+    for model in args.models:
+        measured = measure(
+            model,
+            inputs_of(model),
+            peers=args.vs.split(",") if args.vs else [],
+            threads=args.threads,
+            rounds=args.rounds,
+            seconds=args.seconds,
+        )
+        table = table or Table("model", *measured[0].row(fastest_peer(measured)))
+        ratio = add_rows(table, model, measured)
+        if ratio is not None:
+            ratios.append(ratio)
+            console.print(f"{model.stem}: ours / best peer {ratio:.3f}")
+    if table is not None:
+        console.print(table)
+    if ratios:
+        console.print(f"geometric mean {np.exp(np.mean(np.log(ratios))):.3f}")
+
+
+if __name__ == "__main__":
+    main()

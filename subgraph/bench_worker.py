@@ -1,0 +1,154 @@
+"""One runner of a benchmark in a process of its own: Subgraph or a peer, driven over its pipes.
+
+Started by `subgraph.bench` as ``python -m subgraph.bench_worker RUNNER MODEL THREADS``. Reads one
+JSON command a line and answers with one JSON line: ``{"run": n}`` gives the seconds of n runs, with
+a fixed probe of the machine's speed before and after each; ``{"save": path}`` writes the results.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, Any]
+Runner = Callable[[], list[Any]]
+
+
+def ours(model: Path, threads: int, arrays: Arrays) -> Runner:
+    """Return a run of Subgraph's CPU device."""
+    import subgraph as sg
+
+    compiled = sg.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads})
+    return lambda: list(compiled(arrays))
+
+
+def onnxruntime(model: Path, threads: int, arrays: Arrays, level: str = "") -> Runner:
+    """Return a run of ONNX Runtime at its best optimisation level, or at ``level``."""
+    import onnxruntime as ort
+
+    levels = ort.GraphOptimizationLevel
+    tried: list[tuple[float, Any]] = []
+    for choice in [level] if level else ["BASIC", "ALL"]:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        options.graph_optimization_level = getattr(levels, f"ORT_ENABLE_{choice}")
+        session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        tried.append((0.0 if level else _median_of(lambda s=session: s.run(None, arrays)), session))
+    best: Any = min(tried, key=lambda pair: pair[0])[1]
+    return lambda: best.run(None, arrays)
+
+
+def openvino(model: Path, threads: int, arrays: Arrays) -> Runner:
+    """Return a run of OpenVINO in float32, tuned for latency."""
+    import openvino as ov
+
+    core = ov.Core()
+    network = core.read_model(str(model))
+    network.reshape({name: array.shape for name, array in arrays.items()})
+    config = {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    request = core.compile_model(network, "CPU", config).create_infer_request()
+    for name, array in arrays.items():
+        request.set_tensor(name, ov.Tensor(array))
+
+    def run() -> list[Any]:
+        request.infer()
+        return [tensor.data for tensor in request.output_tensors]
+
+    return run
+
+
+def torch(model: Path, threads: int, arrays: Arrays) -> Runner:
+    """Return a run of PyTorch on the model that onnx2torch makes."""
+    import onnx2torch
+    import torch as pytorch
+
+    pytorch.set_num_threads(threads)
+    module = onnx2torch.convert(str(model)).eval()
+    tensors = [pytorch.from_numpy(array) for array in arrays.values()]
+
+    def run() -> list[Any]:
+        with pytorch.inference_mode():
+            found = module(*tensors)
+        return [t.numpy() for t in (found if isinstance(found, (tuple, list)) else [found])]
+
+    return run
+
+
+RUNNERS: Mapping[str, Callable[[Path, int, Arrays], Runner]] = {
+    "subgraph": ours,
+    "onnxruntime": onnxruntime,
+    "openvino": openvino,
+    "torch": torch,
+}
+
+
+def probe() -> float:
+    """Return the seconds of a fixed piece of work: the machine's speed at this moment."""
+    start = time.perf_counter()
+    total = 0
+    for k in range(20_000):
+        total += k
+    return time.perf_counter() - start
+
+
+def _median_of(run: Callable[[], Any], count: int = 5) -> float:
+    run()
+    times: list[float] = []
+    for _ in range(count):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def peak_memory() -> int:
+    """Return the largest resident size of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _answer(command: dict[str, Any], run: Runner) -> dict[str, Any]:
+    if "save" in command:
+        np.savez(command["save"], *run())
+        return {"saved": command["save"]}
+    samples: list[tuple[float, float]] = []
+    before = probe()
+    for _ in range(command["run"]):
+        start = time.perf_counter()
+        for _ in range(command["inner"]):
+            run()
+        seconds = (time.perf_counter() - start) / command["inner"]
+        after = probe()
+        samples.append((seconds, max(before, after)))
+        before = after
+    return {"samples": samples}
+
+
+def main() -> None:
+    """Make the runner, say how long that took until the first result, then obey."""
+    name, model, threads, inputs = sys.argv[1:5]
+    start = time.perf_counter()
+    with np.load(inputs) as held:
+        arrays = {key: held[key] for key in held}
+    run = RUNNERS[name](Path(model), int(threads), arrays)
+    run()
+    ready = {"first_result_s": time.perf_counter() - start, "peak_bytes": peak_memory()}
+    print(json.dumps(ready), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_answer(json.loads(line), run)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
