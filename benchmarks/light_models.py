@@ -1,0 +1,140 @@
+"""The nine light models of the onnx package, with real-looking weights.
+
+As they ship, their weights come from ConstantOfShape and their outputs are constant: a wrong kernel
+would pass. Here every such weight becomes a seeded random initializer of the usual scale, and the
+classifier is rescaled so that its logits have unit spread. Needs onnx and onnxruntime.
+
+usage: python benchmarks/light_models.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+Array = np.ndarray[Any, Any]
+FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+NAMES = sorted(path.stem for path in FOLDER.glob("light_*.onnx"))
+_VIEWS = {"Reshape", "Unsqueeze", "Transpose", "Squeeze", "Identity"}
+
+
+class _Model:
+    """A model with the look-ups that the steps below need."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.graph = proto.graph
+        self.initializers = {t.name: t for t in self.graph.initializer}
+        self.users: dict[str, list[tuple[onnx.NodeProto, int]]] = defaultdict(list)
+        for node in self.graph.node:
+            for position, name in enumerate(node.input):
+                self.users[name].append((node, position))
+
+    def real_user(self, name: str) -> tuple[onnx.NodeProto, int]:
+        """Return the node that computes with a weight, and as which input, through view ops."""
+        node, position = self.users[name][0]
+        while node.op_type in _VIEWS and position == 0 and self.users[node.output[0]]:
+            node, position = self.users[node.output[0]][0]
+        return node, position
+
+
+def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
+    """Return light model ``name`` (see NAMES) with random weights of seed ``seed``."""
+    proto = onnx.load(FOLDER / f"{name}.onnx")
+    model = _Model(proto)
+    rng = np.random.default_rng(seed)
+    fillers = [
+        node
+        for node in proto.graph.node
+        if node.op_type == "ConstantOfShape" and node.input[0] in model.initializers
+    ]
+    for node in fillers:
+        shape = numpy_helper.to_array(model.initializers[node.input[0]]).tolist()
+        fill = numpy_helper.to_array(node.attribute[0].t) if node.attribute else np.zeros(1, "f4")
+        user, position = model.real_user(node.output[0])
+        if fill.dtype.kind == "f":
+            array = _weight(user, position, shape, rng).astype(fill.dtype).reshape(shape)
+        else:
+            array = np.full(shape, fill.ravel()[0], fill.dtype)
+        proto.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
+        proto.graph.node.remove(node)
+    _drop_unused(proto)
+    proto.ir_version = 8
+    _rescale_classifier(proto)
+    return proto
+
+
+def _weight(user: onnx.NodeProto, position: int, shape: list[int], rng: Any) -> Array:
+    if user.op_type == "Conv" and position == 1:
+        return rng.standard_normal(shape) * np.sqrt(2 / max(1, np.prod(shape[1:])))
+    if user.op_type in ("Gemm", "MatMul") and position == 1:
+        transposed = any(a.name == "transB" and a.i for a in user.attribute)
+        return rng.standard_normal(shape) * np.sqrt(2 / max(1, shape[1 if transposed else 0]))
+    if user.op_type == "BatchNormalization":
+        if position in (1, 4):
+            return rng.uniform(0.5, 1.5, shape) * (0.7 if position == 1 else 1)
+        return rng.standard_normal(shape) * 0.1
+    if user.op_type == "Mul":
+        return rng.uniform(0.5, 1.5, shape)
+    return rng.standard_normal(shape) * 0.05
+
+
+def _drop_unused(proto: onnx.ModelProto) -> None:
+    graph = proto.graph
+    used = {name for node in graph.node for name in node.input} | {o.name for o in graph.output}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    weights = {tensor.name for tensor in kept}
+    inputs = [i for i in graph.input if i.name in used and i.name not in weights]
+    del graph.input[:]
+    graph.input.extend(inputs)
+
+
+def _rescale_classifier(proto: onnx.ModelProto) -> None:
+    """Give the logits unit spread on a random image, so that Softmax does not saturate."""
+    import onnxruntime
+
+    softmax = [node for node in proto.graph.node if node.op_type == "Softmax"]
+    if not softmax:
+        return
+    probe = onnx.ModelProto()
+    probe.CopyFrom(proto)
+    del probe.graph.output[:]
+    probe.graph.output.append(
+        onnx.helper.make_tensor_value_info(softmax[0].input[0], onnx.TensorProto.FLOAT, None)
+    )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        probe.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    entry = session.get_inputs()[0]
+    image = np.random.default_rng(1).standard_normal(entry.shape).astype(np.float32)
+    spread = float(np.std(np.asarray(session.run(None, {entry.name: image})[0])))
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    name = next(n for n in reversed(proto.graph.node) if n.op_type in ("Gemm", "Conv")).input[1]
+    while name in makers:
+        name = makers[name].input[0]
+    for tensor in proto.graph.initializer:
+        if tensor.name == name:
+            array = (numpy_helper.to_array(tensor) / spread).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def main() -> None:
+    """Write all nine into the folder named on the command line."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "models")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        onnx.save(light_model(name), folder / f"{name}.onnx")
+        print(folder / f"{name}.onnx")
+
+
+if __name__ == "__main__":
+    main()
