@@ -10,6 +10,7 @@ is ``nv`` blocks of output channels (the last one as many as are left) and K run
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numba.extending import register_jitable
 
@@ -51,6 +52,61 @@ _words = stack_words(T_WORDS)
 _where = stack_words(8)
 
 
+def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> Any:
+    """Return the function that copies a box of an image, with what lies outside it filled in.
+
+    ``copy(args, blocks, x, to, where)`` copies, for each of the blocks (channels when plain), the
+    box that starts at ``(d, h, w) = where[0:3]`` and has the size ``where[3:6]``; words 8 to 10 of
+    ``args`` are the sizes of the image.
+    """
+    v = vec(dtype, lanes)
+    load, store, splat = v.load, v.store, v.splat
+    load1, store1 = ld(dtype), st(dtype)
+    item = _ITEM[dtype]
+    pixel = item if plain else lanes * item
+
+    @register_jitable
+    def clear(to: int, pixels: int) -> None:
+        if plain:
+            for i in range(pixels):
+                store1(to + i * item, border)
+        else:
+            for i in range(pixels):
+                store(to + i * pixel, splat(border))
+
+    @register_jitable
+    def copy(source: int, to: int, pixels: int) -> None:
+        if plain:
+            for i in range(0, pixels - lanes + 1, lanes):
+                store(to + i * item, load(source + i * item))
+            for i in range(pixels // lanes * lanes, pixels):
+                store1(to + i * item, load1(source + i * item))
+        else:
+            for i in range(pixels):
+                store(to + i * pixel, load(source + i * pixel))
+
+    @register_jitable
+    def copy_strip(args: int, blocks: int, x: int, to: int, where: int) -> None:
+        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
+        d0, h0, w0 = arg(where, 0), arg(where, 1), arg(where, 2)
+        nd, nh, nw = arg(where, 3), arg(where, 4), arg(where, 5)
+        left = min(max(-w0, 0), nw)
+        right = max(min(width - w0, nw), left)
+        for b in range(blocks):
+            for d in range(d0, d0 + nd):
+                for h in range(h0, h0 + nh):
+                    if d < 0 or d >= depth or h < 0 or h >= height:
+                        clear(to, nw)
+                    else:
+                        row = x + (((b * depth + d) * height + h) * width + w0) * pixel
+                        clear(to, left)
+                        copy(row + left * pixel, to + left * pixel, right - left)
+                        clear(to + right * pixel, nw - right)
+                    to += nw * pixel
+
+    return copy_strip
+
+
 def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable[..., None]:
     """Return the direct convolution into the blocked layout; one unit is a block of the output.
 
@@ -80,53 +136,10 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
     Blocked input with a dilation along W needs kernel D = 1.
     Units: N * groups * output D * row blocks * column blocks * panel blocks.
     """
-    v = vec(dtype, lanes)
-    load, store, zero = v.load, v.store, v.zero
-    load1, store1 = ld(dtype), st(dtype)
     item = _ITEM[dtype]
     pixel = item if plain else lanes * item
     step = 1 if plain else lanes
-
-    @register_jitable
-    def clear(to: int, pixels: int) -> None:
-        if plain:
-            for i in range(pixels):
-                store1(to + i * item, 0.0)
-        else:
-            for i in range(pixels):
-                store(to + i * pixel, zero())
-
-    @register_jitable
-    def copy(source: int, to: int, pixels: int) -> None:
-        if plain:
-            for i in range(0, pixels - lanes + 1, lanes):
-                store(to + i * item, load(source + i * item))
-            for i in range(pixels // lanes * lanes, pixels):
-                store1(to + i * item, load1(source + i * item))
-        else:
-            for i in range(pixels):
-                store(to + i * pixel, load(source + i * pixel))
-
-    @register_jitable
-    def copy_strip(args: int, x: int, to: int, where: int) -> None:
-        """Copy the box that starts at (d, h, w) = where[0:3], of size where[3:6], with zeros."""
-        blocks = arg(args, 6)
-        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
-        d0, h0, w0 = arg(where, 0), arg(where, 1), arg(where, 2)
-        nd, nh, nw = arg(where, 3), arg(where, 4), arg(where, 5)
-        left = min(max(-w0, 0), nw)
-        right = max(min(width - w0, nw), left)
-        for b in range(blocks):
-            for d in range(d0, d0 + nd):
-                for h in range(h0, h0 + nh):
-                    if d < 0 or d >= depth or h < 0 or h >= height:
-                        clear(to, nw)
-                    else:
-                        row = x + (((b * depth + d) * height + h) * width + w0) * pixel
-                        clear(to, left)
-                        copy(row + left * pixel, to + left * pixel, right - left)
-                        clear(to + right * pixel, nw - right)
-                    to += nw * pixel
+    copy_strip = strip_copier(dtype, lanes, plain)
 
     @register_jitable
     def set_loops(args: int, t: int, row: int, plane: int, volume: int) -> None:
@@ -244,7 +257,7 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
                     put(where, 3, nd)
                     put(where, 4, nh)
                     put(where, 5, nw)
-                    copy_strip(args, x, scratch, where)
+                    copy_strip(args, arg(args, 6), x, scratch, where)
                     copied = strip
                 row = nw * pixel
                 plane = nh * row

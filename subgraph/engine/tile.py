@@ -243,30 +243,104 @@ def private_function(module: Any, name: str) -> Any:
     return function
 
 
+class _Tile:
+    """The parts that all tiles share: loops over segments, start values, epilogue, stores."""
+
+    def __init__(self, e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
+        self.e, self.t, self.mr, self.nv = e, t, mr, nv
+        self.w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
+        self.mask = e.tail_mask(e.word(t, T_TAIL)) if masked else None
+        self.acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(mr)]
+
+    def at(self, base: Any, rows: Any, columns: Any, i: int, j: int) -> Any:
+        """Return the address of vector (i, j)."""
+        b, e = self.e.b, self.e
+        row = b.add(base, b.mul(rows, e.const(i)))
+        return b.add(row, b.mul(columns, e.const(j)))
+
+    def lane_mask(self, j: int) -> Any:
+        """Return the mask of vector j of a row, None when it is whole."""
+        return self.mask if j == self.nv - 1 else None
+
+    def each(self, change: Callable[[int, int, Any], Any]) -> None:
+        """Replace every accumulator."""
+        for i in range(self.mr):
+            for j in range(self.nv):
+                self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
+
+    def start(self) -> None:
+        """Load the accumulators' start values where there are any."""
+        e, t = self.e, self.t
+        init = e.word(t, T_INIT)
+        with e.when(e.b.icmp_signed("!=", init, e.const(0))):
+            irs, ijs = e.word(t, T_IRS), e.word(t, T_IJS)
+            self.each(lambda i, j, v: e.load(self.at(init, irs, ijs, i, j), self.lane_mask(j)))
+
+    def loops(self, k_step: Callable[[Any, Any], None]) -> None:
+        """Run ``k_step(a, b)`` at all addresses of the four loops."""
+        e, t, b, w = self.e, self.t, self.e.b, self.w
+        a0, b0 = e.variable(e.word(t, T_A)), e.variable(e.word(t, T_B))
+        with e.loop(e.word(t, T_N0)):
+            a1, b1 = e.variable(e.get(a0)), e.variable(e.get(b0))
+            with e.loop(e.word(t, T_N1)):
+                a2, b2 = e.variable(e.get(a1)), e.variable(e.get(b1))
+                with e.loop(e.word(t, T_N2)):
+                    a3, b3 = e.variable(e.get(a2)), e.variable(e.get(b2))
+                    with e.loop(b.ashr(w["kin"], e.const(_UNROLL.bit_length() - 1))):
+                        av, bv = e.get(a3), e.get(b3)
+                        for _ in range(_UNROLL):
+                            k_step(av, bv)
+                            av = b.add(av, w["aks"])
+                            bv = b.add(bv, w["bks"])
+                        e.put(a3, av)
+                        e.put(b3, bv)
+                    with e.loop(b.and_(w["kin"], e.const(_UNROLL - 1))):
+                        k_step(e.get(a3), e.get(b3))
+                        e.step(a3, w["aks"])
+                        e.step(b3, w["bks"])
+                    e.step(a2, e.word(t, T_SA2))
+                    e.step(b2, e.word(t, T_SB2))
+                e.step(a1, e.word(t, T_SA1))
+                e.step(b1, e.word(t, T_SB1))
+            e.step(a0, e.word(t, T_SA0))
+            e.step(b0, e.word(t, T_SB0))
+
+    def finish(self) -> None:
+        """Add row bias and residual, apply the bounds, store."""
+        e, t, b = self.e, self.t, self.e.b
+        rbias = e.word(t, T_RBIAS)
+        with e.when(b.icmp_signed("!=", rbias, e.const(0))):
+            rows = [e.broadcast(b.add(rbias, e.const(i * e.item))) for i in range(self.mr)]
+            self.each(lambda i, j, v: b.fadd(v, rows[i]))
+        res = e.word(t, T_RES)
+        with e.when(b.icmp_signed("!=", res, e.const(0))):
+            rrs, rjs = e.word(t, T_RRS), e.word(t, T_RJS)
+            self.each(
+                lambda i, j, v: b.fadd(e.load(self.at(res, rrs, rjs, i, j), self.lane_mask(j)), v)
+            )
+        flags = e.word(t, T_FLAGS)
+        with e.when(e.flag(flags, F_LO)):
+            lo = e.word_splat(t, T_LO)
+            self.each(lambda i, j, v: b.select(b.fcmp_ordered(">", lo, v), lo, v))
+        with e.when(e.flag(flags, F_HI)):
+            hi = e.word_splat(t, T_HI)
+            self.each(lambda i, j, v: b.select(b.fcmp_ordered("<", hi, v), hi, v))
+        c, crs, cjs = self.w["c"], self.w["crs"], self.w["cjs"]
+        for i in range(self.mr):
+            for j in range(self.nv):
+                value = e.get(self.acc[i][j])
+                e.store(value, self.at(c, crs, cjs, i, j), self.lane_mask(j))
+
+
 def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
-    b = e.b
-    w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
-    mask = e.tail_mask(e.word(t, T_TAIL)) if masked else None
-    acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(mr)]
+    tile = _Tile(e, t, mr, nv, masked)
+    b, w, acc = e.b, tile.w, tile.acc
+    tile.start()
 
-    def c_address(i: int, j: int) -> Any:
-        row = b.add(w["c"], b.mul(w["crs"], e.const(i)))
-        return b.add(row, b.mul(w["cjs"], e.const(j)))
-
-    def lane_mask(j: int) -> Any:
-        return mask if j == nv - 1 else None
-
-    init = e.word(t, T_INIT)
-    with e.when(b.icmp_signed("!=", init, e.const(0))):
-        irs, ijs = e.word(t, T_IRS), e.word(t, T_IJS)
-        for i in range(mr):
-            row = b.add(init, b.mul(irs, e.const(i)))
-            for j in range(nv):
-                at = b.add(row, b.mul(ijs, e.const(j)))
-                e.put(acc[i][j], e.load(at, lane_mask(j)))
-
-    def k_step(a: Any, bb: Any) -> None:
-        vectors = [e.load(b.add(bb, b.mul(w["bjs"], e.const(j))), lane_mask(j)) for j in range(nv)]
+    def k_step(a: Any, at_b: Any) -> None:
+        vectors = [
+            e.load(b.add(at_b, b.mul(w["bjs"], e.const(j))), tile.lane_mask(j)) for j in range(nv)
+        ]
         base = a
         for i in range(mr):
             if i and i % 3 == 0:
@@ -276,37 +350,26 @@ def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
             e.fence()
 
-    a0, b0 = e.variable(e.word(t, T_A)), e.variable(e.word(t, T_B))
-    with e.loop(e.word(t, T_N0)):
-        a1, b1 = e.variable(e.get(a0)), e.variable(e.get(b0))
-        with e.loop(e.word(t, T_N1)):
-            a2, b2 = e.variable(e.get(a1)), e.variable(e.get(b1))
-            with e.loop(e.word(t, T_N2)):
-                a3, b3 = e.variable(e.get(a2)), e.variable(e.get(b2))
-                kin = w["kin"]
-                with e.loop(b.ashr(kin, e.const(_UNROLL.bit_length() - 1))):
-                    av, bv = e.get(a3), e.get(b3)
-                    for _ in range(_UNROLL):
-                        k_step(av, bv)
-                        av = b.add(av, w["aks"])
-                        bv = b.add(bv, w["bks"])
-                    e.put(a3, av)
-                    e.put(b3, bv)
-                with e.loop(b.and_(kin, e.const(_UNROLL - 1))):
-                    k_step(e.get(a3), e.get(b3))
-                    e.step(a3, w["aks"])
-                    e.step(b3, w["bks"])
-                e.step(a2, e.word(t, T_SA2))
-                e.step(b2, e.word(t, T_SB2))
-            e.step(a1, e.word(t, T_SA1))
-            e.step(b1, e.word(t, T_SB1))
-        e.step(a0, e.word(t, T_SA0))
-        e.step(b0, e.word(t, T_SB0))
+    tile.loops(k_step)
+    tile.finish()
 
-    _epilogue(e, t, acc, lane_mask)
-    for i in range(mr):
-        for j in range(nv):
-            e.store(e.get(acc[i][j]), c_address(i, j), lane_mask(j))
+
+def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
+    tile = _Tile(e, t, mr, 1, masked)
+    b, w, acc = e.b, tile.w, tile.acc
+    tile.start()
+
+    def k_step(a: Any, at_b: Any) -> None:
+        weight = e.load(at_b, tile.lane_mask(0))
+        base = a
+        for i in range(mr):
+            if i and i % 3 == 0:
+                base = b.add(a, b.mul(w["ars"], e.const(i)))
+            x = e.load(b.add(base, b.mul(w["ars"], e.const(i % 3))), tile.lane_mask(0))
+            e.put(acc[i][0], e.fma(x, weight, e.get(acc[i][0])))
+
+    tile.loops(k_step)
+    tile.finish()
 
 
 _LOOP_WORDS = {
@@ -319,38 +382,6 @@ _LOOP_WORDS = {
     "crs": T_CRS,
     "cjs": T_CJS,
 }
-
-
-def _epilogue(e: Emit, t: Any, acc: list[list[Any]], lane_mask: Callable[[int], Any]) -> None:
-    b = e.b
-    mr, nv = len(acc), len(acc[0])
-
-    def each(change: Callable[[int, int, Any], Any]) -> None:
-        for i in range(mr):
-            for j in range(nv):
-                e.put(acc[i][j], change(i, j, e.get(acc[i][j])))
-
-    rbias = e.word(t, T_RBIAS)
-    with e.when(b.icmp_signed("!=", rbias, e.const(0))):
-        rows = [e.broadcast(b.add(rbias, e.const(i * e.item))) for i in range(mr)]
-        each(lambda i, j, v: b.fadd(v, rows[i]))
-    res = e.word(t, T_RES)
-    with e.when(b.icmp_signed("!=", res, e.const(0))):
-        rrs, rjs = e.word(t, T_RRS), e.word(t, T_RJS)
-
-        def add_residual(i: int, j: int, v: Any) -> Any:
-            row = b.add(res, b.mul(rrs, e.const(i)))
-            x = e.load(b.add(row, b.mul(rjs, e.const(j))), lane_mask(j))
-            return b.fadd(x, v)
-
-        each(add_residual)
-    flags = e.word(t, T_FLAGS)
-    with e.when(e.flag(flags, F_LO)):
-        lo = e.word_splat(t, T_LO)
-        each(lambda i, j, v: b.select(b.fcmp_ordered(">", lo, v), lo, v))
-    with e.when(e.flag(flags, F_HI)):
-        hi = e.word_splat(t, T_HI)
-        each(lambda i, j, v: b.select(b.fcmp_ordered("<", hi, v), hi, v))
 
 
 def contraction(*, dtype: str, lanes: int, mr: int, nv: int, masked: bool) -> Callable[..., None]:
@@ -366,13 +397,35 @@ def contraction(*, dtype: str, lanes: int, mr: int, nv: int, masked: bool) -> Ca
         nv: Most vectors of a row of a tile.
         masked: The last vector of every row holds ``T_TAIL`` elements only.
     """
+    return _dispatcher("tile", _contraction_body, dtype, lanes, mr, nv, masked)
+
+
+def depthwise(*, dtype: str, lanes: int, mr: int, masked: bool) -> Callable[..., None]:
+    """Return the kernel that runs one tile of pixels times channels, called as ``contraction``.
+
+    The sum multiplies vectors element by element: row i of A is the vector at ``T_A + i * T_ARS``,
+    B one vector per step. ``vectors`` must be 1.
+    """
+    return _dispatcher("depthwise", _depthwise_body, dtype, lanes, mr, 1, masked)
+
+
+def _dispatcher(
+    name: str,
+    body: Callable[[Emit, Any, int, int, bool], None],
+    dtype: str,
+    lanes: int,
+    mr: int,
+    nv: int,
+    masked: bool,
+) -> Callable[..., None]:
+    """Return a kernel that calls the function of the tile of a size, all of them in its module."""
     heights = row_counts(mr)
 
     def define(module: Any, rows: int, vectors: int) -> Any:
-        name = f"tile_{dtype}_{lanes}_{rows}x{vectors}{'m' if masked else ''}"
-        function = private_function(module, name)
+        full = f"{name}_{dtype}_{lanes}_{rows}x{vectors}{'m' if masked else ''}"
+        function = private_function(module, full)
         builder = ir.IRBuilder(function.append_basic_block("entry"))
-        _contraction_body(Emit(builder, dtype, lanes), function.args[0], rows, vectors, masked)
+        body(Emit(builder, dtype, lanes), function.args[0], rows, vectors, masked)
         builder.ret_void()
         return function
 
