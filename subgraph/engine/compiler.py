@@ -89,7 +89,7 @@ def make_function(module: str, factory: str, variant: dict[str, Any]) -> Any:
     return getattr(importlib.import_module(module), factory)(**variant)
 
 
-@global_compiler_lock  # type: ignore[untyped-decorator]
+@global_compiler_lock
 def _lower(function: Any, symbol: str, isa: Isa) -> Any:
     """Return the linked, unoptimised LLVM module with the kernel under its C name."""
     context = _context(isa)

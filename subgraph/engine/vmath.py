@@ -2,8 +2,9 @@
 
 ``function("exp", dtype, lanes)`` is an intrinsic ``vec -> vec`` for kernels; ``emit(name, builder,
 value)`` is the same for those who emit IR themselves (the epilogues of tiles). Infinities and NaN
-follow IEEE 754; ``tests/test_engine_vmath.py`` states and checks the errors. The polynomials are Chebyshev interpolants computed for this file;
-argument reductions are Cody and Waite's, the logarithms' scheme is that of fdlibm.
+follow IEEE 754; ``tests/test_engine_vmath.py`` states and checks the errors. The polynomials are
+Chebyshev interpolants computed for this file; argument reductions are Cody and Waite's, the scheme
+of the logarithms is that of fdlibm.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from subgraph.engine.simd import (
-    F32,
+from subgraph.engine.irtools import (
     F64,
     I32,
     I64,

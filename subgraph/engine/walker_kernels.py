@@ -72,7 +72,7 @@ futex_wake = define(VOID, [types.int64] * 2, lambda b, c, a: _emit_futex(b, _WAK
 yield_core = define(VOID, [], _emit_yield if sys.platform != "win32" else lambda b, c, a: None)
 
 
-@njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(nogil=True, error_model="numpy")
 def _drain(pool: int, region: int, worker: int) -> int:
     """Take and run chunks of one region until none is left; return how many."""
     ticket = pool + layout.POOL_TICKETS + region * layout.LINE
@@ -96,7 +96,7 @@ def _drain(pool: int, region: int, worker: int) -> int:
         done += 1
 
 
-@njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(nogil=True, error_model="numpy")
 def _help(pool: int, worker: int) -> None:
     """Run what is left of the published step, own region first."""
     size = ld_i64(pool + layout.POOL_SIZE)

@@ -1,0 +1,3 @@
+from typing import Any
+
+def FastMathOptions(value: Any) -> Any: ...

@@ -1,0 +1,3 @@
+from typing import Any
+
+cpu_target: Any

@@ -1,0 +1,9 @@
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_C = TypeVar("_C", bound=type)
+
+class AbstractTemplate: ...
+
+def infer_global(value: Any) -> Callable[[_C], _C]: ...
+def signature(return_type: Any, *args: Any) -> Any: ...

@@ -1,0 +1,19 @@
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+@overload
+def intrinsic(function: Callable[..., Any], /) -> Any: ...
+@overload
+def intrinsic(*, prefer_literal: bool) -> Callable[[Callable[..., Any]], Any]: ...
+@overload
+def register_jitable(function: _F, /) -> _F: ...
+@overload
+def register_jitable(**options: Any) -> Callable[[_F], _F]: ...
+def register_model(type_class: type) -> Callable[[type[_T]], type[_T]]: ...
+
+class models:
+    class PrimitiveModel:
+        def __init__(self, dmm: Any, fe_type: Any, be_type: Any) -> None: ...

@@ -1,0 +1,25 @@
+from typing import Any
+
+class Type:
+    name: str
+    def __init__(self, name: str) -> None: ...
+    def __call__(self, *args: Any) -> Any: ...
+
+int8: Type
+int16: Type
+int32: Type
+int64: Type
+uint8: Type
+uint16: Type
+uint32: Type
+uint64: Type
+intp: Type
+float32: Type
+float64: Type
+boolean: Type
+void: Type
+none: Type
+
+def UniTuple(dtype: Any, count: int) -> Any: ...
+def Tuple(types: Any) -> Any: ...
+def __getattr__(name: str) -> Any: ...
