@@ -18,15 +18,11 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def python_blocks(page: Path) -> list[tuple[int, str]]:
     text = page.read_text()
-    return [
-        (text[: found.start(1)].count("\n"), found.group(1)) for found in BLOCK.finditer(text)
-    ]
+    return [(text[: found.start(1)].count("\n"), found.group(1)) for found in BLOCK.finditer(text)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_code_of_a_page_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(ROOT / "examples" / "digits.onnx", tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": f"page_{page.stem}"}

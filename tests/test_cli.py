@@ -1,0 +1,172 @@
+"""The command line as a user meets it: results, tables, JSON, exit codes, errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import subgraph as sg
+from subgraph.cli import main
+from subgraph.cli_inputs import input_arrays, parse_assignments, read_array
+from subgraph.onnx_proto import tensor_to_proto
+
+ROOT = Path(__file__).parents[1]
+DIGITS = ROOT / "examples" / "digits.onnx"
+SELECTOR = ROOT / "examples" / "custom_selector.py"
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> dict[str, Any]:
+    assert main([*map(str, argv), "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_run_on_a_file_writes_what_the_api_gives(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    image = np.random.default_rng(3).random((2, 1, 8, 8), dtype=np.float32)
+    np.save(tmp_path / "image.npy", image)
+    source = f"image={tmp_path / 'image.npy'}"
+    answer = run_json(capsys, "run", DIGITS, "--input", source, "--output", tmp_path / "out")
+    (row,) = answer["results"]
+    assert row["type"] == "float32[2, 10]"
+    expected = sg.compile_model(sg.load(DIGITS), "AUTO")(image=image)["probability"]
+    np.testing.assert_array_equal(np.load(row["file"]), expected)
+
+
+def test_run_takes_a_tensor_message(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    image = np.zeros((3, 1, 8, 8), np.float32)
+    (tmp_path / "image.pb").write_bytes(tensor_to_proto(image).SerializeToString())
+    answer = run_json(capsys, "run", DIGITS, "--input", f"image={tmp_path / 'image.pb'}")
+    assert answer["results"][0]["type"] == "float32[3, 10]"
+
+
+def test_run_makes_random_inputs_of_the_size_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "run", DIGITS, "--dim", "batch=5", "--repeat", "3")
+    assert answer["results"][0]["type"] == "float32[5, 10]"
+    assert answer["runs"] == 3
+
+
+def test_partition_shows_subgraphs_and_reasons(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    dot, out = tmp_path / "cut.dot", tmp_path / "cut.onnx"
+    answer = run_json(
+        capsys,
+        *("partition", DIGITS, "--selector", "small_kernels", "--import", SELECTOR),
+        *("--min-size", "2", "--dot", dot, "-o", out, "--reasons", "99"),
+    )
+    assert answer["subgraphs"]
+    assert any("kernel is (5, 5)" in row["why"] for row in answer["outside"])
+    assert dot.read_text().startswith("digraph {")
+    onnx.checker.check_model(out)
+    assert {f.domain for f in onnx.load(out).functions} == {"subgraph"}
+
+
+def test_explain_names_the_users_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    name = sg.load(DIGITS).nodes[0].name
+    argv = ["explain", str(DIGITS), name, "--selector", "small_kernels", "--import", str(SELECTOR)]
+    assert main(argv) == 0
+    assert "kernel is (5, 5)" in capsys.readouterr().out
+
+
+def test_info_counts_nodes_and_shares(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "info", DIGITS)
+    assert answer["nodes"] == len(sg.load(DIGITS).nodes)
+    assert answer["share_CPU"] == 1
+    assert {"operator": "Conv", "nodes": 6, "CPU": "6/6"}.items() <= next(
+        row for row in answer["operators"] if row["operator"] == "Conv"
+    ).items()
+
+
+def test_devices_and_their_properties(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "devices", "--properties")
+    assert {"CPU", "REFERENCE"} <= {row["device"] for row in answer["devices"]}
+    assert any(row["property"] == "INFERENCE_NUM_THREADS" for row in answer["properties"])
+
+
+def test_query_lists_every_node(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "query", DIGITS, "--device", "CPU")
+    assert answer["taken"] == answer["nodes"] == len(answer["rows"])
+
+
+def test_compile_then_run_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "digits.sgb"
+    run_json(capsys, "compile", DIGITS, "--device", "CPU", "-o", path)
+    again = run_json(capsys, "run", path, "--device", "CPU", "--dim", "batch=2")
+    direct = run_json(capsys, "run", DIGITS, "--device", "CPU", "--dim", "batch=2")
+    assert again["results"] == direct["results"]
+
+
+@pytest.mark.parametrize("command", ["run", "partition", "info", "devices", "query"])
+def test_tables_for_people(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    argv = [command] if command == "devices" else [command, str(DIGITS)]
+    assert main(argv) == 0
+    assert "─" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["run", "nowhere.onnx"], "nowhere.onnx"),
+        (["run", str(SELECTOR)], "custom_selector.py"),
+        (["run", str(DIGITS), "--input", "imag=random"], "did you mean 'image'"),
+        (["run", str(DIGITS), "--input", "image"], "NAME=VALUE"),
+        (["run", str(DIGITS), "--device", "GPU7"], "GPU7"),
+        (["run", str(DIGITS), "--device", "CPU", "--config", "THREDS=1"], "THREDS"),
+        (["explain", str(DIGITS), "no_such_node"], "no_such_node"),
+        (["partition", str(DIGITS), "--selector", "no_such"], "no_such"),
+    ],
+)
+def test_an_error_is_one_line_and_status_1(
+    capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
+    assert main(argv) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("subgraph: error: ")
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_wrong_usage_is_status_2_and_version_is_0() -> None:
+    for argv, status in ((["nonsense"], 2), (["run"], 2), (["--version"], 0), (["--help"], 0)):
+        done = subprocess.run(
+            [sys.executable, "-m", "subgraph.cli", *argv], capture_output=True, text=True
+        )
+        assert done.returncode == status, done
+
+
+def test_unwritable_output_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    assert main(["run", str(DIGITS), "--output", str(blocker / "sub")]) == 1
+    assert "error" in capsys.readouterr().err
+
+
+def test_random_inputs_fit_every_dtype() -> None:
+    inputs = [
+        sg.input("a", ("N", 3), "float32"),
+        sg.input("b", (2,), "int64"),
+        sg.input("c", (), "bool"),
+        sg.input("d", (2, 2), "bfloat16"),
+        sg.input("e", (1,), "string"),
+    ]
+    arrays = input_arrays(inputs, [], parse_assignments(["N=4"]), 0)
+    assert [arrays[k].shape for k in "abcde"] == [(4, 3), (2,), (), (2, 2), (1,)]
+    assert [arrays[k].dtype.name for k in "abcde"] == [
+        *("float32", "int64", "bool", "bfloat16", "object")
+    ]
+
+
+def test_an_input_file_that_is_no_array(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    path.write_bytes(b"nothing")
+    with pytest.raises(sg.ModelError, match=r"x\.npy"):
+        read_array(path)
