@@ -253,8 +253,6 @@ def _is_exported(path: Path) -> bool:
 
 
 def _partitioned(graph: Graph, args: argparse.Namespace) -> Graph:
-    from subgraph.partition.options import property_from
-
     options: dict[str, Any] = {}
     for key in ("strategy", "min_size", "max_subgraphs", "include", "exclude"):
         value = getattr(args, key)
@@ -264,11 +262,11 @@ def _partitioned(graph: Graph, args: argparse.Namespace) -> Graph:
         return sg.optimize_for(graph, args.property, **options)
     if args.selector is not None:
         graph = graph.clone()
-        graph.attrs["subgraph_property"] = property_from(args.selector)
+        graph.attrs["subgraph_property"] = args.selector
         return sg.passes.apply_pass(graph, "PartitionGraph", **options)
     names = set(args.ops.split(",")) if args.ops else {n.op_type for n in graph.nodes}
     graph = graph.clone()
-    graph.attrs["subgraph_property"] = property_from(sg.ContainOpSelector(names))
+    graph.attrs["subgraph_property"] = sg.ContainOpSelector(names)
     return sg.passes.apply_pass(graph, "PartitionGraph", **options)
 
 

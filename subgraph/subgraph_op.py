@@ -14,7 +14,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.errors import DeviceError
 from subgraph.graph import Graph, Node, Value
+from subgraph.types import TensorType, numpy_dtype
 from subgraph.weights import WeightCache
 
 Array = np.ndarray[Any, Any]
@@ -53,6 +55,7 @@ class Session:
     def __init__(self, op: SubgraphOp) -> None:
         """Open a door to ``op``."""
         self.op = op
+        self._checks = [_expected(value) for value in op.subgraph.outputs]
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -68,11 +71,34 @@ class Session:
             One array for each output; the caller owns them.
         """
         results = self.op.forward(list(inputs))
+        if len(results) != len(self._checks):
+            raise DeviceError(
+                f"{type(self.op).__name__}.forward gave {len(results)} results, its subgraph "
+                f"{self.op.subgraph.name!r} has {len(self._checks)} outputs"
+            )
+        for position, check in enumerate(self._checks):
+            if check is not None and getattr(results[position], "dtype", None) != check:
+                _raise_wrong_result(self.op, position, results[position])
         return results if outputs is None else fill_outputs(results, outputs)
 
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes inside took in the last run; empty if the op does not measure."""
         return []
+
+
+def _expected(value: Value) -> np.dtype[Any] | None:
+    return numpy_dtype(value.type.dtype) if isinstance(value.type, TensorType) else None
+
+
+def _raise_wrong_result(op: SubgraphOp, position: int, result: Any) -> None:
+    value = op.subgraph.outputs[position]
+    got = (
+        f"dtype {result.dtype}" if isinstance(result, np.ndarray) else f"a {type(result).__name__}"
+    )
+    raise DeviceError(
+        f"{type(op).__name__}.forward gave {got} for output {value.name!r} of subgraph "
+        f"{op.subgraph.name!r}, which is {value.type}; return a NumPy array of that dtype"
+    )
 
 
 def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> list[Any]:

@@ -34,22 +34,25 @@ class WeightStats:
         entries: Results alive, one for each recipe and set of parameters.
         bytes: Memory that they take beside the parameters.
         hits: How often a result was there.
-        redone: How often one was made, the first time included.
+        made: How often one was made for the first time.
+        redone: How often one was made again because a parameter had changed.
     """
 
     entries: int
     bytes: int
     hits: int
+    made: int
     redone: int
 
 
 class _Totals:
     """Counts of the whole process; ``+= 1`` on an attribute is one step under the GIL."""
 
-    __slots__ = ("hits", "redone")
+    __slots__ = ("hits", "made", "redone")
 
     def __init__(self) -> None:
         self.hits = 0
+        self.made = 0
         self.redone = 0
 
 
@@ -73,6 +76,7 @@ class WeightEntry:
         "_newest",
         "_older",
         "hits",
+        "made",
         "parameters",
         "recipe",
         "redone",
@@ -85,6 +89,7 @@ class WeightEntry:
         self.recipe = recipe
         self.parameters = parameters
         self.hits = 0
+        self.made = 0
         self.redone = 0
         self._make = make
         self._align = align
@@ -136,8 +141,12 @@ class WeightEntry:
             names = ", ".join(repr(p.name) for p in self.parameters)
             error.add_note(f"while recipe {self.recipe!r} was applied to parameters {names}")
             raise
-        self.redone += 1
-        _totals.redone += 1
+        if self._newest is None:
+            self.made += 1
+            _totals.made += 1
+        else:
+            self.redone += 1
+            _totals.redone += 1
         return _sealed(result, self._align)
 
     def _keep(self, versions: tuple[int, ...], result: Array) -> None:
@@ -228,11 +237,11 @@ class WeightCache:
 
 
 def weight_stats() -> WeightStats:
-    """Return the counters of the whole process; hits and redone since its start."""
+    """Return the counters of the whole process; hits, made and redone since its start."""
     with _store_lock:
         alive = list(_store.values())
     stats = _stats(alive)
-    return WeightStats(stats.entries, stats.bytes, _totals.hits, _totals.redone)
+    return WeightStats(stats.entries, stats.bytes, _totals.hits, _totals.made, _totals.redone)
 
 
 def _stats(entries: Sequence[WeightEntry]) -> WeightStats:
@@ -240,6 +249,7 @@ def _stats(entries: Sequence[WeightEntry]) -> WeightStats:
         len(entries),
         sum(e.bytes for e in entries),
         sum(e.hits for e in entries),
+        sum(e.made for e in entries),
         sum(e.redone for e in entries),
     )
 
@@ -249,8 +259,7 @@ class StoredWeights:
 
     def __init__(self) -> None:
         """Make an empty collection; it works as long as someone holds it."""
-        self._results: dict[tuple[str, tuple[Parameter, ...], int], tuple[int, ...]] = {}
-        self._arrays: dict[tuple[str, tuple[Parameter, ...], int], Array] = {}
+        self._results: dict[_Key, tuple[tuple[int, ...], Array]] = {}
         with _store_lock:
             _stored.add(self)
 
@@ -258,17 +267,15 @@ class StoredWeights:
         self, recipe: str, parameters: tuple[Parameter, ...], align: int, result: Array
     ) -> None:
         """Offer ``result`` for this recipe while the parameters stay at their versions."""
-        key = (recipe, parameters, align)
-        self._results[key] = tuple(p.version for p in parameters)
-        self._arrays[key] = result
+        versions = tuple(p.version for p in parameters)
+        self._results[recipe, parameters, align] = (versions, result)
 
     def find(self, entry: WeightEntry, align: int) -> Array | None:
         """Return the result for an entry if its parameters are unchanged since."""
-        key = (entry.recipe, entry.parameters, align)
-        versions = self._results.get(key)
-        if versions is None or versions != tuple(p.version for p in entry.parameters):
+        found = self._results.get((entry.recipe, entry.parameters, align))
+        if found is None or found[0] != tuple(p.version for p in entry.parameters):
             return None
-        return self._arrays[key]
+        return found[1]
 
 
 _stored: weakref.WeakSet[StoredWeights] = weakref.WeakSet()
