@@ -2,6 +2,20 @@
 from . import ops, passes, testing
 from ._version import __version__
 from .builder import capture, input, parameter
+from .compiled_model import (
+    CompiledModel,
+)
+from .core import (
+    Core,
+    compile_model,
+    default_core,
+    import_model,
+    query_model,
+)
+from .device import (
+    Device,
+    QueryResult,
+)
 from .errors import (
     BlobError,
     ConfigError,
@@ -16,10 +30,25 @@ from .errors import (
     SubgraphError,
     UnsupportedOpError,
 )
+from .executor import (
+    Executor,
+)
 from .graph import Graph, Node, Value
+from .infer_request import (
+    InferQueue,
+    InferRequest,
+)
 from .op import Operator
 from .parameters import Parameter, transaction
 from .schema import Attribute, Schema
+from .settings import (
+    DeviceOptions,
+    option,
+)
+from .signature import (
+    Port,
+    Results,
+)
 from .subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
@@ -37,10 +66,17 @@ from .weights import (
 __all__ = [
     "Attribute",
     "BlobError",
+    "CompiledModel",
     "ConfigError",
+    "Core",
     "DefaultSubgraphOp",
+    "Device",
     "DeviceError",
+    "DeviceOptions",
+    "Executor",
     "Graph",
+    "InferQueue",
+    "InferRequest",
     "MapType",
     "MissingInputError",
     "ModelError",
@@ -50,9 +86,12 @@ __all__ = [
     "Parameter",
     "PartitionError",
     "PassError",
+    "Port",
     "ProfileEntry",
+    "QueryResult",
     "RequestCancelledError",
     "RequestError",
+    "Results",
     "Schema",
     "SequenceType",
     "Session",
@@ -67,10 +106,15 @@ __all__ = [
     "WeightStats",
     "__version__",
     "capture",
+    "compile_model",
+    "default_core",
+    "import_model",
     "input",
     "ops",
+    "option",
     "parameter",
     "passes",
+    "query_model",
     "subgraph_node",
     "testing",
     "transaction",

@@ -1,0 +1,287 @@
+"""Compiled models: a graph with subgraph nodes that is ready to run, and its requests.
+
+``model(inputs)`` borrows an idle runner, so calls from many threads run side by side. A run sees
+one `Snapshot` of all parameters, taken anew only when some parameter of the process has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from subgraph.errors import ConfigError, MissingInputError, ShapeError
+from subgraph.executor import Cancel, Plan
+from subgraph.graph import Graph
+from subgraph.infer_request import InferRequest
+from subgraph.parameters import Parameter, Snapshot, State, epoch, pinned
+from subgraph.registry import nearest
+from subgraph.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct
+from subgraph.settings import DeviceOptions, property_access
+from subgraph.signature import Port, Results, Signature
+from subgraph.task_executor import TaskExecutor
+from subgraph.types import TensorType, dtype_of
+
+if TYPE_CHECKING:
+    from subgraph.weights import StoredWeights
+
+Array = np.ndarray[Any, Any]
+
+
+class CompiledModel:
+    """A model ready to run; immutable but for its parameters, safe to use from many threads.
+
+    Attributes:
+        graph: The graph that runs: subgraph nodes, and plain nodes for the reference device.
+        device: The device string that it was compiled for.
+        options: The device's options that it was compiled with.
+        parameters: All parameters by name; assign to one and later calls use the new array.
+        inputs: Ports of the inputs; those with a default may be left out.
+        outputs: Ports of the outputs.
+        stored: Weights that came from an exported file, kept for the ops that take them up.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        device: str = "",
+        options: DeviceOptions | None = None,
+        requests: int = 1,
+        metrics: Mapping[str, Any] | None = None,
+        pipeline: Sequence[tuple[str, int, int]] = (),
+        source: Graph | None = None,
+        stored: StoredWeights | None = None,
+    ) -> None:
+        """Make a graph ready to run.
+
+        Args:
+            graph: The graph; subgraph nodes run by their ops, all others by the reference.
+            device: Name of the device that compiled it.
+            options: The options it was compiled with.
+            requests: How many requests at a time make best use of the device.
+            metrics: More read-only properties.
+            pipeline: (stage, first step, end) of asynchronous runs, covering all nodes in order;
+                stages of the same name share their threads. Empty: one stage.
+            source: The graph before the partition, kept for export and to compile again.
+            stored: Weights from an exported file.
+        """
+        self.graph = graph
+        self.device = device
+        self.options = DeviceOptions() if options is None else options
+        self.stored = stored
+        self.source = graph if source is None else source
+        self._requests = requests
+        self._metrics = dict(metrics or {})
+        self._signature = Signature(graph)
+        self._direct = is_direct(graph)
+        self._plan = Plan(graph)
+        self.parameters: dict[str, Parameter] = {p.name: p for p in self._plan.parameters}
+        self._snapshot = Snapshot(self._plan.parameters)
+        self._threads: dict[str, TaskExecutor] = {}
+        self._pipeline = [(self._executor(name), a, b) for name, a, b in pipeline]
+        self._idle: list[tuple[Runner, Callable[[Sequence[Any]], Any]]] = []
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.graph.name
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Ports of the inputs."""
+        return self._signature.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """Ports of the outputs."""
+        return self._signature.outputs
+
+    def __call__(self, *args: Any, **named: Any) -> Results:
+        """Run the model.
+
+        Args:
+            args: One array for each input, or one dict by name, or one list by position.
+            named: Inputs by name.
+
+        Returns:
+            The outputs by name and by position.
+
+        Raises:
+            MissingInputError, ShapeError: the inputs do not fit.
+            DeviceError: the run failed.
+        """
+        given, snapshot = self.bind(args, named)
+        try:
+            idle = self._idle.pop()
+        except IndexError:
+            runner = self.create_runner(Cancel())
+            idle = (runner, self._whole_run(runner))
+        try:
+            with pinned(snapshot):
+                results = idle[1](given)
+        finally:
+            self._idle.append(idle)
+        return Results(self._signature.output_positions, results)
+
+    def _whole_run(self, runner: Runner) -> Callable[[Sequence[Any]], Any]:
+        stages = self.create_stages(runner)
+        if len(stages) == 1:
+            return stages[0].function
+        if type(self).create_stages is CompiledModel.create_stages:
+            return runner.run
+
+        def run(inputs: Any) -> Any:
+            for stage in stages:
+                inputs = stage.function(inputs)
+            return inputs
+
+        return run
+
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], Snapshot]:
+        """Check inputs; return them in order with the snapshot that the run has to use."""
+        signature = self._signature
+        given = signature.bind(args, named)
+        snapshot = self._snapshot
+        if snapshot.epoch != epoch():
+            snapshot = self._snapshot = Snapshot(self._plan.parameters)
+        if signature.has_defaults:
+            return self._with_defaults(given, snapshot)
+        return given, snapshot
+
+    def _with_defaults(self, given: list[Any], snapshot: Snapshot) -> tuple[list[Any], Snapshot]:
+        """Let an optional input that was given stand for its parameter, in this run alone.
+
+        Whatever was compiled on the parameter, folded weights included, then follows the input.
+        """
+        states: dict[Parameter, State] = {}
+        for position, (port, item) in enumerate(zip(self.inputs, given, strict=True)):
+            default = port.default
+            if item is None or default is None:
+                continue
+            if dtype_of(item) == default.type.dtype and item.shape == default.type.shape:
+                stamp = Parameter.adopt(port.name, item).version
+                states[default] = State(stamp, item)
+                given[position] = None
+        if states:
+            own = Snapshot(())
+            own.states = {**snapshot.states, **states}
+            own.epoch = -max(state.version for state in states.values())
+            snapshot = own
+        return given, snapshot
+
+    def wrap(self, results: Sequence[Any]) -> Results:
+        """Return the results of a run by name and position."""
+        return Results(self._signature.output_positions, results)
+
+    def preset(
+        self, outputs: Sequence[Array | None] | None, key: str | int, array: Any
+    ) -> Sequence[Array | None] | None:
+        """Return ``outputs`` with ``array`` to be written as output ``key``."""
+        names = [port.name for port in self.outputs]
+        if key not in names and not (isinstance(key, int) and 0 <= key < len(names)):
+            raise MissingInputError(f"the model has no output {key!r}; {nearest(str(key), names)}")
+        position = key if isinstance(key, int) else names.index(key)
+        type_ = self.outputs[position].type
+        if array is not None:
+            _check_preset(names[position], type_, array)
+        changed = list(outputs or [None] * len(names))
+        changed[position] = array
+        return changed if any(a is not None for a in changed) else None
+
+    def create_runner(self, cancel: Cancel) -> Runner:
+        """Return a new runner: sessions and memory for one request. Devices may override it."""
+        profiling = self.options.ENABLE_PROFILING
+        if self._direct is not None and not profiling:
+            return DirectRunner(self.graph, self._direct, cancel)
+        return GraphRunner(self._plan, cancel, profiling=profiling, pipeline=self._pipeline)
+
+    def create_stages(self, runner: Runner) -> list[Stage]:
+        """Return the stages of an asynchronous run. Devices with several executors override it."""
+        return runner.stages(self._executor("requests"))
+
+    def _executor(self, name: str) -> TaskExecutor:
+        found = self._threads.get(name)
+        if found is None:
+            found = self._threads[name] = TaskExecutor(name, self._stage_threads(name))
+        return found
+
+    def _stage_threads(self, name: str) -> int:
+        return self.optimal_requests if name == "requests" else 1
+
+    def create_infer_request(self) -> InferRequest:
+        """Return a new request with memory of its own."""
+        return InferRequest(self)
+
+    @property
+    def optimal_requests(self) -> int:
+        """How many requests at a time make best use of the device."""
+        return self.options.PERFORMANCE_HINT_NUM_REQUESTS or self._requests
+
+    @property
+    def execution_devices(self) -> list[str]:
+        """Names of the devices that run parts of it, in order of their first node."""
+        found = self._metrics.get("EXECUTION_DEVICES")
+        if found is not None:
+            return list(found)
+        devices = ["REFERENCE" if n.op is None else n.op.device for n in self.graph.nodes]
+        return list(dict.fromkeys(devices))
+
+    def get_property(self, name: str) -> Any:
+        """Return a property of the compiled model or an option that it was compiled with.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        own = {
+            "NETWORK_NAME": lambda: self.name,
+            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": lambda: self.optimal_requests,
+            "EXECUTION_DEVICES": lambda: self.execution_devices,
+            "SUPPORTED_PROPERTIES": self._supported,
+            **{key: (lambda value=value: value) for key, value in self._metrics.items()},
+        }
+        if name in own:
+            return own[name]()
+        if name in property_access(self.options):
+            return getattr(self.options, name)
+        known = [*own, *property_access(self.options)]
+        raise ConfigError(f"a compiled model has no property {name!r}; {nearest(name, known)}")
+
+    def _supported(self) -> dict[str, str]:
+        names = ["NETWORK_NAME", "OPTIMAL_NUMBER_OF_INFER_REQUESTS", "EXECUTION_DEVICES"]
+        names += ["SUPPORTED_PROPERTIES", *self._metrics, *property_access(self.options)]
+        return dict.fromkeys(names, "RO")
+
+    def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
+        """Write the model, ready to import, to a path (atomically) or a binary stream.
+
+        Raises:
+            BlobError: a subgraph op of the model cannot be exported.
+            OSError: the target cannot be written.
+        """
+        from subgraph.export import export_model
+
+        export_model(self, target)
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(map(str, self.inputs))
+        outputs = ", ".join(map(str, self.outputs))
+        return f"<CompiledModel {self.name!r} on {self.device}: ({inputs}) -> ({outputs})>"
+
+
+def _check_preset(name: str, type_: Any, array: Any) -> None:
+    if not isinstance(array, np.ndarray) or not array.flags.writeable:
+        raise ShapeError(f"output {name!r}: give a writable NumPy array to write into")
+    if not isinstance(type_, TensorType):
+        return
+    given = TensorType(dtype_of(array), array.shape)  # pyright: ignore[reportUnknownArgumentType]
+    fits = type_.shape is None or (
+        len(type_.shape) == array.ndim
+        and all(
+            not isinstance(d, int) or d == s for d, s in zip(type_.shape, array.shape, strict=True)
+        )
+    )
+    if given.dtype != type_.dtype or not fits:
+        raise ShapeError(f"output {name!r} is {type_}, cannot be written into {given}")

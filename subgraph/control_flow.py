@@ -1,0 +1,226 @@
+"""If, Loop, Scan and SequenceMap for the default executor: they run their bodies' executors.
+
+Each runner takes the node's inputs followed by its captures and gives the node's outputs. A body
+takes its own inputs, then its captures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from subgraph.errors import ModelError, UnsupportedOpError
+from subgraph.graph import Graph, Node
+from subgraph.types import TensorType, numpy_dtype
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class BodyExecutor(Protocol):
+    """What runs a body."""
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run it on its inputs and captures."""
+        ...
+
+
+def control_flow(node: Node, bodies: Sequence[BodyExecutor]) -> Run:
+    """Return what runs ``node`` over the executors of its bodies, in attribute order.
+
+    Raises:
+        UnsupportedOpError: the operator has bodies but is none of the standard's four.
+    """
+    match (node.domain, node.op_type):
+        case ("", "If"):
+            return _If(node, bodies)
+        case ("", "Loop"):
+            return _Loop(node, bodies[0])
+        case ("", "Scan"):
+            return _ScanBatch(node, bodies[0]) if node.version == 8 else _Scan(node, bodies[0])
+        case ("", "SequenceMap"):
+            return _SequenceMap(node, bodies[0])
+        case ("ai.onnx.preview", "FlexAttention"):
+            from subgraph.flex_attention import flex_attention
+
+            return flex_attention(node, [body.run for body in bodies])
+        case _:
+            raise UnsupportedOpError(
+                f"node {node.name!r}: operator {node.domain}.{node.op_type} has bodies, and the "
+                "default executor knows only If, Loop, Scan and SequenceMap; let a subgraph op "
+                "of your own run it"
+            )
+
+
+def _flag(value: Any, node: Node, what: str) -> bool:
+    array = np.asarray(value)
+    if array.size != 1:
+        raise ModelError(
+            f"node {node.name!r} ({node.op_type}): its {what} has shape {array.shape}; it must "
+            "hold one value"
+        )
+    return bool(array.reshape(())[()])
+
+
+def _stacked(parts: Sequence[Any], body: Graph, position: int, axis: int = 0) -> Array:
+    """Stack what the rounds gave along a new axis; of no rounds, an empty array of the type."""
+    if parts:
+        return np.stack(parts, axis)
+    type_ = body.outputs[position].type
+    if not isinstance(type_, TensorType):
+        return np.empty((0,), np.float32)
+    dims = [d if isinstance(d, int) else 0 for d in type_.shape or ()]
+    dims.insert(axis % (len(dims) + 1), 0)
+    return np.empty(dims, numpy_dtype(type_.dtype))
+
+
+class _If:
+    def __init__(self, node: Node, bodies: Sequence[BodyExecutor]) -> None:
+        self._node = node
+        self._branches: dict[str, tuple[BodyExecutor, slice]] = {}
+        start = 1
+        executors = iter(bodies)
+        for key, value in node.attrs.items():
+            if isinstance(value, Graph):
+                end = start + len(value.captures)
+                self._branches[key] = (next(executors), slice(start, end))
+                start = end
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        taken = _flag(inputs[0], self._node, "condition")
+        body, captures = self._branches["then_branch" if taken else "else_branch"]
+        return body.run(inputs[captures])
+
+
+class _Loop:
+    def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self._node = node
+        self._body = body
+        self._graph = node.bodies[0]
+        self._given = len(node.inputs)
+        self._carried = self._given - 2
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        limit = None if inputs[0] is None else int(np.asarray(inputs[0]).reshape(-1)[0])
+        going = inputs[1] is None or _flag(inputs[1], self._node, "condition")
+        carried = list(inputs[2 : self._given])
+        captures = inputs[self._given :]
+        scans: list[list[Any]] = [[] for _ in self._graph.outputs[1 + self._carried :]]
+        number = 0
+        while going and (limit is None or number < limit):
+            state = [np.array(number, np.int64), np.array(going), *carried, *captures]
+            results = self._body.run(state)
+            going = _flag(results[0], self._node, "condition")
+            carried = list(results[1 : 1 + self._carried])
+            for parts, item in zip(scans, results[1 + self._carried :], strict=True):
+                parts.append(item)
+            number += 1
+        first = 1 + self._carried
+        return carried + [_stacked(p, self._graph, first + k) for k, p in enumerate(scans)]
+
+
+class _Scan:
+    """Scan since opset 9."""
+
+    def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self._body = body
+        self._graph = node.bodies[0]
+        self._scanned = int(node.attrs["num_scan_inputs"])
+        self._given = len(node.inputs)
+        self._states = self._given - self._scanned
+        produced = len(self._graph.outputs) - self._states
+        attrs = node.attrs
+        self._in_axes = tuple(attrs.get("scan_input_axes") or (0,) * self._scanned)
+        self._in_back = tuple(attrs.get("scan_input_directions") or (0,) * self._scanned)
+        self._out_axes = tuple(attrs.get("scan_output_axes") or (0,) * produced)
+        self._out_back = tuple(attrs.get("scan_output_directions") or (0,) * produced)
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        states = list(inputs[: self._states])
+        scanned = [
+            np.moveaxis(array, axis, 0)[:: -1 if back else 1]
+            for array, axis, back in zip(
+                inputs[self._states : self._given], self._in_axes, self._in_back, strict=True
+            )
+        ]
+        states, parts = self.scan(states, scanned, inputs[self._given :])
+        outputs = [
+            _stacked(p[::-1] if back else p, self._graph, self._states + k, axis)
+            for k, (p, axis, back) in enumerate(
+                zip(parts, self._out_axes, self._out_back, strict=True)
+            )
+        ]
+        return states + outputs
+
+    def scan(
+        self, states: list[Any], scanned: Sequence[Array], captures: Sequence[Any]
+    ) -> tuple[list[Any], list[list[Any]]]:
+        """Return the last states, and for each scan output what every round gave."""
+        parts: list[list[Any]] = [[] for _ in self._graph.outputs[self._states :]]
+        for items in zip(*scanned, strict=True):
+            results = self._body.run([*states, *map(np.asarray, items), *captures])
+            states = list(results[: self._states])
+            for part, item in zip(parts, results[self._states :], strict=True):
+                part.append(item)
+        return states, parts
+
+
+class _ScanBatch:
+    """Scan of opset 8: a batch axis before the scanned one, and lengths for each row."""
+
+    def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self._graph = node.bodies[0]
+        self._scanned = int(node.attrs["num_scan_inputs"])
+        self._given = len(node.inputs)
+        self._states = self._given - 1 - self._scanned
+        self._back = tuple(node.attrs.get("directions") or (0,) * self._scanned)
+        inner = Node("Scan", node.inputs[1:], version=9, attrs=node.attrs)
+        self._scan = _Scan(inner, body)
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        captures = inputs[self._given :]
+        states = inputs[1 : 1 + self._states]
+        scanned = inputs[1 + self._states : self._given]
+        longest = scanned[0].shape[1]
+        rows = scanned[0].shape[0]
+        lengths = [longest] * rows if inputs[0] is None else [int(n) for n in inputs[0]]
+        last: list[list[Any]] = []
+        stacked: list[list[Array]] = []
+        for row, length in enumerate(lengths):
+            items = [
+                array[row, :length][:: -1 if back else 1]
+                for array, back in zip(scanned, self._back, strict=True)
+            ]
+            state, parts = self._scan.scan([s[row] for s in states], items, captures)
+            last.append(state)
+            outputs = (_stacked(p, self._graph, self._states + k) for k, p in enumerate(parts))
+            stacked.append([_padded(array, longest) for array in outputs])
+        columns = (*zip(*last, strict=True), *zip(*stacked, strict=True))
+        return [np.stack(column) for column in columns]
+
+
+def _padded(array: Array, length: int) -> Array:
+    missing = length - array.shape[0]
+    return np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) if missing else array
+
+
+class _SequenceMap:
+    def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self._body = body
+        self._graph = node.bodies[0]
+        self._given = len(node.inputs)
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        captures = inputs[self._given :]
+        outputs: list[list[Any]] = [[] for _ in self._graph.outputs]
+        for number in range(len(inputs[0])):
+            items = [
+                item[number] if isinstance(item, (list, tuple)) else item
+                for item in inputs[: self._given]
+            ]
+            results = self._body.run([*items, *captures])
+            for output, item in zip(outputs, results, strict=True):
+                output.append(item)
+        return outputs

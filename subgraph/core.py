@@ -1,0 +1,343 @@
+"""The face of the devices: `Core` finds them, compiles models for them, imports exported ones.
+
+``sg.compile_model`` and the other functions here use one default Core.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pkgutil
+import threading
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from os import PathLike
+from typing import IO, Any
+
+from subgraph.compiled_model import CompiledModel
+from subgraph.device import Config, Device, QueryResult
+from subgraph.errors import ConfigError, DeviceError
+from subgraph.graph import Graph
+from subgraph.op import Operator, register_operator
+from subgraph.registry import defined_at, nearest
+
+_log = logging.getLogger("subgraph")
+Model = Graph | str | PathLike[str] | bytes | Any
+_GROUP = "subgraph.devices"
+
+
+class Core:
+    """All devices of a process that this object knows, with their options."""
+
+    def __init__(self) -> None:
+        """Find devices: the files of ``subgraph.devices`` and installed entry points."""
+        self._lock = threading.RLock()
+        self._makers: dict[str, tuple[Callable[[], Device], str]] = {}
+        self._devices: dict[str, Device] = {}
+        self._failed: dict[str, str] = {}
+        for name in _device_files():
+            self._makers[name] = (lambda name=name: _device_of_file(name)(), f"{_GROUP}.{name}")
+        for point in sorted(entry_points(group=_GROUP), key=lambda p: p.name):
+            owner = f"entry point {point.value}"
+            self._claim(point.name, lambda point=point: _made(point.load()), owner)
+
+    def _claim(self, name: str, make: Callable[[], Device], owner: str) -> None:
+        known = self._makers.get(name)
+        if known is not None and known[1] != owner:
+            raise DeviceError(f"device {name!r} has two owners: {known[1]} and {owner}; rename one")
+        self._makers[name] = (make, owner)
+
+    def register_device(self, name: str, device: Device | type[Device]) -> None:
+        """Make a device known under ``name``.
+
+        Args:
+            name: Its name, without "." and ":".
+            device: The device, or its class, which is called without arguments at first use.
+
+        Raises:
+            DeviceError: the name is taken or not allowed.
+        """
+        if not name or any(c in name for c in ".:, "):
+            raise DeviceError(f"device name {name!r} is empty or has one of '.', ':', ',' or space")
+        with self._lock:
+            owner = defined_at(device if isinstance(device, type) else type(device))
+            self._claim(name, lambda: _made(device), owner)
+            self._devices.pop(name, None)
+            self._failed.pop(name, None)
+
+    def unregister_device(self, name: str) -> None:
+        """Forget the device ``name`` if it is there."""
+        with self._lock:
+            self._makers.pop(name, None)
+            for known in [k for k in self._devices if k.partition(".")[0] == name]:
+                del self._devices[known]
+            self._failed.pop(name, None)
+
+    def add_extension(self, extension: Operator) -> None:
+        """Make a custom operator known: schema, shape rule and reference.
+
+        Raises:
+            UnsupportedOpError: another owner has the operator's name.
+        """
+        register_operator(extension)
+
+    @property
+    def available_devices(self) -> list[str]:
+        """Names of the devices that can start; "NAME.0", "NAME.1" where there are several."""
+        names: list[str] = []
+        for name in sorted(self._makers):
+            try:
+                device = self.device(name)
+            except DeviceError:
+                continue
+            if getattr(device, "is_virtual", False):
+                continue
+            ids = list(device.get_property("AVAILABLE_DEVICES"))
+            names += [f"{name}.{i}" for i in ids] if len(ids) > 1 else [name]
+        return names
+
+    @property
+    def registered_devices(self) -> list[str]:
+        """Names of all devices, also of those that cannot start and of HETERO, MULTI, AUTO."""
+        return sorted(self._makers)
+
+    @property
+    def failed_devices(self) -> dict[str, str]:
+        """The devices that could not start, with the reason."""
+        return dict(self._failed)
+
+    def device(self, name: str) -> Device:
+        """Return the device of that name ("NAME" or "NAME.id"), started.
+
+        Raises:
+            DeviceError: there is none, or it cannot start; why.
+        """
+        with self._lock:
+            found = self._devices.get(name)
+            if found is not None:
+                return found
+            base, _, device_id = name.partition(".")
+            found = self.device(base).with_id(device_id) if device_id else self._start(base)
+            self._devices[name] = found
+            return found
+
+    def _start(self, name: str) -> Device:
+        if name in self._failed:
+            raise DeviceError(self._failed[name])
+        maker = self._makers.get(name)
+        if maker is None:
+            raise DeviceError(f"no device named {name!r}; {nearest(name, self._makers)}")
+        try:
+            device = maker[0]()
+            device.name = name
+            device.core = self
+            device.ensure_started()
+        except Exception as error:
+            message = (
+                str(error)
+                if isinstance(error, DeviceError)
+                else (f"device {name} cannot start: {type(error).__name__}: {error}")
+            )
+            self._failed[name] = message
+            _log.warning("%s", message)
+            raise DeviceError(message) from error
+        return device
+
+    def split(self, device_name: str) -> tuple[Device, dict[str, Any]]:
+        """Return the device of a device string and what the string configures.
+
+        "HETERO:A,B" gives HETERO and {"DEVICE_PRIORITIES": "A,B"}.
+
+        Raises:
+            DeviceError: no such device; or a list of devices after one that takes none.
+        """
+        name, colon, rest = device_name.partition(":")
+        device = self.device(name.strip())
+        if not colon:
+            return device, {}
+        if not getattr(device, "is_virtual", False):
+            raise DeviceError(f"device {name!r} takes no list of devices, got {device_name!r}")
+        return device, {"DEVICE_PRIORITIES": rest}
+
+    def get_property(self, device_name: str, name: str) -> Any:
+        """Return an option or metric of a device.
+
+        Raises:
+            DeviceError: no such device.
+            ConfigError: no such property; the nearest are listed.
+        """
+        return self.device(device_name).get_property(name)
+
+    def set_property(self, device_name: str | Config, properties: Config | None = None) -> None:
+        """Set options of a device for later compile calls; without a name, of every device.
+
+        Raises:
+            ConfigError: a key is unknown (to every device) or a value is not allowed.
+        """
+        if isinstance(device_name, str):
+            if properties is None:
+                raise ConfigError(f"set_property({device_name!r}) needs the properties to set")
+            self.device(device_name).set_property(properties)
+            return
+        devices = [self.device(name) for name in self.available_devices]
+        for key, value in device_name.items():
+            takers = [d for d in devices if key in d.get_property("SUPPORTED_PROPERTIES")]
+            if not takers:
+                raise ConfigError(f"no device has a property {key!r}")
+            for taker in takers:
+                taker.set_property({key: value})
+
+    def query_model(
+        self, model: Model, device_name: str = "AUTO", config: Config | None = None
+    ) -> QueryResult:
+        """Return which nodes a device supports, as {node name: device name}; ``.reasons`` too."""
+        graph = read_model(model)
+        device, extra = self.split(device_name)
+        found = device.query_model(graph, {**(config or {}), **extra} or None)
+        reasons = dict(getattr(found, "reasons", {}))
+        for node in graph.nodes:
+            if node.name not in found:
+                reasons.setdefault(node.name, f"{device.name} does not list it as supported")
+        return QueryResult(found, reasons)
+
+    def compile_model(
+        self,
+        model: Model,
+        device_name: str = "AUTO",
+        config: Config | None = None,
+        *,
+        preprocess: Mapping[str, Any] | None = None,
+    ) -> CompiledModel:
+        """Compile a model for a device.
+
+        Args:
+            model: A graph, the path or bytes of an ONNX file, or an ``onnx.ModelProto``.
+            device_name: A device, or "HETERO:A,B", "MULTI:A,B", "AUTO", "AUTO:A,B".
+            config: The device's options.
+            preprocess: `Preprocess` by input name, put into the graph before it.
+
+        Raises:
+            DeviceError: no such device, or it cannot start.
+            ConfigError: an option is unknown or its value not allowed.
+            UnsupportedOpError: the device lacks an operator and has no fallback.
+        """
+        graph = read_model(model)
+        if preprocess:
+            from subgraph.preprocessing import preprocessed
+
+            graph = preprocessed(graph, preprocess)
+        device, extra = self.split(device_name)
+        full = {**(config or {}), **extra}
+        folder = self._cache_dir(device, full)
+        if folder:
+            from subgraph.model_cache import compile_cached
+
+            return compile_cached(folder, device, device_name, graph, full, self._compile)
+        return self._compile(device, graph, full)
+
+    def _cache_dir(self, device: Device, config: Config) -> str:
+        own = config.get("CACHE_DIR")
+        if own is not None:
+            return str(own)
+        try:
+            return str(device.get_property("CACHE_DIR"))
+        except ConfigError:
+            return ""
+
+    def _compile(self, device: Device, graph: Graph, config: Config) -> CompiledModel:
+        if device.fallback:
+            supported = device.query_model(graph, config or None)
+            if any(node.name not in supported for node in graph.nodes):
+                hetero = self.device("HETERO")
+                priorities = ",".join((device.name, *device.fallback))
+                own = {device.name: dict(config)} if config else {}
+                return hetero.compile_model(graph, {"DEVICE_PRIORITIES": priorities, **own})
+        return device.compile_model(graph, config or None)
+
+    def import_model(
+        self,
+        source: str | PathLike[str] | IO[bytes],
+        device_name: str = "",
+        config: Config | None = None,
+    ) -> CompiledModel:
+        """Return the model that ``CompiledModel.export_model`` wrote.
+
+        Args:
+            source: Path (its weights are then mapped, not read) or binary stream.
+            device_name: The device to run it; empty: the one that it was compiled for.
+            config: The device's options; ``{"ALLOW_RECOMPILE": False}`` refuses a file that was
+                compiled for another version or other hardware, instead of compiling it anew.
+
+        Raises:
+            BlobError: the file is damaged or does not fit.
+        """
+        from subgraph.export import exported_device
+
+        device, extra = self.split(device_name or exported_device(source))
+        return device.import_model(source, {**(config or {}), **extra} or None)
+
+
+def read_model(model: Model) -> Graph:
+    """Return the graph of whatever stands for a model."""
+    if isinstance(model, Graph):
+        return model
+    from subgraph.onnx_file import load
+
+    return load(model)
+
+
+def _made(device: Device | type[Device]) -> Device:
+    return device() if isinstance(device, type) else device
+
+
+@cache
+def _device_files() -> tuple[str, ...]:
+    folder = importlib.import_module(_GROUP).__path__
+    return tuple(sorted(i.name.upper() for i in pkgutil.iter_modules(folder) if i.name[0] != "_"))
+
+
+def _device_of_file(name: str) -> type[Device]:
+    """Return the device class that a file of ``subgraph.devices`` defines."""
+    module = importlib.import_module(f"{_GROUP}.{name.lower()}")
+    found = [
+        thing
+        for thing in vars(module).values()
+        if isinstance(thing, type)
+        and issubclass(thing, Device)
+        and thing.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        raise DeviceError(f"{module.__name__} must define one Device, it defines {len(found)}")
+    return found[0]
+
+
+@cache
+def default_core() -> Core:
+    """Return the Core that ``sg.compile_model`` and its like use."""
+    return Core()
+
+
+def compile_model(
+    model: Model,
+    device_name: str = "AUTO",
+    config: Config | None = None,
+    *,
+    preprocess: Mapping[str, Any] | None = None,
+) -> CompiledModel:
+    """Compile a model on the default core: see `Core.compile_model`."""
+    return default_core().compile_model(model, device_name, config, preprocess=preprocess)
+
+
+def import_model(
+    source: str | PathLike[str] | IO[bytes], device_name: str = "", config: Config | None = None
+) -> CompiledModel:
+    """Import an exported model on the default core: see `Core.import_model`."""
+    return default_core().import_model(source, device_name, config)
+
+
+def query_model(
+    model: Model, device_name: str = "AUTO", config: Config | None = None
+) -> QueryResult:
+    """Ask which nodes a device supports on the default core: see `Core.query_model`."""
+    return default_core().query_model(model, device_name, config)

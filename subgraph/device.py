@@ -1,0 +1,352 @@
+"""Devices: what runs a graph, or the part of one that it supports.
+
+A child of `Device` says which nodes it takes (`supports`) and what runs a graph of such nodes
+(`create_op`); query, compile, import, options and metrics have defaults over these two. A device
+with other needs overrides `query_model` and `compile_model` themselves. Which device gets which
+part of a model is not decided here: HETERO does that for all.
+"""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
+
+from subgraph.compiled_model import CompiledModel
+from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
+from subgraph.graph import Graph, Node, Value
+from subgraph.registry import nearest
+from subgraph.settings import (
+    DeviceOptions,
+    check_option,
+    property_access,
+    resolve_options,
+)
+from subgraph.subgraph_op import DefaultSubgraphOp, SubgraphOp, subgraph_node
+
+if TYPE_CHECKING:
+    from subgraph.core import Core
+    from subgraph.selector import Reject
+
+Config = Mapping[str, Any]
+
+
+class QueryResult(dict[str, str]):
+    """Node name to device name for the nodes that are supported.
+
+    Attributes:
+        reasons: For each other node why it is not.
+    """
+
+    def __init__(self, supported: Mapping[str, str], reasons: Mapping[str, str]) -> None:
+        """Take the supported nodes and the reasons of the others."""
+        super().__init__(supported)
+        self.reasons: dict[str, str] = dict(reasons)
+
+
+class Device:
+    """A device; write a child, register it with ``core.register_device("NAME", MyDevice)``.
+
+    Attributes:
+        name: The name that it is registered under, with the id of one of several: "NAME.0".
+        core: The Core that it is registered with.
+        options_class: Its options, each declared once; a child of `DeviceOptions`.
+        fallback: Devices that take the nodes which this one does not, when it is asked for alone.
+    """
+
+    options_class: ClassVar[type[DeviceOptions]] = DeviceOptions
+    fallback: ClassVar[tuple[str, ...]] = ()
+    name: str
+    core: Core | None
+    _settings: dict[str, Any]
+    _start_error: str | None
+    _started: bool
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Prepare the state that a child need not know of."""
+        self = super().__new__(cls)
+        self.name = cls.__name__.removesuffix("Device").upper()
+        self.core = None
+        self._settings = {}
+        self._start_error = None
+        self._started = False
+        return self
+
+    # ------------------------------------------------------------------ what a child writes
+
+    def start(self) -> None:
+        """Find the hardware, before the first use; raise to say why it is not there."""
+
+    def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:
+        """Return whether the device can run ``node``; a `Reject` says why not."""
+        return False
+
+    def transform(self, graph: Graph, options: DeviceOptions) -> Graph:
+        """Return the graph as the device wants it: fused, legalized. Query and compile use it.
+
+        A node that stands for several original ones keeps them in its inner graph, or lists their
+        names in ``metadata["origin"]``, separated by newlines.
+        """
+        return graph
+
+    def create_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        """Return what runs ``graph``, all of whose nodes are supported; inputs include weights."""
+        return DefaultSubgraphOp(graph)
+
+    def device_ids(self) -> list[str]:
+        """Return the ids of the devices of this kind; [""] where there is one without an id."""
+        return [""]
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the read-only properties; a child adds its own to ``super().metrics()``."""
+        return {
+            "AVAILABLE_DEVICES": self.device_ids(),
+            "FULL_DEVICE_NAME": self.name,
+            "SUPPORTED_PROPERTIES": self.supported_properties(),
+            "OPTIMIZATION_CAPABILITIES": ["FP32"],
+            "DEVICE_ARCHITECTURE": platform.machine(),
+            "RANGE_FOR_ASYNC_INFER_REQUESTS": (1, 64, 1),
+            "EXPORT_IMPORT": True,
+        }
+
+    def capability(self) -> dict[str, str]:
+        """Return what an exported model depends on; an import compares it with the file's."""
+        return {"architecture": str(self.get_property("DEVICE_ARCHITECTURE"))}
+
+    def optimal_requests(self, options: DeviceOptions) -> int:
+        """Return how many requests at a time make best use of the device."""
+        return 1
+
+    # ------------------------------------------------------------------ what users call
+
+    def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
+        """Return the nodes that the device supports, as {node name: device name}.
+
+        The graph goes through the device's own `transform`; an original node is supported only if
+        everything that it became is. The result has ``.reasons`` for the others.
+        """
+        options = self.options_for(config)
+        transformed = self.transform(graph, options)
+        reasons: dict[str, str] = {}
+        seen: set[str] = set()
+        for node in transformed.nodes:
+            answer = self.supports(node, options)
+            for origin in origins(node):
+                seen.add(origin)
+                if not answer and origin not in reasons:
+                    reasons[origin] = reason_of(answer, node, self.name)
+        _follow_users(graph, seen, reasons)
+        supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
+        known = {n.name for n in graph.nodes}
+        return QueryResult(supported, {k: v for k, v in reasons.items() if k in known})
+
+    def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
+        """Compile a graph all of whose nodes are supported.
+
+        Raises:
+            UnsupportedOpError: a node is not; names and reasons.
+            ConfigError: an option is unknown or its value not allowed.
+        """
+        options = self.options_for(config)
+        require_support(self.query_model(graph, config), graph, self.name)
+        compiled = whole_graph(graph, lambda inner: self._op_for(inner, options))
+        return CompiledModel(
+            compiled,
+            device=self.name,
+            options=options,
+            requests=self.optimal_requests(options),
+            metrics={"EXECUTION_DEVICES": [self.name]},
+            source=graph,
+        )
+
+    def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        op = self.create_op(self.transform(graph, options), options)
+        if op.device == SubgraphOp.device:
+            op.device = self.name
+        return op
+
+    def import_model(
+        self, stream: str | PathLike[str] | IO[bytes], config: Config | None = None
+    ) -> CompiledModel:
+        """Return the model that ``export_model`` wrote.
+
+        Raises:
+            BlobError: the file is damaged, foreign, or does not fit this device or version.
+        """
+        from subgraph.export import import_model
+
+        return import_model(self, stream, config)
+
+    def get_property(self, name: str) -> Any:
+        """Return an option or a metric.
+
+        Raises:
+            ConfigError: there is none of that name; the nearest are listed.
+        """
+        if name in property_access(self.options_class):
+            return getattr(self.options_for(None), name)
+        metrics = self.metrics()
+        if name in metrics:
+            return metrics[name]
+        known = [*property_access(self.options_class), *metrics]
+        raise ConfigError(f"{self.name} has no property {name!r}; {nearest(name, known)}")
+
+    def set_property(self, properties: Config) -> None:
+        """Set options for later compile calls; all or, when one is wrong, none.
+
+        Raises:
+            ConfigError: a key is unknown or read-only, or a value is not allowed.
+        """
+        checked = {
+            name: check_option(self.options_class, self.name, name, value)
+            for name, value in properties.items()
+        }
+        self._settings = {**self._settings, **checked}
+
+    def supported_properties(self) -> dict[str, str]:
+        """Return "RW" or "RO" by name for all options and metrics."""
+        own = property_access(self.options_class)
+        standard = (
+            "AVAILABLE_DEVICES",
+            "FULL_DEVICE_NAME",
+            "SUPPORTED_PROPERTIES",
+            "OPTIMIZATION_CAPABILITIES",
+            "DEVICE_ARCHITECTURE",
+            "RANGE_FOR_ASYNC_INFER_REQUESTS",
+            "EXPORT_IMPORT",
+        )
+        return {**own, **dict.fromkeys(standard, "RO")}
+
+    def options_for(self, config: Config | None) -> Any:
+        """Return the options in force for a call with ``config``, as ``options_class``.
+
+        Raises:
+            ConfigError: a key is unknown or a value not allowed.
+        """
+        base = self.name.partition(".")[0]
+        return resolve_options(self.options_class, self.name, [config or {}, self._settings], base)
+
+    # ------------------------------------------------------------------ what Core calls
+
+    def ensure_started(self) -> None:
+        """Start the device if that was not tried yet.
+
+        Raises:
+            DeviceError: it cannot start; the reason of the first try.
+        """
+        if not self._started:
+            self._started = True
+            try:
+                self.start()
+            except Exception as error:
+                self._start_error = f"device {self.name} cannot start: {error}"
+                raise DeviceError(self._start_error) from error
+        if self._start_error is not None:
+            raise DeviceError(self._start_error)
+
+    def with_id(self, device_id: str) -> Device:
+        """Return the device of that id: this one's options, set on their own from now on.
+
+        Raises:
+            DeviceError: there is no such id.
+        """
+        ids = self.device_ids()
+        if device_id not in ids:
+            shown = ", ".join(repr(i) for i in ids if i) or "none: leave the id out"
+            raise DeviceError(f"device {self.name} has no id {device_id!r}; ids: {shown}")
+        other = copy.copy(self)
+        other.name = f"{self.name}.{device_id}"
+        other._settings = {**self._settings, "DEVICE_ID": device_id}
+        return other
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+def origins(node: Node) -> Iterator[str]:
+    """Yield the names of the original nodes that a node of a transformed graph stands for."""
+    if node.subgraph is not None:
+        work = list(node.subgraph.nodes)
+        while work:
+            inner = work.pop()
+            if inner.subgraph is None:
+                yield from _listed(inner)
+            else:
+                work.extend(inner.subgraph.nodes)
+        return
+    yield from _listed(node)
+
+
+def _listed(node: Node) -> list[str]:
+    origin = (node.metadata or {}).get("origin")
+    return origin.split("\n") if origin else [node.name]
+
+
+def reason_of(answer: object, node: Node, device: str) -> str:
+    """Return the text of a refusal."""
+    given = getattr(answer, "reason", "")
+    return str(given) or f"{device} does not run {node.op_type}"
+
+
+def _follow_users(graph: Graph, seen: set[str], reasons: dict[str, str]) -> None:
+    """Nodes that vanished in the transformation (constants, identities) follow their users."""
+    for node in reversed(graph.nodes):
+        if node.name in seen or node.name in reasons:
+            continue
+        refused = [user for user in node.successors() if user.name in reasons]
+        if refused:
+            reasons[node.name] = f"only node {refused[0].name!r} needs it, which is not supported"
+
+
+def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> None:
+    """Check that a query covers the graph.
+
+    Raises:
+        UnsupportedOpError: it does not; names and reasons.
+    """
+    missing = [node for node in graph.nodes if node.name not in supported]
+    if not missing:
+        return
+    reasons = getattr(supported, "reasons", {})
+    lines = [
+        f"  {n.name!r} ({n.op_type}): {reasons.get(n.name, 'not in its query result')}"
+        for n in missing[:8]
+    ]
+    more = f"\n  and {len(missing) - 8} more" if len(missing) > 8 else ""
+    raise UnsupportedOpError(
+        f"device {device} does not support {len(missing)} of the {len(graph.nodes)} nodes of "
+        f"{graph.name!r}:\n" + "\n".join(lines) + f"{more}\n"
+        f"Compile for 'HETERO:{device},REFERENCE' to run these on the reference device"
+    )
+
+
+def whole_graph(graph: Graph, make_op: Any) -> Graph:
+    """Return a graph that does the same by one subgraph node with the op ``make_op(inner)``.
+
+    The inner graph's inputs are the graph's, then its other parameters. A graph without nodes is
+    returned as it is.
+    """
+    if not graph.nodes:
+        return graph
+    inner = graph.clone()
+    inputs = set(inner.inputs)
+    weights = [v for v in inner.values() if v.parameter is not None and v not in inputs]
+    outputs = list(dict.fromkeys(v for v in inner.outputs if v.producer is not None))
+    sources = {v: Value(v.name, v.type, parameter=v.parameter) for v in (*inner.inputs, *weights)}
+    outer_outputs = inner.outputs
+    inner.inputs = (*inner.inputs, *weights)
+    inner.outputs = tuple(outputs)
+    node = subgraph_node(inner, make_op(inner), inputs=list(sources.values()))
+    made = {**sources, **dict(zip(outputs, node.outputs, strict=True))}
+    return Graph(
+        list(sources.values())[: len(graph.inputs)],
+        [made[v] for v in outer_outputs],
+        graph.name,
+        nodes=[node],
+        attrs=graph.attrs,
+        opsets=graph.opsets,
+        metadata=graph.metadata,
+        doc=graph.doc,
+    )

@@ -1,0 +1,36 @@
+"""REFERENCE: runs every operator by its definition; slow, and right.
+
+Every other device is tested against it, and the nodes that no other device takes run here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from subgraph.compiled_model import CompiledModel
+from subgraph.device import Config, Device
+from subgraph.graph import Graph, Node
+from subgraph.settings import DeviceOptions
+
+
+class ReferenceDevice(Device):
+    """The definition of every operator, node by node in Python."""
+
+    def supports(self, node: Node, options: DeviceOptions) -> bool:
+        """Take every node."""
+        return True
+
+    def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
+        """Prepare the graph as it is: the default executor walks it node by node."""
+        return CompiledModel(
+            graph.clone(), device=self.name, options=self.options_for(config), source=graph
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics."""
+        return {
+            **super().metrics(),
+            "FULL_DEVICE_NAME": "Reference implementation of ONNX",
+            "OPTIMIZATION_CAPABILITIES": ["FP64", "FP32", "FP16", "BF16", "INT8"],
+            "DEVICE_ARCHITECTURE": "python",
+        }

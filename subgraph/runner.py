@@ -1,0 +1,149 @@
+"""Runners: what one request owns to run a compiled model, and the stages of asynchronous runs.
+
+A model whose graph is one subgraph node skips the executor: its runner calls the node's session.
+Every other model is walked by an `Executor`. A run falls into stages, each with the task executor
+whose threads run it, so that stages of different requests overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.executor import Cancel, Executor, Plan
+from subgraph.graph import Graph, Node
+from subgraph.parameters import Parameter
+from subgraph.subgraph_op import ProfileEntry, fill_outputs
+from subgraph.task_executor import TaskExecutor
+
+Array = np.ndarray[Any, Any]
+
+
+@attrs.frozen
+class Stage:
+    """A part of a run: the function takes what the stage before gave, the first the inputs."""
+
+    executor: TaskExecutor
+    function: Callable[[Any], Any]
+
+
+class Runner:
+    """One request's memory and sessions for a model.
+
+    Attributes:
+        outputs: Arrays to write the results of the next runs into, None where a run makes one.
+        cancel: Flag that ends a run early.
+    """
+
+    def __init__(self, cancel: Cancel) -> None:
+        """Make a runner that looks at ``cancel``."""
+        self.cancel = cancel
+        self.outputs: Sequence[Array | None] | None = None
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run the model on one item for each input; return one for each output."""
+        raise NotImplementedError
+
+    def profile(self) -> list[ProfileEntry]:
+        """Return what the nodes took in the last run."""
+        return []
+
+    def stages(self, default: TaskExecutor) -> list[Stage]:
+        """Return the stages of an asynchronous run; one on ``default`` unless a child says more."""
+        return [Stage(default, self.run)]
+
+
+class GraphRunner(Runner):
+    """Walks the model's graph."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        cancel: Cancel,
+        *,
+        profiling: bool = False,
+        pipeline: Sequence[tuple[TaskExecutor, int, int]] = (),
+    ) -> None:
+        """Prepare to run ``plan``; ``pipeline`` gives ranges of steps to task executors."""
+        super().__init__(cancel)
+        self._executor = Executor(plan, profiling=profiling, cancel=cancel)
+        self._pipeline = pipeline
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        return self._filled(self._executor.run(inputs))
+
+    def _filled(self, results: Sequence[Any]) -> Sequence[Any]:
+        return results if self.outputs is None else fill_outputs(results, self.outputs)
+
+    def profile(self) -> list[ProfileEntry]:
+        return self._executor.profile()
+
+    def stages(self, default: TaskExecutor) -> list[Stage]:
+        if len(self._pipeline) < 2:
+            return [Stage(default, self.run)]
+        executor = self._executor
+
+        def part(begin: int, end: int, first: bool, last: bool) -> Callable[[Any], Any]:
+            def run(state: Any) -> Any:
+                values = executor.start(state) if first else state
+                executor.run_steps(values, begin, end)
+                return self._filled(executor.finish(values)) if last else values
+
+            return run
+
+        last = len(self._pipeline) - 1
+        return [
+            Stage(threads, part(begin, end, k == 0, k == last))
+            for k, (threads, begin, end) in enumerate(self._pipeline)
+        ]
+
+
+class DirectRunner(Runner):
+    """Calls the session of the one subgraph node that is the whole model."""
+
+    def __init__(self, graph: Graph, node: Node, cancel: Cancel) -> None:
+        """Open a session of the node of a graph that `is_direct`."""
+        super().__init__(cancel)
+        assert node.op is not None, "is_direct checked it"
+        self._session = node.op.session()
+        position = {value: k for k, value in enumerate(graph.inputs)}
+        self._template: list[Parameter | None] = [
+            None if v is None else v.parameter for v in node.inputs
+        ]
+        self._sources = [
+            (k, position[v]) for k, v in enumerate(node.inputs) if v is not None and v in position
+        ]
+        picks = [node.outputs.index(v) for v in graph.outputs]
+        same = picks == list(range(len(node.outputs)))
+        self._picks = None if same else picks
+        plain = [(k, k) for k in range(len(graph.inputs))]
+        self._as_given = self._sources == plain and len(node.inputs) == len(graph.inputs)
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        if self._as_given:
+            given = inputs
+        else:
+            given: Sequence[Any] = self._template.copy()
+            for target, source in self._sources:
+                if inputs[source] is not None:
+                    given[target] = inputs[source]
+        if self._picks is None:
+            return self._session(given, self.outputs)
+        results = self._session(given)
+        results = [results[k] for k in self._picks]
+        return results if self.outputs is None else fill_outputs(results, self.outputs)
+
+    def profile(self) -> list[ProfileEntry]:
+        return self._session.profile()
+
+
+def is_direct(graph: Graph) -> Node | None:
+    """Return the node of a graph that is one subgraph node and nothing else, or None."""
+    if len(graph.nodes) != 1:
+        return None
+    node = graph.nodes[0]
+    plain = all(v.producer is node for v in graph.outputs) and not graph.captures
+    return node if node.op is not None and plain else None

@@ -1,0 +1,189 @@
+"""Typed options of devices: each key declared once, with type, default, range and text.
+
+A device's options are one attrs class, a child of `DeviceOptions`, whose fields are made by
+`option`. Values come, in order of precedence, from the compile call, from ``set_property``, from
+the environment (``SUBGRAPH_<DEVICE>_<KEY>``), and from the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import attrs
+
+from subgraph.errors import ConfigError
+from subgraph.registry import nearest
+
+_O = TypeVar("_O", bound="DeviceOptions")
+_KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+_TRUE = ("1", "yes", "true", "on")
+_FALSE = ("0", "no", "false", "off")
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    values: Sequence[Any] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    read_only: bool = False,
+) -> Any:
+    """Declare an option: a field of a `DeviceOptions` class, typed by its annotation.
+
+    Args:
+        default: Its default; of the type int, float, bool or str that the annotation says.
+        doc: What it does, in a line.
+        values: The allowed values; None: all within the range.
+        minimum: Least allowed number.
+        maximum: Greatest allowed number.
+        read_only: Whether users may only read it.
+    """
+    facts = {"doc": doc, "values": values, "minimum": minimum, "maximum": maximum}
+    return attrs.field(default=default, metadata={**facts, "read_only": read_only})
+
+
+@attrs.frozen
+class DeviceOptions:
+    """Options that every device has."""
+
+    ENABLE_PROFILING: bool = option(False, "measure each node of a run, for request.profile()")
+    PERFORMANCE_HINT: str = option(
+        "LATENCY", "what to optimize for", values=("LATENCY", "THROUGHPUT")
+    )
+    PERFORMANCE_HINT_NUM_REQUESTS: int = option(
+        0, "number of requests that will run at a time; 0: the device's choice", minimum=0
+    )
+    CACHE_DIR: str = option("", "folder for compiled models, found again by content; empty: none")
+    DEVICE_ID: str = option("", "which device of several: the part after the point in NAME.0")
+
+
+@cache
+def _fields(cls: type[DeviceOptions]) -> dict[str, attrs.Attribute[Any]]:
+    return {field.name: field for field in attrs.fields(cls)}
+
+
+def option_names(cls: type[DeviceOptions]) -> list[str]:
+    """Return the names of a class's options in the order of declaration."""
+    return list(_fields(cls))
+
+
+def property_access(options: DeviceOptions | type[DeviceOptions]) -> dict[str, str]:
+    """Return "RW" or "RO" for each option."""
+    cls = options if isinstance(options, type) else type(options)
+    return {k: "RO" if f.metadata.get("read_only") else "RW" for k, f in _fields(cls).items()}
+
+
+def describe_options(cls: type[DeviceOptions]) -> list[dict[str, Any]]:
+    """Return name, type, default, allowed values and text of each option, for tables."""
+    rows: list[dict[str, Any]] = []
+    for name, field in _fields(cls).items():
+        facts = field.metadata
+        rows.append(
+            {
+                "name": name,
+                "type": _kind(field).__name__,
+                "default": field.default,
+                "allowed": _allowed(field),
+                "read_only": bool(facts.get("read_only")),
+                "doc": facts.get("doc", ""),
+            }
+        )
+    return rows
+
+
+def _kind(field: attrs.Attribute[Any]) -> type:
+    kind = field.type
+    return _KINDS.get(kind, str) if isinstance(kind, str) else (kind or str)
+
+
+def _allowed(field: attrs.Attribute[Any]) -> str:
+    facts = field.metadata
+    if facts.get("values"):
+        return ", ".join(map(str, facts["values"]))
+    low, high = facts.get("minimum"), facts.get("maximum")
+    if low is None and high is None:
+        return ""
+    return f"{'' if low is None else low}..{'' if high is None else high}"
+
+
+def check_option(cls: type[DeviceOptions], device: str, name: str, value: Any) -> Any:
+    """Return ``value`` as option ``name`` holds it; text is read as the option's type.
+
+    Raises:
+        ConfigError: unknown name (the nearest are listed), read-only, wrong type, out of range.
+    """
+    field = _fields(cls).get(name)
+    if field is None:
+        raise ConfigError(f"{device} has no option {name!r}; {nearest(name, _fields(cls))}")
+    if field.metadata.get("read_only"):
+        raise ConfigError(f"{device}: option {name!r} can only be read")
+    converted = _converted(_kind(field), value)
+    if converted is None or not _in_range(field, converted):
+        allowed = _allowed(field)
+        raise ConfigError(
+            f"{device}: option {name!r} takes {_kind(field).__name__}"
+            f"{f' ({allowed})' if allowed else ''}, got {value!r}"
+        )
+    return converted
+
+
+def _converted(kind: type, value: Any) -> Any:
+    """Return the value as ``kind``, None if it is not one."""
+    if kind is bool:
+        text = str(value).lower() if isinstance(value, (str, int)) else ""
+        return True if text in _TRUE else False if text in _FALSE else None
+    if kind is str:
+        return os.fspath(value) if isinstance(value, (str, os.PathLike)) else None  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, bool):
+        return None
+    try:
+        if kind is int:
+            return int(value) if isinstance(value, str) else value.__index__()
+        return float(value)
+    except (TypeError, ValueError, AttributeError):
+        return None
+
+
+def _in_range(field: attrs.Attribute[Any], value: Any) -> bool:
+    facts = field.metadata
+    values, low, high = facts.get("values"), facts.get("minimum"), facts.get("maximum")
+    if values is not None and value not in values:
+        return False
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def resolve_options(
+    cls: type[_O], device: str, levels: Iterable[Mapping[str, Any]], base: str = ""
+) -> _O:
+    """Return the options in force.
+
+    Args:
+        cls: The device's options class.
+        device: Its name, for messages.
+        levels: Explicit values, the strongest first: compile call, device.
+        base: The name in environment variables; empty: the device's name.
+
+    Raises:
+        ConfigError: a key or value is not allowed.
+    """
+    chosen = environment_options(cls, base or device)
+    for level in reversed(list(levels)):
+        for name, value in level.items():
+            chosen[name] = check_option(cls, device, name, value)
+    return cls(**chosen)
+
+
+def environment_options(cls: type[DeviceOptions], device: str) -> dict[str, Any]:
+    """Return the options that environment variables ``SUBGRAPH_<DEVICE>_<KEY>`` set."""
+    found: dict[str, Any] = {}
+    prefix = f"SUBGRAPH_{device.upper()}_"
+    for name in _fields(cls):
+        text = os.environ.get(prefix + name)
+        if text is not None:
+            where = f"environment variable {prefix + name}"
+            found[name] = check_option(cls, where, name, text)
+    return found

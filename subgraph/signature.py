@@ -1,0 +1,280 @@
+"""What a compiled model takes and gives: its ports, the check of inputs, the results of a call.
+
+The check is paid once per set of shapes and dtypes: a call with a set that was accepted before
+costs a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import MissingInputError, ShapeError
+from subgraph.graph import Graph, Value
+from subgraph.parameters import Parameter
+from subgraph.registry import nearest
+from subgraph.types import (
+    OptionalType,
+    SequenceType,
+    TensorType,
+    ValueType,
+    dtype_of,
+    numpy_dtype,
+)
+
+Array = np.ndarray[Any, Any]
+_REMEMBERED = 64  # accepted sets of shapes
+
+
+@attrs.frozen
+class Port:
+    """An input or output: name, type, and for an optional input the Parameter it defaults to."""
+
+    name: str
+    type: ValueType | None
+    default: Parameter | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type or '?'}{'' if self.default is None else ' (optional)'}"
+
+
+class Results(Mapping[str, Any]):
+    """What a run gave: a mapping by output name that also takes positions."""
+
+    __slots__ = ("_positions", "_values")
+
+    def __init__(self, positions: Mapping[str, int], values: Sequence[Any]) -> None:
+        """Wrap the values, in the order of the outputs."""
+        self._positions = positions
+        self._values = values
+
+    def __getitem__(self, key: str | int | Port | Value) -> Any:
+        if isinstance(key, int):
+            return self._values[key]
+        name = key if isinstance(key, str) else key.name
+        position = self._positions.get(name)
+        if position is None:
+            raise MissingInputError(
+                f"the model has no output {name!r}; {nearest(name, self._positions)}"
+            )
+        return self._values[position]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._positions)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._positions or (isinstance(key, int) and 0 <= key < len(self._values))
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Return the outputs in order."""
+        return tuple(self._values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outputs by name."""
+        return dict(zip(self._positions, self._values, strict=True))
+
+    def __repr__(self) -> str:
+        return f"Results({self.to_dict()!r})"
+
+
+class Signature:
+    """The ports of a model and the check of what callers give."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Take inputs and outputs of ``graph``."""
+        self.name = graph.name
+        self.inputs = tuple(Port(v.name, v.type, v.parameter) for v in graph.inputs)
+        self.outputs = tuple(Port(v.name, v.type) for v in graph.outputs)
+        self.output_positions = {port.name: k for k, port in enumerate(self.outputs)}
+        self.has_defaults = any(port.default is not None for port in self.inputs)
+        self._positions = {port.name: k for k, port in enumerate(self.inputs)}
+        self._dtypes = [
+            numpy_dtype(p.type.dtype) if isinstance(p.type, TensorType) else None
+            for p in self.inputs
+        ]
+        self._accepted: set[tuple[Any, ...]] = set()
+
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """Return what was given, checked, in the order of the inputs; None for a default.
+
+        Raises:
+            MissingInputError: an input is missing, or a name is none of the inputs.
+            ShapeError: dtype or shape of an input do not fit; expected and got.
+        """
+        items = self._ordered(args, named)
+        key: list[Any] = []
+        for item in items:
+            if type(item) is not np.ndarray:
+                return self._convert(items)
+            key.append(item.shape)
+            key.append(item.dtype)
+        if tuple(key) not in self._accepted:
+            return self._convert(items)
+        return items
+
+    def _ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        if len(args) == 1 and not named:
+            only = args[0]
+            if isinstance(only, (list, tuple)):
+                args = only  # pyright: ignore[reportUnknownVariableType]
+            elif isinstance(only, Mapping):
+                args, named = (), only  # pyright: ignore[reportUnknownVariableType]
+        if not named and len(args) == len(self.inputs):
+            return list(args)
+        return self._by_name(args, named)
+
+    def _by_name(self, args: Sequence[Any], named: Mapping[Any, Any]) -> list[Any]:
+        if len(args) > len(self.inputs):
+            raise MissingInputError(
+                f"model {self.name!r} takes {len(self.inputs)} inputs, got {len(args)}; it takes "
+                f"{self._shown()}. A list gives one item per input: wrap one array as [array]"
+            )
+        items: list[Any] = list(args) + [None] * (len(self.inputs) - len(args))
+        for key, item in named.items():
+            position = self._position(key)
+            if position < len(args):
+                raise MissingInputError(f"input {self.inputs[position].name!r} was given twice")
+            items[position] = item
+        return items
+
+    def _position(self, key: Any) -> int:
+        if isinstance(key, int) and 0 <= key < len(self.inputs):
+            return key
+        name = key if isinstance(key, (str, int)) else getattr(key, "name", key)
+        position = self._positions.get(name)  # pyright: ignore[reportArgumentType]
+        if position is None:
+            raise MissingInputError(
+                f"model {self.name!r} has no input {name!r}; "
+                f"{nearest(str(name), self._positions)} It takes {self._shown()}"
+            )
+        return position
+
+    def _shown(self) -> str:
+        return ", ".join(map(str, self.inputs)) or "no inputs"
+
+    def _convert(self, items: Sequence[Any]) -> list[Any]:
+        missing = [
+            port.name
+            for port, item in zip(self.inputs, items, strict=True)
+            if item is None and port.default is None and not isinstance(port.type, OptionalType)
+        ]
+        if missing:
+            raise MissingInputError(
+                f"model {self.name!r} was not given input {', '.join(map(repr, missing))}; it "
+                f"takes {self._shown()}"
+            )
+        arrays = [
+            None if item is None else self._array(port, dtype, item)
+            for port, dtype, item in zip(self.inputs, self._dtypes, items, strict=True)
+        ]
+        self._check_shapes(arrays)
+        if all(type(a) is np.ndarray for a in arrays):
+            if len(self._accepted) >= _REMEMBERED:
+                self._accepted.clear()
+            self._accepted.add(tuple(part for a in arrays for part in (a.shape, a.dtype)))
+        return arrays
+
+    def _array(self, port: Port, dtype: np.dtype[Any] | None, item: Any) -> Any:
+        if dtype is None:
+            return _of_other_type(port, item)
+        array = as_array(item, dtype, port)
+        if array.dtype != dtype:
+            if dtype.kind == "O" and array.dtype.kind in "UST":
+                return array.astype(object)
+            raise ShapeError(
+                f"input {port.name!r} is {port.type}, got {_shape_shown(array)}; convert it, for "
+                f"example with array.astype({dtype.name!r})"
+            )
+        return array
+
+    def _check_shapes(self, arrays: Sequence[Any]) -> None:
+        sizes: dict[str, tuple[int, str]] = {}
+        for port, array in zip(self.inputs, arrays, strict=True):
+            if array is None or not isinstance(port.type, TensorType) or port.type.shape is None:
+                continue
+            expected = port.type.shape
+            if len(expected) != array.ndim:
+                raise ShapeError(f"input {port.name!r} is {port.type}, got {_shape_shown(array)}")
+            for dim, size in zip(expected, array.shape, strict=True):
+                if isinstance(dim, int) and dim != size:
+                    raise ShapeError(
+                        f"input {port.name!r} is {port.type}, got {_shape_shown(array)}"
+                    )
+                if isinstance(dim, str):
+                    known, where = sizes.setdefault(dim, (size, port.name))
+                    if known != size:
+                        raise ShapeError(
+                            f"dimension {dim!r} is {known} in input {where!r} and {size} in input "
+                            f"{port.name!r} ({port.type}, got {_shape_shown(array)})"
+                        )
+
+
+def _shape_shown(array: Array) -> str:
+    return f"{dtype_of(array)}[{', '.join(map(str, array.shape))}]"
+
+
+def _of_other_type(port: Port, item: Any) -> Any:
+    """Check a value that is no tensor: a sequence is a list, an optional its element."""
+    if isinstance(port.type, SequenceType):
+        if not isinstance(item, (list, tuple)):
+            raise ShapeError(
+                f"input {port.name!r} is {port.type}, got {type(item).__name__}; give a list"
+            )
+        inner = Port(port.name, port.type.element)
+        return [_of_other_type(inner, part) for part in item]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(port.type, OptionalType):
+        return None if item is None else _of_other_type(Port(port.name, port.type.element), item)
+    if isinstance(port.type, TensorType):
+        dtype = numpy_dtype(port.type.dtype)
+        array = as_array(item, dtype, port)
+        if array.dtype != dtype:
+            raise ShapeError(f"input {port.name!r} holds {port.type}, got {_shape_shown(array)}")
+        return array
+    return item if port.type is not None or isinstance(item, dict) else np.asarray(item)
+
+
+def as_array(item: Any, dtype: np.dtype[Any], port: Port) -> Array:
+    """Return ``item`` as an array, without a copy where its memory can be shared.
+
+    NumPy arrays, DLPack tensors and buffers keep their dtype. Python numbers and lists take
+    ``dtype`` when that loses nothing but precision.
+
+    Raises:
+        ShapeError: it is none of these, or a Python number does not fit ``dtype``.
+    """
+    if isinstance(item, np.ndarray):
+        return np.asarray(item)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    try:
+        if isinstance(item, np.generic):
+            return np.asarray(item)
+        if isinstance(item, (bool, int, float, complex, str, list, tuple)):
+            return _from_python(item, dtype)
+        if hasattr(item, "__dlpack__"):
+            return np.from_dlpack(item)
+        if hasattr(item, "__array_interface__") or hasattr(item, "__array__"):
+            return np.asarray(item)
+        return np.asarray(memoryview(item))
+    except (TypeError, ValueError, OverflowError, RuntimeError, BufferError) as error:
+        raise ShapeError(
+            f"input {port.name!r} is {port.type}, got a {type(item).__name__} that cannot be read "
+            f"as that: {error}"
+        ) from error
+
+
+def _from_python(item: Any, dtype: np.dtype[Any]) -> Array:
+    array = np.asarray(item)
+    kinds = {"b": "biufcV", "i": "iufcV", "u": "iufcV", "f": "fcV", "c": "c", "U": "O", "S": "O"}
+    if array.dtype != object and dtype.kind not in kinds.get(array.dtype.kind, ""):
+        if array.size == 0:
+            return array.astype(dtype)
+        raise TypeError(f"values of kind {array.dtype.name} would change as {dtype.name}")
+    converted = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(converted, array):
+        raise OverflowError(f"a value does not fit {dtype.name}")
+    return converted
