@@ -368,3 +368,20 @@ def attributes(node: Node) -> dict[str, Any]:
     schema = find_schema(node.op_type, node.domain, node.version)
     known = {} if schema is None else schema.attributes
     return {name: a.default for name, a in known.items()} | node.attrs
+
+
+def variant(node: Node, *, version: int = 0, drop: Sequence[str] = (), **attrs: Any) -> Node:
+    """Return a stand-in for ``node`` with another version or attributes, for `standard`.
+
+    Corrections use it to express an old form of an operator by a newer one.
+    """
+    kept = {name: value for name, value in node.attrs.items() if name not in drop}
+    return Node(
+        node.op_type,
+        node.inputs,
+        outputs=len(node.outputs),
+        name=node.name,
+        domain=node.domain,
+        version=version or node.version,
+        attrs=kept | attrs,
+    )

@@ -142,7 +142,7 @@ def _from_onnx(found: Any) -> Schema:
         if isinstance(value, bytes):
             value = value.decode()
         elif isinstance(value, list):
-            value = tuple(value)
+            value = tuple(v.decode() if isinstance(v, bytes) else v for v in value)  # pyright: ignore[reportUnknownVariableType]
         attributes[name] = Attribute(name, kind, bool(attribute.required), value)
     return Schema(
         op_type=found.name,
