@@ -426,6 +426,8 @@ def _sincos(x: Expr, quarter: int) -> Expr:
     flip = builder.icmp_signed("!=", builder.and_(step, d.integer(2)), d.integer(0))
     result = cosine.where(swap, sine)
     near = x.like(builder.fptrunc((-result).where(flip, result).value, ty))
+    if not quarter:
+        near = x.where(x.compare("==", 0.0), near)  # keeps the sign of zero
     return _beyond(x, near, "cos" if quarter else "sin")
 
 

@@ -1,0 +1,1 @@
+"""Kernels that the tests of the engine compile."""
