@@ -24,7 +24,7 @@ def undefined_symbols(data: bytes) -> tuple[str, ...]:
         return ()
     try:
         return tuple(sorted(_undefined_elf(data)))
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise ValueError(f"damaged object file: {error}") from error
 
 

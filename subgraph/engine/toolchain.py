@@ -8,6 +8,7 @@ Damaged and foreign entries are compiled anew; two processes may fill the cache 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -85,6 +86,7 @@ _lock = threading.RLock()
 _addresses: dict[tuple[Kernel, host.Isa], int] = {}
 _listeners: list[Callable[[CompileEvent], None]] = []
 _trackers: list[Any] = []  # what keeps loaded code in memory
+_library_numbers = itertools.count()
 _warned: set[str] = set()
 
 
@@ -120,6 +122,12 @@ def prepare(kernels: Iterable[Kernel]) -> int:
     for kernel in kernels:
         address(kernel)
     return statistics.compiled - before
+
+
+def forget(kernel: Kernel) -> None:
+    """Make the next use of a kernel look for it in the cache again; loaded code stays loaded."""
+    with _lock:
+        _addresses.pop((kernel, host.isa()), None)
 
 
 def cache_folder() -> Path:
@@ -273,7 +281,7 @@ def _load(symbol: str, needed: tuple[str, ...], data: bytes) -> int:
     builder = binding.JITLibraryBuilder().add_object_img(data).export_symbol(symbol)
     for name in needed:
         builder.import_symbol(name, symbol_address(name))
-    tracker = builder.link(_jit(), f"{symbol}.{len(_trackers)}")
+    tracker = builder.link(_jit(), f"{symbol}.{next(_library_numbers)}")
     _trackers.append(tracker)
     return int(tracker[symbol])
 

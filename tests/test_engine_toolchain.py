@@ -1,0 +1,307 @@
+"""The toolchain: cache entries across processes, damaged and foreign ones, errors that stay errors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from subgraph.engine import host, toolchain
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.objectfile import undefined_symbols
+from subgraph.engine.pool import call
+from subgraph.engine.toolchain import CompileEvent, KernelError
+from subgraph.errors import ConfigError, DeviceError
+
+TESTS = Path(__file__).parent
+# Runs one kernel and says what that took.
+SCRIPT = """
+import json, sys
+import numpy as np
+from subgraph.engine import toolchain
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.program import Program, Step
+x = np.arange(128, dtype=np.float32)
+y = np.zeros_like(x)
+words = np.array([x.ctypes.data, y.ctypes.data])
+kernel = Kernel("engine_support.kernels", "scale", lanes=8)
+Program([Step(kernel.address, words.ctypes.data, 2)]).run()
+assert np.array_equal(y, x * x + 1), y
+done = toolchain.statistics
+print(json.dumps([done.compiled, done.loaded, "numba" in sys.modules]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(TESTS), *sys.path])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SUBGRAPH_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def start(folder: Path, script: str = SCRIPT, path: Path = TESTS) -> subprocess.Popen[str]:
+    root = str(Path(__file__).parents[1])
+    variables = {
+        **os.environ,
+        "SUBGRAPH_CACHE_DIR": str(folder),
+        "PYTHONPATH": os.pathsep.join([str(path), root]),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> Any:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.sgk"))
+
+
+def test_a_warm_process_compiles_nothing_and_has_no_numba(tmp_path: Path) -> None:
+    compiled, loaded, numba = finish(start(tmp_path))
+    assert (compiled, numba) == (2, True)  # the kernel and the walker; the entry needs no numba
+    assert len(entries(tmp_path)) == compiled + 1
+    assert loaded == 0
+    assert finish(start(tmp_path)) == [0, 3, False]
+
+
+def damage(raw: bytes, how: str) -> bytes:
+    if how == "empty":
+        return b""
+    if how == "short":
+        return raw[: len(raw) // 2]
+    if how == "foreign":
+        return b"\x7fELF" + raw[4:]
+    flipped = bytearray(raw)
+    flipped[-100] ^= 1
+    return bytes(flipped)
+
+
+@pytest.mark.parametrize("how", ["empty", "short", "flipped", "foreign"])
+def test_a_damaged_entry_is_made_anew(how: str, folder: Path) -> None:
+    variant = {"empty": 4, "short": 8, "flipped": 16, "foreign": 32}[how]
+    kernel = Kernel("engine_support.kernels", "scale", lanes=variant)
+    key = toolchain.cache_key(kernel, host.isa())
+    path = folder / "kernels" / key[:2] / f"{key}.sgk"
+    toolchain.forget(kernel)
+    assert kernel.address
+    good = path.read_bytes()
+    path.write_bytes(damage(good, how))
+    before = toolchain.statistics.compiled
+    toolchain.forget(kernel)
+    assert kernel.address
+    assert toolchain.statistics.compiled == before + 1
+    # The compiler names its object after nothing that changes: it is the same again.
+    assert path.read_bytes() == good
+
+
+def entry(key: str, needs: list[str], data: bytes) -> bytes:
+    """Build a well-formed entry."""
+    header = json.dumps({"key": key, "needs": needs}).encode()
+    rest = header + data
+    return struct.pack("<8s32sI", b"SGKERN01", hashlib.sha256(rest).digest(), len(header)) + rest
+
+
+@pytest.mark.parametrize("kind", ["other key", "forbidden call", "no object"])
+def test_a_well_formed_but_wrong_entry_is_made_anew(kind: str, folder: Path) -> None:
+    kernel = Kernel("engine_support.kernels", "burn")
+    key = toolchain.cache_key(kernel, host.isa())
+    path = folder / "kernels" / key[:2] / f"{key}.sgk"
+    forged = {
+        "other key": entry("0" * 64, [], b"anything"),
+        "forbidden call": entry(key, ["system"], b"anything"),
+        "no object": entry(key, [], b"anything"),
+    }[kind]
+    path.parent.mkdir(parents=True)
+    path.write_bytes(forged)
+    before = toolchain.statistics.compiled
+    toolchain.forget(kernel)
+    assert kernel.address
+    assert toolchain.statistics.compiled == before + 1
+    assert path.read_bytes() != forged
+
+
+def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
+    crowd = [start(tmp_path) for _ in range(2)]
+    for process in crowd:
+        compiled, loaded, _ = finish(process)
+        assert compiled + loaded in (2, 3)
+    assert len(entries(tmp_path)) == 3
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert finish(start(tmp_path)) == [0, 3, False]
+
+
+def test_a_folder_that_cannot_be_written_warns_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A file in the place of the folder: permissions do not stop root.
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("SUBGRAPH_CACHE_DIR", str(blocked))
+    with caplog.at_level(logging.WARNING, "subgraph.engine"):
+        for factory in ("burn", "count"):
+            kernel = Kernel("engine_support.kernels", factory)
+            toolchain.forget(kernel)
+            assert kernel.address
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "SUBGRAPH_CACHE_DIR" in warnings[0]
+
+
+MODULE = """
+from user_kernels.numbers import STEP
+from subgraph.engine.simd import ld_i64, st_i64
+
+def add():
+    def kernel(args, begin, end, worker):
+        st_i64(args, ld_i64(args) + STEP)
+    return kernel
+"""
+USE = """
+import json
+import numpy as np
+from subgraph.engine import toolchain
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.pool import call
+cell = np.zeros(1, np.int64)
+call(Kernel("user_kernels.adding", "add").address, cell.ctypes.data, 0, 0, 0)
+print(json.dumps([int(cell[0]), toolchain.statistics.compiled]))
+"""
+
+
+def test_a_change_in_an_imported_module_compiles_anew(tmp_path: Path) -> None:
+    package = tmp_path / "user_kernels"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "adding.py").write_text(MODULE)
+    numbers = package / "numbers.py"
+    cache = tmp_path / "cache"
+    numbers.write_text("STEP = 3\n")
+    assert finish(start(cache, USE, tmp_path)) == [3, 1]
+    os.utime(numbers, (1, 1))
+    assert finish(start(cache, USE, tmp_path)) == [3, 0]
+    numbers.write_text("STEP = 40\n")
+    assert finish(start(cache, USE, tmp_path)) == [40, 1]
+
+
+def test_the_key_depends_on_variant_and_instruction_set() -> None:
+    isas = [host.isa_named(name) for name in host.available_isas()]
+    kernels = [Kernel("engine_support.kernels", "scale", lanes=n) for n in (4, 8)]
+    keys = {toolchain.cache_key(kernel, isa) for kernel in kernels for isa in isas}
+    assert len(keys) == len(kernels) * len(isas)
+
+
+def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBGRAPH_ISA", "quantum")
+    with pytest.raises(ConfigError, match="quantum.*use one of"):
+        host.isa()
+
+
+def test_kernels_are_values() -> None:
+    one = Kernel("conv_kernels", "direct", mr=14, act="Relu")
+    assert one == Kernel("conv_kernels", "direct", act="Relu", mr=14)
+    assert hash(one) == hash(Kernel("subgraph.ops.conv_kernels", "direct", act="Relu", mr=14))
+    assert one != Kernel("conv_kernels", "direct", mr=14, act="None")
+    assert Kernel("conv_kernels", "direct", mr=1) != Kernel("conv_kernels", "direct", mr=True)
+    assert repr(one) == "Kernel(subgraph.ops.conv_kernels.direct(act='Relu', mr=14))"
+    assert one != "text"
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("broken", "cannot be compiled"),
+        ("raising", "which kernels may not"),
+        ("missing", "missing"),
+    ],
+)
+def test_a_bad_kernel_is_an_error(factory: str, message: str, folder: Path) -> None:
+    with pytest.raises(KernelError, match=message) as caught:
+        _ = Kernel("engine_support.kernels", factory).address
+    assert f"engine_support.kernels.{factory}" in str(caught.value)
+    assert isinstance(caught.value, DeviceError)
+    assert not entries(folder)
+
+
+def test_a_missing_module_is_an_error() -> None:
+    with pytest.raises(KernelError, match=r"subgraph\.ops\.no_such_kernels"):
+        _ = Kernel("no_such_kernels", "anything").address
+
+
+def test_native_code_that_cannot_be_compiled_or_loaded_is_an_error() -> None:
+    with pytest.raises(KernelError, match="cannot be compiled"):
+        toolchain.native("define nonsense @entry")
+    with pytest.raises(KernelError, match="'system'"):
+        toolchain.native(
+            "declare i32 @system(ptr)\n"
+            "define void @entry() {\n  %x = call i32 @system(ptr null)\n  ret void\n}\n"
+        )
+
+
+def test_listeners_hear_of_compilations(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    events: list[CompileEvent] = []
+    end = toolchain.listen(events.append)
+    kernel = Kernel("engine_support.kernels", "nested")
+    toolchain.forget(kernel)
+    with caplog.at_level(logging.INFO, "subgraph.engine"):
+        assert toolchain.prepare([kernel, kernel]) == 1
+    end()
+    assert [event.kernel for event in events] == [kernel, kernel]
+    assert events[0].seconds is None
+    assert (events[1].seconds or 0) > 0
+    assert "compiling engine_support.kernels.nested()" in caplog.text
+    toolchain.forget(kernel)
+    assert toolchain.prepare([kernel]) == 0
+    assert len(events) == 2
+    word = np.zeros(1, np.int64)
+    call(kernel.address, word.ctypes.data, 3, 10, 0)
+    assert word[0] == 14
+
+
+def test_kernels_are_loaded_from_many_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    kernels = [Kernel("engine_support.kernels", "scale", lanes=n) for n in (2, 4, 8)]
+    for kernel in kernels:
+        toolchain.forget(kernel)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda k: k.address, kernels * 8))
+    assert found == [k.address for k in kernels] * 8
+
+
+def test_undefined_symbols_of_a_damaged_object() -> None:
+    assert undefined_symbols(b"not an object") == ()
+    with pytest.raises(ValueError, match="damaged"):
+        undefined_symbols(b"\x7fELF\x02\x01" + bytes(40))
+    with pytest.raises(ValueError, match="damaged"):
+        undefined_symbols(b"\x7fELF\x02\x01" + b"\xff" * 200)
+
+
+def test_host_facts() -> None:
+    assert host.core_count() >= 1
+    sizes = host.caches()
+    assert 4096 <= sizes.l1 <= sizes.l2 <= sizes.l3 or sizes.l3 > 0
+    assert host.lanes("float32") == max(1, host.isa().vector_bytes // 4)
+    assert host.lanes("int8") >= host.lanes("float64")
+    assert host.isa().name in host.available_isas()
