@@ -138,7 +138,7 @@ def _scan(
     """Run ``cell`` along axis 0; a row keeps its state after its length, its output is zero."""
     steps, batch = x.shape[:2]
     outputs = np.zeros((steps, batch, state[0].shape[-1]), x.dtype)
-    rows = np.arange(batch)
+    rows: Array = np.arange(batch)
     for step in range(steps):
         going = step < lengths
         at = np.where(going, lengths - 1 - step, step) if backwards else np.full(batch, step)

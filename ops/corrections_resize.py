@@ -1,0 +1,112 @@
+"""Resize of opset 10, Upsample and Pad, for the reference.
+
+onnx.reference takes Resize-10's scales for a region of interest, has only whole factors of nearest
+for Upsample, and refuses the negative pads by which Pad crops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph import Node
+from subgraph.op import reference
+from subgraph.reference import attributes, standard
+
+Array = np.ndarray[Any, Any]
+
+
+@reference("Resize")
+def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input at another size; opset 10 samples at floor(position / scale)."""
+    if node.version == 10:
+        return _asymmetric(node, inputs[0], inputs[1])
+    given: list[Any] = [
+        None if v is None or (k and v.size == 0) else v for k, v in enumerate(inputs)
+    ]
+    if inputs[0].size == 0:
+        raise ShapeError("the input has no elements")
+    return standard(node, [*given, *[None] * (4 - len(given))])
+
+
+@reference("Upsample")
+def upsample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input at a larger size: Resize of opset 10 under its former name."""
+    if node.version >= 9:
+        return _asymmetric(node, inputs[0], inputs[1])
+    if "scales" in node.attrs:
+        scales = node.attrs["scales"]
+    else:
+        scales = (1.0, 1.0, node.attrs["height_scale"], node.attrs["width_scale"])
+    return _asymmetric(node, inputs[0], np.array(scales, np.float32))
+
+
+def _asymmetric(node: Node, x: Array, scales: Array) -> Sequence[Any]:
+    mode = str(node.attrs.get("mode", "nearest"))
+    newer = Node(
+        "Resize",
+        node.inputs[:1],
+        outputs=1,
+        name=node.name,
+        version=13,
+        attrs={
+            "mode": "linear" if mode in ("linear", "bilinear") else mode,
+            "coordinate_transformation_mode": "asymmetric",
+            "nearest_mode": "floor",
+        },
+    )
+    return standard(newer, [x, None, scales.astype(np.float32), None])
+
+
+@reference("Pad")
+def pad(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the input with values before and after each axis; negative pads take some away."""
+    x, pads, value, axes = _pad_arguments(node, inputs)
+    mode = str(attributes(node).get("mode") or "constant")
+    if len(pads) != 2 * len(axes):
+        raise ShapeError(f"{len(pads)} pads do not fit {len(axes)} axes")
+    before, after = [0] * x.ndim, [0] * x.ndim
+    for k, axis in enumerate(axes):
+        if not -x.ndim <= axis < x.ndim:
+            raise ShapeError(f"axis {axis} is out of range for {x.ndim} dimensions")
+        before[axis], after[axis] = int(pads[k]), int(pads[k + len(axes)])
+    crop = [
+        slice(max(-b, 0), size - max(-a, 0))
+        for b, a, size in zip(before, after, x.shape, strict=True)
+    ]
+    x = x[tuple(crop)]
+    widths = [(max(b, 0), max(a, 0)) for b, a in zip(before, after, strict=True)]
+    if mode == "constant":
+        fill: Any = x.dtype.type(0) if value is None else value
+        return [_constant(x, widths, fill)]
+    if mode not in ("reflect", "edge", "wrap"):
+        raise ShapeError(f"mode {mode!r} is not constant, reflect, edge or wrap")
+    return [np.pad(x, widths, mode=mode)]
+
+
+def _constant(x: Array, widths: Sequence[tuple[int, int]], fill: Any) -> Array:
+    shape = [size + b + a for size, (b, a) in zip(x.shape, widths, strict=True)]
+    result: Array = np.full(shape, fill, x.dtype)
+    inside = [slice(b, b + size) for size, (b, _) in zip(x.shape, widths, strict=True)]
+    result[tuple(inside)] = x
+    return result
+
+
+def _pad_arguments(
+    node: Node, inputs: Sequence[Any]
+) -> tuple[Array, Sequence[int], Any, Sequence[int]]:
+    x: Array = inputs[0]
+    every = tuple(range(x.ndim))
+    if node.version and node.version < 11:
+        pads = node.attrs.get("pads") or node.attrs.get("paddings") or ()
+        return x, pads, node.attrs.get("value", 0.0), every
+    value = inputs[2] if len(inputs) > 2 else None
+    if value is not None:
+        value = np.asarray(value).reshape(-1)[0]
+    axes = every
+    if len(inputs) > 3 and inputs[3] is not None:
+        axes = tuple(int(axis) for axis in inputs[3])
+    return x, inputs[1].reshape(-1).tolist(), value, axes
