@@ -338,7 +338,9 @@ def whole_graph(graph: Graph, make_op: Any) -> Graph:
     outer_outputs = inner.outputs
     inner.inputs = (*inner.inputs, *weights)
     inner.outputs = tuple(outputs)
-    node = subgraph_node(inner, make_op(inner), inputs=list(sources.values()))
+    node = subgraph_node(inner, make_op(inner), graph.name, inputs=list(sources.values()))
+    for value, source in zip(node.outputs, outputs, strict=True):
+        value.name = source.name
     made = {**sources, **dict(zip(outputs, node.outputs, strict=True))}
     return Graph(
         list(sources.values())[: len(graph.inputs)],

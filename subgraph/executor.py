@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -244,11 +244,8 @@ class Executor:
                 for slot in free:
                     values[slot] = None
                 position += 1
-        except SubgraphError as error:
-            error.add_note(f"at {self._where(position)}")
-            raise
         except Exception as error:
-            raise self._failure(error, position) from error
+            explain_failure(error, self.plan.steps[position].node)
 
     def _run_timed(self, values: list[Any], begin: int, end: int | None) -> None:
         profile = self._profile
@@ -267,11 +264,8 @@ class Executor:
                 for slot in free:
                     values[slot] = None
                 position += 1
-        except SubgraphError as error:
-            error.add_note(f"at {self._where(position)}")
-            raise
         except Exception as error:
-            raise self._failure(error, position) from error
+            explain_failure(error, self.plan.steps[position].node)
 
     def _entries(
         self, step: Step, run: Run, seconds: float, values: Sequence[Any]
@@ -289,17 +283,19 @@ class Executor:
         kernel = "reference" if op is None else type(op).__name__
         return [ProfileEntry(node.name, node.op_type, device, kernel, seconds, moved)]
 
-    def _where(self, position: int) -> str:
-        node = self.plan.steps[position].node
-        return f"node {node.name!r} ({node.op_type}) of graph {self.plan.graph.name!r}"
-
-    def _failure(self, error: Exception, position: int) -> DeviceError:
-        op = self.plan.steps[position].op
-        device = "REFERENCE" if op is None else op.device
-        return DeviceError(
-            f"{self._where(position)} failed on device {device!r}: {type(error).__name__}: {error}"
-        )
-
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes took in the last run; empty unless profiling."""
         return list(self._profile)
+
+
+def explain_failure(error: Exception, node: Node) -> NoReturn:
+    """Raise ``error`` with a note that names the node, as a DeviceError if it is not our own."""
+    graph = "" if node.graph is None else f" of graph {node.graph.name!r}"
+    where = f"node {node.name!r} ({node.op_type}){graph}"
+    if isinstance(error, SubgraphError):
+        error.add_note(f"at {where}")
+        raise error
+    device = "REFERENCE" if node.op is None else node.op.device
+    raise DeviceError(
+        f"{where} failed on device {device!r}: {type(error).__name__}: {error}"
+    ) from error

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.executor import Cancel, Executor, Plan
+from subgraph.executor import Cancel, Executor, Plan, explain_failure
 from subgraph.graph import Graph, Node
 from subgraph.parameters import Parameter
 from subgraph.subgraph_op import ProfileEntry, fill_outputs
@@ -108,6 +108,7 @@ class DirectRunner(Runner):
         """Open a session of the node of a graph that `is_direct`."""
         super().__init__(cancel)
         assert node.op is not None, "is_direct checked it"
+        self._node = node
         self._session = node.op.session()
         position = {value: k for k, value in enumerate(graph.inputs)}
         self._template: list[Parameter | None] = [
@@ -130,9 +131,12 @@ class DirectRunner(Runner):
             for target, source in self._sources:
                 if inputs[source] is not None:
                     given[target] = inputs[source]
-        if self._picks is None:
-            return self._session(given, self.outputs)
-        results = self._session(given)
+        try:
+            if self._picks is None:
+                return self._session(given, self.outputs)
+            results = self._session(given)
+        except Exception as error:
+            explain_failure(error, self._node)
         results = [results[k] for k in self._picks]
         return results if self.outputs is None else fill_outputs(results, self.outputs)
 

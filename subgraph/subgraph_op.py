@@ -211,17 +211,18 @@ def subgraph_node(
         op: What runs it; None: the default executor.
         name: The node's name; empty: the graph that takes the node chooses.
         inputs: The outer values that the inner inputs stand for. None: values of the same name and
-            type as the inner inputs, over the same parameters, which the partition replaces.
+            type as the inner inputs, over the same parameters, which the partition replaces; the
+            outputs then have the names of the inner ones too.
         metadata: Notes for the node.
     """
+    outputs = [Value(v.name if inputs is None else "", v.type) for v in subgraph.outputs]
     if inputs is None:
         inputs = [Value(v.name, v.type, parameter=v.parameter) for v in subgraph.inputs]
-    outputs = [Value(v.name, v.type) for v in subgraph.outputs]
     return Node(
         OP_TYPE,
         inputs,
         outputs=outputs,
-        name=name or subgraph.name,
+        name=name,
         domain=DOMAIN,
         version=1,
         metadata=metadata,

@@ -1,0 +1,117 @@
+"""Subgraph nodes and ops: the default op, a user's own, what is checked, updates of weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+
+Array = np.ndarray[Any, Any]
+
+
+def inner_graph() -> sg.Graph:
+    x = sg.input("x", ("N", 3))
+    w = sg.parameter("w", np.arange(12, dtype=np.float32).reshape(3, 4))
+    g = sg.Graph([x], [ops.Relu(ops.MatMul(x, w), name="act")], "inner")
+    g.inputs = (*g.inputs, w)
+    return g
+
+
+def around(node: sg.Node) -> sg.Graph:
+    return sg.Graph([node.inputs[0]], node.outputs, "outer")
+
+
+def test_default_op_runs_the_inner_graph() -> None:
+    node = sg.subgraph_node(inner_graph(), name="region")
+    assert (node.op_type, node.domain, node.name) == ("_subgraph_op", "subgraph", "region")
+    assert node.inputs[1].parameter is node.subgraph.inputs[1].parameter
+    graph = around(node)
+    graph.verify()
+    x = np.ones((2, 3), np.float32)
+    expected = np.maximum(x @ np.arange(12, dtype=np.float32).reshape(3, 4), 0)
+    model = sg.compile_model(graph, "REFERENCE")
+    np.testing.assert_array_equal(model(x)[0], expected)
+    np.testing.assert_array_equal(node.op.forward([x, node.inputs[1].parameter])[0], expected)
+    np.testing.assert_array_equal(node.op.forward([x, node.inputs[1].parameter.array])[0], expected)
+
+
+def test_default_op_uses_the_parameter_that_it_is_given() -> None:
+    node = sg.subgraph_node(inner_graph())
+    other = sg.Parameter("other", np.full((3, 4), 2, np.float32))
+    x = np.ones((1, 3), np.float32)
+    np.testing.assert_array_equal(node.op.forward([x, other])[0], np.full((1, 4), 6))
+
+
+class Packed(sg.SubgraphOp):
+    """Keeps its weight transposed."""
+
+    packs = 0
+
+    def pack(self, array: Array) -> Array:
+        type(self).packs += 1
+        return np.ascontiguousarray(array.T)
+
+    def forward(self, inputs: list[Any]) -> list[Array]:
+        x, weight = inputs
+        packed = self.weights.get("packed", self.pack, weight)
+        return [np.maximum(x @ packed.T, 0)]
+
+
+def test_own_op_follows_its_weight() -> None:
+    inner = inner_graph()
+    Packed.packs = 0
+    model = sg.compile_model(around(sg.subgraph_node(inner, op=Packed(inner))), "REFERENCE")
+    x = np.ones((2, 3), np.float32)
+    for k in range(3):
+        new = np.full((3, 4), k, np.float32)
+        model.parameters["w"].assign(new)
+        for _ in range(2):
+            np.testing.assert_array_equal(model(x)[0], x @ new)
+    assert Packed.packs == 3
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda x: [], "gave 0 results"),
+        (lambda x: [x, x], "gave 2 results"),
+        (lambda x: [x.astype(np.float64)], "dtype float64 for output 'act'"),
+        (lambda x: [[1.0]], "a list for output 'act'"),
+    ],
+)
+def test_a_wrong_result_is_named(give: Any, message: str) -> None:
+    class Wrong(sg.SubgraphOp):
+        def forward(self, inputs: list[Any]) -> list[Array]:
+            return give(inputs[0])
+
+    inner = inner_graph()
+    model = sg.compile_model(around(sg.subgraph_node(inner, op=Wrong(inner))), "REFERENCE")
+    with pytest.raises(sg.DeviceError, match=message):
+        model(np.ones((1, 3), np.float32))
+
+
+def test_an_op_that_raises_fails_one_request_with_a_clear_error() -> None:
+    class Fails(sg.SubgraphOp):
+        def forward(self, inputs: list[Any]) -> list[Array]:
+            if inputs[0][0, 0] < 0:
+                raise OverflowError("bus error")
+            return [np.zeros((1, 4), np.float32)]
+
+    inner = inner_graph()
+    node = sg.subgraph_node(inner, op=Fails(inner), name="region")
+    model = sg.compile_model(around(node), "REFERENCE")
+    good, bad = np.ones((1, 3), np.float32), -np.ones((1, 3), np.float32)
+    with pytest.raises(sg.DeviceError, match=r"region.*OverflowError: bus error") as caught:
+        model(bad)
+    assert isinstance(caught.value.__cause__, OverflowError)
+    assert not model(good)[0].any()
+
+
+def test_an_op_without_forward_says_so() -> None:
+    inner = inner_graph()
+    with pytest.raises(NotImplementedError, match="write forward"):
+        sg.SubgraphOp(inner).forward([])
