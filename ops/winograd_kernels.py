@@ -30,8 +30,10 @@ from subgraph.engine.tiling import (
     T_CJS,
     T_CRS,
     T_FLAGS,
+    T_HI,
     T_INIT,
     T_KIN,
+    T_LO,
     T_N0,
     T_N1,
     T_N2,
@@ -273,6 +275,8 @@ def winograd(*, dtype: str, lanes: int, mr: int, nv: int, m: int) -> Callable[..
         put(t, T_FLAGS, 0)
         put(post, T_CRS, pixel)
         put(post, T_CJS, pixel)
+        put(post, T_LO, arg(args, 29))
+        put(post, T_HI, arg(args, 30))
         a = scratch + 2 * n * n * pixel
         c = a + n * n * tiles * (arg(args, 6) + 1) * pixel
         transformed = -1

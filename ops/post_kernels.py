@@ -1,0 +1,118 @@
+"""Activations that run over a finished tile while it is in the first cache level.
+
+Cheap bounds (Relu, Clip) are part of the tiles themselves; these are the costly ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.simd import ld_f64, vec
+from subgraph.engine.tile import arg
+from subgraph.engine.tiling import T_C, T_CJS, T_CRS, T_HI, T_LO, T_TAIL
+from subgraph.engine.vmath import function
+
+
+def post(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
+    """Return the kernel ``(tile words, rows, vectors, 0)`` that applies an activation in place.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of one vector.
+        act: ``"Sigmoid"``, ``"Tanh"``, ``"Gelu"``, ``"GeluTanh"``, ``"Silu"``, ``"Softplus"``,
+            ``"Mish"``, ``"Erf"``, ``"HardSwish"``, ``"HardSigmoid"`` (T_LO: alpha, T_HI: beta),
+            ``"LeakyRelu"``, ``"Elu"``, ``"Swish"`` (T_LO: alpha), ``"Linear"`` (``T_LO * x +
+            T_HI``).
+    """
+    v = vec(dtype, lanes)
+    load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
+    apply = _activation(act, v)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        rows, vectors = begin, end
+        c, crs, cjs = arg(args, T_C), arg(args, T_CRS), arg(args, T_CJS)
+        tail = arg(args, T_TAIL)
+        p, q = ld_f64(args + 8 * T_LO), ld_f64(args + 8 * T_HI)
+        whole = vectors if tail <= 0 or tail >= lanes else vectors - 1
+        for i in range(rows):
+            at = c + i * crs
+            for _ in range(whole):
+                store(at, apply(load(at), p, q))
+                at += cjs
+            if whole < vectors:
+                store_n(at, tail, apply(load_n(at, tail), p, q))
+
+    return kernel
+
+
+def _activation(act: str, v: Any) -> Any:
+    """Return ``f(vector, p, q)`` of an activation."""
+    dtype, lanes = v.dtype, v.lanes
+    splat, fma, largest, smallest, select = v.splat, v.fma, v.max, v.min, v.select
+    unary = {
+        "Sigmoid": "sigmoid",
+        "Tanh": "tanh",
+        "Gelu": "gelu",
+        "Silu": "silu",
+        "Softplus": "softplus",
+        "Erf": "erf",
+    }
+    if act in unary:
+        simple = function(unary[act], dtype, lanes)
+
+        @register_jitable
+        def one(x: Any, p: float, q: float) -> Any:
+            return simple(x)
+
+        return one
+    tanh, sigmoid = function("tanh", dtype, lanes), function("sigmoid", dtype, lanes)
+    softplus, expm1 = function("softplus", dtype, lanes), function("expm1", dtype, lanes)
+
+    @register_jitable
+    def gelu_tanh(x: Any, p: float, q: float) -> Any:
+        inner = x * splat(0.7978845608028654) * fma(x * splat(0.044715), x, splat(1.0))
+        half = x * splat(0.5)
+        return fma(half, tanh(inner), half)
+
+    @register_jitable
+    def mish(x: Any, p: float, q: float) -> Any:
+        return x * tanh(softplus(x))
+
+    @register_jitable
+    def hard_sigmoid(x: Any, p: float, q: float) -> Any:
+        line = fma(x, splat(p), splat(q))
+        return smallest(splat(1.0), largest(splat(0.0), line))
+
+    @register_jitable
+    def hard_swish(x: Any, p: float, q: float) -> Any:
+        return x * hard_sigmoid(x, 1.0 / 6.0, 0.5)
+
+    @register_jitable
+    def leaky_relu(x: Any, p: float, q: float) -> Any:
+        return select(x < splat(0.0), x * splat(p), x)
+
+    @register_jitable
+    def elu(x: Any, p: float, q: float) -> Any:
+        return select(x < splat(0.0), expm1(x) * splat(p), x)
+
+    @register_jitable
+    def swish(x: Any, p: float, q: float) -> Any:
+        return x * sigmoid(x * splat(p))
+
+    @register_jitable
+    def linear(x: Any, p: float, q: float) -> Any:
+        return fma(x, splat(p), splat(q))
+
+    return {
+        "GeluTanh": gelu_tanh,
+        "Mish": mish,
+        "HardSigmoid": hard_sigmoid,
+        "HardSwish": hard_swish,
+        "LeakyRelu": leaky_relu,
+        "Elu": elu,
+        "Swish": swish,
+        "Linear": linear,
+    }[act]
