@@ -38,6 +38,9 @@ from .infer_request import (
     InferQueue,
     InferRequest,
 )
+from .onnx_file import (
+    load,
+)
 from .op import Operator
 from .parameters import Parameter, transaction
 from .schema import Attribute, Schema
@@ -55,6 +58,9 @@ from .subgraph_op import (
     Session,
     SubgraphOp,
     subgraph_node,
+)
+from .text_parser import (
+    parse,
 )
 from .types import MapType, OptionalType, SequenceType, SparseTensorType, TensorType
 from .weights import (
@@ -110,9 +116,11 @@ __all__ = [
     "default_core",
     "import_model",
     "input",
+    "load",
     "ops",
     "option",
     "parameter",
+    "parse",
     "passes",
     "query_model",
     "subgraph_node",

@@ -1,0 +1,381 @@
+"""Shape arithmetic: small values that follow from shapes and constants, symbols among them.
+
+Type inference carries these along, so that a Reshape by ``Concat(Gather(Shape(x), 0), 12, -1)``
+gets its shape. A value is an object array of elements: numbers, bools, names of symbolic
+dimensions, or None for unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph import Node
+from subgraph.types import (
+    DTYPE_OF_ONNX,
+    ONNX_DTYPE,
+    Dim,
+    Shape,
+    TensorType,
+    ValueType,
+    numpy_dtype,
+)
+
+Array = np.ndarray[Any, Any]
+Rule = Callable[[Node, Sequence["Array | None"], Sequence[ValueType | None]], "Array | None"]
+
+# Larger values are no shapes.
+LIMIT = 256
+
+
+def from_array(array: Array) -> Array | None:
+    """Return the elements of a small array of numbers, None for every other."""
+    if array.size > LIMIT or array.dtype.kind not in "biuf":
+        return None
+    return array.astype(object)
+
+
+def to_array(known: Array | None, type_: ValueType | None) -> Array | None:
+    """Return a known value as an array of its dtype; None if an element is not a number."""
+    if known is None or not isinstance(type_, TensorType) or type_.dtype == "string":
+        return None
+    if any(item is None or isinstance(item, str) for item in known.ravel()):
+        return None
+    return known.astype(numpy_dtype(type_.dtype))
+
+
+def dims_of(known: Array | None) -> list[Dim] | None:
+    """Return a known value as dimensions (-1 stays); None if it is no list of them."""
+    if known is None or known.ndim != 1:
+        return None
+    return [item if isinstance(item, (int, str)) else None for item in known]
+
+
+def propagate(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    """Return what the node's first output is, as far as it is known."""
+    rule = None if node.domain else _RULES.get(node.op_type)
+    if rule is None:
+        return None
+    try:
+        known = rule(node, inputs, types)
+    except (IndexError, ValueError, TypeError, ArithmeticError):
+        # The rules skip checks; a node that does not fit is infer_types's to report.
+        return None
+    if known is None or known.size > LIMIT:
+        return None
+    wide = node.attrs.get("to") == ONNX_DTYPE["float64"] or (
+        isinstance(types[0], TensorType) and types[0].dtype == "float64" if types else False
+    )
+    return known if wide else _map(_single, known)
+
+
+def _single(item: Any) -> Any:
+    # Rounded after every step, as the operators do.
+    return float(np.float32(item)) if isinstance(item, float) else item
+
+
+def _objects(items: Any) -> Array:
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array
+
+
+def _shape_of(type_: ValueType | None) -> Shape | None:
+    return type_.shape if isinstance(type_, TensorType) else None
+
+
+def _shape(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    shape = _shape_of(types[0])
+    if shape is None:
+        return None
+    return _objects(shape[node.attrs.get("start", 0) : node.attrs.get("end", len(shape))])
+
+
+def _size(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    type_ = types[0]
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return None
+    return np.array(math.prod(d for d in type_.shape or () if isinstance(d, int)), dtype=object)
+
+
+def _constant(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    for key in ("value", "value_int", "value_ints", "value_float", "value_floats"):
+        if key in node.attrs:
+            return from_array(np.asarray(node.attrs[key]))
+    return None
+
+
+def _first(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    return inputs[0]
+
+
+# Dtypes in which shapes are computed; the others would have to wrap around or lose digits.
+_CASTS: dict[str, Callable[[Any], Any]] = {
+    "int32": int,
+    "int64": int,
+    "float32": float,
+    "float64": float,
+    "bool": bool,
+}
+
+
+def _cast(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    convert = _CASTS.get(DTYPE_OF_ONNX[node.attrs["to"]])
+    if convert is None:
+        return None
+
+    def one(item: Any) -> Any:
+        if isinstance(item, str):
+            return item if convert is not bool else None
+        return None if item is None else convert(item)
+
+    return _map(one, inputs[0])
+
+
+def _map(function: Callable[..., Any], *inputs: Array | None) -> Array | None:
+    if any(item is None for item in inputs):
+        return None
+    result: Any = np.frompyfunc(function, len(inputs), 1)(*inputs)
+    return result if isinstance(result, np.ndarray) else np.array(result, dtype=object)
+
+
+def _axes(node: Node, inputs: Sequence[Array | None]) -> tuple[int, ...] | None:
+    if "axes" in node.attrs:
+        return tuple(node.attrs["axes"])
+    if len(inputs) > 1:
+        return None if inputs[1] is None else tuple(int(axis) for axis in inputs[1].ravel())
+    return ()
+
+
+def _unsqueeze(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    axes = _axes(node, inputs)
+    return None if inputs[0] is None or axes is None else np.expand_dims(inputs[0], axes)
+
+
+def _squeeze(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    axes = _axes(node, inputs)
+    return None if inputs[0] is None or axes is None else np.squeeze(inputs[0], axes or None)
+
+
+def _gather(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    data, index = inputs
+    if data is None or index is None:
+        return None
+    taken: Any = np.take(data, index.astype(np.int64), axis=node.attrs.get("axis", 0))
+    return taken if isinstance(taken, np.ndarray) else np.array(taken, dtype=object)
+
+
+def _concat(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    parts: list[Array] = []
+    for known, type_ in zip(inputs, types, strict=True):
+        shape = _shape_of(type_)
+        if known is None and shape is not None and len(shape) == 1 and isinstance(shape[0], int):
+            # Nothing is known but how many.
+            known = np.full(min(shape[0], LIMIT + 1), None, dtype=object)
+        if known is None:
+            return None
+        parts.append(known)
+    return np.concatenate(parts, axis=node.attrs.get("axis", 1))
+
+
+def _slice(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    data = inputs[0]
+    if data is None or data.ndim != 1:
+        return None
+    if "starts" in node.attrs:
+        starts, ends, step = node.attrs["starts"], node.attrs["ends"], 1
+    else:
+        if inputs[1] is None or inputs[2] is None:
+            return None
+        starts, ends, step = inputs[1].ravel(), inputs[2].ravel(), 1
+        if len(inputs) > 4:
+            if inputs[4] is None:
+                return None
+            step = int(inputs[4].ravel()[0])
+    begin, end = int(starts[0]), int(ends[0])
+    if step < 0:
+        # ONNX counts negative ends from the back, beyond it for "to the very first".
+        end = None if end < -len(data) else end  # type: ignore[assignment]
+    return data[begin:end:step]
+
+
+def _reshape(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    data, shape = inputs
+    if data is None or shape is None:
+        return None
+    return data.reshape([int(dim) for dim in shape])
+
+
+def _where(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    return _map(lambda c, a, b: None if c is None else a if c else b, *inputs)
+
+
+def _constant_of_shape(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    if inputs[0] is None:
+        return None
+    shape = [int(dim) for dim in inputs[0]]
+    if math.prod(shape) > LIMIT or any(dim < 0 for dim in shape):
+        return None
+    value = np.asarray(node.attrs.get("value", 0.0)).ravel()[0]
+    return np.full(shape, value.item(), dtype=object)
+
+
+def _expand(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    data, shape = inputs
+    if data is None or shape is None:
+        return None
+    wanted = np.broadcast_shapes(data.shape, tuple(int(dim) for dim in shape))
+    return np.broadcast_to(data, wanted) if math.prod(wanted) <= LIMIT else None
+
+
+def _range(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    if any(item is None for item in inputs):
+        return None
+    start, limit, delta = (item.item() for item in inputs if item is not None)
+    if abs((limit - start) / delta) > LIMIT:
+        return None
+    return np.arange(start, limit, delta).astype(object)
+
+
+def _reduce(function: Callable[[Sequence[Any]], Any]) -> Rule:
+    def rule(
+        node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+    ) -> Array | None:
+        data, axes = inputs[0], _axes(node, inputs)
+        if data is None or data.ndim != 1 or axes not in ((), (0,), (-1,)):
+            return None
+        if any(item is None or isinstance(item, str) for item in data):
+            return None
+        result = np.array(function(list(data)), dtype=object)
+        return result.reshape(1) if node.attrs.get("keepdims", 1) else result
+
+    return rule
+
+
+def _numbers(function: Callable[..., Any]) -> Rule:
+    """Return the rule of an operator that works element by element on numbers alone."""
+
+    def one(*items: Any) -> Any:
+        if any(item is None or isinstance(item, str) for item in items):
+            return None
+        return function(*items)
+
+    return lambda node, inputs, types: _map(one, *inputs)
+
+
+def _mul(a: Any, b: Any) -> Any:
+    for item, other in ((a, b), (b, a)):
+        if item == 1 and not isinstance(item, str):
+            return other
+    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
+        return None
+    return a * b
+
+
+def _divide(a: Any, b: Any) -> Any:
+    if b == 1 and not isinstance(b, str):
+        return a
+    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
+        return None
+    if isinstance(a, int) and isinstance(b, int):
+        # Whole numbers are cut off towards zero.
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return a / b
+
+
+def _add(a: Any, b: Any) -> Any:
+    for item, other in ((a, b), (b, a)):
+        if item == 0 and not isinstance(item, str):
+            return other
+    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
+        return None
+    return a + b
+
+
+def _equal(a: Any, b: Any) -> Any:
+    if a is None or b is None:
+        return None
+    if isinstance(a, str) or isinstance(b, str):
+        # A dimension is never negative; whether two that differ in name are equal is open.
+        if a == b:
+            return True
+        number = b if isinstance(a, str) else a
+        return False if not isinstance(number, str) and number < 0 else None
+    return a == b
+
+
+_RULES: dict[str, Rule] = {
+    "Shape": _shape,
+    "Size": _size,
+    "Constant": _constant,
+    "Identity": _first,
+    "Cast": _cast,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
+    "Gather": _gather,
+    "Concat": _concat,
+    "Slice": _slice,
+    "Reshape": _reshape,
+    "Where": _where,
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Range": _range,
+    "ReduceProd": _reduce(math.prod),
+    "ReduceSum": _reduce(sum),
+    "ReduceMax": _reduce(max),
+    "ReduceMin": _reduce(min),
+    "Add": lambda node, inputs, types: _map(_add, *inputs),
+    "Sub": _numbers(lambda a, b: a - b),
+    "Mul": lambda node, inputs, types: _map(_mul, *inputs),
+    "Div": lambda node, inputs, types: _map(_divide, *inputs),
+    "Mod": _numbers(lambda a, b: a % b),
+    "Min": _numbers(min),
+    "Max": _numbers(max),
+    "Neg": _numbers(lambda a: -a),
+    "Floor": _numbers(lambda a: float(math.floor(a))),
+    "Ceil": _numbers(lambda a: float(math.ceil(a))),
+    "Sqrt": _numbers(math.sqrt),
+    "Equal": lambda node, inputs, types: _map(_equal, *inputs),
+    "Less": _numbers(lambda a, b: a < b),
+    "Greater": _numbers(lambda a, b: a > b),
+    "LessOrEqual": _numbers(lambda a, b: a <= b),
+    "GreaterOrEqual": _numbers(lambda a, b: a >= b),
+    "Not": _numbers(lambda a: not a),
+    "And": _numbers(lambda a, b: a and b),
+    "Or": _numbers(lambda a, b: a or b),
+}

@@ -1,0 +1,588 @@
+"""From ONNX's ModelProto to a Graph: names to values, bodies to nested graphs, functions inlined.
+
+Second step of ``sg.load``, after the file was mapped and its weights taken out. What a body uses
+from around it becomes a capture on every level between; an outer parameter becomes a value of the
+body's own over the same Parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+
+from subgraph.errors import ModelError, UnsupportedOpError
+from subgraph.graph import Graph, Node, Value
+from subgraph.onnx_proto import attr_from_proto, type_from_proto
+from subgraph.onnx_tensors import Array, TensorReader
+from subgraph.parameters import Parameter
+from subgraph.schema import Schema, canonical_domain, find_schema, get_schema, newest_opset
+from subgraph.subgraph_op import DefaultSubgraphOp
+from subgraph.types import ValueType
+
+Functions = Literal["inline", "keep"]
+# Notes in a FunctionProto that `subgraph.onnx_writer` leaves, to make the subgraph node again.
+MARK = "subgraph.node"
+HIDDEN = "subgraph.hidden_inputs"
+
+_MAX_CALL_DEPTH = 64
+# Functions that call each other twice on each of n levels would give 2**n nodes.
+_MAX_INLINED = 4_000_000
+_KIND_OF = {number: name.lower() for name, number in AttributeProto.AttributeType.items()}
+_Key = tuple[str, str, str]
+
+
+class _Level:
+    """One Graph in the making: its nodes, and names that are taken."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self.node_names: set[str] = set()
+        self.value_names: set[str] = set()
+        # Inner values that stand for outer ones, and these.
+        self.captures: list[tuple[Value, Value]] = []
+
+    def node_name(self, name: str) -> str:
+        return _fresh(name, self.node_names) if name else ""
+
+    def value_name(self, name: str) -> str:
+        return _fresh(name, self.value_names)
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    unique, number = name, 0
+    while unique in taken:
+        number += 1
+        unique = f"{name}_{number}"
+    taken.add(unique)
+    return unique
+
+
+@attrs.frozen(eq=False)
+class _Binding:
+    """The attribute that a function was called with, and where its names are to be looked up."""
+
+    proto: AttributeProto
+    scope: _Scope
+
+
+@attrs.define(eq=False)
+class _Scope:
+    """What names mean in one graph or function; bodies see the scope around them."""
+
+    level: _Level
+    opsets: Mapping[str, int]
+    parent: _Scope | None = None
+    types: Mapping[str, ValueType] = attrs.field(factory=dict[str, ValueType])
+    # Of a function: prefix of the names inside, names that outputs get instead, attributes.
+    prefix: str = ""
+    renamed: Mapping[str, str] = attrs.field(factory=dict[str, str])
+    bindings: Mapping[str, _Binding] = attrs.field(factory=dict[str, _Binding])
+    values: dict[str, Value | None] = attrs.field(factory=dict[str, "Value | None"])
+
+    def find(self, name: str) -> tuple[bool, Value | None]:
+        """Return whether ``name`` is known here, and its value (None: an omitted input)."""
+        if name in self.values:
+            return True, self.values[name]
+        if self.parent is None:
+            return False, None
+        known, outer = self.parent.find(name)
+        if outer is not None:
+            inner = Value(self.level.value_name(name), outer.type, parameter=outer.parameter)
+            if outer.parameter is None:
+                self.level.captures.append((inner, outer))
+            self.values[name] = inner
+            return True, inner
+        return known, None
+
+    def define(self, name: str, value: Value, what: str) -> None:
+        """Give ``name`` to ``value``; what makes it is for the message when it is taken."""
+        if name in self.values:
+            raise ModelError(
+                f"graph {self.level.name!r}: value {name!r} is made twice, the second time by "
+                f"{what}; a name has one source"
+            )
+        self.values[name] = value
+
+
+class GraphReader:
+    """Converts one ModelProto."""
+
+    def __init__(self, model: ModelProto, tensors: TensorReader, functions: Functions) -> None:
+        """Prepare to convert ``model``, whose tensors ``tensors`` gives."""
+        self._model = model
+        self._tensors = tensors
+        self._keep = functions == "keep"
+        self._parameter_names: set[str] = set()
+        self._calls: list[_Key] = []
+        self._inlined = 0
+        self._functions: dict[_Key, FunctionProto] = {}
+        for function in model.functions:
+            key = (canonical_domain(function.domain), function.name, function.overload)
+            if key in self._functions:
+                raise ModelError(f"function {_shown(key)} is defined twice")
+            self._functions[key] = function
+
+    def read(self) -> Graph:
+        """Return the graph.
+
+        Raises:
+            ModelError: the model is not well formed.
+            UnsupportedOpError: it uses an operator or opset that is not known.
+        """
+        model = self._model
+        if not model.HasField("graph"):
+            raise ModelError("the message has no graph; it is not an ONNX model")
+        if not 0 < model.ir_version <= onnx.IR_VERSION:
+            raise ModelError(
+                f"IR version {model.ir_version} is not one of 1 to {onnx.IR_VERSION}, which the "
+                "onnx package here knows; the file is damaged, or upgrade onnx"
+            )
+        opsets = _opsets(model.opset_import)
+        if not opsets and model.ir_version < 3:
+            opsets = {"": 1}
+        if not opsets:
+            raise ModelError("the model imports no operator set; opset_import is missing")
+        scope = _Scope(_Level(model.graph.name), opsets)
+        inputs, outputs = self._graph(model.graph, scope, old=model.ir_version < 4)
+        graph = Graph(
+            inputs,
+            outputs,
+            model.graph.name or "graph",
+            nodes=scope.level.nodes,
+            opsets=opsets,
+            metadata={entry.key: entry.value for entry in model.metadata_props},
+            doc=model.doc_string or model.graph.doc_string,
+        )
+        graph.attrs["onnx"] = _origin(model)
+        return graph
+
+    def _graph(
+        self, proto: GraphProto, scope: _Scope, *, old: bool = False
+    ) -> tuple[list[Value], list[Value]]:
+        """Fill the scope's level with the nodes of ``proto``; return inputs and outputs."""
+        types: dict[str, ValueType] = {}
+        for info in (*proto.value_info, *proto.output, *proto.input):
+            type_ = type_from_proto(info.type) if info.HasField("type") else None
+            if type_ is not None:
+                types[info.name] = type_
+        scope.types = types
+        scope.level.value_names.update(v.name for v in proto.input)
+        scope.level.value_names.update(n for node in proto.node for n in node.output if n)
+        weights = self._initializers(proto, scope)
+        inputs: list[Value] = []
+        for info in proto.input:
+            weight = weights.get(info.name)
+            if weight is not None:
+                # Before IR version 4 every initializer had to be listed as an input.
+                if not old:
+                    inputs.append(weight)
+            else:
+                value = Value(info.name, types.get(info.name))
+                scope.define(info.name, value, "the graph's inputs")
+                inputs.append(value)
+        if len({value.name for value in inputs}) < len(inputs):
+            raise ModelError(f"graph {proto.name!r} lists an input twice")
+        self._nodes(proto.node, scope)
+        return inputs, [self._output(info.name, scope) for info in proto.output]
+
+    def _output(self, name: str, scope: _Scope) -> Value:
+        value = scope.find(name)[1]
+        if value is None:
+            raise ModelError(f"graph {scope.level.name!r}: nothing makes its output {name!r}")
+        return value
+
+    def _initializers(self, proto: GraphProto, scope: _Scope) -> dict[str, Value]:
+        weights: dict[str, Value] = {}
+
+        def add(name: str, array: Array) -> None:
+            if not name:
+                raise ModelError(f"graph {proto.name!r} has an initializer without a name")
+            parameter = Parameter.adopt(_fresh(name, self._parameter_names), array)
+            value = Value(name, parameter.type, parameter=parameter)
+            scope.define(name, value, "an initializer")
+            scope.level.value_names.add(name)
+            weights[name] = value
+
+        for tensor in proto.initializer:
+            add(tensor.name, self._tensors.array(tensor))
+        for sparse in proto.sparse_initializer:
+            dense = self._tensors.dense(sparse.values, sparse.indices, sparse.dims)
+            add(sparse.values.name, dense)
+        return weights
+
+    def _nodes(self, protos: Sequence[NodeProto], scope: _Scope) -> None:
+        work: Iterator[NodeProto] = iter(protos)
+        for position, proto in enumerate(protos):
+            if all(not name or scope.find(name)[0] for name in _used(proto)):
+                self._node(proto, scope)
+                continue
+            work = iter(_sorted(protos[position:], scope))
+            break
+        else:
+            return
+        for proto in work:
+            self._node(proto, scope)
+
+    def _node(self, proto: NodeProto, scope: _Scope) -> None:
+        domain = canonical_domain(proto.domain)
+        function = self._functions.get((domain, proto.op_type, proto.overload))
+        if function is None:
+            self._plain(proto, domain, scope)
+            return
+        key = (domain, proto.op_type, proto.overload)
+        if key in self._calls or len(self._calls) >= _MAX_CALL_DEPTH:
+            chain = " -> ".join(_shown(k) for k in (*self._calls[-8:], key))
+            raise ModelError(
+                f"functions call themselves, or more than {_MAX_CALL_DEPTH} deep: {chain}"
+            )
+        self._calls.append(key)
+        notes = {entry.key: entry.value for entry in function.metadata_props}
+        if self._keep or MARK in notes:
+            self._call(proto, function, notes, scope)
+        else:
+            self._inline(proto, function, scope)
+        self._calls.pop()
+
+    def _plain(self, proto: NodeProto, domain: str, scope: _Scope) -> None:
+        version = _version(domain, scope.opsets, proto)
+        schema = find_schema(proto.op_type, domain, version)
+        if schema is None or schema.deprecated:
+            _refuse_unknown(proto, domain, version, schema)
+        held = {a.name: self._attribute(a, scope) for a in proto.attribute if self._given(a, scope)}
+        if schema is not None:
+            _check(proto, schema, held)
+        self._inlined += bool(self._calls)
+        if self._inlined > _MAX_INLINED:
+            raise ModelError(f"inlining functions gives more than {_MAX_INLINED} nodes")
+        bodies = [value[1] for value in held.values() if isinstance(value, _Body)]
+        node = Node(
+            proto.op_type,
+            [self._input(name, proto, scope) for name in proto.input],
+            outputs=[self._made(name, proto, scope) for name in proto.output],
+            name=scope.level.node_name(_prefixed(scope, proto.name)),
+            domain=domain,
+            version=version,
+            attrs={k: v[0] if isinstance(v, _Body) else v for k, v in held.items()},
+            captures=[outer for captures in bodies for outer in captures],
+            metadata={entry.key: entry.value for entry in proto.metadata_props},
+        )
+        scope.level.nodes.append(node)
+
+    def _input(self, name: str, proto: NodeProto, scope: _Scope) -> Value | None:
+        if not name:
+            return None
+        known, value = scope.find(name)
+        if not known:
+            raise ModelError(
+                f"node {proto.name!r} ({proto.op_type}) uses value {name!r}, which no input, "
+                "initializer or node of the graph gives"
+            )
+        return value
+
+    def _made(self, name: str, proto: NodeProto, scope: _Scope) -> Value:
+        if not name:
+            return Value()
+        shown = scope.renamed.get(name)
+        if shown is None:
+            shown = scope.level.value_name(f"{scope.prefix}/{name}") if scope.prefix else name
+        value = Value(shown, scope.types.get(name))
+        scope.define(name, value, f"node {proto.name!r} ({proto.op_type})")
+        return value
+
+    def _given(self, proto: AttributeProto, scope: _Scope) -> bool:
+        return not proto.ref_attr_name or proto.ref_attr_name in scope.bindings
+
+    def _attribute(self, proto: AttributeProto, scope: _Scope) -> Any:
+        name, around = proto.name, scope
+        while proto.ref_attr_name:
+            binding = around.bindings.get(proto.ref_attr_name)
+            if binding is None:
+                raise ModelError(f"attribute {name!r} refers to {proto.ref_attr_name!r}: not given")
+            proto, around = binding.proto, binding.scope
+        match proto.type:
+            case AttributeProto.GRAPH:
+                if around.level is not scope.level:
+                    raise ModelError(f"attribute {name!r}: a body passed on into a body")
+                return self._body(proto.g, around)
+            case AttributeProto.TENSOR:
+                return self._tensors.array(proto.t)
+            case AttributeProto.TENSORS:
+                return tuple(self._tensors.array(t) for t in proto.tensors)
+            case AttributeProto.GRAPHS:
+                raise ModelError(f"attribute {name!r} is a list of graphs, which no operator has")
+            case _:
+                return attr_from_proto(proto, _no_graph)
+
+    def _body(self, proto: GraphProto, scope: _Scope) -> _Body:
+        level = _Level(proto.name)
+        inner = _Scope(level, scope.opsets, scope, bindings=scope.bindings)
+        inputs, outputs = self._graph(proto, inner)
+        graph = Graph(
+            inputs,
+            outputs,
+            proto.name or "body",
+            nodes=level.nodes,
+            captures=[value for value, _ in level.captures],
+            metadata={entry.key: entry.value for entry in proto.metadata_props},
+            doc=proto.doc_string,
+        )
+        return _Body((graph, tuple(outer for _, outer in level.captures)))
+
+    def _function_scope(
+        self, proto: NodeProto, function: FunctionProto, level: _Level, scope: _Scope
+    ) -> _Scope:
+        bindings = {a.name: _Binding(a, scope) for a in function.attribute_proto}
+        for attribute in proto.attribute:
+            if self._given(attribute, scope):
+                bindings[attribute.name] = _Binding(attribute, scope)
+        types = ((v.name, type_from_proto(v.type)) for v in function.value_info)
+        return _Scope(
+            level,
+            {**scope.opsets, **_opsets(function.opset_import)},
+            types={name: type_ for name, type_ in types if type_ is not None},
+            bindings=bindings,
+        )
+
+    def _inline(self, proto: NodeProto, function: FunctionProto, scope: _Scope) -> None:
+        """Put the nodes of a function where it is called."""
+        level = scope.level
+        inner = self._function_scope(proto, function, level, scope)
+        count = len(level.nodes)
+        inner.prefix = _prefixed(scope, proto.name) or f"{proto.op_type}_{count}"
+        for name, actual in _pairs(function.input, proto.input, proto):
+            inner.values[name] = self._input(actual, proto, scope)
+        results = [(o, a) for o, a in _pairs(function.output, proto.output, proto) if a]
+        outer = {actual: self._made(actual, proto, scope).name for _, actual in results}
+        direct = {name: outer[actual] for name, actual in results if name not in inner.values}
+        inner.renamed = direct
+        self._nodes(function.node, inner)
+        for name, actual in results:
+            value = self._output(name, inner)
+            made = scope.values[actual]
+            assert made is not None, "set just above"
+            if value.name == made.name:
+                value.type = value.type or made.type
+                scope.values[actual] = value
+            else:
+                level.nodes.append(Node("Identity", [value], outputs=[made], version=1))
+
+    def _call(
+        self, proto: NodeProto, function: FunctionProto, notes: Mapping[str, str], scope: _Scope
+    ) -> None:
+        """Make a subgraph node of the call of a function."""
+        level = _Level(function.name)
+        inner = self._function_scope(proto, function, level, scope)
+        hidden = int(notes.get(HIDDEN, "0"))
+        pairs = _pairs(function.input, proto.input, proto)
+        first_hidden = len(function.input) - hidden
+        inputs: list[tuple[Value, Value]] = []
+        for position, (name, actual) in enumerate(pairs):
+            outer = self._input(actual, proto, scope)
+            if outer is None:
+                inner.values[name] = None
+                continue
+            value = Value(name, outer.type, parameter=outer.parameter)
+            level.value_names.add(name)
+            inner.define(name, value, "the function's inputs")
+            if position < first_hidden or outer.parameter is None:
+                inputs.append((value, outer))
+        self._nodes(function.node, inner)
+        given = list(_pairs(function.output, proto.output, proto))
+        graph = Graph(
+            [value for value, _ in inputs],
+            [self._output(name, inner) for name, _ in given],
+            notes.get("subgraph.graph", function.name),
+            nodes=level.nodes,
+            doc=function.doc_string,
+        )
+        node = Node(
+            notes.get("subgraph.op_type", proto.op_type),
+            [value for _, value in inputs],
+            outputs=[self._made(actual, proto, scope) for _, actual in given],
+            name=scope.level.node_name(_prefixed(scope, proto.name)),
+            domain=notes.get("subgraph.domain", canonical_domain(proto.domain)),
+            version=scope.opsets.get(canonical_domain(proto.domain), 1),
+            attrs={a.name: self._attribute(a, scope) for a in proto.attribute},
+            metadata={entry.key: entry.value for entry in proto.metadata_props},
+            subgraph=graph,
+            op=DefaultSubgraphOp(graph),
+        )
+        for made, (_, actual), result in zip(node.outputs, given, graph.outputs, strict=True):
+            made.type = made.type or result.type
+            result.type = result.type or made.type
+            if not actual:
+                made.name = ""
+        scope.level.nodes.append(node)
+
+
+class _Body(tuple[Graph, tuple[Value, ...]]):
+    """A body and the outer values of its captures, among converted attributes."""
+
+    __slots__ = ()
+
+
+def _no_graph(proto: GraphProto) -> Graph:
+    raise ModelError(f"graph {proto.name!r} stands where no graph can be")
+
+
+def _shown(key: _Key) -> str:
+    return ".".join(part for part in key if part)
+
+
+def _prefixed(scope: _Scope, name: str) -> str:
+    return f"{scope.prefix}/{name}" if name and scope.prefix else name
+
+
+def _origin(model: ModelProto) -> dict[str, Any]:
+    notes: dict[str, Any] = {
+        "ir_version": model.ir_version,
+        "producer_name": model.producer_name,
+        "producer_version": model.producer_version,
+        "domain": model.domain,
+        "model_version": model.model_version,
+        "graph_metadata": {entry.key: entry.value for entry in model.graph.metadata_props},
+    }
+    return {key: value for key, value in notes.items() if value}
+
+
+def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    opsets: dict[str, int] = {}
+    for entry in imports:
+        domain = canonical_domain(entry.domain)
+        if opsets.setdefault(domain, entry.version) != entry.version:
+            raise ModelError(f"two versions of operator set {domain or 'ai.onnx'!r} are imported")
+        newest = newest_opset(domain)
+        if entry.version < 1 or (newest > 1 and entry.version > newest):
+            raise UnsupportedOpError(
+                f"opset {entry.version} of {domain or 'ai.onnx'} is not known: the onnx package "
+                f"here knows 1 to {newest}; upgrade onnx, or convert the model"
+            )
+    return opsets
+
+
+def _version(domain: str, opsets: Mapping[str, int], proto: NodeProto) -> int:
+    version = opsets.get(domain)
+    if version is not None:
+        return version
+    if domain == "" or newest_opset(domain) > 1:
+        raise ModelError(
+            f"node {proto.name!r} ({proto.op_type}): the model imports no operator set "
+            f"{domain or 'ai.onnx'!r}"
+        )
+    return 1
+
+
+def _refuse_unknown(proto: NodeProto, domain: str, version: int, schema: Schema | None) -> None:
+    """Raise for an operator that its domain, known to onnx, does not have; pass a foreign one."""
+    where = f"node {proto.name!r}: "
+    if schema is not None:
+        raise UnsupportedOpError(
+            f"{where}operator {proto.op_type!r} was taken out of opset {schema.since_version}; "
+            f"the model says opset {version}"
+        )
+    if domain == "" or newest_opset(domain) > 1 or domain == "ai.onnx.preview.training":
+        try:
+            get_schema(proto.op_type, domain, version)
+        except UnsupportedOpError as error:
+            raise UnsupportedOpError(f"{where}{error}") from None
+
+
+def _check(proto: NodeProto, schema: Schema, held: Mapping[str, Any]) -> None:
+    """Check numbers of inputs and outputs and the attributes against the schema."""
+    given, made = len(proto.input), len(proto.output)
+    where = f"node {proto.name!r} ({proto.op_type}, opset {schema.since_version})"
+    if not schema.min_inputs <= given <= schema.max_inputs:
+        raise ModelError(
+            f"{where} has {given} inputs; it takes {schema.min_inputs} to {schema.max_inputs}"
+        )
+    if not schema.min_outputs <= made <= schema.max_outputs:
+        raise ModelError(
+            f"{where} has {made} outputs; it gives {schema.min_outputs} to {schema.max_outputs}"
+        )
+    for attribute in proto.attribute:
+        known = schema.attributes.get(attribute.name)
+        if known is None:
+            raise ModelError(f"{where} has no attribute {attribute.name!r}")
+        if not attribute.ref_attr_name and _KIND_OF.get(attribute.type) != known.kind:
+            raise ModelError(
+                f"{where}: attribute {attribute.name!r} takes {known.kind}, got "
+                f"{_KIND_OF.get(attribute.type, 'an unknown type')}"
+            )
+    for known in schema.attributes.values():
+        if known.required and known.name not in held:
+            raise ModelError(f"{where} needs the attribute {known.name!r}")
+
+
+def _pairs(formal: Sequence[str], actual: Sequence[str], proto: NodeProto) -> list[tuple[str, str]]:
+    """Return each formal name of a function with the actual one, "" where it is left out."""
+    if len(actual) > len(formal):
+        raise ModelError(
+            f"node {proto.name!r} calls function {proto.op_type!r} with {len(actual)} inputs or "
+            f"outputs; it has {len(formal)}"
+        )
+    return list(zip(formal, [*actual, *[""] * (len(formal) - len(actual))], strict=True))
+
+
+def _used(proto: NodeProto) -> Iterator[str]:
+    """Yield the names that a node needs, those that its bodies take from outside included."""
+    yield from proto.input
+    for attribute in proto.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield from _free(attribute.g)
+
+
+def _free(graph: GraphProto) -> set[str]:
+    made = {info.name for info in graph.input}
+    made.update(tensor.name for tensor in graph.initializer)
+    made.update(sparse.values.name for sparse in graph.sparse_initializer)
+    used = {info.name for info in graph.output}
+    for node in graph.node:
+        made.update(node.output)
+        used.update(_used(node))
+    return used - made
+
+
+def _sorted(protos: Sequence[NodeProto], scope: _Scope) -> list[NodeProto]:
+    """Return nodes so that each comes after what it needs.
+
+    Raises:
+        ModelError: they form a cycle; the message names it.
+    """
+    maker = {name: at for at, proto in enumerate(protos) for name in proto.output if name}
+    done: dict[int, bool] = {}
+    order: list[NodeProto] = []
+    for root in range(len(protos)):
+        if root in done:
+            continue
+        done[root] = False
+        stack = [(root, _used(protos[root]))]
+        while stack:
+            at, names = stack[-1]
+            for name in names:
+                source = maker.get(name)
+                if source is None or name in scope.values or done.get(source):
+                    continue
+                if source in done:
+                    path = [index for index, _ in stack]
+                    _raise_cycle([protos[i] for i in path[path.index(source) :]])
+                done[source] = False
+                stack.append((source, _used(protos[source])))
+                break
+            else:
+                stack.pop()
+                done[at] = True
+                order.append(protos[at])
+    return order
+
+
+def _raise_cycle(protos: Sequence[NodeProto]) -> None:
+    names = [repr(proto.name or proto.op_type) for proto in reversed(protos)]
+    shown = " -> ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
+    raise ModelError(
+        f"the graph has a cycle: {shown} -> {names[0]}; a node cannot depend on its own result"
+    )

@@ -1,0 +1,195 @@
+"""The wire form of ONNX files: take the bytes of large tensors out before the message is parsed.
+
+`strip` walks a serialized ModelProto once and returns a small message for the onnx parser, in which
+every large tensor has an entry of ``external_data`` that numbers the place of its bytes in the
+file. Weights are so never copied, and files over protobuf's 2 GB can be read.
+
+Source: the protobuf encoding, https://protobuf.dev/programming-guides/encoding/.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import NamedTuple
+
+from subgraph.errors import ModelError
+
+Buffer = mmap.mmap | bytes
+
+# Smaller tensors are left to the parser.
+LARGE = 4096
+# Protobuf's own limit on nested messages; it keeps damaged files from nesting without end.
+_MAX_DEPTH = 100
+
+_MODEL, _GRAPH, _FUNCTION, _NODE, _ATTRIBUTE, _TENSOR = range(6)
+# What to look into, by message and field number (onnx.proto).
+_CHILDREN: dict[int, dict[int, int]] = {
+    _MODEL: {7: _GRAPH, 25: _FUNCTION},
+    _GRAPH: {1: _NODE, 5: _TENSOR},
+    _FUNCTION: {7: _NODE, 11: _ATTRIBUTE},
+    _NODE: {5: _ATTRIBUTE},
+    _ATTRIBUTE: {5: _TENSOR, 6: _GRAPH, 10: _TENSOR, 11: _GRAPH},
+}
+RAW_DATA, FLOAT_DATA, DOUBLE_DATA = 9, 4, 10
+# The other fields that hold a tensor's elements: string, int32, int64, uint64.
+_OTHER_DATA = (5, 6, 7, 11)
+_EXTERNAL_DATA = 13
+
+
+class Span(NamedTuple):
+    """Where a tensor's elements lie: bytes [offset, offset + length) of the file, and its field."""
+
+    offset: int
+    length: int
+    field: int
+
+
+def strip(buffer: Buffer, key: str) -> tuple[bytes, list[Span]]:
+    """Return the model without the bytes of its large tensors, and where these bytes lie.
+
+    Args:
+        buffer: The serialized model.
+        key: Key of the external data entries; nobody who wrote the file can know it.
+
+    Raises:
+        ModelError: the bytes are not in protobuf's wire form, or end too early.
+    """
+    stripper = _Stripper(buffer, key)
+    chunks: list[bytes] = []
+    changed, _ = stripper.message(0, len(buffer), _MODEL, chunks, 0)
+    return (b"".join(chunks) if changed else buffer[:]), stripper.spans
+
+
+def varint(number: int) -> bytes:
+    """Return a whole number >= 0 in protobuf's variable length form."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def delimited(field: int, length: int) -> bytes:
+    """Return the head of a field that holds ``length`` bytes."""
+    return varint(field << 3 | 2) + varint(length)
+
+
+class _Stripper:
+    def __init__(self, buffer: Buffer, key: str) -> None:
+        self._buffer = buffer
+        self._key = key.encode()
+        self.spans: list[Span] = []
+
+    def _varint(self, position: int, end: int) -> tuple[int, int]:
+        number = shift = 0
+        while position < end and shift < 70:
+            byte = self._buffer[position]
+            position += 1
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return number, position
+            shift += 7
+        raise _damaged(position)
+
+    def message(
+        self, begin: int, end: int, kind: int, chunks: list[bytes], depth: int
+    ) -> tuple[bool, int]:
+        """Append the stripped form of a message to ``chunks``; whether it differs, its length."""
+        if depth > _MAX_DEPTH:
+            raise ModelError(
+                f"messages are nested more than {_MAX_DEPTH} deep; the file is damaged"
+            )
+        if kind == _TENSOR:
+            return self._tensor(begin, end, chunks)
+        children = _CHILDREN[kind]
+        buffer = self._buffer
+        changed, length, kept, position = False, 0, begin, begin
+        while position < end:
+            start = position
+            tag = buffer[position]
+            position += 1
+            if tag > 0x7F:
+                tag, position = self._varint(start, end)
+            if tag & 7 != 2:
+                position = self._skip(tag & 7, position, end)
+                continue
+            body, position = self._delimited(position, end)
+            child = children.get(tag >> 3)
+            if child is None or position - body < LARGE:
+                continue
+            inside: list[bytes] = []
+            spans = len(self.spans)
+            differs, size = self.message(body, position, child, inside, depth + 1)
+            if differs:
+                changed = True
+                head = delimited(tag >> 3, size)
+                chunks.append(buffer[kept:start])
+                chunks.append(head)
+                chunks.extend(inside)
+                length += start - kept + len(head) + size
+                kept = position
+            else:
+                del self.spans[spans:]
+        if changed:
+            chunks.append(buffer[kept:end])
+            length += end - kept
+        return changed, length
+
+    def _delimited(self, position: int, end: int) -> tuple[int, int]:
+        """Return where the bytes of a length-delimited field begin and end."""
+        if position >= end:
+            raise _damaged(position)
+        size = self._buffer[position]
+        position += 1
+        if size > 0x7F:
+            size, position = self._varint(position - 1, end)
+        if position + size > end:
+            raise _damaged(position)
+        return position, position + size
+
+    def _skip(self, wire: int, position: int, end: int) -> int:
+        if wire == 0:
+            return self._varint(position, end)[1]
+        position += {1: 8, 5: 4}.get(wire, end)
+        if position > end:
+            raise _damaged(position)
+        return position
+
+    def _tensor(self, begin: int, end: int, chunks: list[bytes]) -> tuple[bool, int]:
+        """Take the elements out of one tensor, if they stand in one large piece."""
+        found: list[tuple[int, int, int, int]] = []
+        position = begin
+        while position < end:
+            start = position
+            tag, position = self._varint(position, end)
+            if tag & 7 != 2:
+                if tag >> 3 in (FLOAT_DATA, DOUBLE_DATA, *_OTHER_DATA):
+                    return False, 0
+                position = self._skip(tag & 7, position, end)
+                continue
+            body, position = self._delimited(position, end)
+            field = tag >> 3
+            if field in (RAW_DATA, FLOAT_DATA, DOUBLE_DATA):
+                found.append((start, body, position, field))
+            elif field in _OTHER_DATA or field == _EXTERNAL_DATA:
+                return False, 0
+        if len(found) != 1 or found[0][2] - found[0][1] < LARGE:
+            return False, 0
+        start, body, stop, field = found[0]
+        number = str(len(self.spans)).encode()
+        self.spans.append(Span(body, stop - body, field))
+        entry = delimited(1, len(self._key)) + self._key + delimited(2, len(number)) + number
+        pieces = [
+            self._buffer[begin:start],
+            delimited(_EXTERNAL_DATA, len(entry)) + entry,
+            self._buffer[stop:end],
+        ]
+        chunks.extend(pieces)
+        return True, sum(map(len, pieces))
+
+
+def _damaged(position: int) -> ModelError:
+    return ModelError(
+        f"not an ONNX model, or truncated: the wire form breaks off near byte {position}"
+    )

@@ -1,0 +1,334 @@
+"""Types of all values of a graph, through the bodies of control-flow operators; symbolic.
+
+`infer_graph` fills in the types of a graph in place; ``sg.load`` and the pass "InferTypes" call
+it. One node is `subgraph.op.infer_types`'s task; `subgraph.known_values` carries shape arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph import Graph, Node, Value
+from subgraph.known_values import dims_of, from_array, propagate, to_array
+from subgraph.op import infer_types
+from subgraph.types import Dim, OptionalType, SequenceType, Shape, TensorType, ValueType
+
+Array = np.ndarray[Any, Any]
+# How often the body of a Loop is looked at before the shapes that still change are given up.
+_ROUNDS = 3
+
+
+def infer_graph(
+    graph: Graph, *, strict: bool = True, known: Mapping[Value, Array | None] | None = None
+) -> None:
+    """Fill in the types of the values of ``graph`` and of its bodies, in place; linear.
+
+    Args:
+        graph: The graph. Stated types stay where they say more than what is found.
+        strict: Whether contradictions are errors; otherwise what is stated gives way, and what
+            does not fit is left unknown.
+        known: Elements of values from outside (see `subgraph.known_values`).
+
+    Raises:
+        ShapeError: strict, and types do not fit an operator or what the graph states.
+    """
+    _Inference(graph, strict, dict(known or {})).run()
+
+
+class _Inference:
+    def __init__(self, graph: Graph, strict: bool, known: dict[Value, Array | None]) -> None:
+        self._graph = graph
+        self._strict = strict
+        self._known = known
+        self._inputs = set(graph.inputs)
+        # The default of an optional input is not what it will be.
+        self._known.update((value, None) for value in graph.inputs if value not in known)
+
+    def run(self) -> None:
+        for node in self._graph.nodes:
+            if node.subgraph is not None:
+                self._set(node, [value.type for value in node.subgraph.outputs])
+                continue
+            types = [None if v is None else v.type for v in node.inputs]
+            known = [self._elements(v) for v in node.inputs]
+            try:
+                found = self._node(node, types, known)
+            except ShapeError:
+                if self._strict:
+                    raise
+                found = [None] * len(node.outputs)
+            self._set(node, found)
+            elements = propagate(node, known, types)
+            if elements is not None:
+                self._known[node.outputs[0]] = elements
+
+    def _elements(self, value: Value | None) -> Array | None:
+        if value is None:
+            return None
+        if value not in self._known and value.parameter is not None:
+            self._known[value] = from_array(value.parameter.array)
+        return self._known.get(value)
+
+    def _array(self, value: Value | None, known: Array | None) -> Array | None:
+        if value is None:
+            return None
+        if value.parameter is not None and value not in self._inputs:
+            return value.parameter.array
+        return to_array(known, value.type)
+
+    def _node(
+        self,
+        node: Node,
+        types: Sequence[ValueType | None],
+        known: Sequence[Array | None],
+    ) -> Sequence[ValueType | None]:
+        if node.attrs and node.bodies:
+            return self._control_flow(node, types)
+        if not node.domain and len(known) > 0:
+            partial = _by_partial_shape(node, types, known)
+            if partial is not None:
+                return [partial]
+        arrays = [self._array(v, k) for v, k in zip(node.inputs, known, strict=True)]
+        return infer_types(node, types, arrays)
+
+    def _set(self, node: Node, found: Sequence[ValueType | None]) -> None:
+        for value, type_ in zip(node.outputs, found, strict=False):
+            if type_ is None or type_ is value.type:
+                continue
+            if value.type is None:
+                value.type = type_
+                continue
+            merged = merge(value.type, type_)
+            if merged is not None:
+                value.type = merged
+            elif self._strict:
+                raise ShapeError(
+                    f"node {node.name!r} ({node.op_type}): output {value.name!r} is stated as "
+                    f"{value.type}, but its inputs give {type_}"
+                )
+            else:
+                value.type = type_
+
+    # Control flow
+
+    def _control_flow(
+        self, node: Node, types: Sequence[ValueType | None]
+    ) -> Sequence[ValueType | None]:
+        captured = iter(node.captures)
+        outside: dict[Value, Array | None] = {}
+        for body in node.bodies:
+            for inner in body.captures:
+                outer = next(captured)
+                inner.type = _better(inner.type, outer.type)
+                outside[inner] = self._elements(outer)
+        if node.op_type == "If" and not node.domain:
+            for body in node.bodies:
+                infer_graph(body, strict=self._strict, known=outside)
+            branches = [[value.type for value in body.outputs] for body in node.bodies]
+            return [_either(*pair) for pair in zip(*branches, strict=False)]
+        if node.op_type == "Loop" and not node.domain:
+            return self._loop(node, node.bodies[0], types, outside)
+        if node.op_type == "Scan" and not node.domain and node.version >= 9:
+            return self._scan(node, node.bodies[0], types, outside)
+        for body in node.bodies:
+            infer_graph(body, strict=self._strict, known=outside)
+        return []
+
+    def _loop(
+        self,
+        node: Node,
+        body: Graph,
+        types: Sequence[ValueType | None],
+        outside: dict[Value, Array | None],
+    ) -> Sequence[ValueType | None]:
+        count = len(body.inputs) - 2
+        stated: Sequence[ValueType | None] = [TensorType("int64", ()), TensorType("bool", ())]
+        for value, type_ in zip(body.inputs, stated, strict=False):
+            value.type = _better(value.type, type_)
+        carried = self._iterate(
+            body, list(types[2:]), body.inputs[2:], slice(1, 1 + count), outside
+        )
+        scanned = [_stacked(value.type, None, 0) for value in body.outputs[1 + count :]]
+        return [*carried, *scanned]
+
+    def _scan(
+        self,
+        node: Node,
+        body: Graph,
+        types: Sequence[ValueType | None],
+        outside: dict[Value, Array | None],
+    ) -> Sequence[ValueType | None]:
+        scans = int(node.attrs["num_scan_inputs"])
+        states = len(body.inputs) - scans
+        axes = node.attrs.get("scan_input_axes", (0,) * scans)
+        length: Dim = None
+        for value, type_, axis in zip(body.inputs[states:], types[states:], axes, strict=False):
+            if isinstance(type_, TensorType) and type_.shape is not None:
+                dims = list(type_.shape)
+                length = dims.pop(axis)
+                value.type = _better(value.type, TensorType(type_.dtype, dims))
+        initial = list(types[:states])
+        carried = self._iterate(body, initial, body.inputs[:states], slice(0, states), outside)
+        results = body.outputs[states:]
+        axes = node.attrs.get("scan_output_axes", (0,) * len(results))
+        scanned = [_stacked(v.type, length, a) for v, a in zip(results, axes, strict=False)]
+        return [*carried, *scanned]
+
+    def _iterate(
+        self,
+        body: Graph,
+        types: list[ValueType | None],
+        inputs: Sequence[Value],
+        results: slice,
+        outside: dict[Value, Array | None],
+    ) -> list[ValueType | None]:
+        """Infer the body until the types that go around hold for every turn; return them."""
+        made = [value for inner in body.nodes for value in inner.outputs]
+        stated = [value.type for value in made]
+        for turn in range(_ROUNDS + 1):
+            for value, type_ in zip(inputs, types, strict=False):
+                value.type = type_ if type_ is not None else value.type
+            infer_graph(body, strict=self._strict, known=outside)
+            after = [
+                _either(before, value.type) if before is not None else value.type
+                for before, value in zip(types, body.outputs[results], strict=False)
+            ]
+            if after == types:
+                break
+            types = after if turn < _ROUNDS - 1 else [_shapeless(type_) for type_ in after]
+            for value, type_ in zip(made, stated, strict=True):
+                value.type = type_
+        return types
+
+
+def _by_partial_shape(
+    node: Node, types: Sequence[ValueType | None], known: Sequence[Array | None]
+) -> TensorType | None:
+    """Return the output type where the shape operand has symbols; None: not such a node."""
+    at = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}.get(node.op_type)
+    if at is None or len(known) <= at:
+        return None
+    dims = dims_of(known[at])
+    if dims is None or all(isinstance(dim, int) for dim in dims):
+        return None
+    if node.op_type == "ConstantOfShape":
+        value = node.attrs.get("value")
+        return TensorType("float32" if value is None else np.asarray(value).dtype, dims)
+    data = types[0]
+    if not isinstance(data, TensorType):
+        return None
+    if node.op_type == "Expand":
+        return TensorType(data.dtype, _broadcast(data.shape, dims))
+    return TensorType(data.dtype, _reshaped(data.shape, dims, bool(node.attrs.get("allowzero", 0))))
+
+
+def _reshaped(shape: Shape | None, dims: list[Dim], allow_zero: bool) -> list[Dim]:
+    """Return the shape of a Reshape to ``dims``, of which 0 copies and -1 takes what is left."""
+    if not allow_zero:
+        for axis, dim in enumerate(dims):
+            if dim == 0:
+                dims[axis] = shape[axis] if shape is not None and axis < len(shape) else None
+    if -1 not in dims:
+        return dims
+    at = dims.index(-1)
+    dims[at] = None
+    if shape is None or None in shape:
+        return dims
+    left = list(shape)
+    for axis, dim in enumerate(dims):
+        if axis == at or isinstance(dim, int):
+            continue
+        if dim not in left:
+            return dims
+        left.remove(dim)
+    names = [dim for dim in left if isinstance(dim, str)]
+    total = math.prod(dim for dim in left if isinstance(dim, int))
+    rest = math.prod(dim for axis, dim in enumerate(dims) if isinstance(dim, int) and axis != at)
+    if rest and not names and total % rest == 0:
+        dims[at] = total // rest
+    elif len(names) == 1 and total == rest:
+        dims[at] = names[0]
+    return dims
+
+
+def _broadcast(shape: Shape | None, dims: list[Dim]) -> list[Dim] | None:
+    if shape is None:
+        return None
+    out: list[Dim] = []
+    for axis in range(1, max(len(shape), len(dims)) + 1):
+        a = shape[-axis] if axis <= len(shape) else 1
+        b = dims[-axis] if axis <= len(dims) else 1
+        if a == b or b == 1:
+            out.append(a)
+        elif a == 1:
+            out.append(b)
+        else:
+            out.append(next((dim for dim in (a, b) if isinstance(dim, int)), None))
+    return out[::-1]
+
+
+def _stacked(type_: ValueType | None, length: Dim, axis: int) -> ValueType | None:
+    if not isinstance(type_, TensorType):
+        return None
+    if type_.shape is None:
+        return type_
+    dims = list(type_.shape)
+    dims.insert(axis if axis >= 0 else len(dims) + 1 + axis, length)
+    return TensorType(type_.dtype, dims)
+
+
+def _shapeless(type_: ValueType | None) -> ValueType | None:
+    return TensorType(type_.dtype) if isinstance(type_, TensorType) else type_
+
+
+def _either(*types: ValueType | None) -> ValueType | None:
+    """Return the type of a value that has one of these types."""
+    first = types[0] if types else None
+    if all(type_ == first for type_ in types):
+        return first
+    tensors = [type_ for type_ in types if isinstance(type_, TensorType)]
+    if len(tensors) < len(types) or len({t.dtype for t in tensors}) > 1:
+        return None
+    shapes = [t.shape for t in tensors if t.shape is not None]
+    if len(shapes) < len(tensors) or len({len(shape) for shape in shapes}) > 1:
+        return TensorType(tensors[0].dtype)
+    dims = [dim[0] if len(set(dim)) == 1 else None for dim in zip(*shapes, strict=True)]
+    return TensorType(tensors[0].dtype, dims)
+
+
+def _better(stated: ValueType | None, found: ValueType | None) -> ValueType | None:
+    if stated is None or found is None:
+        return stated or found
+    return merge(stated, found) or found
+
+
+def merge(stated: ValueType, found: ValueType) -> ValueType | None:
+    """Return the type that says all that both say; None if they contradict each other."""
+    if isinstance(stated, TensorType) and isinstance(found, TensorType):
+        if stated.dtype != found.dtype:
+            return None
+        if stated.shape is None or found.shape is None:
+            return found if stated.shape is None else stated
+        if len(stated.shape) != len(found.shape):
+            return None
+        dims: list[Dim] = []
+        for a, b in zip(stated.shape, found.shape, strict=True):
+            if isinstance(a, int) and isinstance(b, int) and a != b:
+                return None
+            dims.append(b if isinstance(b, int) or a is None else a)
+        return stated if tuple(dims) == stated.shape else TensorType(stated.dtype, dims)
+    if type(stated) is not type(found):
+        return None
+    if isinstance(stated, (SequenceType, OptionalType)) and isinstance(
+        found, (SequenceType, OptionalType)
+    ):
+        if stated.element is None or found.element is None:
+            return found if stated.element is None else stated
+        element = merge(stated.element, found.element)
+        return None if element is None else type(stated)(element)
+    return found
