@@ -162,13 +162,14 @@ class CompiledModel:
             if item is None or default is None:
                 continue
             if dtype_of(item) == default.type.dtype and item.shape == default.type.shape:
-                stamp = Parameter.adopt(port.name, item).version
+                # A stamp that no other array has; negative, so that caches do not take it for newer.
+                stamp = -Parameter.adopt(port.name, item).version
                 states[default] = State(stamp, item)
                 given[position] = None
         if states:
             own = Snapshot(())
             own.states = {**snapshot.states, **states}
-            own.epoch = -max(state.version for state in states.values())
+            own.epoch = min(state.version for state in states.values())
             snapshot = own
         return given, snapshot
 

@@ -1,0 +1,491 @@
+"""Compiled models and requests: inputs, outputs, states, callbacks, asyncio, pools, pipelines."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import gc
+import threading
+import time
+import tracemalloc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.runner import Runner, Stage
+from subgraph.task_executor import TaskExecutor
+
+Array = np.ndarray[Any, Any]
+
+
+class Gate(sg.SubgraphOp):
+    """Waits until it is opened, then adds one; says on which memory it worked."""
+
+    def __init__(self, subgraph: sg.Graph) -> None:
+        super().__init__(subgraph)
+        self.open = threading.Event()
+        self.started = threading.Event()
+        self.open.set()
+        self.seen: list[int] = []
+
+    def forward(self, inputs: list[Any]) -> list[Array]:
+        self.started.set()
+        self.open.wait(20)
+        self.seen.append(inputs[0].__array_interface__["data"][0])
+        if (inputs[0] < 0).any():
+            raise ValueError("negative input")
+        return [inputs[0] + np.float32(1)]
+
+
+def chain(count: int = 1) -> tuple[sg.CompiledModel, list[Gate]]:
+    value = x = sg.input("x", ("N",))
+    gates: list[Gate] = []
+    for number in range(count):
+        ix = sg.input("ix", ("N",))
+        inner = sg.Graph([ix], [ops.Relu(ix)], f"inner{number}")
+        gates.append(Gate(inner))
+        value = sg.subgraph_node(inner, gates[-1], inputs=[value]).outputs[0]
+    value.name = "y"
+    return sg.CompiledModel(sg.Graph([x], [value], "net"), device="TEST"), gates
+
+
+X = np.array([1, 2], np.float32)
+
+
+@pytest.fixture
+def gated() -> Iterator[tuple[sg.CompiledModel, Gate]]:
+    model, gates = chain()
+    yield model, gates[0]
+    gates[0].open.set()
+
+
+def two_inputs() -> sg.CompiledModel:
+    a, b = sg.input("a", ("N", 2)), sg.input("b.in", ("N", "M"), "int64")
+    k = sg.parameter("k", np.array([10], np.float32))
+    total = ops.Mul(ops.Add(a, ops.Cast(b, to=1)), k, name="total")
+    return sg.compile_model(sg.Graph([a, b, k], [total, ops.Neg(b, name="minus")]), "REFERENCE")
+
+
+A, B = np.ones((3, 2), np.float32), np.ones((3, 1), np.int64)
+
+
+def test_every_way_to_give_inputs() -> None:
+    model = two_inputs()
+    for results in (
+        model(A, B),
+        model([A, B]),
+        model((A, B)),
+        model({"a": A, "b.in": B}),
+        model({0: A, 1: B}),
+        model(a=A, **{"b.in": B}),
+        model(A, **{"b.in": B}),
+        model([[1, 1]] * 3, [[1]] * 3),
+    ):
+        assert results["total"].tolist() == [[20, 20]] * 3
+        assert results[0] is results["total"]
+        assert results[1].dtype == np.int64
+        assert list(results) == ["total", "minus"]
+        assert len(results) == 2
+        assert dict(results)["minus"] is results[1]
+        assert results.to_tuple()[1] is results[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "error", "message"),
+    [
+        ((), {"a": A}, sg.MissingInputError, "not given input 'b.in'"),
+        ((), {"a": A, "bb": B}, sg.MissingInputError, r"no input 'bb'.*a: float32\[N, 2\]"),
+        ((A, B, A, A), {}, sg.MissingInputError, "takes 3 inputs, got 4"),
+        ((A, B), {"a": A}, sg.MissingInputError, "given twice"),
+        ((A, B[:2]), {}, sg.ShapeError, "'N' is 3 in input 'a' and 2 in input 'b.in'"),
+        ((A[:, :1], B), {}, sg.ShapeError, r"float32\[N, 2\], got float32\[3, 1\]"),
+        ((A[0], B), {}, sg.ShapeError, r"got float32\[2\]"),
+        ((A.astype(np.float64), B), {}, sg.ShapeError, r"got float64.*astype\('float32'\)"),
+        ((A, [[1.5]] * 3), {}, sg.ShapeError, "would change as int64"),
+        ((A, object()), {}, sg.ShapeError, "'b.in'.*got a object"),
+        ((A, [[2**70]] * 3), {}, sg.ShapeError, "'b.in'"),
+    ],
+)
+def test_wrong_inputs(args: Any, named: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        two_inputs()(*args, **named)
+
+
+def test_an_unsafe_python_number_is_refused() -> None:
+    x = sg.input("x", (2,), "int8")
+    model = sg.compile_model(sg.Graph([x], [ops.Neg(x)]), "REFERENCE")
+    assert model([[1, 2]])[0].dtype == np.int8
+    with pytest.raises(sg.ShapeError, match="does not fit int8"):
+        model([[1, 300]])
+
+
+def test_results_know_their_names() -> None:
+    results = two_inputs()(A, B)
+    with pytest.raises(sg.MissingInputError, match="did you mean 'total'"):
+        results["totall"]
+    with pytest.raises(IndexError):
+        results[2]
+
+
+def test_optional_input_overrides_for_one_run_only() -> None:
+    model = two_inputs()
+    assert model.inputs[2].default is model.parameters["k"]
+    other = model(A, B, k=np.array([100], np.float32))
+    assert other[0][0, 0] == 200
+    assert model(A, B)[0][0, 0] == 20
+    model.parameters["k"].assign(np.array([5], np.float32))
+    assert model(A, B)[0][0, 0] == 10
+
+
+def test_an_override_reaches_folded_weights_and_leaves_the_cache_right() -> None:
+    class Folds(sg.SubgraphOp):
+        def forward(self, inputs: list[Any]) -> list[Array]:
+            return [inputs[0] * self.weights.get("square", np.square, inputs[1])]
+
+    x = sg.input("x", ("N",))
+    w = sg.parameter("w", np.array([3], np.float32))
+    inner = sg.Graph([x, w], [ops.Mul(x, w)], "inner")
+    node = sg.subgraph_node(inner, Folds(inner), "r")
+    model = sg.CompiledModel(sg.Graph(node.inputs, node.outputs))
+    for _ in range(2):
+        assert model(X)[0].tolist() == [9, 18]
+        assert model(X, np.array([2], np.float32))[0].tolist() == [4, 8]
+    assert node.op.weights.stats().redone <= 2
+
+
+def test_inputs_are_not_copied(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, gate = gated
+    address = X.__array_interface__["data"][0]
+    tensor = torch.from_numpy(X)
+    buffer = array.array("f", [1, 2])
+    model(X)
+    model(tensor)
+    model(memoryview(X))
+    model(buffer)
+    assert gate.seen[:3] == [address] * 3
+    assert gate.seen[3] == buffer.buffer_info()[0]
+
+
+def test_preset_outputs(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, _ = gated
+    request = model.create_infer_request()
+    target = np.zeros(2, np.float32)
+    request.set_output("y", target)
+    assert request.infer(X)[0] is target
+    assert target.tolist() == [2, 3]
+    request.set_output(0, None)
+    assert request.infer(X)[0] is not target
+    with pytest.raises(sg.ShapeError, match="cannot be written into"):
+        request.set_output("y", np.zeros(2))
+    with pytest.raises(sg.ShapeError, match="writable"):
+        request.set_output("y", (1, 2))
+    with pytest.raises(sg.MissingInputError, match="no output 'z'"):
+        request.set_output("z", target)
+
+
+def test_set_input_and_get_output(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    request = gated[0].create_infer_request()
+    with pytest.raises(sg.RequestError, match="no results"):
+        request.get_output()
+    request.set_input(0, X)
+    request.infer()
+    assert request.get_output("y").tolist() == [2, 3]
+    with pytest.raises(sg.MissingInputError, match="no input 'y'"):
+        request.set_input("y", X)
+
+
+def test_start_wait_and_timeout(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, gate = gated
+    request = model.create_infer_request()
+    with pytest.raises(sg.RequestError, match="not started"):
+        request.wait()
+    gate.open.clear()
+    request.start_async(X)
+    assert request.wait(0.01) is None
+    assert request.is_busy
+    for call in (
+        lambda: request.infer(X),
+        lambda: request.start_async(X),
+        lambda: request.set_callback(None),
+        lambda: request.set_input("x", X),
+        request.profile,
+    ):
+        with pytest.raises(sg.RequestError, match="busy"):
+            call()
+    with pytest.raises(sg.RequestError, match="still running"):
+        _ = request.results
+    gate.open.set()
+    results = request.wait(20)
+    assert results is not None
+    assert results["y"].tolist() == [2, 3]
+    assert request.results is results
+    assert not request.is_busy
+
+
+def test_cancel_before_and_between_steps() -> None:
+    model, gates = chain(3)
+    request, other = model.create_infer_request(), model.create_infer_request()
+    gates[0].open.clear()
+    request.start_async(X)
+    other.start_async(X)
+    assert gates[0].started.wait(20)
+    request.cancel()
+    other.cancel()
+    gates[0].open.set()
+    for each in (request, other):
+        with pytest.raises(sg.RequestCancelledError):
+            each.wait(20)
+    assert not gates[1].seen
+    request.cancel()  # nothing runs: nothing happens
+    assert request.infer(X)[0].tolist() == [4, 5]
+    request.start_async(X)
+    assert request.wait(20)[0].tolist() == [4, 5]
+
+
+def test_errors_of_a_run_are_raised_by_wait(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, _ = gated
+    request = model.create_infer_request()
+    request.start_async(-X)
+    with pytest.raises(sg.DeviceError, match="negative input"):
+        request.wait(20)
+    with pytest.raises(sg.RequestError, match="failed"):
+        _ = request.results
+    assert request.infer(X)[0].tolist() == [2, 3]
+
+
+def test_callback_gets_request_and_error(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    request = gated[0].create_infer_request()
+    calls: list[Any] = []
+    request.set_callback(lambda r, error: calls.append((r, error, r.results if not error else 0)))
+    request.start_async(X)
+    results = request.wait(20)
+    assert calls == [(request, None, results)]
+    request.start_async(-X)
+    with pytest.raises(sg.DeviceError):
+        request.wait(20)
+    assert isinstance(calls[1][1], sg.DeviceError)
+    for callback in (lambda: calls.append("none"), lambda r: calls.append(r)):
+        request.set_callback(callback)
+        request.start_async(X)
+        request.wait(20)
+    assert calls[2:] == ["none", request]
+
+
+def test_an_exception_in_a_callback_is_reported(
+    gated: tuple[sg.CompiledModel, Gate], caplog: pytest.LogCaptureFixture
+) -> None:
+    request = gated[0].create_infer_request()
+
+    def bad(_: Any) -> None:
+        raise KeyError("user's mistake")
+
+    request.set_callback(bad)
+    request.start_async(X)
+    with pytest.raises(KeyError, match="user's mistake"):
+        request.wait(20)
+    assert "callback" in caplog.text
+    assert request.results[0].tolist() == [2, 3]
+
+
+def test_a_callback_may_start_the_request_again(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    request = gated[0].create_infer_request()
+    done = threading.Event()
+    rounds: list[float] = []
+
+    def again(r: sg.InferRequest) -> None:
+        rounds.append(r.results[0][0])
+        if len(rounds) < 5:
+            r.start_async(r.results[0])
+        else:
+            done.set()
+
+    request.set_callback(again)
+    request.start_async(X)
+    assert done.wait(20)
+    assert rounds == [2, 3, 4, 5, 6]
+
+
+def test_await_in_asyncio(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, _ = gated
+
+    async def one(k: int) -> Array:
+        request = model.create_infer_request()
+        request.start_async(X + np.float32(k))
+        return (await request)[0]
+
+    async def all_of_them() -> list[Array]:
+        return await asyncio.gather(*(one(k) for k in range(20)))
+
+    for k, result in enumerate(asyncio.run(all_of_them())):
+        assert result.tolist() == [2 + k, 3 + k]
+
+    async def failing() -> None:
+        request = model.create_infer_request()
+        request.start_async(-X)
+        await request
+
+    with pytest.raises(sg.DeviceError, match="negative"):
+        asyncio.run(failing())
+
+    async def not_started() -> None:
+        await model.create_infer_request()
+
+    with pytest.raises(sg.RequestError, match="not started"):
+        asyncio.run(not_started())
+
+
+def test_queue_runs_everything_and_collects_errors() -> None:
+    model, _ = chain(2)
+    pool = sg.InferQueue(model, 3)
+    got: dict[int, list[float]] = {}
+    pool.set_callback(lambda request, k: got.__setitem__(k, request.results[0].tolist()))
+    for k in range(50):
+        pool.start_async([X + np.float32(k)], k)
+    pool.wait_all()
+    assert got == {k: [3.0 + k, 4.0 + k] for k in range(50)}
+    assert pool.is_ready()
+    pool.start_async([-X])
+    with pytest.raises(sg.DeviceError, match="negative"):
+        pool.wait_all()
+    for _ in range(3):
+        pool.start_async([-X])
+    with pytest.raises(sg.DeviceError, match="3 runs"):
+        pool.wait_all()
+    with pytest.raises(sg.MissingInputError):
+        pool.start_async({"z": X})
+    pool.wait_all()
+
+
+def test_stages_of_different_requests_overlap() -> None:
+    pause = 0.02
+
+    class Staged(sg.CompiledModel):
+        def create_stages(self, runner: Runner) -> list[Stage]:
+            def upload(inputs: Any) -> Any:
+                time.sleep(pause)
+                return [inputs[0] * 2]
+
+            def compute(inputs: Any) -> Any:
+                time.sleep(pause)
+                return runner.run(inputs)
+
+            return [Stage(lanes[0], upload), Stage(lanes[1], compute)]
+
+    lanes = [TaskExecutor("upload"), TaskExecutor("compute")]
+    model = Staged(chain()[0].graph)
+    assert model(X)[0].tolist() == [3, 5]
+    pool = sg.InferQueue(model, 4)
+    start = time.perf_counter()
+    for _ in range(12):
+        pool.start_async([X])
+    pool.wait_all()
+    seconds = time.perf_counter() - start
+    assert seconds < 0.8 * 12 * 2 * pause  # one after the other it would be 12 * 2 pauses
+
+
+def test_requests_and_threads_go_with_their_model() -> None:
+    model, gates = chain(2)
+    request = model.create_infer_request()
+    request.start_async(X)
+    request.wait(20)
+    before = threading.active_count()
+    ref, op = weakref.ref(model), weakref.ref(gates[0])
+    del model, request, gates
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while (ref() or op() or threading.active_count() >= before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        gc.collect()
+    assert ref() is None
+    assert op() is None
+    assert threading.active_count() < before
+
+
+class Scaled(sg.SubgraphOp):
+    """x * a + b over cached copies of the two weights."""
+
+    def forward(self, inputs: list[Any]) -> list[Array]:
+        x, a, b = inputs
+        both = self.weights.get("pair", lambda p, q: np.stack([p, q]), a, b)
+        time.sleep(0)
+        return [x * both[0] + self.weights.get("negated", np.negative, b) * -1 + a.array - both[0]]
+
+
+def test_ten_thousand_requests_over_sixteen_threads_with_changing_weights() -> None:
+    x = sg.input("x", ("N",))
+    a = sg.parameter("a", np.full(64, 1, np.float32))
+    b = sg.parameter("b", np.full(64, -1, np.float32))
+    nodes: list[sg.Node] = []
+    value = x
+    for _ in range(2):
+        ix, ia, ib = (
+            sg.input("ix", ("N",)),
+            sg.parameter("a", a.parameter),
+            sg.parameter("b", b.parameter),
+        )
+        inner = sg.Graph([ix, ia, ib], [ops.Add(ops.Mul(ix, ia), ib)], "inner")
+        nodes.append(sg.subgraph_node(inner, Scaled(inner), inputs=[value, a, b]))
+        value = nodes[-1].outputs[0]
+    model = sg.CompiledModel(sg.Graph([x], [value, ops.Add(a, b)]))
+    stop = threading.Event()
+    problems: list[str] = []
+
+    def write() -> None:
+        k = 1
+        while not stop.is_set():
+            k += 1
+            with sg.transaction():
+                a.parameter.assign(np.full(64, k, np.float32))
+                b.parameter.assign(np.full(64, -k, np.float32))
+            time.sleep(0.0002)
+
+    ones = np.ones(64, np.float32)
+    barrier = threading.Barrier(16)
+
+    def read(number: int) -> None:
+        request = model.create_infer_request()
+        barrier.wait()
+        for k in range(625):
+            if k % 3 == 0:
+                results = model(ones)
+            elif k % 3 == 1:
+                results = request.infer(ones)
+            else:
+                request.start_async(ones)
+                results = request.wait(60)
+                if results is None:
+                    problems.append("timeout")
+                    return
+            # x = 1: 1*k - k = 0, then 0*k - k = -k, the same k everywhere; and k - k = 0.
+            if np.unique(results[0]).size != 1 or results[1].any() or results[0][0] > -1:
+                problems.append(f"{number}: {results[0][:4]} {results[1][:4]}")
+
+    writer = threading.Thread(target=write)
+    readers = [threading.Thread(target=read, args=(n,)) for n in range(16)]
+    tracemalloc.start()
+    try:
+        writer.start()
+        for thread in readers:
+            thread.start()
+        for thread in readers:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in readers), "deadlock"
+        stop.set()
+        writer.join()
+        gc.collect()
+        model(ones)
+        gc.collect()
+        alive = sum(node.op.weights.stats().bytes for node in nodes)
+        assert alive <= 2 * (512 + 256)  # one version, shared by both nodes, counted in each
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        stop.set()
+        tracemalloc.stop()
+    assert not problems, problems[:5]
+    assert held < 4_000_000
