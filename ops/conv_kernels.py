@@ -35,6 +35,7 @@ from subgraph.engine.tiling import (
     T_N0,
     T_N1,
     T_N2,
+    T_RBIAS,
     T_RES,
     T_RJS,
     T_RRS,
@@ -44,6 +45,7 @@ from subgraph.engine.tiling import (
     T_SB0,
     T_SB1,
     T_SB2,
+    T_TAIL,
     T_WORDS,
 )
 
@@ -129,10 +131,13 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         34 scratch (0: x is read in place: no pads, whole blocks)  35 its bytes per worker
         36 units run over panels first (0) or over pixels first (1)
         37 bytes between images of x  38 of y  39 of the residual
+        40..42 pixels of y between outputs along W, H, D  43 between blocks of output channels
 
-    With scratch, the part of x that a unit reads is copied there with its padding; a worker needs
-    ``input blocks * reach(D) * reach(H) * reach(W)`` blocks, where ``reach = (outputs - 1) *
-    stride + (kernel - 1) * dilation + 1`` over the outputs of a unit (one along D).
+    y and the residual share their strides; 1, W, H W, D H W unless only some of the pixels are
+    written (transposed convolution). With scratch, the part of x that a unit reads is copied there
+    with its padding; a worker needs ``input blocks * reach(D) * reach(H) * reach(W)`` blocks, where
+    ``reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1`` over the outputs of a unit (one
+    along D).
     Blocked input with a dilation along W needs kernel D = 1.
     Units: N * groups * output D * row blocks * column blocks * panel blocks.
     """
@@ -191,8 +196,8 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         while i < pixels:
             m = rows_of(pixels - i, mr)
             put(t, T_A, x + i * arg(t, T_ARS))
-            put(t, T_C, y + i * lanes * item)
-            put(t, T_RES, res + i * lanes * item if res != 0 else 0)
+            put(t, T_C, y + i * arg(t, T_CRS))
+            put(t, T_RES, res + i * arg(t, T_RRS) if res != 0 else 0)
             call_kernel(tile, t, m, vectors, 0)
             if post != 0:
                 call_kernel(post, t, m, vectors, 0)
@@ -213,12 +218,13 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         panel_blocks = (panels + pb - 1) // pb
         spatial = od_n * row_blocks * col_blocks
         volume_in = arg(args, 6) * arg(args, 8) * height * width * pixel
-        plane_out = od_n * oh_n * ow_n * lanes * item
+        along = arg(args, 40) * lanes * item
+        plane_out = arg(args, 43) * lanes * item
         put(t, T_BJS, lanes * item)
-        put(t, T_CRS, lanes * item)
+        put(t, T_CRS, along)
         put(t, T_CJS, plane_out)
         put(t, T_IJS, lanes * item)
-        put(t, T_RRS, lanes * item)
+        put(t, T_RRS, along)
         put(t, T_RJS, plane_out)
         put(t, T_FLAGS, arg(args, 28))
         put(t, T_LO, arg(args, 29))
@@ -264,7 +270,7 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
                 volume = nd * plane
                 x = scratch
             set_loops(args, t, row, plane, volume)
-            out = ((od * oh_n + oh) * ow_n + ow) * lanes * item
+            out = (od * arg(args, 42) + oh * arg(args, 41)) * lanes * item + ow * along
             for p in range(panel, min(panels, panel + pb)):
                 vectors = panel_words(args, t, group, p)
                 at = out + (group * blocks + p * nv) * plane_out
@@ -273,9 +279,158 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
                 if res != 0:
                     res += image * arg(args, 39) + at
                 for r in range(rows):
-                    down = r * ow_n * lanes * item
+                    down = r * arg(args, 41) * lanes * item
                     run_row(
                         args, t, x + r * sh * row, y + down, res + down if res else 0, cols, vectors
                     )
+
+    return kernel
+
+
+def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
+    """Return the convolution in the plain layout: any sizes, groups, strides and dilations.
+
+    Output channels are the rows of tiles and pixels the lanes. What a unit reads is first laid out
+    as a matrix ``[K][pixels]`` unless the input is that already (1x1, stride 1, no pads).
+
+    Words (8 to 25 and 37 to 39 as in ``direct``)::
+
+        0 x  1 weights [group][output channel][K]  2 y  3 bias (0: none)  4 residual (0: none)
+        5 groups  6 input channels of one group  7 output channels of one group
+        26 contraction tile  27 post kernel (0: none)  28 F_* flags  29 lower  30 upper (float64)
+        31 the masked tile  32 pixels of a unit, a multiple of lanes
+        34 scratch (0: x is read in place)  35 its bytes per worker
+
+    K runs over (channel, kd, kh, kw). A worker's scratch holds K rows of the pixels of a unit.
+    Units: N * groups * ceil(output pixels / pixels of a unit).
+    """
+    v = vec(dtype, lanes)
+    load, store = v.load, v.store
+    load1, store1 = ld(dtype), st(dtype)
+    item = _ITEM[dtype]
+    width = nv * lanes
+
+    @register_jitable
+    def fill_run(x: int, to: int, first: int, count: int, size: int, stride: int) -> None:
+        """Copy x[first + i * stride] for i < count, zero where that lies outside [0, size)."""
+        start = 0
+        if first < 0:
+            start = min(count, (-first + stride - 1) // stride)
+        stop = start
+        if size > first:
+            stop = max(start, min(count, (size - first + stride - 1) // stride))
+        for i in range(start):
+            store1(to + i * item, 0.0)
+        i = start
+        if stride == 1:
+            while i + lanes <= stop:
+                store(to + i * item, load(x + (first + i) * item))
+                i += lanes
+        while i < stop:
+            store1(to + i * item, load1(x + (first + i * stride) * item))
+            i += 1
+        for j in range(stop, count):
+            store1(to + j * item, 0.0)
+
+    @register_jitable
+    def lay_out(args: int, x: int, to: int, first: int, count: int, step: int) -> None:
+        depth, height, width_in = arg(args, 8), arg(args, 9), arg(args, 10)
+        oh_n, ow_n = arg(args, 12), arg(args, 13)
+        kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
+        sw = arg(args, 19)
+        for row in range(arg(args, 6) * kd * kh * kw):
+            j = row % kw
+            i = row // kw % kh
+            a = row // kw // kh % kd
+            channel = x + row // (kd * kh * kw) * depth * height * width_in * item
+            done = 0
+            while done < count:
+                ow = (first + done) % ow_n
+                oh = (first + done) // ow_n % oh_n
+                od = (first + done) // ow_n // oh_n
+                run = min(count - done, ow_n - ow)
+                d = od * arg(args, 17) - arg(args, 23) + a * arg(args, 20)
+                h = oh * arg(args, 18) - arg(args, 24) + i * arg(args, 21)
+                w = ow * sw - arg(args, 25) + j * arg(args, 22)
+                at = to + row * step + done * item
+                if d < 0 or d >= depth or h < 0 or h >= height:
+                    for z in range(run):
+                        store1(at + z * item, 0.0)
+                else:
+                    source = channel + (d * height + h) * width_in * item
+                    fill_run(source, at, w, run, width_in, sw)
+                done += run
+
+    @register_jitable
+    def channels(args: int, t: int, b: int, w: int, c: int, bias: int, res: int) -> None:
+        """Run all output channels of a group over the pixels at column block ``c``."""
+        outputs, post = arg(args, 7), arg(args, 27)
+        tail, vectors = arg(t, T_TAIL), arg(t, T_IJS)
+        tile = arg(args, 26) if tail == lanes else arg(args, 31)
+        i = 0
+        while i < outputs:
+            m = rows_of(outputs - i, mr)
+            put(t, T_A, w + i * arg(t, T_ARS))
+            put(t, T_B, b)
+            put(t, T_C, c + i * arg(t, T_CRS))
+            put(t, T_RBIAS, bias + i * item if bias != 0 else 0)
+            put(t, T_RES, res + i * arg(t, T_CRS) if res != 0 else 0)
+            call_kernel(tile, t, m, vectors, 0)
+            if post != 0:
+                call_kernel(post, t, m, vectors, 0)
+            i += m
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        t = _words()
+        groups, inputs, outputs = arg(args, 5), arg(args, 6), arg(args, 7)
+        size_in = arg(args, 8) * arg(args, 9) * arg(args, 10)
+        pixels = arg(args, 11) * arg(args, 12) * arg(args, 13)
+        total = inputs * arg(args, 14) * arg(args, 15) * arg(args, 16)
+        part, scratch = arg(args, 32), arg(args, 34)
+        if scratch != 0:
+            scratch += worker * arg(args, 35)
+        parts = (pixels + part - 1) // part
+        step = part * item if scratch != 0 else size_in * item
+        put(t, T_ARS, total * item)
+        put(t, T_AKS, item)
+        put(t, T_BKS, step)
+        put(t, T_BJS, lanes * item)
+        put(t, T_N0, 1)
+        put(t, T_N1, 1)
+        put(t, T_N2, 1)
+        put(t, T_KIN, total)
+        put(t, T_CRS, pixels * item)
+        put(t, T_CJS, lanes * item)
+        put(t, T_RRS, pixels * item)
+        put(t, T_RJS, lanes * item)
+        put(t, T_INIT, 0)
+        put(t, T_FLAGS, arg(args, 28))
+        put(t, T_LO, arg(args, 29))
+        put(t, T_HI, arg(args, 30))
+        for unit in range(begin, end):
+            first = unit % parts * part
+            group = unit // parts % groups
+            image = unit // parts // groups
+            count = min(part, pixels - first)
+            x = arg(args, 0) + image * arg(args, 37) + group * inputs * size_in * item
+            b = x + first * item
+            if scratch != 0:
+                lay_out(args, x, scratch, first, count, step)
+                b = scratch
+            w = arg(args, 1) + group * outputs * total * item
+            out = (group * outputs * pixels + first) * item
+            y = arg(args, 2) + image * arg(args, 38) + out
+            bias, res = arg(args, 3), arg(args, 4)
+            if bias != 0:
+                bias += group * outputs * item
+            if res != 0:
+                res += image * arg(args, 39) + out
+            for p in range(0, count, width):
+                columns = min(width, count - p)
+                vectors = (columns + lanes - 1) // lanes
+                put(t, T_TAIL, columns - (vectors - 1) * lanes)
+                put(t, T_IJS, vectors)
+                at = p * item
+                channels(args, t, b + at, w, y + at, bias, res + at if res != 0 else 0)
 
     return kernel
