@@ -1,0 +1,323 @@
+"""Lowering: how an operator becomes steps of a program, one function for each operator.
+
+The files ``ops/<family>_cpu.py`` register a function for each operator they can run. When a plan is
+made for concrete input shapes, the function is called with a `Lowering`: it looks at the operands,
+chooses a kernel and emits steps. Nothing is computed and no memory is placed yet; the memory plan
+does that afterwards, from what the steps read and write.
+
+    @lowering("Neg", dtypes={"float32"})
+    def neg(node: Node, low: Lowering) -> None:
+        x, y = low.given(0), low.output(0)
+        low.in_place(y, x)
+        kernel = Kernel("elementwise_kernels", "unary", op="Neg", dtype=x.dtype)
+        low.emit(kernel, [x, y], units=x.size, grain=16384, bytes=2 * x.nbytes)
+
+Raising `Unsupported` refuses the node with a reason; it then runs on the reference device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeVar
+
+import attrs
+import numpy as np
+
+from subgraph.engine.kernel import Kernel
+from subgraph.errors import UnsupportedOpError
+from subgraph.graph import Node
+from subgraph.op import operator_key
+from subgraph.parameters import Parameter
+from subgraph.registry import Registry, defined_at, load_files
+from subgraph.types import numpy_dtype
+
+Array = np.ndarray[Any, Any]
+Layout = Literal["plain", "blocked"]
+_F = TypeVar("_F", bound=Callable[..., None])
+
+
+class Unsupported(UnsupportedOpError):
+    """A lowering refuses a node; the message says why, for the query's reasons."""
+
+
+@attrs.define(eq=False)
+class Storage:
+    """Memory of one or several operands (views share it).
+
+    Attributes:
+        kind: Where it lies: in the request's arena, an input or output array of the run, a constant
+            of the plan, or a weight.
+        nbytes: Its size.
+        index: Position among the graph's inputs or outputs, for these kinds.
+        array: The constant.
+        weight: The weight.
+    """
+
+    kind: Literal["arena", "input", "output", "constant", "weight"]
+    nbytes: int
+    index: int = -1
+    array: Array | None = None
+    weight: Weight | None = None
+
+
+@attrs.define(eq=False)
+class Operand:
+    """A value of the plan: concrete dtype and shape, dense, row-major in its layout.
+
+    Attributes:
+        name: The value's name.
+        dtype: Its dtype.
+        shape: Its logical shape; in layout "blocked" memory is [N, ceil(C / lanes), *spatial,
+            lanes], zero in the channels beyond C.
+        layout: "plain" or "blocked".
+        known: Its content, if the plan knows it (shape arithmetic, small integer weights).
+        parameter: The weight that it is, or None.
+        storage: Its memory; an alias takes that of its source.
+        offset: Where in ``storage`` it begins, in bytes.
+        lanes: Channels of a block, in layout "blocked".
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    layout: Layout = "plain"
+    known: Array | None = None
+    parameter: Parameter | None = None
+    storage: Storage | None = None
+    offset: int = 0
+    lanes: int = 1
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return numpy_dtype(self.dtype).itemsize
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements, without the padding of a blocked layout."""
+        return math.prod(self.shape)
+
+    @property
+    def blocks(self) -> int:
+        """Number of channel blocks, in layout "blocked"."""
+        return -(-self.shape[1] // self.lanes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, padding included."""
+        if self.layout == "plain":
+            return self.size * self.itemsize
+        padded = self.shape[0] * self.blocks * self.lanes * math.prod(self.shape[2:])
+        return padded * self.itemsize
+
+
+@attrs.frozen(eq=False)
+class Scratch:
+    """Memory that only the steps of one node use; ``per_worker``: that much for each thread."""
+
+    storage: Storage
+    per_worker: bool
+    nbytes: int
+
+
+@attrs.frozen(eq=False)
+class Weight:
+    """What a recipe makes of parameters (or of known arrays), kept by the weight cache.
+
+    Attributes:
+        recipe: The recipe's name, part of the cache's key.
+        make: Returns the array of the parameters' arrays.
+        sources: Parameters, or constant arrays.
+    """
+
+    recipe: str
+    make: Callable[..., Array]
+    sources: tuple[Parameter | Array, ...]
+
+
+Word = int | float | Operand | Scratch | Weight
+
+
+@attrs.frozen(eq=False)
+class EmittedStep:
+    """One kernel call of a plan: see `Lowering.emit`."""
+
+    node: Node
+    kernel: Kernel
+    words: tuple[Word, ...]
+    units: int
+    grain: int
+    flops: int
+    bytes: int
+
+
+@attrs.frozen(eq=False)
+class LoweringRule:
+    """What is registered for an operator."""
+
+    function: Callable[[Node, Lowering], None]
+    dtypes: frozenset[str] | None
+    layouts: frozenset[Layout]
+
+
+def _load_lowerings() -> None:
+    load_files("subgraph.ops", lambda name: name.endswith("_cpu"))
+
+
+LOWERINGS: Registry[LoweringRule] = Registry("CPU lowering", UnsupportedOpError, _load_lowerings)
+
+
+def lowering(
+    *op_types: str,
+    domain: str = "",
+    dtypes: Iterable[str] | None = None,
+    layouts: Iterable[Layout] = ("plain",),
+) -> Callable[[_F], _F]:
+    """Decorate the function that lowers these operators.
+
+    Args:
+        *op_types: Names of operators.
+        domain: Their domain.
+        dtypes: The first input's dtypes that it takes; None: the function decides.
+        layouts: Layouts in which the operands may come.
+    """
+
+    def register(function: _F) -> _F:
+        allowed = None if dtypes is None else frozenset(dtypes)
+        rule = LoweringRule(function, allowed, frozenset(layouts))
+        for op_type in op_types:
+            LOWERINGS.register(operator_key(op_type, domain), rule, defined_at(function))
+        return function
+
+    return register
+
+
+class Lowering:
+    """What a lowering function sees of one node, and where it puts the steps.
+
+    Attributes:
+        node: The node.
+        inputs: Operands of its inputs, None where one is omitted.
+        outputs: Operands of its outputs.
+        threads: How many threads the program may use.
+        steps: The steps emitted so far.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        inputs: Sequence[Operand | None],
+        outputs: Sequence[Operand],
+        *,
+        threads: int = 1,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Prepare to lower ``node``; ``options`` are the device's properties."""
+        self.node = node
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.threads = threads
+        self.options = options or {}
+        self.steps: list[EmittedStep] = []
+        self.in_place_pairs: list[tuple[Operand, Operand]] = []
+
+    def given(self, index: int) -> Operand:
+        """Return the operand of an input that must be there."""
+        operand = self.inputs[index] if index < len(self.inputs) else None
+        if operand is None:
+            raise Unsupported(f"{self.node.op_type} without its input {index}")
+        return operand
+
+    def optional(self, index: int) -> Operand | None:
+        """Return the operand of an input, None where it is omitted."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def output(self, index: int = 0) -> Operand:
+        """Return the operand of an output."""
+        return self.outputs[index]
+
+    def lanes(self, dtype: str) -> int:
+        """Return how many elements of ``dtype`` one vector of this machine holds."""
+        from subgraph.engine.host import lanes
+
+        return lanes(dtype)
+
+    def emit(
+        self,
+        kernel: Kernel,
+        words: Sequence[Word],
+        units: int,
+        *,
+        grain: int = 0,
+        flops: int = 0,
+        bytes: int = 0,
+    ) -> None:
+        """Add a step.
+
+        Args:
+            kernel: Which kernel.
+            words: Its argument block: whole numbers, floats (passed as the bits of a float64),
+                and operands, scratch and weights (passed as addresses).
+            units: Number of work units, >= 0.
+            grain: Least units worth a thread; 0 keeps the step on one thread.
+            flops: Floating-point operations of the whole step, for the profile.
+            bytes: Bytes that it moves, for the profile.
+        """
+        if units > 0:
+            self.steps.append(
+                EmittedStep(self.node, kernel, tuple(words), units, grain, flops, bytes)
+            )
+
+    def scratch(self, nbytes: int, *, per_worker: bool = False) -> Scratch:
+        """Return memory for this node's steps; ``per_worker``: worker w has [w * nbytes, ...)."""
+        nbytes = -(-nbytes // 64) * 64
+        total = nbytes * self.threads if per_worker else nbytes
+        return Scratch(Storage("arena", total), per_worker, nbytes)
+
+    def weight(
+        self, recipe: str, make: Callable[..., Array], *sources: Operand | Parameter | Array
+    ) -> Weight:
+        """Return what ``make`` gives for the arrays of ``sources``, made once for each version.
+
+        The recipe's name must tell everything that ``make`` depends on but the sources' content.
+
+        Raises:
+            Unsupported: a source is neither a weight nor known.
+        """
+        found: list[Parameter | Array] = []
+        for source in sources:
+            if isinstance(source, Operand):
+                held = source.parameter if source.parameter is not None else source.known
+                if held is None:
+                    raise Unsupported(f"input {source.name!r} is computed at run time, no weight")
+                source = held
+            found.append(source)
+        return Weight(recipe, make, tuple(found))
+
+    def alias(self, output: Operand, source: Operand, offset_bytes: int = 0) -> None:
+        """Let ``output`` be a view of ``source``; no step is needed."""
+        output.storage = source.storage
+        output.offset = source.offset + offset_bytes
+        output.known = None
+        output.parameter = None
+
+    def known(self, output: Operand, array: Array) -> None:
+        """Say that ``output`` is the constant ``array`` in this plan."""
+        array = np.ascontiguousarray(array).reshape(output.shape)
+        output.known = array
+        output.storage = Storage("constant", array.nbytes, array=array)
+        output.offset = 0
+
+    def in_place(self, output: Operand, source: Operand) -> None:
+        """Allow ``output`` to overwrite ``source`` if nobody needs that afterwards.
+
+        Only right when every element is read before or at the moment its place is written, by the
+        same unit.
+        """
+        self.in_place_pairs.append((output, source))
