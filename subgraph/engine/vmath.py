@@ -515,13 +515,14 @@ def power(dtype: str, lanes: int) -> Any:
     float32 is computed in float64 as e**(y log|x|); float64 calls the maths library lane by lane.
     """
     v = vec_type(dtype, lanes)
+    return define(v, [v, v], lambda b, c, a: emit_power(b, a[0], a[1]))
 
-    def emit_power(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
-        if dtype == "float64":
-            return call_intrinsic(builder, f"llvm.pow.{suffix(v.llvm)}", v.llvm, args)
-        return _power_single(Expr(builder, args[0]), Expr(builder, args[1])).value
 
-    return define(v, [v, v], emit_power)
+def emit_power(builder: Any, x: Any, y: Any) -> Any:
+    """Emit ``x ** y`` of float32 or float64 vectors, as `power` says, and return the LLVM value."""
+    if x.type.element == F64:
+        return call_intrinsic(builder, f"llvm.pow.{suffix(x.type)}", x.type, [x, y])
+    return _power_single(Expr(builder, x), Expr(builder, y)).value
 
 
 def _power_single(x: Expr, y: Expr) -> Expr:
