@@ -40,6 +40,8 @@ from .infer_request import (
 )
 from .onnx_file import (
     load,
+    save,
+    to_onnx,
 )
 from .op import Operator
 from .parameters import Parameter, transaction
@@ -123,8 +125,10 @@ __all__ = [
     "parse",
     "passes",
     "query_model",
+    "save",
     "subgraph_node",
     "testing",
+    "to_onnx",
     "transaction",
     "weight_stats",
 ]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from subgraph.errors import ModelError, SubgraphError
 from subgraph.graph import Graph
@@ -21,9 +23,19 @@ if TYPE_CHECKING:
     import onnx
 
     from subgraph.onnx_reader import Functions
+    from subgraph.onnx_tensors import Array
     from subgraph.onnx_wire import Buffer
 
-Source = "str | os.PathLike[str] | bytes | onnx.ModelProto | IO[bytes]"
+# Smaller tensors stay in the model's file when weights go to a file of their own.
+_EXTERNAL_FROM = 1024
+# Protobuf's limit, less some room for what is not weights.
+_LIMIT = (1 << 31) - (1 << 20)
+# Alignment of weights in a data file, so that they can be used where they are mapped.
+_ALIGN, _ALIGN_LARGE, _LARGE_FROM = 64, 4096, 1 << 20
+# Field numbers in onnx.proto: ModelProto.graph, GraphProto.initializer.
+_GRAPH, _INITIALIZER = 7, 5
+# Dtypes whose elements are stored otherwise than they lie in an array.
+_NOT_RAW = ("string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 
 
 def load(
@@ -114,6 +126,172 @@ def _load(model: Any, functions: Functions, folder: Path | None, mapped: bool) -
     del small
     tensors = TensorReader(folder, buffer=buffer, key=key, spans=spans, mapped=mapped)
     return GraphReader(proto, tensors, functions).read()
+
+
+def to_onnx(graph: Graph) -> onnx.ModelProto:
+    """Return ONNX's message for a graph; each subgraph node becomes a model-local function.
+
+    Raises:
+        ModelError: the graph has no form in ONNX, or is over 2 GB (use `save`).
+    """
+    from subgraph.onnx_proto import tensor_to_proto
+
+    model, weights = _convert(graph)
+    if sum(array.nbytes for _, array in weights) > _LIMIT:
+        raise ModelError(f"graph {graph.name!r} is over 2 GB, too large for one message: use save")
+    model.graph.initializer.extend(tensor_to_proto(array, name) for name, array in weights)
+    return model
+
+
+def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
+    """Write a graph as an ONNX file; each subgraph node becomes a model-local function.
+
+    The file appears whole or not at all: it is written under another name and then renamed.
+
+    Args:
+        graph: The graph.
+        path: The file.
+        external_data: Whether weights go to a file of their own beside it, ``<path>.data``; None:
+            when the whole is over 2 GB.
+
+    Raises:
+        ModelError: the graph has no form in ONNX, is over 2 GB without external data, or the file
+            cannot be written.
+    """
+    target = Path(path)
+    with paused_gc():
+        model, weights = _convert(graph)
+    total = model.ByteSize() + sum(array.nbytes for _, array in weights)
+    if external_data is None:
+        external_data = total > _LIMIT
+    elif not external_data and total > _LIMIT:
+        raise ModelError(
+            f"graph {graph.name!r} has {total} bytes; an ONNX file holds 2 GB: use external_data"
+        )
+    try:
+        with _Files() as files:
+            if external_data:
+                weights = _write_external(model, weights, files, target)
+            _write_model(model, weights, files.open(target))
+    except OSError as error:
+        raise ModelError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
+
+
+def _convert(graph: Graph) -> tuple[onnx.ModelProto, list[tuple[str, Array]]]:
+    from subgraph.onnx_writer import GraphWriter
+
+    if any(value.type is None for value in (*graph.inputs, *graph.outputs)):
+        from subgraph.type_inference import infer_graph
+
+        graph = graph.clone()
+        infer_graph(graph, strict=False)
+    writer = GraphWriter(graph)
+    return writer.model(), writer.weights
+
+
+def _write_external(
+    model: onnx.ModelProto, weights: list[tuple[str, Array]], files: _Files, target: Path
+) -> list[tuple[str, Array]]:
+    """Write large weights to the data file; return those that stay in the model."""
+    import onnx
+
+    from subgraph.types import ONNX_DTYPE, dtype_of
+
+    data_path = target.with_name(target.name + ".data")
+    data = files.open(data_path)
+    left: list[tuple[str, Array]] = []
+    for name, array in weights:
+        raw = _raw(array)
+        if raw is None or len(raw) < _EXTERNAL_FROM:
+            left.append((name, array))
+            continue
+        align = _ALIGN_LARGE if len(raw) >= _LARGE_FROM else _ALIGN
+        data.write(bytes(-data.tell() % align))
+        tensor = model.graph.initializer.add(
+            name=name,
+            data_type=ONNX_DTYPE[dtype_of(array)],
+            dims=array.shape,
+            data_location=onnx.TensorProto.EXTERNAL,
+        )
+        place = {"location": data_path.name, "offset": data.tell(), "length": len(raw)}
+        for key, value in place.items():
+            tensor.external_data.add(key=key, value=str(value))
+        data.write(raw)
+    return left
+
+
+def _write_model(model: onnx.ModelProto, weights: list[tuple[str, Array]], file: IO[bytes]) -> None:
+    """Write the model piece by piece, so that weights are never copied into a message."""
+    import onnx
+
+    from subgraph.onnx_proto import tensor_to_proto
+    from subgraph.onnx_wire import RAW_DATA, delimited
+    from subgraph.types import ONNX_DTYPE, dtype_of
+
+    large: list[tuple[bytes, memoryview]] = []
+    for name, array in weights:
+        raw = _raw(array)
+        if raw is None or len(raw) < _EXTERNAL_FROM:
+            model.graph.initializer.append(tensor_to_proto(array, name))
+            continue
+        head = onnx.TensorProto(name=name, data_type=ONNX_DTYPE[dtype_of(array)], dims=array.shape)
+        large.append((head.SerializeToString() + delimited(RAW_DATA, len(raw)), raw))
+    graph = model.graph.SerializeToString()
+    model.ClearField("graph")
+    pieces = [(delimited(_INITIALIZER, len(head) + len(raw)) + head, raw) for head, raw in large]
+    file.write(model.SerializeToString())
+    file.write(delimited(_GRAPH, len(graph) + sum(len(h) + len(raw) for h, raw in pieces)))
+    file.write(graph)
+    for head, raw in pieces:
+        file.write(head)
+        file.write(raw)
+
+
+def _raw(array: Array) -> memoryview | None:
+    """Return the bytes of an array as ONNX stores them; None where it stores them otherwise."""
+    import numpy as np
+
+    from subgraph.types import dtype_of
+
+    if dtype_of(array) in _NOT_RAW or sys.byteorder == "big":
+        return None
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+class _Files:
+    """Files that appear under their names together, when all are written; none after an error."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[IO[bytes], Path, Path]] = []
+
+    def open(self, target: Path) -> IO[bytes]:
+        """Return a new file that is to become ``target``."""
+        hidden = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+        file = hidden.open("xb")
+        self._open.append((file, hidden, target))
+        return file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            for file, _, _ in self._open:
+                if error is None:
+                    file.flush()
+                    os.fsync(file.fileno())
+                file.close()
+            if error is None:
+                for _, hidden, target in self._open:
+                    os.replace(hidden, target)
+        finally:
+            for _, hidden, _ in self._open:
+                hidden.unlink(missing_ok=True)
 
 
 @contextmanager

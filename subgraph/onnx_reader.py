@@ -393,6 +393,7 @@ class GraphReader:
                 inputs.append((value, outer))
         self._nodes(function.node, inner)
         given = list(_pairs(function.output, proto.output, proto))
+        function_version = scope.opsets.get(canonical_domain(proto.domain), 1)
         graph = Graph(
             [value for value, _ in inputs],
             [self._output(name, inner) for name, _ in given],
@@ -406,7 +407,7 @@ class GraphReader:
             outputs=[self._made(actual, proto, scope) for _, actual in given],
             name=scope.level.node_name(_prefixed(scope, proto.name)),
             domain=notes.get("subgraph.domain", canonical_domain(proto.domain)),
-            version=scope.opsets.get(canonical_domain(proto.domain), 1),
+            version=int(notes.get("subgraph.version", function_version)),
             attrs={a.name: self._attribute(a, scope) for a in proto.attribute},
             metadata={entry.key: entry.value for entry in proto.metadata_props},
             subgraph=graph,
