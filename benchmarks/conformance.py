@@ -1,0 +1,369 @@
+"""Run ONNX's own test suite on every device, beside ONNX Runtime, OpenVINO and onnx.reference.
+
+Each column of the table is a runtime and a way to get the model to it: as it is; cut by a random
+legal selector; after save and load; after export and import; after a round trip through the text
+form. Cases run in worker processes: one that crashes or hangs counts as failed and is replaced.
+What no implementation can pass is listed with its reason and counted apart.
+
+    python benchmarks/conformance.py --devices AUTO,CPU,REFERENCE --modes plain,partition
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import multiprocessing as mp
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import attrs
+import onnx
+
+from subgraph.testing import conformance as suite
+
+MODES = ("plain", "partition", "save", "export", "text")
+PEERS = ("onnxruntime", "openvino", "onnx.reference")
+
+
+@attrs.frozen
+class Column:
+    """One runtime in one mode: a column of the table."""
+
+    runtime: str
+    mode: str = "plain"
+
+    @property
+    def title(self) -> str:
+        """Its heading."""
+        return self.runtime if self.mode == "plain" else f"{self.runtime} {self.mode}"
+
+
+@attrs.frozen
+class Outcome:
+    """How a case went: "" if it passed, else what went wrong."""
+
+    name: str
+    error: str
+    seconds: float
+
+
+# --- the runtimes ------------------------------------------------------------------------------
+
+
+def preparer(column: Column, seed: int) -> Callable[[onnx.ModelProto], suite.Run]:
+    """Return what prepares a model for the column's runtime."""
+    if column.runtime == "onnxruntime":
+        return _onnxruntime
+    if column.runtime == "openvino":
+        return _openvino
+    if column.runtime == "onnx.reference":
+        return _onnx_reference
+    return lambda model: _subgraph(model, column, seed)
+
+
+def _subgraph(model: onnx.ModelProto, column: Column, seed: int) -> suite.Run:
+    import subgraph as sg
+    from subgraph.backend import SubgraphRep
+
+    source: Any = model
+    if column.mode == "partition":
+        source = suite.partitioned(model, seed)
+    elif column.mode == "save":
+        with tempfile.TemporaryDirectory() as folder:
+            return SubgraphRep(sg.compile_model(suite.saved(model, folder), column.runtime)).run
+    elif column.mode == "text":
+        source = suite.reprinted(model)
+    elif column.mode == "export":
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.blob"
+            sg.compile_model(model, column.runtime).export_model(path)
+            return SubgraphRep(sg.import_model(path, column.runtime)).run
+    return SubgraphRep(sg.compile_model(source, column.runtime)).run
+
+
+def _onnxruntime(model: onnx.ModelProto) -> suite.Run:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [item.name for item in session.get_inputs()]
+    return lambda values: session.run(None, dict(zip(names, values, strict=False)))
+
+
+def _openvino(model: onnx.ModelProto) -> suite.Run:
+    import openvino as ov
+
+    core = ov.Core()
+    compiled = core.compile_model(
+        core.read_model(model.SerializeToString()), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+    )
+
+    def compute(values: Sequence[Any]) -> Sequence[Any]:
+        results = compiled(list(values))
+        return [results[k] for k in range(len(compiled.outputs))]
+
+    return compute
+
+
+def _onnx_reference(model: onnx.ModelProto) -> suite.Run:
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(model)
+    return lambda values: evaluator.run(
+        None, dict(zip(evaluator.input_names, values, strict=False))
+    )
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+def _work(channel: Connection, column: Column, seed: int) -> None:
+    """Run the cases whose positions come through the channel; answer with error and seconds."""
+    warnings.simplefilter("ignore")
+    os.environ["ALLOW_RELEASED_ONNX_OPSET_ONLY"] = "0"  # ONNX Runtime then tries opset 27 and 28
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    prepare = preparer(column, seed)
+    known = suite.cases()
+    while True:
+        position = channel.recv()
+        if position is None:
+            return
+        start = time.perf_counter()
+        try:
+            suite.run(known[position], prepare)
+            error = ""
+        except Exception as failure:
+            where = traceback.extract_tb(failure.__traceback__)[-1]
+            text = " ".join(str(failure).split())[:300]
+            place = f"{Path(where.filename).name}:{where.lineno}"
+            error = f"{type(failure).__name__}: {text} ({place})"
+        channel.send((error, time.perf_counter() - start))
+
+
+class Worker:
+    """A process that runs cases of one column, replaced when it dies."""
+
+    def __init__(self, column: Column, seed: int) -> None:
+        """Start the process."""
+        self._arguments = (column, seed)
+        self.position: int | None = None
+        self.started = 0.0
+        self._start()
+
+    def _start(self) -> None:
+        context = mp.get_context("fork")
+        self.channel, other = context.Pipe()
+        self._process = context.Process(target=_work, args=(other, *self._arguments), daemon=True)
+        self._process.start()
+        other.close()
+
+    def give(self, position: int) -> None:
+        """Let it run a case."""
+        self.position, self.started = position, time.perf_counter()
+        self.channel.send(position)
+
+    def take(self) -> tuple[str, float]:
+        """Return the result that has come; a dead process is replaced."""
+        try:
+            error, seconds = self.channel.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            code = self._process.exitcode
+            self._start()
+            error, seconds = f"the process died (exit code {code})", 0.0
+        self.position = None
+        return error, seconds
+
+    def kill(self) -> None:
+        """End the process and start another."""
+        self._process.kill()
+        self._process.join()
+        self.position = None
+        self._start()
+
+    def stop(self) -> None:
+        """End the process."""
+        with suppress(OSError):
+            self.channel.send(None)
+        self._process.join(2)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+def run_column(
+    column: Column, positions: Sequence[int], jobs: int, timeout: float, seed: int
+) -> Iterator[Outcome]:
+    """Run cases on ``jobs`` processes; yield outcomes as they come."""
+    known = suite.cases()
+    workers = [Worker(column, seed) for _ in range(min(jobs, len(positions)))]
+    waiting = list(reversed(positions))
+    running = 0
+    try:
+        for worker in workers:
+            worker.give(waiting.pop())
+            running += 1
+        while running:
+            ready = wait([w.channel for w in workers if w.position is not None], timeout=0.5)
+            for worker in workers:
+                position = worker.position
+                if position is None:
+                    continue
+                name = known[position].name
+                if worker.channel in ready:
+                    yield Outcome(name, *worker.take())
+                elif time.perf_counter() - worker.started > timeout:
+                    worker.kill()
+                    yield Outcome(name, f"no result within {timeout:g} s", timeout)
+                else:
+                    continue
+                running -= 1
+                if waiting:
+                    worker.give(waiting.pop())
+                    running += 1
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+# --- report ------------------------------------------------------------------------------------
+
+
+def table(results: dict[Column, list[Outcome]]) -> str:
+    """Return passes by category and column."""
+    by_name = {case.name: case for case in suite.cases()}
+    columns = list(results)
+    first = results[columns[0]]
+    total = Counter(by_name[o.name].category for o in first)
+    rows = [["category", "cases", *(c.title for c in columns)]]
+    counts = {
+        column: Counter(by_name[o.name].category for o in outcomes if not o.error)
+        for column, outcomes in results.items()
+    }
+    for category in sorted(total):
+        rows.append(
+            [category, str(total[category]), *(str(counts[c][category]) for c in columns)]
+        )
+    rows.append(["all", str(len(first)), *(str(sum(counts[c].values())) for c in columns)])
+    shown = [[name for name in suite.IMPOSSIBLE if name in {o.name for o in first}]]
+    rows.append(["nobody can pass", str(len(shown[0])), *["" for _ in columns]])
+    rows.append(
+        ["seconds", "", *(f"{sum(o.seconds for o in results[c]):.0f}" for c in columns)]
+    )
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if k == 0 else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    lines.insert(-3, "-" * len(lines[0]))
+    return "\n".join(lines)
+
+
+def failures(column: Column, outcomes: Sequence[Outcome]) -> list[str]:
+    """Return one line for each case that failed but could pass, or passed but should not."""
+    lines: list[str] = []
+    for outcome in outcomes:
+        if outcome.error and outcome.name not in suite.IMPOSSIBLE:
+            lines.append(f"  {column.title}: {outcome.name}: {outcome.error}")
+    return lines
+
+
+def versions() -> str:
+    """Return the versions that a figure depends on."""
+    found: list[str] = []
+    for name in ("onnx", "numpy", "onnxruntime", "openvino"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return ", ".join(found)
+
+
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run ONNX's test suite on devices and peers.")
+    parser.add_argument("--devices", default="", help="ours, with commas (default: all that start)")
+    parser.add_argument("--modes", default="plain", help=f"of ours: {','.join(MODES)}, or all")
+    parser.add_argument("--peers", default="onnxruntime,openvino", help=",".join(PEERS))
+    parser.add_argument("--select", default="", help="only cases whose name holds this")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for a case")
+    parser.add_argument("--seed", type=int, default=0, help="of the random selectors")
+    parser.add_argument("--json", type=Path, help="write all outcomes to this file")
+    return parser.parse_args(given)
+
+
+def _columns(options: argparse.Namespace) -> list[Column]:
+    devices = [name for name in options.devices.split(",") if name]
+    if not devices:
+        # Asked for in a process of its own: workers are forked, and devices start threads.
+        with mp.get_context("fork").Pool(1) as pool:
+            devices = ["AUTO", *pool.apply(_available)]
+    modes = MODES if options.modes == "all" else options.modes.split(",")
+    columns = [Column(device, mode) for device in devices for mode in modes]
+    return columns + [Column(name) for name in options.peers.split(",") if name]
+
+
+def _available() -> list[str]:
+    import subgraph as sg
+
+    return list(sg.default_core().available_devices)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the suite and print the table; 1 if a case failed on a device of ours that should pass."""
+    options = _arguments(given)
+    columns = _columns(options)
+    positions = [k for k, case in enumerate(suite.cases()) if options.select in case.name]
+    print(f"{len(positions)} cases; {versions()}; seed of random selectors {options.seed}")
+    results: dict[Column, list[Outcome]] = {}
+    start = time.perf_counter()
+    for column in columns:
+        outcomes: list[Outcome] = []
+        for outcome in run_column(
+            column, positions, options.jobs, options.timeout, options.seed
+        ):
+            outcomes.append(outcome)
+            if sys.stderr.isatty():
+                done = f"{column.title}: {len(outcomes)}/{len(positions)}"
+                print(f"\r{done:60}", end="", file=sys.stderr, flush=True)
+        outcomes.sort(key=lambda o: o.name)
+        results[column] = outcomes
+        passed = sum(not o.error for o in outcomes)
+        took = time.perf_counter() - start
+        print(f"{column.title}: {passed} of {len(outcomes)} ({took:.0f} s since start)", flush=True)
+    print(f"\n{table(results)}\n")
+    ours = [c for c in columns if c.runtime not in PEERS]
+    lines = [line for column in ours for line in failures(column, results[column])]
+    print("\n".join(["failed:", *lines] if lines else ["no case failed that can pass"]))
+    print("\nnobody can pass:")
+    for name, reason in suite.IMPOSSIBLE.items():
+        print(f"  {name}: {reason}")
+    if options.json:
+        content = {
+            column.title: {o.name: o.error for o in outcomes}
+            for column, outcomes in results.items()
+        }
+        options.json.write_text(json.dumps(content, indent=1))
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""ONNX's own test suite as data: its cases, its judge, what nobody can pass, ways to run a model.
+
+``make conformance`` and the tests stand on it; with it a device of a user's own is judged too:
+``for case in cases(): run(case, lambda model: MyRunner(model))``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx
+
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+DataSet = tuple[list[Any], list[Any]]
+
+_RANDOM = (
+    "compares a random draw by value: the standard leaves the generator open, and the expected "
+    "numbers come from the state that NumPy's global generator happened to be in"
+)
+_JUDGE = (
+    "the suite's judge takes len() of every element of a sequence, and the expected sequence holds "
+    "a scalar: it raises TypeError whatever the result is (our result equals the expected one)"
+)
+# Cases that no implementation can pass, with the reason; tests/test_conformance.py proves each.
+IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
+    {
+        "test_bernoulli": _RANDOM,
+        "test_bernoulli_expanded": _RANDOM,
+        "test_bernoulli_double": _RANDOM,
+        "test_bernoulli_double_expanded": _RANDOM,
+        "test_bernoulli_seed": _RANDOM,
+        "test_bernoulli_seed_expanded": _RANDOM,
+        "test_loop16_seq_none": _JUDGE,
+    }
+)
+
+# First match names the category of a node case; the rest is "other operators".
+_CATEGORIES = (
+    ("ai.onnx.ml", r"^test_ai_onnx_ml"),
+    ("training", r"^test_(adam|adagrad|momentum|nesterov|gradient)"),
+    ("control flow", r"^test_(if|loop|scan|sequence_map|range_.*expanded)"),
+    ("sequence, optional", r"^test_(sequence|optional|identity_(sequence|opt)|split_to_sequence)"),
+    ("attention", r"^test_(attention|flexattention|linear_attention|rotary|causal_conv|tensorsc)"),
+    ("cast", r"^test_(cast|bitcast)"),
+    ("quantization", r"^test_(quantize|dequantize|dynamicquantize|qlinear|matmulinteger|convint)"),
+    ("strings, text", r"^test_(string|strnorm|tfidf|regex|image_decoder)"),
+    ("convolution, pooling", r"^test_(basic_)?(conv|deform|max|average|lp|global|col2im|roialign)"),
+    ("normalization, losses", r"^test_(batchnorm|layer_norm|instancenorm|group_norm|rms|mvn|sce|nll)"),
+    ("reduction", r"^test_(reduce|argm|cumsum|cumprod|sum|mean)"),
+    ("recurrent", r"^test_(lstm|gru|rnn|simple_rnn)"),
+    ("signal", r"^test_(dft|stft|blackman|hamming|hann|mel)"),
+    ("random", r"^test_(bernoulli|random|dropout|training_dropout)"),
+    ("resize", r"^test_(resize|upsample|gridsample|affine_grid|center_crop)"),
+)
+
+
+@attrs.frozen(eq=False)
+class Case:
+    """One case of the suite.
+
+    Attributes:
+        name: As the suite names it.
+        kind: "node", "simple", "real", "pytorch-converted" or "pytorch-operator".
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+    """
+
+    name: str
+    kind: str
+    rtol: float
+    atol: float
+    _source: Any = attrs.field(repr=False)
+
+    @property
+    def category(self) -> str:
+        """The line of the table that counts it."""
+        if self.kind != "node":
+            return f"models: {self.kind}"
+        for category, pattern in _CATEGORIES:
+            if re.match(pattern, self.name):
+                return category
+        return "other operators"
+
+    def load(self) -> tuple[onnx.ModelProto, list[DataSet]]:
+        """Return the model, and inputs with expected outputs."""
+        source = self._source
+        if source.model is not None:
+            sets = [([_value(v) for v in a], [_value(v) for v in b]) for a, b in source.data_sets]
+            return source.model, sets
+        if source.model_dir is not None:
+            return _from_folder(Path(source.model_dir))
+        return _light(str(source.url))
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """Return the 2,033 cases of onnx 1.23.2 (another release of onnx: its own number)."""
+    from onnx.backend.test.loader import load_model_tests
+
+    kinds = ("node", "simple", "real", "pytorch-converted", "pytorch-operator")
+    found: list[Case] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for kind in kinds:
+            for item in sorted(load_model_tests(kind=kind), key=lambda c: c.name):
+                found.append(Case(item.name, kind, item.rtol, item.atol, item))
+    return tuple(found)
+
+
+def _value(item: Any) -> Any:
+    return onnx.numpy_helper.to_array(item) if isinstance(item, onnx.TensorProto) else item
+
+
+def _from_folder(folder: Path) -> tuple[onnx.ModelProto, list[DataSet]]:
+    model = onnx.load(str(folder / "model.onnx"))
+    sets: list[DataSet] = []
+    for data in sorted(folder.glob("test_data_set*")):
+        inputs = _read_values(data, "input", model.graph.input)
+        sets.append((inputs, _read_values(data, "output", model.graph.output)))
+    return model, sets
+
+
+def _read_values(folder: Path, stem: str, infos: Sequence[onnx.ValueInfoProto]) -> list[Any]:
+    count = len(list(folder.glob(f"{stem}_*.pb")))
+    return [_read_value(folder / f"{stem}_{k}.pb", infos[k].type) for k in range(count)]
+
+
+def _read_value(path: Path, type_: onnx.TypeProto) -> Any:
+    content = path.read_bytes()
+    if type_.HasField("sequence_type"):
+        return onnx.numpy_helper.to_list(onnx.SequenceProto.FromString(content))
+    if type_.HasField("optional_type"):
+        return onnx.numpy_helper.to_optional(onnx.OptionalProto.FromString(content))
+    return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(content))
+
+
+def _light(url: str) -> tuple[onnx.ModelProto, list[DataSet]]:
+    """Return a model without trained weights that ships in the onnx package, and its results."""
+    from onnx.backend.test.runner import Runner
+
+    path = Path(onnx.__file__).parent.parent / url
+    model = onnx.load(str(path))
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = [
+        Runner.generate_dummy_data(info, seed=0, random=False)
+        for info in model.graph.input
+        if info.name not in constants
+    ]
+    outputs: list[Any] = []
+    for k in range(len(model.graph.output)):
+        content = path.with_name(f"{path.stem}_output_{k}.pb").read_bytes()
+        outputs.append(onnx.numpy_helper.to_array(onnx.TensorProto.FromString(content)))
+    return model, [(inputs, outputs)]
+
+
+def judge(case: Case, expected: Sequence[Any], got: Sequence[Any]) -> None:
+    """Compare as the suite does.
+
+    Raises:
+        AssertionError: the results differ.
+        TypeError: the judge cannot compare them (see `IMPOSSIBLE`).
+    """
+    from onnx.backend.test.runner import Runner
+
+    with np.errstate(all="ignore"):
+        Runner.assert_similar_outputs(list(expected), list(got), case.rtol, case.atol)
+
+
+def run(case: Case, prepare: Callable[[onnx.ModelProto], Run]) -> None:
+    """Prepare the case's model and judge what it gives for each set of inputs.
+
+    Raises:
+        AssertionError: the results differ.
+        Exception: whatever ``prepare`` or the run raises.
+    """
+    model, sets = case.load()
+    ready = prepare(model)
+    for inputs, expected in sets:
+        judge(case, expected, list(ready(inputs)))
+
+
+# --- ways to get a model to run: what must not change the result -----------------------------
+
+
+def random_selector(seed: int) -> Any:
+    """Return a property whose regions are drawn at random but legal; for `partitioned`.
+
+    Every answer is a function of the seed and the names, so that a failure can be repeated.
+    """
+    from subgraph.graph import Node
+    from subgraph.property import SubgraphProperty
+    from subgraph.selector import SubgraphSelector
+
+    def draw(*names: str) -> float:
+        return zlib.crc32("/".join((str(seed), *names)).encode()) / 2**32
+
+    class RandomSelector(SubgraphSelector):
+        def select(self, node: Node) -> bool:
+            return draw("node", node.name) < 0.8
+
+        def select_input(self, node: Node, input_node: Node) -> bool:
+            return draw("edge", node.name, input_node.name) < 0.8
+
+        def select_output(self, node: Node, output_node: Node) -> bool:
+            return draw("edge", output_node.name, node.name) < 0.8
+
+        def filter(self, candidates: list[Node]) -> list[Node]:
+            return [node for node in candidates if draw("filter", node.name) < 0.95]
+
+    class RandomProperty(SubgraphProperty):
+        def create_subgraph_selector(self) -> SubgraphSelector:
+            return RandomSelector()
+
+    return RandomProperty()
+
+
+def partitioned(model: onnx.ModelProto, seed: int) -> Any:
+    """Return the model's graph cut by a random legal selector."""
+    import subgraph as sg
+
+    graph = sg.load(model)
+    graph.attrs["subgraph_property"] = random_selector(seed)
+    strategy = ("selector", "hetero")[seed % 2]
+    return sg.passes.apply_pass(graph, "PartitionGraph", strategy=strategy)
+
+
+def saved(model: onnx.ModelProto, folder: str | os.PathLike[str]) -> Any:
+    """Return the model's graph after a save and a load."""
+    import subgraph as sg
+
+    path = Path(folder) / "again.onnx"
+    sg.save(sg.load(model), path)
+    return sg.load(path)
+
+
+def reprinted(model: onnx.ModelProto) -> Any:
+    """Return the model's graph printed as text and parsed, with the weights put back."""
+    import subgraph as sg
+
+    graph = sg.load(model)
+    return sg.parse(str(graph), parameters=graph.parameters)
+
+
+def names(categories: Iterable[str] = ()) -> list[str]:
+    """Return the names of all cases, or of those in some categories."""
+    wanted = set(categories)
+    return [case.name for case in cases() if not wanted or case.category in wanted]
