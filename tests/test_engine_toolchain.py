@@ -1,4 +1,4 @@
-"""The toolchain: cache entries across processes, damaged and foreign ones, errors that stay errors."""
+"""The toolchain: the cache across processes, damaged and foreign entries, errors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ def test_the_key_depends_on_variant_and_instruction_set() -> None:
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBGRAPH_ISA", "quantum")
-    with pytest.raises(ConfigError, match="quantum.*use one of"):
+    with pytest.raises(ConfigError, match=r"quantum.*use one of"):
         host.isa()
 
 
@@ -279,14 +280,16 @@ def test_listeners_hear_of_compilations(folder: Path, caplog: pytest.LogCaptureF
     assert word[0] == 14
 
 
-def test_kernels_are_loaded_from_many_threads() -> None:
-    from concurrent.futures import ThreadPoolExecutor
+def address_of(kernel: Kernel) -> int:
+    return kernel.address
 
+
+def test_kernels_are_loaded_from_many_threads() -> None:
     kernels = [Kernel("engine_support.kernels", "scale", lanes=n) for n in (2, 4, 8)]
     for kernel in kernels:
         toolchain.forget(kernel)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda k: k.address, kernels * 8))
+        found = list(pool.map(address_of, kernels * 8))
     assert found == [k.address for k in kernels] * 8
 
 

@@ -181,7 +181,8 @@ def _helper(state: _State, loop: int, worker: int) -> None:
     """Body of a helper's thread."""
     enter: Callable[..., None] = _SIGNATURE(loop)
     while not state.get(layout.POOL_STOP):
-        enter(state.address, state.get(layout.POOL_SEQUENCE), 0, worker)
+        # One less than is: a step that was published before it came is looked at, too.
+        enter(state.address, state.get(layout.POOL_SEQUENCE) - 1, 0, worker)
         if state.in_kernel:
             continue
         with state.wakened:

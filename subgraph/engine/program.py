@@ -170,6 +170,11 @@ class Program:
             self._pool.rouse()
         return not _entry(block.ctypes.data)(), times
 
+    @property
+    def cancel_address(self) -> int:
+        """Address of the word that ends a run before its next step once it is not 0."""
+        return self._cancel.ctypes.data
+
     def cancel(self) -> None:
         """Make a run stop before its next step, also a run that is yet to start."""
         self._cancel[0] = 1

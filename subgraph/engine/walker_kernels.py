@@ -39,6 +39,7 @@ from subgraph.engine.simd import (
 Function = Callable[..., Any]
 _WAIT, _WAKE = 128, 129  # FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_PATIENCE = 20
 _CLOCK_MONOTONIC = {"linux": 1, "darwin": 6}
 
 
@@ -128,11 +129,13 @@ def worker(*, sleep: bool) -> Function:
     def kernel(pool: int, seen: int, _end: int, worker: int) -> None:
         limit = ld_i64(pool + layout.POOL_SPINS)
         idle = 0
+        rounds = 0
         while True:
             current = atomic_load(pool + layout.POOL_SEQUENCE)
             if current != seen:
                 seen = current
                 idle = 0
+                rounds = 0
                 if atomic_load(pool + layout.POOL_STOP) != 0:
                     return
                 _help(pool, worker)
@@ -142,10 +145,13 @@ def worker(*, sleep: bool) -> Function:
             elif sleep:
                 doze(pool, seen)
                 idle = 0
+            elif rounds < _PATIENCE:
+                # The program for which Python sent it may take a while to start.
+                idle = 0
+                rounds += 1
             elif atomic_load(pool + layout.POOL_WALKERS) == 0:
                 return
             else:
-                idle = 0
                 yield_core()
 
     return kernel
