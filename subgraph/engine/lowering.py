@@ -73,6 +73,8 @@ class Operand:
         layout: "plain" or "blocked".
         known: Its content, if the plan knows it (shape arithmetic, small integer weights).
         parameter: The weight that it is, or None.
+        derived: How it is computed from weights alone, or None: a transposed weight, a folded
+            BatchNormalization. `Lowering.weight` takes it like a parameter.
         storage: Its memory; an alias takes that of its source.
         offset: Where in ``storage`` it begins, in bytes.
         lanes: Channels of a block, in layout "blocked".
@@ -87,6 +89,12 @@ class Operand:
     storage: Storage | None = None
     offset: int = 0
     lanes: int = 1
+    derived: Weight | None = None
+
+    @property
+    def constant(self) -> bool:
+        """Whether it is a weight or known: the same in every run until a parameter changes."""
+        return self.parameter is not None or self.derived is not None or self.known is not None
 
     @property
     def itemsize(self) -> int:
@@ -133,12 +141,12 @@ class Weight:
     Attributes:
         recipe: The recipe's name, part of the cache's key.
         make: Returns the array of the parameters' arrays.
-        sources: Parameters, or constant arrays.
+        sources: Parameters, constant arrays, or other weights, whose array is made on the way.
     """
 
     recipe: str
     make: Callable[..., Array]
-    sources: tuple[Parameter | Array, ...]
+    sources: tuple[Parameter | Array | Weight, ...]
 
 
 Word = int | float | Operand | Scratch | Weight
@@ -285,15 +293,17 @@ class Lowering:
     ) -> Weight:
         """Return what ``make`` gives for the arrays of ``sources``, made once for each version.
 
-        The recipe's name must tell everything that ``make`` depends on but the sources' content.
+        Sources are constant operands (`Operand.constant`), parameters or arrays. The recipe's name must tell everything that ``make`` depends on but the sources' content.
 
         Raises:
             Unsupported: a source is neither a weight nor known.
         """
-        found: list[Parameter | Array] = []
+        found: list[Parameter | Array | Weight] = []
         for source in sources:
             if isinstance(source, Operand):
-                held = source.parameter if source.parameter is not None else source.known
+                held = source.parameter or source.derived
+                if held is None:
+                    held = source.known
                 if held is None:
                     raise Unsupported(f"input {source.name!r} is computed at run time, no weight")
                 source = held

@@ -1,0 +1,83 @@
+"""Operators of the domain "subgraph.cpu": what the CPU device's fusions make, and what they mean.
+
+A fused node keeps the original nodes as its inner graph, which is its definition: the reference
+runs it, and concrete types are inferred through it. Its inputs have roles; trailing ones may be
+missing, a missing one in the middle is None. All are lowered by ``@lowering(..., domain=DOMAIN)``.
+
+``FusedConv(X, W, B, R)``
+    ``act(Conv(X, W, B) + R)``. Attributes of Conv, and those of an activation.
+``FusedMatMul(A, B, C, R)``
+    ``act(alpha * A' @ B' + beta * C + R)``: MatMul or Gemm (``transA``, ``transB``, ``alpha``,
+    ``beta``); C broadcasts to the result, R has its shape.
+``FusedElementwise(...)``
+    The chain of elementwise operators that its inner graph is, in one loop.
+
+The activation: ``activation`` is "" or one of `ACTIVATIONS`; ``activation_alpha`` and
+``activation_beta`` are its numbers (floats): Clip's lower and upper bound, HardSigmoid's alpha and
+beta, LeakyRelu's, Elu's and Swish's alpha.
+
+Weights that pass through operators before they are used (a folded BatchNormalization, a
+transposition) stay in the graph as nodes on parameters only; the plan turns each such value into a
+constant operand that the weight cache redoes when a parameter changes. Two operators exist for
+that alone:
+
+``BatchNormScale(scale, var)``
+    ``scale / sqrt(var + epsilon)``, attribute ``epsilon``.
+``ScaledShift(factor, bias, mean, B)``
+    ``(B - mean) * factor + bias``; B may be missing (0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph import Node
+from subgraph.op import reference, shape_rule
+from subgraph.types import ValueType
+
+Array = np.ndarray[Any, Any]
+DOMAIN = "subgraph.cpu"
+ACTIVATIONS = (
+    "Relu",
+    "Clip",
+    "Sigmoid",
+    "Tanh",
+    "Gelu",
+    "GeluTanh",
+    "Silu",
+    "Softplus",
+    "Mish",
+    "Erf",
+    "HardSwish",
+    "HardSigmoid",
+    "LeakyRelu",
+    "Elu",
+    "Swish",
+)
+
+
+@shape_rule("BatchNormScale", "ScaledShift", domain=DOMAIN)
+def first_type(
+    node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
+) -> list[ValueType | None]:
+    """Give the type of the first input."""
+    return [types[0]]
+
+
+@reference("BatchNormScale", domain=DOMAIN)
+def batch_norm_scale(node: Node, inputs: Sequence[Any]) -> list[Array]:
+    """Compute the factor of a BatchNormalization, in float64 inside."""
+    scale, var = (np.asarray(a, np.float64) for a in inputs)
+    return [(scale / np.sqrt(var + node.attrs["epsilon"])).astype(inputs[0].dtype)]
+
+
+@reference("ScaledShift", domain=DOMAIN)
+def scaled_shift(node: Node, inputs: Sequence[Any]) -> list[Array]:
+    """Compute the bias of a convolution with a folded BatchNormalization, in float64 inside."""
+    factor, bias, mean = (np.asarray(a, np.float64) for a in inputs[:3])
+    before = inputs[3] if len(inputs) > 3 and inputs[3] is not None else 0.0
+    shifted = (np.asarray(before, np.float64) - mean) * factor + bias
+    return [shifted.astype(inputs[0].dtype)]
