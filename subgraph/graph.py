@@ -369,15 +369,28 @@ class Graph:
         self._by_name = None
         self._refresh()
 
+    def levels(self) -> list[Graph]:
+        """Return this graph and its bodies at every depth, each after the one around it."""
+        found: list[Graph] = [self]
+        for graph in found:
+            found.extend(body for node in graph._nodes if node.attrs for body in node.bodies)
+        return found
+
     def remove_unused(self) -> int:
-        """Drop the nodes on which no output depends; return how many."""
+        """Drop the nodes on which no output depends; return how many.
+
+        Captures that the bodies of this graph's nodes list and do not use go first.
+        """
+        dropped = sum(_drop_captures(node) for node in self._nodes if node.captures)
+        if dropped:
+            self._refresh()
         kept = _topological(_producers(self.outputs))
         wanted = set(kept)
         nodes = [node for node in self._nodes if node in wanted]
-        dropped = len(self._nodes) - len(nodes)
-        if dropped:
+        unused = len(self._nodes) - len(nodes)
+        if unused:
             self._adopt_nodes(nodes)
-        return dropped
+        return unused
 
     def _refresh(self) -> None:
         """Recompute consumers and parameters; name what has no name; refuse a double name."""
@@ -485,6 +498,21 @@ def copy_node(node: Node, values: dict[Value, Value]) -> Node:
         subgraph=node.subgraph,
         op=node.op,
     )
+
+
+def _drop_captures(node: Node) -> bool:
+    """Drop the captures that the node's bodies do not use; return whether there were any."""
+    outer = iter(node.captures)
+    kept: list[Value] = []
+    for body in node.bodies:
+        used = {v for v in body.captures if v.uses or v in body.outputs}
+        kept.extend(
+            value for inner, value in zip(body.captures, outer, strict=False) if inner in used
+        )
+        body.captures = tuple(v for v in body.captures if v in used)
+    dropped = len(kept) < len(node.captures)
+    node.captures = tuple(kept)
+    return dropped
 
 
 def _producers(values: Iterable[Value]) -> list[Node]:

@@ -16,6 +16,8 @@ from subgraph.graph import Graph, Node
 from subgraph.schema import Schema, canonical_domain, find_schema, newest_opset
 
 _Key = tuple[str, str, int]
+# For a graph without nodes any would do.
+_NO_NODES = 13
 
 
 @cache
@@ -58,7 +60,9 @@ def choose_opsets(graph: Graph) -> dict[str, int]:
                 # Attributes matter, so that each set of them is looked at once.
                 if not any(node.attrs.keys() == other.attrs.keys() for other in examples):
                     examples.append(node)
-    opsets = {"": 0, **{domain: 0 for domain, _, _ in kinds}}
+    opsets = {domain: 0 for domain in (*graph.opsets, *(domain for domain, _, _ in kinds))}
+    if not opsets:
+        return {"": _NO_NODES}
     for domain in opsets:
         nodes = [n for key, examples in kinds.items() if key[0] == domain for n in examples]
         opsets[domain] = _choose(domain, nodes, graph.opsets)
@@ -86,8 +90,7 @@ def _choose(domain: str, nodes: Iterable[Node], stated: Mapping[str, int]) -> in
     if wanted is not None and (low <= wanted < high or _misfit(domain, nodes, wanted) is None):
         return wanted
     if low < high:
-        # Operators of a graph built here without any node: the newest set is as good.
-        return low if nodes else (wanted or newest_opset(domain))
+        return low
     for candidate in sorted({low, *versions}, reverse=True):
         if _misfit(domain, nodes, candidate) is None:
             return candidate

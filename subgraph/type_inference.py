@@ -188,6 +188,10 @@ class _Inference:
         outside: dict[Value, Array | None],
     ) -> list[ValueType | None]:
         """Infer the body until the types that go around hold for every turn; return them."""
+        for at, (value, type_) in enumerate(zip(inputs, types, strict=False)):
+            # A body may take an optional, where the first turn gives what it holds.
+            if value.type is not None and type(value.type) is not type(type_):
+                types[at] = None
         made = [value for inner in body.nodes for value in inner.outputs]
         stated = [value.type for value in made]
         for turn in range(_ROUNDS + 1):
