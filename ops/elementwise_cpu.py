@@ -1,0 +1,341 @@
+"""Elementwise operators and fused chains of them on the CPU device: one kernel, one pass.
+
+`emit_expression` turns an expression into a step: it finds how each operand lies in memory, merges
+dimensions, and cuts the work into tiles. Other families use it for what is elementwise in them
+(BatchNormalization, ranges, casts of indices).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
+from subgraph.errors import UnsupportedOpError
+from subgraph.graph import Node
+
+from .elementwise import is_legacy_broadcast
+from .elementwise_expressions import (
+    EXPANSIONS,
+    Expression,
+    Term,
+    expand,
+    expand_graph,
+    register,
+)
+from .strides import Ints, broadcast_strides, collapse, contiguous
+
+Array = np.ndarray[Any, Any]
+TILE = 16384  # elements of a unit: two operands of it stay in the first-level cache
+_SMALL = 8192  # fewer elements are not worth a thread
+# Operators whose result is 0 where all blocked inputs are 0: padding channels stay zero.
+_KEEPS_ZERO = frozenset(
+    ["Relu", "LeakyRelu", "PRelu", "HardSwish", "Tanh", "Abs", "Neg", "Sqrt", "Erf", "Gelu", "Swish", "Mish", "Identity", "Elu", "Selu", "Sign", "Floor", "Ceil", "Round", "Sin", "Softsign"]
+)
+
+
+@attrs.frozen
+class Source:
+    """An input of an expression: where it lies and with which shape it is read.
+
+    Attributes:
+        operand: The operand, or a weight.
+        shape: The shape with which it broadcasts.
+        layout: "plain" or "blocked".
+        dtype: Its dtype.
+    """
+
+    operand: Operand | Weight
+    shape: tuple[int, ...]
+    layout: str
+    dtype: str
+
+
+def source(operand: Operand, shape: Sequence[int] | None = None) -> Source:
+    """Return an operand as the input of an expression, perhaps read with another shape."""
+    wanted = operand.shape if shape is None else tuple(shape)
+    return Source(operand, wanted, operand.layout, operand.dtype)
+
+
+def emit_expression(
+    low: Lowering,
+    expression: Expression,
+    sources: Sequence[Source],
+    results: Sequence[tuple[Term, Operand]],
+    *,
+    keeps_zero: bool = False,
+) -> None:
+    """Emit the step that computes an expression over all elements of its outputs.
+
+    Args:
+        low: Where the step goes.
+        expression: What to compute.
+        sources: Its inputs, in order; each broadcasts to the outputs' shape.
+        results: Which term goes to which output; all outputs have one shape and layout.
+        keeps_zero: Whether the padding of the blocked layout comes out as zeros by itself.
+
+    Raises:
+        Unsupported: an operand does not broadcast in the layout.
+    """
+    target = results[0][1]
+    if any(o.shape != target.shape or o.layout != target.layout for _, o in results):
+        raise Unsupported("outputs of a fused chain differ in shape or layout")
+    if target.size == 0:
+        return
+    sizes = [register(dtype) for dtype in (*expression.dtypes, *(o.dtype for _, o in results))]
+    lanes = min(low.lanes("uint8" if d == "bool" else d) for d in (*sizes, *_work(expression)))
+    operands: list[Operand | Weight]
+    if target.layout == "blocked":
+        operands, shape, strides = _blocked(low, sources, target)
+        strides += [contiguous(shape)] * len(results)
+        dims, strides, periodic = _merge_blocks(shape, strides, lanes)
+    else:
+        operands = [s.operand for s in sources]
+        strides = [broadcast_strides(s.shape, target.shape) for s in sources]
+        strides += [contiguous(target.shape)] * len(results)
+        dims, strides = collapse(target.shape, strides)
+        periodic = [False] * len(strides)
+    modes = tuple(
+        "p" if period else ("v" if steps[-1] else "s")
+        for steps, period in zip(strides, periodic, strict=True)
+    )
+    if dims[-1] == 1:
+        modes = tuple("v" for _ in modes)
+    items = [_itemsize(s.dtype) for s in sources] + [o.itemsize for _, o in results]
+    outputs = [o for _, o in results]
+    kernel = Kernel(
+        "elementwise_kernels",
+        "run",
+        program=tuple(expression.instructions),
+        inputs=tuple(expression.dtypes),
+        modes=modes[: len(sources)],
+        outputs=tuple(f"{term.name}:{o.dtype}" for term, o in results),
+        outer=max(len(dims) - 2, 0),
+        lanes=lanes,
+    )
+    words, units, tile = _words(expression, dims, strides, [*operands, *outputs], items)
+    moved = sum(s.operand.nbytes for s in sources if isinstance(s.operand, Operand))
+    low.emit(
+        kernel,
+        words,
+        units,
+        grain=max(1, _SMALL // tile),
+        flops=len(expression.instructions) * target.size,
+        bytes=moved + sum(o.nbytes for o in outputs),
+    )
+    if target.layout == "blocked" and target.shape[1] % target.lanes and not keeps_zero:
+        for output in outputs:
+            clear_padding(low, output)
+    for s in sources:
+        held = s.operand
+        if isinstance(held, Operand) and held.shape == target.shape and s.shape == target.shape:
+            for output in outputs[:1]:
+                if held.layout == output.layout and held.itemsize == output.itemsize:
+                    low.in_place(output, held)
+
+
+def _work(expression: Expression) -> list[str]:
+    """Return the dtypes in which the instructions work."""
+    return [d for text in expression.instructions for d in text.split(" ", 1)[0].split(".")[1:]]
+
+
+def _itemsize(dtype: str) -> int:
+    return {"bool": 1, "float16": 2, "bfloat16": 2}.get(dtype) or np.dtype(dtype).itemsize
+
+
+def _words(
+    expression: Expression,
+    dims: Ints,
+    strides: Sequence[Ints],
+    operands: Sequence[Operand | Weight],
+    items: Sequence[int],
+) -> tuple[list[Word], int, int]:
+    """Return the argument words, the number of tiles and the elements of one."""
+    size = dims[-1]
+    rows = dims[-2] if len(dims) > 1 else 1
+    outer = dims[:-2]
+    block = min(size, TILE)
+    row_block = max(1, min(rows, TILE // block))
+    chunks, row_chunks = -(-size // block), -(-rows // row_block)
+    words: list[Word] = [size, block, rows, row_block, chunks, row_chunks]
+    words += [_signed(number) for number in expression.numbers]
+    words += outer
+    for operand, steps, item in zip(operands, strides, items, strict=True):
+        words += [operand, steps[-2] * item if len(dims) > 1 else 0]
+        words += [step * item for step in steps[:-2]]
+    return words, math.prod(outer) * chunks * row_chunks, block * row_block
+
+
+def _signed(number: float) -> int | float:
+    """Return a number as a word: integers as int64."""
+    if isinstance(number, float):
+        return number
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _blocked(
+    low: Lowering, sources: Sequence[Source], target: Operand
+) -> tuple[list[Operand | Weight], Ints, list[Ints]]:
+    """Return operands, dimensions [N, blocks, pixels, lanes] and strides in the blocked layout."""
+    lanes = target.lanes
+    shape = (target.shape[0], target.blocks, math.prod(target.shape[2:]), lanes)
+    operands: list[Operand | Weight] = []
+    strides: list[Ints] = []
+    for s in sources:
+        operand, steps = _blocked_source(low, s, target, shape)
+        operands.append(operand)
+        strides.append(steps)
+    return operands, shape, strides
+
+
+def _blocked_source(
+    low: Lowering, s: Source, target: Operand, dims: Ints
+) -> tuple[Operand | Weight, Ints]:
+    images, _, pixels, lanes = dims
+    channels = target.shape[1]
+    shape = (1,) * (len(target.shape) - len(s.shape)) + s.shape
+    if s.layout == "blocked":
+        if s.shape == target.shape:
+            return s.operand, contiguous(dims)
+        if s.shape[1] == channels and math.prod(s.shape[2:]) == 1:
+            steps = contiguous((s.shape[0], dims[1], 1, lanes))
+            return s.operand, (steps[0] if s.shape[0] > 1 else 0, steps[1], 0, 1)
+        raise Unsupported(f"blocked shapes {s.shape} and {target.shape} do not broadcast")
+    if math.prod(shape) == 1:
+        return s.operand, (0, 0, 0, 0)
+    if math.prod(shape[1:]) == 1 and shape[0] == images:
+        return s.operand, (1, 0, 0, 0)
+    if shape[1] != channels or math.prod(shape[2:]) != 1:
+        raise Unsupported(f"plain shape {s.shape} beside blocked {target.shape}")
+    if shape[0] == 1 and channels % lanes and isinstance(s.operand, Operand):
+        padded = -(-channels // lanes) * lanes
+        weight = low.weight(f"pad_channels{padded}", lambda a: _pad(a, padded), s.operand)
+        return weight, (0, lanes, 0, 1)
+    if channels % lanes:
+        raise Unsupported(f"{channels} plain channels are no multiple of {lanes}")
+    return s.operand, (channels if shape[0] > 1 else 0, lanes, 0, 1)
+
+
+def _pad(array: Array, size: int) -> Array:
+    flat = array.reshape(-1)
+    return np.concatenate([flat, np.zeros(size - flat.size, flat.dtype)])
+
+
+def _merge_blocks(
+    shape: Ints, strides: Sequence[Ints], lanes: int
+) -> tuple[Ints, list[Ints], list[bool]]:
+    """Merge pixels and lanes: along them a channel block repeats (mode "p")."""
+    block = shape[3]
+    last = [(s[2], s[3]) for s in strides]
+    if block != lanes or any(pair not in ((lanes, 1), (0, 0), (0, 1)) for pair in last):
+        dims, merged = collapse(shape, strides)
+        return dims, merged, [False] * len(merged)
+    merged = [(s[0], s[1], s[3]) for s in strides]
+    periodic = [pair == (0, 1) and shape[2] > 1 for pair in last]
+    if not any(periodic):
+        dims, joined = collapse((*shape[:2], shape[2] * block), merged)
+        return dims, joined, [False] * len(joined)
+    outer, joined = collapse(shape[:2], [s[:2] for s in merged])
+    rows = [(*s, m[2]) for s, m in zip(joined, merged, strict=True)]
+    return (*outer, shape[2] * block), rows, periodic
+
+
+def clear_padding(low: Lowering, output: Operand) -> None:
+    """Emit the step that zeroes the channels beyond the last in the blocked layout."""
+    used = output.shape[1] % output.lanes
+    if used == 0 or output.size == 0:
+        return
+    pixels = math.prod(output.shape[2:])
+    item = output.itemsize
+    words: list[Word] = [output, output.blocks, pixels, output.lanes * item, used * item]
+    kernel = Kernel("movement_kernels", "clear_padding")
+    low.emit(kernel, words, output.shape[0], grain=max(1, _SMALL // max(pixels, 1)))
+
+
+def _legacy_shape(node: Node, first: Operand, second: Operand) -> tuple[int, ...]:
+    """Return the shape with which the second operand broadcasts before opset 7."""
+    shape = second.shape
+    if not is_legacy_broadcast(node):
+        return shape
+    if node.op_type == "PRelu":
+        return (*shape, *(1,) * (first.rank - 2)) if len(shape) == 1 and shape[0] > 1 else shape
+    axis = node.attrs.get("axis")
+    if axis is None:
+        return shape
+    return (*shape, *(1,) * (first.rank - int(axis) % first.rank - len(shape)))
+
+
+def lower_chain(low: Lowering, operands: Sequence[Operand]) -> None:
+    """Lower one operator over these operands."""
+    node = low.node
+    e = Expression()
+    try:
+        terms = [e.input(operand.dtype) for operand in operands]
+        result = expand(e, node, terms)
+    except UnsupportedOpError as error:
+        raise Unsupported(str(error)) from error
+    sources = [source(operand) for operand in operands]
+    if len(operands) == 2:
+        sources[1] = source(operands[1], _legacy_shape(node, operands[0], operands[1]))
+    keeps = node.op_type in _KEEPS_ZERO or (
+        node.op_type in ("Add", "Sub", "Mul", "Sum")
+        and all(operand.layout == "blocked" for operand in operands)
+    )
+    emit_expression(low, e, sources, [(result, low.output())], keeps_zero=keeps)
+
+
+@lowering(
+    *(name for name in EXPANSIONS if name not in ("Identity", "CastLike")),
+    layouts=("plain", "blocked"),
+)
+def elementwise(node: Node, low: Lowering) -> None:
+    """Lower one elementwise operator."""
+    lower_chain(low, [operand for operand in low.inputs if operand is not None])
+
+
+@lowering("CastLike", layouts=("plain", "blocked"))
+def cast_like(node: Node, low: Lowering) -> None:
+    """Lower a cast to the dtype of the second input, which is not read."""
+    e = Expression()
+    x = low.given(0)
+    try:
+        result = e.cast(e.input(x.dtype), low.output().dtype)
+    except UnsupportedOpError as error:
+        raise Unsupported(str(error)) from error
+    emit_expression(low, e, [source(x)], [(result, low.output())], keeps_zero=True)
+
+
+@lowering("FusedElementwise", domain="subgraph.cpu", layouts=("plain", "blocked"))
+def fused(node: Node, low: Lowering) -> None:
+    """Lower a chain of elementwise operators, the inner graph of the node, to one step."""
+    inner = node.subgraph
+    if inner is None:
+        raise Unsupported("a fused chain without its inner graph")
+    operands = [low.given(k) for k in range(len(low.inputs))]
+    e = Expression()
+    try:
+        terms = [e.input(operand.dtype) for operand in operands]
+        results = expand_graph(e, inner, terms)
+    except UnsupportedOpError as error:
+        raise Unsupported(str(error)) from error
+    if len(e.instructions) > MAX_FUSED:
+        raise Unsupported(f"a fused chain of {len(e.instructions)} instructions")
+    keeps = all(n.op_type in _KEEPS_ZERO for n in inner.nodes) or (
+        all(n.op_type in (*_KEEPS_ZERO, "Add", "Sub", "Mul", "Sum") for n in inner.nodes)
+        and all(operand.layout == "blocked" for operand in operands)
+    )
+    emit_expression(
+        low,
+        e,
+        [source(operand) for operand in operands],
+        list(zip(results, low.outputs, strict=True)),
+        keeps_zero=keeps,
+    )
+
+
+MAX_FUSED = 64
