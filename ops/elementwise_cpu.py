@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -35,7 +36,29 @@ TILE = 16384  # elements of a unit: two operands of it stay in the first-level c
 _SMALL = 8192  # fewer elements are not worth a thread
 # Operators whose result is 0 where all blocked inputs are 0: padding channels stay zero.
 _KEEPS_ZERO = frozenset(
-    ["Relu", "LeakyRelu", "PRelu", "HardSwish", "Tanh", "Abs", "Neg", "Sqrt", "Erf", "Gelu", "Swish", "Mish", "Identity", "Elu", "Selu", "Sign", "Floor", "Ceil", "Round", "Sin", "Softsign"]
+    [
+        "Relu",
+        "LeakyRelu",
+        "PRelu",
+        "HardSwish",
+        "Tanh",
+        "Abs",
+        "Neg",
+        "Sqrt",
+        "Erf",
+        "Gelu",
+        "Swish",
+        "Mish",
+        "Identity",
+        "Elu",
+        "Selu",
+        "Sign",
+        "Floor",
+        "Ceil",
+        "Round",
+        "Sin",
+        "Softsign",
+    ]
 )
 
 
@@ -196,14 +219,14 @@ def _blocked(
 def _blocked_source(
     low: Lowering, s: Source, target: Operand, dims: Ints
 ) -> tuple[Operand | Weight, Ints]:
-    images, _, pixels, lanes = dims
+    images, blocks, _, lanes = dims
     channels = target.shape[1]
     shape = (1,) * (len(target.shape) - len(s.shape)) + s.shape
     if s.layout == "blocked":
         if s.shape == target.shape:
             return s.operand, contiguous(dims)
         if s.shape[1] == channels and math.prod(s.shape[2:]) == 1:
-            steps = contiguous((s.shape[0], dims[1], 1, lanes))
+            steps = contiguous((s.shape[0], blocks, 1, lanes))
             return s.operand, (steps[0] if s.shape[0] > 1 else 0, steps[1], 0, 1)
         raise Unsupported(f"blocked shapes {s.shape} and {target.shape} do not broadcast")
     if math.prod(shape) == 1:
@@ -214,7 +237,7 @@ def _blocked_source(
         raise Unsupported(f"plain shape {s.shape} beside blocked {target.shape}")
     if shape[0] == 1 and channels % lanes and isinstance(s.operand, Operand):
         padded = -(-channels // lanes) * lanes
-        weight = low.weight(f"pad_channels{padded}", lambda a: _pad(a, padded), s.operand)
+        weight = low.weight(f"pad_channels{padded}", partial(_pad, size=padded), s.operand)
         return weight, (0, lanes, 0, 1)
     if channels % lanes:
         raise Unsupported(f"{channels} plain channels are no multiple of {lanes}")

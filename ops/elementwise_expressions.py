@@ -131,10 +131,6 @@ def _folded(name: str) -> Expand:
     return expand
 
 
-def _negated(name: str) -> Expand:
-    return lambda e, node, args: e("not", e(name, args[0], args[1]))
-
-
 def _same(e: Expression, node: Node, args: list[Term]) -> Term:
     return args[0]
 
@@ -344,7 +340,28 @@ EXPANSIONS: dict[str, Expand] = {
     "Round": _primitive("rint"),
     **{
         name: _primitive(name.lower())
-        for name in ["Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "Log", "Sigmoid", "Sin", "Sinh", "Softplus", "Sqrt", "Tan", "Tanh"]
+        for name in [
+            "Acos",
+            "Acosh",
+            "Asin",
+            "Asinh",
+            "Atan",
+            "Atanh",
+            "Ceil",
+            "Cos",
+            "Cosh",
+            "Erf",
+            "Exp",
+            "Floor",
+            "Log",
+            "Sigmoid",
+            "Sin",
+            "Sinh",
+            "Softplus",
+            "Sqrt",
+            "Tan",
+            "Tanh",
+        ]
     },
 }
 

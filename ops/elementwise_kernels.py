@@ -55,7 +55,32 @@ HEADER = 6
 # Longer programs keep the registers busy with one vector at a time.
 _UNROLLED_LENGTH, _UNROLL = 6, 4
 _LONG = frozenset(
-    ["exp", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "sin", "cos", "silu", "gelu", "softplus", "pow", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "mod", "fmod"]
+    [
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "sin",
+        "cos",
+        "silu",
+        "gelu",
+        "softplus",
+        "pow",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "mod",
+        "fmod",
+    ]
 )
 
 

@@ -1,6 +1,4 @@
-"""Shapes and strides in pure Python: broadcasting, and merging of dimensions, for shape rules and
-lowerings.
-"""
+"""Shapes and strides in pure Python, for shape rules and lowerings: broadcasting, merging."""
 
 from __future__ import annotations
 
