@@ -77,7 +77,8 @@ class ConstantFolding:
         replaced: dict[Value, Value] = {}
         for value in graph.captures:
             if value in known and value.uses:
-                replaced[value] = _constant_node(value, known[value], value.uses[0].version)
+                version = next((node.version for node in value.uses if not node.domain), 0)
+                replaced[value] = _constant_node(value, known[value], version)
         for node in graph.nodes:
             constant = _constant(node.outputs[0]) if len(node.outputs) == 1 else None
             if constant is not None:

@@ -188,15 +188,13 @@ class _Inference:
         outside: dict[Value, Array | None],
     ) -> list[ValueType | None]:
         """Infer the body until the types that go around hold for every turn; return them."""
-        for at, (value, type_) in enumerate(zip(inputs, types, strict=False)):
-            # A body may take an optional, where the first turn gives what it holds.
-            if value.type is not None and type(value.type) is not type(type_):
-                types[at] = None
         made = [value for inner in body.nodes for value in inner.outputs]
         stated = [value.type for value in made]
         for turn in range(_ROUNDS + 1):
             for value, type_ in zip(inputs, types, strict=False):
-                value.type = type_ if type_ is not None else value.type
+                # A body may take an optional where a turn gives what it holds.
+                if value.type is None or type(value.type) is type(type_):
+                    value.type = type_
             infer_graph(body, strict=self._strict, known=outside)
             after = [
                 _either(before, value.type) if before is not None else value.type
