@@ -45,6 +45,9 @@ from .onnx_file import (
 )
 from .op import Operator
 from .parameters import Parameter, transaction
+from .preprocessing import (
+    Preprocess,
+)
 from .schema import Attribute, Schema
 from .settings import (
     DeviceOptions,
@@ -95,6 +98,7 @@ __all__ = [
     "PartitionError",
     "PassError",
     "Port",
+    "Preprocess",
     "ProfileEntry",
     "QueryResult",
     "RequestCancelledError",

@@ -25,6 +25,8 @@ from subgraph.task_executor import TaskExecutor
 from subgraph.types import TensorType, dtype_of
 
 if TYPE_CHECKING:
+    from subgraph.core import Core
+    from subgraph.device import Device
     from subgraph.weights import StoredWeights
 
 Array = np.ndarray[Any, Any]
@@ -41,6 +43,9 @@ class CompiledModel:
         inputs: Ports of the inputs; those with a default may be left out.
         outputs: Ports of the outputs.
         stored: Weights that came from an exported file, kept for the ops that take them up.
+        metrics: Read-only properties beside the standard ones.
+        pipeline: Stages of asynchronous runs.
+        configs: Configuration by device.
     """
 
     def __init__(
@@ -54,6 +59,8 @@ class CompiledModel:
         pipeline: Sequence[tuple[str, int, int]] = (),
         source: Graph | None = None,
         stored: StoredWeights | None = None,
+        configs: Mapping[str, Mapping[str, Any]] | None = None,
+        core: Core | None = None,
     ) -> None:
         """Make a graph ready to run.
 
@@ -67,6 +74,8 @@ class CompiledModel:
                 stages of the same name share their threads. Empty: one stage.
             source: The graph before the partition, kept for export and to compile again.
             stored: Weights from an exported file.
+            configs: Configuration by device, where several are involved.
+            core: The Core of the devices.
         """
         self.graph = graph
         self.device = device
@@ -74,7 +83,10 @@ class CompiledModel:
         self.stored = stored
         self.source = graph if source is None else source
         self._requests = requests
-        self._metrics = dict(metrics or {})
+        self.metrics: dict[str, Any] = dict(metrics or {})
+        self.pipeline = tuple(pipeline)
+        self.configs = {name: dict(values) for name, values in (configs or {}).items()}
+        self._core = core
         self._signature = Signature(graph)
         self._direct = is_direct(graph)
         self._plan = Plan(graph)
@@ -162,7 +174,7 @@ class CompiledModel:
             if item is None or default is None:
                 continue
             if dtype_of(item) == default.type.dtype and item.shape == default.type.shape:
-                # A stamp that no other array has; negative, so that caches do not take it for newer.
+                # A stamp of its own; negative, so that caches do not take it for newer.
                 stamp = -Parameter.adopt(port.name, item).version
                 states[default] = State(stamp, item)
                 given[position] = None
@@ -224,7 +236,7 @@ class CompiledModel:
     @property
     def execution_devices(self) -> list[str]:
         """Names of the devices that run parts of it, in order of their first node."""
-        found = self._metrics.get("EXECUTION_DEVICES")
+        found = self.metrics.get("EXECUTION_DEVICES")
         if found is not None:
             return list(found)
         devices = ["REFERENCE" if n.op is None else n.op.device for n in self.graph.nodes]
@@ -241,7 +253,7 @@ class CompiledModel:
             "OPTIMAL_NUMBER_OF_INFER_REQUESTS": lambda: self.optimal_requests,
             "EXECUTION_DEVICES": lambda: self.execution_devices,
             "SUPPORTED_PROPERTIES": self._supported,
-            **{key: (lambda value=value: value) for key, value in self._metrics.items()},
+            **{key: (lambda value=value: value) for key, value in self.metrics.items()},
         }
         if name in own:
             return own[name]()
@@ -252,8 +264,12 @@ class CompiledModel:
 
     def _supported(self) -> dict[str, str]:
         names = ["NETWORK_NAME", "OPTIMAL_NUMBER_OF_INFER_REQUESTS", "EXECUTION_DEVICES"]
-        names += ["SUPPORTED_PROPERTIES", *self._metrics, *property_access(self.options)]
+        names += ["SUPPORTED_PROPERTIES", *self.metrics, *property_access(self.options)]
         return dict.fromkeys(names, "RO")
+
+    def known_device(self, name: str) -> Device | None:
+        """Return the device of a region, if the model knows its Core."""
+        return None if self._core is None else self._core.device(name)
 
     def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
         """Write the model, ready to import, to a path (atomically) or a binary stream.

@@ -91,7 +91,7 @@ class Core:
                 device = self.device(name)
             except DeviceError:
                 continue
-            if getattr(device, "is_virtual", False):
+            if device.is_virtual:
                 continue
             ids = list(device.get_property("AVAILABLE_DEVICES"))
             names += [f"{name}.{i}" for i in ids] if len(ids) > 1 else [name]
@@ -156,7 +156,7 @@ class Core:
         device = self.device(name.strip())
         if not colon:
             return device, {}
-        if not getattr(device, "is_virtual", False):
+        if not device.is_virtual:
             raise DeviceError(f"device {name!r} takes no list of devices, got {device_name!r}")
         return device, {"DEVICE_PRIORITIES": rest}
 
@@ -230,7 +230,7 @@ class Core:
         device, extra = self.split(device_name)
         full = {**(config or {}), **extra}
         folder = self._cache_dir(device, full)
-        if folder:
+        if folder and device.caches:
             from subgraph.model_cache import compile_cached
 
             return compile_cached(folder, device, device_name, graph, full, self._compile)
@@ -275,7 +275,12 @@ class Core:
         from subgraph.export import exported_device
 
         device, extra = self.split(device_name or exported_device(source))
-        return device.import_model(source, {**(config or {}), **extra} or None)
+        full = {**(config or {}), **extra} or None
+        own = type(device).import_model is not Device.import_model
+        if own and isinstance(source, (str, PathLike)):
+            with open(source, "rb") as stream:
+                return device.import_model(stream, full)
+        return device.import_model(source, full)
 
 
 def read_model(model: Model) -> Graph:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
 
@@ -24,11 +24,12 @@ from subgraph.settings import (
     property_access,
     resolve_options,
 )
-from subgraph.subgraph_op import DefaultSubgraphOp, SubgraphOp, subgraph_node
+from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
 
 if TYPE_CHECKING:
     from subgraph.core import Core
     from subgraph.selector import Reject
+    from subgraph.weights import StoredWeights
 
 Config = Mapping[str, Any]
 
@@ -54,10 +55,14 @@ class Device:
         core: The Core that it is registered with.
         options_class: Its options, each declared once; a child of `DeviceOptions`.
         fallback: Devices that take the nodes which this one does not, when it is asked for alone.
+        is_virtual: Whether it runs models on other devices, as HETERO does.
+        caches: Whether ``CACHE_DIR`` keeps its compiled models; False leaves that to others.
     """
 
     options_class: ClassVar[type[DeviceOptions]] = DeviceOptions
     fallback: ClassVar[tuple[str, ...]] = ()
+    is_virtual: ClassVar[bool] = False
+    caches: ClassVar[bool] = True
     name: str
     core: Core | None
     _settings: dict[str, Any]
@@ -149,16 +154,31 @@ class Device:
             UnsupportedOpError: a node is not; names and reasons.
             ConfigError: an option is unknown or its value not allowed.
         """
-        options = self.options_for(config)
         require_support(self.query_model(graph, config), graph, self.name)
-        compiled = whole_graph(graph, lambda inner: self._op_for(inner, options))
+        return self.compile_supported(graph, config)
+
+    def compile_supported(self, graph: Graph, config: Config | None = None) -> CompiledModel:
+        """Compile a graph of which `query_model` has said that all nodes are supported."""
+        options = self.options_for(config)
+        compiled = whole_graph(graph, self.name, lambda inner: self._op_for(inner, options))
+        return self._model(compiled, options, source=graph)
+
+    def _model(
+        self,
+        compiled: Graph,
+        options: Any,
+        source: Graph | None = None,
+        stored: StoredWeights | None = None,
+    ) -> CompiledModel:
         return CompiledModel(
             compiled,
             device=self.name,
             options=options,
             requests=self.optimal_requests(options),
             metrics={"EXECUTION_DEVICES": [self.name]},
-            source=graph,
+            source=source,
+            stored=stored,
+            core=self.core,
         )
 
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
@@ -166,6 +186,36 @@ class Device:
         if op.device == SubgraphOp.device:
             op.device = self.name
         return op
+
+    def region_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        """Return what runs a region of an imported model; its nodes are known to be supported."""
+        return self._op_for(graph, options)
+
+    def import_graph(
+        self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights
+    ) -> CompiledModel:
+        """Return the model of a partitioned graph that came from a file of this device."""
+        options = self.options_for(config)
+        for node in graph.nodes:
+            if node.subgraph is not None and AFFINITY in (node.metadata or {}):
+                node.op = self.region_op(node.subgraph, options)
+        return self._model(graph, options, stored=stored)
+
+    def recompile(self, graph: Graph, config: Config) -> CompiledModel:
+        """Compile the graph of a file that does not fit as it is."""
+        return self.compile_model(graph, config)
+
+    def peer_named(self, name: str) -> Device:
+        """Return this or another device by name.
+
+        Raises:
+            DeviceError: there is none.
+        """
+        if name == self.name:
+            return self
+        if self.core is None:
+            raise DeviceError(f"device {self.name} does not know device {name!r}")
+        return self.core.device(name)
 
     def import_model(
         self, stream: str | PathLike[str] | IO[bytes], config: Config | None = None
@@ -322,7 +372,7 @@ def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> 
     )
 
 
-def whole_graph(graph: Graph, make_op: Any) -> Graph:
+def whole_graph(graph: Graph, device: str, make_op: Callable[[Graph], SubgraphOp]) -> Graph:
     """Return a graph that does the same by one subgraph node with the op ``make_op(inner)``.
 
     The inner graph's inputs are the graph's, then its other parameters. A graph without nodes is
@@ -338,7 +388,13 @@ def whole_graph(graph: Graph, make_op: Any) -> Graph:
     outer_outputs = inner.outputs
     inner.inputs = (*inner.inputs, *weights)
     inner.outputs = tuple(outputs)
-    node = subgraph_node(inner, make_op(inner), graph.name, inputs=list(sources.values()))
+    node = subgraph_node(
+        inner,
+        make_op(inner),
+        graph.name,
+        inputs=list(sources.values()),
+        metadata={AFFINITY: device},
+    )
     for value, source in zip(node.outputs, outputs, strict=True):
         value.name = source.name
     made = {**sources, **dict(zip(outputs, node.outputs, strict=True))}

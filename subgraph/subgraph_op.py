@@ -22,6 +22,8 @@ from subgraph.weights import WeightCache
 Array = np.ndarray[Any, Any]
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
+# Key of a node's metadata: the device that runs it; set by hand, or by who compiled it.
+AFFINITY = "affinity"
 
 
 @attrs.frozen
@@ -148,6 +150,9 @@ class SubgraphOp:
     def session(self) -> Session:
         """Return a new session; each request has one for each of its subgraph nodes."""
         return Session(self)
+
+    def prepare(self) -> None:
+        """Make what can be made before the first run; an export writes the weights made here."""
 
 
 class DefaultSubgraphOp(SubgraphOp):

@@ -69,12 +69,12 @@ class WeightEntry:
 
     __slots__ = (
         "__weakref__",
-        "_align",
         "_cached",
         "_lock",
         "_make",
         "_newest",
         "_older",
+        "align",
         "hits",
         "made",
         "parameters",
@@ -92,7 +92,7 @@ class WeightEntry:
         self.made = 0
         self.redone = 0
         self._make = make
-        self._align = align
+        self.align = align
         self._lock = threading.Lock()
         self._cached: tuple[int, Array] | None = None  # epoch, newest result
         self._newest: tuple[tuple[int, ...], Array] | None = None
@@ -147,7 +147,7 @@ class WeightEntry:
         else:
             self.redone += 1
             _totals.redone += 1
-        return _sealed(result, self._align)
+        return _sealed(result, self.align)
 
     def _keep(self, versions: tuple[int, ...], result: Array) -> None:
         newest = self._newest
@@ -165,7 +165,7 @@ class WeightEntry:
         versions = tuple(p.version for p in self.parameters)
         with self._lock:
             if self._newest is None:
-                self._newest = (versions, _sealed(result, self._align))
+                self._newest = (versions, _sealed(result, self.align))
 
     @property
     def bytes(self) -> int:

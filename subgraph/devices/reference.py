@@ -23,7 +23,11 @@ class ReferenceDevice(Device):
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Prepare the graph as it is: the default executor walks it node by node."""
         return CompiledModel(
-            graph.clone(), device=self.name, options=self.options_for(config), source=graph
+            graph.clone(),
+            device=self.name,
+            options=self.options_for(config),
+            source=graph,
+            core=self.core,
         )
 
     def metrics(self) -> dict[str, Any]:

@@ -1,0 +1,222 @@
+"""The container of exported models: one file of a checked header and a checked body.
+
+Layout, little endian: magic, format version, header length, body length, SHA-256 of these and the
+header; then the header (JSON, padded with spaces so that the body is aligned), then the body. Every
+byte is covered by a checksum, so a damaged file is known before anything in it is used. The body
+is summed at memory speed: see `digest`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from subgraph.errors import BlobError
+
+MAGIC = b"\x89SUBGRPH"
+VERSION = 1
+ALIGN = 64
+_LARGE, _ALIGN_LARGE = 1 << 20, 4096
+_FIXED = struct.Struct("<8sIIQQ")  # magic, version, reserved, header length, body length
+_PROLOGUE = _FIXED.size + 32
+_ROW = 512  # words of 8 bytes
+_HEADER_LIMIT = 1 << 28
+
+Buffer = bytes | mmap.mmap | memoryview
+
+
+def digest(data: Any) -> str:
+    """Return a checksum of a buffer, made at memory speed.
+
+    The buffer is a table of 64-bit words in rows of 4 KB; the sums of all rows and columns, modulo
+    2^64, go through BLAKE2. Any change of one word, and any exchange of words or rows,
+    changes a sum. It finds damage; it does not defend against forgery.
+    """
+    words = np.frombuffer(data, np.uint8)
+    whole = words.size - words.size % (8 * _ROW)
+    table = words[:whole].view(np.uint64).reshape(-1, _ROW)
+    state = hashlib.blake2b(digest_size=16)
+    state.update(struct.pack("<Q", words.size))
+    step = 1 << 12  # 16 MB at a time stays near the cache
+    for begin in range(0, len(table), step):
+        part = table[begin : begin + step]
+        state.update(np.add.reduce(part, axis=1))
+        state.update(np.add.reduce(part, axis=0))
+    state.update(words[whole:])
+    return state.hexdigest()
+
+
+class BlobWriter:
+    """Collects the parts of a file, then writes it."""
+
+    def __init__(self) -> None:
+        """Start an empty file."""
+        self._parts: list[memoryview] = []
+        self._size = 0
+
+    def add(self, data: Any) -> dict[str, int]:
+        """Add a part; return where it lies in the body."""
+        view = memoryview(data).cast("B")
+        align = _ALIGN_LARGE if len(view) >= _LARGE else ALIGN
+        gap = -self._size % align
+        if gap:
+            self._parts.append(memoryview(bytes(gap)))
+        place = {"offset": self._size + gap, "size": len(view)}
+        self._parts.append(view)
+        self._size += gap + len(view)
+        return place
+
+    def write(self, header: Mapping[str, Any], target: str | os.PathLike[str] | IO[bytes]) -> None:
+        """Write the file to a path, whole or not at all, or to a binary stream.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        body = b"".join(self._parts)
+        full = {**header, "body": {"size": len(body), "digest": digest(body)}}
+        text = json.dumps(full, sort_keys=True).encode()
+        text += b" " * (-(_PROLOGUE + len(text)) % _ALIGN_LARGE)
+        fixed = _FIXED.pack(MAGIC, VERSION, 0, len(text), len(body))
+        checksum = hashlib.sha256(fixed + text).digest()
+        pieces = [fixed, checksum, text, body]
+        if isinstance(target, (str, os.PathLike)):
+            write_atomically(target, pieces)
+        else:
+            for piece in pieces:
+                target.write(piece)
+
+
+def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
+    """Write a file under another name and rename it when it is complete."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "xb") as stream:
+            for piece in pieces:
+                stream.write(piece)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+class BlobReader:
+    """An opened and checked file."""
+
+    def __init__(self, source: str | os.PathLike[str] | IO[bytes]) -> None:
+        """Open a path (its body is mapped) or read a binary stream, and check every byte.
+
+        Raises:
+            BlobError: the file is damaged or no exported model; what does not fit.
+            OSError: it cannot be read.
+        """
+        self.name = _name(source)
+        data = _opened(source)
+        self.header, start, size = _checked_header(data, self.name)
+        self._body = memoryview(data)[start : start + size]
+        told = self.header.get("body")
+        expected = cast(dict[str, Any], told) if isinstance(told, dict) else {}
+        if expected.get("size") != size or expected.get("digest") != digest(self._body):
+            raise BlobError(f"{self.name} is damaged: the checksum of its content does not fit")
+
+    def part(self, place: Any) -> memoryview:
+        """Return the bytes of a part; no copy.
+
+        Raises:
+            BlobError: the place is not inside the body.
+        """
+        offset, size = integer(place, "offset"), integer(place, "size")
+        if offset < 0 or size < 0 or offset + size > len(self._body):
+            raise BlobError(f"{self.name} is damaged: a part lies outside of the file")
+        return self._body[offset : offset + size]
+
+
+def integer(table: Any, key: str) -> int:
+    """Return an integer entry of a table of the header.
+
+    Raises:
+        BlobError: it is none.
+    """
+    found = cast(dict[str, Any], table).get(key) if isinstance(table, dict) else None
+    if not isinstance(found, int):
+        raise BlobError(f"the header is damaged: {key!r} is no number")
+    return found
+
+
+def read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
+    """Return the checked header alone; a stream is put back to where it was.
+
+    Raises:
+        BlobError: the file is damaged or no exported model.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        return _checked_header(_opened(source), _name(source))[0]
+    if not source.seekable():
+        raise BlobError("say the device to import for: the stream cannot be read twice")
+    position = source.tell()
+    try:
+        return _checked_header(_opened(source), _name(source))[0]
+    finally:
+        source.seek(position)
+
+
+def _name(source: Any) -> str:
+    if isinstance(source, (str, os.PathLike)):
+        return repr(os.fspath(cast("str | os.PathLike[str]", source)))
+    return repr(getattr(source, "name", "stream"))
+
+
+def _opened(source: str | os.PathLike[str] | IO[bytes]) -> bytes | mmap.mmap:
+    if not isinstance(source, (str, os.PathLike)):
+        data = source.read()
+        if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BlobError("the stream is open for text; open it for bytes ('rb')")
+        return data
+    with open(os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise BlobError(f"{_name(source)} is not a regular file")
+        if os.fstat(file.fileno()).st_size == 0:
+            return b""
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _checked_header(data: bytes | mmap.mmap, name: str) -> tuple[dict[str, Any], int, int]:
+    """Return the header, and where the body begins and how long it is."""
+    if len(data) < _PROLOGUE or data[: len(MAGIC)] != MAGIC:
+        raise BlobError(f"{name} is no exported model of Subgraph, or its beginning is damaged")
+    fixed = data[: _FIXED.size]
+    _, version, reserved, header_size, body_size = _FIXED.unpack(fixed)
+    if version != VERSION or reserved:
+        raise BlobError(
+            f"{name} has format {version}.{reserved}, this version reads {VERSION}.0; "
+            "export the model anew"
+        )
+    start = _PROLOGUE + header_size
+    if header_size > _HEADER_LIMIT or start + body_size != len(data):
+        raise BlobError(
+            f"{name} is damaged: it has {len(data)} bytes, its header states {start + body_size}"
+        )
+    text = data[_PROLOGUE:start]
+    if hashlib.sha256(fixed + text).digest() != data[_FIXED.size : _PROLOGUE]:
+        raise BlobError(f"{name} is damaged: the checksum of its header does not fit")
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise BlobError(f"{name} is damaged: its header cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise BlobError(f"{name} is damaged: its header is no table")
+    return cast(dict[str, Any], header), start, body_size

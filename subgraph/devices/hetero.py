@@ -1,0 +1,361 @@
+"""HETERO: one model over several devices, cut by the partition mechanism.
+
+"HETERO:A,B,C": every node goes to the first device that supports it, or to the one that its
+``metadata["affinity"]`` names. For each device a property whose selector is "the node's affinity is
+this device" cuts the regions by the ``hetero`` strategy; what replaces a region is the device's
+compiled model. Nodes of REFERENCE stay as they are: the default executor runs them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from subgraph.compiled_model import CompiledModel
+from subgraph.device import Config, Device, QueryResult, require_support
+from subgraph.devices._virtual import VirtualDevice, listed, split_config
+from subgraph.devices.reference import ReferenceDevice
+from subgraph.errors import ConfigError, DeviceError
+from subgraph.export import region_nodes
+from subgraph.graph import Graph, Node
+from subgraph.model_op import CompiledModelOp
+from subgraph.pass_manager import apply_pass
+from subgraph.placement import Link, place_by_cost, transfers, value_bytes
+from subgraph.profiles import read_profile
+from subgraph.property import SubgraphProperty
+from subgraph.registry import nearest
+from subgraph.selector import SubgraphSelector
+from subgraph.settings import DeviceOptions, option
+from subgraph.subgraph_op import AFFINITY, subgraph_node
+
+if TYPE_CHECKING:
+    from subgraph.weights import StoredWeights
+
+_log = logging.getLogger("subgraph")
+
+
+@attrs.frozen
+class HeteroOptions(DeviceOptions):
+    """Options of HETERO; those of its devices are given under their names."""
+
+    DEVICE_PRIORITIES: str = option("", "devices in order of priority, separated by commas")
+    PLACEMENT: str = option(
+        "PRIORITY", "by priority, or by measured times", values=("PRIORITY", "COST")
+    )
+    PROFILE: str = option("", "file with measured times, for PLACEMENT=COST")
+    TRANSFER_LATENCY: float = option(1e-6, "seconds that one transfer takes", minimum=0)
+    TRANSFER_BANDWIDTH: float = option(5e9, "bytes/s between devices", minimum=1)
+    RUNTIME_FALLBACK: bool = option(
+        True, "run a region on the next device that can when its own fails"
+    )
+    PIPELINE: bool = option(True, "overlap the devices' stages of different requests")
+
+
+class HeteroDevice(VirtualDevice):
+    """Several devices as one."""
+
+    options_class = HeteroOptions
+
+    def supported_config(self, config: Config | None) -> tuple[HeteroOptions, list[Device]]:
+        """Return the options and the devices in order of priority."""
+        own = {k: v for k, v in (config or {}).items() if k in attrs.fields_dict(HeteroOptions)}
+        options: HeteroOptions = self.options_for(own)
+        devices = [self.peer(name) for name in listed(options.DEVICE_PRIORITIES, self.name)]
+        _split_config(config or {}, options, devices)
+        return options, devices
+
+    def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
+        """Return for each node the device that would run it."""
+        options, devices = self.supported_config(config)
+        configs = _split_config(config or {}, options, devices)
+        return self._affinities(graph, devices, configs, options)
+
+    def _affinities(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+    ) -> QueryResult:
+        placed, reasons = by_priority(graph, devices, configs)
+        if options.PLACEMENT == "COST":
+            placed.update(self._by_cost(graph, devices, configs, options, placed))
+        self._by_hand(graph, devices, configs, placed)
+        left = {name: text for name, text in reasons.items() if name not in placed}
+        return QueryResult(placed, left)
+
+    def _by_cost(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+        placed: Mapping[str, str],
+    ) -> dict[str, str]:
+        if not options.PROFILE:
+            raise ConfigError(
+                "PLACEMENT=COST needs PROFILE: a file that `subgraph profile` or "
+                "subgraph.profiles.measure wrote"
+            )
+        times = read_profile(options.PROFILE)
+        names = [device.name for device in devices]
+        usable: dict[str, dict[str, float]] = {name: {} for name in names}
+        for device in devices:
+            supported = device.query_model(graph, configs[device.name] or None)
+            known = times.get(device.name, {})
+            usable[device.name] = {n: known[n] for n in supported if n in known}
+        fixed = {n: d for n, d in placed.items() if not any(n in row for row in usable.values())}
+        link = Link(options.TRANSFER_LATENCY, options.TRANSFER_BANDWIDTH)
+        found = place_by_cost(graph, names, usable, link, fixed)
+        return {name: device for name, device in found.items() if name in placed}
+
+    def _by_hand(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        placed: dict[str, str],
+    ) -> None:
+        """Let nodes go where their metadata says, if the device there supports them."""
+        supported: dict[str, Mapping[str, str]] = {}
+        refused: dict[str, list[str]] = {}
+        for node in graph.nodes:
+            wanted = (node.metadata or {}).get(AFFINITY)
+            if wanted is None or placed.get(node.name) == wanted:
+                continue
+            if wanted not in supported:
+                supported[wanted] = self._query_by_hand(graph, wanted, node, devices, configs)
+            if node.name in supported[wanted]:
+                placed[node.name] = wanted
+            else:
+                refused.setdefault(wanted, []).append(node.name)
+        for device, nodes in refused.items():
+            _log.warning(
+                "%d nodes of %r have affinity %s, which does not support them: %s%s",
+                len(nodes),
+                graph.name,
+                device,
+                ", ".join(nodes[:5]),
+                ", ..." if len(nodes) > 5 else "",
+            )
+
+    def _query_by_hand(
+        self,
+        graph: Graph,
+        wanted: str,
+        node: Node,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+    ) -> Mapping[str, str]:
+        try:
+            device = self.peer(wanted)
+        except DeviceError as error:
+            names = [device.name for device in devices]
+            raise ConfigError(
+                f"node {node.name!r} has affinity {wanted!r}; {nearest(wanted, names)}: {error}"
+            ) from error
+        return device.query_model(graph, configs.get(wanted) or None)
+
+    def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
+        """Cut the graph and compile each region on its device, several at a time.
+
+        Raises:
+            UnsupportedOpError: no device in the list supports a node.
+            ConfigError: an option is unknown to HETERO and its devices.
+        """
+        options, devices = self.supported_config(config)
+        configs = _split_config(config or {}, options, devices)
+        work = graph.clone()
+        self._assign(work, devices, configs, options)
+        names = dict.fromkeys((*(d.name for d in devices), *_affinities_in(work)))
+        all_devices = [self.peer(name) for name in names]
+        cut = _cut(work, all_devices)
+        _compile_regions(cut, all_devices, configs, options)
+        return self._finished(cut, options, configs, source=graph)
+
+    def _assign(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+    ) -> None:
+        """Write the device of every node, bodies included, into its metadata."""
+        work = [graph]
+        while work:
+            current = work.pop()
+            placed = self._affinities(current, devices, configs, options)
+            require_support(placed, current, f"HETERO:{','.join(d.name for d in devices)}")
+            for node in current.nodes:
+                node.metadata = {**(node.metadata or {}), AFFINITY: placed[node.name]}
+                if node.attrs and isinstance(self.peer(placed[node.name]), ReferenceDevice):
+                    work.extend(node.bodies)
+
+    def _finished(
+        self,
+        cut: Graph,
+        options: HeteroOptions,
+        configs: Mapping[str, Config],
+        source: Graph | None = None,
+        stored: StoredWeights | None = None,
+    ) -> CompiledModel:
+        homes = {node: (node.metadata or {}).get(AFFINITY, "REFERENCE") for node in cut.nodes}
+        moved = transfers(cut, homes)
+        return CompiledModel(
+            cut,
+            device=f"{self.name}:{options.DEVICE_PRIORITIES}",
+            options=options,
+            requests=len(set(homes.values())),
+            metrics={
+                "EXECUTION_DEVICES": list(dict.fromkeys(homes.values())),
+                "TRANSFERS": len(moved),
+                "TRANSFER_BYTES": sum(value_bytes(value) for value, _, _ in moved),
+                "NUMBER_OF_SUBGRAPHS": len(_regions(cut)),
+            },
+            pipeline=_stages(cut, homes) if options.PIPELINE else (),
+            source=source,
+            stored=stored,
+            configs=configs,
+            core=self.core,
+        )
+
+    def import_graph(
+        self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights
+    ) -> CompiledModel:
+        """Return the model of a graph that was cut before."""
+        options, devices = self.supported_config(config)
+        configs = _split_config(config, options, devices)
+        names = dict.fromkeys((*(d.name for d in devices), *_affinities_in(graph)))
+        _compile_regions(graph, [self.peer(name) for name in names], configs, options)
+        return self._finished(graph, options, configs, stored=stored)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics."""
+        return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices as one"}
+
+
+def by_priority(
+    graph: Graph, devices: Sequence[Device], configs: Mapping[str, Config]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Give each node to the first device that supports it; also say why the others refused."""
+    placed: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    for device in devices:
+        if len(placed) == len(graph.nodes):
+            break
+        found = device.query_model(graph, configs.get(device.name) or None)
+        for name, owner in found.items():
+            placed.setdefault(name, owner)
+        for name, reason in getattr(found, "reasons", {}).items():
+            text = f"{device.name}: {reason}"
+            reasons[name] = f"{reasons[name]}; {text}" if name in reasons else text
+    return placed, reasons
+
+
+def _split_config(
+    config: Config, options: HeteroOptions, devices: Sequence[Device]
+) -> dict[str, dict[str, Any]]:
+    own = attrs.fields_dict(HeteroOptions)
+    rest = {key: value for key, value in config.items() if key != "CACHE_DIR"}
+    out = split_config(rest, own, devices, "HETERO")
+    if options.ENABLE_PROFILING:
+        for device in devices:
+            if "ENABLE_PROFILING" in device.get_property("SUPPORTED_PROPERTIES"):
+                out[device.name].setdefault("ENABLE_PROFILING", True)
+    return out
+
+
+def _affinities_in(graph: Graph) -> Iterable[str]:
+    for node in graph.nodes:
+        yield (node.metadata or {})[AFFINITY]
+
+
+class AffinitySelector(SubgraphSelector):
+    """Takes the nodes whose affinity is one device."""
+
+    def __init__(self, device: str) -> None:
+        """Select for ``device``."""
+        self._device = device
+
+    def select(self, node: Node) -> bool:
+        """Return whether the node goes to the device."""
+        return (node.metadata or {}).get(AFFINITY) == self._device
+
+    def select_input(self, node: Node, input_node: Node) -> bool:
+        """Return whether the producer goes there too."""
+        return self.select(input_node)
+
+    def select_output(self, node: Node, output_node: Node) -> bool:
+        """Return whether the consumer goes there too."""
+        return self.select(output_node)
+
+
+class AffinityProperty(SubgraphProperty):
+    """Replaces the regions of one device by nodes that the device is to compile."""
+
+    def __init__(self, device: str) -> None:
+        """Cut for ``device``."""
+        self._device = device
+
+    def create_subgraph_selector(self) -> SubgraphSelector:
+        """Return a selector of the device's nodes."""
+        return AffinitySelector(self._device)
+
+    def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node:
+        """Return a node that the default executor would run; its op comes after the cut."""
+        name = f"{self._device}_{subgraph_id}"
+        return subgraph_node(subgraph, name=name, metadata={AFFINITY: self._device})
+
+
+def _cut(graph: Graph, devices: Sequence[Device]) -> Graph:
+    properties = [AffinityProperty(d.name) for d in devices if not isinstance(d, ReferenceDevice)]
+    if not properties:
+        return graph
+    graph.attrs["subgraph_property"] = properties
+    cut = apply_pass(graph, "PartitionGraph", strategy="hetero")
+    cut.attrs.pop("subgraph_property", None)
+    return cut
+
+
+def _regions(graph: Graph) -> list[Node]:
+    return [node for node in region_nodes(graph) if AFFINITY in (node.metadata or {})]
+
+
+def _compile_regions(
+    graph: Graph,
+    devices: Sequence[Device],
+    configs: Mapping[str, Config],
+    options: HeteroOptions,
+) -> None:
+    by_name = {device.name: device for device in devices}
+    regions = _regions(graph)
+
+    def compile_one(node: Node) -> None:
+        assert node.subgraph is not None, "_regions picked it"
+        device = by_name[(node.metadata or {})[AFFINITY]]
+        others = [d for d in devices if d is not device] if options.RUNTIME_FALLBACK else []
+        node.op = CompiledModelOp.make(node.subgraph, device, others, configs)
+
+    if len(regions) < 2:
+        for node in regions:
+            compile_one(node)
+        return
+    with ThreadPoolExecutor(min(len(regions), 8), "subgraph-compile") as pool:
+        for _ in pool.map(compile_one, regions):
+            pass
+
+
+def _stages(graph: Graph, homes: Mapping[Node, str]) -> list[tuple[str, int, int]]:
+    """Return runs of consecutive nodes of one device."""
+    stages: list[tuple[str, int, int]] = []
+    for position, node in enumerate(graph.nodes):
+        home = homes[node]
+        if stages and stages[-1][0] == home:
+            stages[-1] = (home, stages[-1][1], position + 1)
+        else:
+            stages.append((home, position, position + 1))
+    return stages

@@ -1,0 +1,390 @@
+"""Exported models: ``model.export_model`` writes one file, ``core.import_model`` reads it back.
+
+The file (see `subgraph.blob`) holds the partitioned graph as ONNX, the weights and what the devices
+made of them, aligned so that an import maps them, and a record of devices, options and versions. An
+import checks all of it. What does not fit this machine or version is compiled anew from the stored
+graph, if that is allowed. Nothing of a file is executed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import attrs
+import numpy as np
+
+from subgraph._version import __version__
+from subgraph.blob import BlobReader, BlobWriter, integer, read_header
+from subgraph.compiled_model import CompiledModel
+from subgraph.errors import BlobError, ConfigError, DeviceError, ModelError, SubgraphError
+from subgraph.executor import all_parameters
+from subgraph.graph import Graph, Node, Value, copy_node, copy_value
+from subgraph.parameters import Parameter, transaction
+from subgraph.settings import DeviceOptions, property_access
+from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp
+from subgraph.types import dtype_of, numpy_dtype
+from subgraph.weights import StoredWeights
+
+if TYPE_CHECKING:
+    import onnx
+
+    from subgraph.device import Config, Device
+
+Array = np.ndarray[Any, Any]
+Source = str | PathLike[str] | IO[bytes]
+_INLINE_BELOW = 1024
+# Dtypes whose bytes in an array are not those of the file.
+_NOT_RAW = ("string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn")
+ALLOW_RECOMPILE = "ALLOW_RECOMPILE"
+
+
+def region_nodes(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes of a graph and its bodies that a device compiled."""
+    work = [graph]
+    while work:
+        current = work.pop()
+        for node in current.nodes:
+            if node.subgraph is not None:
+                yield node
+            elif node.attrs:
+                work.extend(node.bodies)
+
+
+def export_model(model: CompiledModel, target: Source) -> None:
+    """Write a compiled model: see `CompiledModel.export_model`."""
+    for node in region_nodes(model.graph):
+        if AFFINITY not in (node.metadata or {}) and type(node.op) is not DefaultSubgraphOp:
+            raise BlobError(
+                f"node {node.name!r} runs by {type(node.op).__name__}, which no device made; only "
+                "what devices compiled can be exported. Save the graph with sg.save instead"
+            )
+    writer = BlobWriter()
+    with transaction():  # no parameter changes while weights and what was made of them are written
+        names, model_part, weights = _add_graph(writer, model.graph)
+        packed = _add_packed(writer, model.graph, names)
+    header = {
+        "renamed": any(name != p.name for p, name in names.items()),
+        "subgraph": __version__,
+        "byteorder": sys.byteorder,
+        "name": model.name,
+        "device": model.device,
+        "options": _plain_options(model.options),
+        "configs": model.configs,
+        "metrics": {k: v for k, v in model.metrics.items() if _is_plain(v)},
+        "capability": {name: _capability(model, name) for name in _devices_of(model)},
+        "inputs": [[port.name, str(port.type or "?")] for port in model.inputs],
+        "outputs": [[port.name, str(port.type or "?")] for port in model.outputs],
+        "requests": model.optimal_requests,
+        "pipeline": [list(stage) for stage in model.pipeline],
+        "model": model_part,
+        "weights": weights,
+        "packed": packed,
+    }
+    writer.write(header, target)
+
+
+def _plain_options(options: DeviceOptions) -> dict[str, Any]:
+    access = property_access(options)
+    return {key: value for key, value in attrs.asdict(options).items() if access[key] == "RW"}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(v) for v in cast(Sequence[Any], value))
+    return isinstance(value, (str, int, float, bool))
+
+
+def _devices_of(model: CompiledModel) -> list[str]:
+    found = dict.fromkeys((n.metadata or {}).get(AFFINITY, "") for n in region_nodes(model.graph))
+    return [name for name in found if name]
+
+
+def _capability(model: CompiledModel, name: str) -> dict[str, str]:
+    device = model.known_device(name)
+    return {} if device is None else device.capability()
+
+
+def _add_graph(
+    writer: BlobWriter, graph: Graph
+) -> tuple[dict[Parameter, str], dict[str, int], dict[str, Any]]:
+    """Add the graph and its weights; return the parameters' names in the file, and the places."""
+    from subgraph.onnx_proto import tensor_to_proto
+    from subgraph.onnx_writer import GraphWriter
+
+    by_array = {id(p.published.array): p for p in all_parameters(graph)}
+    converted = GraphWriter(graph)
+    proto = converted.model()
+    names: dict[Parameter, str] = {}
+    weights: dict[str, Any] = {}
+    for name, array in converted.weights:
+        parameter = by_array.get(id(array))
+        if parameter is not None:
+            names[parameter] = name
+        if array.nbytes < _INLINE_BELOW or dtype_of(array) in _NOT_RAW:
+            proto.graph.initializer.append(tensor_to_proto(array, name))
+            continue
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        weights[name] = writer.add(raw)
+        _add_placeholder(proto, name, array)
+    return names, writer.add(proto.SerializeToString()), weights
+
+
+def _add_placeholder(proto: onnx.ModelProto, name: str, array: Array) -> None:
+    import onnx
+
+    from subgraph.types import ONNX_DTYPE
+
+    tensor = proto.graph.initializer.add(
+        name=name,
+        data_type=ONNX_DTYPE[dtype_of(array)],
+        dims=array.shape,
+        data_location=onnx.TensorProto.EXTERNAL,
+    )
+    tensor.external_data.add(key="location", value="weights")
+
+
+def _add_packed(
+    writer: BlobWriter, graph: Graph, names: Mapping[Parameter, str]
+) -> list[dict[str, Any]]:
+    """Add what the regions made of their weights."""
+    packed: list[dict[str, Any]] = []
+    seen: set[int] = set()
+    for node in region_nodes(graph):
+        if node.op is None:
+            continue
+        node.op.prepare()
+        for entry in node.op.weights:
+            known = all(p in names for p in entry.parameters)
+            if id(entry) in seen or not known or not entry.parameters:
+                continue
+            seen.add(id(entry))
+            array = entry.get()
+            if dtype_of(array) in _NOT_RAW or entry.bytes == 0:
+                continue
+            packed.append(
+                {
+                    "recipe": entry.recipe,
+                    "parameters": [names[p] for p in entry.parameters],
+                    "align": entry.align,
+                    "dtype": dtype_of(array),
+                    "shape": list(array.shape),
+                    "place": writer.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8)),
+                }
+            )
+    return packed
+
+
+def exported_device(source: Source) -> str:
+    """Return the device string that a file was compiled for.
+
+    Raises:
+        BlobError: the file is damaged or no exported model.
+    """
+    device = read_header(source).get("device")
+    if not isinstance(device, str) or not device:
+        raise BlobError("the file does not say its device; name one")
+    return device.partition(":")[0]
+
+
+def import_model(
+    device: Device,
+    source: Source,
+    config: Config | None,
+    parameters: Mapping[str, Parameter] | None = None,
+) -> CompiledModel:
+    """Read a model: see `Device.import_model`.
+
+    With ``parameters`` the model is built on these, by name, which hold what the file holds.
+    """
+    asked = dict(config or {})
+    allowed = asked.pop(ALLOW_RECOMPILE, True)
+    reader = BlobReader(source)
+    try:
+        device = _importer(device, str(reader.header.get("device")))
+        return _imported(device, reader, asked, bool(allowed), parameters)
+    except (BlobError, ConfigError):
+        raise
+    except (SubgraphError, ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+        raise BlobError(
+            f"{reader.name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _importer(device: Device, told: str) -> Device:
+    """Return HETERO for a file of a device that needed its fallback, else the device."""
+    if device.fallback and told == f"HETERO:{','.join((device.name, *device.fallback))}":
+        return device.peer_named("HETERO")
+    return device
+
+
+def _imported(
+    device: Device,
+    reader: BlobReader,
+    config: dict[str, Any],
+    allowed: bool,
+    parameters: Mapping[str, Parameter] | None,
+) -> CompiledModel:
+    header = reader.header
+    if header.get("byteorder") != sys.byteorder:
+        raise BlobError(f"{reader.name} was written on a machine of another byte order")
+    graph = _read_graph(reader)
+    if parameters is not None:
+        if header.get("renamed") is not False:
+            raise BlobError(f"{reader.name} names its weights otherwise than the graph")
+        graph = _rebound(graph, parameters)
+    problems = _problems(device, header)
+    stored_options = _table(header, "options")
+    options = {
+        k: v for k, v in stored_options.items() if k in property_access(device.options_class)
+    }
+    merged = {**options, **_table(header, "configs"), **config}
+    if problems:
+        if not allowed:
+            raise BlobError(f"{reader.name} does not fit: {'; '.join(problems)}")
+        return device.recompile(without_regions(graph), merged)
+    stored = _stored_weights(reader, graph)
+    return device.import_graph(graph, merged, header, stored)
+
+
+def _problems(device: Device, header: Mapping[str, Any]) -> list[str]:
+    """Return what of this machine and version differs from the file's."""
+    problems: list[str] = []
+    if header.get("subgraph") != __version__:
+        problems.append(f"made by Subgraph {header.get('subgraph')}, this is {__version__}")
+    told = str(header.get("device", ""))
+    if told.partition(":")[0] != device.name:
+        problems.append(f"compiled for {told}, not for {device.name}")
+    for name, capability in _table(header, "capability").items():
+        try:
+            now = device.peer_named(name).capability()
+        except DeviceError as error:
+            problems.append(str(error))
+            continue
+        was = cast(dict[str, str], capability)
+        changed = [f"{k} {was.get(k)!r}, here {now.get(k)!r}" for k in now if was.get(k) != now[k]]
+        if changed:
+            problems.append(f"compiled for another {name}: {', '.join(changed)}")
+    return problems
+
+
+def _table(header: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = header.get(key)
+    if not isinstance(found, dict):
+        raise BlobError(f"the header is damaged: {key!r} is no table")
+    return cast(dict[str, Any], found)
+
+
+def _read_graph(reader: BlobReader) -> Graph:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    from subgraph.onnx_file import paused_gc
+    from subgraph.onnx_reader import GraphReader
+    from subgraph.onnx_tensors import TensorReader
+    from subgraph.type_inference import infer_graph
+
+    places = _table(reader.header, "weights")
+
+    class Mapped(TensorReader):
+        """Finds weights in the file."""
+
+        def _external(self, proto: onnx.TensorProto, dtype: str, shape: tuple[int, ...]) -> Array:
+            if proto.name not in places:
+                raise BlobError(f"{reader.name} is damaged: weight {proto.name!r} is missing")
+            return _array(reader, places[proto.name], dtype, shape)
+
+    try:
+        with paused_gc():
+            proto = onnx.ModelProto.FromString(bytes(reader.part(reader.header.get("model"))))
+            graph = GraphReader(proto, Mapped(), "inline").read()
+            infer_graph(graph, strict=False)
+            return graph
+    except (DecodeError, ModelError) as error:
+        raise BlobError(f"{reader.name}: its graph cannot be read: {error}") from error
+
+
+def _array(reader: BlobReader, place: Any, dtype: str, shape: Sequence[int]) -> Array:
+    held = numpy_dtype(dtype)
+    size = held.itemsize
+    for dim in shape:
+        size *= dim
+    if integer(place, "size") != size or held.hasobject:
+        raise BlobError(f"{reader.name} is damaged: a weight has another size than its type")
+    array = np.frombuffer(reader.part(place), np.uint8).view(held).reshape(tuple(shape))
+    array.flags.writeable = False
+    return array
+
+
+def _stored_weights(reader: BlobReader, graph: Graph) -> StoredWeights:
+    by_name = {p.name: p for p in all_parameters(graph)}
+    stored = StoredWeights()
+    packed = reader.header.get("packed")
+    for item in cast(list[dict[str, Any]], packed if isinstance(packed, list) else []):
+        parameters = tuple(by_name[name] for name in item["parameters"] if name in by_name)
+        if len(parameters) != len(item["parameters"]):
+            continue
+        shape = [int(dim) for dim in item["shape"]]
+        array = _array(reader, item["place"], str(item["dtype"]), shape)
+        stored.add(str(item["recipe"]), parameters, int(item["align"]), array)
+    return stored
+
+
+def _rebound(graph: Graph, parameters: Mapping[str, Parameter]) -> Graph:
+    """Return the graph over other parameters of the same names."""
+    work = [graph]
+    for current in work:
+        for value in current.values():
+            if value.parameter is not None:
+                value.parameter = parameters[value.parameter.name]
+        for node in current.nodes:
+            work.extend(node.bodies)
+            if node.subgraph is not None:
+                work.append(node.subgraph)
+    # A clone collects its parameters anew; the inner graphs first.
+    for current in reversed(work):
+        for node in current.nodes:
+            if node.subgraph is not None:
+                node.subgraph = node.subgraph.clone()
+    return graph.clone()
+
+
+def without_regions(graph: Graph) -> Graph:
+    """Return the graph with the nodes of its subgraph nodes in their places, bodies included."""
+    values: dict[Value, Value] = {}
+    inputs = [copy_value(v, values) for v in graph.inputs]
+    captures = [copy_value(v, values) for v in graph.captures]
+    nodes: list[Node] = []
+    work = list(reversed(graph.nodes))
+    while work:
+        node = work.pop()
+        inner = node.subgraph
+        if inner is None:
+            copy = copy_node(node, values)
+            copy.attrs = {
+                k: without_regions(v) if isinstance(v, Graph) else v for k, v in node.attrs.items()
+            }
+            copy.metadata = {
+                k: v for k, v in (copy.metadata or {}).items() if k != AFFINITY
+            } or None
+            nodes.append(copy)
+            continue
+        for inside, outside in zip(inner.inputs, node.inputs, strict=True):
+            if outside is not None:
+                values[inside] = copy_value(outside, values)
+        for inside, outside in zip(inner.outputs, node.outputs, strict=True):
+            values[inside] = copy_value(outside, values)
+        work.extend(reversed(inner.nodes))
+    return Graph(
+        inputs,
+        [copy_value(v, values) for v in graph.outputs],
+        graph.name,
+        nodes=nodes,
+        captures=captures,
+        attrs=graph.attrs,
+        opsets=graph.opsets,
+        metadata=graph.metadata,
+        doc=graph.doc,
+    )

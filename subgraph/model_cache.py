@@ -1,0 +1,109 @@
+"""A folder of compiled models, found again by content: the option ``CACHE_DIR``.
+
+The key covers the graph, its weights, the device string, its options, the versions and the host. An
+entry that is damaged or foreign is compiled and written anew; two processes may share the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from subgraph._version import __version__
+from subgraph.compiled_model import CompiledModel
+from subgraph.device import Config, Device
+from subgraph.errors import BlobError, SubgraphError
+from subgraph.executor import all_parameters
+from subgraph.export import ALLOW_RECOMPILE, import_model
+from subgraph.graph import Graph
+from subgraph.parameters import transaction
+
+_log = logging.getLogger("subgraph")
+Compile = Callable[[Device, Graph, Config], CompiledModel]
+
+
+def compile_cached(
+    folder: str,
+    device: Device,
+    device_name: str,
+    graph: Graph,
+    config: Mapping[str, Any],
+    compile_model: Compile,
+) -> CompiledModel:
+    """Return the model from ``folder``, or compile it and put it there.
+
+    The parameters of a model from the folder are those of the graph that was given, so updates of
+    them reach it.
+    """
+    options = {key: value for key, value in config.items() if key != "CACHE_DIR"}
+    key = ""
+    try:
+        with transaction():  # no parameter changes between the hash and the import
+            key = cache_key(device, device_name, graph, options)
+            path = Path(folder) / f"{key}.subgraph"
+            if path.exists():
+                return _found(path, device, graph, options)
+    except (SubgraphError, OSError) as error:
+        _log.info("model %r is compiled anew: %s", graph.name, error)
+        if not key:
+            return compile_model(device, graph, options)
+    path = Path(folder) / f"{key}.subgraph"
+    model = compile_model(device, graph, options)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        model.export_model(path)
+    except (SubgraphError, OSError) as error:
+        _log.warning("model %r cannot be cached in %s: %s", graph.name, folder, error)
+    return model
+
+
+def _found(path: Path, device: Device, graph: Graph, options: Mapping[str, Any]) -> CompiledModel:
+    parameters = all_parameters(graph)
+    known = {p.name: p for p in parameters}
+    if len(known) != len(parameters):
+        raise BlobError("two parameters have the same name")
+    return import_model(device, path, {**options, ALLOW_RECOMPILE: False}, known)
+
+
+def cache_key(device: Device, device_name: str, graph: Graph, config: Mapping[str, Any]) -> str:
+    """Return the name of a model in the folder.
+
+    Raises:
+        ModelError: the graph has no form in ONNX, so it has no name.
+    """
+    from subgraph.onnx_writer import GraphWriter
+
+    state = hashlib.sha256()
+    facts = {
+        "subgraph": __version__,
+        "numpy": np.__version__,
+        "python": sys.version_info[:2],
+        "device": device_name,
+        "capability": device.capability(),
+        "options": {k: str(v) for k, v in config.items()},
+    }
+    state.update(json.dumps(facts, sort_keys=True, default=str).encode())
+    converted = GraphWriter(graph)
+    state.update(converted.model().SerializeToString(deterministic=True))
+    with ThreadPoolExecutor(4, "subgraph-hash") as pool:
+        for (name, _), part in zip(
+            converted.weights, pool.map(_hash, (a for _, a in converted.weights)), strict=True
+        ):
+            state.update(name.encode())
+            state.update(part)
+    return state.hexdigest()[:40]
+
+
+def _hash(array: np.ndarray[Any, Any]) -> bytes:
+    if array.dtype.hasobject:
+        return hashlib.sha256(repr(array.tolist()).encode()).digest()
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return hashlib.sha256(data).digest()
