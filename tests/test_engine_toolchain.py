@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from subgraph.engine import host, toolchain
+from subgraph.engine import compile_crew, host, toolchain
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.objectfile import undefined_symbols
 from subgraph.engine.pool import call
@@ -308,3 +308,51 @@ def test_host_facts() -> None:
     assert host.lanes("float32") == max(1, host.isa().vector_bytes // 4)
     assert host.lanes("int8") >= host.lanes("float64")
     assert host.isa().name in host.available_isas()
+
+
+CROWD = """
+import json, sys
+from subgraph.engine import toolchain, compile_crew
+from subgraph.engine.kernel import Kernel
+compile_crew.worthwhile_workers = lambda kernels: 2
+events = []
+toolchain.listen(events.append)
+kernels = [Kernel("engine_support.kernels", "scale", lanes=n) for n in (1, 2, 4, 8, 16, 32)]
+kernels.append(Kernel("engine_support.kernels", "count"))
+made = toolchain.prepare(kernels)
+done = toolchain.statistics
+addresses = {k.address for k in kernels}
+print(json.dumps([made, done.compiled, done.loaded, len(addresses), len(events)]))
+"""
+
+
+def test_many_kernels_are_compiled_by_several_processes(tmp_path: Path) -> None:
+    assert finish(start(tmp_path, CROWD)) == [7, 7, 7, 7, 14]
+    assert len(entries(tmp_path)) == 7
+    assert finish(start(tmp_path, CROWD)) == [0, 0, 7, 7, 0]
+
+
+BAD_CROWD = """
+import json
+from subgraph.engine import toolchain, compile_crew
+from subgraph.engine.kernel import Kernel
+compile_crew.worthwhile_workers = lambda kernels: 1
+good = [Kernel("engine_support.kernels", "scale", lanes=n) for n in (1, 2, 4)]
+try:
+    toolchain.prepare([Kernel("engine_support.kernels", "broken"), *good])
+except toolchain.KernelError as error:
+    print(json.dumps([str(error)[:50], len(toolchain.Statistics.__dict__) > 0]))
+"""
+
+
+def test_an_error_in_a_crew_reaches_the_caller(tmp_path: Path) -> None:
+    message, _ = finish(start(tmp_path, BAD_CROWD))
+    assert message.startswith("engine_support.kernels.broken(): cannot be compile")
+
+
+def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "core_count", lambda: 4)
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    assert [compile_crew.worthwhile_workers(n) for n in (0, 2, 3, 6, 100)] == [0, 0, 1, 2, 3]
+    monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
+    assert compile_crew.worthwhile_workers(100) == 0

@@ -1,0 +1,107 @@
+"""Compiled kernels on disk, in the user's cache folder: read whole and checked, written atomically.
+
+Damaged and foreign entries count as absent. Processes that write the same entry at once both
+succeed; a folder that cannot be written only costs compiling again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import struct
+from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from subgraph.engine.loader import ObjectCode
+
+_MAGIC = b"SGKERN01"
+_PREFIX = struct.Struct("<8s32sI")  # magic, SHA-256 of the rest, length of the JSON header
+_LOG = logging.getLogger("subgraph.engine")
+_warned: set[str] = set()
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled kernels: ``SUBGRAPH_CACHE_DIR``, else the user's cache."""
+    chosen = os.environ.get("SUBGRAPH_CACHE_DIR")
+    return (Path(chosen) if chosen else _user_cache()) / "kernels"
+
+
+@cache
+def _user_cache() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("subgraph", appauthor=False)
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / key[:2] / f"{key}.sgk"
+
+
+def read(key: str) -> ObjectCode | None:
+    """Return the entry of a key; None when there is none that is whole and of that key."""
+    path = _path(key)
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    try:
+        magic, checksum, length = _PREFIX.unpack_from(raw)
+        rest = raw[_PREFIX.size :]
+        if magic != _MAGIC or hashlib.sha256(rest).digest() != checksum:
+            raise ValueError("wrong header or checksum")
+        header = json.loads(rest[:length])
+        if header["key"] != key:
+            raise ValueError("of another kernel")
+        needs = tuple(str(name) for name in header["needs"])
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        _LOG.info("ignoring the cache entry %s: %s", path, error)
+        return None
+    return ObjectCode(needs, rest[length:])
+
+
+def write(key: str, code: ObjectCode) -> bool:
+    """Keep an entry, whole or not at all; return whether that worked, and warn once if not."""
+    header = json.dumps({"key": key, "needs": code.needs}).encode()
+    rest = header + code.data
+    raw = _PREFIX.pack(_MAGIC, hashlib.sha256(rest).digest(), len(header)) + rest
+    path = _path(key)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+            temporary = Path(file.name)
+            file.write(raw)
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        _warn(error)
+        return False
+    return True
+
+
+def _warn(error: OSError) -> None:
+    folder = str(cache_folder())
+    if folder not in _warned:
+        _warned.add(folder)
+        _LOG.warning(
+            "compiled kernels cannot be kept in %s (%s): every process compiles them again; "
+            "set SUBGRAPH_CACHE_DIR to a folder that can be written",
+            folder,
+            error,
+        )
+
+
+def writable() -> bool:
+    """Return whether entries can be written."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=folder):
+            return True
+    except OSError as error:
+        _warn(error)
+        return False
