@@ -1,0 +1,1 @@
+"""OPENCL machinery: devices found, programs built, plans of kernel launches; loads pyopencl late."""

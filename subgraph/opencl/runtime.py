@@ -1,0 +1,269 @@
+"""OpenCL devices of this machine, and a runtime for each: context, queues, programs built once.
+
+The lowest file of the OPENCL device. pyopencl is imported at the first look for devices, so that a
+machine without it, or without a driver, only lacks this one device.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from subgraph.errors import DeviceError
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+_SOURCES = "subgraph.ops"
+
+
+@attrs.frozen
+class ClSource:
+    """An OpenCL program: a file ``<name>.cl`` beside the operators, or text, with definitions.
+
+    Attributes:
+        name: Name of the file, or of the generated program for messages.
+        text: The program when it is generated, "" for a file.
+        defines: Preprocessor definitions, sorted.
+    """
+
+    name: str
+    text: str = ""
+    defines: tuple[tuple[str, str | int], ...] = ()
+
+    def code(self) -> str:
+        """Return the whole program text."""
+        head = "".join(f"#define {key} {value}\n" for key, value in self.defines)
+        return head + (self.text or _file_text(self.name))
+
+
+@cache
+def _file_text(name: str) -> str:
+    from importlib.resources import files
+
+    return files(_SOURCES).joinpath(f"{name}.cl").read_text()
+
+
+@attrs.frozen
+class ClTraits:
+    """What the kernels' variants are chosen by.
+
+    Attributes:
+        is_gpu: Whether work-items run in lockstep over fast local memory.
+        vector: Elements of float32 that one vector operation takes; 1 on a GPU.
+        max_group: Largest work-group.
+        local_bytes: Local memory of a work-group.
+        units: Compute units.
+        fp16: Whether it has half precision.
+        fp64: Whether it has double precision.
+    """
+
+    is_gpu: bool
+    vector: int
+    max_group: int
+    local_bytes: int
+    units: int
+    fp16: bool
+    fp64: bool
+
+
+def _prepare_environment() -> None:
+    """PoCL shows no devices when the folder of its cache cannot be made: give it one that can."""
+    if "POCL_CACHE_DIR" in os.environ:
+        return
+    import platformdirs
+
+    base = os.environ.get("SUBGRAPH_CACHE_DIR") or platformdirs.user_cache_dir("subgraph")
+    folder = Path(base) / "pocl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        import tempfile
+
+        folder = Path(tempfile.mkdtemp(prefix="subgraph-pocl-"))
+    os.environ["POCL_CACHE_DIR"] = str(folder)
+
+
+@cache
+def opencl() -> Any:
+    """Return the module pyopencl.
+
+    Raises:
+        DeviceError: it is not installed or cannot load.
+    """
+    _prepare_environment()
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise DeviceError(
+            f"OpenCL needs the package pyopencl ({error}): pip install 'subgraph-ml[opencl]'"
+        ) from error
+    return pyopencl
+
+
+@cache
+def find_devices() -> tuple[cl.Device, ...]:
+    """Return the machine's OpenCL devices: GPUs first, then the others in the drivers' order.
+
+    A driver that is installed twice shows its devices twice; they count once.
+
+    Raises:
+        DeviceError: there is no pyopencl, no driver, or no device.
+    """
+    api = opencl()
+    try:
+        platforms = api.get_platforms()
+    except api.Error as error:
+        raise DeviceError(
+            f"no OpenCL driver was found ({error}): install your device's, or PoCL for the CPU: "
+            "pip install 'pyopencl[pocl]'"
+        ) from error
+    found: dict[tuple[str, str, str, int], cl.Device] = {}
+    for platform in platforms:
+        try:
+            devices = platform.get_devices()
+        except api.Error:
+            continue  # a platform without devices answers with an error
+        count: dict[tuple[str, str, str], int] = {}
+        for device in devices:
+            kind = (platform.name, device.vendor, device.name)
+            number = count[kind] = count.get(kind, 0) + 1
+            found.setdefault((*kind, number), device)
+    if not found:
+        names = ", ".join(p.name for p in platforms) or "none"
+        raise DeviceError(f"no OpenCL device was found; platforms: {names}")
+    gpu = api.device_type.GPU
+    return tuple(sorted(found.values(), key=lambda device: not device.type & gpu))
+
+
+def traits_of(device: cl.Device) -> ClTraits:
+    """Return what the kernels' variants are chosen by, as the device says of itself."""
+    is_gpu = bool(device.type & opencl().device_type.GPU)
+    extensions = set(device.extensions.split())
+    vector = 1 if is_gpu else max(1, device.native_vector_width_float)
+    if not is_gpu and "PoCL" in device.version:
+        # PoCL's compiler stops the process on vectors of 16 on hosts that it does not know.
+        vector = min(vector, 8)
+    return ClTraits(
+        is_gpu=is_gpu,
+        vector=vector,
+        max_group=device.max_work_group_size,
+        local_bytes=device.local_mem_size,
+        units=device.max_compute_units,
+        fp16="cl_khr_fp16" in extensions,
+        fp64="cl_khr_fp64" in extensions or device.double_fp_config != 0,
+    )
+
+
+class Runtime:
+    """One device's context and programs, shared by all models; each request has its own queue.
+
+    Attributes:
+        device: The device.
+        context: Its context.
+        traits: What variants are chosen by.
+    """
+
+    def __init__(self, device: cl.Device) -> None:
+        """Open the device.
+
+        Raises:
+            DeviceError: the driver refuses.
+        """
+        api = opencl()
+        self.device = device
+        self.traits = traits_of(device)
+        try:
+            self.context = api.Context([device])
+        except api.Error as error:
+            raise DeviceError(f"OpenCL device {device.name!r} cannot be opened: {error}") from error
+        self._programs: dict[ClSource, Any] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The device's name and its platform's."""
+        return f"{self.device.name.strip()} ({self.device.platform.name.strip()})"
+
+    def queue(self, *, profiling: bool = False) -> cl.CommandQueue:
+        """Return a new in-order queue."""
+        api = opencl()
+        flags = api.command_queue_properties.PROFILING_ENABLE if profiling else 0
+        return api.CommandQueue(self.context, self.device, flags)
+
+    def kernel(self, source: ClSource, name: str) -> cl.Kernel:
+        """Return a new kernel object of a program, which is built at its first use.
+
+        Raises:
+            DeviceError: the program does not build; the compiler's words are in the message.
+        """
+        api = opencl()
+        try:
+            return api.Kernel(self._program(source), name)
+        except api.Error as error:
+            raise DeviceError(
+                f"OpenCL program {source.name!r} has no usable kernel {name!r} on "
+                f"{self.device.name!r}: {error}"
+            ) from error
+
+    def _program(self, source: ClSource) -> cl.Program:
+        with self._lock:
+            program = self._programs.get(source)
+            if program is None:
+                program = self._programs[source] = self._build(source)
+            return program
+
+    def _build(self, source: ClSource) -> cl.Program:
+        api = opencl()
+        try:
+            with warnings.catch_warnings():
+                # Drivers chatter; what matters of it is in the error when a build fails.
+                warnings.simplefilter("ignore")
+                return api.Program(self.context, source.code()).build(["-cl-mad-enable"])
+        except api.Error as error:
+            said = "\n".join(str(error).strip().splitlines()[:20])
+            raise DeviceError(
+                f"OpenCL program {source.name!r} with {dict(source.defines)} does not build on "
+                f"{self.device.name!r}:\n{said}"
+            ) from error
+
+    def buffer(self, nbytes: int) -> cl.Buffer:
+        """Return device memory, uninitialised.
+
+        Raises:
+            DeviceError: there is not enough.
+        """
+        api = opencl()
+        try:
+            return api.Buffer(self.context, api.mem_flags.READ_WRITE, max(nbytes, 1))
+        except api.Error as error:
+            raise DeviceError(
+                f"OpenCL device {self.device.name!r} has no {nbytes / 1e6:.1f} MB left "
+                f"(of {self.device.global_mem_size / 1e6:.0f} MB): {error}; use smaller inputs or "
+                "another device"
+            ) from error
+
+
+@cache
+def runtime(index: int) -> Runtime:
+    """Return the runtime of the device with this position in `find_devices`.
+
+    Raises:
+        DeviceError: there is no such device, or it cannot be opened.
+    """
+    devices = find_devices()
+    if not 0 <= index < len(devices):
+        raise DeviceError(f"there is no OpenCL device {index}; there are {len(devices)}")
+    return Runtime(devices[index])
+
+
+def definitions(values: Mapping[str, str | int]) -> tuple[tuple[str, str | int], ...]:
+    """Return preprocessor definitions in the form that `ClSource` takes."""
+    return tuple(sorted(values.items()))
