@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import call_kernel, ld, st, vec
+from subgraph.engine.simd import call_kernel, ld, ld_f64, st, vec
 from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tiling import (
     T_A,
@@ -40,6 +40,7 @@ from subgraph.engine.tiling import (
     T_TAIL,
     T_WORDS,
 )
+from subgraph.engine.transpose import transposer
 
 _ITEM = {"float32": 4, "float64": 8}
 _words = stack_words(T_WORDS)
@@ -50,12 +51,14 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
     """Return the kernel that packs matrices into panels; one unit is one panel.
 
     Words: ``0 source, 1 target, 2 K, 3 N, 4 bytes between rows (k), 5 bytes between columns (n),
-    6 bytes between source matrices, 7 bytes between packed matrices, 8 panels of one matrix``.
-    Units: matrices times panels.
+    6 bytes between source matrices, 7 bytes between packed matrices, 8 panels of one matrix,
+    9 factor (float64)``. Units: matrices times panels.
     """
     v = vec(dtype, lanes)
-    load, store, load_n = v.load, v.store, v.load_n
+    load, store, zero, splat = v.load, v.store, v.zero, v.splat
+    load_n = v.load_n
     load1, store1 = ld(dtype), st(dtype)
+    turn = transposer(dtype, lanes)
     item = _ITEM[dtype]
     width = nv * lanes
 
@@ -70,23 +73,31 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
                     store(d + j * item, load_n(s + j * item, count - j))
 
     @register_jitable
+    def turned(source: int, target: int, depth: int, count: int, ns: int, columns: int) -> None:
+        for j in range(0, columns, lanes):
+            taken = min(lanes, count - j)
+            to = target + j * item
+            if taken < lanes:
+                for k in range(depth):
+                    store(to + k * columns * item, zero())
+            for k in range(0, depth, lanes):
+                s, d = source + j * ns + k * item, to + k * columns * item
+                turn(s, ns, taken, min(lanes, depth - k), d, columns * item)
+
+    @register_jitable
     def strided(
         source: int, target: int, depth: int, count: int, ks: int, ns: int, columns: int
     ) -> None:
-        # Blocks of k stay in the first cache level while columns are spread over the panel's rows.
-        for k0 in range(0, depth, 16):
-            k1 = min(depth, k0 + 16)
+        for k in range(depth):
+            d = target + k * columns * item
+            for j in range(0, columns, lanes):
+                store(d + j * item, zero())
             for n in range(count):
-                s, d = source + n * ns, target + n * item
-                for k in range(k0, k1):
-                    store1(d + k * columns * item, load1(s + k * ks))
-            for k in range(k0, k1):
-                for n in range(count, columns):
-                    store1(target + (k * columns + n) * item, load1(source) * 0)
+                store1(d + n * item, load1(source + k * ks + n * ns))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         depth, n, ks, ns = arg(args, 2), arg(args, 3), arg(args, 4), arg(args, 5)
-        panels = arg(args, 8)
+        panels, factor = arg(args, 8), ld_f64(args + 8 * 9)
         for unit in range(begin, end):
             matrix, panel = unit // panels, unit % panels
             first = panel * width
@@ -96,8 +107,13 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
             target = arg(args, 1) + matrix * arg(args, 7) + first * depth * item
             if ns == item:
                 rows(source, target, depth, count, ks, columns)
+            elif ks == item:
+                turned(source, target, depth, count, ns, columns)
             else:
                 strided(source, target, depth, count, ks, ns, columns)
+            if factor != 1.0:
+                for i in range(0, depth * columns, lanes):
+                    store(target + i * item, load(target + i * item) * splat(factor))
 
     return kernel
 

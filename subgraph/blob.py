@@ -43,7 +43,7 @@ def digest(data: Any) -> str:
     2^64, go through BLAKE2. Any change of one word, and any exchange of words or rows,
     changes a sum. It finds damage; it does not defend against forgery.
     """
-    words = np.frombuffer(data, np.uint8)
+    words: np.ndarray[Any, Any] = np.frombuffer(data, np.uint8)
     whole = words.size - words.size % (8 * _ROW)
     table = words[:whole].view(np.uint64).reshape(-1, _ROW)
     state = hashlib.blake2b(digest_size=16)
@@ -51,9 +51,9 @@ def digest(data: Any) -> str:
     step = 1 << 12  # 16 MB at a time stays near the cache
     for begin in range(0, len(table), step):
         part = table[begin : begin + step]
-        state.update(np.add.reduce(part, axis=1))
-        state.update(np.add.reduce(part, axis=0))
-    state.update(words[whole:])
+        state.update(np.add.reduce(part, axis=1).tobytes())
+        state.update(np.add.reduce(part, axis=0).tobytes())
+    state.update(words[whole:].tobytes())
     return state.hexdigest()
 
 

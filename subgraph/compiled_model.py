@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -293,11 +293,12 @@ def _check_preset(name: str, type_: Any, array: Any) -> None:
         raise ShapeError(f"output {name!r}: give a writable NumPy array to write into")
     if not isinstance(type_, TensorType):
         return
-    given = TensorType(dtype_of(array), array.shape)  # pyright: ignore[reportUnknownArgumentType]
+    target = cast(Array, array)
+    given = TensorType(dtype_of(target), target.shape)
     fits = type_.shape is None or (
-        len(type_.shape) == array.ndim
+        len(type_.shape) == target.ndim
         and all(
-            not isinstance(d, int) or d == s for d, s in zip(type_.shape, array.shape, strict=True)
+            not isinstance(d, int) or d == s for d, s in zip(type_.shape, target.shape, strict=True)
         )
     )
     if given.dtype != type_.dtype or not fits:

@@ -101,7 +101,7 @@ class _Scope:
 
     def define(self, name: str, value: Value, what: str) -> None:
         """Give ``name`` to ``value``; what makes it is for the message when it is taken."""
-        if name in self.values:
+        if _text(name) in self.values:
             raise ModelError(
                 f"graph {self.level.name!r}: value {name!r} is made twice, the second time by "
                 f"{what}; a name has one source"
@@ -152,11 +152,11 @@ class GraphReader:
         graph = Graph(
             inputs,
             outputs,
-            model.graph.name or "graph",
+            _text(model.graph.name) or "graph",
             nodes=scope.level.nodes,
             opsets=opsets,
-            metadata={entry.key: entry.value for entry in model.metadata_props},
-            doc=model.doc_string or model.graph.doc_string,
+            metadata=_noted(model.metadata_props),
+            doc=_text(model.doc_string or model.graph.doc_string),
         )
         graph.attrs["onnx"] = _origin(model)
         return graph
@@ -229,7 +229,7 @@ class GraphReader:
             self._node(proto, scope)
 
     def _node(self, proto: NodeProto, scope: _Scope) -> None:
-        domain = canonical_domain(proto.domain)
+        domain = canonical_domain(_text(proto.domain))
         function = self._functions.get((domain, proto.op_type, proto.overload))
         if function is None:
             self._plain(proto, domain, scope)
@@ -241,7 +241,7 @@ class GraphReader:
                 f"functions call themselves, or more than {_MAX_CALL_DEPTH} deep: {chain}"
             )
         self._calls.append(key)
-        notes = {entry.key: entry.value for entry in function.metadata_props}
+        notes = _noted(function.metadata_props)
         if self._keep or MARK in notes:
             self._call(proto, function, notes, scope)
         else:
@@ -250,10 +250,14 @@ class GraphReader:
 
     def _plain(self, proto: NodeProto, domain: str, scope: _Scope) -> None:
         version = _version(domain, scope.opsets, proto)
-        schema = find_schema(proto.op_type, domain, version)
+        schema = find_schema(_text(proto.op_type), domain, version)
         if schema is None or schema.deprecated:
             _refuse_unknown(proto, domain, version, schema)
-        held = {a.name: self._attribute(a, scope) for a in proto.attribute if self._given(a, scope)}
+        held = {
+            _text(a.name): self._attribute(a, scope)
+            for a in proto.attribute
+            if self._given(a, scope)
+        }
         if schema is not None:
             _check(proto, schema, held)
         self._inlined += bool(self._calls)
@@ -264,12 +268,12 @@ class GraphReader:
             proto.op_type,
             [self._input(name, proto, scope) for name in proto.input],
             outputs=[self._made(name, proto, scope) for name in proto.output],
-            name=scope.level.node_name(_prefixed(scope, proto.name)),
+            name=scope.level.node_name(_prefixed(scope, _text(proto.name))),
             domain=domain,
             version=version,
             attrs={k: v[0] if isinstance(v, _Body) else v for k, v in held.items()},
             captures=[outer for captures in bodies for outer in captures],
-            metadata={entry.key: entry.value for entry in proto.metadata_props},
+            metadata=_noted(proto.metadata_props),
         )
         scope.level.nodes.append(node)
 
@@ -325,11 +329,11 @@ class GraphReader:
         graph = Graph(
             inputs,
             outputs,
-            proto.name or "body",
+            _text(proto.name) or "body",
             nodes=level.nodes,
             captures=[value for value, _ in level.captures],
-            metadata={entry.key: entry.value for entry in proto.metadata_props},
-            doc=proto.doc_string,
+            metadata=_noted(proto.metadata_props),
+            doc=_text(proto.doc_string),
         )
         return _Body((graph, tuple(outer for _, outer in level.captures)))
 
@@ -399,17 +403,17 @@ class GraphReader:
             [self._output(name, inner) for name, _ in given],
             notes.get("subgraph.graph", function.name),
             nodes=level.nodes,
-            doc=function.doc_string,
+            doc=_text(function.doc_string),
         )
         node = Node(
             notes.get("subgraph.op_type", proto.op_type),
             [value for _, value in inputs],
             outputs=[self._made(actual, proto, scope) for _, actual in given],
-            name=scope.level.node_name(_prefixed(scope, proto.name)),
+            name=scope.level.node_name(_prefixed(scope, _text(proto.name))),
             domain=notes.get("subgraph.domain", canonical_domain(proto.domain)),
             version=int(notes.get("subgraph.version", function_version)),
-            attrs={a.name: self._attribute(a, scope) for a in proto.attribute},
-            metadata={entry.key: entry.value for entry in proto.metadata_props},
+            attrs={_text(a.name): self._attribute(a, scope) for a in proto.attribute},
+            metadata=_noted(proto.metadata_props),
             subgraph=graph,
             op=DefaultSubgraphOp(graph),
         )
@@ -427,6 +431,17 @@ class _Body(tuple[Graph, tuple[Value, ...]]):
     __slots__ = ()
 
 
+def _text(text: str) -> str:
+    # Protobuf hands out bytes where a string is not UTF-8.
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"the text {text!r} is not UTF-8; the file is damaged")
+    return text
+
+
+def _noted(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str]:
+    return {_text(entry.key): _text(entry.value) for entry in entries}
+
+
 def _no_graph(proto: GraphProto) -> Graph:
     raise ModelError(f"graph {proto.name!r} stands where no graph can be")
 
@@ -442,11 +457,11 @@ def _prefixed(scope: _Scope, name: str) -> str:
 def _origin(model: ModelProto) -> dict[str, Any]:
     notes: dict[str, Any] = {
         "ir_version": model.ir_version,
-        "producer_name": model.producer_name,
-        "producer_version": model.producer_version,
-        "domain": model.domain,
+        "producer_name": _text(model.producer_name),
+        "producer_version": _text(model.producer_version),
+        "domain": _text(model.domain),
         "model_version": model.model_version,
-        "graph_metadata": {entry.key: entry.value for entry in model.graph.metadata_props},
+        "graph_metadata": _noted(model.graph.metadata_props),
     }
     return {key: value for key, value in notes.items() if value}
 
@@ -454,7 +469,7 @@ def _origin(model: ModelProto) -> dict[str, Any]:
 def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     opsets: dict[str, int] = {}
     for entry in imports:
-        domain = canonical_domain(entry.domain)
+        domain = canonical_domain(_text(entry.domain))
         if opsets.setdefault(domain, entry.version) != entry.version:
             raise ModelError(f"two versions of operator set {domain or 'ai.onnx'!r} are imported")
         newest = newest_opset(domain)

@@ -99,7 +99,7 @@ def _costs(
             else _NEVER
             for device in devices
         }
-        if forced in devices:
+        if forced is not None and forced in devices:
             known = costs[node.name][forced]
             costs[node.name][forced] = 0.0 if known == _NEVER else known
     return costs

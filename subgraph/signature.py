@@ -7,7 +7,7 @@ costs a look-up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -122,9 +122,9 @@ class Signature:
         if len(args) == 1 and not named:
             only = args[0]
             if isinstance(only, (list, tuple)):
-                args = only  # pyright: ignore[reportUnknownVariableType]
+                args = cast(Sequence[Any], only)
             elif isinstance(only, Mapping):
-                args, named = (), only  # pyright: ignore[reportUnknownVariableType]
+                args, named = (), cast(Mapping[Any, Any], only)
         if not named and len(args) == len(self.inputs):
             return list(args)
         return self._by_name(args, named)
@@ -174,10 +174,11 @@ class Signature:
             for port, dtype, item in zip(self.inputs, self._dtypes, items, strict=True)
         ]
         self._check_shapes(arrays)
-        if all(type(a) is np.ndarray for a in arrays):
+        known = [a for a in arrays if type(a) is np.ndarray]
+        if len(known) == len(arrays):
             if len(self._accepted) >= _REMEMBERED:
                 self._accepted.clear()
-            self._accepted.add(tuple(part for a in arrays for part in (a.shape, a.dtype)))
+            self._accepted.add(tuple(part for a in known for part in (a.shape, a.dtype)))
         return arrays
 
     def _array(self, port: Port, dtype: np.dtype[Any] | None, item: Any) -> Any:
@@ -227,7 +228,7 @@ def _of_other_type(port: Port, item: Any) -> Any:
                 f"input {port.name!r} is {port.type}, got {type(item).__name__}; give a list"
             )
         inner = Port(port.name, port.type.element)
-        return [_of_other_type(inner, part) for part in item]  # pyright: ignore[reportUnknownVariableType]
+        return [_of_other_type(inner, part) for part in cast(Sequence[Any], item)]
     if isinstance(port.type, OptionalType):
         return None if item is None else _of_other_type(Port(port.name, port.type.element), item)
     if isinstance(port.type, TensorType):
@@ -236,7 +237,8 @@ def _of_other_type(port: Port, item: Any) -> Any:
         if array.dtype != dtype:
             raise ShapeError(f"input {port.name!r} holds {port.type}, got {_shape_shown(array)}")
         return array
-    return item if port.type is not None or isinstance(item, dict) else np.asarray(item)
+    given: Any = item
+    return given if port.type is not None or isinstance(item, dict) else np.asarray(given)
 
 
 def as_array(item: Any, dtype: np.dtype[Any], port: Port) -> Array:
@@ -249,17 +251,17 @@ def as_array(item: Any, dtype: np.dtype[Any], port: Port) -> Array:
         ShapeError: it is none of these, or a Python number does not fit ``dtype``.
     """
     if isinstance(item, np.ndarray):
-        return np.asarray(item)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return np.asarray(cast(Array, item))
     try:
         if isinstance(item, np.generic):
-            return np.asarray(item)
+            return np.asarray(cast(Any, item))
         if isinstance(item, (bool, int, float, complex, str, list, tuple)):
             return _from_python(item, dtype)
         if hasattr(item, "__dlpack__"):
             return np.from_dlpack(item)
         if hasattr(item, "__array_interface__") or hasattr(item, "__array__"):
             return np.asarray(item)
-        return np.asarray(memoryview(item))
+        return np.asarray(memoryview(cast(Any, item)))
     except (TypeError, ValueError, OverflowError, RuntimeError, BufferError) as error:
         raise ShapeError(
             f"input {port.name!r} is {port.type}, got a {type(item).__name__} that cannot be read "

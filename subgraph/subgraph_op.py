@@ -94,9 +94,8 @@ def _expected(value: Value) -> np.dtype[Any] | None:
 
 def _raise_wrong_result(op: SubgraphOp, position: int, result: Any) -> None:
     value = op.subgraph.outputs[position]
-    got = (
-        f"dtype {result.dtype}" if isinstance(result, np.ndarray) else f"a {type(result).__name__}"
-    )
+    dtype = getattr(result, "dtype", None)
+    got = f"a {type(result).__name__}" if dtype is None else f"dtype {dtype}"
     raise DeviceError(
         f"{type(op).__name__}.forward gave {got} for output {value.name!r} of subgraph "
         f"{op.subgraph.name!r}, which is {value.type}; return a NumPy array of that dtype"

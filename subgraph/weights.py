@@ -300,14 +300,15 @@ def recipe_id(recipe: str, make: Make) -> str:
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     if code is None:
-        owner = function if hasattr(function, "__qualname__") else type(function)
+        owner: Any = function if hasattr(function, "__qualname__") else type(function)
         parts.append(f"{owner.__module__}.{owner.__qualname__}")
         return "|".join(parts)
     parts.append(f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}")
     cells = getattr(function, "__closure__", None) or ()
-    closed = [cell.cell_contents for cell in cells]
+    closed: list[Any] = [cell.cell_contents for cell in cells]
     closed += list(getattr(function, "__defaults__", None) or ())
-    closed += list((getattr(function, "__kwdefaults__", None) or {}).values())
+    keywords: dict[str, Any] = getattr(function, "__kwdefaults__", None) or {}
+    closed += list(keywords.values())
     if closed:
         parts.append(repr([_plain(value) for value in closed]))
     return "|".join(parts)

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import IO, Any
 
 import attrs

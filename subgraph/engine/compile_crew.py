@@ -131,7 +131,10 @@ def _feed(tasks: queue.SimpleQueue[Kernel], left: queue.SimpleQueue[Kernel]) -> 
 
 def _frozen(value: Any) -> Any:
     """Turn a list back into the tuple that it was before JSON."""
-    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    items: list[Any] = value
+    return tuple(items)
 
 
 def work() -> None:

@@ -52,6 +52,8 @@ class Storage:
         index: Position among the graph's inputs or outputs, for these kinds.
         array: The constant.
         weight: The weight.
+        parent: The memory of which this is a part (a part of a concatenation, an output that
+            overwrites an input), or None; it begins ``parent_offset`` bytes in.
     """
 
     kind: Literal["arena", "input", "output", "constant", "weight"]
@@ -59,6 +61,16 @@ class Storage:
     index: int = -1
     array: Array | None = None
     weight: Weight | None = None
+    parent: Storage | None = None
+    parent_offset: int = 0
+
+    def root(self) -> tuple[Storage, int]:
+        """Return the memory of which this is a part, or itself, and where in it this begins."""
+        storage, offset = self, 0
+        while storage.parent is not None:
+            offset += storage.parent_offset
+            storage = storage.parent
+        return storage, offset
 
 
 @attrs.define(eq=False)
@@ -206,6 +218,18 @@ def lowering(
     return register
 
 
+def rule_of(node: Node) -> LoweringRule:
+    """Return the lowering of a node's operator.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    rule = LOWERINGS.find(operator_key(node.op_type, node.domain))
+    if rule is None:
+        raise Unsupported(f"{operator_key(node.op_type, node.domain)} has no CPU kernel")
+    return rule
+
+
 class Lowering:
     """What a lowering function sees of one node, and where it puts the steps.
 
@@ -234,6 +258,7 @@ class Lowering:
         self.options = options or {}
         self.steps: list[EmittedStep] = []
         self.in_place_pairs: list[tuple[Operand, Operand]] = []
+        self._placed: list[Storage] = []
 
     def given(self, index: int) -> Operand:
         """Return the operand of an input that must be there."""
@@ -316,6 +341,30 @@ class Lowering:
         output.offset = source.offset + offset_bytes
         output.known = None
         output.parameter = None
+
+    def place(self, source: Operand, output: Operand, offset_bytes: int) -> bool:
+        """Let ``source`` be computed in its place inside ``output``, so that no copy is needed.
+
+        For operators that put their inputs side by side, such as Concat.
+
+        Returns:
+            False when that is not possible: the caller has to emit a step that copies.
+        """
+        part, whole = source.storage, output.storage
+        if part is None or whole is None or part.kind != "arena" or whole.kind != "arena":
+            return False
+        if part.parent is not None or whole.root()[0] is part:
+            return False
+        if source.offset or source.nbytes != part.nbytes or output.layout != source.layout:
+            return False
+        part.parent, part.parent_offset = whole, output.offset + offset_bytes
+        self._placed.append(part)
+        return True
+
+    def undo(self) -> None:
+        """Take back what `place` did; the node is lowered in another way."""
+        for part in self._placed:
+            part.parent, part.parent_offset = None, 0
 
     def known(self, output: Operand, array: Array) -> None:
         """Say that ``output`` is the constant ``array`` in this plan."""

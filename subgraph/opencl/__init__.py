@@ -1,1 +1,1 @@
-"""OPENCL machinery: devices found, programs built, plans of kernel launches; loads pyopencl late."""
+"""OPENCL machinery: devices found, programs built, kernel launches planned; pyopencl loads late."""
