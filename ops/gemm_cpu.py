@@ -1,0 +1,288 @@
+"""Matrix products on the CPU device: MatMul, Gemm and their fused form, over one blocked kernel.
+
+B is packed into panels, once through the weight cache when it is a weight, before the product when
+it is computed at run time and used by more than a few rows of A.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.graph import Node
+
+from .strides import broadcast_strides, collapse
+from .tile_planning import (
+    FLOATS,
+    Activation,
+    Array,
+    Tiles,
+    activation,
+    grain,
+    panel_maker,
+    round_up,
+    tiles,
+)
+
+_BATCH_LEVELS = 3
+
+
+@attrs.frozen
+class Matrix:
+    """A stack of matrices inside an operand: strides in elements."""
+
+    operand: Operand
+    shape: tuple[int, ...]  # of the stack
+    rows: int
+    columns: int
+    row_step: int
+    column_step: int
+
+    @property
+    def turned(self) -> Matrix:
+        """The transposed matrices."""
+        return Matrix(
+            self.operand, self.shape, self.columns, self.rows, self.column_step, self.row_step
+        )
+
+
+@attrs.define
+class Product:
+    """``act(alpha * A @ B + beta * C + R)``."""
+
+    a: Matrix
+    b: Matrix
+    out: Operand
+    act: Activation
+    alpha: float = 1.0
+    beta: float = 1.0
+    bias: Operand | None = None
+    residual: Operand | None = None
+
+
+def matrix(operand: Operand, vector: str = "row") -> Matrix:
+    """Read an operand as a stack of matrices; a vector is one row or one column."""
+    shape = operand.shape
+    if not shape:
+        raise Unsupported("MatMul of a scalar")
+    if len(shape) == 1:
+        shape = (1, *shape) if vector == "row" else (*shape, 1)
+    return Matrix(operand, shape[:-2], shape[-2], shape[-1], shape[-1], 1)
+
+
+@lowering("MatMul", dtypes=FLOATS)
+def matmul(node: Node, low: Lowering) -> None:
+    """Lower MatMul."""
+    product = Product(matrix(low.given(0)), matrix(low.given(1), "column"), low.output(), _NOTHING)
+    emit_product(low, product)
+
+
+@lowering("Gemm", dtypes=FLOATS)
+def gemm(node: Node, low: Lowering) -> None:
+    """Lower Gemm."""
+    emit_product(low, _gemm_product(node, low, _NOTHING))
+
+
+@lowering("FusedMatMul", domain="subgraph.cpu", dtypes=FLOATS)
+def fused(node: Node, low: Lowering) -> None:
+    """Lower MatMul or Gemm with what follows it."""
+    product = _gemm_product(node, low, activation(node, tiles(low.given(0).dtype)))
+    product.residual = low.optional(3)
+    emit_product(low, product)
+
+
+_NOTHING = Activation(0, 0, 0.0, 0.0)
+
+
+def _gemm_product(node: Node, low: Lowering, act: Activation) -> Product:
+    a, b = matrix(low.given(0)), matrix(low.given(1), "column")
+    if node.attrs.get("transA", 0):
+        a = a.turned
+    if node.attrs.get("transB", 0):
+        b = b.turned
+    alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
+    return Product(a, b, low.output(), act, alpha, beta, low.optional(2))
+
+
+def emit_product(low: Lowering, product: Product) -> None:
+    """Emit the steps of a product.
+
+    Raises:
+        Unsupported: It is none that the kernel can do.
+    """
+    of = tiles(product.out.dtype)
+    a, b, out = product.a, product.b, product.out
+    if a.columns != b.rows:
+        raise Unsupported(f"a product of depths {a.columns} and {b.rows}")
+    if not out.size:
+        return
+    n = b.columns
+    bias, residual = product.bias, product.residual
+    init: Word = 0
+    added: Word = residual or 0
+    if bias is not None and product.beta != 0.0:
+        if bias.size in (1, n) and (bias.size == 1 or bias.shape[-1] == n):
+            init = _scaled_row(low, bias, n, product.beta, of)
+        elif residual is not None:
+            raise Unsupported("a matrix added besides a residual")
+        elif bias.size == out.size and product.beta == 1.0:
+            added = bias
+        else:
+            added = _spread(low, bias, out.shape, product.beta, of)
+    _emit(low, product, of, init, added)
+
+
+def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) -> Word:
+    """Return one element per column, padded so that whole vectors may be read."""
+    if bias.constant:
+
+        def make(array: Array) -> Array:
+            row = np.zeros(round_up(n, of.lanes), of.dtype)
+            row[:n] = array.reshape(-1) * np.asarray(beta, of.dtype)
+            return row
+
+        return low.weight(f"gemm row {n} x {beta!r} {of.lanes}", make, bias)
+    if bias.size != n or beta != 1.0:
+        raise Unsupported("a computed C that is scaled or a scalar")
+    return bias
+
+
+def _spread(low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float, of: Tiles) -> Word:
+    """Return C brought to the shape of the result."""
+    if not bias.constant:
+        raise Unsupported("a computed C that is scaled or does not have the result's shape")
+
+    def make(array: Array) -> Array:
+        scaled = array * np.asarray(beta, of.dtype)
+        return np.ascontiguousarray(np.broadcast_to(scaled, shape))
+
+    return low.weight(f"gemm C {shape} x {beta!r}", make, bias)
+
+
+def _batch(product: Product) -> tuple[Matrix, list[int], list[list[int]]]:
+    """Return A, the batch sizes (three levels) and the steps of A, B, C along them, in elements.
+
+    Batches of A that share one B become rows of A.
+    """
+    a, b = product.a, product.b
+    stack = tuple(np.broadcast_shapes(a.shape, b.shape))
+    if (
+        math.prod(b.shape) == 1
+        and a.row_step == a.columns
+        and math.prod(stack) == math.prod(a.shape)
+    ):
+        rows = math.prod(a.shape) * a.rows
+        flat = Matrix(a.operand, (), rows, a.columns, a.row_step, a.column_step)
+        return flat, [1] * _BATCH_LEVELS, [[0] * _BATCH_LEVELS for _ in range(3)]
+    scales = (a.rows * a.columns, b.rows * b.columns, a.rows * b.columns)
+    shapes = (a.shape, b.shape, stack)
+    strides = [
+        [step * scale for step in broadcast_strides(shape, stack)]
+        for shape, scale in zip(shapes, scales, strict=True)
+    ]
+    sizes, steps = collapse(stack, strides)
+    missing = _BATCH_LEVELS - len(sizes)
+    if missing < 0:
+        raise Unsupported(f"a batch over {len(sizes)} dimensions that do not merge")
+    return a, [1] * missing + list(sizes), [[0] * missing + list(of) for of in steps]
+
+
+def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word) -> None:
+    a, sizes, steps = _batch(product)
+    b, act, item = product.b, product.act, of.item
+    m, n, depth = a.rows, b.columns, a.columns
+    batch = math.prod(sizes)
+    flops = 2 * batch * m * n * depth
+    b_word, row_of_b, b_steps = _right_side(low, product, of, m, steps[1])
+    panels = -(-n // of.width)
+    packed_a = a.row_step * item % 2048 == 0 and a.column_step == 1 and m >= 8 and panels > 2
+    packed_a = packed_a or (a.row_step != 1 and a.column_step != 1)
+    kc = min(depth, 1024) if packed_a else max(depth, 1)
+    mb, pb = _blocks(low.threads, batch, m, panels, of, packed_a)
+    scratch: Word = 0
+    scratch_bytes = 0
+    if packed_a:
+        scratch_bytes = round_up(mb * (kc + 16) * item, 64)
+        scratch = low.scratch(scratch_bytes, per_worker=True)
+    units = batch * -(-m // mb) * -(-panels // pb)
+    words: list[Word] = [a.operand, b_word, product.out, init, 0, residual]
+    words += [m, n, depth, a.row_step * item, a.column_step * item, n * item, n * item]
+    words += [row_of_b, of.address(), of.address(masked=True), act.post, act.flags]
+    words += [act.low, act.high, mb, pb, kc, scratch, scratch_bytes, sizes[1], sizes[2]]
+    words += [step * item for step in steps[0]]
+    words += [step * item for step in b_steps]
+    words += [step * item for step in steps[2]]
+    words += [step * item for step in steps[2]]
+    words += [1 if m > mb else 0]
+    moved = (a.operand.size + batch * n * depth + 2 * batch * m * n) * item
+    low.emit(
+        Kernel("gemm_kernels", "gemm", **of.variant),
+        words,
+        units,
+        grain=grain(units, flops + 2 * moved),
+        flops=flops,
+        bytes=moved,
+    )
+
+
+def _blocks(
+    threads: int, batch: int, m: int, panels: int, of: Tiles, packed: bool
+) -> tuple[int, int]:
+    """Return rows and panels of a unit: large blocks, but work for every thread."""
+    mb = min(m, of.mr * 8)
+    pb = min(panels, 32 if packed else 4)
+    wanted = 4 * threads if threads > 1 else 1
+
+    def units() -> int:
+        return batch * -(-m // mb) * -(-panels // pb)
+
+    while units() < wanted and pb > 1:
+        pb = -(-pb // 2)
+    while units() < wanted and mb > of.mr:
+        mb = max(of.mr, round_up(mb // 2, of.mr))
+    return mb, pb
+
+
+def _right_side(
+    low: Lowering, product: Product, of: Tiles, rows: int, steps: Sequence[int]
+) -> tuple[Word, int, list[int]]:
+    """Return B's word, its row step in bytes (0: packed) and its steps along the batch."""
+    b, alpha = product.b, product.alpha
+    n, depth = b.columns, b.rows
+    size = depth * round_up(n, of.lanes)
+    turned = b.row_step == 1 and b.column_step != 1
+    matrix_size = max(n * depth, 1)
+    matrices = math.prod(b.shape)
+    packed_steps = [step // matrix_size * size for step in steps]
+    if b.operand.constant:
+
+        def change(array: Array) -> Array:
+            if turned:
+                stack = array.reshape((matrices, n, depth)).swapaxes(1, 2)
+            else:
+                stack = array.reshape((matrices, depth, n))
+            return stack if alpha == 1.0 else stack * np.asarray(alpha, of.dtype)
+
+        recipe = f"gemm panels {depth}x{n} turned {int(turned)} x {alpha!r} {of.width}/{of.lanes}"
+        weight = low.weight(recipe, panel_maker(of, change), b.operand)
+        return weight, 0, packed_steps
+    if not turned and (rows <= of.mr or n < of.lanes) and alpha == 1.0:
+        return b.operand, b.row_step * of.item, list(steps)
+    panels = -(-n // of.width)
+    target = low.scratch(matrices * size * of.item)
+    words: list[Word] = [b.operand, target, depth, n, b.row_step * of.item]
+    words += [b.column_step * of.item, n * depth * of.item, size * of.item, panels, alpha]
+    units = matrices * panels
+    low.emit(
+        Kernel("gemm_kernels", "pack_b", dtype=of.dtype, lanes=of.lanes, nv=of.nv),
+        words,
+        units,
+        grain=grain(units, 4 * matrices * size),
+        bytes=2 * matrices * size * of.item,
+    )
+    return target, 0, packed_steps

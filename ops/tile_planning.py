@@ -1,0 +1,140 @@
+"""What lowerings onto contraction tiles share: tile sizes, activations, panels of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine import host
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Unsupported
+from subgraph.engine.tiling import F_HI, F_LO, tile_shape
+from subgraph.graph import Node
+
+Array = np.ndarray[Any, Any]
+FLOATS = ("float32", "float64")
+SMALL = 200_000  # multiplications that are not worth a second thread
+
+
+@attrs.frozen
+class Tiles:
+    """The contraction tile of a dtype on this machine.
+
+    Attributes:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+        mr: Most rows of a tile.
+        nv: Most vectors of a row.
+    """
+
+    dtype: str
+    lanes: int
+    mr: int
+    nv: int
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return 4 if self.dtype == "float32" else 8
+
+    @property
+    def width(self) -> int:
+        """Columns of a panel."""
+        return self.nv * self.lanes
+
+    @property
+    def variant(self) -> dict[str, str | int]:
+        """What kernels over these tiles are called with."""
+        return {"dtype": self.dtype, "lanes": self.lanes, "mr": self.mr, "nv": self.nv}
+
+    def address(self, masked: bool = False) -> int:
+        """Return the address of the contraction tile."""
+        return Kernel("subgraph.engine.tile", "contraction", masked=masked, **self.variant).address
+
+    def depthwise(self) -> int:
+        """Return the address of the depthwise tile."""
+        return Kernel(
+            "subgraph.engine.tile",
+            "depthwise",
+            dtype=self.dtype,
+            lanes=self.lanes,
+            mr=self.mr,
+            masked=False,
+        ).address
+
+
+def tiles(dtype: str) -> Tiles:
+    """Return the tiles of a dtype.
+
+    Raises:
+        Unsupported: There are none.
+    """
+    if dtype not in FLOATS:
+        raise Unsupported(f"dtype {dtype}; float32 and float64 have kernels")
+    lanes = host.lanes(dtype)
+    return Tiles(dtype, lanes, *tile_shape(lanes, host.isa().registers))
+
+
+@attrs.frozen
+class Activation:
+    """The words of an activation: post kernel, flags and the two numbers."""
+
+    post: int
+    flags: int
+    low: float
+    high: float
+
+
+def activation(node: Node, of: Tiles) -> Activation:
+    """Return the activation that a fused node's attributes name (none for a plain node)."""
+    name = str(node.attrs.get("activation", ""))
+    low = float(node.attrs.get("activation_alpha", 0.0))
+    high = float(node.attrs.get("activation_beta", 0.0))
+    if not name:
+        return Activation(0, 0, 0.0, 0.0)
+    if name == "Relu":
+        return Activation(0, F_LO, 0.0, 0.0)
+    if name == "Clip":
+        flags = (F_LO if low > -math.inf else 0) | (F_HI if high < math.inf else 0)
+        return Activation(0, flags, low, high)
+    kernel = Kernel("post_kernels", "post", dtype=of.dtype, lanes=of.lanes, act=name)
+    return Activation(kernel.address, 0, low, high)
+
+
+def panels(matrix: Array, of: Tiles) -> Array:
+    """Pack a matrix ``[K, N]`` into panels, flat; see ``gemm_kernels``."""
+    depth, columns = matrix.shape
+    width, lanes = of.width, of.lanes
+    whole = columns // width * width
+    packed = np.zeros((depth, round_up(columns, lanes)), of.dtype).reshape(-1)
+    body = packed[: depth * whole].reshape(whole // width, depth, width)
+    body[...] = matrix[:, :whole].reshape(depth, whole // width, width).swapaxes(0, 1)
+    rest = packed[depth * whole :].reshape(depth, round_up(columns, lanes) - whole)
+    rest[:, : columns - whole] = matrix[:, whole:]
+    return packed
+
+
+def panel_maker(of: Tiles, change: Callable[[Array], Array]) -> Callable[..., Array]:
+    """Return a recipe that packs each of a stack of matrices ``change(weight)[S, K, N]``."""
+
+    def make(weight: Array) -> Array:
+        stack = change(weight)
+        return np.concatenate([panels(matrix, of) for matrix in stack])
+
+    return make
+
+
+def round_up(value: int, step: int) -> int:
+    """Return the smallest multiple of ``step`` that is at least ``value``."""
+    return -(-value // step) * step
+
+
+def grain(units: int, flops: int) -> int:
+    """Return the least units that are worth a thread, 0 for a step that stays on one."""
+    if flops < 2 * SMALL or units < 2:
+        return 0
+    return max(1, math.ceil(units * SMALL / flops))

@@ -1,0 +1,173 @@
+"""Run the steps of one lowered node without a plan: what the tests of the heavy kernels share."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import struct
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from subgraph.engine import host
+from subgraph.engine.lowering import (
+    LOWERINGS,
+    EmittedStep,
+    Layout,
+    Lowering,
+    Operand,
+    Scratch,
+    Storage,
+    Weight,
+    Word,
+)
+from subgraph.op import operator_key
+
+Array = np.ndarray[Any, Any]
+_KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+
+
+def to_blocked(array: Array, lanes: int) -> Array:
+    """Return ``[N, C, ...]`` as ``[N, C / lanes, ..., lanes]``."""
+    images, channels = array.shape[:2]
+    padded = np.zeros((images, -(-channels // lanes) * lanes, *array.shape[2:]), array.dtype)
+    padded[:, :channels] = array
+    split = padded.reshape(images, -1, lanes, *array.shape[2:])
+    return np.ascontiguousarray(np.moveaxis(split, 2, -1))
+
+
+def from_blocked(array: Array, channels: int) -> Array:
+    """Return ``[N, C / lanes, ..., lanes]`` as ``[N, C, ...]``."""
+    moved = np.moveaxis(array, -1, 2)
+    return moved.reshape(moved.shape[0], -1, *moved.shape[3:])[:, :channels]
+
+
+class Memory:
+    """Where storages lie while the steps of one node run."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.arrays: dict[int, Array] = {}
+        self.keep: list[Any] = []
+
+    def buffer(self, nbytes: int) -> Array:
+        """Return aligned bytes with garbage in them: kernels must not rely on zeros."""
+        raw = np.full(nbytes + 128, 0xA5, np.uint8)
+        start = -raw.ctypes.data % 64
+        self.keep.append(raw)
+        return raw[start : start + nbytes]
+
+    def address(self, storage: Storage) -> int:
+        """Return the address of a storage, placing it at first sight."""
+        if id(storage) not in self.arrays:
+            self.arrays[id(storage)] = self.buffer(storage.nbytes)
+            self.keep.append(storage)
+        return self.arrays[id(storage)].ctypes.data
+
+    def weight(self, weight: Weight) -> Array:
+        """Return what a recipe makes."""
+        sources = [
+            self.weight(s) if isinstance(s, Weight) else cast(Array, getattr(s, "array", s))
+            for s in weight.sources
+        ]
+        return np.ascontiguousarray(weight.make(*sources))
+
+    def word(self, word: Word) -> int:
+        """Return a word as the plan would put it into an argument block."""
+        if isinstance(word, float):
+            return cast(int, struct.unpack("<q", struct.pack("<d", word))[0])
+        if isinstance(word, Operand):
+            if word.storage is None:
+                raise AssertionError(f"operand {word.name} has no storage")
+            return self.address(word.storage) + word.offset
+        if isinstance(word, Scratch):
+            return self.address(word.storage)
+        if isinstance(word, Weight):
+            made = self.weight(word)
+            placed = self.buffer(made.nbytes)
+            placed[:] = made.view(np.uint8).reshape(-1)
+            return placed.ctypes.data
+        return int(word)
+
+    def run(self, step: EmittedStep, cuts: Sequence[float]) -> None:
+        """Run a step in pieces, each as another worker, last piece first."""
+        words = np.array([self.word(word) for word in step.words], np.int64)
+        kernel = _KERNEL(step.kernel.address)
+        at = sorted({0, step.units, *(int(cut * step.units) for cut in cuts)})
+        pieces = list(itertools.pairwise(at))
+        for number, (begin, end) in enumerate(reversed(pieces)):
+            kernel(words.ctypes.data, begin, end, number % self.threads)
+
+
+def run_node(
+    op_type: str,
+    inputs: Sequence[Array | None],
+    outputs: Sequence[tuple[int, ...]],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    domain: str = "",
+    constant: Sequence[int] = (),
+    blocked: Sequence[int] = (),
+    out_layout: Layout = "plain",
+    threads: int = 2,
+    cuts: Sequence[float] = (),
+    options: dict[str, Any] | None = None,
+) -> list[Array]:
+    """Lower one node, run its steps and return its outputs in the plain layout.
+
+    Args:
+        op_type: Operator.
+        inputs: Its inputs; None: omitted.
+        outputs: Shapes of its outputs; their dtype is that of the first input.
+        attrs: Its attributes.
+        domain: Its domain.
+        constant: Which inputs are weights.
+        blocked: Which inputs come in the blocked layout.
+        out_layout: Layout of all outputs.
+        threads: Threads of the plan.
+        cuts: Where the units of every step are cut, as fractions.
+        options: Properties of the device.
+    """
+    memory = Memory(threads)
+    first = next(a for a in inputs if a is not None)
+    dtype, lanes = first.dtype.name, host.lanes(first.dtype.name)
+    operands: list[Operand | None] = []
+    for index, array in enumerate(inputs):
+        if array is None:
+            operands.append(None)
+            continue
+        layout: Layout = "blocked" if index in blocked else "plain"
+        stored = to_blocked(array, lanes) if layout == "blocked" else np.ascontiguousarray(array)
+        storage = Storage("input", stored.nbytes)
+        known = stored if index in constant else None
+        placed = memory.buffer(stored.nbytes)
+        placed[:] = stored.view(np.uint8).reshape(-1) if stored.size else placed
+        memory.arrays[id(storage)] = placed
+        memory.keep.append(storage)
+        operand = Operand(f"in{index}", dtype, array.shape, layout, known, storage=storage)
+        operand.lanes = lanes if layout == "blocked" else 1
+        operands.append(operand)
+    results: list[Operand] = []
+    for index, shape in enumerate(outputs):
+        result = Operand(f"out{index}", dtype, shape, out_layout)
+        result.lanes = lanes if out_layout == "blocked" else 1
+        result.storage = Storage("arena", result.nbytes)
+        results.append(result)
+    node = cast(Any, SimpleNamespace(op_type=op_type, attrs=dict(attrs or {}), domain=domain))
+    low = Lowering(node, operands, results, threads=threads, options=options)
+    LOWERINGS.get(operator_key(op_type, domain)).function(node, low)
+    for step in low.steps:
+        memory.run(step, cuts)
+    arrays: list[Array] = []
+    for result in results:
+        assert result.storage is not None
+        memory.address(result.storage)
+        raw = memory.arrays[id(result.storage)][result.offset : result.offset + result.nbytes]
+        if result.layout == "blocked":
+            packed = (result.shape[0], result.blocks, *result.shape[2:], lanes)
+            arrays.append(from_blocked(raw.view(dtype).reshape(packed), result.shape[1]))
+        else:
+            arrays.append(raw.view(dtype).reshape(result.shape))
+    return [array.copy() for array in arrays]
