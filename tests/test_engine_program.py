@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from subgraph.engine import layout
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.pool import Pool, shared
-from subgraph.engine.program import Program, Step
+from subgraph.engine.program import Program, Step, grain
 from subgraph.errors import ConfigError
 
 TESTS = Path(__file__).parent
@@ -262,6 +262,14 @@ def test_a_dropped_pool_ends_its_threads() -> None:
         assert not thread.is_alive()
 
 
+def test_grain_follows_the_time_of_a_step() -> None:
+    assert grain(1000, 500.0) == 0
+    assert grain(1, 1e9) == 0
+    assert grain(1000, 1e6) == 1
+    assert grain(1000, 1e4) == 100
+    assert grain(1000, 1e6, least=16) == 16
+
+
 @pytest.mark.parametrize("size", [0, -1, 5000])
 def test_pool_sizes(size: int) -> None:
     with pytest.raises(ConfigError, match="1 to 1024"):
@@ -310,7 +318,7 @@ import sys, threading, time
 import numpy as np
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.pool import Pool, shared
-from subgraph.engine.program import Program, Step
+from subgraph.engine.program import Program, Step, grain
 words = np.array([500, 0])
 step = Step(Kernel("engine_support.kernels", "burn").address, words.ctypes.data, 64, 1)
 for pool in (shared(3), Pool(2, in_kernel=False)):

@@ -131,10 +131,7 @@ def _feed(tasks: queue.SimpleQueue[Kernel], left: queue.SimpleQueue[Kernel]) -> 
 
 def _frozen(value: Any) -> Any:
     """Turn a list back into the tuple that it was before JSON."""
-    if not isinstance(value, list):
-        return value
-    items: list[Any] = value
-    return tuple(items)
+    return value if isinstance(value, int | float | str) else tuple(value)
 
 
 def work() -> None:

@@ -37,7 +37,6 @@ def sleeps_in_kernel() -> bool:
         "aarch64",
         "riscv64",
         "ppc64le",
-        "s390x",
     )
 
 
@@ -119,6 +118,7 @@ class Pool:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._wake = 0
         _pools.add(self)
 
     def start(self) -> None:
@@ -129,6 +129,8 @@ class Pool:
             state = self._state
             _reset(state)
             loop = Kernel(_MODULE, "worker", sleep=self.in_kernel).address
+            wake = Kernel(_MODULE, "wake").address if self.in_kernel else 0
+            self._wake = wake
             _states.add(state)
             self._threads = [
                 threading.Thread(
@@ -139,7 +141,7 @@ class Pool:
             for thread in self._threads:
                 thread.start()
             self.started = True
-            weakref.finalize(self, _stop, state, tuple(self._threads)).atexit = False
+            weakref.finalize(self, _stop, state, tuple(self._threads), wake).atexit = False
 
     def rouse(self) -> None:
         """Before a program runs: start the helpers, and wake those that sleep in Python."""
@@ -154,7 +156,7 @@ class Pool:
         with self._lock:
             self._closed = True
             if self.started and self._threads:
-                _stop(self._state, tuple(self._threads))
+                _stop(self._state, tuple(self._threads), self._wake)
                 self._threads = []
 
     def forget_threads(self) -> None:
@@ -193,10 +195,11 @@ def _helper(state: _State, loop: int, worker: int) -> None:
             state.waiting -= 1
 
 
-def _stop(state: _State, threads: tuple[threading.Thread, ...]) -> None:
+def _stop(state: _State, threads: tuple[threading.Thread, ...], wake: int) -> None:
+    """End helpers; may run while garbage is collected, so that nothing may be compiled here."""
     state.put(layout.POOL_STOP, 1)
     if state.in_kernel:
-        call(Kernel(_MODULE, "wake").address, state.address, 0, 0, 0)
+        call(wake, state.address, 0, 0, 0)
     else:
         with state.wakened:
             state.put(layout.POOL_SEQUENCE, state.get(layout.POOL_SEQUENCE) + 1)

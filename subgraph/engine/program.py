@@ -52,6 +52,9 @@ done:
 }}
 """
 _NO_ARGUMENTS = 0x0004  # METH_NOARGS
+# Nanoseconds. Publishing a step costs about 300; its data must also move between cores.
+_WORTH_SHARING = 4000.0
+_LEAST_CHUNK = 1000.0
 
 
 class _MethodDef(ctypes.Structure):
@@ -77,6 +80,23 @@ class Step(NamedTuple):
     args: int
     units: int
     grain: int = 0
+
+
+def grain(units: int, nanoseconds: float, least: int = 1) -> int:
+    """Return the grain of a step from an estimate of its time on one thread.
+
+    Args:
+        units: Work units of the step.
+        nanoseconds: What all of them take.
+        least: Units that belong together.
+
+    Returns:
+        Units per chunk so that none takes less than a microsecond; 0, one thread, when the whole
+        takes less than sharing it would gain.
+    """
+    if units < 2 or nanoseconds < _WORTH_SHARING:
+        return 0
+    return max(least, 1, round(units * _LEAST_CHUNK / nanoseconds))
 
 
 @cache

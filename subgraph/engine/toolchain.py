@@ -6,6 +6,7 @@ A warm process loads object code with llvmlite alone and never imports numba.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -242,3 +243,10 @@ def tell(event: CompileEvent) -> None:
         _LOG.info("compiled %s in %.0f ms", event.kernel.description, 1e3 * event.seconds)
     for listener in list(_listeners):
         listener(event)
+
+
+# A child must not inherit a lock that another thread holds, nor half of what it guards.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )

@@ -38,7 +38,7 @@ from subgraph.engine.simd import (
 
 Function = Callable[..., Any]
 _WAIT, _WAKE = 128, 129  # FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE
-_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
 _PATIENCE = 20
 _CLOCK_MONOTONIC = {"linux": 1, "darwin": 6}
 
