@@ -1,0 +1,149 @@
+"""Strided copies as steps: what moving operators are made of (Transpose, Slice, Concat, Pad, ...).
+
+`emit_copy` takes any array with strides to any other; it merges dimensions and chooses the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Scratch, Weight, Word
+
+from .strides import Ints, collapse
+
+Place = Operand | Scratch | Weight
+_UNIT_BYTES = 32768
+_SMALL = 16384  # fewer bytes are not worth a thread
+_TILE = 64
+
+
+def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether elements lie one after the other in row-major order."""
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def emit_copy(
+    low: Lowering,
+    source: Place,
+    target: Place,
+    shape: Sequence[int],
+    from_strides: Sequence[int],
+    to_strides: Sequence[int],
+    *,
+    item: int,
+    from_offset: int = 0,
+    to_offset: int = 0,
+) -> None:
+    """Emit the step that copies an array of ``shape`` from strides to strides.
+
+    Args:
+        low: Where the step goes.
+        source: Where the array lies.
+        target: Where it goes; no two elements to one place.
+        shape: Its sizes.
+        from_strides: Elements between neighbours in the source; may be 0 or negative.
+        to_strides: Elements between neighbours in the target.
+        item: Bytes of an element: 1, 2, 4, 8 or 16.
+        from_offset: Elements before the first one in the source.
+        to_offset: Elements before the first one in the target.
+    """
+    if 0 in shape:
+        return
+    if item == 16:
+        # Complex numbers: pairs of 8 bytes.
+        shape, item = (*shape, 2), 8
+        from_strides = (*(2 * s for s in from_strides), 1)
+        to_strides = (*(2 * s for s in to_strides), 1)
+        from_offset, to_offset = 2 * from_offset, 2 * to_offset
+    dims, (origin, goal) = collapse(shape, [from_strides, to_strides])
+    if len(dims) == 1 and dims[0] == 1:
+        origin = goal = (1,)
+    places: list[Word] = [source, target, from_offset * item, to_offset * item]
+    moved = 2 * item * math.prod(dims)
+    turned = _turned(dims, origin, goal)
+    if turned is not None:
+        _emit_transpose(low, places, dims, origin, goal, turned, item, moved)
+        return
+    item, dims, origin, goal = _widen(item, dims, origin, goal)
+    size, rows = dims[-1], dims[-2] if len(dims) > 1 else 1
+    outer = [
+        word * scale
+        for triple in zip(dims[:-2], origin[:-2], goal[:-2], strict=True)
+        for word, scale in zip(triple, (1, item, item), strict=True)
+    ]
+    block = min(size, _UNIT_BYTES // item)
+    row_block = max(1, min(rows, _UNIT_BYTES // (block * item)))
+    whole = origin[-1] == goal[-1] == 1
+    kernel = Kernel("movement_kernels", "copy", item=item, kind="rows" if whole else "strided")
+    row_steps = [origin[-2] * item, goal[-2] * item] if len(dims) > 1 else [0, 0]
+    steps = [origin[-1] * item, goal[-1] * item]
+    words = [*places, size, block, rows, row_block, *row_steps, *steps, len(dims[:-2]), *outer]
+    units = math.prod(dims[:-2]) * -(-rows // row_block) * -(-size // block)
+    grain = max(1, _SMALL // (block * row_block * item))
+    low.emit(kernel, words, units, grain=grain, bytes=moved)
+
+
+def _turned(dims: Ints, origin: Ints, goal: Ints) -> int | None:
+    """Return the dimension that is contiguous in the source, if the copy is a transposition."""
+    if len(dims) < 2 or goal[-1] != 1 or origin[-1] in (0, 1) or dims[-1] < 4:
+        return None
+    found = [d for d in range(len(dims) - 1) if origin[d] == 1]
+    return found[0] if len(found) == 1 and dims[found[0]] > 1 else None
+
+
+def _emit_transpose(
+    low: Lowering,
+    places: list[Word],
+    dims: Ints,
+    origin: Ints,
+    goal: Ints,
+    turned: int,
+    item: int,
+    moved: int,
+) -> None:
+    rest = [d for d in range(len(dims) - 1) if d != turned]
+    outer = [w for d in rest for w in (dims[d], origin[d] * item, goal[d] * item)]
+    columns, rows = dims[turned], dims[-1]
+    lanes = min(16, low.lanes({1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[item]))
+    kernel = Kernel("movement_kernels", "transpose", item=item, lanes=lanes)
+    words = [*places, columns, rows, origin[-1] * item, goal[turned] * item, _TILE, _TILE, 0, 0]
+    count = math.prod(dims[d] for d in rest)
+    units = count * -(-columns // _TILE) * -(-rows // _TILE)
+    grain = max(1, _SMALL // (min(columns, _TILE) * min(rows, _TILE) * item))
+    low.emit(kernel, [*words, len(rest), *outer], units, grain=grain, bytes=moved)
+
+
+def _widen(item: int, dims: Ints, origin: Ints, goal: Ints) -> tuple[int, Ints, Ints, Ints]:
+    """Copy short contiguous rows as one wider element each."""
+    size = dims[-1]
+    if len(dims) < 2 or origin[-1] != 1 or goal[-1] != 1 or size * item not in (2, 4, 8):
+        return item, dims, origin, goal
+    steps = (*origin[:-1], *goal[:-1])
+    if size == 1 or any(s % size for s in steps):
+        return item, dims, origin, goal
+    narrow = tuple(s // size for s in origin[:-1]), tuple(s // size for s in goal[:-1])
+    return item * size, dims[:-1], *narrow
+
+
+def emit_fill(
+    low: Lowering,
+    target: Place,
+    size: int,
+    value: np.ndarray[tuple[int], np.dtype[np.generic]] | Operand,
+) -> None:
+    """Emit the step that sets ``size`` elements of ``target`` to one value (array or operand)."""
+    item = value.itemsize
+    element = value if isinstance(value, Operand) else low.weight("element", np.array, value)
+    kernel = Kernel("movement_kernels", "fill", item=item)
+    block = _UNIT_BYTES // item
+    words: list[Word] = [target, size, block, element]
+    low.emit(kernel, words, -(-size // block), grain=1, bytes=size * item)

@@ -1,0 +1,449 @@
+"""Operators that move elements or only rename them, on the CPU device: views, copies, Pad.
+
+What keeps the elements in order is an alias and costs nothing; the rest is one strided copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Scratch, Unsupported, lowering
+from subgraph.errors import UnsupportedOpError
+from subgraph.graph import Node
+from subgraph.types import numpy_dtype
+
+from .copying_cpu import emit_copy, emit_fill, is_contiguous
+from .elementwise_cpu import emit_expression, source
+from .elementwise_expressions import Expression, text
+from .strides import contiguous, normal_axis
+
+Array = np.ndarray[Any, Any]
+_ITEMS = (1, 2, 4, 8, 16)
+_TABLE_BYTES = 16384
+
+
+def known(low: Lowering, index: int, name: str) -> Array:
+    """Return the content of an input that the plan must know.
+
+    Raises:
+        Unsupported: it is computed at run time.
+    """
+    operand = low.given(index)
+    if operand.known is None:
+        raise Unsupported(f"{low.node.op_type}: {name} is computed at run time")
+    return operand.known
+
+
+def known_ints(low: Lowering, index: int, attribute: str) -> list[int] | None:
+    """Return numbers that came as an attribute in old versions and as an input since; or None."""
+    operand = low.optional(index)
+    if operand is not None:
+        return [int(v) for v in known(low, index, attribute).reshape(-1)]
+    value = low.node.attrs.get(attribute)
+    if value is None:
+        return None
+    return [int(v) for v in np.asarray(value).reshape(-1)]
+
+
+def element_bytes(operand: Operand) -> int:
+    """Return the bytes of an element; refuse what does not fill whole bytes, and strings."""
+    if operand.dtype == "string" or operand.itemsize not in _ITEMS:
+        raise Unsupported(f"elements of dtype {operand.dtype} cannot be moved")
+    if "int4" in operand.dtype or "int2" in operand.dtype:
+        raise Unsupported(f"elements of dtype {operand.dtype} are packed")
+    return operand.itemsize
+
+
+def emit_view(low: Lowering, strides: Sequence[int], offset: int = 0) -> None:
+    """Make output 0 what input 0 is with other strides: an alias if contiguous, else a copy."""
+    x, y = low.given(0), low.output()
+    item = element_bytes(x)
+    if y.size == 0:
+        return
+    if is_contiguous(y.shape, strides):
+        low.alias(y, x, offset * item)
+        return
+    emit_copy(low, x, y, y.shape, strides, contiguous(y.shape), item=item, from_offset=offset)
+
+
+@lowering(
+    "Identity",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+)
+def view(node: Node, low: Lowering) -> None:
+    """Give the same elements in the same order."""
+    low.alias(low.output(), low.given(0))
+
+
+@lowering("Dropout")
+def dropout(node: Node, low: Lowering) -> None:
+    """Give the input; the mask is all true."""
+    training = low.optional(2)
+    if training is not None and (training.known is None or bool(training.known.any())):
+        raise Unsupported("Dropout may be in training mode")
+    if 0 < node.version < 7 and not node.attrs.get("is_test", 0):
+        raise Unsupported("Dropout may be in training mode")
+    low.alias(low.output(), low.given(0))
+    if len(low.outputs) > 1:
+        mask = low.output(1)
+        low.known(mask, np.ones(mask.shape, numpy_dtype(mask.dtype)))
+
+
+@lowering("Constant")
+def constant(node: Node, low: Lowering) -> None:
+    """Give the attribute's value."""
+    y = low.output()
+    for name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
+        if name in node.attrs:
+            low.known(y, np.asarray(node.attrs[name], numpy_dtype(y.dtype)))
+            return
+    raise Unsupported("Constant of strings or a sparse tensor")
+
+
+@lowering("Shape")
+def shape(node: Node, low: Lowering) -> None:
+    """Give the shape, which the plan knows."""
+    dims = low.given(0).shape[node.attrs.get("start", 0) : node.attrs.get("end")]
+    low.known(low.output(), np.array(dims, np.int64))
+
+
+@lowering("Size")
+def size(node: Node, low: Lowering) -> None:
+    """Give the number of elements, which the plan knows."""
+    low.known(low.output(), np.array(low.given(0).size, np.int64))
+
+
+@lowering("ConstantOfShape")
+def constant_of_shape(node: Node, low: Lowering) -> None:
+    """Fill with the attribute's element."""
+    y = low.output()
+    value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32))).reshape(-1)[:1]
+    if y.size <= 1024:
+        low.known(y, np.full(y.shape, value[0], numpy_dtype(y.dtype)))
+    else:
+        element_bytes(y)
+        emit_fill(low, y, y.size, value)
+
+
+@lowering("EyeLike")
+def eye_like(node: Node, low: Lowering) -> None:
+    """Give ones on a diagonal."""
+    y = low.output()
+    dtype = numpy_dtype(y.dtype)
+    low.known(y, np.eye(*y.shape, k=int(node.attrs.get("k", 0))).astype(dtype))
+
+
+@lowering("Range")
+def range_(node: Node, low: Lowering) -> None:
+    """Give numbers that the plan knows."""
+    start, limit, delta = (known(low, k, "the range")[()] for k in range(3))
+    y = low.output()
+    dtype = numpy_dtype(y.dtype)
+    count = y.size
+    with np.errstate(all="ignore"):
+        low.known(y, (start + np.arange(count, dtype=dtype) * delta).astype(dtype))
+    del limit
+
+
+@lowering("Transpose")
+def transpose(node: Node, low: Lowering) -> None:
+    """Permute the dimensions."""
+    x = low.given(0)
+    order = node.attrs.get("perm") or tuple(reversed(range(x.rank)))
+    steps = contiguous(x.shape)
+    emit_view(low, [steps[axis] for axis in order])
+
+
+@lowering("Slice")
+def slice_(node: Node, low: Lowering) -> None:
+    """Take a box with steps, which may be negative."""
+    x = low.given(0)
+    starts, ends = known_ints(low, 1, "starts"), known_ints(low, 2, "ends")
+    if starts is None or ends is None:
+        raise Unsupported("Slice without starts or ends")
+    axes = known_ints(low, 3, "axes") or list(range(len(starts)))
+    steps = known_ints(low, 4, "steps") or [1] * len(starts)
+    strides = list(contiguous(x.shape))
+    offset = 0
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        axis = normal_axis(axis, x.rank)
+        first, _, step = slice(_bound(start), _bound(end), step).indices(x.shape[axis])
+        offset += first * strides[axis]
+        strides[axis] *= step
+    emit_view(low, strides, offset)
+
+
+def _bound(value: int) -> int:
+    return max(min(value, 2**62), -(2**62))
+
+
+@lowering("Expand")
+def expand(node: Node, low: Lowering) -> None:
+    """Repeat along dimensions of size 1."""
+    x, y = low.given(0), low.output()
+    if x.size == y.size:
+        low.alias(y, x)
+        return
+    repeat(low, x, y)
+
+
+def repeat(low: Lowering, x: Operand, y: Operand) -> None:
+    """Emit what broadcasts ``x`` to ``y``."""
+    e = Expression()
+    try:
+        term = e.input(x.dtype)
+    except UnsupportedOpError as error:
+        raise Unsupported(f"Expand of {x.dtype}") from error
+    emit_expression(low, e, [source(x)], [(term, y)])
+
+
+@lowering("Tile")
+def tile(node: Node, low: Lowering) -> None:
+    """Repeat the whole along dimensions."""
+    x, y = low.given(0), low.output()
+    item = element_bytes(x)
+    if x.size == y.size:
+        low.alias(y, x)
+        return
+    counts = [b // a if a else 0 for a, b in zip(x.shape, y.shape, strict=True)]
+    dims = [d for pair in zip(counts, x.shape, strict=True) for d in pair]
+    steps = [s for step in contiguous(x.shape) for s in (0, step)]
+    emit_copy(low, x, y, dims, steps, contiguous(dims), item=item)
+
+
+def _memory_shape(operand: Operand) -> tuple[int, ...]:
+    """Return the dimensions as they lie in memory."""
+    if operand.layout == "plain":
+        return operand.shape
+    return (operand.shape[0], operand.blocks, *operand.shape[2:], operand.lanes)
+
+
+@lowering("Concat", layouts=("plain", "blocked"))
+def concat(node: Node, low: Lowering) -> None:
+    """Put arrays one after the other along an axis."""
+    y = low.output()
+    axis = normal_axis(int(node.attrs.get("axis", 1)), y.rank)
+    item = element_bytes(y)
+    operands = [x for x in low.inputs if x is not None]
+    if any(x.layout != y.layout for x in operands):
+        raise Unsupported("Concat of operands in different layouts")
+    ragged = any(x.shape[1] % y.lanes for x in operands[:-1]) if y.layout == "blocked" else False
+    if ragged and axis == 1:
+        raise Unsupported(f"Concat of channels that are no multiples of {y.lanes}")
+    target = contiguous(_memory_shape(y))
+    if len(operands) == 1:
+        low.alias(y, operands[0])
+        return
+    at = 0
+    for x in operands:
+        shape = _memory_shape(x)
+        emit_copy(
+            low, x, y, shape, contiguous(shape), target, item=item, to_offset=at * target[axis]
+        )
+        at += shape[axis]
+
+
+@lowering("Split")
+def split(node: Node, low: Lowering) -> None:
+    """Cut an array along an axis: views when nothing lies around the axis, else copies."""
+    x = low.given(0)
+    axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
+    item = element_bytes(x)
+    steps = contiguous(x.shape)
+    at = 0
+    for y in low.outputs:
+        offset = at * steps[axis]
+        at += y.shape[axis]
+        if y.size == 0:
+            continue
+        if math.prod(x.shape[:axis]) == 1:
+            low.alias(y, x, offset * item)
+            continue
+        emit_copy(low, x, y, y.shape, steps, contiguous(y.shape), item=item, from_offset=offset)
+
+
+@lowering("DepthToSpace")
+def depth_to_space(node: Node, low: Lowering) -> None:
+    """Move channels into blocks of pixels."""
+    x = low.given(0)
+    n, c, h, w = x.shape
+    b = int(node.attrs["blocksize"])
+    rest = c // (b * b)
+    if text(node.attrs.get("mode", "DCR")) == "DCR":
+        dims, order = (n, b, b, rest, h, w), (0, 3, 4, 1, 5, 2)
+    else:
+        dims, order = (n, rest, b, b, h, w), (0, 1, 4, 2, 5, 3)
+    _permute(low, dims, order)
+
+
+@lowering("SpaceToDepth")
+def space_to_depth(node: Node, low: Lowering) -> None:
+    """Move blocks of pixels into channels."""
+    n, c, h, w = low.given(0).shape
+    b = int(node.attrs["blocksize"])
+    _permute(low, (n, c, h // b, b, w // b, b), (0, 3, 5, 1, 2, 4))
+
+
+def _permute(low: Lowering, dims: Sequence[int], order: Sequence[int]) -> None:
+    x, y = low.given(0), low.output()
+    steps = contiguous(dims)
+    shape = [dims[d] for d in order]
+    strides = [steps[d] for d in order]
+    emit_copy(low, x, y, shape, strides, contiguous(shape), item=element_bytes(x))
+
+
+@lowering("Trilu")
+def trilu(node: Node, low: Lowering) -> None:
+    """Keep the upper or lower triangle."""
+    x, y = low.given(0), low.output()
+    diagonal = int(known(low, 1, "the diagonal").reshape(-1)[0]) if low.optional(1) else 0
+    item = element_bytes(x)
+    if item == 16:
+        raise Unsupported("Trilu of complex numbers")
+    rows, columns = x.shape[-2:]
+    diagonal = max(min(diagonal, columns + rows), -rows - columns)
+    kernel = Kernel("movement_kernels", "trilu", item=item, upper=bool(node.attrs.get("upper", 1)))
+    count = math.prod(x.shape[:-1]) if x.size else 0
+    words = [x, y, rows, columns, diagonal, count]
+    low.emit(kernel, words, count, grain=max(1, 16384 // max(columns, 1)), bytes=2 * x.nbytes)
+
+
+@lowering("ReverseSequence")
+def reverse_sequence(node: Node, low: Lowering) -> None:
+    """Reverse the first elements of each sequence of a batch."""
+    x, lengths, y = low.given(0), low.given(1), low.output()
+    if lengths.dtype != "int64":
+        raise Unsupported(f"ReverseSequence with lengths of {lengths.dtype}")
+    batch, time = int(node.attrs.get("batch_axis", 1)), int(node.attrs.get("time_axis", 0))
+    item = element_bytes(x)
+    steps = contiguous(x.shape)
+    inner = math.prod(x.shape[2:])
+    words = [x, y, lengths, x.shape[batch], x.shape[time], inner]
+    kernel = Kernel("movement_kernels", "reverse_sequence", item=item)
+    low.emit(
+        kernel,
+        [*words, steps[batch] * item, steps[time] * item],
+        x.shape[batch] if x.size else 0,
+        bytes=2 * x.nbytes,
+    )
+
+
+# ---------------------------------------------------------------- tables along an axis
+
+
+def emit_take(
+    low: Lowering,
+    source_: Operand | Scratch,
+    target: Operand | Scratch,
+    shape: Sequence[int],
+    axis: int,
+    table: Array,
+    *,
+    item: int,
+    pad: Operand | Array | None = None,
+) -> None:
+    """Emit the step that takes slices along ``axis`` by a table; -1 gives the pad element."""
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    block = max(1, min(len(table), _TABLE_BYTES // max(inner * item, 1)))
+    held = low.weight("table", np.array, np.ascontiguousarray(table, np.int64))
+    element = low.weight("element", np.array, np.zeros(16, np.uint8)) if pad is None else pad
+    if isinstance(element, np.ndarray):
+        element = low.weight("element", np.array, element)
+    words = [source_, target, held, element, outer, shape[axis], len(table), inner, block]
+    units = outer * -(-len(table) // block) if inner else 0
+    kernel = Kernel("movement_kernels", "take", item=item)
+    moved = 2 * outer * len(table) * inner * item
+    low.emit(
+        kernel, words, units, grain=max(1, _TABLE_BYTES // (block * inner * item + 1)), bytes=moved
+    )
+
+
+@lowering("Pad")
+def pad(node: Node, low: Lowering) -> None:
+    """Put elements around: constant, edge, reflect or wrap; negative pads cut off."""
+    x, y = low.given(0), low.output()
+    item = element_bytes(x)
+    mode = text(node.attrs.get("mode", "constant"))
+    amounts = known_ints(low, 1, "pads") or [int(v) for v in node.attrs.get("paddings", ())]
+    axes = known_ints(low, 3, "axes") if low.optional(3) is not None else None
+    axes = list(range(x.rank)) if axes is None else [normal_axis(a, x.rank) for a in axes]
+    before, after = [0] * x.rank, [0] * x.rank
+    for k, axis in enumerate(axes):
+        before[axis], after[axis] = amounts[k], amounts[len(axes) + k]
+    if y.size == 0:
+        return
+    if not any(before) and not any(after):
+        low.alias(y, x)
+        return
+    if mode == "constant":
+        _pad_constant(node, low, before, after, item)
+        return
+    if x.size == 0:
+        raise Unsupported("Pad of an empty tensor")
+    if item == 16:
+        raise Unsupported("Pad of complex numbers")
+    shape = list(x.shape)
+    place: Operand | Scratch = x
+    padded = [axis for axis in range(x.rank) if before[axis] or after[axis]]
+    for axis in padded:
+        table = _pad_table(mode, shape[axis], before[axis], after[axis])
+        shape_after = [*shape[:axis], len(table), *shape[axis + 1 :]]
+        last = axis == padded[-1]
+        target = y if last else low.scratch(math.prod(shape_after) * item)
+        emit_take(low, place, target, shape, axis, table, item=item)
+        place, shape = target, shape_after
+
+
+def _pad_constant(
+    node: Node, low: Lowering, before: list[int], after: list[int], item: int
+) -> None:
+    x, y = low.given(0), low.output()
+    value = low.optional(2)
+    if value is None:
+        number = np.full(1, node.attrs.get("value", 0.0)).astype(numpy_dtype(y.dtype))
+        emit_fill(low, y, y.size, number)
+    else:
+        emit_fill(low, y, y.size, value)
+    steps, target = contiguous(x.shape), contiguous(y.shape)
+    shape = [n + min(b, 0) + min(a, 0) for n, b, a in zip(x.shape, before, after, strict=True)]
+    if min(shape, default=1) <= 0:
+        return
+    emit_copy(
+        low,
+        x,
+        y,
+        shape,
+        steps,
+        target,
+        item=item,
+        from_offset=sum(max(-b, 0) * s for b, s in zip(before, steps, strict=True)),
+        to_offset=sum(max(b, 0) * s for b, s in zip(before, target, strict=True)),
+    )
+
+
+def _pad_table(mode: str, size: int, before: int, after: int) -> Array:
+    """Return which element of the axis stands at each place of the padded axis."""
+    # What negative pads cut off takes no part in the pattern.
+    first, size = max(-before, 0), size - max(-before, 0) - max(-after, 0)
+    if size <= 0:
+        raise Unsupported("Pad that cuts a whole axis off")
+    at = np.arange(-max(before, 0), size + max(after, 0))
+    if mode == "edge":
+        return first + np.clip(at, 0, size - 1)
+    if mode == "wrap":
+        return first + at % size
+    if mode != "reflect":
+        raise Unsupported(f"Pad mode {mode}")
+    if size == 1:
+        return np.full(len(at), first)
+    period = 2 * (size - 1)
+    folded = at % period
+    return first + np.where(folded < size, folded, period - folded)

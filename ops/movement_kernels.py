@@ -1,0 +1,258 @@
+"""Kernels that move elements: strided copies, transpositions, fills, tables along an axis.
+
+They know the size of an element only, not its dtype. Every one walks a grid: rows inside any number
+of outer dimensions, with strides in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from numba.extending import register_jitable
+
+from subgraph.engine.simd import ld as loads
+from subgraph.engine.simd import ld_i64, memcpy, memset
+from subgraph.engine.simd import st as stores
+from subgraph.engine.transpose import transposer
+
+WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+
+@register_jitable
+def arg(args: int, index: int) -> int:
+    """Return word ``index`` of the argument block."""
+    return ld_i64(args + 8 * index)
+
+
+@register_jitable
+def outer_offset(args: int, first: int, count: int, rest: int, which: int) -> int:
+    """Return the offset in bytes of outer index ``rest`` for operand ``which`` (0 or 1).
+
+    From word ``first`` on, each of ``count`` dimensions has (size, bytes in 0, bytes in 1).
+    """
+    offset = 0
+    at = args + 8 * (first + 3 * count)
+    for _ in range(count):
+        at -= 24
+        size = ld_i64(at)
+        offset += rest % size * ld_i64(at + 8 + 8 * which)
+        rest //= size
+    return offset
+
+
+def copy(*, item: int, kind: str) -> Callable[..., None]:
+    """Return the kernel that copies a strided array.
+
+    Args:
+        item: Bytes of an element.
+        kind: ``"rows"`` where both rows are contiguous, ``"strided"`` in general.
+
+    Words::
+
+        0 source  1 target  2, 3 bytes added to them  4 elements of a row  5 of them in a unit
+        6 rows  7 of them in a unit  8, 9 bytes between rows  10, 11 bytes between elements
+        12 outer dimensions, then (size, bytes in source, bytes in target) of each
+
+    Units: outer sizes * row tiles * tiles along a row.
+    """
+    load, store = loads(WORDS[item]), stores(WORDS[item])
+    whole = kind == "rows"
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        source, target = arg(args, 0) + arg(args, 2), arg(args, 1) + arg(args, 3)
+        size, block, rows, row_block = arg(args, 4), arg(args, 5), arg(args, 6), arg(args, 7)
+        from_row, to_row, from_step, to_step = (
+            arg(args, 8),
+            arg(args, 9),
+            arg(args, 10),
+            arg(args, 11),
+        )
+        outer = arg(args, 12)
+        chunks, row_chunks = (size + block - 1) // block, (rows + row_block - 1) // row_block
+        for unit in range(begin, end):
+            first = unit % chunks * block
+            rest = unit // chunks
+            row = rest % row_chunks * row_block
+            rest //= row_chunks
+            x = source + row * from_row + first * from_step
+            y = target + row * to_row + first * to_step
+            x += outer_offset(args, 13, outer, rest, 0)
+            y += outer_offset(args, 13, outer, rest, 1)
+            count = min(block, size - first)
+            for _ in range(min(row_block, rows - row)):
+                if whole:
+                    memcpy(y, x, count * item)
+                else:
+                    for i in range(count):
+                        store(y + i * to_step, load(x + i * from_step))
+                x += from_row
+                y += to_row
+
+    return kernel
+
+
+def transpose(*, item: int, lanes: int) -> Callable[..., None]:
+    """Return the kernel that transposes matrices.
+
+    Words::
+
+        0 source  1 target  2, 3 bytes added to them
+        4 columns of the source (contiguous there), rows of the target
+        5 rows of the source, columns of the target (contiguous there)
+        6 bytes between rows of the source  7 of the target
+        8 columns of the source in a unit, 9 rows of it
+        12 outer dimensions, then (size, bytes in source, bytes in target) of each
+
+    Units: outer sizes * column tiles * row tiles.
+    """
+    turn = transposer(WORDS[item], lanes)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        source, target = arg(args, 0) + arg(args, 2), arg(args, 1) + arg(args, 3)
+        columns, rows = arg(args, 4), arg(args, 5)
+        from_row, to_row = arg(args, 6), arg(args, 7)
+        column_block, row_block, outer = arg(args, 8), arg(args, 9), arg(args, 12)
+        column_tiles = (columns + column_block - 1) // column_block
+        row_tiles = (rows + row_block - 1) // row_block
+        for unit in range(begin, end):
+            row = unit % row_tiles * row_block
+            rest = unit // row_tiles
+            column = rest % column_tiles * column_block
+            rest //= column_tiles
+            x = source + outer_offset(args, 13, outer, rest, 0)
+            y = target + outer_offset(args, 13, outer, rest, 1)
+            row_end = min(rows, row + row_block)
+            column_end = min(columns, column + column_block)
+            for c in range(column, column_end, lanes):
+                for r in range(row, row_end, lanes):
+                    turn(
+                        x + r * from_row + c * item,
+                        from_row,
+                        min(lanes, row_end - r),
+                        min(lanes, column_end - c),
+                        y + c * to_row + r * item,
+                        to_row,
+                    )
+
+    return kernel
+
+
+def fill(*, item: int) -> Callable[..., None]:
+    """Return the kernel that fills an array with one element.
+
+    Words: ``0 target, 1 elements, 2 elements of a unit, 3 address of the element``.
+    Units: tiles.
+    """
+    load, store = loads(WORDS[item]), stores(WORDS[item])
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        target, size, block, value = arg(args, 0), arg(args, 1), arg(args, 2), load(arg(args, 3))
+        for i in range(begin * block, min(size, end * block)):
+            store(target + i * item, value)
+
+    return kernel
+
+
+def take(*, item: int) -> Callable[..., None]:
+    """Return the kernel that takes slices along an axis by a table made with the plan.
+
+    ``y[o, j, :] = x[o, table[j], :]``, a pad element where the table has -1.
+
+    Words::
+
+        0 x  1 y  2 table (int64)  3 address of the pad element
+        4 outer size  5 axis size in x  6 in y  7 elements of a slice  8 slices of y in a unit
+
+    Units: outer size * tiles of the axis in y.
+    """
+    load, store = loads(WORDS[item]), stores(WORDS[item])
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        table, size, taken = arg(args, 2), arg(args, 5), arg(args, 6)
+        inner, block = arg(args, 7), arg(args, 8)
+        pad = load(arg(args, 3))
+        tiles = (taken + block - 1) // block
+        for unit in range(begin, end):
+            outer = unit // tiles
+            first = unit % tiles * block
+            x = arg(args, 0) + outer * size * inner * item
+            y = arg(args, 1) + (outer * taken + first) * inner * item
+            for j in range(first, min(taken, first + block)):
+                at = ld_i64(table + 8 * j)
+                if inner == 1 and at >= 0:
+                    store(y, load(x + at * item))
+                elif at >= 0:
+                    memcpy(y, x + at * inner * item, inner * item)
+                else:
+                    for i in range(inner):
+                        store(y + i * item, pad)
+                y += inner * item
+
+    return kernel
+
+
+def clear_padding() -> Callable[..., None]:
+    """Return the kernel that zeroes what the last channel block has beyond the last channel.
+
+    Words: ``0 array, 1 blocks, 2 pixels, 3 bytes of a block's pixel, 4 bytes of it in use``.
+    Units: images.
+    """
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        blocks, pixels, pixel, used = arg(args, 1), arg(args, 2), arg(args, 3), arg(args, 4)
+        for unit in range(begin, end):
+            at = arg(args, 0) + ((unit + 1) * blocks - 1) * pixels * pixel
+            for i in range(pixels):
+                memset(at + i * pixel + used, 0, pixel - used)
+
+    return kernel
+
+
+def trilu(*, item: int, upper: bool) -> Callable[..., None]:
+    """Return the kernel that keeps a triangle of matrices.
+
+    Words: ``0 x, 1 y, 2 rows, 3 columns, 4 diagonal, 5 rows of all matrices``. Units: rows.
+    """
+    size = item
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        rows, columns, diagonal = arg(args, 2), arg(args, 3), arg(args, 4)
+        step = columns * size
+        for unit in range(begin, end):
+            x, y = arg(args, 0) + unit * step, arg(args, 1) + unit * step
+            edge = unit % rows + diagonal
+            if not upper:
+                edge += 1
+            edge = min(max(edge, 0), columns)
+            low, high = edge * size, (columns - edge) * size
+            if upper:
+                memset(y, 0, low)
+                memcpy(y + low, x + low, high)
+            else:
+                memcpy(y, x, low)
+                memset(y + low, 0, high)
+
+    return kernel
+
+
+def reverse_sequence(*, item: int) -> Callable[..., None]:
+    """Return the kernel that reverses the first elements of sequences.
+
+    Words: ``0 x, 1 y, 2 lengths (int64), 3 batch size, 4 steps, 5 elements of a slice,
+    6 bytes per batch entry, 7 bytes per step``. Units: batch size.
+    """
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        steps, inner = arg(args, 4), arg(args, 5) * item
+        for unit in range(begin, end):
+            length = min(max(ld_i64(arg(args, 2) + 8 * unit), 0), steps)
+            base = unit * arg(args, 6)
+            for t in range(steps):
+                at = length - 1 - t if t < length else t
+                memcpy(
+                    arg(args, 1) + base + t * arg(args, 7),
+                    arg(args, 0) + base + at * arg(args, 7),
+                    inner,
+                )
+
+    return kernel
