@@ -7,6 +7,7 @@ a fixed probe of the machine's speed before and after each; ``{"save": path}`` w
 
 from __future__ import annotations
 
+import importlib
 import json
 import resource
 import sys
@@ -31,8 +32,7 @@ def ours(model: Path, threads: int, arrays: Arrays) -> Runner:
 
 def onnxruntime(model: Path, threads: int, arrays: Arrays, level: str = "") -> Runner:
     """Return a run of ONNX Runtime at its best optimisation level, or at ``level``."""
-    import onnxruntime as ort
-
+    ort: Any = importlib.import_module("onnxruntime")
     levels = ort.GraphOptimizationLevel
     tried: list[tuple[float, Any]] = []
     for choice in [level] if level else ["BASIC", "ALL"]:
@@ -49,8 +49,7 @@ def onnxruntime(model: Path, threads: int, arrays: Arrays, level: str = "") -> R
 
 def openvino(model: Path, threads: int, arrays: Arrays) -> Runner:
     """Return a run of OpenVINO in float32, tuned for latency."""
-    import openvino as ov
-
+    ov: Any = importlib.import_module("openvino")
     core = ov.Core()
     network = core.read_model(str(model))
     network.reshape({name: array.shape for name, array in arrays.items()})
@@ -72,17 +71,17 @@ def openvino(model: Path, threads: int, arrays: Arrays) -> Runner:
 
 def torch(model: Path, threads: int, arrays: Arrays) -> Runner:
     """Return a run of PyTorch on the model that onnx2torch makes."""
-    import onnx2torch
-    import torch as pytorch
-
+    onnx2torch: Any = importlib.import_module("onnx2torch")
+    pytorch: Any = importlib.import_module("torch")
     pytorch.set_num_threads(threads)
     module = onnx2torch.convert(str(model)).eval()
     tensors = [pytorch.from_numpy(array) for array in arrays.values()]
 
     def run() -> list[Any]:
         with pytorch.inference_mode():
-            found = module(*tensors)
-        return [t.numpy() for t in (found if isinstance(found, (tuple, list)) else [found])]
+            found: Any = module(*tensors)
+        several: list[Any] = list(found) if isinstance(found, (tuple, list)) else [found]  # pyright: ignore[reportUnknownArgumentType]
+        return [tensor.numpy() for tensor in several]
 
     return run
 

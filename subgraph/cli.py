@@ -13,10 +13,10 @@ import runpy
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -38,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except sg.SubgraphError as error:
         _fail(args, f"{error}")
         return 1
+    except BrokenPipeError:
+        return 0
     except OSError as error:
         _fail(args, f"{error.filename or ''}: {error.strerror or error}")
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        return 0
     return 0
 
 
@@ -346,9 +346,10 @@ def to_dot(graph: Graph) -> str:
 def _describe(name: str, value: Any) -> Row:
     row: Row = {"name": name}
     if isinstance(value, np.ndarray):
-        row["type"] = str(TensorType(value.dtype, value.shape))
-        if value.size and value.dtype.kind in "fiu":
-            wide = value.astype(np.float64)
+        array = cast("np.ndarray[Any, Any]", value)
+        row["type"] = str(TensorType(array.dtype, array.shape))
+        if array.size and array.dtype.kind in "fiu":
+            wide = array.astype(np.float64)
             row |= {
                 "min": float(wide.min()),
                 "mean": float(wide.mean()),
@@ -387,7 +388,7 @@ class Output:
             self._console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
 
     @contextmanager
-    def progress(self, what: str) -> Iterator[None]:
+    def progress(self, what: str) -> Generator[None]:
         """Show that something is under way, on a terminal, until the block ends."""
         if self._json or not sys.stderr.isatty():
             yield

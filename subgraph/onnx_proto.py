@@ -5,8 +5,8 @@ Used by the ONNX file reader and writer and by type inference; loaded only when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -238,12 +238,12 @@ def _guess_kind(value: Any) -> AttributeKind | None:
     if isinstance(value, _TYPES):
         return "type_proto"
     if isinstance(value, (tuple, list)):
-        kinds = {_guess_kind(item) for item in value}  # pyright: ignore[reportUnknownVariableType]
+        items = cast("Sequence[Any]", value)
+        kinds: set[AttributeKind | None] = {_guess_kind(item) for item in items}
         if not kinds:
             return "ints"
         if kinds == {"int", "float"}:
             return "floats"
-        single = kinds.pop()
         plural: dict[AttributeKind | None, AttributeKind] = {
             "int": "ints",
             "float": "floats",
@@ -253,7 +253,7 @@ def _guess_kind(value: Any) -> AttributeKind | None:
             "sparse_tensor": "sparse_tensors",
             "type_proto": "type_protos",
         }
-        return None if kinds else plural.get(single)
+        return plural.get(kinds.pop()) if len(kinds) == 1 else None
     for type_, kind in _SCALAR_KINDS.items():
         if isinstance(value, type_):
             return kind

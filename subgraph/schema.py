@@ -136,13 +136,14 @@ def _from_onnx(found: Any) -> Schema:
     attributes: dict[str, Attribute] = {}
     for name, attribute in found.attributes.items():
         default: Any = attribute.default_value
-        has_default = default is not None and default.type != onnx.AttributeProto.UNDEFINED
+        has_default = bool(default) and default.type != onnx.AttributeProto.UNDEFINED
         kind = cast(AttributeKind, attribute.type.name.lower())
-        value = onnx.helper.get_attribute_value(default) if has_default else None
+        value: Any = onnx.helper.get_attribute_value(default) if has_default else None
         if isinstance(value, bytes):
             value = value.decode()
         elif isinstance(value, list):
-            value = tuple(v.decode() if isinstance(v, bytes) else v for v in value)  # pyright: ignore[reportUnknownVariableType]
+            items = cast("list[Any]", value)
+            value = tuple(v.decode() if isinstance(v, bytes) else v for v in items)
         attributes[name] = Attribute(name, kind, bool(attribute.required), value)
     return Schema(
         op_type=found.name,

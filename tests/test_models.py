@@ -53,7 +53,7 @@ def check(model: onnx.ModelProto | Path, arrays: Arrays | None = None) -> None:
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
     session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     arrays = arrays_for(session) if arrays is None else arrays
-    expected = session.run(None, arrays)
+    expected: list[Any] = session.run(None, arrays)
     graph = sg.load(model)
     for selector in (None, sg.ContainOpSelector({"Conv", "Relu", "MatMul", "Add"}), Heavy):
         if selector is None:
@@ -67,7 +67,7 @@ def check(model: onnx.ModelProto | Path, arrays: Arrays | None = None) -> None:
         found = list(sg.compile_model(cut, "CPU")(arrays))
         for ours, theirs in zip(found, expected, strict=True):
             scale = np.abs(theirs).max()
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * scale)
+            np.testing.assert_allclose(np.asarray(ours), theirs, rtol=0, atol=1e-4 * scale)
 
 
 @pytest.mark.parametrize("name", FAST)
