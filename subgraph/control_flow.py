@@ -216,7 +216,7 @@ class _SequenceMap:
         captures = inputs[self._given :]
         outputs: list[list[Any]] = [[] for _ in self._graph.outputs]
         for number in range(len(inputs[0])):
-            items = [
+            items: list[Any] = [
                 item[number] if isinstance(item, (list, tuple)) else item
                 for item in inputs[: self._given]
             ]

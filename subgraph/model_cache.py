@@ -106,4 +106,4 @@ def _hash(array: np.ndarray[Any, Any]) -> bytes:
     if array.dtype.hasobject:
         return hashlib.sha256(repr(array.tolist()).encode()).digest()
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return hashlib.sha256(memoryview(data)).digest()
+    return hashlib.sha256(data.data).digest()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import attrs
 
@@ -137,7 +137,10 @@ def _converted(kind: type, value: Any) -> Any:
         text = str(value).lower() if isinstance(value, (str, int)) else ""
         return True if text in _TRUE else False if text in _FALSE else None
     if kind is str:
-        return os.fspath(cast(Any, value)) if isinstance(value, (str, os.PathLike)) else None
+        try:
+            return os.fspath(value)
+        except TypeError:
+            return None
     if isinstance(value, bool):
         return None
     try:

@@ -252,16 +252,15 @@ def as_array(item: Any, dtype: np.dtype[Any], port: Port) -> Array:
     """
     if isinstance(item, np.ndarray):
         return np.asarray(cast(Array, item))
+    from_python = isinstance(item, (bool, int, float, complex, str, list, tuple))
     try:
-        if isinstance(item, np.generic):
-            return np.asarray(cast(Any, item))
-        if isinstance(item, (bool, int, float, complex, str, list, tuple)):
+        if from_python and not isinstance(item, np.generic):
             return _from_python(item, dtype)
         if hasattr(item, "__dlpack__"):
             return np.from_dlpack(item)
         if hasattr(item, "__array_interface__") or hasattr(item, "__array__"):
             return np.asarray(item)
-        return np.asarray(memoryview(cast(Any, item)))
+        return np.asarray(memoryview(item))
     except (TypeError, ValueError, OverflowError, RuntimeError, BufferError) as error:
         raise ShapeError(
             f"input {port.name!r} is {port.type}, got a {type(item).__name__} that cannot be read "

@@ -9,11 +9,13 @@ snapshot's versions; an older result lives only as long as a running request hol
 
 from __future__ import annotations
 
+import dis
 import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import CodeType
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -291,27 +293,49 @@ def _seed_from_files(entry: WeightEntry, align: int) -> None:
 
 def recipe_id(recipe: str, make: Make) -> str:
     """Return a name for a recipe and its function that is the same in every process."""
-    parts = [recipe]
-    function: Any = make
+    function: Any = getattr(make, "__func__", make)
+    try:
+        known = _function_ids.get(function)
+        if known is None:
+            # Asked once: a counter that the function closes over must not change its name.
+            known = _function_ids[function] = _function_id(function)
+    except TypeError:  # no weak reference to it
+        known = _function_id(function)
+    return f"{recipe}|{known}"
+
+
+_function_ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def _function_id(function: Any) -> str:
+    parts: list[str] = []
     while isinstance(function, functools.partial):
-        parts.append(repr([a for a in function.args if isinstance(a, _PLAIN)]))
-        parts.append(repr([(k, v) for k, v in function.keywords.items() if isinstance(v, _PLAIN)]))
+        parts.append(repr([_plain(a) for a in function.args]))
+        parts.append(repr([(k, _plain(v)) for k, v in function.keywords.items()]))
         function = function.func
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
+    code: CodeType | None = getattr(function, "__code__", None)
     if code is None:
-        owner: Any = function if hasattr(function, "__qualname__") else type(function)
-        parts.append(f"{owner.__module__}.{owner.__qualname__}")
+        named = hasattr(function, "__qualname__")
+        owner: Any = function if named else cast(Any, type(function))
+        parts.append(f"{getattr(owner, '__module__', '')}.{getattr(owner, '__qualname__', owner)}")
         return "|".join(parts)
     parts.append(f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}")
-    cells = getattr(function, "__closure__", None) or ()
-    closed: list[Any] = [cell.cell_contents for cell in cells]
-    closed += list(getattr(function, "__defaults__", None) or ())
-    keywords: dict[str, Any] = getattr(function, "__kwdefaults__", None) or {}
+    closed: list[Any] = []
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if name not in _rebound(code):
+            closed.append(cell.cell_contents)
+    closed += list(function.__defaults__ or ())
+    keywords: dict[str, Any] = function.__kwdefaults__ or {}
     closed += list(keywords.values())
-    if closed:
-        parts.append(repr([_plain(value) for value in closed]))
+    parts.append(repr([_plain(value) for value in closed]))
     return "|".join(parts)
+
+
+@functools.lru_cache(maxsize=512)
+def _rebound(code: CodeType) -> frozenset[str]:
+    """Return the names of enclosing functions that the code assigns to (``nonlocal``)."""
+    steps = dis.get_instructions(code)
+    return frozenset(str(step.argval) for step in steps if step.opname == "STORE_DEREF")
 
 
 def _plain(value: Any) -> Any:

@@ -231,3 +231,19 @@ def test_never_a_mix_of_two_parameters() -> None:
     stop.set()
     writer.join()
     assert not wrong
+
+
+def test_a_recipe_that_counts_its_calls_keeps_its_name() -> None:
+    calls = 0
+    cache, w = sg.WeightCache(), param(3)
+
+    def ask() -> Array:
+        def make(array: Array) -> Array:
+            nonlocal calls
+            calls += 1
+            return array * 2
+
+        return cache.get("double", make, w)
+
+    assert ask() is ask()
+    assert calls == 1
