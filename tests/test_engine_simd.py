@@ -325,6 +325,25 @@ def test_contraction_is_only_done_where_asked() -> None:
         assert words[3] == want
 
 
+@pytest.mark.parametrize("isa", ["", "avx2", "sse", "scalar"])
+@pytest.mark.parametrize("lanes", [1, 4, 8, 16, 32, 64])
+def test_dot_products_of_bytes_are_exact(
+    lanes: int, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isa and isa not in host.available_isas():
+        pytest.skip(f"this machine has no {isa}")
+    monkeypatch.setenv("SUBGRAPH_ISA", isa)
+    rng = np.random.default_rng(lanes)
+    a = rng.integers(0, 256, 4 * lanes, np.uint8)
+    b = rng.integers(-128, 128, 4 * lanes, np.int8)
+    a[:4], b[:4] = 255, -128  # saturates where 16 bits are in between
+    sums = rng.integers(-(2**30), 2**30, lanes, np.int32)
+    products = (a.astype(np.int32) * b.astype(np.int32)).reshape(lanes, 4)
+    want = sums + products.sum(axis=1, dtype=np.int32)
+    run("dots", [sums, a, b], lanes=lanes)
+    np.testing.assert_array_equal(sums, want)
+
+
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "avx", "sse", "neon", "scalar"])
 def test_each_instruction_set_gives_the_same(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if isa not in host.available_isas():

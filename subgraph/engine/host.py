@@ -110,7 +110,7 @@ def _supported(features: dict[str, bool]) -> list[str]:
 
 
 def _narrow(name: str, features: dict[str, bool]) -> dict[str, bool]:
-    if architecture() != "x86_64" or name == "avx512":
+    if architecture() != "x86_64" or name == _supported(features)[0]:
         return features
     above = {"avx2": _ABOVE_AVX2, "avx": _ABOVE_AVX}.get(name, _ABOVE_SSE)
     exact = {"avx", "avx2", "fma", "fma4", "xop", "f16c", "vaes", "vpclmulqdq"}

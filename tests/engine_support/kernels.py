@@ -7,7 +7,7 @@ from typing import Any
 
 from numba import njit
 
-from subgraph.engine import simd, vmath
+from subgraph.engine import dot, simd, vmath
 from subgraph.engine.simd import (
     atomic_add,
     atomic_cas,
@@ -374,5 +374,17 @@ def round_trip(*, lanes: int) -> Function:
         stored = ld_i64(args + 16)
         narrow(stored, load(ld_i64(args)))
         store(ld_i64(args + 8), widen(stored))
+
+    return kernel
+
+
+def dots(*, lanes: int) -> Function:
+    """Add dot products of bytes to a vector of sums."""
+    v = simd.vec("int32", lanes)
+    load, store, step = v.load, v.store, dot.dot4(lanes)
+
+    def kernel(args: int, _begin: int, _end: int, _worker: int) -> None:
+        sums = load(ld_i64(args))
+        store(ld_i64(args), step(sums, load(ld_i64(args + 8)), load(ld_i64(args + 16))))
 
     return kernel
