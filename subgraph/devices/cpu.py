@@ -1,0 +1,152 @@
+"""CPU: regions as programs of compiled kernels on this machine's cores.
+
+`CpuDevice.transform` lifts constants and fuses (the passes ``CpuFusion`` names); `supports` asks the
+lowerings by a trial plan; `create_op` hands the graph to `subgraph.engine.region_op`. What no kernel
+takes goes to REFERENCE.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+
+from subgraph.device import Device
+from subgraph.engine import host, pool
+from subgraph.engine.plan import PlanOptions
+from subgraph.engine.probe import refusals
+from subgraph.engine.region_op import CpuSubgraphOp, Guards, RegionOptions
+from subgraph.graph import Graph, Node
+from subgraph.parameters import Parameter
+from subgraph.pass_manager import apply_pass
+from subgraph.selector import Reject
+from subgraph.settings import DeviceOptions, option
+from subgraph.subgraph_op import SubgraphOp
+
+_REFUSED = "cpu_refused"
+_GUARDS = "cpu_guards"
+
+
+@attrs.frozen
+class CpuOptions(DeviceOptions):
+    """Options of CPU."""
+
+    INFERENCE_NUM_THREADS: int = option(
+        0, "threads of all streams together; 0: one for each core", minimum=0, maximum=1024
+    )
+    NUM_STREAMS: int = option(
+        0, "requests that run at a time; 0: as PERFORMANCE_HINT says", minimum=0, maximum=1024
+    )
+    FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
+    BLOCKED_LAYOUT: bool = option(True, "let convolutions work in blocks of channels")
+    WINOGRAD: bool = option(True, "allow Winograd convolution, which rounds a little differently")
+    TUNE: bool = option(False, "choose kernels by measuring, and keep the choice on disk")
+    PLAN_CACHE_SIZE: int = option(16, "sets of input shapes kept ready to run", minimum=1)
+
+
+class CpuDevice(Device):
+    """This machine's cores."""
+
+    options_class: ClassVar[type[DeviceOptions]] = CpuOptions
+    fallback: ClassVar[tuple[str, ...]] = ("REFERENCE",)
+
+    def transform(self, graph: Graph, options: DeviceOptions) -> Graph:
+        """Return the graph fused, with what the CPU does not run noted in its attrs."""
+        assert isinstance(options, CpuOptions)
+        fused, guards = fuse(graph, options)
+        fused.attrs[_GUARDS] = guards
+        fused.attrs[_REFUSED] = refusals(fused, plan_options(options))
+        return fused
+
+    def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:
+        """Return what the trial plan of the node's graph said."""
+        assert node.graph is not None
+        refused: Mapping[str, str] = node.graph.attrs.get(_REFUSED, {})
+        reason = refused.get(node.name)
+        return True if reason is None else Reject(reason)
+
+    def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        # The op fuses by itself, and anew when a number that a fusion has looked at changes.
+        return self.create_op(graph, options)
+
+    def create_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        """Return the op that runs ``graph``."""
+        assert isinstance(options, CpuOptions)
+        threads = threads_per_stream(options)
+        region = RegionOptions(
+            plan=plan_options(options),
+            pool=pool.shared(threads) if threads > 1 else None,
+            plans=options.PLAN_CACHE_SIZE,
+            profiling=options.ENABLE_PROFILING,
+        )
+        op = CpuSubgraphOp(graph, region, lambda inner: fuse(inner, options))
+        op.device = self.name
+        return op
+
+    def optimal_requests(self, options: DeviceOptions) -> int:
+        """Return the number of streams."""
+        assert isinstance(options, CpuOptions)
+        return streams(options)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the read-only properties."""
+        return {
+            **super().metrics(),
+            "FULL_DEVICE_NAME": _processor_name(),
+            "DEVICE_ARCHITECTURE": f"{platform.machine()} {host.isa().name}",
+            "OPTIMIZATION_CAPABILITIES": ["FP32", "FP64", "INT8", "BIN", "EXPORT_IMPORT"],
+            "RANGE_FOR_STREAMS": (1, host.core_count()),
+        }
+
+
+def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
+    """Return the graph as it runs, and the parameters whose content that depends on."""
+    guards: dict[Parameter, int] = {}
+    if options.FUSION:
+        graph = apply_pass(graph, "CpuFusion", guards=guards)
+    else:
+        graph = graph.clone()
+    return graph, tuple(guards.items())
+
+
+def plan_options(options: CpuOptions) -> PlanOptions:
+    """Return what plans depend on."""
+    properties = {
+        field.name: getattr(options, field.name)
+        for field in attrs.fields(CpuOptions)
+        if field.name in ("WINOGRAD", "TUNE")
+    }
+    return PlanOptions(
+        threads=threads_per_stream(options), blocked=options.BLOCKED_LAYOUT, properties=properties
+    )
+
+
+def streams(options: CpuOptions) -> int:
+    """Return how many requests run at a time."""
+    if options.NUM_STREAMS:
+        return options.NUM_STREAMS
+    if options.PERFORMANCE_HINT == "THROUGHPUT":
+        return options.PERFORMANCE_HINT_NUM_REQUESTS or _threads(options)
+    return 1
+
+
+def _threads(options: CpuOptions) -> int:
+    return options.INFERENCE_NUM_THREADS or host.core_count()
+
+
+def threads_per_stream(options: CpuOptions) -> int:
+    """Return how many threads a request uses."""
+    return max(1, _threads(options) // streams(options))
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

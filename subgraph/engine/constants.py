@@ -1,0 +1,236 @@
+"""Constants of a plan: values that follow from weights alone, and the entries that hold them.
+
+A node all of whose inputs are constant is not run: its result is a `Weight` over the sources of
+its inputs (`derive`), made when a kernel asks for it and redone when a parameter changes. What is
+made on the way is not kept. `Weights` turns every weight of a plan into an entry of the cache, or,
+when no parameter is in it, into an array.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.lowering import Operand, Weight
+from subgraph.errors import UnsupportedOpError
+from subgraph.graph import Graph, Node
+from subgraph.parameters import Parameter
+from subgraph.types import DTYPE_OF_ONNX, numpy_dtype
+from subgraph.weights import WeightCache, WeightEntry, recipe_id
+
+Array = np.ndarray[Any, Any]
+_ALIGN = 64
+
+
+def evaluate(node: Node, inputs: Sequence[Array | None]) -> list[Any]:
+    """Return the outputs of a node: common operators at once by NumPy, others by the reference."""
+    fast = None if node.domain else _FAST.get(node.op_type)
+    if fast is not None:
+        result = fast(node, inputs)
+        if result is not None:
+            return [result]
+    from subgraph.reference import evaluate as by_reference
+
+    return by_reference(node, inputs)
+
+
+def _transpose(node: Node, inputs: Sequence[Any]) -> Array:
+    return np.transpose(inputs[0], node.attrs.get("perm"))
+
+
+def _cast(node: Node, inputs: Sequence[Any]) -> Array | None:
+    to = node.attrs.get("to")
+    if not isinstance(to, int) or inputs[0].dtype.kind not in "biuf":
+        return None
+    target = numpy_dtype(DTYPE_OF_ONNX[to])
+    widens = target.kind in "iuf" and np.can_cast(inputs[0].dtype, target, "safe")
+    return inputs[0].astype(target) if widens else None
+
+
+def _unsqueeze(node: Node, inputs: Sequence[Any]) -> Array:
+    axes: Any = node.attrs["axes"] if "axes" in node.attrs else inputs[1].tolist()
+    return np.expand_dims(inputs[0], tuple(axes))
+
+
+def _reshape(node: Node, inputs: Sequence[Any]) -> Array | None:
+    shape: Any = node.attrs["shape"] if "shape" in node.attrs else inputs[1].tolist()
+    if 0 in shape:
+        return None
+    return inputs[0].reshape([int(dim) for dim in shape])
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Node, Sequence[Any]], Array | None]:
+    def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
+        if "axis" in node.attrs or "broadcast" in node.attrs or inputs[0].dtype.kind != "f":
+            return None
+        return np.asarray(function(inputs[0], inputs[1]))
+
+    return apply
+
+
+_FAST: dict[str, Callable[[Node, Sequence[Any]], Array | None]] = {
+    "Identity": lambda node, inputs: inputs[0],
+    "Transpose": _transpose,
+    "Cast": _cast,
+    "Unsqueeze": _unsqueeze,
+    "Reshape": _reshape,
+    "Add": _binary(np.add),
+    "Sub": _binary(np.subtract),
+    "Mul": _binary(np.multiply),
+    "Div": _binary(np.divide),
+}
+
+
+class _Derivation:
+    """Computes one output of a node on weights; the make function of a derived weight."""
+
+    def __init__(self, node: Node, output: int, given: Sequence[bool]) -> None:
+        self.node = node
+        self.output = output
+        self.given = tuple(given)
+
+    def __call__(self, *arrays: Array) -> Array:
+        arguments = iter(arrays)
+        inputs = [next(arguments) if there else None for there in self.given]
+        return np.asarray(evaluate(self.node, inputs)[self.output])
+
+
+class _Composition:
+    """Makes inner weights on the way to an outer one; a leaf is a parameter's array or constant."""
+
+    def __init__(self, weight: Weight, positions: dict[Parameter, int]) -> None:
+        self.make = weight.make
+        self.sources: list[int | Array | _Composition] = []
+        for source in weight.sources:
+            if isinstance(source, Parameter):
+                self.sources.append(positions[source])
+            elif isinstance(source, Weight):
+                self.sources.append(_Composition(source, positions))
+            else:
+                self.sources.append(source)
+
+    def __call__(self, *arrays: Array) -> Array:
+        found: list[Array] = []
+        for source in self.sources:
+            if isinstance(source, int):
+                found.append(arrays[source])
+            else:
+                found.append(source(*arrays) if isinstance(source, _Composition) else source)
+        return self.make(*found)
+
+
+def derive(node: Node, operands: Sequence[Operand | None], output: int) -> Weight:
+    """Return the weight that a node makes of constant operands."""
+    sources: list[Parameter | Array | Weight] = []
+    for operand in operands:
+        if operand is None:
+            continue
+        held = operand.parameter or operand.derived
+        if held is None:
+            held = operand.known
+        assert held is not None, "derive is called for constant operands"
+        sources.append(held)
+    attributes = ",".join(f"{k}={_text(v)}" for k, v in sorted(node.attrs.items()))
+    name = f"{node.domain}:{node.op_type}:{node.version}.{output}({attributes})"
+    given = [operand is not None for operand in operands]
+    return Weight(name, _Derivation(node, output, given), tuple(sources))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return _digest(value)  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, Graph):
+        raise UnsupportedOpError("a node with a body is not computed ahead")
+    return repr(value)
+
+
+def _digest(array: Array) -> str:
+    content = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=12).hexdigest()
+    return f"{array.dtype}{list(array.shape)}{content}"
+
+
+def parameters_of(weight: Weight) -> tuple[Parameter, ...]:
+    """Return all parameters that a weight is made of, each once, in order of first use."""
+    found: dict[Parameter, None] = {}
+    work: list[Parameter | Array | Weight] = [weight]
+    while work:
+        item = work.pop()
+        if isinstance(item, Parameter):
+            found[item] = None
+        elif isinstance(item, Weight):
+            work.extend(reversed(item.sources))
+    return tuple(found)
+
+
+def made(weight: Weight) -> Array:
+    """Return a weight's array for the versions that this thread sees, without the cache."""
+    parameters = parameters_of(weight)
+    positions = {parameter: k for k, parameter in enumerate(parameters)}
+    return np.asarray(_Composition(weight, positions)(*(p.array for p in parameters)))
+
+
+def _recipe(weight: Weight, positions: dict[Parameter, int]) -> str:
+    """Return a text that tells everything a weight depends on but its parameters' content."""
+    parts: list[str] = []
+    for source in weight.sources:
+        if isinstance(source, Parameter):
+            parts.append(f"p{positions[source]}")
+        elif isinstance(source, Weight):
+            parts.append(_recipe(source, positions))
+        else:
+            parts.append(_digest(source))
+    return f"{recipe_id(weight.recipe, weight.make)}<{','.join(parts)}>"
+
+
+class Weights:
+    """The weights of a plan: entries of the cache, and arrays that never change.
+
+    Attributes:
+        entries: Entries of the cache, to be asked again when a parameter has changed.
+    """
+
+    def __init__(self, cache: WeightCache) -> None:
+        """Begin with none; ``cache`` is the op's door to the cache."""
+        self.entries: list[WeightEntry] = []
+        self._cache = cache
+        self._index: dict[WeightEntry, int] = {}
+
+    def add(self, weight: Weight) -> int | Array:
+        """Return the position of the weight's entry, or its array when no parameter is in it."""
+        parameters = parameters_of(weight)
+        if not parameters:
+            return np.ascontiguousarray(made(weight))
+        plain = all(isinstance(source, Parameter) for source in weight.sources)
+        if plain and len(parameters) == len(weight.sources):
+            entry = self._cache.entry(weight.recipe, weight.make, *parameters, align=_ALIGN)
+        else:
+            positions = {parameter: k for k, parameter in enumerate(parameters)}
+            make = _Composition(weight, positions)
+            entry = self._cache.entry(
+                _recipe(weight, positions), make, *parameters, align=_ALIGN
+            )
+        return self._position(entry)
+
+    def add_parameter(self, parameter: Parameter) -> int:
+        """Return the position of the entry of a parameter's own array."""
+        # An array that is read as it is stays where the model's file was mapped.
+        return self._position(self._cache.entry("plain", _contiguous, parameter))
+
+    def _position(self, entry: WeightEntry) -> int:
+        position = self._index.get(entry)
+        if position is None:
+            position = self._index[entry] = len(self.entries)
+            self.entries.append(entry)
+        return position
+
+
+def _contiguous(array: Array) -> Array:
+    return np.ascontiguousarray(array)
+
+
+def as_it_is(array: Array) -> Array:
+    """Return the array: the recipe of a derived weight that a kernel reads in the plain layout."""
+    return np.ascontiguousarray(array)

@@ -1,0 +1,496 @@
+"""Plans: a graph for concrete input shapes, as steps over placed memory; made once, run often.
+
+`make_plan` walks the graph once. Types become concrete; what follows from shapes, small weights and
+the inputs' known values is computed now; nodes on weights alone become weights; every other node is
+lowered to steps, or, when its lowering refuses, becomes a `HostStep` that the reference computes.
+Then the memory plan places what is left in one arena. A plan holds no memory of a request:
+`subgraph.engine.bound` binds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.constants import as_it_is, derive, evaluate
+from subgraph.engine.layouts import Arranger
+from subgraph.engine.lowering import (
+    EmittedStep,
+    Lowering,
+    LoweringRule,
+    Operand,
+    Storage,
+    Unsupported,
+    Weight,
+    rule_of,
+)
+from subgraph.engine.memory import Lives, assign_offsets, join_in_place
+from subgraph.errors import ShapeError, SubgraphError
+from subgraph.graph import Graph, Node, Value
+from subgraph.known_values import from_array, propagate, to_array
+from subgraph.op import infer_types
+from subgraph.parameters import Parameter
+from subgraph.types import TensorType, ValueType, numpy_dtype
+
+Array = np.ndarray[Any, Any]
+# Values computed while planning; larger ones are computed when the plan runs.
+_SMALL = 4096
+# Integer weights up to this size may be shapes, axes, paddings: plans depend on their content.
+_SHAPE_LIKE = 256
+
+
+@attrs.frozen(eq=False)
+class HostStep:
+    """A node that no lowering takes with these shapes: the reference computes it between steps."""
+
+    node: Node
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand | None, ...]
+    reason: str
+
+
+Item = EmittedStep | HostStep
+
+
+@attrs.frozen
+class PlanOptions:
+    """What a plan depends on beside the graph and the shapes.
+
+    Attributes:
+        threads: Threads that a step may use.
+        blocked: Whether convolutions may work in the blocked layout.
+        properties: The device's options, for lowerings.
+    """
+
+    threads: int = 1
+    blocked: bool = True
+    properties: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """Steps over placed memory.
+
+    Attributes:
+        items: Steps in order.
+        inputs: Operand of each graph input, None for weights.
+        outputs: Operand of each graph output.
+        offsets: Where in the arena each root storage lies.
+        arena_bytes: Size of the arena.
+        guards: Parameters whose content the plan depends on, with the version that was read.
+        reorders: Number of layout conversions.
+        in_place: Number of outputs that overwrite an input.
+    """
+
+    graph: Graph
+    items: tuple[Item, ...]
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand, ...]
+    offsets: dict[Storage, int]
+    arena_bytes: int
+    guards: tuple[tuple[Parameter, int], ...]
+    reorders: int
+    in_place: int
+
+    def place_of(self, operand: Operand) -> tuple[Storage, int]:
+        """Return the root storage of an operand and its offset there."""
+        storage = operand.storage
+        assert storage is not None, "every operand that is mentioned has storage"
+        root, offset = storage.root()
+        return root, offset + operand.offset
+
+
+class UnknownShapeError(ShapeError):
+    """The shapes of a plan depend on values that are not known.
+
+    Attributes:
+        node: The node whose output shape is not known.
+        inputs: Positions of graph inputs whose values would help.
+    """
+
+    def __init__(self, node: Node, inputs: Sequence[int]) -> None:
+        self.node = node
+        self.inputs = tuple(inputs)
+        super().__init__(
+            f"node {node.name!r} ({node.op_type}): the shape of its output follows from values "
+            "that are only computed at run time"
+        )
+
+
+def make_plan(
+    graph: Graph,
+    types: Sequence[TensorType | None],
+    values: Mapping[int, Array],
+    options: PlanOptions,
+) -> Plan:
+    """Return the plan of a graph.
+
+    Args:
+        graph: The graph; its nodes may be fused ones.
+        types: Concrete type of each graph input; None for one that is a weight.
+        values: Content of inputs by position, for those on which shapes depend.
+        options: The rest that a plan depends on.
+
+    Raises:
+        UnknownShapeError: a shape depends on values of inputs that were not given.
+        ShapeError: the inputs do not fit the graph.
+    """
+    return Planner(graph, types, values, options).plan()
+
+
+class Planner:
+    """Makes one plan."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        types: Sequence[TensorType | None],
+        values: Mapping[int, Array],
+        options: PlanOptions,
+    ) -> None:
+        self.graph = graph
+        self.options = options
+        self.operands: dict[Value, Operand] = {}
+        self.partial: dict[Value, Array | None] = {}  # elements as far as they are known
+        self.items: list[Item] = []
+        self.pairs: list[tuple[Operand, Operand, int]] = []
+        self.guards: dict[Parameter, int] = {}
+        self.arranger = Arranger(self.items, options.threads, options.blocked)
+        self.inputs = [
+            self._input(k, value, types[k], values.get(k)) for k, value in enumerate(graph.inputs)
+        ]
+
+    def _input(
+        self, position: int, value: Value, type_: TensorType | None, known: Array | None
+    ) -> Operand | None:
+        if type_ is None:
+            return None
+        shape = concrete(type_)
+        operand = Operand(value.name, type_.dtype, shape, known=known)
+        operand.storage = Storage("input", operand.nbytes, index=position)
+        self.operands[value] = operand
+        if known is not None:
+            self.partial[value] = from_array(known)
+        return operand
+
+    # ------------------------------------------------------------------ values
+
+    def operand(self, value: Value) -> Operand:
+        """Return the operand of a value; a weight's is made at its first use."""
+        found = self.operands.get(value)
+        if found is not None:
+            return found
+        if value.parameter is None:
+            raise ShapeError(f"value {value.name!r} of {self.graph.name!r} comes from nowhere")
+        found = self.operands[value] = self._weight(value.name, value.parameter)
+        return found
+
+    def _weight(self, name: str, parameter: Parameter) -> Operand:
+        type_ = parameter.type
+        operand = Operand(name, type_.dtype, concrete(type_), parameter=parameter)
+        operand.storage = Storage("weight", operand.nbytes)
+        if operand.size <= _SHAPE_LIKE and numpy_dtype(type_.dtype).kind in "iub":
+            operand.known = parameter.array
+            self.guards[parameter] = parameter.version
+        return operand
+
+    def _partial(self, value: Value | None) -> Array | None:
+        if value is None:
+            return None
+        if value in self.partial:
+            return self.partial[value]
+        operand = self.operand(value)
+        found = None if operand.known is None else from_array(operand.known)
+        self.partial[value] = found
+        return found
+
+    def assume(self, value: Value, dtype: str, shape: tuple[int, ...]) -> None:
+        """Give a value, whose producer is not planned, a type."""
+        operand = self.operands[value] = Operand(value.name, dtype, shape)
+        operand.storage = Storage("arena", operand.nbytes)
+
+    # ------------------------------------------------------------------ nodes
+
+    def plan(self) -> Plan:
+        """Plan all nodes, then the memory."""
+        for node in self.graph.nodes:
+            self.add(node)
+        outputs = tuple(self._output(value) for value in self.graph.outputs)
+        lives = self._lives(outputs)
+        joined = join_in_place(self.pairs, lives)
+        placed = [(s, life) for s, life in lives.items() if s.kind == "arena"]
+        offsets, total = assign_offsets(placed)
+        return Plan(
+            self.graph,
+            tuple(self.items),
+            tuple(self.inputs),
+            outputs,
+            offsets,
+            total,
+            tuple(self.guards.items()),
+            self.arranger.reorders,
+            joined,
+        )
+
+    def add(self, node: Node) -> None:
+        """Plan one node; those before it are planned."""
+        inputs = [None if v is None else self.operand(v) for v in node.inputs]
+        given = [operand for operand in inputs if operand is not None]
+        if not node.captures and all(operand.constant for operand in given):
+            if self._constant_node(node, inputs):
+                return
+        outputs = self._outputs(node, inputs)
+        if outputs is not None:
+            self._lower(node, inputs, outputs)
+
+    def _constant_node(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
+        """Compute a node on constants now, or make its outputs weights; False: it has to run."""
+        if node.bodies or node.op_type in _RANDOM:
+            return False
+        if all(operand is None or operand.known is not None for operand in inputs):
+            arrays = [None if o is None else o.known for o in inputs]
+            results = _evaluate(node, arrays)
+            if any(r is not None and not isinstance(r, np.ndarray) for r in results):
+                return False
+            for value, result in zip(node.outputs, results, strict=True):
+                if result is not None:
+                    self.operands[value] = constant(value.name, result)
+            return True
+        types = self._infer(node, inputs)
+        if not all(isinstance(t, TensorType) and t.is_static for t in types):
+            return False
+        for k, (value, type_) in enumerate(zip(node.outputs, types, strict=True)):
+            assert isinstance(type_, TensorType)
+            operand = Operand(value.name, type_.dtype, concrete(type_))
+            operand.derived = derive(node, inputs, k)
+            operand.storage = Storage(
+                "weight", operand.nbytes, weight=Weight("plain", as_it_is, (operand.derived,))
+            )
+            self.operands[value] = operand
+        return True
+
+    def _infer(self, node: Node, inputs: Sequence[Operand | None]) -> list[ValueType | None]:
+        types = [None if o is None else TensorType(o.dtype, o.shape) for o in inputs]
+        known = [
+            to_array(self._partial(v), t) if v is not None else None
+            for v, t in zip(node.inputs, types, strict=True)
+        ]
+        for k, operand in enumerate(inputs):
+            if operand is not None and known[k] is None:
+                known[k] = operand.known
+        return infer_concrete(node, types, known)
+
+    def _outputs(
+        self, node: Node, inputs: Sequence[Operand | None]
+    ) -> list[tuple[Value, TensorType]] | None:
+        """Return the outputs with concrete types; None when their values became known."""
+        types = self._infer(node, inputs)
+        partial = propagate(
+            node,
+            [self._partial(v) for v in node.inputs],
+            [None if o is None else TensorType(o.dtype, o.shape) for o in inputs],
+        )
+        self.partial[node.outputs[0]] = partial
+        first = to_array(partial, types[0])
+        if first is not None and len(node.outputs) == 1:
+            self.operands[node.outputs[0]] = constant(node.outputs[0].name, first)
+            return None
+        outputs: list[tuple[Value, TensorType]] = []
+        for value, type_ in zip(node.outputs, types, strict=True):
+            if not isinstance(type_, TensorType) or not type_.is_static:
+                raise UnknownShapeError(node, self._value_inputs(node))
+            outputs.append((value, type_))
+        return outputs
+
+    def _value_inputs(self, node: Node) -> list[int]:
+        """Return graph inputs whose content a node's shape may depend on: small integers above."""
+        position = {value: k for k, value in enumerate(self.graph.inputs)}
+        found: list[int] = []
+        seen: set[Value] = set()
+        work = [value for value in node.sources]
+        while work:
+            value = work.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            operand = self.operands.get(value)
+            if operand is None or operand.size > _SHAPE_LIKE:
+                continue
+            if value in position and operand.known is None:
+                found.append(position[value])
+            if value.producer is not None:
+                work.extend(value.producer.sources)
+        return sorted(found)
+
+    def _lower(
+        self,
+        node: Node,
+        inputs: Sequence[Operand | None],
+        outputs: Sequence[tuple[Value, TensorType]],
+    ) -> None:
+        try:
+            rule = rule_of(node)
+            _check_dtype(node, rule, inputs)
+            low = self._attempt(node, rule, inputs, outputs)
+        except Unsupported as reason:
+            self._on_host(node, inputs, outputs, str(reason))
+            return
+        first = len(self.items)
+        self.items += low.steps
+        for (value, _), operand in zip(outputs, low.outputs, strict=True):
+            self.operands[value] = operand
+        for output, source in low.in_place_pairs:
+            step = next((k for k, s in enumerate(low.steps) if output in s.words), None)
+            if step is not None:
+                self.pairs.append((output, source, first + step))
+
+    def _attempt(
+        self,
+        node: Node,
+        rule: LoweringRule,
+        inputs: Sequence[Operand | None],
+        outputs: Sequence[tuple[Value, TensorType]],
+    ) -> Lowering:
+        """Lower in the first layout that the lowering takes."""
+
+        def attempt(given: Sequence[Operand | None], blocked: bool) -> Lowering:
+            made = [self._fresh(value, type_, blocked) for value, type_ in outputs]
+            low = Lowering(
+                node,
+                given,
+                made,
+                threads=self.options.threads,
+                options=dict(self.options.properties),
+            )
+            try:
+                rule.function(node, low)
+            except Unsupported:
+                low.undo()
+                raise
+            return low
+
+        return self.arranger.lower(node, rule, inputs, [t for _, t in outputs], attempt)
+
+    def _fresh(self, value: Value, type_: TensorType, blocked: bool) -> Operand:
+        operand = Operand(value.name, type_.dtype, concrete(type_))
+        if blocked and operand.rank > 2:
+            self.arranger.make_blocked(operand)
+        operand.storage = Storage("arena", operand.nbytes)
+        return operand
+
+    def _on_host(
+        self,
+        node: Node,
+        inputs: Sequence[Operand | None],
+        outputs: Sequence[tuple[Value, TensorType]],
+        reason: str,
+    ) -> None:
+        plain = tuple(None if o is None else self.arranger.plain(o) for o in inputs)
+        made = tuple(self._fresh(value, type_, False) for value, type_ in outputs)
+        for (value, _), operand in zip(outputs, made, strict=True):
+            self.operands[value] = operand
+        self.items.append(HostStep(node, plain, made, reason))
+
+    # ------------------------------------------------------------------ memory
+
+    def _output(self, value: Value) -> Operand:
+        """Return the operand of a graph output, in the plain layout."""
+        return self.arranger.plain(self.operand(value))
+
+    def _lives(self, outputs: Sequence[Operand]) -> Lives:
+        lives = Lives()
+        for step, item in enumerate(self.items):
+            for storage in mentioned(item):
+                if storage.root()[0].kind in ("arena", "output"):
+                    lives.mention(storage, step)
+        for position, operand in enumerate(outputs):
+            storage = operand.storage
+            assert storage is not None
+            root, offset = storage.root()
+            if root.kind != "arena":
+                continue
+            if offset + operand.offset == 0 and root.nbytes == operand.nbytes:
+                root.kind, root.index = "output", position
+            lives.keep(root)
+        return lives
+
+
+_RANDOM = frozenset(
+    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli Dropout"
+    .split()
+)
+
+
+def concrete(type_: TensorType) -> tuple[int, ...]:
+    """Return the shape of a type all of whose dimensions are numbers."""
+    shape = type_.shape
+    if shape is None or not type_.is_static:
+        raise ShapeError(f"{type_} is not a concrete type")
+    return tuple(dim for dim in shape if isinstance(dim, int))
+
+
+def constant(name: str, array: Array) -> Operand:
+    """Return the operand of a constant of the plan."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    operand = Operand(name, array.dtype.name, array.shape, known=array)
+    operand.storage = Storage("constant", array.nbytes, array=array)
+    return operand
+
+
+def mentioned(item: Item) -> list[Storage]:
+    """Return the storages that a step reads or writes."""
+    words: Sequence[Any]
+    words = (*item.inputs, *item.outputs) if isinstance(item, HostStep) else item.words
+    found: list[Storage] = []
+    for word in words:
+        storage = None if isinstance(word, (int, float)) else getattr(word, "storage", None)
+        if storage is not None:
+            found.append(storage)
+    return found
+
+
+def infer_concrete(
+    node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
+) -> list[ValueType | None]:
+    """Return output types; those of a fused node follow from its inner graph."""
+    if node.subgraph is None:
+        return infer_types(node, types, values)
+    inner = node.subgraph
+    known_types: dict[Value, ValueType | None] = dict(zip(inner.inputs, types, strict=False))
+    known_values: dict[Value, Array | None] = {
+        v: None if a is None else from_array(a) for v, a in zip(inner.inputs, values, strict=False)
+    }
+
+    def type_of(value: Value | None) -> ValueType | None:
+        if value is None:
+            return None
+        found = known_types.get(value)
+        return value.parameter.type if found is None and value.parameter is not None else found
+
+    for inside in inner.nodes:
+        given = [type_of(v) for v in inside.inputs]
+        partial = [None if v is None else known_values.get(v) for v in inside.inputs]
+        arrays = [to_array(p, t) for p, t in zip(partial, given, strict=True)]
+        found = infer_concrete(inside, given, arrays)
+        known_types.update(zip(inside.outputs, found, strict=True))
+        known_values[inside.outputs[0]] = propagate(inside, partial, given)
+    return [type_of(value) for value in inner.outputs]
+
+
+def _evaluate(node: Node, arrays: Sequence[Array | None]) -> list[Any]:
+    try:
+        return evaluate(node, arrays)
+    except SubgraphError as error:
+        error.add_note(f"while node {node.name!r} ({node.op_type}) was computed ahead")
+        raise
+
+
+def _check_dtype(node: Node, rule: LoweringRule, inputs: Sequence[Operand | None]) -> None:
+    first = next((o for o in inputs if o is not None), None)
+    if rule.dtypes is not None and first is not None and first.dtype not in rule.dtypes:
+        raise Unsupported(f"{node.op_type} on {first.dtype} has no CPU kernel")
+
+

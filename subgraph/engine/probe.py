@@ -1,0 +1,118 @@
+"""The trial plan: which nodes of a graph the CPU's lowerings take, before any input is seen.
+
+Symbolic dimensions get sample sizes, each name its own. Where a shape only follows from values that
+a run computes, the operator's name and dtype decide; such a node may still fall back to the
+reference inside a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subgraph.engine.lowering import Unsupported, rule_of
+from subgraph.engine.plan import HostStep, PlanOptions, Planner, concrete
+from subgraph.errors import SubgraphError
+from subgraph.graph import Graph, Node, Value
+from subgraph.types import TensorType
+
+_SAMPLES = (2, 8, 16, 3, 4, 32, 1)
+
+
+def refusals(graph: Graph, options: PlanOptions) -> dict[str, str]:
+    """Return for each node that the CPU does not run the reason why."""
+    best: dict[str, str] | None = None
+    for start in range(3):
+        refused, complete = _Probe(graph, options, start).run()
+        if complete:
+            return refused
+        if best is None or len(refused) < len(best):
+            best = refused
+    return best or {}
+
+
+class _Probe:
+    """One trial with one choice of sample sizes."""
+
+    def __init__(self, graph: Graph, options: PlanOptions, start: int) -> None:
+        self.graph = graph
+        self.refused: dict[str, str] = {}
+        self.complete = True
+        sizes: dict[str, int] = {}
+
+        def sample(value: Value) -> TensorType | None:
+            type_ = value.type
+            if value.parameter is not None or not isinstance(type_, TensorType):
+                return None
+            if type_.shape is None:
+                return None
+            shape = [
+                dim
+                if isinstance(dim, int)
+                else sizes.setdefault(
+                    dim or f"?{len(sizes)}", _SAMPLES[(start + len(sizes)) % len(_SAMPLES)]
+                )
+                for dim in type_.shape
+            ]
+            return TensorType(type_.dtype, shape)
+
+        types = [sample(value) for value in graph.inputs]
+        self.planner = Planner(graph, types, {}, options)
+        self.unknown = {
+            value
+            for value, type_ in zip(graph.inputs, types, strict=True)
+            if type_ is None and value.parameter is None
+        }
+        self.unknown.update(graph.captures)
+
+    def run(self) -> tuple[dict[str, str], bool]:
+        """Try every node; return the refusals, and whether all shapes were known."""
+        for node in self.graph.nodes:
+            reason = self._node(node)
+            if reason:
+                self.refused[node.name] = reason
+        return self.refused, self.complete
+
+    def _node(self, node: Node) -> str:
+        if any(not isinstance(value.type, TensorType | None) for value in _touched(node)):
+            return f"{node.op_type} works on sequences or other values that are no tensors"
+        if node.captures or node.bodies:
+            self._forget(node)
+            return f"{node.op_type} has nested graphs"
+        if any(value in self.unknown for value in node.sources):
+            self._forget(node)
+            return self._by_name(node)
+        before = len(self.planner.items)
+        try:
+            self.planner.add(node)
+        except SubgraphError:
+            self.complete = False
+            self._forget(node)
+            return self._by_name(node)
+        for item in self.planner.items[before:]:
+            if isinstance(item, HostStep):
+                return item.reason
+        return ""
+
+    def _by_name(self, node: Node) -> str:
+        try:
+            rule = rule_of(node)
+        except Unsupported as reason:
+            return str(reason)
+        first = next((value.type for value in node.sources), None)
+        if rule.dtypes is not None and isinstance(first, TensorType):
+            if first.dtype not in rule.dtypes:
+                return f"{node.op_type} on {first.dtype} has no CPU kernel"
+        return ""
+
+    def _forget(self, node: Node) -> None:
+        """Take what is known of the outputs from the graph; else they are unknown."""
+        for value in node.outputs:
+            type_ = value.type
+            if isinstance(type_, TensorType) and type_.is_static:
+                self.planner.assume(value, type_.dtype, concrete(type_))
+            else:
+                self.unknown.add(value)
+
+
+def _touched(node: Node) -> Sequence[Value]:
+    return (*node.sources, *node.outputs)

@@ -1,0 +1,244 @@
+"""The subgraph op of the CPU device: an inner graph, its plans for the shapes seen, its sessions.
+
+Plans are shared by all sessions; a session binds those that it runs to memory of its own. Both are
+kept for the shapes used last. When a parameter that a fusion or a plan has looked at changes, the
+graph is fused or planned anew; every other parameter only changes its weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.bound import Arena, BoundPlan
+from subgraph.engine.lowering import EmittedStep
+from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, make_plan
+from subgraph.engine.pool import Pool
+from subgraph.graph import Graph
+from subgraph.parameters import Parameter, Snapshot, pinned, pinned_snapshot
+from subgraph.subgraph_op import ProfileEntry, Session, SubgraphOp
+from subgraph.types import TensorType, dtype_of
+
+Array = np.ndarray[Any, Any]
+Guards = tuple[tuple[Parameter, int], ...]
+_Key = tuple[Any, ...]
+
+
+@attrs.frozen
+class RegionOptions:
+    """How a region is run.
+
+    Attributes:
+        plan: What plans depend on.
+        pool: The threads, None for the caller's alone.
+        plans: How many plans are kept.
+        profiling: Whether runs are measured.
+    """
+
+    plan: PlanOptions = attrs.field(factory=PlanOptions)
+    pool: Pool | None = None
+    plans: int = 16
+    profiling: bool = False
+
+
+class CpuSubgraphOp(SubgraphOp):
+    """Runs a graph by plans of compiled kernels.
+
+    Attributes:
+        subgraph: The graph as it was given; ``fused`` is what runs.
+    """
+
+    device = "CPU"
+
+    def __init__(
+        self,
+        subgraph: Graph,
+        options: RegionOptions,
+        fuse: Callable[[Graph], tuple[Graph, Guards]],
+    ) -> None:
+        """Take a graph.
+
+        Args:
+            subgraph: The graph.
+            options: How it is run.
+            fuse: Returns the graph to run, and the parameters whose content it depends on.
+        """
+        super().__init__(subgraph)
+        self.options = options
+        self._fuse = fuse
+        self._lock = threading.RLock()
+        self._plans: OrderedDict[_Key, Plan] = OrderedDict()
+        self._fused: tuple[Graph, Guards] | None = None
+        self._value_inputs: tuple[int, ...] = ()
+        self.parameters = _parameters(subgraph)
+
+    @property
+    def fused(self) -> Graph:
+        """The graph that runs, fused for the present parameters."""
+        with self._lock:
+            if self._fused is None or not _holds(self._fused[1]):
+                self._fused = self._fuse(self.subgraph)
+                self._plans.clear()
+            return self._fused[0]
+
+    @property
+    def depends_on_values(self) -> bool:
+        """Whether plans depend on the content of inputs."""
+        return bool(self._value_inputs)
+
+    def forward(self, inputs: list[Any]) -> list[Array]:
+        """Run once with memory that is given back afterwards."""
+        return list(self.session()(inputs))
+
+    def session(self) -> Session:
+        """Return a session with memory of its own."""
+        return CpuSession(self)
+
+    def plan_for(self, inputs: Sequence[Any]) -> Plan:
+        """Return the plan for the shapes of these inputs and the versions that this thread sees.
+
+        Raises:
+            ShapeError: the inputs do not fit the graph, or a shape only follows from values that
+                are computed at run time.
+        """
+        with self._lock:
+            graph = self.fused
+            types = [_type(item) for item in inputs]
+            while True:
+                key = self.key(inputs)
+                plan = self._plans.get(key)
+                if plan is not None and _holds(plan.guards):
+                    self._plans.move_to_end(key)
+                    return plan
+                values = {k: np.array(inputs[k]) for k in self._value_inputs}
+                try:
+                    plan = make_plan(graph, types, values, self.options.plan)
+                except UnknownShapeError as error:
+                    more = set(error.inputs) - set(self._value_inputs)
+                    if not more:
+                        raise
+                    self._value_inputs = tuple(sorted({*self._value_inputs, *more}))
+                    continue
+                self._plans[key] = plan
+                while len(self._plans) > self.options.plans:
+                    self._plans.popitem(last=False)
+                return plan
+
+    def key(self, inputs: Sequence[Any]) -> _Key:
+        """Return what tells plans apart: shapes, and the content of what shapes depend on."""
+        key: list[Any] = [
+            None if type(item) is Parameter or item is None else item.shape for item in inputs
+        ]
+        for position in self._value_inputs:
+            item = inputs[position]
+            if isinstance(item, np.ndarray):
+                key.append(item.tobytes())
+        return tuple(key)
+
+
+def _type(item: Any) -> TensorType | None:
+    if item is None or isinstance(item, Parameter):
+        return None
+    return TensorType(dtype_of(item), item.shape)
+
+
+def _parameters(graph: Graph) -> tuple[Parameter, ...]:
+    from subgraph.executor import all_parameters
+
+    return all_parameters(graph)
+
+
+def _holds(guards: Guards) -> bool:
+    return all(parameter.version == version for parameter, version in guards)
+
+
+class CpuSession(Session):
+    """Runs a region for one request."""
+
+    def __init__(self, op: CpuSubgraphOp) -> None:
+        """Open a session; memory comes with the first run."""
+        super().__init__(op)
+        self._region = op
+        self._arena = Arena()
+        self._bound: OrderedDict[_Key, BoundPlan] = OrderedDict()
+        self._profile: list[ProfileEntry] = []
+        self._last: BoundPlan | None = None
+        self._shapes: list[Any] = []
+        # Weights have a fixed shape; a region without inputs that change has but one plan.
+        self._given = [k for k, v in enumerate(op.subgraph.inputs) if v.parameter is None]
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        """Run the region."""
+        snapshot = pinned_snapshot()
+        if snapshot is None:
+            with pinned(Snapshot(self._region.parameters)):
+                return self(inputs, outputs)
+        last = self._last
+        if last is None or last.epoch != snapshot.epoch or not self._same(inputs):
+            last = self._choose(inputs, snapshot)
+        if self._region.options.profiling:
+            return self._timed(last, inputs, outputs)
+        return last.run(inputs, outputs)
+
+    def _same(self, inputs: Sequence[Any]) -> bool:
+        """Return whether the plan that ran last fits these inputs without a look at values."""
+        for position, shape in zip(self._given, self._shapes, strict=True):
+            if inputs[position].shape != shape:
+                return False
+        return True
+
+    def _choose(self, inputs: Sequence[Any], snapshot: Snapshot) -> BoundPlan:
+        region = self._region
+        plan = region.plan_for(inputs)
+        key = region.key(inputs)
+        bound = self._bound.get(key)
+        if bound is None or bound.plan is not plan:
+            bound = BoundPlan(plan, self._arena, region.weights, region.options.pool)
+            self._bound[key] = bound
+            while len(self._bound) > region.options.plans:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(key)
+        self._arena.reserve(plan.arena_bytes)
+        if bound.epoch != snapshot.epoch:
+            bound.refresh(snapshot.epoch)
+        self._shapes = [_shape(inputs[k]) for k in self._given]
+        plain = not region.depends_on_values and all(s is not None for s in self._shapes)
+        overridden = len(self._given) != sum(isinstance(item, np.ndarray) for item in inputs)
+        self._last = bound if plain and not overridden else None
+        return bound
+
+    def _timed(
+        self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
+    ) -> Sequence[Any]:
+        results, seconds = bound.run_timed(inputs, outputs)
+        self._profile = profile_entries(bound.plan, seconds)
+        return results
+
+    def profile(self) -> list[ProfileEntry]:
+        """Return what each step of the last run took."""
+        return list(self._profile)
+
+
+def _shape(item: Any) -> tuple[int, ...] | None:
+    return item.shape if isinstance(item, np.ndarray) else None
+
+
+def profile_entries(plan: Plan, seconds: Sequence[float]) -> list[ProfileEntry]:
+    """Return an entry for each step of a plan."""
+    entries: list[ProfileEntry] = []
+    for item, taken in zip(plan.items, seconds, strict=True):
+        if isinstance(item, EmittedStep):
+            kernel = item.kernel.description.removeprefix("subgraph.ops.")
+            moved = item.bytes
+        else:
+            kernel = "reference"
+            moved = sum(o.nbytes for o in (*item.inputs, *item.outputs) if o is not None)
+        entries.append(ProfileEntry(item.node.name, item.node.op_type, "CPU", kernel, taken, moved))
+    return entries
