@@ -73,6 +73,10 @@ def load(
                 from subgraph.type_inference import infer_graph
 
                 infer_graph(graph, strict=False)
+            if any(node.op_type == "Gradient" for node in graph.nodes):
+                from subgraph.pass_manager import apply_pass
+
+                graph = apply_pass(graph, "ExpandGradient")  # its names mean nothing elsewhere
             return graph
     except SubgraphError as error:
         if isinstance(error, (ModelError, NotImplementedError)):
