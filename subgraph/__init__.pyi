@@ -48,6 +48,7 @@ from .parameters import Parameter, transaction
 from .preprocessing import (
     Preprocess,
 )
+from .property import SubgraphProperty, optimize_for, register_property
 from .schema import Attribute, Schema
 from .settings import (
     DeviceOptions,
@@ -57,6 +58,7 @@ from .signature import (
     Port,
     Results,
 )
+from .selector import ContainOpSelector, Reject, SubgraphSelector, register_selector
 from .subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
@@ -79,6 +81,7 @@ __all__ = [
     "BlobError",
     "CompiledModel",
     "ConfigError",
+    "ContainOpSelector",
     "Core",
     "DefaultSubgraphOp",
     "Device",
@@ -101,6 +104,7 @@ __all__ = [
     "Preprocess",
     "ProfileEntry",
     "QueryResult",
+    "Reject",
     "RequestCancelledError",
     "RequestError",
     "Results",
@@ -111,6 +115,8 @@ __all__ = [
     "SparseTensorType",
     "SubgraphError",
     "SubgraphOp",
+    "SubgraphProperty",
+    "SubgraphSelector",
     "TensorType",
     "UnsupportedOpError",
     "Value",
@@ -124,11 +130,14 @@ __all__ = [
     "input",
     "load",
     "ops",
+    "optimize_for",
     "option",
     "parameter",
     "parse",
     "passes",
     "query_model",
+    "register_property",
+    "register_selector",
     "save",
     "subgraph_node",
     "testing",

@@ -1,0 +1,59 @@
+"""The pass PartitionGraph: cuts a graph by the properties in its attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from subgraph.errors import PartitionError
+from subgraph.graph import Graph
+from subgraph.partition import Options, partition
+from subgraph.pass_manager import register_pass
+from subgraph.property import properties_from
+
+
+@register_pass("PartitionGraph")
+def partition_graph(
+    graph: Graph,
+    *,
+    properties: Any = None,
+    strategy: str | None = None,
+    min_size: int | None = None,
+    max_subgraphs: int | None = None,
+    include: Iterable[str] | None = None,
+    exclude: Iterable[str] | None = None,
+    **options: Any,
+) -> Graph:
+    """Partition ``graph`` and return the new graph, regions replaced by subgraph nodes.
+
+    Args:
+        graph: Its attribute ``"subgraph_property"`` holds a property, a selector, a class of these
+            or a registered name, or a list of such, applied in order.
+        properties: The same, instead of the attribute.
+        strategy: "selector" or "hetero"; None: what each property says.
+        min_size: Leave regions of fewer nodes as they were.
+        max_subgraphs: Make at most so many regions of each property, the largest.
+        include: Names of nodes to take without asking.
+        exclude: Names of nodes to leave outside.
+        **options: For the properties' own ``pre_partition``.
+
+    Raises:
+        PartitionError: there is no property, a selector or property misbehaved, an option does
+            not fit.
+    """
+    given = graph.attrs.get("subgraph_property") if properties is None else properties
+    if given is None:
+        raise PartitionError(
+            f"graph {graph.name!r} has no property: set graph.attrs['subgraph_property'] to a "
+            "SubgraphProperty, a selector or a registered name (or a list), or call "
+            "sg.optimize_for(graph, name)"
+        )
+    chosen = Options(
+        strategy=strategy,
+        min_size=min_size,
+        max_subgraphs=max_subgraphs,
+        include=include,
+        exclude=exclude,
+        more=options,
+    )
+    return partition(graph, properties_from(given), chosen)

@@ -1,0 +1,249 @@
+"""The whole partition: for each property propose, prune, replace; bodies too; what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subgraph.errors import PartitionError, SubgraphError
+from subgraph.graph import Graph
+from subgraph.partition.asking import Asker
+from subgraph.partition.contraction import Contraction
+from subgraph.partition.options import Options, check_names
+from subgraph.partition.proposal import Proposal, Proposals, propose, prune
+from subgraph.partition.record import (
+    KEY,
+    MADE,
+    REFUSED,
+    UNUSED,
+    PartitionRecord,
+    RegionNote,
+    Run,
+    record_of,
+)
+from subgraph.partition.replace import Cut, Cutter, ask_node, put_in
+from subgraph.partition.workspace import Workspace
+from subgraph.property import SubgraphProperty, property_name
+
+
+def partition(
+    graph: Graph, properties: Sequence[SubgraphProperty], options: Options | None = None
+) -> Graph:
+    """Partition ``graph`` by each property in order and return the new graph.
+
+    Raises:
+        PartitionError: a selector or property misbehaved, or an option does not fit.
+    """
+    options = options or Options()
+    check_names(graph, options)
+    count = _Count()
+    current = _Target(graph, fresh=False)
+    for owner in properties:
+        _check_options(owner, options)
+        replaced = _hook(owner, "pre_partition", current.graph, options)
+        if replaced is not None:
+            current = _Target(replaced, fresh=False)
+        current.cut(owner, options, count)
+        _cut_bodies(current.graph, owner, options, count)
+        replaced = _hook(owner, "post_partition", current.graph, options)
+        if replaced is not None:
+            current = _Target(replaced, fresh=False)
+    return current.graph
+
+
+def _check_options(owner: SubgraphProperty, options: Options) -> None:
+    takes_more = type(owner).pre_partition is not SubgraphProperty.pre_partition
+    if options.more and not takes_more:
+        names = ", ".join(map(repr, options.more))
+        raise PartitionError(
+            f"PartitionGraph has no option {names}, and property {property_name(owner)!r} takes "
+            "none of its own (it has no pre_partition); known: strategy, min_size, max_subgraphs, "
+            "include, exclude"
+        )
+
+
+def _hook(owner: SubgraphProperty, method: str, graph: Graph, options: Options) -> Graph | None:
+    try:
+        if method == "pre_partition":
+            given = owner.pre_partition(graph, options.as_dict())
+        else:
+            given = owner.post_partition(graph)
+    except SubgraphError as error:
+        error.add_note(f"in {method} of property {property_name(owner)!r}")
+        raise
+    except Exception as error:
+        raise PartitionError(
+            f"property {property_name(owner)!r}: {method} raised {type(error).__name__}: {error}"
+        ) from error
+    return given if isinstance(given, Graph) else None
+
+
+def _cut_bodies(graph: Graph, owner: SubgraphProperty, options: Options, count: _Count) -> None:
+    """Cut the bodies of the nodes that stay outside; ``graph`` is the pass's own copy."""
+    work = [graph]
+    while work:
+        for node in work.pop().nodes:
+            if not node.attrs or node.subgraph is not None:
+                continue
+            for key, body in node.attrs.items():
+                if isinstance(body, Graph):
+                    target = _Target(body, fresh=True)
+                    target.cut(owner, options, count)
+                    node.attrs[key] = target.graph
+                    work.append(target.graph)
+
+
+class _Count:
+    """Numbers the regions of a pass."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+
+class _Target:
+    """A graph that is being cut, and its nodes by number, which stay while properties follow."""
+
+    def __init__(self, graph: Graph, *, fresh: bool) -> None:
+        self.graph = graph
+        self.work = Workspace.of(graph)
+        self.made: list[list[int]] = []
+        self._fresh = fresh
+
+    def cut(self, owner: SubgraphProperty, options: Options, count: _Count) -> None:
+        """Cut by one property, again and again until a round changes nothing."""
+        mark_forced(self.work, options)
+        earlier = record_of(self.graph.attrs.get(KEY))
+        present = {node.name for node in self.graph.nodes if node.subgraph is not None}
+        cap = owner.max_subgraphs if options.max_subgraphs is None else options.max_subgraphs
+        if cap is not None:
+            cap = max(cap - len(present & earlier.made_by(property_name(owner))), 0)
+        refused: set[tuple[int, ...]] = set()
+        runs: list[Run] = []
+        while True:
+            run, again = self._round(owner, options, cap, refused, count)
+            runs.append(run)
+            if not again:
+                break
+            if cap is not None:
+                cap -= sum(note.fate == MADE for note in run.regions)
+        if not self._fresh:
+            self.graph = self.graph.clone()
+        self.graph.attrs[KEY] = PartitionRecord((*earlier.runs, *runs))
+
+    def _round(
+        self,
+        owner: SubgraphProperty,
+        options: Options,
+        cap: int | None,
+        refused: set[tuple[int, ...]],
+        count: _Count,
+    ) -> tuple[Run, bool]:
+        space = Contraction(self.work.preds, self.work.succs)
+        for members in self.made:
+            space.choose(members)
+        asker = Asker(self.work, owner)
+        strategy = options.strategy or owner.strategy
+        found = propose(asker, space, strategy)
+        least = owner.min_size if options.min_size is None else options.min_size
+        fates = prune(found.regions, least, cap)
+        notes, cuts, kept = self._make(owner, found.regions, fates, refused, count)
+        if cuts:
+            self._replace(cuts)
+        for note, region, cut in zip(notes, found.regions, kept, strict=True):
+            if cut is not None:
+                note.node = cut.node.name
+                self.made.append(region.members)
+            else:
+                for member in region.members:
+                    self.work.free[member] = 1
+        run = _run(owner, strategy, least, cap, asker, found, notes, options)
+        # Nodes given back might form other regions now: what is left must stay as it is when the
+        # pass is applied again.
+        again = bool(cuts) and (len(cuts) < len(notes) or bool(found.filtered))
+        return run, again
+
+    def _make(
+        self,
+        owner: SubgraphProperty,
+        regions: Sequence[Proposal],
+        fates: Sequence[str],
+        refused: set[tuple[int, ...]],
+        count: _Count,
+    ) -> tuple[list[RegionNote], list[Cut], list[Cut | None]]:
+        cutter = Cutter(self.graph)
+        nodes = self.work.nodes
+        notes: list[RegionNote] = []
+        kept: list[Cut | None] = []
+        for region, fate in zip(regions, fates, strict=True):
+            cut = None
+            if fate == MADE:
+                key = tuple(region.members)
+                members = [nodes[k] for k in key]
+                if key in refused:
+                    fate = REFUSED
+                elif (
+                    piece := cutter.cut_out(members, f"{property_name(owner)}_{count.next}")
+                ) is None:
+                    fate = UNUSED
+                elif (node := ask_node(owner, piece, count.next)) is None:
+                    fate = REFUSED
+                    refused.add(key)
+                    count.next += 1
+                else:
+                    cut = Cut(members, piece, node)
+                    count.next += 1
+            notes.append(RegionNote(region.start, len(region.members), fate))
+            kept.append(cut)
+        return notes, [cut for cut in kept if cut is not None], kept
+
+    def _replace(self, cuts: Sequence[Cut]) -> None:
+        self.graph, copies = put_in(self.graph, cuts)
+        self._fresh = True
+        nodes = self.work.nodes
+        for number, node in enumerate(nodes):
+            nodes[number] = copies[node]
+
+
+def mark_forced(work: Workspace, options: Options) -> None:
+    """Mark the nodes that options force in or out."""
+    if options.include or options.exclude:
+        for number, name in enumerate(work.names):
+            if name in options.include:
+                work.forced[number] = 1
+            elif name in options.exclude:
+                work.free[number] = 0
+
+
+def _run(
+    owner: SubgraphProperty,
+    strategy: str,
+    min_size: int,
+    cap: int | None,
+    asker: Asker,
+    found: Proposals,
+    notes: list[RegionNote],
+    options: Options,
+) -> Run:
+    from array import array
+
+    names = asker.work.names
+    region = array("i", [-1]) * len(names)
+    for number, proposal in enumerate(found.regions):
+        for member in proposal.members:
+            region[member] = number
+    forced = dict.fromkeys(options.include, "included")
+    forced.update((name, "excluded") for name in options.exclude)
+    return Run(
+        property=property_name(owner),
+        selector=found.selector,
+        strategy=strategy,
+        min_size=min_size,
+        max_subgraphs=cap,
+        names=names,
+        via=found.via,
+        region=region,
+        given_up=found.given_up,
+        filtered=found.filtered,
+        refusals=asker.refusals,
+        regions=notes,
+        forced=forced,
+    )

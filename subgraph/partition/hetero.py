@@ -1,0 +1,146 @@
+"""Strategy ``hetero``: grow from every root, keep the largest region, repeat (OpenVINO's rule).
+
+The reference grows anew from all roots after every region that it keeps. Here nothing is grown
+twice without need:
+
+- A growth depends only on what it has looked at. It is kept until a node among that joins a region
+  or moves in the topological order.
+- Roots count in order, and a node that an earlier root's region holds is no root. How many earlier
+  roots hold a node is counted, so that a change is passed on to the roots behind it alone.
+- Growth in one biconnected block of the graph does not depend on any other: all ways between them
+  go through one node. So blocks are grown one by one from the node by which they are entered, and
+  only those behind members that stay; a block of free nodes alone joins as a whole.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import attrs
+
+from subgraph.partition.blocks import find_blocks
+from subgraph.partition.contraction import Contraction
+from subgraph.partition.trial import Trial
+
+
+@attrs.define(slots=True, eq=False)
+class Grown:
+    """What a root's growth gave: members, what it looked at, whether it still counts."""
+
+    root: int
+    members: set[int]
+    seen: set[int]
+    valid: bool = True
+
+
+class HeteroSearch:
+    """Finds the largest region of one device again and again.
+
+    Attributes:
+        trials: Blocks grown node by node so far; tests watch that it stays linear.
+    """
+
+    def __init__(self, space: Contraction, free: bytearray) -> None:
+        """Search among the ``free`` nodes of ``space``; the array is changed."""
+        self.space = space
+        self.free = free
+        self.trials = 0
+        self._vertex = list(space.rep)
+        self._blocks, self._blocks_of = find_blocks(space.ins, space.outs, self._vertex)
+        self._refused = [sum(not free[k] for k in block) for block in self._blocks]
+        self._sets: dict[int, frozenset[int]] = {}
+        self._grown: dict[int, Grown] = {}
+        self._holders = [0] * len(free)
+        self._watchers: dict[int, list[Grown]] = {}
+        self._dirty = [node for node in range(len(free)) if free[node]]
+        self._largest: list[tuple[int, int, Grown]] = []
+
+    def best(self) -> tuple[int, set[int]] | None:
+        """Return root and members of the largest region (of equals, the smallest root's), or None.
+
+        The caller keeps it and says so with `taken`.
+        """
+        while self._dirty:
+            self._settle(heapq.heappop(self._dirty))
+        while self._largest:
+            _, root, grown = self._largest[0]
+            if grown.valid:
+                return root, grown.members
+            heapq.heappop(self._largest)
+        return None
+
+    def _settle(self, root: int) -> None:
+        known = self._grown.get(root)
+        if not self.free[root] or self._holders[root]:
+            if known is not None:
+                self._drop(known)
+        elif known is None:
+            self._install(self._grow(root))
+
+    def _install(self, grown: Grown) -> None:
+        root, holders = grown.root, self._holders
+        self._grown[root] = grown
+        heapq.heappush(self._largest, (-len(grown.members), root, grown))
+        for node in grown.members:
+            if node > root:
+                holders[node] += 1
+                if holders[node] == 1 and node in self._grown:
+                    heapq.heappush(self._dirty, node)
+        for node in grown.seen:
+            self._watchers.setdefault(node, []).append(grown)
+
+    def _drop(self, grown: Grown) -> None:
+        root, holders = grown.root, self._holders
+        grown.valid = False
+        del self._grown[root]
+        for node in grown.members:
+            if node > root:
+                holders[node] -= 1
+                if not holders[node] and self.free[node]:
+                    heapq.heappush(self._dirty, node)
+
+    def taken(self, members: Iterable[int], moved: Iterable[int]) -> None:
+        """Take note that ``members`` are free no more, and that ``moved`` changed their places."""
+        members = list(members)
+        for node in members:
+            self.free[node] = 0
+            for block in self._blocks_of[self._vertex[node]]:
+                self._refused[block] += 1
+        for node in (*members, *moved):
+            for grown in self._watchers.pop(node, ()):
+                if grown.valid:
+                    self._drop(grown)
+                    heapq.heappush(self._dirty, grown.root)
+
+    def _grow(self, root: int) -> Grown:
+        members = {root}
+        seen = {root}
+        blocks_of, refused = self._blocks_of, self._refused
+        work = [(root, -1)]
+        while work:
+            entry, behind = work.pop()
+            for number in blocks_of[entry]:
+                if number == behind:
+                    continue
+                if refused[number]:
+                    joined = self._try(number, entry, seen)
+                else:
+                    joined = self._blocks[number]
+                for node in joined:
+                    if node != entry:
+                        members.add(node)
+                        if len(blocks_of[node]) > 1:
+                            work.append((node, number))
+        seen |= members
+        return Grown(root, members, seen)
+
+    def _try(self, number: int, entry: int, seen: set[int]) -> list[int]:
+        inside = self._sets.get(number)
+        if inside is None:
+            inside = self._sets[number] = frozenset(self._blocks[number])
+        self.trials += 1
+        trial = Trial(self.space, self.free, inside, self._vertex)
+        joined = trial.grow(entry)
+        seen |= trial.seen
+        return joined

@@ -1,0 +1,89 @@
+"""Options of a partition: how regions grow, how many and how large, names forced in or out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from subgraph.errors import PartitionError
+from subgraph.graph import Graph
+from subgraph.registry import nearest
+
+STRATEGIES = ("selector", "hetero")
+
+
+def _names(given: Iterable[str] | str | None) -> frozenset[str]:
+    if given is None:
+        return frozenset()
+    return frozenset([given]) if isinstance(given, str) else frozenset(given)
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """What the pass was told; None leaves the choice to each property.
+
+    Attributes:
+        strategy: "selector" (MXNet's order of growth) or "hetero" (OpenVINO's).
+        min_size: Regions of fewer nodes are left as they were.
+        max_subgraphs: At most that many regions of each property, the largest, are made.
+        include: Names of nodes that are taken without asking the selector.
+        exclude: Names of nodes that stay outside.
+        more: Options that only the properties know.
+    """
+
+    strategy: str | None = None
+    min_size: int | None = None
+    max_subgraphs: int | None = None
+    include: frozenset[str] = attrs.field(converter=_names, default=None)
+    exclude: frozenset[str] = attrs.field(converter=_names, default=None)
+    more: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+
+    def __attrs_post_init__(self) -> None:
+        if self.strategy is not None and self.strategy not in STRATEGIES:
+            raise PartitionError(
+                f"strategy {self.strategy!r} is unknown; {nearest(self.strategy, STRATEGIES)}"
+            )
+        _check_number("min_size", self.min_size, 1)
+        _check_number("max_subgraphs", self.max_subgraphs, 0)
+        both = sorted(self.include & self.exclude)
+        if both:
+            raise PartitionError(f"node {both[0]!r} is both in include and in exclude")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all options by name, as ``pre_partition`` gets them."""
+        own = {key: value for key, value in attrs.asdict(self, recurse=False).items() if value}
+        own.pop("more", None)
+        return {**own, **self.more}
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    if value is not None and (not isinstance(value, int) or value < least):
+        raise PartitionError(f"{name} takes a whole number of at least {least}, got {value!r}")
+
+
+def check_names(graph: Graph, options: Options) -> None:
+    """Check that the names in ``include`` and ``exclude`` are nodes of the graph or its bodies.
+
+    Raises:
+        PartitionError: a name is not; the message lists what is near.
+    """
+    wanted = options.include | options.exclude
+    if not wanted:
+        return
+    known: set[str] = set()
+    work = [graph]
+    while work:
+        current = work.pop()
+        for node in current.nodes:
+            known.add(node.name)
+            if node.subgraph is not None:
+                known.update(inner.name for inner in node.subgraph.nodes)
+            if node.attrs:
+                work.extend(node.bodies)
+    for name in sorted(wanted - known):
+        raise PartitionError(
+            f"include or exclude names {name!r}, but graph {graph.name!r} has no such node; "
+            f"{nearest(name, known)}"
+        )

@@ -1,0 +1,149 @@
+"""First and second step of a partition: propose regions, prune them by size and number."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from subgraph.partition.asking import Asker
+from subgraph.partition.contraction import Contraction
+from subgraph.partition.growth import Growth
+from subgraph.partition.hetero import HeteroSearch
+from subgraph.partition.record import CAPPED, MADE, SMALL
+
+
+@attrs.define(slots=True)
+class Proposal:
+    """A region: numbers of its nodes, sorted, and the node at which it started."""
+
+    members: list[int]
+    start: int
+
+
+@attrs.define(slots=True)
+class Proposals:
+    """Everything that one search found.
+
+    Attributes:
+        regions: In the order in which they were chosen.
+        via: For each node the one it was found from; see `record.Run`.
+        given_up: Nodes that would have closed a cycle, with the position of the region.
+        filtered: Nodes that the filter dropped, with the position of the region they were kept
+            out of (the next one, if the filter left nothing).
+        selector: Name of the selectors' class.
+    """
+
+    regions: list[Proposal]
+    via: array[int]
+    given_up: dict[int, int]
+    filtered: dict[int, int]
+    selector: str = ""
+
+
+def propose(asker: Asker, space: Contraction, strategy: str) -> Proposals:
+    """Find regions over the free nodes and contract them in ``space``; they are free no more.
+
+    Raises:
+        PartitionError: the selector misbehaved.
+    """
+    found = Proposals([], array("i", [-1]) * len(asker.work.nodes), {}, {})
+    search = _propose_by_device if strategy == "hetero" else _propose_by_growth
+    search(asker, space, found)
+    return found
+
+
+def _propose_by_growth(asker: Asker, space: Contraction, found: Proposals) -> None:
+    free = asker.work.free
+    growth = Growth(asker, space, found.via)
+    for start in range(len(free)):
+        if not free[start]:
+            continue
+        selector = asker.selector()
+        found.selector = found.selector or type(selector).__name__
+        if not asker.select(selector, start):
+            continue
+        kept, given_up = growth.grow(selector, start)
+        if len(kept) > 1:
+            convex = space.shrink(kept, start)
+            given_up.extend(kept - convex)
+            kept = convex
+        for node in given_up:
+            found.given_up[node] = len(found.regions)
+        left = asker.filter(selector, sorted(kept))
+        if len(left) == len(kept):
+            _choose(kept, start, free, space, found)
+        else:
+            _choose_filtered(kept, left, start, free, space, found)
+
+
+def _propose_by_device(asker: Asker, space: Contraction, found: Proposals) -> None:
+    free = asker.work.free
+    taken = bytearray(len(free))
+    name = ""
+    for node in range(len(free)):
+        if free[node]:
+            selector = asker.selector()
+            name = name or type(selector).__name__
+            taken[node] = asker.select(selector, node)
+    found.selector = name
+    search = HeteroSearch(space, taken)
+    while (best := search.best()) is not None:
+        start, members = best
+        for node in members:
+            found.via[node] = start
+        left = sorted(members)
+        selector = asker.selector()
+        if asker.select(selector, start):
+            left = asker.filter(selector, left)
+        if len(left) == len(members):
+            search.taken(members, _choose(members, start, free, space, found))
+        else:
+            moved = _choose_filtered(members, left, start, free, space, found)
+            search.taken(members, moved)
+
+
+def _choose(
+    members: Iterable[int], start: int, free: bytearray, space: Contraction, found: Proposals
+) -> list[int]:
+    chosen = sorted(members)
+    for node in chosen:
+        free[node] = 0
+    found.regions.append(Proposal(chosen, start))
+    return space.choose(chosen)
+
+
+def _choose_filtered(
+    kept: set[int],
+    left: Sequence[int],
+    start: int,
+    free: bytearray,
+    space: Contraction,
+    found: Proposals,
+) -> list[int]:
+    """Choose what a filter left: each connected part a region, made convex again."""
+    for node in kept.difference(left):
+        found.filtered[node] = len(found.regions)
+    moved: list[int] = []
+    for part in space.components(left):
+        first = start if start in part else min(part)
+        convex = space.shrink(part, first)
+        for node in part - convex:
+            found.given_up[node] = len(found.regions)
+        moved += _choose(convex, first, free, space, found)
+    return moved
+
+
+def prune(regions: Sequence[Proposal], min_size: int, max_subgraphs: int | None) -> list[str]:
+    """Return the fate of each region: MADE, SMALL, or CAPPED; of too many the largest stay.
+
+    Between regions of one size the one chosen first stays.
+    """
+    fates = [MADE if len(region.members) >= min_size else SMALL for region in regions]
+    stay = [k for k, fate in enumerate(fates) if fate == MADE]
+    if max_subgraphs is not None and len(stay) > max_subgraphs:
+        stay.sort(key=lambda k: (-len(regions[k].members), k))
+        for k in stay[max_subgraphs:]:
+            fates[k] = CAPPED
+    return fates

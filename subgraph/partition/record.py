@@ -1,0 +1,93 @@
+"""What a partition remembers, in compact form, so that `explain` can say why.
+
+The record is kept under the key `KEY` of the attributes of every graph (and body) that was cut.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import attrs
+
+KEY = "partition_record"
+
+MADE = "made"
+SMALL = "small"
+CAPPED = "capped"
+REFUSED = "refused"
+UNUSED = "unused"
+
+
+@attrs.define(slots=True)
+class RegionNote:
+    """What became of one region.
+
+    Attributes:
+        start: Number of the node at which it started.
+        size: How many nodes it had.
+        fate: MADE, or why it was left as it was: SMALL, CAPPED, REFUSED, UNUSED.
+        node: Name of its subgraph node, if made.
+    """
+
+    start: int
+    size: int
+    fate: str = MADE
+    node: str = ""
+
+
+@attrs.define(slots=True)
+class Run:
+    """One search for the regions of one property in one graph.
+
+    Attributes:
+        property: The property's name.
+        selector: Name of its selectors' class.
+        strategy: Order of growth.
+        min_size: Size below which regions were left.
+        max_subgraphs: Cap on their number.
+        names: Name of each node.
+        via: The node from which each was found, itself for a start, -1 if never found.
+        region: The last region that held each node, -1 if none did.
+        given_up: The region that had to give up a node since it would have closed a cycle.
+        filtered: The region whose filter dropped a node.
+        refusals: (method, node asked from, answer) of the last no about a node.
+        regions: All regions.
+        forced: Names that were forced in or out by options.
+    """
+
+    property: str
+    selector: str
+    strategy: str
+    min_size: int
+    max_subgraphs: int | None
+    names: list[str]
+    via: array[int]
+    region: array[int]
+    given_up: dict[int, int]
+    filtered: dict[int, int]
+    refusals: dict[int, tuple[int, int, Any]]
+    regions: list[RegionNote]
+    forced: dict[str, str]
+
+
+@attrs.frozen(slots=True)
+class PartitionRecord:
+    """All runs that made a graph what it is, oldest first."""
+
+    runs: tuple[Run, ...] = ()
+
+    def made_by(self, property: str) -> set[str]:
+        """Return the names of the subgraph nodes that a property's runs made."""
+        return {
+            note.node
+            for run in self.runs
+            if run.property == property
+            for note in run.regions
+            if note.fate == MADE
+        }
+
+
+def record_of(held: Any) -> PartitionRecord:
+    """Return the record that an attribute holds, an empty one if it holds none."""
+    return held if isinstance(held, PartitionRecord) else PartitionRecord()

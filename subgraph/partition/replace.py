@@ -1,0 +1,234 @@
+"""Third step of a partition: cut regions out as inner graphs and put their nodes in; linear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from subgraph.errors import PartitionError, SubgraphError
+from subgraph.graph import Graph, Node, Value, copy_node, copy_value
+from subgraph.parameters import Parameter
+from subgraph.property import SubgraphProperty, property_name
+from subgraph.types import TensorType, ValueType
+
+
+class Piece(NamedTuple):
+    """A region cut out: its inner graph, and the outer values behind its inputs and outputs."""
+
+    inner: Graph
+    inputs: list[Value]
+    outputs: list[Value]
+
+
+class Cut(NamedTuple):
+    """A region (its nodes in topological order), its piece, and the node that takes its place."""
+
+    members: Sequence[Node]
+    piece: Piece
+    node: Node
+
+
+class Cutter:
+    """Cuts regions out of one graph.
+
+    Attributes:
+        graph: The graph; it stays as it is.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """Prepare to cut ``graph``."""
+        self.graph = graph
+        self._inputs = frozenset(graph.inputs)
+        self._outputs = frozenset(graph.outputs)
+
+    def cut_out(self, region: Sequence[Node], name: str) -> Piece | None:
+        """Return the region as an inner graph; None if nothing outside uses what it computes.
+
+        Inputs come in the order of their first use, each once; all uses of one parameter are one
+        input. Outputs come in the order of the nodes that make them.
+
+        Args:
+            region: Its nodes in topological order.
+            name: Name of the inner graph.
+        """
+        inside = set(region)
+        outputs = [
+            value
+            for node in region
+            for value in node.outputs
+            if value in self._outputs or any(user not in inside for user in value.uses)
+        ]
+        if not outputs:
+            return None
+        inputs: list[Value] = []
+        values: dict[Value, Value] = {}
+        weights: dict[Parameter, Value] = {}
+        copies: list[Node] = []
+        for node in region:
+            for value in node.sources:
+                if value not in values:
+                    self._source(value, values, inputs, weights)
+            copies.append(copy_node(node, values))
+        inner = Graph(
+            [values[value] for value in inputs],
+            [values[value] for value in outputs],
+            name,
+            nodes=copies,
+            opsets=self.graph.opsets,
+        )
+        return Piece(inner, inputs, outputs)
+
+    def _source(
+        self,
+        value: Value,
+        values: dict[Value, Value],
+        inputs: list[Value],
+        weights: dict[Parameter, Value],
+    ) -> None:
+        parameter = value.parameter
+        # An input with a default is no weight: who runs the graph may give another array.
+        if parameter is None or value in self._inputs:
+            values[value] = Value(value.name, value.type)
+        elif parameter in weights:
+            values[value] = weights[parameter]
+            return
+        else:
+            values[value] = weights[parameter] = Value(value.name, value.type, parameter=parameter)
+        inputs.append(value)
+
+
+def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | None:
+    """Return the node that the property makes of a region; None if it refuses.
+
+    Raises:
+        PartitionError: the property raised, or the node does not fit the region.
+    """
+    name = property_name(property)
+    try:
+        made: Any = property.create_subgraph_node(piece.inner, number)
+    except SubgraphError as error:
+        error.add_note(f"in create_subgraph_node of property {name!r}, region {number}")
+        raise
+    except Exception as error:
+        raise PartitionError(
+            f"property {name!r}: create_subgraph_node raised {type(error).__name__}: {error} for "
+            f"region {number} ({len(piece.inner.nodes)} nodes, the first of them "
+            f"{piece.inner.nodes[0].name!r}); return None to refuse a region"
+        ) from error
+    if made is None:
+        return None
+    _check_node(made, piece, f"property {name!r}, region {number}")
+    return made
+
+
+def _check_node(made: Any, piece: Piece, where: str) -> None:
+    inner = piece.inner
+    if not isinstance(made, Node):
+        raise PartitionError(
+            f"{where}: create_subgraph_node gave {made!r}; it must return a Node, as "
+            "sg.subgraph_node makes, or None"
+        )
+    if made.graph is not None:
+        raise PartitionError(
+            f"{where}: create_subgraph_node gave node {made.name!r}, which is in graph "
+            f"{made.graph.name!r} already; return a new node"
+        )
+    known = {value.name for value in inner.inputs}
+    for value in made.inputs:
+        if value is not None and value.name not in known:
+            raise PartitionError(
+                f"{where}: node {made.name!r} takes value {value.name!r}, which is no input of the "
+                f"region; its inputs are {', '.join(map(repr, sorted(known))) or 'none'}"
+            )
+    if len(made.outputs) != len(inner.outputs):
+        raise PartitionError(
+            f"{where}: node {made.name!r} has {len(made.outputs)} outputs, the region "
+            f"{len(inner.outputs)}; give one for each output of the inner graph, in its order"
+        )
+    if made.subgraph is not None and len(made.subgraph.inputs) != len(made.inputs):
+        raise PartitionError(
+            f"{where}: node {made.name!r} has {len(made.inputs)} inputs, its subgraph "
+            f"{len(made.subgraph.inputs)}; they must correspond one to one"
+        )
+    for new, old in zip(made.outputs, inner.outputs, strict=True):
+        if not _compatible(new.type, old.type):
+            raise PartitionError(
+                f"{where}: node {made.name!r} gives {new.type} for output {old.name!r}, which is "
+                f"{old.type}"
+            )
+
+
+def _compatible(new: ValueType | None, old: ValueType | None) -> bool:
+    if new is None or old is None:
+        return True
+    if isinstance(new, TensorType) and isinstance(old, TensorType):
+        return new.dtype == old.dtype and (
+            new.rank is None or old.rank is None or new.rank == old.rank
+        )
+    return type(new) is type(old)
+
+
+def put_in(graph: Graph, cuts: Sequence[Cut]) -> tuple[Graph, dict[Node, Node]]:
+    """Return a copy of ``graph`` with every region replaced by its node.
+
+    Args:
+        graph: The graph; it stays as it is.
+        cuts: Regions with their nodes. All together they may not form a cycle.
+
+    Returns:
+        The new graph, and for each node of ``graph`` its copy, or the node of its region.
+    """
+    values: dict[Value, Value] = {}
+    cut_of = {member: cut for cut in cuts for member in cut.members}
+    taken = {node.name for node in graph.nodes if node not in cut_of}
+    for cut in cuts:
+        _place(cut, values, taken)
+    copies: dict[Node, Node] = {}
+    order: list[Node] = []
+    for node in graph.nodes:
+        cut = cut_of.get(node)
+        if cut is None:
+            copies[node] = copy = copy_node(node, values)
+            order.append(copy)
+            continue
+        copies[node] = cut.node
+        if node is cut.members[0]:
+            _connect(cut, values)
+            order.append(cut.node)
+    made = Graph(
+        [copy_value(v, values) for v in graph.inputs],
+        [copy_value(v, values) for v in graph.outputs],
+        graph.name,
+        nodes=order,
+        captures=[copy_value(v, values) for v in graph.captures],
+        attrs=graph.attrs,
+        opsets=graph.opsets,
+        metadata=graph.metadata,
+        doc=graph.doc,
+    )
+    return made, copies
+
+
+def _connect(cut: Cut, values: dict[Value, Value]) -> None:
+    inner, outer = cut.piece.inner.inputs, cut.piece.inputs
+    behind = {mine.name: value for mine, value in zip(inner, outer, strict=True)}
+    cut.node.inputs = tuple(
+        None if value is None else copy_value(behind[value.name], values)
+        for value in cut.node.inputs
+    )
+
+
+def _place(cut: Cut, values: dict[Value, Value], taken: set[str]) -> None:
+    """Let the node's outputs stand for the region's, and give the node a name of its own."""
+    node = cut.node
+    for new, old in zip(node.outputs, cut.piece.outputs, strict=True):
+        new.name = old.name
+        new.type = new.type or old.type
+        values[old] = new
+    name = base = node.name or cut.piece.inner.name
+    count = 0
+    while name in taken:
+        count += 1
+        name = f"{base}_{count}"
+    node.name = name
+    taken.add(name)
