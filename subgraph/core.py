@@ -16,7 +16,8 @@ from os import PathLike
 from typing import IO, Any
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device, QueryResult
+from subgraph.device import Config, Device, QueryResult, compile_queried
+from subgraph.devices.hetero import HeteroDevice
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph import Graph
 from subgraph.op import Operator, register_operator
@@ -246,14 +247,15 @@ class Core:
             return ""
 
     def _compile(self, device: Device, graph: Graph, config: Config) -> CompiledModel:
-        if device.fallback:
-            supported = device.query_model(graph, config or None)
-            if any(node.name not in supported for node in graph.nodes):
-                hetero = self.device("HETERO")
-                priorities = ",".join((device.name, *device.fallback))
-                own = {device.name: dict(config)} if config else {}
-                return hetero.compile_model(graph, {"DEVICE_PRIORITIES": priorities, **own})
-        return device.compile_model(graph, config or None)
+        if not device.fallback:
+            return device.compile_model(graph, config or None)
+        supported = device.query_model(graph, config or None)
+        if all(node.name in supported for node in graph.nodes):
+            return compile_queried(device, graph, config or None)
+        hetero = self.device("HETERO")
+        assert isinstance(hetero, HeteroDevice), "the name is taken by our own"
+        priorities = [device, *(self.device(name) for name in device.fallback)]
+        return hetero.compile_with_fallback(graph, priorities, config, supported)
 
     def import_model(
         self,

@@ -372,6 +372,13 @@ def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> 
     )
 
 
+def compile_queried(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
+    """Compile a graph all of whose nodes the device has just said to support."""
+    if type(device).compile_model is Device.compile_model:
+        return device.compile_supported(graph, config)
+    return device.compile_model(graph, config)
+
+
 def whole_graph(graph: Graph, device: str, make_op: Callable[[Graph], SubgraphOp]) -> Graph:
     """Return a graph that does the same by one subgraph node with the op ``make_op(inner)``.
 

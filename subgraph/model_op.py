@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device
+from subgraph.device import Config, Device, compile_queried
 from subgraph.errors import DeviceError, RequestCancelledError, SubgraphError
 from subgraph.executor import Cancel
 from subgraph.graph import Graph
@@ -61,7 +61,10 @@ class CompiledModelOp(SubgraphOp):
         candidates = [device, *others]
         for number, candidate in enumerate(candidates):
             try:
-                model = _compile(candidate, subgraph, configs, supported=number == 0)
+                config = configs.get(candidate.name) or None
+                # The first one was asked what it supports before the cut.
+                compile_model = compile_queried if number == 0 else type(candidate).compile_model
+                model = compile_model(candidate, subgraph, config)
             except SubgraphError as error:
                 if not isinstance(error, DeviceError) or number + 1 == len(candidates):
                     raise
@@ -118,16 +121,6 @@ class CompiledModelOp(SubgraphOp):
                 self.device = device.name
                 return True
         return False
-
-
-def _compile(
-    device: Device, graph: Graph, configs: Mapping[str, Config], *, supported: bool
-) -> CompiledModel:
-    """Compile; a device that keeps the default need not be asked again what it supports."""
-    config = configs.get(device.name) or None
-    if supported and type(device).compile_model is Device.compile_model:
-        return device.compile_supported(graph, config)
-    return device.compile_model(graph, config)
 
 
 class _ModelSession(Session):

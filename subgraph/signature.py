@@ -252,9 +252,8 @@ def as_array(item: Any, dtype: np.dtype[Any], port: Port) -> Array:
     """
     if isinstance(item, np.ndarray):
         return np.asarray(cast(Array, item))
-    from_python = isinstance(item, (bool, int, float, complex, str, list, tuple))
     try:
-        if from_python and not isinstance(item, np.generic):
+        if _is_python(item):
             return _from_python(item, dtype)
         if hasattr(item, "__dlpack__"):
             return np.from_dlpack(item)
@@ -266,6 +265,11 @@ def as_array(item: Any, dtype: np.dtype[Any], port: Port) -> Array:
             f"input {port.name!r} is {port.type}, got a {type(item).__name__} that cannot be read "
             f"as that: {error}"
         ) from error
+
+
+def _is_python(item: Any) -> bool:
+    plain = isinstance(item, (bool, int, float, complex, str, list, tuple))
+    return plain and not isinstance(item, np.generic)
 
 
 def _from_python(item: Any, dtype: np.dtype[Any]) -> Array:

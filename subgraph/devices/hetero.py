@@ -9,7 +9,7 @@ compiled model. Nodes of REFERENCE stay as they are: the default executor runs t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +80,9 @@ class HeteroDevice(VirtualDevice):
         devices: Sequence[Device],
         configs: Mapping[str, Config],
         options: HeteroOptions,
+        known: Mapping[str, str] | None = None,
     ) -> QueryResult:
-        placed, reasons = by_priority(graph, devices, configs)
+        placed, reasons = by_priority(graph, devices, configs, known)
         if options.PLACEMENT == "COST":
             placed.update(self._by_cost(graph, devices, configs, options, placed))
         self._by_hand(graph, devices, configs, placed)
@@ -171,6 +172,44 @@ class HeteroDevice(VirtualDevice):
         configs = _split_config(config or {}, options, devices)
         work = graph.clone()
         self._assign(work, devices, configs, options)
+        return self._cut_and_compile(graph, work, devices, configs, options)
+
+    def compile_with_fallback(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        config: Config,
+        supported: Mapping[str, str],
+    ) -> CompiledModel:
+        """Compile for a device that was asked for alone and does not support everything.
+
+        Args:
+            graph: The model; affinities set by hand do not count.
+            devices: The device and those behind it.
+            config: The configuration of the device.
+            supported: What it has said to support.
+        """
+        first = devices[0]
+        options = self.options_for({"DEVICE_PRIORITIES": ",".join(d.name for d in devices)})
+        if first.get_property("SUPPORTED_PROPERTIES").get("ENABLE_PROFILING"):
+            profiling = first.options_for(config).ENABLE_PROFILING
+            options = attrs.evolve(options, ENABLE_PROFILING=profiling)
+        configs = {device.name: dict(config) if device is first else {} for device in devices}
+        work = graph.clone()
+        for each in _with_bodies(work):
+            for node in each.nodes:
+                node.metadata = {k: v for k, v in (node.metadata or {}).items() if k != AFFINITY}
+        self._assign(work, devices, configs, options, supported)
+        return self._cut_and_compile(graph, work, devices, configs, options)
+
+    def _cut_and_compile(
+        self,
+        graph: Graph,
+        work: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+    ) -> CompiledModel:
         names = dict.fromkeys((*(d.name for d in devices), *_affinities_in(work)))
         all_devices = [self.peer(name) for name in names]
         cut = _cut(work, all_devices)
@@ -183,12 +222,14 @@ class HeteroDevice(VirtualDevice):
         devices: Sequence[Device],
         configs: Mapping[str, Config],
         options: HeteroOptions,
+        known: Mapping[str, str] | None = None,
     ) -> None:
         """Write the device of every node, bodies included, into its metadata."""
         work = [graph]
         while work:
             current = work.pop()
-            placed = self._affinities(current, devices, configs, options)
+            placed = self._affinities(current, devices, configs, options, known)
+            known = None
             require_support(placed, current, f"HETERO:{','.join(d.name for d in devices)}")
             for node in current.nodes:
                 node.metadata = {**(node.metadata or {}), AFFINITY: placed[node.name]}
@@ -238,16 +279,33 @@ class HeteroDevice(VirtualDevice):
         return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices as one"}
 
 
+def _with_bodies(graph: Graph) -> Iterator[Graph]:
+    work = [graph]
+    while work:
+        current = work.pop()
+        yield current
+        work.extend(body for node in current.nodes if node.attrs for body in node.bodies)
+
+
 def by_priority(
-    graph: Graph, devices: Sequence[Device], configs: Mapping[str, Config]
+    graph: Graph,
+    devices: Sequence[Device],
+    configs: Mapping[str, Config],
+    known: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Give each node to the first device that supports it; also say why the others refused."""
+    """Give each node to the first device that supports it; also say why the others refused.
+
+    ``known`` is what the first device said when it was asked before.
+    """
     placed: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for device in devices:
         if len(placed) == len(graph.nodes):
             break
-        found = device.query_model(graph, configs.get(device.name) or None)
+        if known is not None and device is devices[0]:
+            found = known
+        else:
+            found = device.query_model(graph, configs.get(device.name) or None)
         for name, owner in found.items():
             placed.setdefault(name, owner)
         for name, reason in getattr(found, "reasons", {}).items():
