@@ -132,6 +132,7 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         36 units run over panels first (0) or over pixels first (1)
         37 bytes between images of x  38 of y  39 of the residual
         40..42 pixels of y between outputs along W, H, D  43 between blocks of output channels
+        44 bytes from the start of an image of y to its first output
 
     y and the residual share their strides; 1, W, H W, D H W unless only some of the pixels are
     written (transposed convolution). With scratch, the part of x that a unit reads is copied there
@@ -274,6 +275,7 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
             for p in range(panel, min(panels, panel + pb)):
                 vectors = panel_words(args, t, group, p)
                 at = out + (group * blocks + p * nv) * plane_out
+                at += arg(args, 44)
                 y = arg(args, 2) + image * arg(args, 38) + at
                 res = arg(args, 4)
                 if res != 0:

@@ -1,0 +1,452 @@
+"""Convolutions on the CPU device: which kernel, which blocks, which packed weights.
+
+The cost of a kernel is estimated in cycles of one core from multiplications and from weights that
+come from memory; the cheapest that may run is taken. Operands that do not have the layout of a
+kernel are turned into scratch memory first.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from subgraph.engine.host import caches
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Word, lowering
+from subgraph.graph import Node
+
+from .conv_geometry import (
+    Geometry,
+    blocked_vector,
+    conv_geometry,
+    depthwise_weights,
+    direct_weights,
+    merged,
+    winograd_weights,
+)
+from .tile_planning import FLOATS, Activation, Tiles, activation, grain, round_up, tiles
+
+_MEMORY = 8.0  # bytes of weights that arrive per cycle
+_WASTE = 4  # merged groups cost this many times their multiplications at most
+_BOTH = ("plain", "blocked")
+
+
+@attrs.define
+class Job:
+    """A convolution to be lowered: ``act(conv(x, w) + bias + residual)``."""
+
+    low: Lowering
+    g: Geometry
+    of: Tiles
+    x: Operand
+    w: Operand
+    bias: Operand | None
+    residual: Operand | None
+    y: Operand
+    act: Activation
+
+    @property
+    def channels_in(self) -> int:
+        """All input channels."""
+        return self.g.groups * self.g.inputs
+
+    @property
+    def channels_out(self) -> int:
+        """All output channels."""
+        return self.g.groups * self.g.outputs
+
+
+@lowering("Conv", dtypes=FLOATS, layouts=_BOTH)
+def conv(node: Node, low: Lowering) -> None:
+    """Lower Conv."""
+    lower_conv(_job(node, low))
+
+
+@lowering("FusedConv", domain="subgraph.cpu", dtypes=FLOATS, layouts=_BOTH)
+def fused_conv(node: Node, low: Lowering) -> None:
+    """Lower a convolution with a residual and an activation."""
+    lower_conv(_job(node, low))
+
+
+def _job(node: Node, low: Lowering) -> Job:
+    x, w, y = low.given(0), low.given(1), low.output()
+    of = tiles(x.dtype)
+    g = conv_geometry(node, x, w, y)
+    act = activation(node, of)
+    return Job(low, g, of, x, w, low.optional(2), low.optional(3), y, act)
+
+
+def lower_conv(job: Job) -> None:
+    """Emit the steps of a convolution.
+
+    Raises:
+        Unsupported: No kernel can do it.
+    """
+    if not job.y.size:
+        return
+    algorithm = choose(job)
+    if algorithm == "generic":
+        _generic(job)
+    elif algorithm == "depthwise":
+        _depthwise(job)
+    elif algorithm.startswith("winograd"):
+        _winograd(job, int(algorithm[-1]))
+    else:
+        _direct(job, plain=algorithm == "first")
+
+
+def choose(job: Job) -> str:
+    """Return the name of the algorithm: generic, depthwise, first, direct, winograd2, winograd4."""
+    g, of = job.g, job.of
+    if not job.w.constant or (job.bias is not None and not job.bias.constant):
+        return "generic"
+    if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
+        return "depthwise"
+    if job.x.layout == "plain" and g.groups == 1 and g.inputs <= max(of.lanes // 4, 1):
+        return "first"
+    if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
+        return "generic"
+    together = merged(g, of.lanes)
+    if g.groups > 1 and together > _WASTE and together * g.inputs != of.lanes:
+        return "generic"
+    small = round_up(g.inputs, of.lanes) * round_up(g.outputs, of.lanes)
+    wasted = small > 3 * g.inputs * g.outputs and together == 1
+    if wasted and job.x.layout == job.y.layout == "plain":
+        return "generic"
+    return _square(job) if g.groups == 1 else "direct"
+
+
+def _square(job: Job) -> str:
+    """Choose between direct convolution and the sizes of Winograd's."""
+    g, of = job.g, job.of
+    plain_square = (
+        g.kernel == (1, 3, 3)
+        and g.strides == (1, 1, 1)
+        and g.dilations == (1, 1, 1)
+        and g.source[0] == g.target[0] == 1
+        and g.pads[0] == 0
+    )
+    if not plain_square or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
+        return "direct"
+    blocks_in = round_up(g.inputs, of.lanes) // of.lanes
+    blocks_out = round_up(g.outputs, of.lanes) // of.lanes
+    products = blocks_in * of.lanes * blocks_out
+    weights = products * of.lanes * of.item
+    best, least = "direct", _cost(g.images * g.pixels * 9 * products, 9 * weights)
+    for m in (2, 4):
+        count = g.images * math.prod(-(-o // m) for o in g.target[1:])
+        points = (m + 2) ** 2
+        transforms = count * 7 * points * (blocks_in + blocks_out)
+        cost = transforms + _cost(count * points * products, points * weights)
+        if cost < 0.95 * least:
+            best, least = f"winograd{m}", cost
+    return best
+
+
+def _cost(multiplications: float, weight_bytes: float) -> float:
+    from_memory = weight_bytes if weight_bytes > caches().l2 else 0
+    return max(multiplications, from_memory / _MEMORY) + 0.2 * from_memory / _MEMORY
+
+
+def blocked(low: Lowering, of: Tiles, operand: Operand) -> Word:
+    """Return where an operand lies in the blocked layout, turning it if it must be."""
+    if operand.layout == "blocked" or _same(operand, of):
+        return operand
+    low_bytes = operand.shape[0] * round_up(operand.shape[1], of.lanes)
+    target = low.scratch(low_bytes * math.prod(operand.shape[2:]) * of.item)
+    _turn(low, of, "to_blocked", operand, target, operand.shape)
+    return target
+
+
+def plain(low: Lowering, of: Tiles, operand: Operand) -> Word:
+    """Return where an operand lies in the plain layout, turning it if it must be."""
+    if operand.layout == "plain" or _same(operand, of):
+        return operand
+    target = low.scratch(operand.size * of.item)
+    _turn(low, of, "to_plain", operand, target, operand.shape)
+    return target
+
+
+def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Word:
+    """Return where to write an output in the blocked layout; `settle` brings it home."""
+    if operand.layout == "blocked" or _same(operand, of):
+        return operand
+    channels = operand.shape[0] * round_up(operand.shape[1], of.lanes)
+    return low.scratch(channels * math.prod(operand.shape[2:]) * of.item)
+
+
+def plain_target(low: Lowering, of: Tiles, operand: Operand) -> Word:
+    """Return where to write an output in the plain layout; `settle` brings it home."""
+    if operand.layout == "plain" or _same(operand, of):
+        return operand
+    return low.scratch(operand.size * of.item)
+
+
+def settle(low: Lowering, of: Tiles, operand: Operand, written: Word) -> None:
+    """Turn what was written elsewhere into the output's own layout."""
+    if written is operand:
+        return
+    kind = "to_plain" if operand.layout == "plain" else "to_blocked"
+    _turn(low, of, kind, written, operand, operand.shape)
+
+
+def _same(operand: Operand, of: Tiles) -> bool:
+    """Return whether both layouts are the same bytes."""
+    return math.prod(operand.shape[2:]) == 1 and operand.shape[1] % of.lanes == 0
+
+
+def _turn(
+    low: Lowering, of: Tiles, kind: str, source: Word, target: Word, shape: tuple[int, ...]
+) -> None:
+    pixels = math.prod(shape[2:])
+    units = shape[0] * -(-shape[1] // of.lanes)
+    moved = 2 * math.prod(shape)
+    low.emit(
+        Kernel("reorder_kernels", kind, dtype=of.dtype, lanes=of.lanes),
+        [source, target, shape[1], pixels],
+        units,
+        grain=grain(units, 4 * moved),
+        bytes=moved * of.item,
+    )
+
+
+def _bias(job: Job, groups: int) -> Word:
+    if job.bias is None:
+        return 0
+    recipe = f"conv bias {groups} groups of {job.of.lanes}"
+    return job.low.weight(recipe, blocked_vector(groups, job.of), job.bias)
+
+
+def _direct(job: Job, *, plain: bool) -> None:
+    low, of = job.low, job.of
+    together = 1 if job.g.groups == 1 else merged(job.g, of.lanes)
+    recipe = (
+        f"conv direct {of.nv}x{of.lanes} groups {job.g.groups}/{together} "
+        f"{'plain' if plain else 'blocked'}"
+    )
+    weight = low.weight(recipe, direct_weights(job.g, of, together, plain), job.w)
+    g = attrs.evolve(
+        job.g,
+        groups=job.g.groups // together,
+        inputs=job.g.inputs * together,
+        outputs=job.g.outputs * together,
+    )
+    x = job.x if plain else blocked(low, of, job.x)
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    out = DirectOutput(y, residual, (1, 1, 1), 0)
+    emit_direct(low, of, g.flat(), x, weight, _bias(job, g.groups), out, job.act, plain=plain)
+    settle(low, of, job.y, y)
+
+
+@attrs.frozen
+class DirectOutput:
+    """Where a direct convolution writes: every ``steps``-th pixel from ``offset`` (in pixels).
+
+    Attributes:
+        y: Blocked output.
+        residual: Of the same shape, or 0.
+        steps: Pixels between outputs along D, H, W.
+        offset: Pixel of the first output.
+        sizes: Spatial sizes of y, None: those of the convolution's output.
+    """
+
+    y: Word
+    residual: Word
+    steps: tuple[int, int, int]
+    offset: int
+    sizes: tuple[int, int, int] | None = None
+
+
+def emit_direct(
+    low: Lowering,
+    of: Tiles,
+    g: Geometry,
+    x: Word,
+    weight: Word,
+    bias: Word,
+    out: DirectOutput,
+    act: Activation,
+    *,
+    plain: bool,
+) -> None:
+    """Emit ``conv_kernels.direct``."""
+    lanes, item = of.lanes, of.item
+    pixel = (1 if plain else lanes) * item
+    blocks_in = g.inputs if plain else -(-g.inputs // lanes)
+    blocks_out = -(-g.outputs // lanes)
+    panels = -(-blocks_out // of.nv)
+    strip = plain or g.padded
+    depth_weights = blocks_in * g.taps * (1 if plain else lanes) * blocks_out * lanes * item
+
+    def strip_bytes(rows: int, columns: int) -> int:
+        box = g.reach(0, 1) * g.reach(1, rows) * g.reach(2, columns)
+        return blocks_in * box * pixel
+
+    rows, columns, part = g.target[1], g.target[2], panels
+    if strip:
+        while rows > 1 and strip_bytes(rows, columns) > caches().l2 // 4:
+            rows = -(-rows // 2)
+    if columns > 16 * of.mr:
+        columns = 8 * of.mr
+    elif rows > 1 and columns * rows > 16 * of.mr:
+        rows = max(1, min(rows, 16 * of.mr // columns))
+    if depth_weights > caches().l2 // 2:
+        part = min(panels, 4)
+    wanted = 4 * low.threads if low.threads > 1 else 1
+    outer = g.images * g.groups * g.target[0]
+
+    def units() -> int:
+        return outer * -(-g.target[1] // rows) * -(-g.target[2] // columns) * -(-panels // part)
+
+    while units() < wanted and part > 1:
+        part = -(-part // 2)
+    while units() < wanted and rows > 1:
+        rows = -(-rows // 2)
+    while units() < wanted and columns > of.mr:
+        columns = max(of.mr, round_up(columns // 2, of.mr))
+    scratch: Word = 0
+    scratch_bytes = 0
+    if strip:
+        scratch_bytes = round_up(strip_bytes(rows, columns), 64)
+        scratch = low.scratch(scratch_bytes, per_worker=True)
+    order = 0 if strip else 1
+    sizes = out.sizes or g.target
+    pixels = math.prod(sizes)
+    image_in = g.groups * blocks_in * math.prod(g.source) * pixel
+    image_out = g.groups * blocks_out * pixels * lanes * item
+    words: list[Word] = [x, weight, out.y, bias, out.residual, g.groups, blocks_in, blocks_out]
+    words += g.words()
+    words += [of.address(), act.post, act.flags, act.low, act.high, rows, columns, part]
+    words += [scratch, scratch_bytes, order, image_in, image_out, image_out]
+    words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
+    words += [out.offset * lanes * item]
+    count = units()
+    low.emit(
+        Kernel("conv_kernels", "direct", plain=plain, **of.variant),
+        words,
+        count,
+        grain=grain(count, g.flops),
+        flops=g.flops,
+        bytes=image_in * g.images + depth_weights * g.groups + image_out * g.images,
+    )
+
+
+def _depthwise(job: Job) -> None:
+    low, of, g = job.low, job.of, job.g
+    blocks = -(-g.groups // of.lanes)
+    pixel = of.lanes * of.item
+    weight = low.weight(f"conv depthwise {of.lanes}", depthwise_weights(of), job.w)
+    x = blocked(low, of, job.x)
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    rows = g.target[1]
+
+    def strip_bytes() -> int:
+        return g.reach(0, 1) * g.reach(1, rows) * g.reach(2, g.target[2]) * pixel
+
+    while rows > 1 and strip_bytes() > caches().l2 // 4:
+        rows = -(-rows // 2)
+    scratch: Word = 0
+    scratch_bytes = 0
+    if g.padded:
+        scratch_bytes = round_up(strip_bytes(), 64)
+        scratch = low.scratch(scratch_bytes, per_worker=True)
+    image_in = blocks * math.prod(g.source) * pixel
+    image_out = blocks * g.pixels * pixel
+    words: list[Word] = [x, weight, y, _bias(job, 1), residual, 1, blocks, blocks]
+    words += g.words()
+    words += [of.depthwise(), job.act.post, job.act.flags, job.act.low, job.act.high, rows, 0, 0]
+    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
+    units = g.images * blocks * g.target[0] * -(-g.target[1] // rows)
+    low.emit(
+        Kernel("depthwise_kernels", "depthwise", dtype=of.dtype, lanes=of.lanes, mr=of.mr),
+        words,
+        units,
+        grain=grain(units, 4 * g.flops),
+        flops=g.flops,
+        bytes=g.images * (image_in + image_out),
+    )
+    settle(low, of, job.y, y)
+
+
+def _winograd(job: Job, m: int) -> None:
+    low, of, g = job.low, job.of, job.g
+    recipe = f"conv winograd{m} {of.nv}x{of.lanes}"
+    weight = low.weight(recipe, winograd_weights(of, m), job.w)
+    x = blocked(low, of, job.x)
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    pixel = of.lanes * of.item
+    points = (m + 2) ** 2
+    blocks_in, blocks_out = -(-g.inputs // of.lanes), -(-g.outputs // of.lanes)
+    panels = -(-blocks_out // of.nv)
+    total = g.images * math.prod(-(-o // m) for o in g.target[1:])
+    part = min(panels, 4)
+    # Few tiles: all at once, so that the weights are read once; else what the caches like.
+    most = of.mr if blocks_in * of.lanes > 128 else -(-of.mr // 2)
+    count = total if total <= of.mr + 2 else -(-total // -(-total // most))
+    wanted = 2 * low.threads if low.threads > 1 else 1
+    blocks = -(-total // count)
+    while blocks * -(-panels // part) < wanted and part > 1:
+        part = -(-part // 2)
+    scratch_bytes = round_up(
+        (2 * points + points * count * (blocks_in + 1 + part * of.nv + 1)) * pixel, 64
+    )
+    scratch = low.scratch(scratch_bytes, per_worker=True)
+    image_in = blocks_in * math.prod(g.source) * pixel
+    image_out = blocks_out * g.pixels * pixel
+    words: list[Word] = [x, weight, y, _bias(job, 1), residual, g.images, blocks_in, blocks_out]
+    words += g.words()
+    words += [of.address(), job.act.post, job.act.flags, job.act.low, job.act.high, count, 0, part]
+    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
+    panel_blocks = -(-panels // part)
+    units = blocks * panel_blocks
+    # Units of one block of tiles share its transform: a thread takes them together if it can.
+    together = panel_blocks if blocks >= 2 * low.threads else -(-panel_blocks // low.threads)
+    low.emit(
+        Kernel("winograd_kernels", "winograd", m=m, **of.variant),
+        words,
+        units,
+        grain=max(grain(units, g.flops), together) if low.threads > 1 else 0,
+        flops=g.flops,
+        bytes=g.images * (image_in + image_out) + points * panels * blocks_in * pixel * of.width,
+    )
+    settle(low, of, job.y, y)
+
+
+def _generic(job: Job) -> None:
+    low, of, g = job.low, job.of, job.g
+    x = plain(low, of, job.x)
+    residual = 0 if job.residual is None else plain(low, of, job.residual)
+    y = plain_target(low, of, job.y)
+    depth = g.inputs * g.taps
+    line = g.flat()
+    in_place, g = line is not g, line
+    part = max(of.width, min(8 * of.width, round_up(g.pixels, of.lanes)))
+    while part > of.width and part * depth * of.item > caches().l2 // 2:
+        part = max(of.width, round_up(part // 2, of.lanes))
+    scratch: Word = 0
+    scratch_bytes = 0
+    if not in_place:
+        scratch_bytes = round_up(depth * part * of.item, 64)
+        scratch = low.scratch(scratch_bytes, per_worker=True)
+    image_in = g.groups * g.inputs * math.prod(g.source) * of.item
+    image_out = g.groups * g.outputs * g.pixels * of.item
+    bias: Word = 0 if job.bias is None else job.bias
+    words: list[Word] = [x, job.w, y, bias, residual, g.groups, g.inputs, g.outputs]
+    words += g.words()
+    words += [of.address(), job.act.post, job.act.flags, job.act.low, job.act.high]
+    words += [of.address(masked=True), part, 0]
+    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
+    units = g.images * g.groups * -(-g.pixels // part)
+    low.emit(
+        Kernel("conv_kernels", "generic", **of.variant),
+        words,
+        units,
+        grain=grain(units, g.flops),
+        flops=g.flops,
+        bytes=g.images * (image_in + image_out),
+    )
+    settle(low, of, job.y, y)

@@ -1,0 +1,256 @@
+"""The sizes of a convolution, brought to three spatial dimensions, and its weights, repacked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.lowering import Operand, Unsupported
+from subgraph.graph import Node
+
+from .tile_planning import Array, Tiles, panels, round_up
+
+Triple = tuple[int, int, int]
+
+
+@attrs.frozen
+class Geometry:
+    """Sizes of a convolution (or pooling); spatial ones as (D, H, W).
+
+    Attributes:
+        images: Batch size.
+        groups: Number of groups.
+        inputs: Input channels of one group.
+        outputs: Output channels of one group.
+        source: Spatial sizes of the input.
+        target: Spatial sizes of the output.
+        kernel: Sizes of the kernel.
+        strides: Strides.
+        dilations: Dilations.
+        pads: Pads before.
+    """
+
+    images: int
+    groups: int
+    inputs: int
+    outputs: int
+    source: Triple
+    target: Triple
+    kernel: Triple
+    strides: Triple
+    dilations: Triple
+    pads: Triple
+
+    @property
+    def taps(self) -> int:
+        """Weights of one input and output channel."""
+        return math.prod(self.kernel)
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of one image."""
+        return math.prod(self.target)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a direct convolution."""
+        weights = self.groups * self.inputs * self.outputs * self.taps
+        return 2 * self.images * weights * self.pixels
+
+    @property
+    def padded(self) -> bool:
+        """Whether some window reaches outside the input."""
+        return any(
+            p > 0 or (o - 1) * s - p + (k - 1) * d >= n
+            for p, o, s, k, d, n in zip(
+                self.pads,
+                self.target,
+                self.strides,
+                self.kernel,
+                self.dilations,
+                self.source,
+                strict=True,
+            )
+        )
+
+    def reach(self, axis: int, outputs: int) -> int:
+        """Return how many input pixels the windows of so many outputs span."""
+        windows = (outputs - 1) * self.strides[axis]
+        return windows + (self.kernel[axis] - 1) * self.dilations[axis] + 1
+
+    def flat(self) -> Geometry:
+        """Merge the pixels of a 1x1 convolution that reads each input pixel once, in order."""
+        if self.taps != 1 or self.strides != (1, 1, 1) or any(self.pads) or self.padded:
+            return self
+        line = (1, 1, self.pixels)
+        return attrs.evolve(self, source=line, target=line)
+
+    def words(self) -> list[int]:
+        """Return words 8 to 25 of the convolution kernels."""
+        sizes = (self.source, self.target, self.kernel, self.strides, self.dilations, self.pads)
+        return [value for triple in sizes for value in triple]
+
+
+def ints(node: Node, name: str, rank: int, default: int) -> list[int]:
+    """Return an attribute with one number for each spatial dimension."""
+    found: Any = node.attrs.get(name)
+    return [int(v) for v in found] if found is not None else [default] * rank
+
+
+def triple(values: Sequence[int], fill: int) -> Triple:
+    """Put ones (or ``fill``) before one to three numbers."""
+    if not 1 <= len(values) <= 3:
+        raise Unsupported(f"{len(values)} spatial dimensions; 1 to 3 have kernels")
+    full = [fill] * (3 - len(values)) + [int(v) for v in values]
+    return full[0], full[1], full[2]
+
+
+def auto_pad(node: Node) -> str:
+    """Return the attribute ``auto_pad`` as text."""
+    value: Any = node.attrs.get("auto_pad", "NOTSET")
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def pads_before(
+    node: Node, source: Sequence[int], target: Sequence[int], kernel: Sequence[int]
+) -> list[int]:
+    """Return the pads at the beginning of each dimension of a Conv or a pooling."""
+    rank = len(source)
+    mode = auto_pad(node)
+    if mode == "NOTSET":
+        return ints(node, "pads", 2 * rank, 0)[:rank]
+    if mode == "VALID":
+        return [0] * rank
+    strides, dilations = ints(node, "strides", rank, 1), ints(node, "dilations", rank, 1)
+    before: list[int] = []
+    for n, o, k, s, d in zip(source, target, kernel, strides, dilations, strict=True):
+        total = max((o - 1) * s + (k - 1) * d + 1 - n, 0)
+        before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
+    return before
+
+
+def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
+    """Return the sizes of a Conv node.
+
+    Raises:
+        Unsupported: Of a rank that has no kernels.
+    """
+    rank = x.rank - 2
+    groups = int(node.attrs.get("group", 1))
+    kernel = w.shape[2:]
+    before = pads_before(node, x.shape[2:], y.shape[2:], kernel)
+    return Geometry(
+        x.shape[0],
+        groups,
+        w.shape[1],
+        w.shape[0] // groups,
+        triple(x.shape[2:], 1),
+        triple(y.shape[2:], 1),
+        triple(kernel, 1),
+        triple(ints(node, "strides", rank, 1), 1),
+        triple(ints(node, "dilations", rank, 1), 1),
+        triple(before, 0),
+    )
+
+
+def merged(g: Geometry, lanes: int) -> int:
+    """Return how many groups must go together so that they are whole blocks of channels."""
+    together = math.lcm(lanes // math.gcd(lanes, g.inputs), lanes // math.gcd(lanes, g.outputs))
+    return together if g.groups > 1 and g.groups % together == 0 else g.groups
+
+
+def dense_groups(weight: Array, groups: int, together: int) -> Array:
+    """Merge groups: ``[O, I / groups, ...]`` gets zeros where outputs and inputs are strangers."""
+    if together == 1:
+        return weight
+    outputs, inputs = weight.shape[0] // groups, weight.shape[1]
+    split = weight.reshape(groups // together, together, outputs, *weight.shape[1:])
+    shape = (groups // together, together, outputs, together, inputs, *weight.shape[2:])
+    dense = np.zeros(shape, weight.dtype)
+    for i in range(together):
+        dense[:, i, :, i] = split[:, i]
+    return dense.reshape(weight.shape[0], together * inputs, *weight.shape[2:])
+
+
+def direct_weights(g: Geometry, of: Tiles, together: int, plain: bool) -> Callable[[Array], Array]:
+    """Return the recipe of ``conv_kernels.direct``: panels of each (merged) group."""
+    groups = g.groups // together
+
+    def make(weight: Array) -> Array:
+        whole = dense_groups(weight, g.groups, together)
+        whole = whole.reshape(groups, -1, *whole.shape[1:])
+        return np.concatenate([group_panels(w, of, plain) for w in whole])
+
+    return make
+
+
+def group_panels(weight: Array, of: Tiles, plain: bool) -> Array:
+    """Pack ``[O, I, ...]`` into panels; K is (input block, taps, lane), or (channel, taps)."""
+    outputs, inputs = weight.shape[:2]
+    flat = weight.reshape(outputs, inputs, -1)
+    taps = flat.shape[2]
+    if plain:
+        return panels(flat.reshape(outputs, -1).T, of)
+    blocks = round_up(inputs, of.lanes) // of.lanes
+    padded = np.zeros((outputs, blocks * of.lanes, taps), weight.dtype)
+    padded[:, :inputs] = flat
+    split = padded.reshape(outputs, blocks, of.lanes, taps)
+    return panels(split.transpose(1, 3, 2, 0).reshape(-1, outputs), of)
+
+
+def blocked_vector(groups: int, of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of a bias: each group padded to whole blocks."""
+
+    def make(bias: Array) -> Array:
+        rows = bias.reshape(groups, -1)
+        padded = np.zeros((groups, round_up(rows.shape[1], of.lanes)), of.dtype)
+        padded[:, : rows.shape[1]] = rows
+        return padded.reshape(-1)
+
+    return make
+
+
+def depthwise_weights(of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of ``depthwise_kernels``: ``[C / lanes][taps][lanes]``."""
+
+    def make(weight: Array) -> Array:
+        channels = weight.shape[0]
+        flat = weight.reshape(channels, -1)
+        padded = np.zeros((round_up(channels, of.lanes), flat.shape[1]), of.dtype)
+        padded[:channels] = flat
+        return np.ascontiguousarray(padded.reshape(-1, of.lanes, flat.shape[1]).swapaxes(1, 2))
+
+    return make
+
+
+def winograd_matrix(m: int) -> Array:
+    """Return G, which transforms three weights into ``m + 2`` values."""
+    if m == 2:
+        return np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float64)
+    points = (0.0, 2 / 3, -2 / 3, 1.5, -1.5)
+    rows: list[list[float]] = []
+    for i, p in enumerate(points):
+        scale = math.prod(p - q for j, q in enumerate(points) if j != i)
+        rows.append([1 / scale, p / scale, p * p / scale])
+    return np.array([*rows, [0, 0, 1]], np.float64)
+
+
+def winograd_weights(of: Tiles, m: int) -> Callable[[Array], Array]:
+    """Return the recipe of ``winograd_kernels``: panels of each of the (m + 2)^2 points."""
+    both = np.kron(winograd_matrix(m), winograd_matrix(m))
+
+    def make(weight: Array) -> Array:
+        outputs, inputs = weight.shape[:2]
+        depth = round_up(inputs, of.lanes)
+        points = np.zeros((both.shape[0], depth, outputs), of.dtype)
+        for start in range(0, outputs, 64):
+            part = weight[start : start + 64].reshape(-1, 9).astype(np.float64)
+            values = (part @ both.T).astype(of.dtype).reshape(-1, inputs, both.shape[0])
+            points[:, :inputs, start : start + 64] = values.transpose(2, 1, 0)
+        return np.concatenate([panels(point, of) for point in points])
+
+    return make

@@ -1,0 +1,163 @@
+"""ConvTranspose on the CPU device: for each phase of the strides a direct convolution.
+
+Output ``o`` of one dimension sums ``x[i] * w[t]`` over the taps with ``i * stride + t * dilation =
+o + pad``. The outputs ``o = phase + stride * q`` all use the same taps, and consecutive q
+consecutive inputs: each phase is a convolution of stride 1 that writes every stride-th pixel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, lowering
+from subgraph.graph import Node
+
+from .conv_cpu import DirectOutput, blocked, blocked_target, emit_direct, settle
+from .conv_geometry import (
+    Geometry,
+    auto_pad,
+    blocked_vector,
+    dense_groups,
+    group_panels,
+    ints,
+    merged,
+    triple,
+)
+from .tile_planning import FLOATS, Array, Tiles, activation, tiles
+
+
+@attrs.frozen
+class Phase:
+    """What one phase of one dimension reads.
+
+    Attributes:
+        first: First output.
+        count: Number of outputs.
+        taps: Taps in the order of the inputs they read; empty: the outputs get no input.
+        dilation: Inputs between taps.
+        pad: Pads before.
+    """
+
+    first: int
+    count: int
+    taps: tuple[int, ...]
+    dilation: int
+    pad: int
+
+
+def phases(outputs: int, kernel: int, stride: int, dilation: int, pad: int) -> list[Phase]:
+    """Return the phases of a dimension that have outputs."""
+    found: list[Phase] = []
+    for first in range(min(stride, outputs)):
+        taps = [t for t in range(kernel) if (first + pad - t * dilation) % stride == 0]
+        taps.reverse()  # the last tap reads the first input
+        start = (first + pad - taps[0] * dilation) // stride if taps else 0
+        step = dilation // math.gcd(dilation, stride)
+        count = -(-(outputs - first) // stride)
+        found.append(Phase(first, count, tuple(taps), step, -start))
+    return found
+
+
+def transpose_pads(node: Node, x: Operand, w: Operand, y: Operand) -> list[int]:
+    """Return the pads before of a ConvTranspose; see its specification for ``output_shape``."""
+    rank = x.rank - 2
+    mode = auto_pad(node)
+    if mode == "VALID":
+        return [0] * rank
+    if mode == "NOTSET" and "output_shape" not in node.attrs:
+        return ints(node, "pads", 2 * rank, 0)[:rank]
+    strides, dilations = ints(node, "strides", rank, 1), ints(node, "dilations", rank, 1)
+    extra = ints(node, "output_padding", rank, 0)
+    before: list[int] = []
+    for axis in range(rank):
+        reach = (w.shape[2 + axis] - 1) * dilations[axis] + 1
+        full = strides[axis] * (x.shape[2 + axis] - 1) + extra[axis] + reach
+        total = full - y.shape[2 + axis]
+        before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
+    return before
+
+
+def _weights(
+    groups: int,
+    together: int,
+    parts: tuple[Phase, Phase, Phase],
+    kernel: tuple[int, int, int],
+    of: Tiles,
+) -> Callable[[Array], Array]:
+    """Return the recipe of one combination of phases: its taps of ``[I, O / groups, ...]``."""
+
+    def make(weight: Array) -> Array:
+        inputs, outputs = weight.shape[:2]
+        whole = weight.reshape(inputs, outputs, *kernel)
+        for axis, phase in enumerate(parts):
+            if phase.taps:
+                whole = np.take(whole, phase.taps, 2 + axis)
+            else:
+                whole = np.zeros_like(np.take(whole, [0], 2 + axis))
+        split = whole.reshape(groups, inputs // groups, *whole.shape[1:])
+        turned = split.swapaxes(1, 2).reshape(groups * outputs, -1, *whole.shape[2:])
+        dense = dense_groups(turned, groups, together)
+        dense = dense.reshape(groups // together, -1, *dense.shape[1:])
+        return np.concatenate([group_panels(w, of, False) for w in dense])
+
+    return make
+
+
+@lowering("ConvTranspose", dtypes=FLOATS, layouts=("plain", "blocked"))
+def conv_transpose(node: Node, low: Lowering) -> None:
+    """Lower ConvTranspose."""
+    x, w, y, bias = low.given(0), low.given(1), low.output(), low.optional(2)
+    if not w.constant or (bias is not None and not bias.constant):
+        raise Unsupported("weights of a transposed convolution that are computed at run time")
+    if not y.size:
+        return
+    of = tiles(x.dtype)
+    rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
+    kernel = triple(w.shape[2:], 1)
+    strides = triple(ints(node, "strides", rank, 1), 1)
+    dilations = triple(ints(node, "dilations", rank, 1), 1)
+    pads = triple(transpose_pads(node, x, w, y), 0)
+    source, target = triple(x.shape[2:], 1), triple(y.shape[2:], 1)
+    sizes = Geometry(
+        x.shape[0], groups, x.shape[1] // groups, w.shape[1], source, target, kernel,
+        strides, dilations, pads,
+    )  # fmt: skip
+    together = 1 if groups == 1 else merged(sizes, of.lanes)
+    per_axis = [phases(target[i], kernel[i], strides[i], dilations[i], pads[i]) for i in range(3)]
+    if kernel[0] > 1 and any(len(p.taps) > 1 and p.dilation > 1 for p in per_axis[2]):
+        raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
+    kept_bias = None
+    if bias is not None:
+        count = groups // together
+        kept_bias = low.weight(
+            f"conv bias {count} groups of {of.lanes}", blocked_vector(count, of), bias
+        )
+    act = activation(node, of)
+    x_word, y_word = blocked(low, of, x), blocked_target(low, of, y)
+    for parts in itertools.product(*per_axis):
+        d, h, width = parts
+        g = attrs.evolve(
+            sizes,
+            groups=groups // together,
+            inputs=sizes.inputs * together,
+            outputs=sizes.outputs * together,
+            target=(d.count, h.count, width.count),
+            kernel=(max(len(d.taps), 1), max(len(h.taps), 1), max(len(width.taps), 1)),
+            strides=(1, 1, 1),
+            dilations=(d.dilation, h.dilation, width.dilation),
+            pads=(d.pad, h.pad, width.pad),
+        )
+        recipe = (
+            f"conv transpose {of.nv}x{of.lanes} groups {groups}/{together} "
+            f"taps {d.taps} {h.taps} {width.taps}"
+        )
+        weight = low.weight(recipe, _weights(groups, together, (d, h, width), kernel, of), w)
+        first = (d.first * target[1] + h.first) * target[2] + width.first
+        out = DirectOutput(y_word, 0, strides, first, target)
+        emit_direct(low, of, g, x_word, weight, kept_bias or 0, out, act, plain=False)
+    settle(low, of, y, y_word)

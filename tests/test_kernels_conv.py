@@ -1,0 +1,370 @@
+"""Convolutions against a float64 scatter in NumPy: every algorithm, layout, rank and rest."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subgraph.engine import host
+from subgraph.engine.lowering import Layout
+from subgraph.ops import conv_cpu
+
+from .kernel_support import run_node
+
+Array = np.ndarray[Any, Any]
+CUTS = st.lists(st.floats(0, 1), max_size=3)
+QUICK = settings(max_examples=60, deadline=None)
+LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
+
+
+def reference(
+    x: Array,
+    w: Array,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+    groups: int,
+) -> Array:
+    """Convolve in float64, one tap at a time."""
+    rank = x.ndim - 2
+    kernel = w.shape[2:]
+    width = [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
+    padded = np.pad(x.astype(np.float64), width)
+    out = [
+        (padded.shape[2 + i] - (kernel[i] - 1) * dilations[i] - 1) // strides[i] + 1
+        for i in range(rank)
+    ]
+    images, channels = x.shape[0], x.shape[1]
+    result = np.zeros((images, groups, w.shape[0] // groups, *out))
+    split_w = w.reshape(groups, w.shape[0] // groups, *w.shape[1:]).astype(np.float64)
+    for tap in itertools.product(*map(range, kernel)):
+        index = tuple(
+            slice(t * d, t * d + (o - 1) * s + 1, s)
+            for t, d, o, s in zip(tap, dilations, out, strides, strict=True)
+        )
+        part = padded[(slice(None), slice(None), *index)]
+        part = part.reshape(images, groups, channels // groups, -1)
+        weights = split_w[(slice(None), slice(None), slice(None), *tap)]
+        sums = np.einsum("ngip,goi->ngop", part, weights)
+        result += sums.reshape(result.shape)
+    return result.reshape(images, w.shape[0], *out)
+
+
+def transposed(
+    x: Array,
+    w: Array,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    before: Sequence[int],
+    out: Sequence[int],
+    groups: int,
+) -> Array:
+    """Scatter every input pixel times every tap, in float64."""
+    images, channels = x.shape[:2]
+    full = [
+        max((n - 1) * s + (k - 1) * d + 1, o + b)
+        for n, s, k, d, o, b in zip(
+            x.shape[2:], strides, w.shape[2:], dilations, out, before, strict=True
+        )
+    ]
+    result = np.zeros((images, groups, w.shape[1], *full))
+    split_x = x.reshape(images, groups, channels // groups, -1).astype(np.float64)
+    split_w = w.reshape(groups, channels // groups, *w.shape[1:]).astype(np.float64)
+    for tap in itertools.product(*map(range, w.shape[2:])):
+        index = tuple(
+            slice(t * d, t * d + (n - 1) * s + 1, s)
+            for t, d, n, s in zip(tap, dilations, x.shape[2:], strides, strict=True)
+        )
+        weights = split_w[(slice(None), slice(None), slice(None), *tap)]
+        sums = np.einsum("ngip,gio->ngop", split_x, weights)
+        target = result[(slice(None), slice(None), slice(None), *index)]
+        target += sums.reshape(target.shape)
+    index = tuple(slice(b, b + o) for b, o in zip(before, out, strict=True))
+    return result[(slice(None), slice(None), slice(None), *index)].reshape(
+        images, groups * w.shape[1], *out
+    )
+
+
+def close(got: Array, wanted: Array, tolerance: float = 5e-6) -> None:
+    scale = max(float(np.abs(wanted).max(initial=0.0)), 1.0)
+    if got.dtype == np.float64:
+        tolerance *= 1e-7
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance * scale)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw the sizes of a convolution that has an output."""
+    rank = draw(st.integers(1, 3))
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3, 4]))
+    kernel = [draw(st.integers(1, 4 if rank < 3 else 3)) for _ in range(rank)]
+    dilations = [draw(st.integers(1, 2)) for _ in range(rank)]
+    pads = [draw(st.integers(0, 2)) for _ in range(2 * rank)]
+    source = [
+        max(1, (k - 1) * d + 1 - pads[i] - pads[rank + i])
+        + draw(st.integers(0, 17 if rank < 3 else 5))
+        for i, (k, d) in enumerate(zip(kernel, dilations, strict=True))
+    ]
+    if draw(st.booleans()):
+        inputs, outputs = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    else:
+        inputs, outputs = draw(st.sampled_from([8, 16, 32])), draw(st.sampled_from([16, 32, 48]))
+    if draw(st.integers(0, 5)) == 0:
+        inputs = outputs = 1
+        groups = draw(st.integers(2, 40))
+    return {
+        "rank": rank,
+        "groups": groups,
+        "kernel": kernel,
+        "dilations": dilations,
+        "pads": pads,
+        "source": source,
+        "strides": [draw(st.integers(1, 3)) for _ in range(rank)],
+        "images": draw(st.integers(1, 2)),
+        "inputs": inputs,
+        "outputs": outputs,
+    }
+
+
+@QUICK
+@given(
+    case=convolutions(),
+    layouts=st.tuples(LAYOUTS, LAYOUTS),
+    dtype=st.sampled_from(["float32", "float32", "float64"]),
+    with_bias=st.booleans(),
+    residual=st.sampled_from(["none", "plain", "blocked"]),
+    weight=st.integers(0, 4),
+    threads=st.integers(1, 4),
+    cuts=CUTS,
+)
+def test_conv(
+    case: dict[str, Any],
+    layouts: tuple[Layout, Layout],
+    dtype: str,
+    with_bias: bool,
+    residual: str,
+    weight: int,
+    threads: int,
+    cuts: list[float],
+) -> None:
+    rng = np.random.default_rng(0)
+    groups, outputs = case["groups"], case["groups"] * case["outputs"]
+    x = rng.standard_normal((case["images"], groups * case["inputs"], *case["source"]))
+    w = rng.standard_normal((outputs, case["inputs"], *case["kernel"]))
+    x, w = x.astype(dtype), w.astype(dtype)
+    bias = rng.standard_normal(outputs).astype(dtype) if with_bias else None
+    wanted = reference(x, w, case["strides"], case["dilations"], case["pads"], groups)
+    if bias is not None:
+        wanted += bias.reshape(-1, *[1] * case["rank"])
+    added = None
+    if residual != "none":
+        added = rng.standard_normal(wanted.shape).astype(dtype)
+        wanted += added
+    attrs = {k: tuple(case[k]) for k in ("strides", "dilations", "pads")}
+    blocked = [0] if layouts[0] == "blocked" else []
+    (got,) = run_node(
+        "FusedConv",
+        [x, w, bias, added],
+        [wanted.shape],
+        {**attrs, "group": groups, "activation": "Relu"},
+        domain="subgraph.cpu",
+        constant=[1, 2] if weight else [],
+        blocked=[*blocked, 3] if residual == "blocked" else blocked,
+        out_layout=layouts[1],
+        threads=threads,
+        cuts=cuts,
+    )
+    close(got, np.maximum(wanted, 0))
+
+
+@QUICK
+@given(
+    size=st.tuples(st.integers(1, 30), st.integers(1, 30)),
+    channels=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    pads=st.tuples(*[st.integers(0, 2)] * 4),
+    images=st.integers(1, 2),
+    act=st.sampled_from(["", "Relu", "Clip", "Silu"]),
+    with_residual=st.booleans(),
+    points=st.sampled_from([2, 4]),
+    threads=st.integers(1, 3),
+    cuts=CUTS,
+)
+def test_winograd(
+    size: tuple[int, int],
+    channels: tuple[int, int],
+    pads: tuple[int, int, int, int],
+    images: int,
+    act: str,
+    with_residual: bool,
+    points: int,
+    threads: int,
+    cuts: list[float],
+) -> None:
+    source = [max(n, 3 - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((images, channels[0], *source)).astype(np.float32)
+    w = rng.standard_normal((channels[1], channels[0], 3, 3)).astype(np.float32)
+    w /= np.sqrt(np.float32(9 * channels[0]))
+    bias = rng.standard_normal(channels[1]).astype(np.float32)
+    wanted = reference(x, w, [1, 1], [1, 1], pads, 1) + bias.reshape(-1, 1, 1)
+    added = rng.standard_normal(wanted.shape).astype(np.float32) if with_residual else None
+    if added is not None:
+        wanted += added
+    if act == "Relu":
+        wanted = np.maximum(wanted, 0)
+    elif act == "Clip":
+        wanted = np.clip(wanted, -0.3, 0.7)
+    elif act == "Silu":
+        wanted = wanted / (1 + np.exp(-wanted))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", lambda job: f"winograd{points}")
+        (got,) = run_node(
+            "FusedConv",
+            [x, w, bias, added],
+            [wanted.shape],
+            {"pads": pads, "activation": act, "activation_alpha": -0.3, "activation_beta": 0.7},
+            domain="subgraph.cpu",
+            constant=[1, 2],
+            blocked=[0],
+            out_layout="blocked",
+            threads=threads,
+            cuts=cuts,
+        )
+    close(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize(("points", "bound"), [(2, 1e-6), (4, 6e-6)])
+def test_winograd_error_is_as_stated(points: int, bound: float) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1, 256, 16, 16)).astype(np.float32)
+    w = (rng.standard_normal((32, 256, 3, 3)) / 48).astype(np.float32)
+    wanted = reference(x, w, [1, 1], [1, 1], [1] * 4, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", lambda job: f"winograd{points}")
+        (got,) = run_node("Conv", [x, w], [wanted.shape], {"pads": (1,) * 4}, constant=[1])
+    assert np.abs(got - wanted).max() < bound * np.abs(wanted).max()
+
+
+def test_winograd_can_be_forbidden() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1, 64, 28, 28)).astype(np.float32)
+    w = rng.standard_normal((64, 64, 3, 3)).astype(np.float32)
+    results = [
+        run_node(
+            "Conv", [x, w], [x.shape], {"pads": (1,) * 4}, constant=[1], options={"WINOGRAD": on}
+        )[0]
+        for on in (True, False)
+    ]
+    wanted = reference(x, w, [1, 1], [1, 1], [1] * 4, 1)
+    close(results[1], wanted, 2e-6)
+    if host.lanes("float32") > 1:
+        assert not np.array_equal(results[0], results[1])
+
+
+@QUICK
+@given(
+    case=convolutions(),
+    layouts=st.tuples(LAYOUTS, LAYOUTS),
+    extra=st.integers(0, 2),
+    with_bias=st.booleans(),
+    cuts=CUTS,
+)
+def test_conv_transpose(
+    case: dict[str, Any],
+    layouts: tuple[Layout, Layout],
+    extra: int,
+    with_bias: bool,
+    cuts: list[float],
+) -> None:
+    rank, groups = case["rank"], case["groups"]
+    kernel, dilations, strides = case["kernel"], case["dilations"], case["strides"]
+    if rank == 3:
+        dilations = [*dilations[:2], 1]
+    source = [min(n, 7) for n in case["source"]]
+    before = case["pads"][:rank]
+    out = [
+        (n - 1) * s + (k - 1) * d + 1 + min(extra, s - 1) - before[i] - case["pads"][rank + i]
+        for i, (n, s, k, d) in enumerate(zip(source, strides, kernel, dilations, strict=True))
+    ]
+    if min(out) < 1:
+        return
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((case["images"], groups * case["inputs"], *source))
+    w = rng.standard_normal((groups * case["inputs"], case["outputs"], *kernel))
+    x, w = x.astype(np.float32), w.astype(np.float32)
+    bias = rng.standard_normal(groups * case["outputs"]).astype(np.float32) if with_bias else None
+    wanted = transposed(x, w, strides, dilations, before, out, groups)
+    if bias is not None:
+        wanted += bias.reshape(-1, *[1] * rank)
+    (got,) = run_node(
+        "ConvTranspose",
+        [x, w, bias],
+        [wanted.shape],
+        {
+            "strides": tuple(strides),
+            "dilations": tuple(dilations),
+            "pads": tuple(case["pads"]),
+            "group": groups,
+        },
+        constant=[1, 2],
+        blocked=[0] if layouts[0] == "blocked" else [],
+        out_layout=layouts[1],
+        cuts=cuts,
+    )
+    close(got, wanted)
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize("layout", ["plain", "blocked"])
+def test_auto_pad(mode: str, layout: Layout) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, 32, 10, 11)).astype(np.float32)
+    w = rng.standard_normal((16, 32, 4, 3)).astype(np.float32)
+    out = [5, 6] if mode != "VALID" else [4, 5]
+    total = [
+        max((o - 1) * 2 + k - n, 0) if mode != "VALID" else 0
+        for o, k, n in zip(out, (4, 3), (10, 11), strict=True)
+    ]
+    first = [t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in total]
+    pads = [*first, *(t - f for t, f in zip(total, first, strict=True))]
+    wanted = reference(x, w, [2, 2], [1, 1], pads, 1)
+    (got,) = run_node(
+        "Conv",
+        [x, w],
+        [wanted.shape],
+        {"auto_pad": mode, "strides": (2, 2)},
+        constant=[1],
+        out_layout=layout,
+    )
+    close(got, wanted)
+
+
+def test_same_bits_for_every_split() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 64, 28, 28)).astype(np.float32)
+    for channels, kernel, attrs in [
+        (96, 1, {}),
+        (96, 3, {"pads": (1,) * 4}),
+        (96, 3, {"pads": (1,) * 4, "strides": (2, 2)}),
+    ]:
+        w = rng.standard_normal((channels, 64, kernel, kernel)).astype(np.float32)
+        size = 14 if "strides" in attrs else 28
+        results = [
+            run_node(
+                "Conv",
+                [x, w],
+                [(2, channels, size, size)],
+                attrs,
+                constant=[1],
+                threads=threads,
+                cuts=cuts,
+            )[0]
+            for threads, cuts in [(1, []), (2, [0.5]), (6, [0.1, 0.37, 0.8])]
+        ]
+        assert all(np.array_equal(results[0], other) for other in results[1:])
