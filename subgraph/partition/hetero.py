@@ -54,7 +54,8 @@ class HeteroSearch:
         self._holders = [0] * len(free)
         self._watchers: dict[int, list[Grown]] = {}
         self._dirty = [node for node in range(len(free)) if free[node]]
-        self._largest: list[tuple[int, int, Grown]] = []
+        self._largest: list[tuple[int, int, int, Grown]] = []
+        self._installed = 0
 
     def best(self) -> tuple[int, set[int]] | None:
         """Return root and members of the largest region (of equals, the smallest root's), or None.
@@ -64,7 +65,7 @@ class HeteroSearch:
         while self._dirty:
             self._settle(heapq.heappop(self._dirty))
         while self._largest:
-            _, root, grown = self._largest[0]
+            _, root, _, grown = self._largest[0]
             if grown.valid:
                 return root, grown.members
             heapq.heappop(self._largest)
@@ -81,7 +82,9 @@ class HeteroSearch:
     def _install(self, grown: Grown) -> None:
         root, holders = grown.root, self._holders
         self._grown[root] = grown
-        heapq.heappush(self._largest, (-len(grown.members), root, grown))
+        self._installed += 1
+        entry = (-len(grown.members), root, self._installed, grown)
+        heapq.heappush(self._largest, entry)
         for node in grown.members:
             if node > root:
                 holders[node] += 1
@@ -123,11 +126,8 @@ class HeteroSearch:
             for number in blocks_of[entry]:
                 if number == behind:
                     continue
-                if refused[number]:
-                    joined = self._try(number, entry, seen)
-                else:
-                    joined = self._blocks[number]
-                for node in joined:
+                clean = not refused[number]
+                for node in self._blocks[number] if clean else self._try(number, entry, seen):
                     if node != entry:
                         members.add(node)
                         if len(blocks_of[node]) > 1:
