@@ -117,6 +117,44 @@ def test_one_program_called_from_many_threads(pool: Pool) -> None:
     assert (counter.units == 4 * 4 * 20).all()
 
 
+FIRST = """
+import sys, threading
+import numpy as np
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.pool import shared
+from subgraph.engine.program import Program, Step
+sys.setswitchinterval(1e-6)
+words = np.array([1, 0])
+step = Step(Kernel("engine_support.kernels", "burn").address, words.ctypes.data, 8, 1)
+gate = threading.Barrier(8)
+def caller():
+    gate.wait()
+    program = Program([step], 2, shared(2))
+    for _ in range(100):
+        program.run()
+callers = [threading.Thread(target=caller) for _ in range(8)]
+for thread in callers:
+    thread.start()
+for thread in callers:
+    thread.join()
+print(words[1])
+"""
+
+
+def test_the_first_programs_of_a_process_start_at_once() -> None:
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST],
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, "6400"), done.stderr
+
+
 def state(pool: Pool) -> Words:
     words = layout.pool_bytes(pool.size) // 8
     return np.ctypeslib.as_array(

@@ -89,6 +89,8 @@ class _State:
 # A helper that is still in compiled code when its pool goes keeps its state alive here.
 _states: set[_State] = set()
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_shared: dict[int, Pool] = {}
+_shared_lock = threading.Lock()
 
 
 class Pool:
@@ -211,10 +213,12 @@ def _stop(state: _State, threads: tuple[threading.Thread, ...], wake: int) -> No
         _states.discard(state)
 
 
-@cache
 def shared(size: int) -> Pool:
     """Return the process-wide pool of that many threads."""
-    return Pool(size)
+    with _shared_lock:
+        if size not in _shared:
+            _shared[size] = Pool(size)
+        return _shared[size]
 
 
 def _close_all() -> None:
@@ -223,6 +227,8 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
     _states.clear()
     for pool in list(_pools):
         pool.forget_threads()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -99,9 +99,16 @@ def grain(units: int, nanoseconds: float, least: int = 1) -> int:
     return max(least, 1, round(units * _LEAST_CHUNK / nanoseconds))
 
 
-@cache
+_methods: list[_MethodDef] = []  # function objects point into it: never emptied
+_method_lock = threading.Lock()
+
+
 def _method() -> _MethodDef:
-    return _MethodDef(b"run_program", toolchain.native(_ENTRY), _NO_ARGUMENTS, None)
+    with _method_lock:
+        if not _methods:
+            entry = toolchain.native(_ENTRY)
+            _methods.append(_MethodDef(b"run_program", entry, _NO_ARGUMENTS, None))
+        return _methods[0]
 
 
 def _entry(run_block: int) -> Callable[[], int]:
