@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
@@ -100,11 +99,10 @@ def grain(units: int, nanoseconds: float, least: int = 1) -> int:
 
 
 _methods: list[_MethodDef] = []  # function objects point into it: never emptied
-_method_lock = threading.Lock()
 
 
 def _method() -> _MethodDef:
-    with _method_lock:
+    with toolchain.lock:
         if not _methods:
             entry = toolchain.native(_ENTRY)
             _methods.append(_MethodDef(b"run_program", entry, _NO_ARGUMENTS, None))

@@ -49,7 +49,7 @@ class Statistics:
 
 
 statistics = Statistics()
-_lock = threading.RLock()
+lock = threading.RLock()
 _statistics_lock = threading.Lock()
 _addresses: dict[tuple[Kernel, host.Isa], int] = {}
 _listeners: list[Callable[[CompileEvent], None]] = []
@@ -76,7 +76,7 @@ def address(kernel: Kernel) -> int:
     isa = host.isa()
     found = _addresses.get((kernel, isa))
     if found is None:
-        with _lock:
+        with lock:
             found = _addresses.get((kernel, isa))
             if found is None:
                 found = _addresses[kernel, isa] = _obtain(kernel, isa)
@@ -95,7 +95,7 @@ def prepare(kernels: Iterable[Kernel]) -> int:
         KernelError: One cannot be compiled or loaded.
     """
     isa = host.isa()
-    with _lock:
+    with lock:
         before = statistics.compiled
         wanted = [k for k in dict.fromkeys(kernels) if (k, isa) not in _addresses]
         keys = {kernel: cache_key(kernel, isa) for kernel in wanted}
@@ -151,7 +151,7 @@ def _load_together(codes: dict[Kernel, ObjectCode], keys: dict[Kernel, str], isa
 
 def forget(kernel: Kernel) -> None:
     """Make the next use of a kernel look for it in the cache again; loaded code stays loaded."""
-    with _lock:
+    with lock:
         _addresses.pop((kernel, host.isa()), None)
 
 
@@ -163,7 +163,7 @@ def native(text: str) -> int:
     Raises:
         KernelError: It cannot be compiled or loaded.
     """
-    with _lock:
+    with lock:
         key = text_key(text, host.isa())
         return _cached("native code", key, lambda symbol: _assemble(text, symbol))
 
@@ -248,5 +248,5 @@ def tell(event: CompileEvent) -> None:
 # A child must not inherit a lock that another thread holds, nor half of what it guards.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
     )
