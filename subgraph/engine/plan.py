@@ -83,6 +83,7 @@ class Plan:
         guards: Parameters whose content the plan depends on, with the version that was read.
         reorders: Number of layout conversions.
         in_place: Number of outputs that overwrite an input.
+        lowerings: What became of each node that runs, for inspection.
     """
 
     graph: Graph
@@ -94,6 +95,7 @@ class Plan:
     guards: tuple[tuple[Parameter, int], ...]
     reorders: int
     in_place: int
+    lowerings: tuple[Lowering, ...]
 
     def place_of(self, operand: Operand) -> tuple[Storage, int]:
         """Return the root storage of an operand and its offset there."""
@@ -158,6 +160,7 @@ class Planner:
         self.items: list[Item] = []
         self.pairs: list[tuple[Operand, Operand, int]] = []
         self.guards: dict[Parameter, int] = {}
+        self.lowerings: list[Lowering] = []
         self.arranger = Arranger(self.items, options.threads, options.blocked)
         self.inputs = [
             self._input(k, value, types[k], values.get(k)) for k, value in enumerate(graph.inputs)
@@ -233,6 +236,7 @@ class Planner:
             tuple(self.guards.items()),
             self.arranger.reorders,
             joined,
+            tuple(self.lowerings),
         )
 
     def add(self, node: Node) -> None:
@@ -340,6 +344,7 @@ class Planner:
             return
         first = len(self.items)
         self.items += low.steps
+        self.lowerings.append(low)
         for (value, _), operand in zip(outputs, low.outputs, strict=True):
             self.operands[value] = operand
         for output, source in low.in_place_pairs:
