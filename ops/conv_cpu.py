@@ -25,6 +25,7 @@ from .conv_geometry import (
     merged,
     winograd_weights,
 )
+from .layout_turns import blocked, blocked_target, plain, plain_target, settle
 from .tile_planning import FLOATS, Activation, Tiles, activation, grain, round_up, tiles
 
 _MEMORY = 8.0  # bytes of weights that arrive per cycle
@@ -149,68 +150,6 @@ def _cost(multiplications: float, weight_bytes: float) -> float:
     return max(multiplications, from_memory / _MEMORY) + 0.2 * from_memory / _MEMORY
 
 
-def blocked(low: Lowering, of: Tiles, operand: Operand) -> Word:
-    """Return where an operand lies in the blocked layout, turning it if it must be."""
-    if operand.layout == "blocked" or _same(operand, of):
-        return operand
-    low_bytes = operand.shape[0] * round_up(operand.shape[1], of.lanes)
-    target = low.scratch(low_bytes * math.prod(operand.shape[2:]) * of.item)
-    _turn(low, of, "to_blocked", operand, target, operand.shape)
-    return target
-
-
-def plain(low: Lowering, of: Tiles, operand: Operand) -> Word:
-    """Return where an operand lies in the plain layout, turning it if it must be."""
-    if operand.layout == "plain" or _same(operand, of):
-        return operand
-    target = low.scratch(operand.size * of.item)
-    _turn(low, of, "to_plain", operand, target, operand.shape)
-    return target
-
-
-def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Word:
-    """Return where to write an output in the blocked layout; `settle` brings it home."""
-    if operand.layout == "blocked" or _same(operand, of):
-        return operand
-    channels = operand.shape[0] * round_up(operand.shape[1], of.lanes)
-    return low.scratch(channels * math.prod(operand.shape[2:]) * of.item)
-
-
-def plain_target(low: Lowering, of: Tiles, operand: Operand) -> Word:
-    """Return where to write an output in the plain layout; `settle` brings it home."""
-    if operand.layout == "plain" or _same(operand, of):
-        return operand
-    return low.scratch(operand.size * of.item)
-
-
-def settle(low: Lowering, of: Tiles, operand: Operand, written: Word) -> None:
-    """Turn what was written elsewhere into the output's own layout."""
-    if written is operand:
-        return
-    kind = "to_plain" if operand.layout == "plain" else "to_blocked"
-    _turn(low, of, kind, written, operand, operand.shape)
-
-
-def _same(operand: Operand, of: Tiles) -> bool:
-    """Return whether both layouts are the same bytes."""
-    return math.prod(operand.shape[2:]) == 1 and operand.shape[1] % of.lanes == 0
-
-
-def _turn(
-    low: Lowering, of: Tiles, kind: str, source: Word, target: Word, shape: tuple[int, ...]
-) -> None:
-    pixels = math.prod(shape[2:])
-    units = shape[0] * -(-shape[1] // of.lanes)
-    moved = 2 * math.prod(shape)
-    low.emit(
-        Kernel("reorder_kernels", kind, dtype=of.dtype, lanes=of.lanes),
-        [source, target, shape[1], pixels],
-        units,
-        grain=grain(units, 4 * moved),
-        bytes=moved * of.item,
-    )
-
-
 def _bias(job: Job, groups: int) -> Word:
     if job.bias is None:
         return 0
@@ -237,7 +176,7 @@ def _direct(job: Job, *, plain: bool) -> None:
     y = blocked_target(low, of, job.y)
     out = DirectOutput(y, residual, (1, 1, 1), 0)
     emit_direct(low, of, g.flat(), x, weight, _bias(job, g.groups), out, job.act, plain=plain)
-    settle(low, of, job.y, y)
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
 @attrs.frozen
@@ -368,7 +307,7 @@ def _depthwise(job: Job) -> None:
         flops=g.flops,
         bytes=g.images * (image_in + image_out),
     )
-    settle(low, of, job.y, y)
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
 def _winograd(job: Job, m: int) -> None:
@@ -413,7 +352,7 @@ def _winograd(job: Job, m: int) -> None:
         flops=g.flops,
         bytes=g.images * (image_in + image_out) + points * panels * blocks_in * pixel * of.width,
     )
-    settle(low, of, job.y, y)
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
 def _generic(job: Job) -> None:
@@ -449,4 +388,4 @@ def _generic(job: Job) -> None:
         flops=g.flops,
         bytes=g.images * (image_in + image_out),
     )
-    settle(low, of, job.y, y)
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)

@@ -17,7 +17,7 @@ import numpy as np
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.graph import Node
 
-from .conv_cpu import DirectOutput, blocked, blocked_target, emit_direct, settle
+from .conv_cpu import DirectOutput, emit_direct
 from .conv_geometry import (
     Geometry,
     auto_pad,
@@ -28,6 +28,7 @@ from .conv_geometry import (
     merged,
     triple,
 )
+from .layout_turns import blocked, blocked_target, settle
 from .tile_planning import FLOATS, Array, Tiles, activation, tiles
 
 
@@ -160,4 +161,4 @@ def conv_transpose(node: Node, low: Lowering) -> None:
         first = (d.first * target[1] + h.first) * target[2] + width.first
         out = DirectOutput(y_word, 0, strides, first, target)
         emit_direct(low, of, g, x_word, weight, kept_bias or 0, out, act, plain=False)
-    settle(low, of, y, y_word)
+    settle(low, of, y, y_word, keeps_zero=act.keeps_zero)

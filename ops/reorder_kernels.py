@@ -12,29 +12,32 @@ from subgraph.engine.transpose import transposer
 def to_blocked(*, dtype: str, lanes: int) -> Callable[..., None]:
     """Return the kernel from ``[N][C][pixels]`` to ``[N][C / lanes][pixels][lanes]``.
 
-    Words: ``0 source, 1 target, 2 channels, 3 pixels``. Channels beyond C become zero.
-    Units: N * ceil(C / lanes).
+    Words: ``0 source, 1 target, 2 channels, 3 pixels, 4 blocks, 5 pixels of a unit, 6 units of a
+    block``. Channels beyond C become zero. Units: N * blocks * units of a block.
     """
     v = vec(dtype, lanes)
     store, zero = v.store, v.zero
     turn = transposer(dtype, lanes)
     item = item_bytes(dtype)
+    pixel = lanes * item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, pixels = arg(args, 2), arg(args, 3)
-        blocks = (channels + lanes - 1) // lanes
+        channels, pixels, blocks = arg(args, 2), arg(args, 3), arg(args, 4)
+        part, parts = arg(args, 5), arg(args, 6)
         for unit in range(begin, end):
-            image, block = unit // blocks, unit % blocks
+            first, block = unit % parts * part, unit // parts % blocks
+            image = unit // parts // blocks
             taken = min(lanes, channels - block * lanes)
             source = arg(args, 0) + (image * channels + block * lanes) * pixels * item
-            target = arg(args, 1) + unit * pixels * lanes * item
-            for p in range(0, pixels, lanes):
-                count = min(lanes, pixels - p)
-                to = target + p * lanes * item
+            target = arg(args, 1) + (image * blocks + block) * pixels * pixel
+            last = min(pixels, first + part)
+            for p in range(first, last, lanes):
+                count = min(lanes, last - p)
+                to = target + p * pixel
                 if taken < lanes:
                     for i in range(count):
-                        store(to + i * lanes * item, zero())
-                turn(source + p * item, pixels * item, taken, count, to, lanes * item)
+                        store(to + i * pixel, zero())
+                turn(source + p * item, pixels * item, taken, count, to, pixel)
 
     return kernel
 
@@ -46,24 +49,20 @@ def to_plain(*, dtype: str, lanes: int) -> Callable[..., None]:
     """
     turn = transposer(dtype, lanes)
     item = item_bytes(dtype)
+    pixel = lanes * item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, pixels = arg(args, 2), arg(args, 3)
-        blocks = (channels + lanes - 1) // lanes
+        channels, pixels, blocks = arg(args, 2), arg(args, 3), arg(args, 4)
+        part, parts = arg(args, 5), arg(args, 6)
         for unit in range(begin, end):
-            image, block = unit // blocks, unit % blocks
+            first, block = unit % parts * part, unit // parts % blocks
+            image = unit // parts // blocks
             taken = min(lanes, channels - block * lanes)
-            source = arg(args, 0) + unit * pixels * lanes * item
+            source = arg(args, 0) + (image * blocks + block) * pixels * pixel
             target = arg(args, 1) + (image * channels + block * lanes) * pixels * item
-            for p in range(0, pixels, lanes):
-                count = min(lanes, pixels - p)
-                turn(
-                    source + p * lanes * item,
-                    lanes * item,
-                    count,
-                    taken,
-                    target + p * item,
-                    pixels * item,
-                )
+            last = min(pixels, first + part)
+            for p in range(first, last, lanes):
+                count = min(lanes, last - p)
+                turn(source + p * pixel, pixel, count, taken, target + p * item, pixels * item)
 
     return kernel

@@ -17,6 +17,7 @@ from subgraph.graph import Node
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64")
+_NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus", "HardSigmoid"})
 SMALL = 200_000  # multiplications that are not worth a second thread
 
 
@@ -81,12 +82,21 @@ def tiles(dtype: str) -> Tiles:
 
 @attrs.frozen
 class Activation:
-    """The words of an activation: post kernel, flags and the two numbers."""
+    """The words of an activation: post kernel, flags and the two numbers.
+
+    Attributes:
+        post: Address of what runs after a tile, 0 for nothing.
+        flags: ``F_*`` bits of the tile.
+        low: Lower bound or first parameter.
+        high: Upper bound or second parameter.
+        keeps_zero: It is 0 at 0.
+    """
 
     post: int
     flags: int
     low: float
     high: float
+    keeps_zero: bool = True
 
 
 def activation(node: Node, of: Tiles) -> Activation:
@@ -100,9 +110,9 @@ def activation(node: Node, of: Tiles) -> Activation:
         return Activation(0, F_LO, 0.0, 0.0)
     if name == "Clip":
         flags = (F_LO if low > -math.inf else 0) | (F_HI if high < math.inf else 0)
-        return Activation(0, flags, low, high)
+        return Activation(0, flags, low, high, low <= 0.0 <= high)
     kernel = Kernel("post_kernels", "post", dtype=of.dtype, lanes=of.lanes, act=name)
-    return Activation(kernel.address, 0, low, high)
+    return Activation(kernel.address, 0, low, high, name not in _NOT_ZERO_AT_ZERO)
 
 
 def panels(matrix: Array, of: Tiles) -> Array:

@@ -77,7 +77,8 @@ class Memory:
     def word(self, word: Word) -> int:
         """Return a word as the plan would put it into an argument block."""
         if isinstance(word, float):
-            return cast(int, struct.unpack("<q", struct.pack("<d", word))[0])
+            (bits,) = struct.unpack("<q", struct.pack("<d", word))
+            return int(bits)
         if isinstance(word, Operand):
             if word.storage is None:
                 raise AssertionError(f"operand {word.name} has no storage")
@@ -167,7 +168,9 @@ def run_node(
         raw = memory.arrays[id(result.storage)][result.offset : result.offset + result.nbytes]
         if result.layout == "blocked":
             packed = (result.shape[0], result.blocks, *result.shape[2:], lanes)
-            arrays.append(from_blocked(raw.view(dtype).reshape(packed), result.shape[1]))
+            blocks = raw.view(dtype).reshape(packed)
+            assert not from_blocked(blocks, result.blocks * lanes)[:, result.shape[1] :].any()
+            arrays.append(from_blocked(blocks, result.shape[1]))
         else:
             arrays.append(raw.view(dtype).reshape(result.shape))
     return [array.copy() for array in arrays]

@@ -140,6 +140,7 @@ def convolutions(draw: st.DrawFn) -> dict[str, Any]:
     with_bias=st.booleans(),
     residual=st.sampled_from(["none", "plain", "blocked"]),
     weight=st.integers(0, 4),
+    act=st.sampled_from(["Relu", "Relu", "Sigmoid"]),
     threads=st.integers(1, 4),
     cuts=CUTS,
 )
@@ -150,6 +151,7 @@ def test_conv(
     with_bias: bool,
     residual: str,
     weight: int,
+    act: str,
     threads: int,
     cuts: list[float],
 ) -> None:
@@ -172,7 +174,7 @@ def test_conv(
         "FusedConv",
         [x, w, bias, added],
         [wanted.shape],
-        {**attrs, "group": groups, "activation": "Relu"},
+        {**attrs, "group": groups, "activation": act},
         domain="subgraph.cpu",
         constant=[1, 2] if weight else [],
         blocked=[*blocked, 3] if residual == "blocked" else blocked,
@@ -180,7 +182,7 @@ def test_conv(
         threads=threads,
         cuts=cuts,
     )
-    close(got, np.maximum(wanted, 0))
+    close(got, np.maximum(wanted, 0) if act == "Relu" else 1 / (1 + np.exp(-wanted)))
 
 
 @QUICK
