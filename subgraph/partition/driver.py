@@ -126,7 +126,7 @@ class _Target:
             if cap is not None:
                 cap -= sum(note.fate == MADE for note in run.regions)
         if not self._fresh:
-            self.graph = self.graph.clone()
+            self._replace([])
         self.graph.attrs[KEY] = PartitionRecord((*earlier.runs, *runs))
 
     def _round(
