@@ -280,6 +280,32 @@ def clear_padding(low: Lowering, output: Operand) -> None:
     low.emit(kernel, words, output.shape[0], grain=max(1, _SMALL // max(pixels, 1)))
 
 
+def temporary(low: Lowering, dtype: str, shape: Sequence[int]) -> Operand:
+    """Return an operand in scratch memory."""
+    operand = Operand(f"{low.node.name}.temporary", dtype, tuple(shape))
+    operand.storage = low.scratch(max(operand.nbytes, 1)).storage
+    return operand
+
+
+def emit_cast(low: Lowering, x: Operand, y: Operand) -> None:
+    """Emit the conversion of ``x`` to the dtype of ``y``."""
+    e = Expression()
+    try:
+        result = e.cast(e.input(x.dtype), y.dtype)
+    except UnsupportedOpError as error:
+        raise Unsupported(str(error)) from error
+    emit_expression(low, e, [source(x, y.shape)], [(result, y)])
+
+
+def cast_to(low: Lowering, x: Operand, dtype: str) -> Operand:
+    """Return an operand in a dtype that kernels compute in; itself where it has it."""
+    if x.dtype == dtype:
+        return x
+    y = temporary(low, dtype, x.shape)
+    emit_cast(low, x, y)
+    return y
+
+
 def _legacy_shape(node: Node, first: Operand, second: Operand) -> tuple[int, ...]:
     """Return the shape with which the second operand broadcasts before opset 7."""
     shape = second.shape

@@ -1,0 +1,120 @@
+"""Reductions: shape rules, and corrections of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph import Node
+from subgraph.op import reference, shape_rule
+from subgraph.reference import attributes, standard
+from subgraph.types import Dim, TensorType, ValueType
+
+from .elementwise import Array, Types, Values, tensor
+from .strides import normal_axis
+
+REDUCTIONS = (
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+)
+
+
+def _axes(node: Node, values: Values) -> list[int] | None:
+    """Return the axes as stated, [] for none stated; None while they are not known."""
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        found = values[1]
+        return None if found is None else [int(axis) for axis in found.reshape(-1)]
+    return [int(axis) for axis in node.attrs.get("axes") or ()]
+
+
+@shape_rule(*REDUCTIONS)
+def reduction(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Drop the reduced axes, or keep them with size 1."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [None if x is None else TensorType(x.dtype)]
+    axes = _axes(node, values)
+    keep = bool(node.attrs.get("keepdims", 1))
+    if axes is None:
+        return [TensorType(x.dtype, [None] * len(x.shape) if keep else None)]
+    rank = len(x.shape)
+    if not axes and not node.attrs.get("noop_with_empty_axes", 0):
+        axes = list(range(rank))
+    reduced = {normal_axis(axis, rank) for axis in axes}
+    return [TensorType(x.dtype, _without(x.shape, reduced, keep))]
+
+
+def _without(shape: Sequence[Dim], axes: set[int], keep: bool) -> list[Dim]:
+    return [1 if d in axes else n for d, n in enumerate(shape) if keep or d not in axes]
+
+
+@shape_rule("ArgMax", "ArgMin")
+def extreme(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Drop the axis, or keep it with size 1; the result is int64."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [TensorType("int64")]
+    axis = normal_axis(int(node.attrs.get("axis", 0)), len(x.shape))
+    keep = bool(node.attrs.get("keepdims", 1))
+    return [TensorType("int64", _without(x.shape, {axis}, keep))]
+
+
+@reference("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare")
+def keep_dtype(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Give the dtype of the input; onnx.reference gives NumPy's wider one for integers."""
+    return [np.asarray(y).astype(inputs[0].dtype) for y in standard(node, inputs)]
+
+
+@reference("ReduceLogSumExp")
+def log_sum_exp(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Compute log(sum(exp(x))) for every rank; onnx.reference fails for rank 0."""
+    x: Array = inputs[0]
+    given = attributes(node)
+    stated = inputs[1] if len(inputs) > 1 and inputs[1] is not None else given.get("axes")
+    listed = () if stated is None else tuple(int(axis) for axis in stated)
+    axes = listed or None
+    if axes is None and given.get("noop_with_empty_axes", 0):
+        axes = ()
+    wide = x.astype(np.float64)
+    top = np.max(wide, axis=axes, keepdims=True, initial=-np.inf)
+    top = np.where(np.isfinite(top), top, 0.0)
+    total = np.log(np.sum(np.exp(wide - top), axis=axes, keepdims=True)) + top
+    if not given.get("keepdims", 1):
+        total = total.squeeze(axis=axes)
+    return [np.asarray(total).astype(x.dtype)]
+
+
+@reference("LpNormalization")
+def lp_normalization(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Divide by the norm; onnx.reference leaves out the magnitude for p = 1."""
+    x: Array = inputs[0]
+    axis, order = int(node.attrs.get("axis", -1)), int(node.attrs.get("p", 2))
+    wide = x.astype(np.float64)
+    norm = np.linalg.norm(wide, ord=order, axis=axis, keepdims=True)
+    return [np.divide(wide, norm, out=np.zeros_like(wide), where=norm != 0).astype(x.dtype)]
+
+
+@reference("LRN")
+def local_response(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Normalize over neighbouring channels; onnx.reference stops at the batch size."""
+    x: Array = inputs[0]
+    given = attributes(node)
+    size, channels = int(given["size"]), x.shape[1]
+    before, after = (size - 1) // 2, size // 2
+    squares = x.astype(np.float64) ** 2
+    total = np.zeros_like(squares)
+    for c in range(channels):
+        near = squares[:, max(0, c - before) : min(channels, c + after + 1)]
+        total[:, c] = near.sum(axis=1)
+    scale = (given["bias"] + given["alpha"] / size * total) ** given["beta"]
+    return [(x / scale).astype(x.dtype)]

@@ -1,0 +1,315 @@
+"""Reductions: along contiguous elements (`rows`), across them (`columns`), places of extremes.
+
+Sums run over several partial sums in an order that sizes alone decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from subgraph.engine import vmath
+from subgraph.engine.simd import st_i64, vec
+from subgraph.ops.movement_kernels import arg, outer_offset
+
+Function = Callable[..., Any]
+
+
+def start_of(dtype: str, op: str) -> float:
+    """Return what a reduction of nothing gives."""
+    if op not in ("max", "min"):
+        return 1 if op == "prod" else 0
+    if dtype.startswith("float"):
+        return float("-inf") if op == "max" else float("inf")
+    info = np.iinfo(dtype)
+    return int(info.min if op == "max" else info.max)
+
+
+def _combiner(v: Any, op: str) -> Function:
+    largest, smallest = v.maximum, v.minimum
+
+    @register_jitable
+    def add(total: Any, x: Any) -> Any:
+        return total + x
+
+    @register_jitable
+    def multiply(total: Any, x: Any) -> Any:
+        return total * x
+
+    @register_jitable
+    def take_max(total: Any, x: Any) -> Any:
+        return largest(total, x)
+
+    @register_jitable
+    def take_min(total: Any, x: Any) -> Any:
+        return smallest(total, x)
+
+    return {"max": take_max, "min": take_min, "prod": multiply}.get(op, add)
+
+
+def _transform(v: Any, op: str) -> Function:
+    """Return what is done to an element before it is combined; ``shift`` is for "sumexp"."""
+    absolute = v.abs
+    exp: Any = vmath.function("exp", v.dtype, v.lanes) if op == "sumexp" else None
+
+    @register_jitable
+    def plain(x: Any, shift: Any) -> Any:
+        return x
+
+    @register_jitable
+    def magnitude(x: Any, shift: Any) -> Any:
+        return absolute(x)
+
+    @register_jitable
+    def square(x: Any, shift: Any) -> Any:
+        return x * x
+
+    @register_jitable
+    def shifted(x: Any, shift: Any) -> Any:
+        return exp(x - shift)
+
+    named = {"l1": magnitude, "l2": square, "sumsq": square, "sumexp": shifted}
+    return named.get(op, plain)
+
+
+def _finish(v: Any, op: str) -> Function:
+    """Return what is done to the result; ``number`` is the factor of "mean"."""
+    real = v.dtype.startswith("float")
+    root: Any = v.sqrt if real else None
+    log: Any = vmath.function("log", v.dtype, v.lanes) if op in ("logsum", "sumexp") else None
+    splat = v.splat
+
+    @register_jitable
+    def plain(x: Any, shift: Any, number: float) -> Any:
+        return x
+
+    @register_jitable
+    def mean(x: Any, shift: Any, number: float) -> Any:
+        return x / splat(number)
+
+    @register_jitable
+    def square_root(x: Any, shift: Any, number: float) -> Any:
+        return root(x)
+
+    @register_jitable
+    def logarithm(x: Any, shift: Any, number: float) -> Any:
+        return log(x)
+
+    @register_jitable
+    def shifted(x: Any, shift: Any, number: float) -> Any:
+        return log(x) + shift
+
+    named = {"mean": mean, "l2": square_root, "logsum": logarithm, "sumexp": shifted}
+    return named.get(op, plain)
+
+
+def rows(*, dtype: str, lanes: int, op: str) -> Function:
+    """Return the kernel that reduces contiguous elements, and dimensions outside them.
+
+    Args:
+        dtype: What is reduced.
+        lanes: Elements of a vector.
+        op: ``sum mean prod max min l1 l2 sumsq logsum sumexp``; "sumexp" needs shifts.
+
+    Words::
+
+        0 x  1 y  2 shifts (one per element of y; "sumexp" only)  3 contiguous elements
+        4 kept dimensions  5 other reduced dimensions  6 product of their sizes
+        7 number of elements reduced  8.. (size, bytes in x, 0) of the kept, then of the reduced
+
+    Units: elements of y.
+    """
+    v = vec(dtype, lanes)
+    one = vec(dtype, 1)
+    load, load_m, select, mask_n, splat = v.load, v.load_m, v.select, v.mask_n, v.splat
+    combine, change, finish = _combiner(v, op), _transform(v, op), _finish(one, op)
+    total_of = {"max": v.hmax, "min": v.hmin, "prod": v.prod}.get(op, v.sum)
+    start, item = start_of(dtype, op), v.itemsize
+    step = lanes * item
+    needs_shift = op == "sumexp"
+    load1, store1, splat1, bcast = one.load, one.store, one.splat, v.bcast
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size, kept, others, turns = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
+        for unit in range(begin, end):
+            base = arg(args, 0) + outer_offset(args, 8, kept, unit, 0)
+            shift, shift1 = splat(0), splat1(0)
+            if needs_shift:
+                shift, shift1 = bcast(arg(args, 2) + unit * item), load1(arg(args, 2) + unit * item)
+            a, b, c, d = splat(start), splat(start), splat(start), splat(start)
+            for turn in range(turns):
+                x = base + outer_offset(args, 8 + 3 * kept, others, turn, 0)
+                stop = x + size * item
+                while x + 4 * step <= stop:
+                    a = combine(a, change(load(x), shift))
+                    b = combine(b, change(load(x + step), shift))
+                    c = combine(c, change(load(x + 2 * step), shift))
+                    d = combine(d, change(load(x + 3 * step), shift))
+                    x += 4 * step
+                while x + step <= stop:
+                    a = combine(a, change(load(x), shift))
+                    x += step
+                if x < stop:
+                    mask = mask_n((stop - x) // item)
+                    last = select(mask, change(load_m(x, mask), shift), splat(start))
+                    b = combine(b, last)
+            total = total_of(combine(combine(a, b), combine(c, d)))
+            result = finish(splat1(total), shift1, float(arg(args, 7)))
+            store1(arg(args, 1) + unit * item, result)
+
+    return kernel
+
+
+def columns(*, dtype: str, lanes: int, op: str) -> Function:
+    """Return the kernel that reduces dimensions outside contiguous elements that are kept.
+
+    Words as of `rows`, but 3 is the number of contiguous kept elements, 4 the other kept
+    dimensions, 5 the reduced dimensions.
+
+    Units: other kept sizes * tiles of ``4 * lanes`` contiguous elements.
+    """
+    v = vec(dtype, lanes)
+    load, load_m, store, store_m, mask_n, splat = (
+        v.load,
+        v.load_m,
+        v.store,
+        v.store_m,
+        v.mask_n,
+        v.splat,
+    )
+    combine, change, finish = _combiner(v, op), _transform(v, op), _finish(v, op)
+    start, item = start_of(dtype, op), v.itemsize
+    step = lanes * item
+    needs_shift = op == "sumexp"
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size, kept, others, turns = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
+        number = float(arg(args, 7))
+        tiles = (size + 4 * lanes - 1) // (4 * lanes)
+        for unit in range(begin, end):
+            first = unit % tiles * 4 * lanes
+            base = arg(args, 0) + outer_offset(args, 8, kept, unit // tiles, 0) + first * item
+            y = (unit // tiles * size + first) * item
+            shifts = arg(args, 2) + y
+            y += arg(args, 1)
+            left = size - first
+            if left >= 4 * lanes:
+                a, b, c, d = splat(start), splat(start), splat(start), splat(start)
+                s, t, u, w = splat(0), splat(0), splat(0), splat(0)
+                if needs_shift:
+                    s, t = load(shifts), load(shifts + step)
+                    u, w = load(shifts + 2 * step), load(shifts + 3 * step)
+                for turn in range(turns):
+                    x = base + outer_offset(args, 8 + 3 * kept, others, turn, 0)
+                    a = combine(a, change(load(x), s))
+                    b = combine(b, change(load(x + step), t))
+                    c = combine(c, change(load(x + 2 * step), u))
+                    d = combine(d, change(load(x + 3 * step), w))
+                store(y, finish(a, s, number))
+                store(y + step, finish(b, t, number))
+                store(y + 2 * step, finish(c, u, number))
+                store(y + 3 * step, finish(d, w, number))
+                continue
+            while left > 0:
+                mask = mask_n(left)
+                a, s = splat(start), splat(0)
+                if needs_shift:
+                    s = load_m(shifts, mask)
+                for turn in range(turns):
+                    x = base + outer_offset(args, 8 + 3 * kept, others, turn, 0)
+                    a = combine(a, change(load_m(x, mask), s))
+                store_m(y, mask, finish(a, s, number))
+                base += step
+                y += step
+                shifts += step
+                left -= lanes
+
+    return kernel
+
+
+def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
+    """Return the kernel of ArgMax and ArgMin: positions along an axis, int64.
+
+    NaN counts as the most extreme. ``last``: of equals the last one, else the first.
+
+    Words: ``0 x, 1 y, 2 size of the axis, 3 elements inside it``.
+    Units: sizes outside the axis * tiles of ``lanes`` elements inside it.
+    """
+    v, places = vec(dtype, lanes), vec("int32", lanes)
+    load_m, select, mask_n = v.load_m, v.select, v.mask_n
+    splat, choose, get = places.splat, places.select, places.get
+    real = dtype.startswith("float")
+    isnan: Any = v.isnan if real else None
+    item = v.itemsize
+
+    @register_jitable
+    def beats(x: Any, best: Any) -> Any:
+        if largest:
+            return x >= best if last else x > best
+        return x <= best if last else x < best
+
+    @register_jitable
+    def wins_real(x: Any, best: Any) -> Any:
+        if last:
+            return isnan(x) | (beats(x, best) & ~isnan(best))
+        return (isnan(x) & ~isnan(best)) | beats(x, best)
+
+    wins = wins_real if real else beats
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size, inner = arg(args, 2), arg(args, 3)
+        tiles = (inner + lanes - 1) // lanes
+        for unit in range(begin, end):
+            outer, first = unit // tiles, unit % tiles * lanes
+            mask = mask_n(inner - first)
+            x = arg(args, 0) + (outer * size * inner + first) * item
+            best, place = load_m(x, mask), splat(0)
+            for j in range(1, size):
+                x += inner * item
+                value = load_m(x, mask)
+                better = wins(value, best)
+                best = select(better, value, best)
+                place = choose(better, splat(j), place)
+            y = arg(args, 1) + (outer * inner + first) * 8
+            for i in range(min(lanes, inner - first)):
+                st_i64(y + 8 * i, get(place, i))
+
+    return kernel
+
+
+def cumulative(*, dtype: str, lanes: int, op: str) -> Function:
+    """Return the kernel of CumSum and CumProd along an axis.
+
+    Words: ``0 x, 1 y, 2 size of the axis, 3 elements inside it, 4 reverse, 5 exclusive``.
+    Units: sizes outside the axis * tiles of ``lanes`` elements inside it.
+    """
+    v = vec(dtype, lanes)
+    load_m, store_m, mask_n, splat = v.load_m, v.store_m, v.mask_n, v.splat
+    combine, item, start = _combiner(v, op), v.itemsize, start_of(dtype, op)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size, inner, reverse, exclusive = arg(args, 2), arg(args, 3), arg(args, 4), arg(args, 5)
+        tiles = (inner + lanes - 1) // lanes
+        step = inner * item
+        for unit in range(begin, end):
+            outer, first = unit // tiles, unit % tiles * lanes
+            mask = mask_n(inner - first)
+            at = (outer * size * inner + first) * item
+            by = step
+            if reverse != 0:
+                at += (size - 1) * step
+                by = -step
+            total = splat(start)
+            for _ in range(size):
+                x = load_m(arg(args, 0) + at, mask)
+                if exclusive != 0:
+                    store_m(arg(args, 1) + at, mask, total)
+                total = combine(total, x)
+                if exclusive == 0:
+                    store_m(arg(args, 1) + at, mask, total)
+                at += by
+
+    return kernel

@@ -1,0 +1,121 @@
+"""Softmax, LogSoftmax and Hardmax kernels, along contiguous rows or across them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from subgraph.engine import vmath
+from subgraph.engine.simd import vec
+from subgraph.ops.movement_kernels import arg
+
+Function = Callable[..., Any]
+
+
+def rows(*, dtype: str, lanes: int, log: bool) -> Function:
+    """Return the kernel over contiguous rows.
+
+    Words: ``0 x, 1 y, 2 elements of a row``. Units: rows.
+    """
+    v = vec(dtype, lanes)
+    load, store, load_m, store_m = v.load, v.store, v.load_m, v.store_m
+    mask_n, select, splat, maximum = v.mask_n, v.select, v.splat, v.maximum
+    hmax, total_of, bcast = v.hmax, v.sum, v.splat
+    one = vec(dtype, 1)
+    splat1, get1 = one.splat, one.get
+    exp, log1 = vmath.function("exp", dtype, lanes), vmath.function("log", dtype, 1)
+    item = v.itemsize
+    step = lanes * item
+    least = float("-inf")
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size = arg(args, 2)
+        whole = size // lanes * step
+        rest = size - size // lanes * lanes
+        mask = mask_n(rest)
+        for unit in range(begin, end):
+            x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * size * item
+            a, b = splat(least), splat(least)
+            i = 0
+            while i + 2 * step <= whole:
+                a, b = maximum(a, load(x + i)), maximum(b, load(x + i + step))
+                i += 2 * step
+            if i < whole:
+                a = maximum(a, load(x + i))
+            if rest > 0:
+                b = maximum(b, select(mask, load_m(x + whole, mask), splat(least)))
+            top = bcast(hmax(maximum(a, b)))
+            total, more = splat(0.0), splat(0.0)
+            i = 0
+            while i + 2 * step <= whole:
+                p, q = exp(load(x + i) - top), exp(load(x + i + step) - top)
+                if not log:
+                    store(y + i, p)
+                    store(y + i + step, q)
+                total, more = total + p, more + q
+                i += 2 * step
+            if i < whole:
+                p = exp(load(x + i) - top)
+                if not log:
+                    store(y + i, p)
+                total = total + p
+            if rest > 0:
+                p = select(mask, exp(load_m(x + whole, mask) - top), splat(0.0))
+                if not log:
+                    store_m(y + whole, mask, p)
+                more = more + p
+            one_total = total_of(total + more)
+            if log:
+                shift = top + bcast(get1(log1(splat1(one_total)), 0))
+                for j in range(0, whole, step):
+                    store(y + j, load(x + j) - shift)
+                if rest > 0:
+                    store_m(y + whole, mask, load_m(x + whole, mask) - shift)
+            else:
+                factor = splat(1.0) / bcast(one_total)
+                for j in range(0, whole, step):
+                    store(y + j, load(y + j) * factor)
+                if rest > 0:
+                    store_m(y + whole, mask, load_m(y + whole, mask) * factor)
+
+    return kernel
+
+
+def columns(*, dtype: str, lanes: int, log: bool) -> Function:
+    """Return the kernel along an axis with elements inside it.
+
+    Words: ``0 x, 1 y, 2 size of the axis, 3 elements inside it``.
+    Units: sizes outside the axis * tiles of ``lanes`` elements inside it.
+    """
+    v = vec(dtype, lanes)
+    load_m, store_m, mask_n, splat, maximum = v.load_m, v.store_m, v.mask_n, v.splat, v.maximum
+    exp, logarithm = (vmath.function(name, dtype, lanes) for name in ("exp", "log"))
+    item = v.itemsize
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size, inner = arg(args, 2), arg(args, 3)
+        tiles = (inner + lanes - 1) // lanes
+        step = inner * item
+        for unit in range(begin, end):
+            outer, first = unit // tiles, unit % tiles * lanes
+            mask = mask_n(inner - first)
+            at = (outer * size * inner + first) * item
+            x, y = arg(args, 0) + at, arg(args, 1) + at
+            top, total = load_m(x, mask), splat(0.0)
+            for j in range(1, size):
+                top = maximum(top, load_m(x + j * step, mask))
+            for j in range(size):
+                p = exp(load_m(x + j * step, mask) - top)
+                total = total + p
+                if not log:
+                    store_m(y + j * step, mask, p)
+            if log:
+                shift = top + logarithm(total)
+                for j in range(size):
+                    store_m(y + j * step, mask, load_m(x + j * step, mask) - shift)
+            else:
+                factor = splat(1.0) / total
+                for j in range(size):
+                    store_m(y + j * step, mask, load_m(y + j * step, mask) * factor)
+
+    return kernel
