@@ -1,0 +1,124 @@
+"""Pooling on the CPU device: windows and whole images, in both layouts."""
+
+from __future__ import annotations
+
+import math
+
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.graph import Node
+
+from .conv_geometry import Geometry, auto_pad, ints, pads_before, triple
+from .tile_planning import FLOATS, Tiles, grain, tiles
+
+_BOTH = ("plain", "blocked")
+_KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
+_WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
+
+
+@lowering("MaxPool", "AveragePool", "LpPool", dtypes=FLOATS, layouts=_BOTH)
+def window(node: Node, low: Lowering) -> None:
+    """Lower a pooling window."""
+    x, y = low.given(0), low.output()
+    if len(low.outputs) > 1 and len(node.outputs) > 1:
+        raise Unsupported("MaxPool with the indices of the maxima")
+    if not y.size:
+        return
+    of = tiles(x.dtype)
+    g = _geometry(node, x, y)
+    kind = _kind(node, _KINDS[node.op_type])
+    lanes, images, blocks = _split(x, of)
+    pixel = lanes * of.item
+    after = [_after(node, g, axis, x.rank - 2) for axis in range(3)]
+    rows = g.target[1]
+    image_in, image_out = (blocks * math.prod(s) * pixel for s in (g.source, g.target))
+    while rows > 1 and images * blocks * -(-g.target[1] // rows) < 4 * low.threads > 4:
+        rows = -(-rows // 2)
+    words: list[Word] = [x, y, int(node.attrs.get("count_include_pad", 0)), 0, 0, 0, blocks, 0]
+    words += [*g.words(), *after, 0, 0, rows, 0, 0, 0, 0, 0, image_in, image_out]
+    units = images * blocks * g.target[0] * -(-g.target[1] // rows)
+    work = images * blocks * lanes * g.pixels * g.taps
+    low.emit(
+        Kernel("pool_kernels", "window", dtype=of.dtype, lanes=lanes, kind=kind),
+        words,
+        units,
+        grain=grain(units, 2 * work),
+        flops=work,
+        bytes=images * (image_in + image_out),
+    )
+
+
+@lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool", dtypes=FLOATS, layouts=_BOTH)
+def whole(node: Node, low: Lowering) -> None:
+    """Lower the pooling of whole images."""
+    x, y = low.given(0), low.output()
+    if not y.size:
+        return
+    if x.rank < 3:
+        raise Unsupported("global pooling of an input without pixels")
+    of = tiles(x.dtype)
+    lanes, images, blocks = _split(x, of)
+    pixels = math.prod(x.shape[2:])
+    plain = x.layout == "plain"
+    item = lanes * of.item
+    kernel = Kernel(
+        "pool_kernels",
+        "whole",
+        dtype=of.dtype,
+        lanes=of.lanes,
+        kind=_kind(node, _WHOLE[node.op_type]),
+        plain=plain,
+    )
+    units = images * blocks
+    low.emit(
+        kernel,
+        [x, y, pixels, blocks, blocks * pixels * item, blocks * item],
+        units,
+        grain=grain(units, 2 * x.size),
+        flops=x.size,
+        bytes=(x.size + y.size) * of.item,
+    )
+
+
+def _split(x: Operand, of: Tiles) -> tuple[int, int, int]:
+    """Return lanes, images and blocks: of the blocked layout, or single channels."""
+    if x.layout == "blocked":
+        return of.lanes, x.shape[0], x.blocks
+    return 1, x.shape[0], x.shape[1]
+
+
+def _kind(node: Node, kind: str) -> str:
+    if kind != "l":
+        return kind
+    power = float(node.attrs.get("p", 2))
+    if power not in (1.0, 2.0):
+        raise Unsupported(f"{node.op_type} with p = {power:g}; 1 and 2 have kernels")
+    return f"l{int(power)}"
+
+
+def _geometry(node: Node, x: Operand, y: Operand) -> Geometry:
+    rank = x.rank - 2
+    kernel = ints(node, "kernel_shape", rank, 1)
+    before = pads_before(node, x.shape[2:], y.shape[2:], kernel)
+    return Geometry(
+        x.shape[0],
+        1,
+        x.shape[1],
+        x.shape[1],
+        triple(x.shape[2:], 1),
+        triple(y.shape[2:], 1),
+        triple(kernel, 1),
+        triple(ints(node, "strides", rank, 1), 1),
+        triple(ints(node, "dilations", rank, 1), 1),
+        triple(before, 0),
+    )
+
+
+def _after(node: Node, g: Geometry, axis: int, rank: int) -> int:
+    """Return the pads after a dimension: what counts as padding in an average."""
+    if axis < 3 - rank or auto_pad(node) == "VALID":
+        return 0
+    if auto_pad(node) == "NOTSET":
+        return ints(node, "pads", 2 * rank, 0)[rank + axis - (3 - rank)]
+    reach = (g.target[axis] - 1) * g.strides[axis] + (g.kernel[axis] - 1) * g.dilations[axis] + 1
+    return max(reach - g.source[axis] - g.pads[axis], 0)

@@ -1,0 +1,140 @@
+"""Pooling against sliding windows in NumPy: kinds, layouts, ranks, ceil mode, padding."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subgraph.engine.lowering import Layout, Unsupported
+
+from .kernel_support import run_node
+
+Array = np.ndarray[Any, Any]
+CUTS = st.lists(st.floats(0, 1), max_size=3)
+LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
+
+
+def reference(
+    x: Array,
+    op_type: str,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+    ceil: bool,
+    include: bool,
+) -> Array:
+    """Pool in float64, window by window."""
+    rank = x.ndim - 2
+    out: list[int] = []
+    for i in range(rank):
+        free = x.shape[2 + i] + pads[i] + pads[rank + i] - (kernel[i] - 1) * dilations[i] - 1
+        size = (math.ceil if ceil else math.floor)(free / strides[i]) + 1
+        if ceil and (size - 1) * strides[i] >= x.shape[2 + i] + pads[i]:
+            size -= 1  # a window may not begin in the padding after the image
+        out.append(size)
+    result = np.zeros((*x.shape[:2], *out))
+    for place in itertools.product(*map(range, out)):
+        taps: list[list[int]] = []
+        counted = 1
+        for i in range(rank):
+            at = [place[i] * strides[i] - pads[i] + k * dilations[i] for k in range(kernel[i])]
+            taps.append([a for a in at if 0 <= a < x.shape[2 + i]])
+            counted *= sum(1 for a in at if a < x.shape[2 + i] + pads[rank + i])
+        values = x[np.ix_(range(x.shape[0]), range(x.shape[1]), *taps)].astype(np.float64)
+        values = values.reshape(*x.shape[:2], -1)
+        if op_type == "MaxPool":
+            pooled = values.max(-1, initial=-np.inf)
+        elif op_type == "AveragePool":
+            pooled = values.sum(-1) / (counted if include else values.shape[-1])
+        else:
+            pooled = np.sqrt((values**2).sum(-1))
+        result[(slice(None), slice(None), *place)] = pooled
+    return result
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    data=st.data(),
+    op_type=st.sampled_from(["MaxPool", "AveragePool", "LpPool"]),
+    layout=LAYOUTS,
+    dtype=st.sampled_from(["float32", "float64"]),
+    threads=st.integers(1, 3),
+    cuts=CUTS,
+)
+def test_window(
+    data: st.DataObject, op_type: str, layout: Layout, dtype: str, threads: int, cuts: list[float]
+) -> None:
+    rank = data.draw(st.integers(1, 3))
+    kernel = [data.draw(st.integers(1, 3)) for _ in range(rank)]
+    strides = [data.draw(st.integers(1, 3)) for _ in range(rank)]
+    dilations = [data.draw(st.integers(1, 2)) for _ in range(rank)]
+    pads = [data.draw(st.integers(0, kernel[i % rank] - 1)) for i in range(2 * rank)]
+    source = [
+        (k - 1) * d + 1 + data.draw(st.integers(0, 12 if rank < 3 else 4))
+        for k, d in zip(kernel, dilations, strict=True)
+    ]
+    ceil, include = data.draw(st.booleans()), data.draw(st.booleans())
+    channels = data.draw(st.integers(1, 20))
+    x = np.random.default_rng(0).standard_normal((2, channels, *source)).astype(dtype)
+    wanted = reference(x, op_type, kernel, strides, dilations, pads, ceil, include)
+    (got,) = run_node(
+        op_type,
+        [x],
+        [wanted.shape],
+        {
+            "kernel_shape": tuple(kernel),
+            "strides": tuple(strides),
+            "dilations": tuple(dilations),
+            "pads": tuple(pads),
+            "ceil_mode": int(ceil),
+            "count_include_pad": int(include),
+        },
+        blocked=[0] if layout == "blocked" else [],
+        out_layout=layout,
+        threads=threads,
+        cuts=cuts,
+    )
+    keep = np.isfinite(wanted)  # an average of nothing is not defined
+    np.testing.assert_allclose(got[keep], wanted[keep], rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    op_type=st.sampled_from(["GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"]),
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 40), st.integers(1, 9), st.integers(1, 20)),
+    layout=LAYOUTS,
+    cuts=CUTS,
+)
+def test_whole(
+    op_type: str, shape: tuple[int, int, int, int], layout: Layout, cuts: list[float]
+) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    wide = x.astype(np.float64)
+    wanted = {
+        "GlobalMaxPool": lambda: wide.max((2, 3), keepdims=True),
+        "GlobalAveragePool": lambda: wide.mean((2, 3), keepdims=True),
+        "GlobalLpPool": lambda: np.sqrt((wide**2).sum((2, 3), keepdims=True)),
+    }[op_type]()
+    (got,) = run_node(
+        op_type,
+        [x],
+        [wanted.shape],
+        blocked=[0] if layout == "blocked" else [],
+        out_layout=layout,
+        cuts=cuts,
+    )
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_what_has_no_kernel_is_refused() -> None:
+    x = np.zeros((1, 2, 4, 4), np.float32)
+    with pytest.raises(Unsupported, match="p = 3"):
+        run_node("LpPool", [x], [(1, 2, 3, 3)], {"kernel_shape": (2, 2), "p": 3})
