@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from subgraph.collector import paused_gc
 from subgraph.errors import ModelError
 from subgraph.parameters import Parameter
 from subgraph.registry import nearest
@@ -303,20 +304,21 @@ class Graph:
     def clone_with_map(self) -> tuple[Graph, dict[Value, Value]]:
         """Return a copy, and the copy's value for each of this graph's values."""
         values: dict[Value, Value] = {}
-        inputs = [copy_value(v, values) for v in self.inputs]
-        captures = [copy_value(v, values) for v in self.captures]
-        nodes = [copy_node(node, values) for node in self._nodes]
-        copy = Graph(
-            inputs,
-            [copy_value(v, values) for v in self.outputs],
-            self.name,
-            nodes=nodes,
-            captures=captures,
-            attrs=self.attrs,
-            opsets=self.opsets,
-            metadata=self.metadata,
-            doc=self.doc,
-        )
+        with paused_gc():
+            inputs = [copy_value(v, values) for v in self.inputs]
+            captures = [copy_value(v, values) for v in self.captures]
+            nodes = [copy_node(node, values) for node in self._nodes]
+            copy = Graph(
+                inputs,
+                [copy_value(v, values) for v in self.outputs],
+                self.name,
+                nodes=nodes,
+                captures=captures,
+                attrs=self.attrs,
+                opsets=self.opsets,
+                metadata=self.metadata,
+                doc=self.doc,
+            )
         return copy, values
 
     def rewire(self, replacements: Mapping[Value, Value]) -> None:

@@ -63,7 +63,7 @@ def propagate(
         return None
     try:
         known = rule(node, inputs, types)
-    except (IndexError, ValueError, TypeError, ArithmeticError):
+    except (LookupError, ValueError, TypeError, ArithmeticError):
         # The rules skip checks; a node that does not fit is infer_types's to report.
         return None
     if known is None or known.size > LIMIT:
@@ -135,7 +135,7 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
 def _cast(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
-    convert = _CASTS.get(DTYPE_OF_ONNX[node.attrs["to"]])
+    convert = _CASTS.get(DTYPE_OF_ONNX.get(node.attrs["to"], ""))
     if convert is None:
         return None
 

@@ -6,16 +6,14 @@ rest goes through the onnx parser and `subgraph.onnx_reader`; weights become vie
 
 from __future__ import annotations
 
-import gc
 import os
 import secrets
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
+from subgraph.collector import paused_gc
 from subgraph.errors import ModelError, SubgraphError
 from subgraph.graph import Graph
 
@@ -84,8 +82,12 @@ def load(
         raise
     except RecursionError as error:
         raise ModelError(f"{source}: bodies or functions are nested too deeply") from error
-    except (DecodeError, ValueError, OverflowError, MemoryError) as error:
+    except (DecodeError, MemoryError) as error:
         raise ModelError(f"{source}: not an ONNX model, or damaged: {error}") from error
+    except Exception as error:
+        # Bytes from anywhere: what the checks did not foresee is the file's fault as well.
+        kind = type(error).__name__
+        raise ModelError(f"{source}: not an ONNX model, or damaged: {kind}: {error}") from error
 
 
 def _shown(model: Any) -> str:
@@ -296,15 +298,3 @@ class _Files:
         finally:
             for _, hidden, _ in self._open:
                 hidden.unlink(missing_ok=True)
-
-
-@contextmanager
-def paused_gc() -> Generator[None]:
-    """Keep the cyclic collector out while many objects are made, none of them garbage."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
