@@ -14,7 +14,7 @@ import numpy as np
 
 from subgraph.errors import ConfigError, MissingInputError, ShapeError
 from subgraph.executor import Cancel, Plan
-from subgraph.graph import Graph
+from subgraph.graph import Graph, Value
 from subgraph.infer_request import InferRequest
 from subgraph.parameters import Parameter, Snapshot, State, epoch, pinned
 from subgraph.registry import nearest
@@ -87,7 +87,8 @@ class CompiledModel:
         self.pipeline = tuple(pipeline)
         self.configs = {name: dict(values) for name, values in (configs or {}).items()}
         self._core = core
-        self._signature = Signature(graph)
+        self._signature = Signature(graph.inputs, graph.outputs, graph.name)
+        self._run_positions: list[int] | None = None
         self._direct = is_direct(graph)
         self._plan = Plan(graph)
         self.parameters: dict[str, Parameter] = {p.name: p for p in self._plan.parameters}
@@ -160,8 +161,19 @@ class CompiledModel:
         if snapshot.epoch != epoch():
             snapshot = self._snapshot = Snapshot(self._plan.parameters)
         if signature.has_defaults:
-            return self._with_defaults(given, snapshot)
+            given, snapshot = self._with_defaults(given, snapshot)
+            if self._run_positions is not None:
+                given = [given[k] for k in self._run_positions]
         return given, snapshot
+
+    def offer_defaults(self, inputs: Sequence[Value]) -> None:
+        """Let callers override weights: ``inputs`` are the model's, those with a default too.
+
+        The graph was compiled with these as weights, so that what is made of them is kept. A run
+        that is given another array sees the parameter as if it were that array.
+        """
+        self._signature = Signature(inputs, self.graph.outputs, self.name)
+        self._run_positions = [k for k, v in enumerate(inputs) if v.parameter is None]
 
     def _with_defaults(self, given: list[Any], snapshot: Snapshot) -> tuple[list[Any], Snapshot]:
         """Let an optional input that was given stand for its parameter, in this run alone.
@@ -173,11 +185,16 @@ class CompiledModel:
             default = port.default
             if item is None or default is None:
                 continue
-            if dtype_of(item) == default.type.dtype and item.shape == default.type.shape:
+            if item.shape == default.type.shape:
                 # A stamp of its own; negative, so that caches do not take it for newer.
                 stamp = -Parameter.adopt(port.name, item).version
                 states[default] = State(stamp, item)
                 given[position] = None
+            elif self._run_positions is not None:
+                raise ShapeError(
+                    f"input {port.name!r} has the default {default.type}, which the model was "
+                    f"compiled for; got shape {item.shape}. Give the input no default to vary it"
+                )
         if states:
             own = Snapshot(())
             own.states = {**snapshot.states, **states}

@@ -38,7 +38,10 @@ class Core:
         self._devices: dict[str, Device] = {}
         self._failed: dict[str, str] = {}
         for name in _device_files():
-            self._makers[name] = (lambda name=name: _device_of_file(name)(), f"{_GROUP}.{name}")
+            self._makers[name] = (
+                lambda name=name: _device_of_file(name)(),
+                f"{_GROUP}.{name.lower()}",
+            )
         for point in sorted(entry_points(group=_GROUP), key=lambda p: p.name):
             owner = f"entry point {point.value}"
             self._claim(point.name, lambda point=point: _made(point.load()), owner)
@@ -193,7 +196,7 @@ class Core:
         self, model: Model, device_name: str = "AUTO", config: Config | None = None
     ) -> QueryResult:
         """Return which nodes a device supports, as {node name: device name}; ``.reasons`` too."""
-        graph = read_model(model)
+        graph = without_defaults(read_model(model))
         device, extra = self.split(device_name)
         found = device.query_model(graph, {**(config or {}), **extra} or None)
         reasons = dict(getattr(found, "reasons", {}))
@@ -231,11 +234,16 @@ class Core:
         device, extra = self.split(device_name)
         full = {**(config or {}), **extra}
         folder = self._cache_dir(device, full)
+        weights = without_defaults(graph)
         if folder and device.caches:
             from subgraph.model_cache import compile_cached
 
-            return compile_cached(folder, device, device_name, graph, full, self._compile)
-        return self._compile(device, graph, full)
+            model = compile_cached(folder, device, device_name, weights, full, self._compile)
+        else:
+            model = self._compile(device, weights, full)
+        if weights is not graph:
+            model.offer_defaults(graph.inputs)
+        return model
 
     def _cache_dir(self, device: Device, config: Config) -> str:
         own = config.get("CACHE_DIR")
@@ -292,6 +300,19 @@ def read_model(model: Model) -> Graph:
     from subgraph.onnx_file import load
 
     return load(model)
+
+
+def without_defaults(graph: Graph) -> Graph:
+    """Return the graph with inputs that have a default as plain weights.
+
+    Old models list every weight among the inputs; compiled as inputs nothing made of them would be
+    kept. `CompiledModel.offer_defaults` brings the inputs back.
+    """
+    if all(value.parameter is None for value in graph.inputs):
+        return graph
+    copy = graph.clone()
+    copy.inputs = tuple(value for value in copy.inputs if value.parameter is None)
+    return copy
 
 
 def _made(device: Device | type[Device]) -> Device:

@@ -203,7 +203,9 @@ class Device:
 
     def recompile(self, graph: Graph, config: Config) -> CompiledModel:
         """Compile the graph of a file that does not fit as it is."""
-        return self.compile_model(graph, config)
+        if self.core is None:
+            return self.compile_model(graph, config)
+        return self.core.compile_model(graph, self.name, config)
 
     def peer_named(self, name: str) -> Device:
         """Return this or another device by name.

@@ -76,6 +76,7 @@ def export_model(model: CompiledModel, target: Source) -> None:
         "metrics": {k: v for k, v in model.metrics.items() if _is_plain(v)},
         "capability": {name: _capability(model, name) for name in _devices_of(model)},
         "inputs": [[port.name, str(port.type or "?")] for port in model.inputs],
+        "defaults": {p.name: names[p.default] for p in model.inputs if p.default in names},
         "outputs": [[port.name, str(port.type or "?")] for port in model.outputs],
         "requests": model.optimal_requests,
         "pipeline": [list(stage) for stage in model.pipeline],
@@ -88,7 +89,8 @@ def export_model(model: CompiledModel, target: Source) -> None:
 
 def _plain_options(options: DeviceOptions) -> dict[str, Any]:
     access = property_access(options)
-    return {key: value for key, value in attrs.asdict(options).items() if access[key] == "RW"}
+    kept = {key for key, mode in access.items() if mode == "RW" and key != "CACHE_DIR"}
+    return {key: value for key, value in attrs.asdict(options).items() if key in kept}
 
 
 def _is_plain(value: Any) -> bool:
@@ -236,17 +238,35 @@ def _imported(
             raise BlobError(f"{reader.name} names its weights otherwise than the graph")
         graph = _rebound(graph, parameters)
     problems = _problems(device, header)
-    stored_options = _table(header, "options")
-    options = {
-        k: v for k, v in stored_options.items() if k in property_access(device.options_class)
-    }
-    merged = {**options, **_table(header, "configs"), **config}
+    merged = config
+    if str(header.get("device")).partition(":")[0] == device.name:
+        merged = {**_table(header, "options"), **_table(header, "configs"), **config}
     if problems:
         if not allowed:
             raise BlobError(f"{reader.name} does not fit: {'; '.join(problems)}")
-        return device.recompile(without_regions(graph), merged)
+        model = device.recompile(without_regions(graph), merged)
+        _offer_defaults(model, model.graph, header)
+        return model
     stored = _stored_weights(reader, graph)
-    return device.import_graph(graph, merged, header, stored)
+    model = device.import_graph(graph, merged, header, stored)
+    _offer_defaults(model, graph, header)
+    return model
+
+
+def _offer_defaults(model: CompiledModel, graph: Graph, header: Mapping[str, Any]) -> None:
+    weights = {p.name: p for p in all_parameters(graph)}
+    plain = {value.name: value for value in graph.inputs}
+    defaults = _table(header, "defaults")
+    if not defaults:
+        return
+    listed: list[Value] = []
+    for name, _ in cast(list[list[str]], header["inputs"]):
+        if name in plain:
+            listed.append(plain[name])
+        elif defaults.get(name) in weights:
+            default = weights[defaults[name]]
+            listed.append(Value(name, default.type, parameter=default))
+    model.offer_defaults(listed)
 
 
 def _problems(device: Device, header: Mapping[str, Any]) -> list[str]:

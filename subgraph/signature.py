@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from subgraph.errors import MissingInputError, ShapeError
-from subgraph.graph import Graph, Value
+from subgraph.graph import Value
 from subgraph.parameters import Parameter
 from subgraph.registry import nearest
 from subgraph.types import (
@@ -86,11 +86,11 @@ class Results(Mapping[str, Any]):
 class Signature:
     """The ports of a model and the check of what callers give."""
 
-    def __init__(self, graph: Graph) -> None:
-        """Take inputs and outputs of ``graph``."""
-        self.name = graph.name
-        self.inputs = tuple(Port(v.name, v.type, v.parameter) for v in graph.inputs)
-        self.outputs = tuple(Port(v.name, v.type) for v in graph.outputs)
+    def __init__(self, inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> None:
+        """Take the inputs and outputs of the model ``name``."""
+        self.name = name
+        self.inputs = tuple(Port(v.name, v.type, v.parameter) for v in inputs)
+        self.outputs = tuple(Port(v.name, v.type) for v in outputs)
         self.output_positions = {port.name: k for k, port in enumerate(self.outputs)}
         self.has_defaults = any(port.default is not None for port in self.inputs)
         self._positions = {port.name: k for k, port in enumerate(self.inputs)}

@@ -67,7 +67,7 @@ def test_a_device_is_registered_by_class_or_instance(core: sg.Core) -> None:
     assert not {"HETERO", "MULTI", "AUTO"} & set(core.available_devices)
     assert core.query_model(net(), "OTHER") == {"mm": "OTHER", "add": "OTHER", "relu": "OTHER"}
     core.register_device("OTHER", MyDevice)  # the same owner
-    with pytest.raises(sg.DeviceError, match=r"two owners: .*reference.* and .*MyDevice"):
+    with pytest.raises(sg.DeviceError, match=r"two owners: .*reference and .*MyDevice"):
         core.register_device("REFERENCE", MyDevice)
     with pytest.raises(sg.DeviceError, match=r"'A\.B'"):
         core.register_device("A.B", MyDevice)
