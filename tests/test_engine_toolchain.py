@@ -356,3 +356,22 @@ def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [compile_crew.worthwhile_workers(n) for n in (0, 2, 3, 6, 100)] == [0, 0, 1, 2, 3]
     monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
     assert compile_crew.worthwhile_workers(100) == 0
+
+
+def test_quotas_of_control_groups(tmp_path: Path) -> None:
+    assert host.cgroup_cores(tmp_path) == float("inf")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("3:cpu:/old\n0::/user.slice/mine\n")
+    mine = tmp_path / "sys/fs/cgroup/user.slice/mine"
+    mine.mkdir(parents=True)
+    (mine / "cpu.max").write_text("max 100000\n")
+    assert host.cgroup_cores(tmp_path) == float("inf")
+    (mine.parent / "cpu.max").write_text("250000 100000\n")
+    assert host.cgroup_cores(tmp_path) == 2.5
+    old = tmp_path / "sys/fs/cgroup/cpu"
+    old.mkdir()
+    (old / "cpu.cfs_quota_us").write_text("-1\n")
+    (old / "cpu.cfs_period_us").write_text("100000\n")
+    assert host.cgroup_cores(tmp_path) == 2.5
+    (old / "cpu.cfs_quota_us").write_text("150000\n")
+    assert host.cgroup_cores(tmp_path) == 1.5

@@ -180,23 +180,43 @@ def caches() -> Caches:
     return Caches(found[1], found[2], found[3])
 
 
-def _cgroup_cores() -> float:
-    """Return the CPU quota of this process's control group in cores, infinity without one."""
-    quota = float("inf")
+def _quota(limit: str, period: str) -> float:
+    """Return a CPU quota in cores, infinity when it is no limit (``"max"``, ``"-1"``)."""
+    return int(limit) / int(period) if limit.isdigit() else float("inf")
+
+
+def cgroup_cores(root: Path = Path("/")) -> float:
+    """Return the CPU quota of this process's control groups in cores, infinity without one.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are mounted.
+    """
+    groups = ["/"]
     try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
-        if limit != "max":
-            quota = int(limit) / int(period)
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        groups += [line.split(":", 2)[2] for line in lines if line.startswith("0::")]
+    except (OSError, IndexError):
+        pass
+    base = root / "sys/fs/cgroup"
+    quotas = [float("inf")]
+    for group in groups:
+        folder = base / group.strip("/")
+        # A limit of any group above holds too.
+        for place in (folder, *folder.parents):
+            if not place.is_relative_to(base):
+                break
+            try:
+                limit, period = (place / "cpu.max").read_text().split()[:2]
+                quotas.append(_quota(limit, period))
+            except (OSError, ValueError):
+                continue
+    try:
+        old = base / "cpu"
+        limit, period = (old / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+        quotas.append(_quota(limit.read_text().strip(), period.read_text().strip()))
     except (OSError, ValueError):
         pass
-    try:
-        base = Path("/sys/fs/cgroup/cpu")
-        limit_us = int((base / "cpu.cfs_quota_us").read_text())
-        if limit_us > 0:
-            quota = min(quota, limit_us / int((base / "cpu.cfs_period_us").read_text()))
-    except (OSError, ValueError):
-        pass
-    return quota
+    return min(quotas)
 
 
 def core_count() -> int:
@@ -205,4 +225,4 @@ def core_count() -> int:
         count = len(os.sched_getaffinity(0))
     else:
         count = os.cpu_count() or 1
-    return max(1, min(count, int(min(_cgroup_cores(), 1 << 16) + 0.5)))
+    return max(1, min(count, int(min(cgroup_cores(), 1 << 16) + 0.5)))

@@ -9,6 +9,7 @@ import ctypes
 import ctypes.util
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -116,6 +117,8 @@ def load(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
     try:
         for symbol, code in objects:
             builder.add_object_img(code.data).export_symbol(symbol)
+        if not sys.platform.startswith("linux"):
+            builder.add_current_process()  # there the list of needs is not known
         for name in sorted(needs):
             builder.import_symbol(name, symbol_address(name))
         tracker = builder.link(_jit(), f"subgraph.{next(_numbers)}")
