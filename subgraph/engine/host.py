@@ -211,9 +211,8 @@ def cgroup_cores(root: Path = Path("/")) -> float:
             except (OSError, ValueError):
                 continue
     try:
-        old = base / "cpu"
-        limit, period = (old / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
-        quotas.append(_quota(limit.read_text().strip(), period.read_text().strip()))
+        words = [(base / f"cpu/cpu.cfs_{name}_us").read_text() for name in ("quota", "period")]
+        quotas.append(_quota(words[0].strip(), words[1].strip()))
     except (OSError, ValueError):
         pass
     return min(quotas)
