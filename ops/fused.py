@@ -9,6 +9,13 @@ missing, a missing one in the middle is None. All are lowered by ``@lowering(...
 ``FusedMatMul(A, B, C, R)``
     ``act(alpha * A' @ B' + beta * C + R)``: MatMul or Gemm (``transA``, ``transB``, ``alpha``,
     ``beta``); C broadcasts to the result, R has its shape.
+``FusedAttention(Q, K, V, M)``
+    ``softmax(scale * Q K' + M) V`` over four-dimensional operands. The attributes ``q_order``,
+    ``k_order``, ``v_order`` and ``o_order`` (default ``"bhtd"``) name the dimensions of each operand
+    and of the result, a permutation of batch, heads, positions and size of a head: ``"bthd"`` and,
+    for K, ``"bhdt"`` spare a transposition. Q and the result must end in d. K and V may have fewer
+    heads than Q (each shared by consecutive ones). M is added and broadcasts to
+    ``[batch, heads, queries, keys]``. ``scale`` (float, default 1), ``causal`` (default 0).
 ``FusedElementwise(...)``
     The chain of elementwise operators that its inner graph is, in one loop.
 

@@ -156,7 +156,12 @@ def run_node(
         result.lanes = lanes if out_layout == "blocked" else 1
         result.storage = Storage("arena", result.nbytes)
         results.append(result)
-    node = cast(Any, SimpleNamespace(op_type=op_type, attrs=dict(attrs or {}), domain=domain))
+    node = cast(
+        Any,
+        SimpleNamespace(
+            op_type=op_type, attrs=dict(attrs or {}), domain=domain, outputs=outputs, name="node"
+        ),
+    )
     low = Lowering(node, operands, results, threads=threads, options=options)
     LOWERINGS.get(operator_key(op_type, domain)).function(node, low)
     for step in low.steps:

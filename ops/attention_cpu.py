@@ -1,0 +1,176 @@
+"""Attention on the CPU device: ONNX's operator and the fused form, over one kernel.
+
+Heads are read and written where they lie: the fused form names the order of the dimensions of each
+operand, so that transpositions around it need not run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.graph import Node
+
+from .tile_planning import FLOATS, Tiles, grain, round_up, tiles
+
+_KEYS = 512  # keys of a block at most
+_ORDERS = ("bhtd", "bthd", "bhdt")
+
+
+@attrs.frozen
+class Heads:
+    """A stack of heads inside an operand: sizes, and strides in elements.
+
+    Attributes:
+        operand: The operand.
+        sizes: Batch, heads, positions, size of a head.
+        steps: Elements between them.
+    """
+
+    operand: Operand
+    sizes: tuple[int, int, int, int]
+    steps: tuple[int, int, int, int]
+
+
+def ordered(operand: Operand, order: str) -> Heads:
+    """Read a 4-D operand whose dimensions come in an order, such as ``"bthd"``."""
+    if operand.rank != 4 or sorted(order) != sorted("bhtd"):
+        raise Unsupported(f"attention over {operand.shape} in the order {order!r}")
+    strides: dict[str, int] = {}
+    step = 1
+    for name, size in zip(reversed(order), reversed(operand.shape), strict=True):
+        strides[name] = step
+        step *= size
+    sizes = dict(zip(order, operand.shape, strict=True))
+    return Heads(
+        operand,
+        (sizes["b"], sizes["h"], sizes["t"], sizes["d"]),
+        (strides["b"], strides["h"], strides["t"], strides["d"]),
+    )
+
+
+def split_heads(operand: Operand, heads: int) -> Heads:
+    """Read ``[batch, positions, heads * size]``."""
+    batch, positions, hidden = operand.shape
+    size = hidden // heads
+    return Heads(operand, (batch, heads, positions, size), (positions * hidden, size, hidden, 1))
+
+
+@attrs.define
+class Request:
+    """``softmax(scale * Q K^T + mask) V``."""
+
+    q: Heads
+    k: Heads
+    v: Heads
+    out: Heads
+    mask: Operand | None
+    scale: float
+    causal: bool
+    offset: int = 0
+
+
+@lowering("FusedAttention", domain="subgraph.cpu", dtypes=FLOATS)
+def fused(node: Node, low: Lowering) -> None:
+    """Lower the fused form; see ``ops/fused.py``."""
+    orders = [str(node.attrs.get(f"{name}_order", "bhtd")) for name in ("q", "k", "v", "o")]
+    operands = [low.given(0), low.given(1), low.given(2), low.output()]
+    q, k, v, out = (ordered(o, order) for o, order in zip(operands, orders, strict=True))
+    scale, causal = float(node.attrs.get("scale", 1.0)), bool(node.attrs.get("causal", 0))
+    emit_attention(low, Request(q, k, v, out, low.optional(3), scale, causal))
+
+
+@lowering("Attention", dtypes=FLOATS)
+def attention(node: Node, low: Lowering) -> None:
+    """Lower ONNX's Attention without a cache of past keys."""
+    if any(operand is not None for operand in low.inputs[4:]):
+        raise Unsupported("Attention with past keys")
+    if len(node.outputs) > 1:
+        raise Unsupported("Attention with more than its first output")
+    if float(node.attrs.get("softcap", 0.0)) != 0.0:
+        raise Unsupported("Attention with softcap")
+    operands = [low.given(0), low.given(1), low.given(2), low.output()]
+    if operands[0].rank == 4:
+        q, k, v, out = (ordered(operand, "bhtd") for operand in operands)
+    else:
+        heads, shared = (int(node.attrs[f"{name}_num_heads"]) for name in ("q", "kv"))
+        counts = (heads, shared, shared, heads)
+        q, k, v, out = (split_heads(o, n) for o, n in zip(operands, counts, strict=True))
+    scale = float(node.attrs.get("scale", 0.0)) or 1.0 / math.sqrt(q.sizes[3])
+    causal = bool(node.attrs.get("is_causal", 0))
+    emit_attention(low, Request(q, k, v, out, low.optional(3), scale, causal))
+
+
+def _mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int]:
+    """Return the strides of a mask along batch, head, query and key, in elements."""
+    full = (1,) * (4 - mask.rank) + tuple(mask.shape)
+    if mask.rank > 4 or any(s not in (1, n) for s, n in zip(full, shape, strict=True)):
+        raise Unsupported(f"a mask of shape {mask.shape} for scores of shape {tuple(shape)}")
+    steps: list[int] = []
+    step = 1
+    for size in reversed(full):
+        steps.append(0 if size == 1 else step)
+        step *= size
+    steps.reverse()
+    return steps[0], steps[1], steps[2], steps[3]
+
+
+def emit_attention(low: Lowering, r: Request) -> None:
+    """Emit the step of an attention.
+
+    Raises:
+        Unsupported: The kernel cannot do it.
+    """
+    of = tiles(r.q.operand.dtype)
+    batch, heads, queries, depth = r.q.sizes
+    _, shared, keys, values = r.v.sizes
+    if r.q.steps[3] != 1 or r.out.steps[3] != 1:
+        raise Unsupported("attention over queries whose elements are not contiguous")
+    if shared == 0 or heads % shared or r.k.sizes != (batch, shared, keys, depth):
+        raise Unsupported(f"attention of heads {r.q.sizes}, {r.k.sizes}, {r.v.sizes}")
+    if keys == 0 or not r.out.operand.size:
+        raise Unsupported("attention over nothing")
+    mask_steps = (0, 0, 0, 0)
+    if r.mask is not None:
+        if r.mask.dtype != of.dtype:
+            raise Unsupported(f"a mask of {r.mask.dtype}; it must be of the queries' dtype")
+        mask_steps = _mask_steps(r.mask, (batch, heads, queries, keys))
+        if mask_steps[2] and not mask_steps[3] and keys > 1:
+            raise Unsupported("a mask that is the same for all keys")
+    block = min(_KEYS, keys)
+    whole = r.k.steps[3] == 1 and r.v.steps[3] == 1
+    copies = whole and (r.k.steps[2] * of.item % 2048 == 0 or r.v.steps[2] * of.item % 2048 == 0)
+    elements = (depth + values + block + 3) * of.width + of.lanes * of.lanes
+    if copies:
+        elements += block * (max(depth, values) + 16)
+    scratch_bytes = round_up(elements * of.item, 64)
+    scratch = low.scratch(scratch_bytes, per_worker=True)
+
+    def bytes_of(steps: Sequence[int]) -> list[int]:
+        return [step * of.item for step in steps]
+
+    words: list[Word] = [r.q.operand, r.k.operand, r.v.operand, r.out.operand, r.mask or 0]
+    words += [queries, keys, depth, values, heads, heads // shared]
+    words += [*bytes_of(r.q.steps[:3]), *bytes_of(r.k.steps), *bytes_of(r.v.steps)]
+    words += [*bytes_of(r.out.steps[:3]), *bytes_of(mask_steps)]
+    words += [of.address(), r.scale, int(r.causal), r.offset, block, scratch, scratch_bytes]
+    words += [int(copies)]
+    units = batch * heads * -(-queries // of.width)
+    flops = 2 * batch * heads * queries * keys * (depth + values)
+    low.emit(
+        Kernel("attention_kernels", "attention", **of.variant),
+        words,
+        units,
+        grain=grain(units, flops),
+        flops=flops,
+        bytes=_moved(r, of),
+    )
+
+
+def _moved(r: Request, of: Tiles) -> int:
+    operands = [r.q.operand, r.k.operand, r.v.operand, r.out.operand]
+    return of.item * sum(operand.size for operand in operands)
