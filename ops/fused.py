@@ -11,8 +11,8 @@ missing, a missing one in the middle is None. All are lowered by ``@lowering(...
     ``beta``); C broadcasts to the result, R has its shape.
 ``FusedAttention(Q, K, V, M)``
     ``softmax(scale * Q K' + M) V`` over four-dimensional operands. The attributes ``q_order``,
-    ``k_order``, ``v_order`` and ``o_order`` (default ``"bhtd"``) name the dimensions of each operand
-    and of the result, a permutation of batch, heads, positions and size of a head: ``"bthd"`` and,
+    ``k_order``, ``v_order`` and ``o_order`` (default ``"bhtd"``) name the dimensions of operands
+    and result, a permutation of batch, heads, positions and size of a head: ``"bthd"`` and,
     for K, ``"bhdt"`` spare a transposition. Q and the result must end in d. K and V may have fewer
     heads than Q (each shared by consecutive ones). M is added and broadcasts to
     ``[batch, heads, queries, keys]``. ``scale`` (float, default 1), ``causal`` (default 0).
