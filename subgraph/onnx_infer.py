@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from subgraph.graph import Graph, Node, Value
 from subgraph.onnx_proto import node_to_proto, tensor_to_proto, type_from_proto, type_to_proto
 from subgraph.schema import newest_opset
 from subgraph.types import ValueType
+
+_TERM = r"[A-Za-z ]*(?:\.\.\.)?[A-Za-z ]*"
+_EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")
 
 
 def infer_node(
@@ -37,6 +41,12 @@ def infer_node(
         return unknown
     if any(v is not None and t is None for v, t in zip(node.inputs, input_types, strict=True)):
         return unknown
+    if node.op_type == "Einsum" and not _EQUATION.fullmatch(str(node.attrs.get("equation", ""))):
+        # onnx 1.23 never comes back from an equation that is not well formed.
+        raise ShapeError(
+            f"node {node.name!r} (Einsum): equation {node.attrs.get('equation')!r} is not well "
+            "formed; letters, commas, one '...' a term and '->' make one"
+        )
     proto = node_to_proto(_plain_names(node))
     names = list(proto.input)
     types = {n: type_to_proto(t) for n, t in zip(names, input_types, strict=True) if t is not None}
