@@ -10,12 +10,16 @@ twice without need:
 - Growth in one biconnected block of the graph does not depend on any other: all ways between them
   go through one node. So blocks are grown one by one from the node by which they are entered, and
   only those behind members that stay; a block of free nodes alone joins as a whole.
+- Two nodes side by side between the same two neighbours, as in a wide diamond, are twins: to swap
+  them changes nothing, so their regions are alike. While the first is a root, the second need not
+  be grown: its region is of the same size, and covers no later root that the first does not.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from itertools import pairwise
 
 import attrs
 
@@ -56,6 +60,7 @@ class HeteroSearch:
         self._dirty = [node for node in range(len(free)) if free[node]]
         self._largest: list[tuple[int, int, int, Grown]] = []
         self._installed = 0
+        self._twin, self._next_twin = _find_twins(space)
 
     def best(self) -> tuple[int, set[int]] | None:
         """Return root and members of the largest region (of equals, the smallest root's), or None.
@@ -73,11 +78,21 @@ class HeteroSearch:
 
     def _settle(self, root: int) -> None:
         known = self._grown.get(root)
-        if not self.free[root] or self._holders[root]:
+        if not self.free[root] or self._holders[root] or self._is_shadowed(root):
             if known is not None:
                 self._drop(known)
         elif known is None:
             self._install(self._grow(root))
+
+    def _is_shadowed(self, root: int) -> bool:
+        twin = self._twin.get(root)
+        return twin is not None and bool(self.free[twin]) and not self._holders[twin]
+
+    def _push(self, node: int) -> None:
+        heapq.heappush(self._dirty, node)
+        follower = self._next_twin.get(node)
+        if follower is not None:
+            heapq.heappush(self._dirty, follower)
 
     def _install(self, grown: Grown) -> None:
         root, holders = grown.root, self._holders
@@ -88,8 +103,8 @@ class HeteroSearch:
         for node in grown.members:
             if node > root:
                 holders[node] += 1
-                if holders[node] == 1 and node in self._grown:
-                    heapq.heappush(self._dirty, node)
+                if holders[node] == 1 and (node in self._grown or node in self._next_twin):
+                    self._push(node)
         for node in grown.seen:
             self._watchers.setdefault(node, []).append(grown)
 
@@ -101,7 +116,7 @@ class HeteroSearch:
             if node > root:
                 holders[node] -= 1
                 if not holders[node] and self.free[node]:
-                    heapq.heappush(self._dirty, node)
+                    self._push(node)
 
     def taken(self, members: Iterable[int], moved: Iterable[int]) -> None:
         """Take note that ``members`` are free no more, and that ``moved`` changed their places."""
@@ -110,6 +125,8 @@ class HeteroSearch:
             self.free[node] = 0
             for block in self._blocks_of[self._vertex[node]]:
                 self._refused[block] += 1
+            if node in self._next_twin:
+                heapq.heappush(self._dirty, self._next_twin[node])
         for node in (*members, *moved):
             for grown in self._watchers.pop(node, ()):
                 if grown.valid:
@@ -144,3 +161,27 @@ class HeteroSearch:
         joined = trial.grow(entry)
         seen |= trial.seen
         return joined
+
+
+def _find_twins(space: Contraction) -> tuple[dict[int, int], dict[int, int]]:
+    """Return for a node its twin just before it, and the reverse.
+
+    Twins have one producer and one consumer, the same, and stand side by side in the lists of both.
+    """
+    twin: dict[int, int] = {}
+    ins, outs = space.ins, space.outs
+    for source, consumers in enumerate(outs):
+        if len(consumers) < 3 or space.rep[source] != source:
+            continue
+        places: dict[int, dict[int, int]] = {}
+        for one, two in pairwise(consumers):
+            if len(ins[one]) == len(outs[one]) == len(ins[two]) == len(outs[two]) == 1:
+                sink = outs[one][0]
+                if outs[two][0] != sink:
+                    continue
+                place = places.get(sink)
+                if place is None:
+                    place = places[sink] = {node: k for k, node in enumerate(ins[sink])}
+                if place.get(two, -1) == place.get(one, -3) + 1:
+                    twin[two] = one
+    return twin, {one: two for two, one in twin.items()}
