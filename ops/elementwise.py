@@ -168,6 +168,15 @@ def test(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType("bool", shape_of(types[0]))]
 
 
+@shape_rule("Dropout")
+def dropout(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Keep the type; the mask is bool from opset 10 on, before it has the input's dtype."""
+    x = tensor(types[0])
+    if x is None:
+        return [None, None]
+    return [x, TensorType(x.dtype if 0 < node.version < 10 else "bool", x.shape)]
+
+
 @shape_rule("Where")
 def where(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Broadcast all three shapes; the dtype is that of the second and third input."""
