@@ -1,0 +1,51 @@
+"""Indexing: shape rules, and corrections of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph import Node
+from subgraph.op import reference, shape_rule
+from subgraph.types import TensorType, ValueType
+
+from .elementwise import Array, Types, Values, tensor
+from .strides import normal_axis
+
+
+@shape_rule("Gather")
+def gather(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Put the shape of the indices in the place of the axis."""
+    x, indices = tensor(types[0]), tensor(types[1])
+    if x is None or x.shape is None or indices is None or indices.shape is None:
+        return [None if x is None else TensorType(x.dtype)]
+    axis = normal_axis(int(node.attrs.get("axis", 0)), len(x.shape))
+    return [TensorType(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))]
+
+
+@reference("GatherElements")
+def gather_elements(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Take elements where the indices' shape is smaller too; onnx.reference needs it equal."""
+    x: Array = inputs[0]
+    indices: Array = inputs[1]
+    axis = normal_axis(int(node.attrs.get("axis", 0)), x.ndim)
+    inside = tuple(
+        slice(None) if d == axis else slice(0, size) for d, size in enumerate(indices.shape)
+    )
+    return [np.take_along_axis(x[inside], indices.astype(np.int64), axis)]
+
+
+@reference("OneHot")
+def one_hot(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Mark indices; onnx.reference takes no depth of rank 1 and no values of bool."""
+    indices: Array = np.asarray(inputs[0]).astype(np.int64)
+    depth = int(np.asarray(inputs[1]).reshape(-1)[0])
+    values: Array = inputs[2]
+    axis = normal_axis(int(node.attrs.get("axis", -1)), indices.ndim + 1)
+    wrapped = np.where(indices < 0, indices + depth, indices)
+    shape = [1] * (indices.ndim + 1)
+    shape[axis] = depth
+    marks = np.expand_dims(wrapped, axis) == np.arange(depth).reshape(shape)
+    return [np.where(marks, values[1], values[0]).astype(values.dtype)]

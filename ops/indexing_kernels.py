@@ -1,0 +1,278 @@
+"""Kernels that take and put elements by computed indices.
+
+A negative index counts from the end; one beyond the axis is moved to its nearest end, so that
+nothing outside the tensors is ever read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.simd import ld, memcpy, st
+from subgraph.ops.movement_kernels import WORDS, arg
+
+Function = Callable[..., Any]
+
+
+@register_jitable
+def inside(index: int, size: int) -> int:
+    """Return an index as a position within ``size`` elements."""
+    if index < 0:
+        index += size
+    return min(max(index, 0), size - 1)
+
+
+def _index(dtype: str) -> tuple[Any, int]:
+    return ld(dtype), 4 if dtype == "int32" else 8
+
+
+def _combiner(reduction: str) -> Function:
+    @register_jitable
+    def put(old: Any, new: Any) -> Any:
+        return new
+
+    @register_jitable
+    def add(old: Any, new: Any) -> Any:
+        return old + new
+
+    @register_jitable
+    def multiply(old: Any, new: Any) -> Any:
+        return old * new
+
+    @register_jitable
+    def largest(old: Any, new: Any) -> Any:
+        return old if old > new or old != old else new
+
+    @register_jitable
+    def smallest(old: Any, new: Any) -> Any:
+        return old if old < new or old != old else new
+
+    return {"add": add, "mul": multiply, "max": largest, "min": smallest}.get(reduction, put)
+
+
+def gather(*, item: int, index: str) -> Function:
+    """Return the kernel of Gather: slices along an axis.
+
+    Args:
+        item: Bytes of an element.
+        index: Dtype of the indices, int32 or int64.
+
+    Words: ``0 data, 1 indices, 2 y, 3 size of the axis, 4 indices' number, 5 elements of a slice,
+    6 slices of a unit``. Units: sizes outside the axis * tiles of indices.
+    """
+    load, store = ld(WORDS[item]), st(WORDS[item])
+    load_index, index_bytes = _index(index)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        indices, size, count = arg(args, 1), arg(args, 3), arg(args, 4)
+        inner, block = arg(args, 5), arg(args, 6)
+        tiles = (count + block - 1) // block
+        step = inner * item
+        for unit in range(begin, end):
+            outer, first = unit // tiles, unit % tiles * block
+            x = arg(args, 0) + outer * size * step
+            y = arg(args, 2) + (outer * count + first) * step
+            for j in range(first, min(count, first + block)):
+                source = x + inside(load_index(indices + j * index_bytes), size) * step
+                if inner <= 8:
+                    for i in range(0, step, item):
+                        store(y + i, load(source + i))
+                else:
+                    memcpy(y, source, step)
+                y += step
+
+    return kernel
+
+
+def elements(*, dtype: str, index: str, scatter: bool, reduction: str) -> Function:
+    """Return the kernel of GatherElements and ScatterElements.
+
+    Args:
+        dtype: Dtype of the elements (an unsigned one of their size where nothing is computed).
+        index: Dtype of the indices.
+        scatter: Whether elements go from y's shape into the data.
+        reduction: ``none add mul max min``, when scattering.
+
+    Words::
+
+        0 data  1 indices  2 y (updates)  3 size of the axis  4 bytes along it in the data
+        5 row: size of the last dimension  6 bytes along it in the data (0: it is the axis)
+        7 outer dimensions, then (size, bytes in data) of each (0 for the axis)
+
+    Units: rows of the indices; one alone when elements are scattered.
+    """
+    load, store = ld(dtype), st(dtype)
+    load_index, index_bytes = _index(index)
+    combine = _combiner(reduction)
+    item = {"8": 1, "16": 2, "32": 4, "64": 8}[dtype.lstrip("uintfloa")]
+
+    @register_jitable
+    def one_row(args: int, row: int) -> None:
+        size, along, length, last = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
+        count = arg(args, 7)
+        data, rest = arg(args, 0), row
+        for d in range(count - 1, -1, -1):
+            extent = arg(args, 8 + 2 * d)
+            data += rest % extent * arg(args, 9 + 2 * d)
+            rest //= extent
+        indices = arg(args, 1) + row * length * index_bytes
+        y = arg(args, 2) + row * length * item
+        for j in range(length):
+            at = data + inside(load_index(indices + j * index_bytes), size) * along + j * last
+            if scatter:
+                store(at, combine(load(at), load(y + j * item)))
+            else:
+                store(y + j * item, load(at))
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        if scatter:
+            rows = 1
+            for d in range(arg(args, 7)):
+                rows *= arg(args, 8 + 2 * d)
+            for row in range(rows):
+                one_row(args, row)
+        else:
+            for row in range(begin, end):
+                one_row(args, row)
+
+    return kernel
+
+
+def nd(*, dtype: str, scatter: bool, reduction: str) -> Function:
+    """Return the kernel of GatherND and ScatterND; arguments as of `elements`, indices int64.
+
+    Words::
+
+        0 data  1 indices  2 y (updates)  3 index tuples  4 elements of a slice
+        5 tuples of a batch  6 bytes of a batch in the data
+        7 length of a tuple, then (size, bytes in data) for each of its indices
+
+    Units: tuples; one alone when slices are scattered.
+    """
+    load, store = ld(dtype), st(dtype)
+    load_index, _ = _index("int64")
+    combine = _combiner(reduction)
+    item = {"8": 1, "16": 2, "32": 4, "64": 8}[dtype.lstrip("uintfloa")]
+    computes = reduction not in ("", "none")
+
+    @register_jitable
+    def one(args: int, number: int) -> None:
+        depth, inner = arg(args, 7), arg(args, 4)
+        data = arg(args, 0) + number // arg(args, 5) * arg(args, 6)
+        indices = arg(args, 1) + number * depth * 8
+        for d in range(depth):
+            at = inside(load_index(indices + 8 * d), arg(args, 8 + 2 * d))
+            data += at * arg(args, 9 + 2 * d)
+        y = arg(args, 2) + number * inner * item
+        if computes:
+            for i in range(0, inner * item, item):
+                store(data + i, combine(load(data + i), load(y + i)))
+        elif scatter:
+            memcpy(data, y, inner * item)
+        else:
+            memcpy(y, data, inner * item)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        if scatter:
+            for number in range(arg(args, 3)):
+                one(args, number)
+        else:
+            for number in range(begin, end):
+                one(args, number)
+
+    return kernel
+
+
+def one_hot(*, item: int) -> Function:
+    """Return the kernel of OneHot.
+
+    Words: ``0 indices (int64), 1 values (off, on), 2 y, 3 depth, 4 indices inside the new axis``.
+    Units: indices outside the new axis.
+    """
+    load, store = ld(WORDS[item]), st(WORDS[item])
+    load_index, _ = _index("int64")
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        off, on = load(arg(args, 1)), load(arg(args, 1) + item)
+        depth, inner = arg(args, 3), arg(args, 4)
+        for unit in range(begin, end):
+            y = arg(args, 2) + unit * depth * inner * item
+            for i in range(depth * inner):
+                store(y + i * item, off)
+            for i in range(inner):
+                index = load_index(arg(args, 0) + 8 * (unit * inner + i))
+                if index < 0:
+                    index += depth
+                if 0 <= index < depth:
+                    store(y + (index * inner + i) * item, on)
+
+    return kernel
+
+
+def top(*, dtype: str, largest: bool) -> Function:
+    """Return the kernel of TopK: sorted, of equals the one with the lower index first.
+
+    Words: ``0 x, 1 values, 2 indices, 3 size of the axis, 4 elements inside it, 5 k,
+    6 scratch, 7 bytes of it for each worker (8 k at least)``. Units: elements outside the axis.
+    """
+    load, store = ld(dtype), st(dtype)
+    load_place, store_place = ld("int64"), st("int64")
+    item = {"8": 1, "16": 2, "32": 4, "64": 8}[dtype.lstrip("uintfloa")]
+
+    @register_jitable
+    def before(x: int, step: int, a: int, b: int) -> bool:
+        """Whether element a stands before element b."""
+        p, q = load(x + a * step), load(x + b * step)
+        if p == q:
+            return a < b
+        return p > q if largest else p < q
+
+    @register_jitable
+    def sink(x: int, step: int, heap: int, at: int, count: int) -> None:
+        """Move an entry down until it is behind both below; the last in order is on top."""
+        moving = load_place(heap + 8 * at)
+        while True:
+            child = 2 * at + 1
+            if child >= count:
+                break
+            place = load_place(heap + 8 * child)
+            if child + 1 < count:
+                other = load_place(heap + 8 * (child + 1))
+                if before(x, step, place, other):
+                    child += 1
+                    place = other
+            if not before(x, step, moving, place):
+                break
+            store_place(heap + 8 * at, place)
+            at = child
+        store_place(heap + 8 * at, moving)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size, inner, k = arg(args, 3), arg(args, 4), arg(args, 5)
+        heap = arg(args, 6) + worker * arg(args, 7)
+        step = inner * item
+        for unit in range(begin, end):
+            x = arg(args, 0) + (unit // inner * size * inner + unit % inner) * item
+            for i in range(k):
+                store_place(heap + 8 * i, i)
+            for i in range(k // 2 - 1, -1, -1):
+                sink(x, step, heap, i, k)
+            for i in range(k, size):
+                if before(x, step, i, load_place(heap)):
+                    store_place(heap, i)
+                    sink(x, step, heap, 0, k)
+            for i in range(k - 1, 0, -1):
+                last = load_place(heap)
+                store_place(heap, load_place(heap + 8 * i))
+                store_place(heap + 8 * i, last)
+                sink(x, step, heap, 0, i)
+            at = unit // inner * k * inner + unit % inner
+            for i in range(k):
+                place = load_place(heap + 8 * i)
+                store(arg(args, 1) + (at + i * inner) * item, load(x + place * step))
+                store_place(arg(args, 2) + (at + i * inner) * 8, place)
+
+    return kernel
