@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import multiprocessing as mp
 import os
+import re
 import sys
 import tempfile
 import time
@@ -355,11 +356,17 @@ def table(results: dict[Column, list[Outcome]]) -> str:
 
 
 def failures(column: Column, outcomes: Sequence[Outcome]) -> list[str]:
-    """Return one line for each case that failed but could pass, or passed but should not."""
-    lines: list[str] = []
+    """Return what failed but could pass, cases with the same kind of error on one line."""
+    groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.error and outcome.name not in suite.IMPOSSIBLE:
-            lines.append(f"  {column.title}: {outcome.name}: {outcome.error}")
+            kind = re.sub(r"'[^']*'|\d+", "#", outcome.error)[:160]
+            groups.setdefault(kind, []).append(outcome)
+    lines: list[str] = []
+    for group in sorted(groups.values(), key=len, reverse=True):
+        names = ", ".join(o.name for o in group[:4])
+        more = f" and {len(group) - 4} more" if len(group) > 4 else ""
+        lines.append(f"  {column.title}: {names}{more}: {group[0].error}")
     return lines
 
 

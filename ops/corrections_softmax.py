@@ -38,12 +38,19 @@ def _along(node: Node, x: Array, function: Callable[[Array, int], Array]) -> lis
 
 def _softmax(x: Array, axis: int) -> Array:
     powers: Array = np.exp(x - x.max(axis=axis, keepdims=True))
-    return powers / powers.sum(axis=axis, keepdims=True)
+    return powers / _sum(powers, axis)
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
     shifted: Array = x - x.max(axis=axis, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+    return shifted - np.log(_sum(np.exp(shifted), axis))
+
+
+def _sum(x: Array, axis: int) -> Array:
+    """Return the sum, of half precision rounded once at the end."""
+    wide = np.float32 if x.dtype.itemsize < 4 else x.dtype
+    total: Array = x.sum(axis=axis, keepdims=True, dtype=wide)
+    return total.astype(x.dtype)
 
 
 def _hardmax(x: Array, axis: int) -> Array:

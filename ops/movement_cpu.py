@@ -289,7 +289,9 @@ def space_to_depth(node: Node, low: Lowering) -> None:
     """Move blocks of pixels into channels."""
     n, c, h, w = low.given(0).shape
     b = int(node.attrs["blocksize"])
-    _permute(low, (n, c, h // b, b, w // b, b), (0, 3, 5, 1, 2, 4))
+    by_channel = text(node.attrs.get("mode", "DCR")) == "CRD"
+    order = (0, 1, 3, 5, 2, 4) if by_channel else (0, 3, 5, 1, 2, 4)
+    _permute(low, (n, c, h // b, b, w // b, b), order)
 
 
 def _permute(low: Lowering, dims: Sequence[int], order: Sequence[int]) -> None:

@@ -29,11 +29,14 @@ def softmax(node: Node, low: Lowering) -> None:
     given = cast_to(low, x, work)
     lanes = low.lanes(work)
     log = node.op_type == "LogSoftmax"
+    narrow = "" if work == x.dtype else x.dtype
     if inner == 1:
-        kernel = Kernel("softmax_kernels", "rows", dtype=work, lanes=lanes, log=log)
+        kernel = Kernel("softmax_kernels", "rows", dtype=work, lanes=lanes, log=log, narrow=narrow)
         words, units, cost = [given, result, size], x.size // size, size
     else:
-        kernel = Kernel("softmax_kernels", "columns", dtype=work, lanes=lanes, log=log)
+        kernel = Kernel(
+            "softmax_kernels", "columns", dtype=work, lanes=lanes, log=log, narrow=narrow
+        )
         tiles = -(-inner // lanes)
         words, units = [given, result, size, inner], x.size // (size * inner) * tiles
         cost = size * lanes

@@ -5,17 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from numba.extending import register_jitable
+
 from subgraph.engine import vmath
-from subgraph.engine.simd import vec
+from subgraph.engine.simd import rounded_as, vec
 from subgraph.ops.movement_kernels import arg
 
 Function = Callable[..., Any]
 
 
-def rows(*, dtype: str, lanes: int, log: bool) -> Function:
+def _rounding(dtype: str, narrow: str, lanes: int) -> Function:
+    """Return what rounds a vector to half precision as every step of the reference does."""
+    if narrow:
+        rounded: Function = rounded_as(dtype, narrow, lanes)
+        return rounded
+
+    @register_jitable
+    def same(x: Any) -> Any:
+        return x
+
+    return same
+
+
+def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
     """Return the kernel over contiguous rows.
 
-    Words: ``0 x, 1 y, 2 elements of a row``. Units: rows.
+    Words: ``0 x, 1 y, 2 elements of a row``. Units: rows. ``narrow`` names the half precision to
+    which every step is rounded, "" for none.
     """
     v = vec(dtype, lanes)
     load, store, load_m, store_m = v.load, v.store, v.load_m, v.store_m
@@ -23,7 +39,9 @@ def rows(*, dtype: str, lanes: int, log: bool) -> Function:
     hmax, total_of, bcast = v.hmax, v.sum, v.splat
     one = vec(dtype, 1)
     splat1, get1 = one.splat, one.get
+    cut1 = _rounding(dtype, narrow, 1)
     exp, log1 = vmath.function("exp", dtype, lanes), vmath.function("log", dtype, 1)
+    cut, half = _rounding(dtype, narrow, lanes), bool(narrow)
     item = v.itemsize
     step = lanes * item
     least = float("-inf")
@@ -48,24 +66,38 @@ def rows(*, dtype: str, lanes: int, log: bool) -> Function:
             total, more = splat(0.0), splat(0.0)
             i = 0
             while i + 2 * step <= whole:
-                p, q = exp(load(x + i) - top), exp(load(x + i + step) - top)
+                p = cut(exp(cut(load(x + i) - top)))
+                q = cut(exp(cut(load(x + i + step) - top)))
                 if not log:
                     store(y + i, p)
                     store(y + i + step, q)
                 total, more = total + p, more + q
                 i += 2 * step
             if i < whole:
-                p = exp(load(x + i) - top)
+                p = cut(exp(cut(load(x + i) - top)))
                 if not log:
                     store(y + i, p)
                 total = total + p
             if rest > 0:
-                p = select(mask, exp(load_m(x + whole, mask) - top), splat(0.0))
+                p = cut(exp(cut(load_m(x + whole, mask) - top)))
+                p = select(mask, p, splat(0.0))
                 if not log:
                     store_m(y + whole, mask, p)
                 more = more + p
             one_total = total_of(total + more)
-            if log:
+            if half and log:
+                shift = cut(bcast(get1(log1(cut1(splat1(one_total))), 0)))
+                for j in range(0, whole, step):
+                    store(y + j, cut(load(x + j) - top) - shift)
+                if rest > 0:
+                    store_m(y + whole, mask, cut(load_m(x + whole, mask) - top) - shift)
+            elif half:
+                divisor = cut(bcast(one_total))
+                for j in range(0, whole, step):
+                    store(y + j, load(y + j) / divisor)
+                if rest > 0:
+                    store_m(y + whole, mask, load_m(y + whole, mask) / divisor)
+            elif log:
                 shift = top + bcast(get1(log1(splat1(one_total)), 0))
                 for j in range(0, whole, step):
                     store(y + j, load(x + j) - shift)
@@ -81,7 +113,7 @@ def rows(*, dtype: str, lanes: int, log: bool) -> Function:
     return kernel
 
 
-def columns(*, dtype: str, lanes: int, log: bool) -> Function:
+def columns(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
     """Return the kernel along an axis with elements inside it.
 
     Words: ``0 x, 1 y, 2 size of the axis, 3 elements inside it``.
@@ -90,6 +122,7 @@ def columns(*, dtype: str, lanes: int, log: bool) -> Function:
     v = vec(dtype, lanes)
     load_m, store_m, mask_n, splat, maximum = v.load_m, v.store_m, v.mask_n, v.splat, v.maximum
     exp, logarithm = (vmath.function(name, dtype, lanes) for name in ("exp", "log"))
+    cut, half = _rounding(dtype, narrow, lanes), bool(narrow)
     item = v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -105,11 +138,20 @@ def columns(*, dtype: str, lanes: int, log: bool) -> Function:
             for j in range(1, size):
                 top = maximum(top, load_m(x + j * step, mask))
             for j in range(size):
-                p = exp(load_m(x + j * step, mask) - top)
+                p = cut(exp(cut(load_m(x + j * step, mask) - top)))
                 total = total + p
                 if not log:
                     store_m(y + j * step, mask, p)
-            if log:
+            if half and log:
+                shift = cut(logarithm(cut(total)))
+                for j in range(size):
+                    below = cut(load_m(x + j * step, mask) - top)
+                    store_m(y + j * step, mask, below - shift)
+            elif half:
+                divisor = cut(total)
+                for j in range(size):
+                    store_m(y + j * step, mask, load_m(y + j * step, mask) / divisor)
+            elif log:
                 shift = top + logarithm(total)
                 for j in range(size):
                     store_m(y + j * step, mask, load_m(x + j * step, mask) - shift)

@@ -51,7 +51,7 @@ def _cast(node: Node, inputs: Sequence[Any]) -> Array | None:
 
 
 def _unsqueeze(node: Node, inputs: Sequence[Any]) -> Array:
-    axes: Any = node.attrs["axes"] if "axes" in node.attrs else inputs[1].tolist()
+    axes: Any = node.attrs["axes"] if "axes" in node.attrs else inputs[1].reshape(-1).tolist()
     return np.expand_dims(inputs[0], tuple(axes))
 
 
@@ -209,9 +209,7 @@ class Weights:
         else:
             positions = {parameter: k for k, parameter in enumerate(parameters)}
             make = _Composition(weight, positions)
-            entry = self._cache.entry(
-                _recipe(weight, positions), make, *parameters, align=_ALIGN
-            )
+            entry = self._cache.entry(_recipe(weight, positions), make, *parameters, align=_ALIGN)
         return self._position(entry)
 
     def add_parameter(self, parameter: Parameter) -> int:

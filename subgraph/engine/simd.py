@@ -504,6 +504,16 @@ def store_as(dtype: str, storage: str, lanes: int) -> Any:
     return define(VOID, [INT64, vec_type(dtype, lanes)], emit)
 
 
+@cache
+def rounded_as(dtype: str, storage: str, lanes: int) -> Any:
+    """Return ``(vec) -> vec`` that rounds elements to float16 or bfloat16 and keeps their dtype."""
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+        return _widen(builder, _narrow_bits(builder, args[0], dtype, storage), storage, dtype)
+
+    return define(vec_type(dtype, lanes), [vec_type(dtype, lanes)], emit)
+
+
 def _widen(builder: Any, bits: Any, storage: str, dtype: str) -> Any:
     lanes = bits.type.count
     if storage == "bfloat16":
