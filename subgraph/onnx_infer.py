@@ -17,7 +17,7 @@ from subgraph.onnx_proto import node_to_proto, tensor_to_proto, type_from_proto,
 from subgraph.schema import newest_opset
 from subgraph.types import ValueType
 
-_TERM = r"[A-Za-z ]*(?:\.\.\.)?[A-Za-z ]*"
+_TERM = r"[A-Za-z ]*(?:\.\.\.[A-Za-z ]*)?"
 _EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")
 
 
