@@ -19,7 +19,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.pool import Pool, call
 from subgraph.engine.program import Program, Step
 
-# A kernel that does nothing: pauses as often as it has units, and it gets none.
+# A kernel that does nothing: it pauses as often as its arguments' address says, and that is 0.
 EMPTY = Kernel("subgraph.engine.walker_kernels", "spin")
 KERNELS = """
 import json, sys, time

@@ -52,7 +52,7 @@ def _pauses_per_microsecond() -> float:
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
-        call(spin, 0, 0, 1000, 0)
+        call(spin, 1000, 0, 0, 0)
         best = min(best, time.perf_counter() - start)
     return 1e-3 / max(best, 1e-9)
 

@@ -162,10 +162,10 @@ def worker(*, sleep: bool) -> Function:
 
 
 def spin() -> Function:
-    """Make the function that pauses ``end - begin`` times, to learn how long a pause takes."""
+    """Make the function that pauses as often as its first argument says: how long is a pause?"""
 
-    def kernel(_args: int, begin: int, end: int, _worker: int) -> None:
-        for _ in range(begin, end):
+    def kernel(count: int, _begin: int, _end: int, _worker: int) -> None:
+        for _ in range(count):
             pause()
 
     return kernel
