@@ -76,7 +76,12 @@ def export_model(model: CompiledModel, target: Source) -> None:
         "metrics": {k: v for k, v in model.metrics.items() if _is_plain(v)},
         "capability": {name: _capability(model, name) for name in _devices_of(model)},
         "inputs": [[port.name, str(port.type or "?")] for port in model.inputs],
-        "defaults": {p.name: names[p.default] for p in model.inputs if p.default in names},
+        "defaults": {
+            # A parameter that only bodies use stands in them, under its own name.
+            p.name: names.get(p.default, p.default.name)
+            for p in model.inputs
+            if p.default is not None
+        },
         "outputs": [[port.name, str(port.type or "?")] for port in model.outputs],
         "requests": model.optimal_requests,
         "pipeline": [list(stage) for stage in model.pipeline],
