@@ -48,4 +48,5 @@ def one_hot(node: Node, inputs: Sequence[Any]) -> list[Any]:
     shape = [1] * (indices.ndim + 1)
     shape[axis] = depth
     marks = np.expand_dims(wrapped, axis) == np.arange(depth).reshape(shape)
-    return [np.where(marks, values[1], values[0]).astype(values.dtype)]
+    chosen: Array = np.where(marks, values[1], values[0])
+    return [chosen.astype(values.dtype)]
