@@ -63,11 +63,15 @@ class PlanOptions:
         threads: Threads that a step may use.
         blocked: Whether convolutions may work in the blocked layout.
         properties: The device's options, for lowerings.
+        rule_of: Finds the lowering of a node: whose device's.
+        lowering: What that lowering talks to.
     """
 
     threads: int = 1
     blocked: bool = True
     properties: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    rule_of: Callable[[Node], LoweringRule] = rule_of
+    lowering: type[Lowering] = Lowering
 
 
 @attrs.frozen(eq=False)
@@ -336,7 +340,7 @@ class Planner:
         outputs: Sequence[tuple[Value, TensorType]],
     ) -> None:
         try:
-            rule = rule_of(node)
+            rule = self.options.rule_of(node)
             _check_dtype(node, rule, inputs)
             low = self._attempt(node, rule, inputs, outputs)
         except Unsupported as reason:
@@ -363,7 +367,7 @@ class Planner:
 
         def attempt(given: Sequence[Operand | None], blocked: bool) -> Lowering:
             made = [self._fresh(value, type_, blocked) for value, type_ in outputs]
-            low = Lowering(
+            low = self.options.lowering(
                 node,
                 given,
                 made,
@@ -496,6 +500,6 @@ def _evaluate(node: Node, arrays: Sequence[Array | None]) -> list[Any]:
 def _check_dtype(node: Node, rule: LoweringRule, inputs: Sequence[Operand | None]) -> None:
     first = next((o for o in inputs if o is not None), None)
     if rule.dtypes is not None and first is not None and first.dtype not in rule.dtypes:
-        raise Unsupported(f"{node.op_type} on {first.dtype} has no CPU kernel")
+        raise Unsupported(f"{node.op_type} on {first.dtype} has no kernel")
 
 

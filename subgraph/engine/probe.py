@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from subgraph.engine.lowering import Unsupported, rule_of
+from subgraph.engine.lowering import Unsupported
 from subgraph.engine.plan import HostStep, PlanOptions, Planner, concrete
 from subgraph.errors import SubgraphError
 from subgraph.graph import Graph, Node, Value
@@ -95,13 +95,13 @@ class _Probe:
 
     def _by_name(self, node: Node) -> str:
         try:
-            rule = rule_of(node)
+            rule = self.planner.options.rule_of(node)
         except Unsupported as reason:
             return str(reason)
         first = next((value.type for value in node.sources), None)
         if rule.dtypes is not None and isinstance(first, TensorType):
             if first.dtype not in rule.dtypes:
-                return f"{node.op_type} on {first.dtype} has no CPU kernel"
+                return f"{node.op_type} on {first.dtype} has no kernel"
         return ""
 
     def _forget(self, node: Node) -> None:
