@@ -200,7 +200,7 @@ class CpuSession(Session):
         key = region.key(inputs)
         bound = self._bound.get(key)
         if bound is None or bound.plan is not plan:
-            bound = BoundPlan(plan, self._arena, region.weights, region.options.pool)
+            bound = self._bind(plan)
             self._bound[key] = bound
             while len(self._bound) > region.options.plans:
                 self._bound.popitem(last=False)
@@ -213,6 +213,10 @@ class CpuSession(Session):
         overridden = len(self._given) != sum(isinstance(item, np.ndarray) for item in inputs)
         self._last = bound if plain and not overridden else None
         return bound
+
+    def _bind(self, plan: Plan) -> BoundPlan:
+        """Return the plan bound to this session's memory."""
+        return BoundPlan(plan, self._arena, self._region.weights, self._region.options.pool)
 
     def _timed(
         self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
