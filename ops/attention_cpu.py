@@ -157,7 +157,7 @@ def emit_attention(low: Lowering, r: Request) -> None:
     words += [queries, keys, depth, values, heads, heads // shared]
     words += [*bytes_of(r.q.steps[:3]), *bytes_of(r.k.steps), *bytes_of(r.v.steps)]
     words += [*bytes_of(r.out.steps[:3]), *bytes_of(mask_steps)]
-    words += [of.address(), r.scale, int(r.causal), r.offset, block, scratch, scratch_bytes]
+    words += [of.contraction(), r.scale, int(r.causal), r.offset, block, scratch, scratch_bytes]
     words += [int(copies)]
     units = batch * heads * -(-queries // of.width)
     flops = 2 * batch * heads * queries * keys * (depth + values)

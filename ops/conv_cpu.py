@@ -257,7 +257,7 @@ def emit_direct(
     image_out = g.groups * blocks_out * pixels * lanes * item
     words: list[Word] = [x, weight, out.y, bias, out.residual, g.groups, blocks_in, blocks_out]
     words += g.words()
-    words += [of.address(), act.post, act.flags, act.low, act.high, rows, columns, part]
+    words += [of.contraction(), act.post, act.flags, act.low, act.high, rows, columns, part]
     words += [scratch, scratch_bytes, order, image_in, image_out, image_out]
     words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
     words += [out.offset * lanes * item]
@@ -338,7 +338,16 @@ def _winograd(job: Job, m: int) -> None:
     image_out = blocks_out * g.pixels * pixel
     words: list[Word] = [x, weight, y, _bias(job, 1), residual, g.images, blocks_in, blocks_out]
     words += g.words()
-    words += [of.address(), job.act.post, job.act.flags, job.act.low, job.act.high, count, 0, part]
+    words += [
+        of.contraction(),
+        job.act.post,
+        job.act.flags,
+        job.act.low,
+        job.act.high,
+        count,
+        0,
+        part,
+    ]
     words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
     panel_blocks = -(-panels // part)
     units = blocks * panel_blocks
@@ -376,8 +385,8 @@ def _generic(job: Job) -> None:
     bias: Word = 0 if job.bias is None else job.bias
     words: list[Word] = [x, job.w, y, bias, residual, g.groups, g.inputs, g.outputs]
     words += g.words()
-    words += [of.address(), job.act.post, job.act.flags, job.act.low, job.act.high]
-    words += [of.address(masked=True), part, 0]
+    words += [of.contraction(), job.act.post, job.act.flags, job.act.low, job.act.high]
+    words += [of.contraction(masked=True), part, 0]
     words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
     units = g.images * g.groups * -(-g.pixels // part)
     low.emit(

@@ -52,12 +52,12 @@ class Tiles:
         """What kernels over these tiles are called with."""
         return {"dtype": self.dtype, "lanes": self.lanes, "mr": self.mr, "nv": self.nv}
 
-    def address(self, masked: bool = False) -> int:
-        """Return the address of the contraction tile."""
-        return Kernel("subgraph.engine.tile", "contraction", masked=masked, **self.variant).address
+    def contraction(self, masked: bool = False) -> Kernel:
+        """Return the contraction tile."""
+        return Kernel("subgraph.engine.tile", "contraction", masked=masked, **self.variant)
 
-    def depthwise(self) -> int:
-        """Return the address of the depthwise tile."""
+    def depthwise(self) -> Kernel:
+        """Return the depthwise tile."""
         return Kernel(
             "subgraph.engine.tile",
             "depthwise",
@@ -65,7 +65,7 @@ class Tiles:
             lanes=self.lanes,
             mr=self.mr,
             masked=False,
-        ).address
+        )
 
 
 def tiles(dtype: str) -> Tiles:
@@ -85,14 +85,14 @@ class Activation:
     """The words of an activation: post kernel, flags and the two numbers.
 
     Attributes:
-        post: Address of what runs after a tile, 0 for nothing.
+        post: What runs after a tile, 0 for nothing.
         flags: ``F_*`` bits of the tile.
         low: Lower bound or first parameter.
         high: Upper bound or second parameter.
         keeps_zero: It is 0 at 0.
     """
 
-    post: int
+    post: Kernel | int
     flags: int
     low: float
     high: float
@@ -112,7 +112,7 @@ def activation(node: Node, of: Tiles) -> Activation:
         flags = (F_LO if low > -math.inf else 0) | (F_HI if high < math.inf else 0)
         return Activation(0, flags, low, high, low <= 0.0 <= high)
     kernel = Kernel("post_kernels", "post", dtype=of.dtype, lanes=of.lanes, act=name)
-    return Activation(kernel.address, 0, low, high, name not in _NOT_ZERO_AT_ZERO)
+    return Activation(kernel, 0, low, high, name not in _NOT_ZERO_AT_ZERO)
 
 
 def panels(matrix: Array, of: Tiles) -> Array:

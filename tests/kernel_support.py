@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from subgraph.engine import host
+from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import (
     LOWERINGS,
     EmittedStep,
@@ -83,6 +84,8 @@ class Memory:
             if word.storage is None:
                 raise AssertionError(f"operand {word.name} has no storage")
             return self.address(word.storage) + word.offset
+        if isinstance(word, Kernel):
+            return word.address
         if isinstance(word, Scratch):
             return self.address(word.storage)
         if isinstance(word, Weight):

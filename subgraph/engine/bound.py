@@ -17,6 +17,7 @@ import numpy as np
 
 from subgraph.engine import toolchain
 from subgraph.engine.constants import Weights, made
+from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.plan import HostStep, Plan
 from subgraph.engine.pool import Pool
@@ -90,6 +91,9 @@ class _Block:
             if isinstance(word, Weight):
                 self._weight(self.weights.add(word), 0)
                 return
+            if isinstance(word, Kernel):
+                self.words.append(word.address)
+                return
             word = int(word) if isinstance(word, (bool, np.integer)) else float(str(word))
         if isinstance(word, float):
             word = struct.unpack("<q", struct.pack("<d", word))[0]
@@ -150,7 +154,9 @@ class BoundPlan:
         self._weights = Weights(cache)
         block = _Block(plan, self._weights)
         steps = [item for item in plan.items if isinstance(item, EmittedStep)]
-        toolchain.prepare(dict.fromkeys(step.kernel for step in steps))
+        kernels = dict.fromkeys(step.kernel for step in steps)
+        called = (word for step in steps for word in step.words if isinstance(word, Kernel))
+        toolchain.prepare(kernels | dict.fromkeys(called))
         begins = [block.add(step) for step in steps]
         self._words = _aligned_words(block.words)
         self._arena_patch = block.arena.frozen()

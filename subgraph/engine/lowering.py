@@ -161,7 +161,7 @@ class Weight:
     sources: tuple[Parameter | Array | Weight, ...]
 
 
-Word = int | float | Operand | Scratch | Weight
+Word = int | float | Operand | Scratch | Weight | Kernel
 
 
 @attrs.frozen(eq=False)
@@ -296,7 +296,7 @@ class Lowering:
         Args:
             kernel: Which kernel.
             words: Its argument block: whole numbers, floats (passed as the bits of a float64),
-                and operands, scratch and weights (passed as addresses).
+                and operands, scratch, weights and kernels (passed as addresses).
             units: Number of work units, >= 0.
             grain: Least units worth a thread; 0 keeps the step on one thread.
             flops: Floating-point operations of the whole step, for the profile.
@@ -318,7 +318,8 @@ class Lowering:
     ) -> Weight:
         """Return what ``make`` gives for the arrays of ``sources``, made once for each version.
 
-        Sources are constant operands (`Operand.constant`), parameters or arrays. The recipe's name must tell everything that ``make`` depends on but the sources' content.
+        Sources are constant operands (`Operand.constant`), parameters or arrays. The recipe's name
+        must tell everything that ``make`` depends on but the sources' content.
 
         Raises:
             Unsupported: a source is neither a weight nor known.
