@@ -137,10 +137,8 @@ def _converted(kind: type, value: Any) -> Any:
         text = str(value).lower() if isinstance(value, (str, int)) else ""
         return True if text in _TRUE else False if text in _FALSE else None
     if kind is str:
-        try:
-            return os.fspath(value)
-        except TypeError:
-            return None
+        text: Any = value
+        return text if isinstance(text, str) else str(text) if hasattr(text, "__fspath__") else None
     if isinstance(value, bool):
         return None
     try:

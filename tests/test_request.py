@@ -489,3 +489,63 @@ def test_ten_thousand_requests_over_sixteen_threads_with_changing_weights() -> N
         tracemalloc.stop()
     assert not problems, problems[:5]
     assert held < 4_000_000
+
+
+def coupled() -> tuple[sg.Graph, list[sg.Parameter]]:
+    """Return a graph whose first output is zero and second constant while weights are coupled."""
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal((32, 32)).astype(np.float32)
+    x = sg.input("x", ("N", 32))
+    weights = [sg.parameter(f"w{k}", start) for k in range(2)]
+    branches = [ops.Relu(ops.Gemm(x, w)) for w in weights]
+    graph = sg.Graph([x], [ops.Sub(*branches), ops.Tanh(branches[0])], "coupled")
+    return graph, [w.parameter for w in weights]
+
+
+@pytest.mark.parametrize("device", ["CPU", "HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE"])
+def test_compiled_weights_change_during_requests(device: str) -> None:
+    graph, weights = coupled()
+    for number, node in enumerate(graph.nodes):
+        if device.startswith("HETERO"):
+            node.metadata = {"affinity": ["CPU", "REFERENCE"][number % 2]}
+    model = sg.compile_model(graph, device)
+    x = np.ones((3, 32), np.float32)
+    stop = threading.Event()
+    problems: list[str] = []
+
+    def write() -> None:
+        rng = np.random.default_rng(1)
+        while not stop.is_set():
+            new = rng.standard_normal((32, 32)).astype(np.float32)
+            with sg.transaction():
+                for weight in weights:
+                    weight.assign(new)
+            time.sleep(0.0005)
+
+    def read() -> None:
+        request = model.create_infer_request()
+        for k in range(120):
+            if k % 2:
+                results = request.infer(x)
+            else:
+                request.start_async(x)
+                results = request.wait(60)
+                if results is None:
+                    problems.append("timeout")
+                    return
+            if results[0].any():
+                problems.append(str(np.abs(results[0]).max()))
+
+    writer = threading.Thread(target=write)
+    readers = [threading.Thread(target=read) for _ in range(8)]
+    writer.start()
+    for thread in readers:
+        thread.start()
+    for thread in readers:
+        thread.join(120)
+    stop.set()
+    writer.join()
+    assert not any(thread.is_alive() for thread in readers), "deadlock"
+    assert not problems, problems[:5]
+    final = np.maximum(x @ weights[0].array, 0)
+    np.testing.assert_allclose(model(x)[1], np.tanh(final), rtol=1e-4, atol=1e-5)
