@@ -48,5 +48,6 @@ def one_hot(node: Node, inputs: Sequence[Any]) -> list[Any]:
     shape = [1] * (indices.ndim + 1)
     shape[axis] = depth
     marks = np.expand_dims(wrapped, axis) == np.arange(depth).reshape(shape)
-    chosen: Array = np.where(marks, values[1], values[0])
-    return [chosen.astype(values.dtype)]
+    result: Array = np.full(marks.shape, values[0], values.dtype)
+    result[marks] = values[1]
+    return [result]

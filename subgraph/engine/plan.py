@@ -40,6 +40,8 @@ Array = np.ndarray[Any, Any]
 _SMALL = 4096
 # Integer weights up to this size may be shapes, axes, paddings: plans depend on their content.
 _SHAPE_LIKE = 256
+# Operators whose result has a shape that floats among their inputs decide.
+_SCALED = frozenset({"Resize", "Upsample", "Range"})
 
 
 @attrs.frozen(eq=False)
@@ -204,6 +206,13 @@ class Planner:
             self.guards[parameter] = parameter.version
         return operand
 
+    def _read(self, operand: Operand | None) -> None:
+        """Know the content of a small weight of floats: it decides a shape."""
+        if operand is None or operand.parameter is None or operand.size > _SHAPE_LIKE:
+            return
+        operand.known = operand.parameter.array
+        self.guards[operand.parameter] = operand.parameter.version
+
     def _partial(self, value: Value | None) -> Array | None:
         if value is None:
             return None
@@ -246,6 +255,9 @@ class Planner:
     def add(self, node: Node) -> None:
         """Plan one node; those before it are planned."""
         inputs = [None if v is None else self.operand(v) for v in node.inputs]
+        if node.op_type in _SCALED:
+            for operand in inputs[1:]:
+                self._read(operand)
         given = [operand for operand in inputs if operand is not None]
         if not node.captures and all(operand.constant for operand in given):
             if self._constant_node(node, inputs):
@@ -344,7 +356,10 @@ class Planner:
             _check_dtype(node, rule, inputs)
             low = self._attempt(node, rule, inputs, outputs)
         except Unsupported as reason:
-            self._on_host(node, inputs, outputs, str(reason))
+            if node.subgraph is not None:
+                self._one_by_one(node, inputs)
+            else:
+                self._on_host(node, inputs, outputs, str(reason))
             return
         first = len(self.items)
         self.items += low.steps
@@ -355,6 +370,18 @@ class Planner:
             step = next((k for k, s in enumerate(low.steps) if output in s.words), None)
             if step is not None:
                 self.pairs.append((output, source, first + step))
+
+    def _one_by_one(self, node: Node, inputs: Sequence[Operand | None]) -> None:
+        """Plan the nodes of a fused node that no kernel takes with these shapes."""
+        inner = node.subgraph
+        assert inner is not None
+        for value, operand in zip(inner.inputs, inputs, strict=True):
+            if operand is not None:
+                self.operands[value] = operand
+        for inside in inner.nodes:
+            self.add(inside)
+        for value, made in zip(node.outputs, inner.outputs, strict=True):
+            self.operands[value] = self.operand(made)
 
     def _attempt(
         self,
