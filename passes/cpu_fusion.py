@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 
-from subgraph.graph import Graph
+from subgraph.graph import Graph, Value
+from subgraph.known_values import LIMIT
 from subgraph.parameters import Parameter
-from subgraph.pass_manager import register_pass
+from subgraph.pass_manager import apply_pass, register_pass
+from subgraph.types import TensorType
+
+from . import fuse_epilogue, fuse_transformer
+from ._patterns import PatternProperty
+from .fuse_elementwise import ElementwiseProperty
 
 
 @register_pass("CpuFusion")
@@ -23,4 +31,28 @@ class CpuFusion:
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the fused graph."""
-        return graph.clone()
+        graph = apply_pass(graph, ["IdentityElimination", "ConstantsToParameters"])
+        if any(not _known(value) for value in graph.values()):
+            graph = apply_pass(graph, "InferTypes", strict=False)
+        for parameter in graph.parameters.values():
+            # Types follow from what may be shapes and axes.
+            if _may_be_shape(parameter):
+                self.guards[parameter] = parameter.version
+        graph = apply_pass(graph, "FoldScale")
+        properties = [
+            PatternProperty("cpu_transformer", fuse_transformer.MATCHERS, self.guards),
+            PatternProperty("cpu_epilogue", fuse_epilogue.MATCHERS, self.guards),
+            PatternProperty("cpu_activation", fuse_transformer.ACTIVATIONS, self.guards),
+            ElementwiseProperty(),
+        ]
+        return apply_pass(graph, "PartitionGraph", properties=properties)
+
+
+def _known(value: Value) -> bool:
+    return not isinstance(value.type, TensorType) or value.type.shape is not None
+
+
+def _may_be_shape(parameter: Parameter) -> bool:
+    type_ = parameter.type
+    size = math.prod(dim for dim in type_.shape or () if isinstance(dim, int))
+    return type_.dtype in ("int64", "int32") and size <= LIMIT

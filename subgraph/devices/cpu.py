@@ -105,10 +105,11 @@ class CpuDevice(Device):
 def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
     """Return the graph as it runs, and the parameters whose content that depends on."""
     guards: dict[Parameter, int] = {}
+    graph = graph.clone()
+    # Weights are found by their parameters; what is left are the inputs that change.
+    graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     if options.FUSION:
         graph = apply_pass(graph, "CpuFusion", guards=guards)
-    else:
-        graph = graph.clone()
     return graph, tuple(guards.items())
 
 

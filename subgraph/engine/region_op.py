@@ -21,7 +21,13 @@ from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, make_plan
 from subgraph.engine.pool import Pool
 from subgraph.graph import Graph
 from subgraph.parameters import Parameter, Snapshot, pinned, pinned_snapshot
-from subgraph.subgraph_op import ProfileEntry, Session, SubgraphOp
+from subgraph.subgraph_op import (
+    DefaultSubgraphOp,
+    ProfileEntry,
+    Session,
+    SubgraphOp,
+    fill_outputs,
+)
 from subgraph.types import TensorType, dtype_of
 
 Array = np.ndarray[Any, Any]
@@ -51,6 +57,9 @@ class CpuSubgraphOp(SubgraphOp):
 
     Attributes:
         subgraph: The graph as it was given; ``fused`` is what runs.
+        given: Positions of the inputs that are no weights.
+        options: How it is run.
+        parameters: All parameters of the graph.
     """
 
     device = "CPU"
@@ -66,10 +75,12 @@ class CpuSubgraphOp(SubgraphOp):
         Args:
             subgraph: The graph.
             options: How it is run.
-            fuse: Returns the graph to run, and the parameters whose content it depends on.
+            fuse: Returns the graph to run, whose inputs are those of ``subgraph`` that are no
+                weights, and the parameters whose content it depends on.
         """
         super().__init__(subgraph)
         self.options = options
+        self.given = tuple(k for k, v in enumerate(subgraph.inputs) if v.parameter is None)
         self._fuse = fuse
         self._lock = threading.RLock()
         self._plans: OrderedDict[_Key, Plan] = OrderedDict()
@@ -99,8 +110,15 @@ class CpuSubgraphOp(SubgraphOp):
         """Return a session with memory of its own."""
         return CpuSession(self)
 
+    def by_reference(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run the graph as it was given by the reference, node by node."""
+        return DefaultSubgraphOp(self.subgraph).forward(list(inputs))
+
     def plan_for(self, inputs: Sequence[Any]) -> Plan:
         """Return the plan for the shapes of these inputs and the versions that this thread sees.
+
+        Args:
+            inputs: Arrays for the inputs that are no weights.
 
         Raises:
             ShapeError: the inputs do not fit the graph, or a shape only follows from values that
@@ -108,7 +126,7 @@ class CpuSubgraphOp(SubgraphOp):
         """
         with self._lock:
             graph = self.fused
-            types = [_type(item) for item in inputs]
+            types = [TensorType(dtype_of(item), item.shape) for item in inputs]
             while True:
                 key = self.key(inputs)
                 plan = self._plans.get(key)
@@ -131,20 +149,12 @@ class CpuSubgraphOp(SubgraphOp):
 
     def key(self, inputs: Sequence[Any]) -> _Key:
         """Return what tells plans apart: shapes, and the content of what shapes depend on."""
-        key: list[Any] = [
-            None if type(item) is Parameter or item is None else item.shape for item in inputs
-        ]
+        key: list[Any] = [item.shape for item in inputs]
         for position in self._value_inputs:
             item = inputs[position]
             if isinstance(item, np.ndarray):
                 key.append(item.tobytes())
         return tuple(key)
-
-
-def _type(item: Any) -> TensorType | None:
-    if item is None or isinstance(item, Parameter):
-        return None
-    return TensorType(dtype_of(item), item.shape)
 
 
 def _parameters(graph: Graph) -> tuple[Parameter, ...]:
@@ -169,8 +179,7 @@ class CpuSession(Session):
         self._profile: list[ProfileEntry] = []
         self._last: BoundPlan | None = None
         self._shapes: list[Any] = []
-        # Weights have a fixed shape; a region without inputs that change has but one plan.
-        self._given = [k for k, v in enumerate(op.subgraph.inputs) if v.parameter is None]
+        self._all_given = len(op.given) == len(op.subgraph.inputs)
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -180,6 +189,11 @@ class CpuSession(Session):
         if snapshot is None:
             with pinned(Snapshot(self._region.parameters)):
                 return self(inputs, outputs)
+        if not self._all_given:
+            if self._is_overridden(inputs):
+                results = self._region.by_reference(inputs)
+                return results if outputs is None else fill_outputs(results, outputs)
+            inputs = [inputs[k] for k in self._region.given]
         last = self._last
         if last is None or last.epoch != snapshot.epoch or not self._same(inputs):
             last = self._choose(inputs, snapshot)
@@ -187,10 +201,15 @@ class CpuSession(Session):
             return self._timed(last, inputs, outputs)
         return last.run(inputs, outputs)
 
+    def _is_overridden(self, inputs: Sequence[Any]) -> bool:
+        """Return whether a weight is given as an array of another shape, in this run alone."""
+        weights = len(inputs) - len(self._region.given)
+        return sum(type(item) is not np.ndarray for item in inputs) != weights
+
     def _same(self, inputs: Sequence[Any]) -> bool:
         """Return whether the plan that ran last fits these inputs without a look at values."""
-        for position, shape in zip(self._given, self._shapes, strict=True):
-            if inputs[position].shape != shape:
+        for item, shape in zip(inputs, self._shapes, strict=True):
+            if item.shape != shape:
                 return False
         return True
 
@@ -200,7 +219,7 @@ class CpuSession(Session):
         key = region.key(inputs)
         bound = self._bound.get(key)
         if bound is None or bound.plan is not plan:
-            bound = self._bind(plan)
+            bound = BoundPlan(plan, self._arena, region.weights, region.options.pool)
             self._bound[key] = bound
             while len(self._bound) > region.options.plans:
                 self._bound.popitem(last=False)
@@ -208,15 +227,9 @@ class CpuSession(Session):
         self._arena.reserve(plan.arena_bytes)
         if bound.epoch != snapshot.epoch:
             bound.refresh(snapshot.epoch)
-        self._shapes = [_shape(inputs[k]) for k in self._given]
-        plain = not region.depends_on_values and all(s is not None for s in self._shapes)
-        overridden = len(self._given) != sum(isinstance(item, np.ndarray) for item in inputs)
-        self._last = bound if plain and not overridden else None
+        self._shapes = [item.shape for item in inputs]
+        self._last = None if region.depends_on_values else bound
         return bound
-
-    def _bind(self, plan: Plan) -> BoundPlan:
-        """Return the plan bound to this session's memory."""
-        return BoundPlan(plan, self._arena, self._region.weights, self._region.options.pool)
 
     def _timed(
         self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
@@ -228,10 +241,6 @@ class CpuSession(Session):
     def profile(self) -> list[ProfileEntry]:
         """Return what each step of the last run took."""
         return list(self._profile)
-
-
-def _shape(item: Any) -> tuple[int, ...] | None:
-    return item.shape if isinstance(item, np.ndarray) else None
 
 
 def profile_entries(plan: Plan, seconds: Sequence[float]) -> list[ProfileEntry]:

@@ -1,0 +1,288 @@
+"""What pattern fusions share: reading constants with guards, matches, the selector and the property.
+
+A matcher looks at one node and says which nodes around it become one fused node (`Match`). The
+selector grows exactly these; the property makes the node, with the region as its inner graph, which
+keeps its definition: whoever cannot run the fused node runs the inner one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import PartitionError
+from subgraph.graph import Graph, Node, Value
+from subgraph.parameters import Parameter
+from subgraph.property import SubgraphProperty
+from subgraph.selector import Reject, SubgraphSelector
+from subgraph.types import Shape, TensorType
+
+Array = np.ndarray[Any, Any]
+DOMAIN = "subgraph.cpu"
+FLOATS = frozenset({"float32", "float64"})
+_RANDOM = frozenset(
+    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()
+)
+
+
+@attrs.frozen(eq=False)
+class Match:
+    """A pattern found.
+
+    Attributes:
+        nodes: Its nodes; the last one's first output is the result.
+        op_type: The fused operator.
+        inputs: Values in the operator's order, None where one is omitted.
+        attrs: Its attributes.
+        domain: Its domain.
+        version: Its version.
+        arity: How many inputs the operator may have.
+        reads: Parameters whose content the match depends on.
+    """
+
+    nodes: tuple[Node, ...]
+    op_type: str
+    inputs: tuple[Value | None, ...]
+    attrs: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    domain: str = DOMAIN
+    version: int = 1
+    arity: int = 0
+    reads: tuple[Parameter, ...] = ()
+
+
+class Context:
+    """A graph as matchers see it.
+
+    Attributes:
+        graph: The graph.
+        outputs: Its outputs.
+        reads: Parameters read since `begin`.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        """Look at ``graph``."""
+        self.graph = graph
+        self.outputs = frozenset(graph.outputs)
+        self.reads: list[Parameter] = []
+        self._weights = weight_values(graph)
+
+    def begin(self) -> None:
+        """Forget what was read: a new match begins."""
+        self.reads = []
+
+    def user(self, value: Value) -> Node | None:
+        """Return the one node that uses a value which nobody else needs."""
+        if len(value.uses) != 1 or value in self.outputs:
+            return None
+        return value.uses[0]
+
+    def is_weight(self, value: Value | None) -> bool:
+        """Return whether a value follows from parameters alone."""
+        return value is not None and (value.parameter is not None or value in self._weights)
+
+    def array(self, value: Value | None) -> Array | None:
+        """Return the content of a parameter; the match depends on it."""
+        if value is None or value.parameter is None:
+            return None
+        self.reads.append(value.parameter)
+        return value.parameter.array
+
+    def scalar(self, value: Value | None) -> float | None:
+        """Return the number that a parameter of one element holds."""
+        if value is None or value.parameter is None:
+            return None
+        shape = value.parameter.type.shape or ()
+        if any(dim != 1 for dim in shape):
+            return None
+        array = self.array(value)
+        if array is None or array.dtype.kind not in "fiu":
+            return None
+        return float(array.reshape(-1)[0])
+
+    def other(self, node: Node, value: Value) -> Value | None:
+        """Return the other operand of a node with two inputs."""
+        if len(node.inputs) != 2:
+            return None
+        first, second = node.inputs
+        return second if first is value else first
+
+    def closed(self, nodes: Sequence[Node]) -> bool:
+        """Return whether nobody outside needs what is computed before the last node."""
+        inside = frozenset(nodes)
+        for node in nodes[:-1]:
+            for value in node.outputs:
+                if value in self.outputs or any(user not in inside for user in value.uses):
+                    return False
+        return not any(v.uses or v in self.outputs for v in nodes[-1].outputs[1:])
+
+
+def weight_values(graph: Graph) -> set[Value]:
+    """Return the results of all nodes that work on parameters alone."""
+    found: set[Value] = set()
+    for node in graph.nodes:
+        if not node.inputs or node.captures or node.op_type in _RANDOM or node.bodies:
+            continue
+        if all(v in found or v.parameter is not None for v in node.sources):
+            found.update(node.outputs)
+    return found
+
+
+def is_op(node: Node | None, *op_types: str) -> bool:
+    """Return whether a node is one of the standard's operators of these names."""
+    return node is not None and not node.domain and node.op_type in op_types
+
+
+def produced_by(value: Value | None, *op_types: str) -> Node | None:
+    """Return the producer of a value if it is one of these operators."""
+    if value is None or value.producer is None:
+        return None
+    return value.producer if is_op(value.producer, *op_types) else None
+
+
+def shape_of(value: Value | None) -> Shape | None:
+    """Return the shape of a value, None while unknown."""
+    return value.type.shape if value is not None and isinstance(value.type, TensorType) else None
+
+
+def dtype_of(value: Value | None) -> str:
+    """Return the dtype of a value, "" while unknown."""
+    return value.type.dtype if value is not None and isinstance(value.type, TensorType) else ""
+
+
+def same_shape(a: Value | None, b: Value | None) -> bool:
+    """Return whether two values are known to have the same shape."""
+    first, second = shape_of(a), shape_of(b)
+    return first is not None and first == second and None not in first
+
+
+def static_size(shape: Sequence[object] | None) -> int | None:
+    """Return the number of elements of a shape of numbers, None for every other."""
+    if shape is None:
+        return None
+    size = 1
+    for dim in shape:
+        if not isinstance(dim, int):
+            return None
+        size *= dim
+    return size
+
+
+Matcher = Callable[[Context, Node], Match | None]
+
+
+class PatternSelector(SubgraphSelector):
+    """Selects the nodes of a match that starts at the node asked about."""
+
+    def __init__(self, owner: PatternProperty) -> None:
+        """Match by the property's matchers."""
+        self._owner = owner
+        self._found: frozenset[Node] = frozenset()
+
+    def select(self, node: Node) -> bool | Reject:
+        """Match around ``node``."""
+        match = self._owner.match(node)
+        if match is None:
+            return False
+        self._found = frozenset(match.nodes)
+        return True
+
+    def select_input(self, node: Node, input_node: Node) -> bool | Reject:
+        """Take what the match holds."""
+        return input_node in self._found
+
+    def select_output(self, node: Node, output_node: Node) -> bool | Reject:
+        """Take what the match holds."""
+        return output_node in self._found
+
+    def filter(self, candidates: list[Node]) -> list[Node]:
+        """Take all of the match or nothing."""
+        return candidates if len(candidates) == len(self._found) else []
+
+    def reset(self) -> None:
+        """Forget the match."""
+        self._found = frozenset()
+
+
+class PatternProperty(SubgraphProperty):
+    """Replaces every match of its matchers by a fused node."""
+
+    def __init__(
+        self, name: str, matchers: Iterable[Matcher], guards: dict[Parameter, int] | None = None
+    ) -> None:
+        """Take matchers, tried in order; ``guards`` takes the parameters that were read."""
+        self.name = name
+        self.guards = {} if guards is None else guards
+        self._matchers = tuple(matchers)
+        self._context: Context | None = None
+        self._matches: dict[frozenset[str], Match] = {}
+
+    def pre_partition(self, graph: Graph, options: Mapping[str, Any]) -> Graph | None:
+        """Prepare to match in ``graph``."""
+        self._context = None
+        return None
+
+    def create_subgraph_selector(self) -> SubgraphSelector:
+        """Return a fresh selector."""
+        return PatternSelector(self)
+
+    def match(self, node: Node) -> Match | None:
+        """Return the match at a node, closed and of several nodes."""
+        context = self._context
+        if context is None or context.graph is not node.graph:
+            if node.graph is None:
+                return None
+            context = self._context = Context(node.graph)
+        for matcher in self._matchers:
+            context.begin()
+            found = matcher(context, node)
+            if found is not None and context.closed(found.nodes):
+                found = attrs.evolve(found, reads=tuple(context.reads))
+                self._matches[frozenset(n.name for n in found.nodes)] = found
+                return found
+        return None
+
+    def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | None:
+        """Return the fused node of a match; None for a region that is less than its match."""
+        match = self._matches.get(frozenset(node.name for node in subgraph.nodes))
+        if match is None:
+            return None
+        for parameter in match.reads:
+            self.guards[parameter] = parameter.version
+        return fused_node(subgraph, match)
+
+
+def fused_node(inner: Graph, match: Match) -> Node:
+    """Return the node of a match; its inner graph's inputs are put into the operator's order."""
+    by_name = {value.name: value for value in inner.inputs}
+    roles: list[Value | None] = []
+    for value in match.inputs:
+        found = None if value is None else by_name.get(value.name)
+        if value is not None and found is None:
+            raise PartitionError(
+                f"input {value.name!r} of fused {match.op_type} is no input of its region"
+            )
+        roles.append(found)
+    used = {value for value in roles if value is not None}
+    # What only the inner graph needs: shapes that are computed at run time.
+    rest = [v for v in inner.inputs if v not in used and v.parameter is None]
+    while roles and roles[-1] is None and not rest:
+        roles.pop()
+    if rest:
+        roles += [None] * (match.arity - len(roles))
+    inputs = [*roles, *rest]
+    placeholders = [Value(f"omitted_{k}") if v is None else v for k, v in enumerate(inputs)]
+    # The region belongs to the partition; the node gets a copy with inputs of its own.
+    body = Graph(placeholders, inner.outputs, inner.name, nodes=inner.nodes, opsets=inner.opsets)
+    return Node(
+        match.op_type,
+        [None if v is None else Value(v.name, v.type, parameter=v.parameter) for v in inputs],
+        outputs=[Value("", v.type) for v in inner.outputs],
+        name=match.nodes[-1].name,
+        domain=match.domain,
+        version=match.version,
+        attrs=dict(match.attrs),
+        subgraph=body,
+    )
