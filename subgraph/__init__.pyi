@@ -33,6 +33,7 @@ from .errors import (
 from .executor import (
     Executor,
 )
+from .explanation import Explanation, explain
 from .graph import Graph, Node, Value
 from .infer_request import (
     InferQueue,
@@ -88,6 +89,7 @@ __all__ = [
     "DeviceError",
     "DeviceOptions",
     "Executor",
+    "Explanation",
     "Graph",
     "InferQueue",
     "InferRequest",
@@ -126,6 +128,7 @@ __all__ = [
     "capture",
     "compile_model",
     "default_core",
+    "explain",
     "import_model",
     "input",
     "load",

@@ -54,14 +54,14 @@ class Asker:
 
     def select(self, selector: SubgraphSelector, start: int) -> bool:
         """Return whether a region may start at ``start``."""
-        if self.work.forced[start]:
-            return True
         try:
             answer: Any = selector.select(self.work.nodes[start])
             if answer:
                 return True
         except Exception as error:
             self.fail(selector, SELECT, start, start, error)
+        if self.work.forced[start]:
+            return True
         self.refusals[start] = (SELECT, start, answer)
         return False
 
@@ -93,6 +93,14 @@ class Asker:
                 "among the candidates that it was offered; filter may only drop some of them"
             )
         return sorted({offered[node] for node in given})
+
+    def filter_device(self, found: list[int], start: int) -> list[int]:
+        """Let a fresh selector, which is told of ``start``, filter a region of strategy hetero."""
+        selector = self.selector()
+        if type(selector).filter is SubgraphSelector.filter:
+            return found
+        self.select(selector, start)
+        return self.filter(selector, found)
 
     def fail(
         self, selector: SubgraphSelector, method: int, node: int, other: int, error: Exception

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 Links = Sequence[Sequence[int]]
+Cones = tuple[set[int], set[int]]
 
 
 class Contraction:
@@ -35,7 +36,7 @@ class Contraction:
         self.regions: dict[int, list[int]] = {}
         self.searched = 0
 
-    def cones(self, members: Collection[int]) -> tuple[set[int], set[int]]:
+    def cones(self, members: Collection[int]) -> Cones:
         """Return what lies after and before ``members``, between their first and last position.
 
         Args:
@@ -65,18 +66,21 @@ class Contraction:
                         stack.append(there)
         return after, before
 
-    def choose(self, members: Collection[int]) -> list[int]:
+    def choose(self, members: Collection[int], cones: Cones | None = None) -> list[int]:
         """Make a region of ``members``, free nodes that are convex; return the nodes that moved.
 
         The region's representative is its first member.
+
+        Args:
+            members: The nodes.
+            cones: What `cones` gives for them, if known.
         """
         chosen = sorted(members)
-        rep = chosen[0]
-        self.regions[rep] = chosen
+        self.regions[chosen[0]] = chosen
         if len(chosen) == 1:
             return []
-        inside = members if isinstance(members, (set, frozenset, dict)) else set(chosen)
-        after, before = self.cones(inside)
+        inside = frozenset(chosen)
+        after, before = self.cones(inside) if cones is None else cones
         moved = self._reorder(chosen, after, before) if after or before else []
         self._contract(chosen, inside)
         return moved
@@ -113,14 +117,14 @@ class Contraction:
         self.ins[first] = list(ins)
         self.outs[first] = list(outs)
 
-    def shrink(self, members: set[int], keep: int) -> set[int]:
+    def shrink(self, members: set[int], keep: int, cones: Cones | None = None) -> set[int]:
         """Return a convex, connected part of ``members`` that holds ``keep``; linear.
 
         First the members from which a path leaves and comes back to ``keep`` go; then, in order,
         those that a path reaches which has left what is kept. What is no longer connected to
         ``keep`` goes last.
         """
-        after, before = self.cones(members)
+        after, before = self.cones(members) if cones is None else cones
         between = after & before
         kept = self._without_detours(members, between, keep) if between else members
         return self.component(kept, keep)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from array import array
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph import Graph
@@ -35,6 +38,23 @@ def partition(
     """
     options = options or Options()
     check_names(graph, options)
+    with _without_gc():
+        return _partition(graph, properties, options)
+
+
+@contextmanager
+def _without_gc() -> Generator[None]:
+    """Pause the search for cyclic garbage: among a million new objects it costs half the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _partition(graph: Graph, properties: Sequence[SubgraphProperty], options: Options) -> Graph:
     count = _Count()
     current = _Target(graph, fresh=False)
     for owner in properties:
@@ -223,8 +243,6 @@ def _run(
     notes: list[RegionNote],
     options: Options,
 ) -> Run:
-    from array import array
-
     names = asker.work.names
     region = array("i", [-1]) * len(names)
     for number, proposal in enumerate(found.regions):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from subgraph.partition.asking import Asker
-from subgraph.partition.contraction import Contraction
+from subgraph.partition.contraction import Cones, Contraction
 from subgraph.partition.growth import Growth
 from subgraph.partition.hetero import HeteroSearch
 from subgraph.partition.record import CAPPED, MADE, SMALL
@@ -65,15 +65,16 @@ def _propose_by_growth(asker: Asker, space: Contraction, found: Proposals) -> No
         if not asker.select(selector, start):
             continue
         kept, given_up = growth.grow(selector, start)
-        if len(kept) > 1:
-            convex = space.shrink(kept, start)
+        cones = space.cones(kept)
+        if not cones[0].isdisjoint(cones[1]):
+            convex = space.shrink(kept, start, cones)
             given_up.extend(kept - convex)
-            kept = convex
+            kept, cones = convex, None
         for node in given_up:
             found.given_up[node] = len(found.regions)
         left = asker.filter(selector, sorted(kept))
         if len(left) == len(kept):
-            _choose(kept, start, free, space, found)
+            _choose(left, start, free, space, found, cones)
         else:
             _choose_filtered(kept, left, start, free, space, found)
 
@@ -93,10 +94,7 @@ def _propose_by_device(asker: Asker, space: Contraction, found: Proposals) -> No
         start, members = best
         for node in members:
             found.via[node] = start
-        left = sorted(members)
-        selector = asker.selector()
-        if asker.select(selector, start):
-            left = asker.filter(selector, left)
+        left = asker.filter_device(sorted(members), start)
         if len(left) == len(members):
             search.taken(members, _choose(members, start, free, space, found))
         else:
@@ -105,13 +103,18 @@ def _propose_by_device(asker: Asker, space: Contraction, found: Proposals) -> No
 
 
 def _choose(
-    members: Iterable[int], start: int, free: bytearray, space: Contraction, found: Proposals
+    members: Iterable[int],
+    start: int,
+    free: bytearray,
+    space: Contraction,
+    found: Proposals,
+    cones: Cones | None = None,
 ) -> list[int]:
     chosen = sorted(members)
     for node in chosen:
         free[node] = 0
     found.regions.append(Proposal(chosen, start))
-    return space.choose(chosen)
+    return space.choose(chosen, cones)
 
 
 def _choose_filtered(

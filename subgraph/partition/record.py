@@ -69,6 +69,13 @@ class Run:
     refusals: dict[int, tuple[int, int, Any]]
     regions: list[RegionNote]
     forced: dict[str, str]
+    _numbers: dict[str, int] | None = None
+
+    def number(self, name: str) -> int | None:
+        """Return the number of the node of that name, None if the run did not see it."""
+        if self._numbers is None:
+            self._numbers = {known: k for k, known in enumerate(self.names)}
+        return self._numbers.get(name)
 
 
 @attrs.frozen(slots=True)

@@ -1,0 +1,270 @@
+"""Why a node is in its subgraph, or in none: `explain` reads what the partition has recorded.
+
+The record (`subgraph.partition.record`) is compact; paths that would have closed a cycle are
+searched for only when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from subgraph.errors import PartitionError
+from subgraph.graph import Graph, Node
+from subgraph.partition.asking import METHODS, SELECT
+from subgraph.partition.record import (
+    CAPPED,
+    KEY,
+    MADE,
+    REFUSED,
+    SMALL,
+    UNUSED,
+    PartitionRecord,
+    Run,
+)
+from subgraph.registry import nearest
+from subgraph.selector import Reject
+
+
+@attrs.frozen
+class Explanation:
+    """Why a node is where it is; ``str()`` gives it in words.
+
+    Attributes:
+        node: The node's name.
+        op_type: Its operator.
+        subgraph: Name of the subgraph node that holds it, None if it is in none.
+        property: Name of the property whose region it is in; None if in none.
+        reasons: One sentence for each thing that decided; the most telling first.
+    """
+
+    node: str
+    op_type: str
+    subgraph: str | None
+    property: str | None
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        where = "no subgraph" if self.subgraph is None else f"subgraph {self.subgraph!r}"
+        head = f"{self.node!r} ({self.op_type}) is in {where}"
+        if not self.reasons:
+            return head
+        more = "".join(f"\n  {reason}" for reason in self.reasons[1:])
+        return f"{head}: {self.reasons[0]}{more}"
+
+
+def explain(graph: Graph, node: Node | str) -> Explanation:
+    """Say why a node is in its subgraph, or in none: who refused, over which edge, for what reason.
+
+    Args:
+        graph: A graph that PartitionGraph gave.
+        node: A node, or its name: one that stayed outside, one inside a subgraph, or one of a body.
+
+    Raises:
+        PartitionError: the graph was not partitioned, or has no such node.
+    """
+    found = _find(graph, node)
+    if found is None:
+        name = node if isinstance(node, str) else node.name
+        names = [known.name for _, known, _ in _everywhere(graph)]
+        raise PartitionError(
+            f"graph {graph.name!r} has no node {name!r}, outside or inside of its subgraphs; "
+            f"{nearest(name, names)}"
+        )
+    where, target, holders = found
+    record = where.attrs.get(KEY)
+    if not isinstance(record, PartitionRecord):
+        raise PartitionError(
+            f"graph {where.name!r} has no record of a partition; explain the graph that "
+            'apply_pass(graph, "PartitionGraph") or optimize_for returned'
+        )
+    if holders:
+        return _inside(record, target, holders[0])
+    if target.subgraph is not None:
+        return _subgraph_node(record, target)
+    return _outside(record, where, target)
+
+
+def _everywhere(graph: Graph) -> Iterator[tuple[Graph, Node, tuple[Node, ...]]]:
+    """Yield nodes with the graph that was cut and the subgraph nodes around them, outermost first.
+
+    Nodes of the graph itself come before those inside.
+    """
+    work: list[tuple[Graph, Graph, tuple[Node, ...]]] = [(graph, graph, ())]
+    while work:
+        following: list[tuple[Graph, Graph, tuple[Node, ...]]] = []
+        for where, current, holders in work:
+            for node in current.nodes:
+                yield where, node, holders
+                if node.subgraph is not None:
+                    following.append((where, node.subgraph, (*holders, node)))
+                if node.attrs:
+                    for body in node.bodies:
+                        following.append((where if holders else body, body, holders))
+        work = following
+
+
+def _find(graph: Graph, node: Node | str) -> tuple[Graph, Node, tuple[Node, ...]] | None:
+    same_name = None
+    for found in _everywhere(graph):
+        if found[1] is node:
+            return found
+        name = node if isinstance(node, str) else node.name
+        if same_name is None and found[1].name == name:
+            if isinstance(node, str):
+                return found
+            same_name = found
+    return same_name
+
+
+def _inside(record: PartitionRecord, target: Node, holder: Node) -> Explanation:
+    for run in record.runs:
+        for position, note in enumerate(run.regions):
+            if note.fate != MADE or note.node != holder.name:
+                continue
+            number = run.number(target.name)
+            if number is None:
+                reason = f"property {run.property!r} put it there"
+            elif run.region[number] != position:
+                continue
+            else:
+                reason = _how(run, number, note.start)
+            return Explanation(target.name, target.op_type, holder.name, run.property, (reason,))
+    reason = "it was there before the graph was partitioned"
+    return Explanation(target.name, target.op_type, holder.name, None, (reason,))
+
+
+def _how(run: Run, number: int, start: int) -> str:
+    name = run.names[number]
+    source = run.via[number]
+    forced = ", as the option include says" if run.forced.get(name) == "included" else ""
+    if source == number or source < 0:
+        return f"property {run.property!r} started the region here{forced}"
+    if run.strategy == "hetero":
+        return (
+            f"property {run.property!r} took it{forced}: the region grown from "
+            f"{run.names[start]!r} was the largest"
+        )
+    return (
+        f"property {run.property!r} took it{forced} as a neighbour of {run.names[source]!r}; the "
+        f"region started at {run.names[start]!r}"
+    )
+
+
+def _subgraph_node(record: PartitionRecord, target: Node) -> Explanation:
+    inner = target.subgraph
+    assert inner is not None
+    for run in record.runs:
+        for note in run.regions:
+            if note.fate == MADE and note.node == target.name:
+                reason = (
+                    f"it is itself a subgraph of {note.size} nodes, which property "
+                    f"{run.property!r} started at {run.names[note.start]!r}"
+                )
+                return Explanation(target.name, target.op_type, None, run.property, (reason,))
+    reason = f"it held a subgraph of {len(inner.nodes)} nodes before the graph was partitioned"
+    return Explanation(target.name, target.op_type, None, None, (reason,))
+
+
+def _outside(record: PartitionRecord, graph: Graph, target: Node) -> Explanation:
+    by_property: dict[str, list[str]] = {}
+    for run in record.runs:
+        number = run.number(target.name)
+        if number is None:
+            continue
+        reasons = list(_reasons(run, number, graph, target))
+        # A later round of a property knows best; but it may not have come to the node again.
+        if reasons or run.property not in by_property:
+            by_property[run.property] = reasons
+    several = len(by_property) > 1
+    lines: list[str] = []
+    for name, reasons in by_property.items():
+        told = reasons or ["no region reached it"]
+        lines += [f"property {name!r}: {reason}" if several else reason for reason in told]
+    if not lines:
+        lines = ["it was made after the partition"]
+    return Explanation(target.name, target.op_type, None, None, tuple(lines))
+
+
+def _reasons(run: Run, number: int, graph: Graph, target: Node) -> Iterator[str]:
+    if run.forced.get(target.name) == "excluded":
+        yield "the option exclude names it"
+        return
+    if number in run.given_up:
+        yield _cycle(run, run.given_up[number], graph, target)
+    if number in run.filtered:
+        yield f"filter of selector {run.selector} dropped it from the region's candidates"
+    if run.region[number] >= 0:
+        yield _fate(run, run.region[number])
+        return
+    if number in run.refusals:
+        yield _refusal(run, number)
+
+
+def _refusal(run: Run, number: int) -> str:
+    method, source, answer = run.refusals[number]
+    names = run.names
+    call = f"{run.selector}.{METHODS[method]}"
+    if method == SELECT:
+        what = f"{call}({names[number]!r})"
+    else:
+        what = f"{call}({names[source]!r}, {names[number]!r})"
+    if isinstance(answer, Reject):
+        where = f" ({answer.where})" if answer.where else ""
+        return f"{what} refused: {answer.reason}{where}"
+    return f"{what} said {answer!r}"
+
+
+def _fate(run: Run, position: int) -> str:
+    note = run.regions[position]
+    region = f"its region of {note.size} node{'s' * (note.size > 1)}"
+    if note.size > 1:
+        region += f" from {run.names[note.start]!r}"
+    match note.fate:
+        case fate if fate == SMALL:
+            return f"{region} is smaller than min_size {run.min_size}"
+        case fate if fate == CAPPED:
+            return f"{region} was not among the {run.max_subgraphs} largest (max_subgraphs)"
+        case fate if fate == REFUSED:
+            return f"property {run.property!r} refused {region} (create_subgraph_node gave None)"
+        case fate if fate == UNUSED:
+            return f"nothing uses what {region} computes"
+        case _:
+            return f"{region} became {note.node!r}"
+
+
+def _cycle(run: Run, position: int, graph: Graph, target: Node) -> str:
+    if position >= len(run.regions):
+        return "it would have closed a cycle with a region that its filter emptied"
+    note = run.regions[position]
+    start = run.names[note.start]
+    text = f"with it the region from {start!r} would have closed a cycle"
+    holder = next((n for n in graph.nodes if n.name == note.node), None) if note.node else None
+    if holder is None:
+        return text
+    path = find_detour(holder, target) or find_detour(target, holder)
+    if not path:
+        return text
+    return f"{text}: {' -> '.join(repr(node.name) for node in path)}"
+
+
+def find_detour(first: Node, last: Node) -> list[Node]:
+    """Return a shortest path from ``first`` to ``last`` over another node; empty if none."""
+    before: dict[Node, Node] = {}
+    level = [node for node in first.successors() if node is not last]
+    before.update((node, first) for node in level)
+    while level:
+        following: list[Node] = []
+        for node in level:
+            for other in node.successors():
+                if other is last:
+                    path = [last, node]
+                    while path[-1] is not first:
+                        path.append(before[path[-1]])
+                    return path[::-1]
+                if other not in before:
+                    before[other] = node
+                    following.append(other)
+        level = following
+    return []
