@@ -1,0 +1,119 @@
+"""OPENCL: regions as kernel launches on a GPU or any other OpenCL device; PoCL makes the CPU one.
+
+The device finds hardware when it is first used. Graphs are fused and planned as for the CPU; the
+lowerings in ``ops/*_opencl.py`` say which kernels run. What has none goes to the next device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from subgraph.device import Device
+from subgraph.engine.plan import PlanOptions
+from subgraph.engine.probe import refusals
+from subgraph.engine.region_op import Guards, RegionOptions
+from subgraph.errors import DeviceError
+from subgraph.graph import Graph, Node
+from subgraph.opencl.lowering import ClLowering, cl_rule_of
+from subgraph.opencl.region_op import ClSubgraphOp
+from subgraph.opencl.runtime import Runtime, find_devices, runtime
+from subgraph.parameters import Parameter
+from subgraph.pass_manager import apply_pass
+from subgraph.selector import Reject
+from subgraph.settings import DeviceOptions, option
+from subgraph.subgraph_op import SubgraphOp
+
+_REFUSED = "opencl_refused"
+
+
+@attrs.frozen
+class OpenclOptions(DeviceOptions):
+    """Options of OPENCL."""
+
+    FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
+    PLAN_CACHE_SIZE: int = option(8, "sets of input shapes kept ready to run", minimum=1)
+
+
+class OpenclDevice(Device):
+    """The OpenCL devices of this machine; ``OPENCL`` is the first, ``OPENCL.1`` the second."""
+
+    options_class: ClassVar[type[DeviceOptions]] = OpenclOptions
+    fallback: ClassVar[tuple[str, ...]] = ("CPU", "REFERENCE")
+
+    def start(self) -> None:
+        """Find the devices."""
+        find_devices()
+
+    def device_ids(self) -> list[str]:
+        """Return "0", "1", ...: positions among the machine's devices, GPUs first."""
+        try:
+            return [str(k) for k in range(len(find_devices()))]
+        except DeviceError:
+            return []
+
+    def transform(self, graph: Graph, options: DeviceOptions) -> Graph:
+        """Return the graph fused, with what has no kernel noted in its attrs."""
+        assert isinstance(options, OpenclOptions)
+        fused, _ = fuse(graph, options)
+        fused.attrs[_REFUSED] = refusals(fused, self._plan_options(options))
+        return fused
+
+    def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:
+        """Return what the trial plan of the node's graph said."""
+        assert node.graph is not None
+        refused: Mapping[str, str] = node.graph.attrs.get(_REFUSED, {})
+        reason = refused.get(node.name)
+        return True if reason is None else Reject(reason)
+
+    def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        # The op fuses by itself, and anew when a number that a fusion has looked at changes.
+        return self.create_op(graph, options)
+
+    def create_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        """Return the op that runs ``graph``."""
+        assert isinstance(options, OpenclOptions)
+        region = RegionOptions(
+            plan=self._plan_options(options),
+            plans=options.PLAN_CACHE_SIZE,
+            profiling=options.ENABLE_PROFILING,
+        )
+        op = ClSubgraphOp(graph, region, lambda inner: fuse(inner, options), self._runtime(options))
+        op.device = self.name
+        return op
+
+    def _runtime(self, options: DeviceOptions) -> Runtime:
+        return runtime(int(options.DEVICE_ID or self.get_id() or 0))
+
+    def get_id(self) -> str:
+        """Return the id in the device's name."""
+        return self.name.partition(".")[2]
+
+    def _plan_options(self, options: OpenclOptions) -> PlanOptions:
+        traits = self._runtime(options).traits
+        return PlanOptions(
+            blocked=False, properties={"traits": traits}, rule_of=cl_rule_of, lowering=ClLowering
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the read-only properties."""
+        found = self._runtime(self.options_for(None))
+        capabilities = ["FP32", "EXPORT_IMPORT"]
+        capabilities += ["FP64"] if found.traits.fp64 else []
+        capabilities += ["FP16"] if found.traits.fp16 else []
+        return {
+            **super().metrics(),
+            "FULL_DEVICE_NAME": found.name,
+            "DEVICE_ARCHITECTURE": found.device.version.strip(),
+            "OPTIMIZATION_CAPABILITIES": capabilities,
+        }
+
+
+def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
+    """Return the graph as it runs, and the parameters whose content that depends on."""
+    guards: dict[Parameter, int] = {}
+    if options.FUSION:
+        return apply_pass(graph, "CpuFusion", guards=guards), tuple(guards.items())
+    return graph.clone(), ()

@@ -1,0 +1,336 @@
+"""Bound plans of OPENCL: a plan's launches with their arguments set, over one request's buffers.
+
+Arguments are set once. A run uploads the inputs, enqueues all launches in order without waiting
+between them, and downloads the outputs; the host waits once, at the end. Weights are uploaded once
+for each version and shared by all requests of the device.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from subgraph.engine.constants import Weights
+from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
+from subgraph.engine.plan import HostStep, Plan
+from subgraph.errors import DeviceError, SubgraphError
+from subgraph.opencl.lowering import ClLaunch
+from subgraph.opencl.runtime import Runtime, opencl
+from subgraph.reference import evaluate
+from subgraph.subgraph_op import DefaultSubgraphOp, fill_outputs
+from subgraph.types import numpy_dtype
+from subgraph.weights import WeightCache, WeightEntry
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+Array = np.ndarray[Any, Any]
+
+
+class DeviceWeights:
+    """Weights in a device's memory: one buffer for each entry of the weight cache and version."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Begin with none."""
+        self.uploads = 0
+        self._runtime = runtime
+        self._lock = threading.Lock()
+        self._buffers: weakref.WeakKeyDictionary[WeightEntry, tuple[Array, Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def buffer(self, entry: WeightEntry, queue: cl.CommandQueue) -> cl.Buffer:
+        """Return the buffer of what the entry is now."""
+        array = entry.get()
+        with self._lock:
+            held = self._buffers.get(entry)
+            if held is None or held[0] is not array:
+                held = (array, upload(self._runtime, queue, array))
+                self._buffers[entry] = held
+                self.uploads += 1
+            return held[1]
+
+
+_device_weights: weakref.WeakKeyDictionary[Runtime, DeviceWeights] = weakref.WeakKeyDictionary()
+
+
+def device_weights(runtime: Runtime) -> DeviceWeights:
+    """Return the weights in the memory of a device."""
+    return _device_weights.setdefault(runtime, DeviceWeights(runtime))
+
+
+def upload(runtime: Runtime, queue: cl.CommandQueue, array: Array) -> cl.Buffer:
+    """Return a new buffer with the content of ``array``."""
+    buffer = runtime.buffer(array.nbytes)
+    if array.nbytes:
+        opencl().enqueue_copy(queue, buffer, np.ascontiguousarray(array), is_blocking=True)
+    return buffer
+
+
+@contextmanager
+def driver_errors(runtime: Runtime, what: str) -> Generator[None]:
+    """Turn an error of the OpenCL driver into a DeviceError that says what failed where."""
+    try:
+        yield
+    except SubgraphError:
+        raise
+    except (opencl().Error, MemoryError) as error:
+        raise DeviceError(f"OpenCL device {runtime.name!r} failed at {what}: {error}") from error
+
+
+class _Launch:
+    """A step ready to be enqueued."""
+
+    def __init__(self, step: EmittedStep, kernel: cl.Kernel) -> None:
+        self.step = step
+        self.launch = cast(ClLaunch, step.kernel)
+        self.kernel = kernel
+
+    @property
+    def what(self) -> str:
+        node = self.step.node
+        return f"kernel {self.launch.description} of node {node.name!r} ({node.op_type})"
+
+
+class ClBoundPlan:
+    """A plan bound to buffers and a queue; runs for one request at a time.
+
+    Attributes:
+        plan: The plan.
+        epoch: Snapshot that the weights in the arguments are of, None before the first.
+    """
+
+    def __init__(self, plan: Plan, runtime: Runtime, cache: WeightCache, profiling: bool) -> None:
+        """Make buffers and set arguments; build the programs that are not yet there."""
+        self.plan = plan
+        self.epoch: int | None = None
+        self._runtime = runtime
+        self._queue = runtime.queue(profiling=profiling)
+        self._profiling = profiling
+        self._weights = Weights(cache)
+        self._held: list[Any] = []
+        self._constants: dict[int, Any] = {}
+        # (kernel, argument, entry): arguments to set when a weight has changed
+        self._entry_arguments: list[tuple[Any, int, int]] = []
+        self._entry_buffers: list[Any] = []
+        with driver_errors(runtime, "the memory of a plan"):
+            self._arena = runtime.buffer(plan.arena_bytes)
+            self._inputs = {
+                k: runtime.buffer(o.nbytes) for k, o in enumerate(plan.inputs) if o is not None
+            }
+            self._outputs: dict[int, Any] = {}
+            for position, operand in enumerate(plan.outputs):
+                root, _ = plan.place_of(operand)
+                if root.kind == "output" and root.index == position:
+                    self._outputs[position] = runtime.buffer(operand.nbytes)
+        self._items: list[_Launch | HostStep] = [
+            self._bind(item) if isinstance(item, EmittedStep) else item for item in plan.items
+        ]
+
+    # ------------------------------------------------------------------ preparation
+
+    def _bind(self, step: EmittedStep) -> _Launch:
+        launch = cast(ClLaunch, step.kernel)
+        bound = _Launch(step, self._runtime.kernel(launch.source, launch.name))
+        with driver_errors(self._runtime, bound.what):
+            position = 0
+            for word in step.words:
+                position = self._argument(bound.kernel, position, word)
+        return bound
+
+    def _argument(self, kernel: cl.Kernel, position: int, word: object) -> int:
+        if isinstance(word, np.generic):
+            kernel.set_arg(position, word)
+            return position + 1
+        if isinstance(word, (int, float)):
+            number = np.int32(word) if isinstance(word, int) else np.float32(word)
+            kernel.set_arg(position, number)
+            return position + 1
+        if isinstance(word, Weight):
+            self._set_weight(kernel, position, self._weights.add(word))
+            kernel.set_arg(position + 1, np.int32(0))
+            return position + 2
+        assert isinstance(word, (Operand, Scratch))
+        storage = word.storage
+        assert storage is not None, "a mentioned operand has storage"
+        root, offset = storage.root()
+        item = 1
+        if isinstance(word, Operand):
+            offset, item = offset + word.offset, word.itemsize
+        offset += self._set_place(kernel, position, root, word)
+        kernel.set_arg(position + 1, np.int32(offset // item))
+        return position + 2
+
+    def _set_place(
+        self, kernel: cl.Kernel, position: int, root: Storage, word: Operand | Scratch
+    ) -> int:
+        """Set the buffer argument; return where in it the storage begins, in bytes."""
+        if root.kind == "arena":
+            kernel.set_arg(position, self._arena)
+            return self.plan.offsets[root]
+        if root.kind == "input":
+            kernel.set_arg(position, self._inputs[root.index])
+        elif root.kind == "output":
+            kernel.set_arg(position, self._outputs[root.index])
+        elif root.kind == "constant":
+            assert root.array is not None
+            kernel.set_arg(position, self._constant(root.array))
+        elif root.weight is not None:
+            self._set_weight(kernel, position, self._weights.add(root.weight))
+        else:
+            assert isinstance(word, Operand)
+            assert word.parameter is not None, "a weight without a recipe is a parameter"
+            self._set_weight(kernel, position, self._weights.add_parameter(word.parameter))
+        return 0
+
+    def _set_weight(self, kernel: cl.Kernel, position: int, found: int | Array) -> None:
+        if isinstance(found, int):
+            self._entry_arguments.append((kernel, position, found))
+        else:
+            kernel.set_arg(position, self._constant(found))
+
+    def _constant(self, array: Array) -> cl.Buffer:
+        held = self._constants.get(id(array))
+        if held is None:
+            held = self._constants[id(array)] = upload(self._runtime, self._queue, array)
+            self._held.append(array)
+        return held
+
+    # ------------------------------------------------------------------ runs
+
+    def refresh(self, epoch: int) -> None:
+        """Take the weights as the pinned snapshot of that epoch has them."""
+        store = device_weights(self._runtime)
+        with driver_errors(self._runtime, "the upload of weights"):
+            buffers = [store.buffer(entry, self._queue) for entry in self._weights.entries]
+            for kernel, position, entry in self._entry_arguments:
+                kernel.set_arg(position, buffers[entry])
+        self._entry_buffers = buffers
+        self.epoch = epoch
+
+    def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
+        """Run the plan; the weights are fresh. See the CPU's `BoundPlan.run`."""
+        return self._run(inputs, outputs, None)
+
+    def run_timed(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
+    ) -> tuple[list[Array], list[float]]:
+        """Run as `run` does; return the seconds that each item of the plan took, too."""
+        events: list[Any] = []
+        results = self._run(inputs, outputs, events)
+        seconds = [
+            0.0 if event is None else (event.profile.end - event.profile.start) * 1e-9
+            for event in events
+        ]
+        return results, seconds
+
+    def _run(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Array | None] | None,
+        events: list[Any] | None,
+    ) -> list[Array]:
+        api = opencl()
+        staged: list[Array] = []
+        with driver_errors(self._runtime, "the upload of inputs"):
+            for position, buffer in self._inputs.items():
+                array = np.ascontiguousarray(inputs[position])
+                staged.append(array)
+                if array.nbytes:
+                    api.enqueue_copy(self._queue, buffer, array, is_blocking=False)
+        for item in self._items:
+            event = self._enqueue(item)
+            if events is not None:
+                events.append(event)
+        results: list[Array] = []
+        with driver_errors(self._runtime, "the download of results"):
+            for position, operand in enumerate(self.plan.outputs):
+                target = None if outputs is None else outputs[position]
+                results.append(self._download(operand, self._fitting(target, operand)))
+            self._queue.finish()
+        return results if outputs is None else fill_outputs(results, outputs)
+
+    def _enqueue(self, item: _Launch | HostStep) -> cl.Event | None:
+        if isinstance(item, HostStep):
+            self._compute(item)
+            return None
+        launch = item.launch
+        try:
+            return opencl().enqueue_nd_range_kernel(
+                self._queue, item.kernel, launch.global_size, launch.local_size
+            )
+        except (opencl().Error, MemoryError) as error:
+            self._abandon()
+            raise DeviceError(
+                f"OpenCL device {self._runtime.name!r} failed at {item.what}: {error}"
+            ) from error
+
+    def _abandon(self) -> None:
+        """Wait for what is under way, so that the request can be used again."""
+        try:
+            self._queue.finish()
+        except opencl().Error:
+            self._queue = self._runtime.queue(profiling=self._profiling)
+
+    @staticmethod
+    def _fitting(target: Array | None, operand: Operand) -> Array | None:
+        if target is None or not target.flags.c_contiguous or target.shape != operand.shape:
+            return None
+        return target if target.dtype == numpy_dtype(operand.dtype) else None
+
+    # ------------------------------------------------------------------ host access
+
+    def _download(self, operand: Operand, target: Array | None = None) -> Array:
+        if operand.known is not None:
+            return np.array(operand.known)
+        if operand.parameter is not None:
+            return np.array(operand.parameter.array)
+        dtype = numpy_dtype(operand.dtype)
+        array = np.empty(operand.shape, dtype) if target is None else target
+        if array.nbytes:
+            buffer, offset = self._buffer_of(operand)
+            opencl().enqueue_copy(self._queue, array, buffer, src_offset=offset, is_blocking=False)
+        return array
+
+    def _buffer_of(self, operand: Operand) -> tuple[cl.Buffer, int]:
+        root, offset = self.plan.place_of(operand)
+        if root.kind == "arena":
+            return self._arena, offset + self.plan.offsets[root]
+        if root.kind == "input":
+            return self._inputs[root.index], offset
+        if root.kind == "output":
+            return self._outputs[root.index], offset
+        if root.kind == "constant":
+            assert root.array is not None
+            return self._constant(root.array), offset
+        assert root.weight is not None
+        found = self._weights.add(root.weight)
+        if isinstance(found, int):
+            entry = self._weights.entries[found]
+            return device_weights(self._runtime).buffer(entry, self._queue), offset
+        return self._constant(found), offset
+
+    def _compute(self, step: HostStep) -> None:
+        """Compute a node by the reference, between launches."""
+        api = opencl()
+        with driver_errors(self._runtime, f"node {step.node.name!r} on the host"):
+            arrays = [None if o is None else self._download(o) for o in step.inputs]
+            self._queue.finish()
+        results: Sequence[Any]
+        if step.node.subgraph is not None:
+            results = DefaultSubgraphOp(step.node.subgraph).forward(arrays)
+        else:
+            results = evaluate(step.node, arrays)
+        with driver_errors(self._runtime, f"node {step.node.name!r} on the host"):
+            for operand, result in zip(step.outputs, results, strict=True):
+                if operand is not None and operand.size:
+                    buffer, offset = self._buffer_of(operand)
+                    array = np.ascontiguousarray(result)
+                    api.enqueue_copy(
+                        self._queue, buffer, array, dst_offset=offset, is_blocking=True
+                    )

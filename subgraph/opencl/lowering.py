@@ -1,0 +1,151 @@
+"""Lowering for OPENCL: how an operator becomes launches of OpenCL kernels.
+
+The files ``ops/<family>_opencl.py`` register a function for each operator, as their ``_cpu``
+neighbours do, and talk to a `ClLowering`. A launch names a program, a kernel in it and the range of
+work-items. An operand becomes two arguments: a buffer, and the element in it where it begins.
+
+    @cl_lowering("Neg", dtypes={"float32"})
+    def neg(node: Node, low: ClLowering) -> None:
+        x, y = low.given(0), low.output()
+        low.launch(ClSource("my_family"), "negate", [x, y, x.size], (x.size,))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+import attrs
+import numpy as np
+
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import EmittedStep, Lowering, LoweringRule, Unsupported, Word
+from subgraph.errors import UnsupportedOpError
+from subgraph.graph import Node
+from subgraph.op import operator_key
+from subgraph.opencl.runtime import ClSource, ClTraits
+from subgraph.registry import Registry, defined_at, load_files
+
+_F = TypeVar("_F", bound=Callable[[Node, "ClLowering"], None])
+Range = tuple[int, ...]
+
+
+@attrs.frozen
+class ClLaunch:
+    """What runs in a step: a kernel over a range of work-items.
+
+    Attributes:
+        source: The program.
+        name: The kernel in it.
+        global_size: Work-items in one to three dimensions.
+        local_size: Work-items of a group; None lets the driver choose.
+    """
+
+    source: ClSource
+    name: str
+    global_size: Range
+    local_size: Range | None
+
+    @property
+    def description(self) -> str:
+        """The name for profiles and messages."""
+        return f"{self.source.name}.{self.name}"
+
+
+def _load_lowerings() -> None:
+    load_files("subgraph.ops", lambda name: name.endswith("_opencl"))
+
+
+CL_LOWERINGS: Registry[LoweringRule] = Registry(
+    "OPENCL lowering", UnsupportedOpError, _load_lowerings
+)
+
+
+def cl_lowering(
+    *op_types: str, domain: str = "", dtypes: Iterable[str] | None = None
+) -> Callable[[_F], _F]:
+    """Decorate the function that lowers these operators for OPENCL.
+
+    Args:
+        *op_types: Names of operators.
+        domain: Their domain.
+        dtypes: The first input's dtypes that it takes; None: the function decides.
+    """
+
+    def register(function: _F) -> _F:
+        allowed = None if dtypes is None else frozenset(dtypes)
+
+        def lower(node: Node, low: Lowering) -> None:
+            assert isinstance(low, ClLowering), "plans for OPENCL make ClLowerings"
+            function(node, low)
+
+        rule = LoweringRule(lower, allowed, frozenset({"plain"}))
+        for op_type in op_types:
+            CL_LOWERINGS.register(operator_key(op_type, domain), rule, defined_at(function))
+        return function
+
+    return register
+
+
+def cl_rule_of(node: Node) -> LoweringRule:
+    """Return the lowering of a node's operator.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    rule = CL_LOWERINGS.find(operator_key(node.op_type, node.domain))
+    if rule is None:
+        raise Unsupported(f"{operator_key(node.op_type, node.domain)} has no OpenCL kernel")
+    return rule
+
+
+class ClLowering(Lowering):
+    """What a lowering function of OPENCL sees of one node, and where it puts launches."""
+
+    @property
+    def traits(self) -> ClTraits:
+        """What the device says of itself."""
+        return cast("ClTraits", self.options["traits"])
+
+    def require(self, *dtypes: str) -> None:
+        """Check that the device computes in these dtypes.
+
+        Raises:
+            Unsupported: it does not.
+        """
+        for dtype in dtypes:
+            if dtype == "float64" and not self.traits.fp64:
+                raise Unsupported("the OpenCL device has no float64")
+            if dtype == "float16" and not self.traits.fp16:
+                raise Unsupported("the OpenCL device has no float16")
+
+    def launch(
+        self,
+        source: ClSource,
+        name: str,
+        arguments: Sequence[Word | np.generic[Any]],
+        global_size: Sequence[int],
+        local_size: Sequence[int] | None = None,
+        *,
+        flops: int = 0,
+        bytes: int = 0,
+    ) -> None:
+        """Add a launch.
+
+        Args:
+            source: The program.
+            name: The kernel.
+            arguments: Whole numbers (passed as int), floats (as float), NumPy scalars (as they
+                are), and operands, scratch and weights (as a buffer and the first element).
+            global_size: Work-items in one to three dimensions; nothing is launched when one is 0.
+            local_size: Work-items of a group; ``global_size`` must be multiples of it.
+            flops: Floating-point operations, for the profile.
+            bytes: Bytes moved, for the profile.
+        """
+        if 0 in global_size:
+            return
+        size = tuple(int(n) for n in global_size)
+        group = None if local_size is None else tuple(int(n) for n in local_size)
+        kernel = cast(Kernel, ClLaunch(source, name, size, group))
+        words = cast("tuple[Word, ...]", tuple(arguments))
+        self.steps.append(EmittedStep(self.node, kernel, words, 1, 0, flops, bytes))

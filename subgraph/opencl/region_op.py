@@ -1,0 +1,57 @@
+"""The subgraph op of OPENCL: plans as the CPU's op makes them, bound to an OpenCL device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from subgraph.engine.bound import BoundPlan
+from subgraph.engine.plan import Plan
+from subgraph.engine.region_op import CpuSession, CpuSubgraphOp, Guards, RegionOptions
+from subgraph.graph import Graph
+from subgraph.opencl.bound import ClBoundPlan
+from subgraph.opencl.runtime import Runtime
+from subgraph.subgraph_op import ProfileEntry, Session
+
+
+class ClSubgraphOp(CpuSubgraphOp):
+    """Runs a graph by plans of kernel launches on one OpenCL device."""
+
+    device = "OPENCL"
+
+    def __init__(
+        self,
+        subgraph: Graph,
+        options: RegionOptions,
+        fuse: Callable[[Graph], tuple[Graph, Guards]],
+        runtime: Runtime,
+    ) -> None:
+        """Take a graph; see `CpuSubgraphOp`."""
+        super().__init__(subgraph, options, fuse)
+        self.runtime = runtime
+
+    def session(self) -> Session:
+        """Return a session with buffers and a queue of its own."""
+        return ClSession(self)
+
+
+class ClSession(CpuSession):
+    """Runs a region for one request."""
+
+    def __init__(self, op: ClSubgraphOp) -> None:
+        """Open a session; buffers come with the first run."""
+        super().__init__(op)
+        self._cl_op = op
+
+    def _bind(self, plan: Plan) -> BoundPlan:
+        op = self._cl_op
+        bound = ClBoundPlan(plan, op.runtime, op.weights, op.options.profiling)
+        return cast(BoundPlan, bound)
+
+    def profile(self) -> list[ProfileEntry]:
+        """Return what each step of the last run took on the device."""
+        device = self._cl_op.device
+        return [
+            ProfileEntry(e.node, e.op_type, device, e.kernel, e.seconds, e.bytes)
+            for e in super().profile()
+        ]
