@@ -1,0 +1,87 @@
+"""Kernels of Resize: weighted sums of neighbours along one axis, by tables made with the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from subgraph.engine.simd import ld_i32, vec
+from subgraph.ops.movement_kernels import arg
+
+Function = Callable[..., Any]
+
+
+def across(*, dtype: str, lanes: int) -> Function:
+    """Return the kernel for an axis with elements inside it.
+
+    ``y[o, j, :] = added[j] + sum over k of weights[k, j] * x[o, places[k, j], :]``
+
+    Words::
+
+        0 x  1 y  2 places (int32)  3 weights  4 added  5 neighbours  6 size of the axis in x
+        7 in y  8 elements inside it  9 rows of y in a unit
+
+    Units: sizes outside the axis * tiles of rows.
+    """
+    v = vec(dtype, lanes)
+    load, store, load_m, store_m, mask_n = v.load, v.store, v.load_m, v.store_m, v.mask_n
+    bcast, fma, item = v.bcast, v.fma, v.itemsize
+    step = lanes * item
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        places, weights, added = arg(args, 2), arg(args, 3), arg(args, 4)
+        count, size, taken = arg(args, 5), arg(args, 6), arg(args, 7)
+        inner, block = arg(args, 8), arg(args, 9)
+        tiles = (taken + block - 1) // block
+        row = inner * item
+        whole = inner // lanes * step
+        mask = mask_n(inner - inner // lanes * lanes)
+        for unit in range(begin, end):
+            outer, first = unit // tiles, unit % tiles * block
+            x = arg(args, 0) + outer * size * row
+            for j in range(first, min(taken, first + block)):
+                y = arg(args, 1) + (outer * taken + j) * row
+                start = bcast(added + j * item)
+                for i in range(0, whole, step):
+                    total = start
+                    for k in range(count):
+                        at = k * taken + j
+                        source = x + ld_i32(places + 4 * at) * row
+                        total = fma(bcast(weights + at * item), load(source + i), total)
+                    store(y + i, total)
+                if whole < row:
+                    total = start
+                    for k in range(count):
+                        at = k * taken + j
+                        source = x + ld_i32(places + 4 * at) * row
+                        value = load_m(source + whole, mask)
+                        total = fma(bcast(weights + at * item), value, total)
+                    store_m(y + whole, mask, total)
+
+    return kernel
+
+
+def along(*, dtype: str, lanes: int) -> Function:
+    """Return the kernel for an axis with nothing inside it; words 0 to 7 as of `across`.
+
+    Units: sizes outside the axis.
+    """
+    v, places_of = vec(dtype, lanes), vec("int32", lanes)
+    load_m, store_m, mask_n, gather, fma = v.load_m, v.store_m, v.mask_n, v.gather, v.fma
+    load_places, item = places_of.load_m, v.itemsize
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        places, weights, added = arg(args, 2), arg(args, 3), arg(args, 4)
+        count, size, taken = arg(args, 5), arg(args, 6), arg(args, 7)
+        for unit in range(begin, end):
+            x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * taken * item
+            for j in range(0, taken, lanes):
+                mask = mask_n(taken - j)
+                total = load_m(added + j * item, mask)
+                for k in range(count):
+                    at = k * taken + j
+                    index = load_places(places + 4 * at, mask)
+                    total = fma(load_m(weights + at * item, mask), gather(x, index, mask), total)
+                store_m(y + j * item, mask, total)
+
+    return kernel
