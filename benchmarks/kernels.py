@@ -1,0 +1,244 @@
+"""Time the heavy kernels one by one: GFLOP/s, share of the measured peak, beside ONNX Runtime.
+
+usage: python benchmarks/kernels.py [gemm resnet50 mobilenetv2 vgg ...] [--rounds 5] [--csv FILE]
+
+The peak is that of one core, measured with a register-only loop of the contraction tile right
+before and after each round; rounds next to a slow probe are dropped. A round takes turns and keeps
+the best time of each side; the table shows medians over the rounds. Ours is the time of the kernel
+itself (layout conversions belong to the edges of a network), ONNX Runtime's that of a session of
+one node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import ctypes
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import onnxruntime as ort
+from rich.console import Console
+from rich.table import Table
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.engine.tiling import (
+    T_A,
+    T_AKS,
+    T_ARS,
+    T_B,
+    T_BJS,
+    T_BKS,
+    T_C,
+    T_CJS,
+    T_CRS,
+    T_KIN,
+    T_N0,
+    T_N1,
+    T_N2,
+    T_WORDS,
+)
+from subgraph.ops.tile_planning import tiles
+
+Array = np.ndarray[Any, Any]
+_KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+_HEAVY = ("gemm_kernels.gemm", "conv_kernels", "winograd_kernels", "depthwise_kernels")
+GEMM = [(1024,) * 3, (512,) * 3, (128, 768, 768), (128, 3072, 768), (128, 768, 3072)]
+GEMM += [(128, 384, 384), (128, 1536, 384), (8, 768, 768), (1, 1000, 2048), (1, 4096, 4096)]
+# Channels in, channels out, size of the image, kernel, stride, groups.
+RESNET50 = [
+    *[(3, 64, 224, 7, 2, 1), (64, 64, 56, 1, 1, 1), (64, 64, 56, 3, 1, 1), (64, 256, 56, 1, 1, 1)],
+    *[(256, 64, 56, 1, 1, 1), (256, 128, 56, 1, 1, 1), (128, 128, 56, 3, 2, 1)],
+    *[(128, 512, 28, 1, 1, 1), (256, 512, 56, 1, 2, 1), (512, 128, 28, 1, 1, 1)],
+    *[(128, 128, 28, 3, 1, 1), (512, 256, 28, 1, 1, 1), (256, 256, 28, 3, 2, 1)],
+    *[(256, 1024, 14, 1, 1, 1), (512, 1024, 28, 1, 2, 1), (1024, 256, 14, 1, 1, 1)],
+    *[(256, 256, 14, 3, 1, 1), (1024, 512, 14, 1, 1, 1), (512, 512, 14, 3, 2, 1)],
+    *[(512, 2048, 7, 1, 1, 1), (1024, 2048, 14, 1, 2, 1), (2048, 512, 7, 1, 1, 1)],
+    (512, 512, 7, 3, 1, 1),
+]
+MOBILENETV2 = [
+    *[(3, 32, 224, 3, 2, 1), (32, 32, 112, 3, 1, 32), (32, 16, 112, 1, 1, 1)],
+    *[(16, 96, 112, 1, 1, 1), (96, 96, 112, 3, 2, 96), (96, 24, 56, 1, 1, 1)],
+    *[(24, 144, 56, 1, 1, 1), (144, 144, 56, 3, 1, 144), (144, 144, 56, 3, 2, 144)],
+    *[(144, 32, 28, 1, 1, 1), (32, 192, 28, 1, 1, 1), (192, 192, 28, 3, 1, 192)],
+    *[(192, 64, 14, 1, 1, 1), (64, 384, 14, 1, 1, 1), (384, 384, 14, 3, 1, 384)],
+    *[(384, 96, 14, 1, 1, 1), (96, 576, 14, 1, 1, 1), (576, 576, 14, 3, 2, 576)],
+    *[(576, 160, 7, 1, 1, 1), (160, 960, 7, 1, 1, 1), (960, 960, 7, 3, 1, 960)],
+    *[(960, 320, 7, 1, 1, 1), (320, 1280, 7, 1, 1, 1)],
+]
+VGG = [
+    *[(3, 64, 224, 3, 1, 1), (64, 64, 224, 3, 1, 1), (64, 128, 112, 3, 1, 1)],
+    *[(128, 128, 112, 3, 1, 1), (128, 256, 56, 3, 1, 1), (256, 256, 56, 3, 1, 1)],
+    *[(256, 512, 28, 3, 1, 1), (512, 512, 28, 3, 1, 1), (512, 512, 14, 3, 1, 1)],
+]
+NETWORKS = {"resnet50": RESNET50, "mobilenetv2": MOBILENETV2, "vgg": VGG}
+
+
+@attrs.frozen
+class Case:
+    """One operator to time."""
+
+    name: str
+    graph: sg.Graph
+    feed: Array
+    flops: int
+
+
+@attrs.frozen
+class Sample:
+    """One sample of a case: seconds of both, and the peak in GFLOP/s around it."""
+
+    ours: float
+    theirs: float
+    peak: float
+
+
+def cases(suite: str) -> Iterator[Case]:
+    """Make the operators of a suite, with random weights."""
+    rng = np.random.default_rng(0)
+
+    def random(*shape: int) -> Array:
+        return rng.standard_normal(shape, np.float32)
+
+    if suite == "gemm":
+        for m, n, k in GEMM:
+            x = sg.input("x", shape=(m, k), dtype="float32")
+            y = ops.MatMul(x, sg.parameter("w", random(k, n)))
+            graph = sg.Graph(inputs=[x], outputs=[y], name="gemm")
+            yield Case(f"{m} x {n} x {k}", graph, random(m, k), 2 * m * n * k)
+        return
+    for inputs, outputs, size, kernel, stride, groups in NETWORKS[suite]:
+        x = sg.input("x", shape=(1, inputs, size, size), dtype="float32")
+        w = random(outputs, inputs // groups, kernel, kernel)
+        w /= np.float32((inputs // groups) ** 0.5 * kernel)
+        pad = kernel // 2
+        y = ops.Conv(
+            x,
+            sg.parameter("w", w),
+            sg.parameter("b", random(outputs)),
+            pads=[pad] * 4,
+            strides=[stride] * 2,
+            group=groups,
+        )
+        graph = sg.Graph(inputs=[x], outputs=[y], name="conv")
+        target = (size + 2 * pad - kernel) // stride + 1
+        name = f"{inputs} -> {outputs}, {size} x {size}, {kernel} x {kernel}"
+        name += f" / {stride}" if stride > 1 else ""
+        name += ", depthwise" if groups > 1 else ""
+        yield Case(name, graph, random(1, inputs, size, size), 2 * w.size * target * target)
+
+
+def peak_probe() -> Callable[[], float]:
+    """Return a function that measures one core's multiply-add peak in GFLOP/s.
+
+    It runs the largest contraction tile over operands in the first cache level.
+    """
+    of = tiles("float32")
+    depth, rows, width = 512 // of.nv, of.mr, of.width
+    a, b = np.zeros(rows * 16, np.float32), np.zeros(width, np.float32)
+    c = np.zeros(rows * width, np.float32)
+    words = np.zeros(T_WORDS, np.int64)
+    # Steps of zero bytes: every step reads the same values, nothing but the multiply-adds counts.
+    words[[T_A, T_B, T_C]] = a.ctypes.data, b.ctypes.data, c.ctypes.data
+    words[[T_ARS, T_AKS, T_BKS, T_BJS]] = 64, 0, 0, of.lanes * 4
+    words[[T_N0, T_N1, T_N2, T_KIN]] = 1, 1, 400, depth
+    words[[T_CRS, T_CJS]] = width * 4, of.lanes * 4
+    tile = _KERNEL(of.contraction().address)
+    flops = 2 * 400 * depth * rows * width
+
+    def measure() -> float:
+        begin = time.perf_counter()
+        tile(words.ctypes.data, rows, of.nv, 0)
+        return flops / (time.perf_counter() - begin) / 1e9
+
+    keep = (a, b, c)
+    measure.__dict__["keep"] = keep
+    return measure
+
+
+def run_case(case: Case, rounds: int, probe: Callable[[], float]) -> tuple[list[Sample], str]:
+    """Take turns; return the samples and the kernel that ran."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    model = sg.to_onnx(case.graph).SerializeToString()
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", case.feed)
+    binding.bind_output(session.get_outputs()[0].name)
+    compiled = sg.compile_model(
+        case.graph, "CPU", {"INFERENCE_NUM_THREADS": 1, "ENABLE_PROFILING": True}
+    )
+    request = compiled.create_infer_request()
+    wanted = session.run(None, {"x": case.feed})[0]
+    got = next(iter(request.infer({"x": case.feed}).values()))
+    error = float(np.abs(got - wanted).max() / np.abs(wanted).max())
+    if not error < 1e-4:
+        raise SystemExit(f"{case.name}: differs from ONNX Runtime by {error:.1e}")
+    samples: list[Sample] = []
+    repeats = max(3, min(100, int(1e9 / case.flops)))
+    kernel = ""
+    for _ in range(rounds):
+        before = probe()
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(repeats):
+            request.infer({"x": case.feed})
+            heavy = [e for e in request.profile() if e.kernel.startswith(_HEAVY)]
+            ours.append(sum(e.seconds for e in heavy))
+            kernel = heavy[-1].kernel
+            begin = time.perf_counter()
+            session.run_with_iobinding(binding)
+            theirs.append(time.perf_counter() - begin)
+        peak = min(before, probe())
+        samples.append(Sample(min(ours), min(theirs), peak))
+    return samples, kernel.partition("(")[0] + (" m=2" if "m=2," in kernel else "")
+
+
+def main() -> None:
+    """Print one table for each suite."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("suites", nargs="*", default=["gemm", *NETWORKS])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--csv", help="also write the rows to this file")
+    arguments = parser.parse_args()
+    probe = peak_probe()
+    console = Console(width=130)
+    rows: list[list[str]] = []
+    for suite in arguments.suites:
+        best = max(probe() for _ in range(5))
+        table = Table(title=f"{suite}, one core, float32, peak {best:.0f} GFLOP/s")
+        for column in ("operator", "kernel", "GFLOP/s", "of peak", "ONNX Runtime", "ratio", "kept"):
+            table.add_column(
+                column, justify="left" if column in ("operator", "kernel") else "right"
+            )
+        total = [0.0, 0.0, 0.0]
+        for case in cases(suite):
+            samples, kernel = run_case(case, arguments.rounds, probe)
+            top = max(sample.peak for sample in samples)
+            kept = [sample for sample in samples if sample.peak > 0.9 * top]
+            ours, theirs, peak = (
+                statistics.median(values)
+                for values in zip(*[(s.ours, s.theirs, s.peak) for s in kept], strict=True)
+            )
+            rate = case.flops / ours / 1e9
+            row = [case.name, kernel, f"{rate:.0f}", f"{rate / peak:.0%}"]
+            row += [f"{case.flops / theirs / 1e9:.0f}", f"{ours / theirs:.2f}"]
+            row += [f"{len(kept)}/{len(samples)}"]
+            table.add_row(*row)
+            rows.append([suite, *row])
+            total = [total[0] + ours, total[1] + theirs, total[2] + case.flops / peak / 1e9]
+        share = total[2] / total[0]
+        table.add_row("all", "", "", f"{share:.0%}", "", f"{total[0] / total[1]:.2f}", "")
+        console.print(table)
+    if arguments.csv:
+        with open(arguments.csv, "w", newline="") as file:
+            csv.writer(file).writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
