@@ -9,6 +9,7 @@ Then the memory plan places what is left in one arena. A plan holds no memory of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -201,7 +202,7 @@ class Planner:
         type_ = parameter.type
         operand = Operand(name, type_.dtype, concrete(type_), parameter=parameter)
         operand.storage = Storage("weight", operand.nbytes)
-        if operand.size <= _SHAPE_LIKE and numpy_dtype(type_.dtype).kind in "iub":
+        if _is_shape_like(parameter):
             operand.known = parameter.array
             self.guards[parameter] = parameter.version
         return operand
@@ -279,7 +280,9 @@ class Planner:
                 if result is not None:
                     self.operands[value] = constant(value.name, result)
             return True
-        types = self._infer(node, inputs)
+        types = [value.type for value in node.outputs]
+        if not all(isinstance(t, TensorType) and t.is_static for t in types):
+            types = self._infer(node, inputs)
         if not all(isinstance(t, TensorType) and t.is_static for t in types):
             return False
         for k, (value, type_) in enumerate(zip(node.outputs, types, strict=True)):
@@ -506,14 +509,29 @@ def infer_concrete(
         found = known_types.get(value)
         return value.parameter.type if found is None and value.parameter is not None else found
 
+    def elements(value: Value | None) -> Array | None:
+        if value is None:
+            return None
+        if value not in known_values and value.parameter is not None:
+            known_values[value] = (
+                from_array(value.parameter.array) if _is_shape_like(value.parameter) else None
+            )
+        return known_values.get(value)
+
     for inside in inner.nodes:
         given = [type_of(v) for v in inside.inputs]
-        partial = [None if v is None else known_values.get(v) for v in inside.inputs]
+        partial = [elements(v) for v in inside.inputs]
         arrays = [to_array(p, t) for p, t in zip(partial, given, strict=True)]
         found = infer_concrete(inside, given, arrays)
         known_types.update(zip(inside.outputs, found, strict=True))
         known_values[inside.outputs[0]] = propagate(inside, partial, given)
     return [type_of(value) for value in inner.outputs]
+
+
+def _is_shape_like(parameter: Parameter) -> bool:
+    """Return whether a weight may be a shape, axes, paddings: plans depend on its content."""
+    type_ = parameter.type
+    return math.prod(concrete(type_)) <= _SHAPE_LIKE and numpy_dtype(type_.dtype).kind in "iub"
 
 
 def _evaluate(node: Node, arrays: Sequence[Array | None]) -> list[Any]:
