@@ -93,6 +93,8 @@ def attention(node: Node, low: Lowering) -> None:
         raise Unsupported("Attention with more than its first output")
     if float(node.attrs.get("softcap", 0.0)) != 0.0:
         raise Unsupported("Attention with softcap")
+    if any(int(node.attrs.get(f"{side}_window_size", -1)) >= 0 for side in ("left", "right")):
+        raise Unsupported("Attention over a window of keys")
     operands = [low.given(0), low.given(1), low.given(2), low.output()]
     if operands[0].rank == 4:
         q, k, v, out = (ordered(operand, "bhtd") for operand in operands)
