@@ -19,7 +19,7 @@ from rich.table import Table
 
 import subgraph as sg
 from subgraph.bench import Measured, fastest_peer, measure
-from subgraph.cli_inputs import input_arrays
+from subgraph.cli_inputs import input_arrays, ports
 
 
 def cpu_name() -> str:
@@ -37,7 +37,7 @@ def inputs_of(model: Path) -> dict[str, np.ndarray]:
     if beside.exists():
         with np.load(beside) as held:
             return {name: held[name] for name in names}
-    return input_arrays([v for v in graph.inputs if v.parameter is None], [], {}, 0)
+    return input_arrays(ports(graph), [], {}, 0)
 
 
 def add_rows(table: Table, model: Path, measured: list[Measured]) -> float | None:

@@ -27,7 +27,7 @@ def ours(model: Path, threads: int, arrays: Arrays) -> Runner:
     import subgraph as sg
 
     compiled = sg.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads})
-    return lambda: list(compiled(arrays))
+    return lambda: list(compiled(arrays).values())
 
 
 def onnxruntime(model: Path, threads: int, arrays: Arrays, level: str = "") -> Runner:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 import subgraph as sg
-from subgraph.cli_inputs import input_arrays, parse_assignments, parse_config
+from subgraph.cli_inputs import input_arrays, parse_assignments, parse_config, ports
 from subgraph.graph import Graph, Node
 from subgraph.types import TensorType
 
@@ -222,7 +222,7 @@ def bench(args: argparse.Namespace) -> None:
     peers = [name for name in args.vs.split(",") if name]
     check_peers(peers)
     with out.progress("loading"):
-        inputs = sg.load(args.model).inputs
+        inputs = ports(sg.load(args.model))
         arrays = input_arrays(inputs, args.input, parse_assignments(args.dim), args.seed)
     with out.progress("measuring"):
         measured = measure(
@@ -246,7 +246,7 @@ def _compiled(args: argparse.Namespace) -> Any:
 
 
 def _is_exported(path: Path) -> bool:
-    from subgraph.export import MAGIC
+    from subgraph.blob import MAGIC
 
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from subgraph.errors import ConfigError, MissingInputError, ModelError, ShapeError
-from subgraph.graph import Value
+from subgraph.graph import Graph
 from subgraph.registry import nearest
+from subgraph.signature import Port
 from subgraph.types import TensorType, numpy_dtype
 
 
@@ -34,8 +35,13 @@ def parse_config(texts: Iterable[str]) -> dict[str, str]:
     return parse_assignments(texts)
 
 
+def ports(graph: Graph) -> list[Port]:
+    """Return the inputs of a graph as a compiled model shows them."""
+    return [Port(value.name, value.type, value.parameter) for value in graph.inputs]
+
+
 def input_arrays(
-    inputs: Sequence[Value],
+    inputs: Sequence[Port],
     sources: Iterable[str],
     dims: Mapping[str, str],
     seed: int,
@@ -59,7 +65,7 @@ def input_arrays(
         source = by_name.get(value.name, "random")
         if source != "random":
             arrays[value.name] = read_array(Path(source))
-        elif value.parameter is None:
+        elif value.default is None:
             arrays[value.name] = _random(value, dims, rng)
     return arrays
 
@@ -90,7 +96,7 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
         ) from error
 
 
-def _random(value: Value, dims: Mapping[str, str], rng: np.random.Generator) -> Any:
+def _random(value: Port, dims: Mapping[str, str], rng: np.random.Generator) -> Any:
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         raise ShapeError(

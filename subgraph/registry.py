@@ -106,16 +106,19 @@ def load_files(package: str, keep: Callable[[str], bool]) -> None:
 
 
 def defined_at(thing: object) -> str:
-    """Return module and qualified name of a class or function, as the owner of its name."""
-    module = getattr(thing, "__module__", type(thing).__module__)
+    """Return file and qualified name of a class or function, as the owner of its name.
+
+    The file, not the module, tells owners apart: one file may be imported and run as a script.
+    """
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
-    code = getattr(thing, "__code__", None)
-    if code is not None and module in ("__main__", None):
-        return f"{code.co_filename}:{code.co_firstlineno}"
-    if module == "__main__":
-        main = getattr(sys.modules.get("__main__"), "__file__", "__main__")
-        return f"{main}:{name}"
-    return f"{module}.{name}"
+    members = [thing, *vars(thing).values()] if isinstance(thing, type) else [thing]
+    for member in members:
+        code = getattr(member, "__code__", None)
+        if code is not None:
+            return f"{code.co_filename}:{name}"
+    module = getattr(thing, "__module__", type(thing).__module__)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return f"{file or module}:{name}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 import subgraph as sg
 from subgraph.cli import main
-from subgraph.cli_inputs import input_arrays, parse_assignments, read_array
+from subgraph.cli_inputs import input_arrays, parse_assignments, ports, read_array
 from subgraph.onnx_proto import tensor_to_proto
 
 ROOT = Path(__file__).parents[1]
@@ -159,7 +159,7 @@ def test_random_inputs_fit_every_dtype() -> None:
         sg.input("d", (2, 2), "bfloat16"),
         sg.input("e", (1,), "string"),
     ]
-    arrays = input_arrays(inputs, [], parse_assignments(["N=4"]), 0)
+    arrays = input_arrays(ports(sg.Graph(inputs)), [], parse_assignments(["N=4"]), 0)
     assert [arrays[k].shape for k in "abcde"] == [(4, 3), (2,), (), (2, 2), (1,)]
     assert [arrays[k].dtype.name for k in "abcde"] == [
         *("float32", "int64", "bool", "bfloat16", "object")

@@ -41,6 +41,9 @@ def layer(module: str) -> str:
         ("subgraph.devices", "devices"),
         ("subgraph.testing", "testing"),
         ("subgraph.backend", "face"),
+        ("subgraph.bench", "face"),
+        ("subgraph.bench_worker", "face"),
+        ("subgraph.cli_inputs", "face"),
     ):
         if module == package or module.startswith(package + "."):
             return name
