@@ -238,7 +238,14 @@ def _of_other_type(port: Port, item: Any) -> Any:
             raise ShapeError(f"input {port.name!r} holds {port.type}, got {_shape_shown(array)}")
         return array
     given: Any = item
-    return given if port.type is not None or isinstance(item, dict) else np.asarray(given)
+    if port.type is not None or isinstance(item, dict):
+        return given
+    if isinstance(item, (list, tuple)) and any(isinstance(part, np.ndarray) for part in given):
+        return list(given)
+    try:
+        return np.asarray(given)
+    except ValueError as error:
+        raise ShapeError(f"input {port.name!r}: no array can be made of it: {error}") from error
 
 
 def as_array(item: Any, dtype: np.dtype[Any], port: Port) -> Array:
