@@ -160,7 +160,11 @@ class Device:
     def compile_supported(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Compile a graph of which `query_model` has said that all nodes are supported."""
         options = self.options_for(config)
-        compiled = whole_graph(graph, self.name, lambda inner: self._op_for(inner, options))
+
+        def make_op(inner: Graph) -> SubgraphOp:
+            return self._guarded(inner, self._op_for(inner, options))
+
+        compiled = whole_graph(graph, self.name, make_op)
         return self._model(compiled, options, source=graph)
 
     def _model(
@@ -187,9 +191,18 @@ class Device:
             op.device = self.name
         return op
 
+    def _guarded(self, graph: Graph, op: SubgraphOp) -> SubgraphOp:
+        """Let the devices behind this one take over from an op that fails."""
+        if self.fallback and self.core is not None:
+            from subgraph.model_op import DeviceFallback
+
+            others = [self.core.device(name) for name in self.fallback]
+            op.fallback = DeviceFallback(graph, op, others, {})
+        return op
+
     def region_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         """Return what runs a region of an imported model; its nodes are known to be supported."""
-        return self._op_for(graph, options)
+        return self._guarded(graph, self._op_for(graph, options))
 
     def import_graph(
         self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights

@@ -18,9 +18,17 @@ import numpy as np
 from subgraph.errors import DeviceError, RequestCancelledError, SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
-from subgraph.subgraph_op import DefaultSubgraphOp, ProfileEntry, Session, SubgraphOp
+from subgraph.subgraph_op import (
+    DefaultSubgraphOp,
+    ProfileEntry,
+    Session,
+    SubgraphOp,
+    open_session,
+)
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
+_Slots = tuple[int, ...]
+_Prepared = tuple[Run, _Slots, _Slots, _Slots]
 _NONE = 0  # the slot of an omitted input
 
 
@@ -147,13 +155,15 @@ class Executor:
         self.plan = plan
         self.profiling = profiling
         self._cancel = cancel or Cancel()
-        self._steps = [(self._runner(s), s.inputs, s.outputs, s.free) for s in plan.steps]
+        self._steps: list[_Prepared] = [
+            (self._runner(s), s.inputs, s.outputs, s.free) for s in plan.steps
+        ]
         self._profile: list[ProfileEntry] = []
         self._template: tuple[Snapshot, list[Any]] | None = None
 
     def _runner(self, step: Step) -> Run:
         if step.op is not None:
-            return step.op.session()
+            return open_session(step.op)
         if step.bodies:
             from subgraph.control_flow import control_flow
 
@@ -231,41 +241,62 @@ class Executor:
         return template[1].copy()
 
     def _run_steps(self, values: list[Any], begin: int, end: int | None) -> None:
-        position = begin
         cancel = self._cancel
-        steps = self._steps[begin:end] if begin or end is not None else self._steps
-        try:
-            for run, inputs, outputs, free in steps:
-                if cancel.wanted:
-                    raise RequestCancelledError("the request was cancelled while it ran")
-                results = run([values[slot] for slot in inputs])
-                for slot, result in zip(outputs, results, strict=True):
-                    values[slot] = result
-                for slot in free:
-                    values[slot] = None
+        last = len(self._steps) if end is None else end
+        position = begin
+        while position < last:
+            steps = self._steps[position:last] if position or end is not None else self._steps
+            try:
+                for run, inputs, outputs, free in steps:
+                    if cancel.wanted:
+                        raise RequestCancelledError("the request was cancelled while it ran")
+                    results = run([values[slot] for slot in inputs])
+                    for slot, result in zip(outputs, results, strict=True):
+                        values[slot] = result
+                    for slot in free:
+                        values[slot] = None
+                    position += 1
+            except Exception as error:
+                self._recover(error, position, values)
                 position += 1
-        except Exception as error:
-            explain_failure(error, self.plan.steps[position].node)
 
     def _run_timed(self, values: list[Any], begin: int, end: int | None) -> None:
-        profile = self._profile
-        position = begin
-        try:
-            for run, inputs, outputs, free in self._steps[begin:end]:
+        for position in range(begin, len(self._steps) if end is None else end):
+            run, inputs, outputs, free = self._steps[position]
+            start = time.perf_counter()
+            try:
                 if self._cancel.wanted:
                     raise RequestCancelledError("the request was cancelled while it ran")
-                given = [values[slot] for slot in inputs]
-                start = time.perf_counter()
-                results = run(given)
-                seconds = time.perf_counter() - start
-                for slot, result in zip(outputs, results, strict=True):
-                    values[slot] = result
-                profile.extend(self._entries(self.plan.steps[position], run, seconds, values))
-                for slot in free:
-                    values[slot] = None
-                position += 1
-        except Exception as error:
-            explain_failure(error, self.plan.steps[position].node)
+                results = run([values[slot] for slot in inputs])
+            except Exception as error:
+                self._recover(error, position, values)
+                continue
+            seconds = time.perf_counter() - start
+            for slot, result in zip(outputs, results, strict=True):
+                values[slot] = result
+            entries = self._entries(self.plan.steps[position], run, seconds, values)
+            self._profile.extend(entries)
+            for slot in free:
+                values[slot] = None
+
+    def _recover(self, error: Exception, position: int, values: list[Any]) -> None:
+        """Let another device make the step that failed; raise if there is none."""
+        step = self.plan.steps[position]
+        fallback = None if step.op is None else step.op.fallback
+        found = None if fallback is None else fallback.recover(error)
+        if found is None:
+            explain_failure(error, step.node)
+        session, for_good = found
+        try:
+            results = session([values[slot] for slot in step.inputs])
+        except Exception as following:
+            explain_failure(following, step.node)
+        if for_good:
+            self._steps[position] = (session, step.inputs, step.outputs, step.free)
+        for slot, result in zip(step.outputs, results, strict=True):
+            values[slot] = result
+        for slot in step.free:
+            values[slot] = None
 
     def _entries(
         self, step: Step, run: Run, seconds: float, values: Sequence[Any]

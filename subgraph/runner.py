@@ -16,7 +16,7 @@ import numpy as np
 from subgraph.executor import Cancel, Executor, Plan, explain_failure
 from subgraph.graph import Graph, Node
 from subgraph.parameters import Parameter
-from subgraph.subgraph_op import ProfileEntry, fill_outputs
+from subgraph.subgraph_op import ProfileEntry, fill_outputs, open_session
 from subgraph.task_executor import TaskExecutor
 
 Array = np.ndarray[Any, Any]
@@ -109,7 +109,8 @@ class DirectRunner(Runner):
         super().__init__(cancel)
         assert node.op is not None, "is_direct checked it"
         self._node = node
-        self._session = node.op.session()
+        self._op = node.op
+        self._session = open_session(node.op)
         position = {value: k for k, value in enumerate(graph.inputs)}
         self._template: list[Parameter | None] = [
             None if v is None else v.parameter for v in node.inputs
@@ -136,9 +137,25 @@ class DirectRunner(Runner):
                 return self._session(given, self.outputs)
             results = self._session(given)
         except Exception as error:
-            explain_failure(error, self._node)
+            results = self._recovered(error, given)
+            if self._picks is None:
+                return results if self.outputs is None else fill_outputs(results, self.outputs)
         results = [results[k] for k in self._picks]
         return results if self.outputs is None else fill_outputs(results, self.outputs)
+
+    def _recovered(self, error: Exception, given: Sequence[Any]) -> Sequence[Any]:
+        """Let another device make the run; raise if there is none."""
+        fallback = self._op.fallback
+        found = None if fallback is None else fallback.recover(error)
+        if found is None:
+            explain_failure(error, self._node)
+        session, for_good = found
+        if for_good:
+            self._session = session
+        try:
+            return session(given)
+        except Exception as following:
+            explain_failure(following, self._node)
 
     def profile(self) -> list[ProfileEntry]:
         return self._session.profile()

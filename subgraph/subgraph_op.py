@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -125,9 +125,14 @@ class SubgraphOp:
             is a weight has its Parameter. Nobody changes it.
         weights: The cache for what `forward` makes of parameters.
         device: Name of the device that runs it, for profiles.
+        fallback: Who runs the subgraph when this op fails; set by HETERO and by devices that have
+            others behind them.
+        keep: Something that must live as long as the op, such as the file of its weights.
     """
 
     device = "default"
+    fallback: Fallback | None = None
+    keep: Any = None
 
     def __init__(self, subgraph: Graph) -> None:
         """Take the inner graph."""
@@ -152,6 +157,25 @@ class SubgraphOp:
 
     def prepare(self) -> None:
         """Make what can be made before the first run; an export writes the weights made here."""
+
+
+class Fallback(Protocol):
+    """Who takes a subgraph over when its op fails."""
+
+    @property
+    def replacement(self) -> SubgraphOp | None:
+        """The op that has taken over for good, if any."""
+        ...
+
+    def recover(self, error: Exception) -> tuple[Session, bool] | None:
+        """Return a session to run instead, and whether for good; None if the error stands."""
+        ...
+
+
+def open_session(op: SubgraphOp) -> Session:
+    """Return a new session of the op, or of what has taken over from it."""
+    taken = None if op.fallback is None else op.fallback.replacement
+    return op.session() if taken is None else taken.session()
 
 
 class DefaultSubgraphOp(SubgraphOp):

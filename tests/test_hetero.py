@@ -52,6 +52,8 @@ class RecorderSession(sg.Session):
             time.sleep(self.owner.pause)
         if self.owner.lost:
             raise sg.DeviceError("device lost")
+        if len(inputs[0]) == self.owner.refused_rows:
+            raise sg.UnsupportedOpError(f"{len(inputs[0])} rows")
         return self.inner(inputs, outputs)
 
 
@@ -66,6 +68,7 @@ class Simulated(sg.Device):
         self.runs = 0
         self.pause = 0.0
         self.lost = False
+        self.refused_rows = 0
         self.refuses_to_compile = False
         self.compiled: list[list[str]] = []
         self.threads: set[int] = set()
@@ -269,9 +272,59 @@ def test_a_device_lost_during_a_run(devices: Any, caplog: Any) -> None:
         for thread in threads:
             thread.join()
         check(model, seven())
-    assert caplog.text.count("failed on device A and runs on B from now on: device lost") == 2
+    assert caplog.text.count("failed on device A; runs on B from now on: device lost") == 2
     a.lost = False
     check(strict, seven())
+
+
+@pytest.mark.parametrize("profiling", [False, True])
+def test_inputs_that_a_device_refuses_run_elsewhere(
+    devices: Any, caplog: Any, profiling: bool
+) -> None:
+    core, a, b = devices
+    a.refused_rows = 5
+    graph = seven()
+    model = core.compile_model(graph, "HETERO:A,B", {"ENABLE_PROFILING": profiling})
+    runs = []
+    with caplog.at_level(logging.WARNING):
+        for rows in (2, 5, 2, 5):
+            before = a.runs, b.runs
+            check(model, graph, np.ones((rows, 3), np.float32))
+            runs.append((a.runs - before[0], b.runs - before[1]))
+    assert runs == [(2, 1), (2, 3), (2, 1), (2, 3)]
+    assert caplog.text.count("B helps out: 5 rows") == 2  # once for each region
+
+
+class WithFallback(Simulated):
+    fallback = ("REFERENCE",)
+
+
+def test_a_device_with_others_behind_it(caplog: Any) -> None:
+    core = sg.Core()
+    device = WithFallback()
+    core.register_device("F", device)
+    model = core.compile_model(seven(), "F")
+    assert model.execution_devices == ["F"]
+    device.refused_rows = 2
+    with caplog.at_level(logging.WARNING):
+        check(model, seven())
+    device.refused_rows = 0
+    device.lost = True
+    check(model, seven())
+    device.lost = False
+    runs = device.runs
+    check(model, seven())
+    assert device.runs in (runs, runs + 1)
+    device.takes = {"Relu"}
+    mixed = core.compile_model(seven(), "F")
+    assert mixed.execution_devices == ["F", "REFERENCE"]
+    check(mixed, seven())
+    stream = io.BytesIO()
+    mixed.export_model(stream)
+    stream.seek(0)
+    again = core.import_model(stream, "F", {"ALLOW_RECOMPILE": False})
+    assert again.execution_devices == ["F", "REFERENCE"]
+    check(again, seven())
 
 
 def test_the_only_device_lost_is_one_clear_error(devices: Any) -> None:

@@ -22,7 +22,7 @@ from subgraph.devices.reference import ReferenceDevice
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.export import region_nodes
 from subgraph.graph import Graph, Node
-from subgraph.model_op import CompiledModelOp
+from subgraph.model_op import compile_region
 from subgraph.pass_manager import apply_pass
 from subgraph.placement import Link, place_by_cost, transfers, value_bytes
 from subgraph.profiles import read_profile
@@ -357,7 +357,7 @@ class AffinityProperty(SubgraphProperty):
 
     def __init__(self, device: str) -> None:
         """Cut for ``device``."""
-        self._device = device
+        self.name = self._device = device
 
     def create_subgraph_selector(self) -> SubgraphSelector:
         """Return a selector of the device's nodes."""
@@ -396,7 +396,7 @@ def _compile_regions(
         assert node.subgraph is not None, "_regions picked it"
         device = by_name[(node.metadata or {})[AFFINITY]]
         others = [d for d in devices if d is not device] if options.RUNTIME_FALLBACK else []
-        node.op = CompiledModelOp.make(node.subgraph, device, others, configs)
+        node.op = compile_region(node.subgraph, device, others, configs)
 
     if len(regions) < 2:
         for node in regions:
