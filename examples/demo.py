@@ -51,10 +51,10 @@ def main() -> None:
     for node in cut.nodes:
         if node.subgraph is not None:
             inside = [inner.op_type for inner in node.subgraph.nodes]
-            table.add_row(f"[blue]{node.name}", str(len(inside)), " ".join(inside), "")
+            table.add_row(node.name, str(len(inside)), " ".join(inside), "")
         else:
-            why = str(sg.explain(cut, node)).splitlines()
-            table.add_row("outside", "1", node.op_type, why[-1].strip())
+            why = sg.explain(cut, node).reasons[0]
+            table.add_row("outside", "1", node.op_type, why.partition("refused: ")[2] or why)
     console.print(table)
 
     console.rule("the result")

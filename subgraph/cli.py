@@ -95,7 +95,7 @@ def partition(args: argparse.Namespace) -> None:
     out.facts(facts)
     outside = [node for node in cut.nodes if node.subgraph is None]
     reasons = [
-        {"node": node.name, "operator": node.op_type, "why": _first_line(sg.explain(cut, node))}
+        {"node": node.name, "operator": node.op_type, "why": _why(cut, node)}
         for node in outside[: args.reasons]
     ]
     if reasons:
@@ -360,8 +360,8 @@ def _describe(name: str, value: Any) -> Row:
     return row
 
 
-def _first_line(explanation: object) -> str:
-    return next(iter(str(explanation).splitlines()), "")
+def _why(cut: Graph, node: Node) -> str:
+    return next(iter(sg.explain(cut, node).reasons), "")
 
 
 def _op_name(node: Node) -> str:
@@ -385,7 +385,10 @@ class Output:
         if not self._json:
             from rich.console import Console
 
-            self._console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+            # Into a pipe or file, lines are as long as the tables need.
+            self._console = Console(
+                width=None if sys.stdout.isatty() else 200, highlight=False, markup=False
+            )
 
     @contextmanager
     def progress(self, what: str) -> Generator[None]:
