@@ -200,9 +200,9 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     flops = 2 * batch * m * n * depth
     b_word, row_of_b, b_steps = _right_side(low, product, of, m, steps[1])
     panels = -(-n // of.width)
-    packed_a = a.row_step * item % 2048 == 0 and a.column_step == 1 and m >= 8 and panels > 2
+    packed_a = a.row_step * item % 4096 == 0 and a.column_step == 1 and m >= 8 and panels > 2
     packed_a = packed_a or (a.row_step != 1 and a.column_step != 1)
-    kc = min(depth, 1024) if packed_a else max(depth, 1)
+    kc = _pass_depth(depth) if packed_a else max(depth, 1)
     mb, pb = _blocks(low.threads, batch, m, panels, of, packed_a)
     scratch: Word = 0
     scratch_bytes = 0
@@ -218,7 +218,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     words += [step * item for step in b_steps]
     words += [step * item for step in steps[2]]
     words += [step * item for step in steps[2]]
-    words += [1 if m > mb else 0]
+    words += [0]
     moved = (a.operand.size + batch * n * depth + 2 * batch * m * n) * item
     low.emit(
         Kernel("gemm_kernels", "gemm", **of.variant),
@@ -230,12 +230,19 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     )
 
 
+def _pass_depth(depth: int) -> int:
+    """Return how deep one pass over packed rows goes: equal parts that leave the caches room."""
+    if depth <= 1024:
+        return max(depth, 1)
+    return round_up(-(-depth // -(-depth // 768)), 16)
+
+
 def _blocks(
     threads: int, batch: int, m: int, panels: int, of: Tiles, packed: bool
 ) -> tuple[int, int]:
     """Return rows and panels of a unit: large blocks, but work for every thread."""
     mb = min(m, of.mr * 8)
-    pb = min(panels, 32 if packed else 4)
+    pb = min(panels, 32 if packed else 12)
     wanted = 4 * threads if threads > 1 else 1
 
     def units() -> int:
