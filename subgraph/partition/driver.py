@@ -133,7 +133,7 @@ class _Target:
         mark_forced(self.work, options)
         earlier = record_of(self.graph.attrs.get(KEY))
         present = {node.name for node in self.graph.nodes if node.subgraph is not None}
-        cap = owner.max_subgraphs if options.max_subgraphs is None else options.max_subgraphs
+        cap = _cap(owner, options)
         if cap is not None:
             cap = max(cap - len(present & earlier.made_by(property_name(owner))), 0)
         refused: set[tuple[int, ...]] = set()
@@ -175,7 +175,7 @@ class _Target:
             else:
                 for member in region.members:
                     self.work.free[member] = 1
-        run = _run(owner, strategy, least, cap, asker, found, notes, options)
+        run = _run(owner, strategy, least, asker, found, notes, options)
         # Nodes given back might form other regions now: what is left must stay as it is when the
         # pass is applied again.
         again = bool(cuts) and (len(cuts) < len(notes) or bool(found.filtered))
@@ -223,6 +223,10 @@ class _Target:
             nodes[number] = copies[node]
 
 
+def _cap(owner: SubgraphProperty, options: Options) -> int | None:
+    return owner.max_subgraphs if options.max_subgraphs is None else options.max_subgraphs
+
+
 def mark_forced(work: Workspace, options: Options) -> None:
     """Mark the nodes that options force in or out."""
     if options.include or options.exclude:
@@ -237,7 +241,6 @@ def _run(
     owner: SubgraphProperty,
     strategy: str,
     min_size: int,
-    cap: int | None,
     asker: Asker,
     found: Proposals,
     notes: list[RegionNote],
@@ -255,7 +258,7 @@ def _run(
         selector=found.selector,
         strategy=strategy,
         min_size=min_size,
-        max_subgraphs=cap,
+        max_subgraphs=_cap(owner, options),
         names=names,
         via=found.via,
         region=region,

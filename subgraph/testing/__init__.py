@@ -1,1 +1,49 @@
-"""Testing tools for users: partition invariants, graph strategies, one-line property checks."""
+"""Testing tools for users: partition invariants, graph strategies, one-line property checks.
+
+`check_partition` proves that a partition is right. The strategies (`graphs`, `topologies`,
+`selectors`, `misbehaving_selectors`) are for hypothesis, which must be installed
+(``pip install subgraph-ml[testing]``); `check_property` uses them to try an accelerator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from subgraph.testing.invariants import check_partition
+
+if TYPE_CHECKING:
+    from subgraph.testing.checks import check_property
+    from subgraph.testing.random_graphs import feeds, graphs, topologies
+    from subgraph.testing.random_selectors import misbehaving_selectors, selectors
+
+__all__ = [
+    "check_partition",
+    "check_property",
+    "feeds",
+    "graphs",
+    "misbehaving_selectors",
+    "selectors",
+    "topologies",
+]
+
+_HOMES = {
+    "check_property": "checks",
+    "feeds": "random_graphs",
+    "graphs": "random_graphs",
+    "topologies": "random_graphs",
+    "misbehaving_selectors": "random_selectors",
+    "selectors": "random_selectors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'subgraph.testing' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"subgraph.testing.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,348 @@
+"""Proof that a partition is right: `check_partition` compares the graphs before and after.
+
+Everything is checked in time linear in nodes and edges, from the two graphs alone: nothing here
+uses the code that made the partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from subgraph.errors import PartitionError, SubgraphError
+from subgraph.graph import Graph, Node, Value
+from subgraph.parameters import Parameter
+from subgraph.partition.record import KEY, MADE, PartitionRecord
+
+Source = Value | Parameter | None
+
+
+def check_partition(
+    before: Graph,
+    after: Graph,
+    *,
+    inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    rtol: float = 1e-5,
+    atol: float = 1e-6,
+) -> None:
+    """Prove that ``after`` is a right partition of ``before``; linear in nodes and edges.
+
+    The invariants, by number: 1 regions are disjoint and lose no node; 2 each is connected; 3 each
+    is convex; 4 all together form no cycle; 5 every member was found by its selector, as far as
+    the record tells; 6 subgraph nodes list inputs and outputs once, the graph's own are untouched;
+    7 every node still computes the same from the same values. Bodies are checked alike.
+
+    Args:
+        before: The graph that was partitioned.
+        after: What came out.
+        inputs: If given, both graphs run on them on the device REFERENCE, and results must agree.
+        rtol: Relative tolerance of that comparison.
+        atol: Absolute tolerance of that comparison.
+
+    Raises:
+        PartitionError: says which invariant is broken, and where.
+    """
+    work = [(before, after)]
+    while work:
+        old, new = work.pop()
+        checker = _Checker(old, new)
+        checker.check()
+        work += checker.bodies
+    if inputs is not None:
+        _check_results(before, after, inputs, rtol, atol)
+
+
+def _fail(number: int, text: str) -> NoReturn:
+    raise PartitionError(f"invariant {number}: {text}")
+
+
+class _Checker:
+    """Checks one graph; pairs of bodies to check next gather in ``bodies``."""
+
+    def __init__(self, before: Graph, after: Graph) -> None:
+        self.before = before
+        self.after = after
+        self.bodies: list[tuple[Graph, Graph]] = []
+        self._nodes = {node.name: node for node in before.nodes}
+        self._ends = frozenset(before.inputs)
+        self._region: dict[Node, Node] = {}  # node before -> subgraph node after
+        self._seen: set[Node] = set()
+
+    def check(self) -> None:
+        """Check every invariant.
+
+        Raises:
+            PartitionError: one is broken.
+        """
+        try:
+            self.after.verify()
+        except SubgraphError as error:
+            raise PartitionError(f"the partitioned graph does not verify: {error}") from error
+        self._check_ends()
+        self._walk()
+        lost = [node.name for node in self.before.nodes if node not in self._seen]
+        if lost:
+            _fail(1, f"node {lost[0]!r} is gone; {len(lost)} of {len(self._nodes)} are missing")
+        self._check_connected()
+        self._check_order()
+        self._check_record()
+
+    def _check_ends(self) -> None:
+        for what, old, new in (
+            ("inputs", self.before.inputs, self.after.inputs),
+            ("outputs", self.before.outputs, self.after.outputs),
+            ("captures", self.before.captures, self.after.captures),
+        ):
+            if [v.name for v in old] != [v.name for v in new]:
+                _fail(6, f"{what} were {[v.name for v in old]}, are {[v.name for v in new]}")
+        for old, new in zip(self.before.inputs, self.after.inputs, strict=True):
+            if old.type != new.type or old.parameter is not new.parameter:
+                _fail(6, f"input {old.name!r} changed from {old.type} to {new.type}")
+
+    def _canonical(self, value: Value | None) -> Source:
+        if value is not None and value.parameter is not None and value not in self._ends:
+            return value.parameter
+        return value
+
+    def _walk(self) -> None:
+        """Follow every value of the new graph to the old value that it carries."""
+        env: dict[Value, Source] = {}
+        for old, new in (
+            *zip(self.before.inputs, self.after.inputs, strict=True),
+            *zip(self.before.captures, self.after.captures, strict=True),
+        ):
+            env[new] = old
+        # Entries: a node to check, or a subgraph node whose inner results are known by then.
+        stack: list[tuple[Node, Node | None, bool]] = [
+            (node, None, False) for node in reversed(self.after.nodes)
+        ]
+        while stack:
+            node, holder, entered = stack.pop()
+            if node.subgraph is None or self._was_there(node):
+                self._check_node(node, holder, env)
+            elif entered:
+                for outer, inner in zip(node.outputs, node.subgraph.outputs, strict=True):
+                    env[outer] = self._carried(inner, env)
+            else:
+                self._enter(node, env)
+                stack.append((node, holder, True))
+                inside = reversed(node.subgraph.nodes)
+                stack += [(inner, holder or node, False) for inner in inside]
+        for old, new in zip(self.before.outputs, self.after.outputs, strict=True):
+            if self._carried(new, env) is not self._canonical(old):
+                _fail(7, f"output {old.name!r} is now another value")
+
+    def _was_there(self, node: Node) -> bool:
+        old = self._nodes.get(node.name)
+        return old is not None and old.subgraph is not None and old.subgraph is node.subgraph
+
+    def _carried(self, value: Value | None, env: Mapping[Value, Source]) -> Source:
+        if value is None or value in env:
+            return None if value is None else env[value]
+        if value.parameter is None:
+            _fail(7, f"value {value.name!r} comes from nowhere")
+        return value.parameter
+
+    def _enter(self, node: Node, env: dict[Value, Source]) -> None:
+        inner = node.subgraph
+        assert inner is not None
+        given = [self._carried(value, env) for value in node.inputs]
+        for what, listed in (("input", given), ("output", list(inner.outputs))):
+            if len({id(item) for item in listed}) != len(listed):
+                _fail(6, f"subgraph node {node.name!r} lists an {what} twice")
+        for value, source in zip(inner.inputs, given, strict=True):
+            if value.parameter is not None and value.parameter is not source:
+                _fail(
+                    7,
+                    f"input {value.name!r} of subgraph node {node.name!r} stands for parameter "
+                    f"{value.parameter.name!r}, but another value is connected",
+                )
+            env[value] = source
+
+    def _check_node(self, node: Node, holder: Node | None, env: dict[Value, Source]) -> None:
+        old = self._nodes.get(node.name)
+        where = "" if holder is None else f" in subgraph node {holder.name!r}"
+        if old is None:
+            _fail(1, f"node {node.name!r}{where} was not in the graph")
+        if old in self._seen:
+            _fail(1, f"node {node.name!r}{where} is there twice: regions are not disjoint")
+        self._seen.add(old)
+        if holder is not None:
+            self._region[old] = holder
+        kind = (node.op_type, node.domain, node.version, len(node.outputs), node.metadata)
+        if kind != (old.op_type, old.domain, old.version, len(old.outputs), old.metadata):
+            _fail(7, f"node {node.name!r}{where} is now another operator: {kind}")
+        self._check_attrs(old, node, where)
+        for what, mine, theirs in (
+            ("input", node.inputs, old.inputs),
+            ("capture", node.captures, old.captures),
+        ):
+            carried = [self._carried(value, env) for value in mine]
+            expected = [self._canonical(value) for value in theirs]
+            for position, (got, wanted) in enumerate(zip(carried, expected, strict=False)):
+                if got is not wanted:
+                    name = getattr(got, "name", None)
+                    right = getattr(wanted, "name", None)
+                    text = f"{what} {position} of node {node.name!r}{where}"
+                    _fail(7, f"{text} is {name!r}, was {right!r}")
+            if len(carried) != len(expected):
+                _fail(7, f"node {node.name!r}{where} has another number of {what}s")
+        for mine, theirs in zip(node.outputs, old.outputs, strict=True):
+            env[mine] = theirs
+
+    def _check_attrs(self, old: Node, new: Node, where: str) -> None:
+        if old.attrs.keys() != new.attrs.keys():
+            _fail(7, f"node {new.name!r}{where} has other attributes: {sorted(new.attrs)}")
+        for key, theirs in old.attrs.items():
+            mine = new.attrs[key]
+            if isinstance(theirs, Graph) and isinstance(mine, Graph):
+                self.bodies.append((theirs, mine))
+            elif mine is not theirs and not _equal(mine, theirs):
+                _fail(7, f"attribute {key!r} of node {new.name!r}{where} changed")
+
+    def _check_connected(self) -> None:
+        group = {node: node for node in self._region}
+
+        def find(node: Node) -> Node:
+            while group[node] is not node:
+                group[node] = group[group[node]]
+                node = group[node]
+            return node
+
+        for node, holder in self._region.items():
+            for other in node.predecessors():
+                if self._region.get(other) is holder:
+                    group[find(node)] = find(other)
+        first: dict[Node, Node] = {}
+        for node, holder in self._region.items():
+            root = find(node)
+            if first.setdefault(holder, root) is not root:
+                _fail(
+                    2,
+                    f"subgraph node {holder.name!r} is not connected: nothing links "
+                    f"{node.name!r} with {first[holder].name!r} inside",
+                )
+
+    def _check_order(self) -> None:
+        """Sort the graph in which every region is one node (Kahn); show the cycle if there is."""
+        waits: dict[Node, set[Node]] = {}
+        feeds: dict[Node, list[Node]] = {}
+        for node in self.before.nodes:
+            here = self._region.get(node, node)
+            mine = waits.setdefault(here, set())
+            for other in node.predecessors():
+                there = self._region.get(other, other)
+                if there is not here and there not in mine:
+                    mine.add(there)
+                    feeds.setdefault(there, []).append(here)
+        left = {node: len(sources) for node, sources in waits.items()}
+        ready = [node for node, count in left.items() if not count]
+        while ready:
+            node = ready.pop()
+            del left[node]
+            for other in feeds.get(node, ()):
+                left[other] -= 1
+                if not left[other]:
+                    ready.append(other)
+        if left:
+            self._fail_cycle(left, waits)
+
+    def _fail_cycle(self, left: Mapping[Node, int], waits: Mapping[Node, set[Node]]) -> NoReturn:
+        node = min(left, key=lambda n: n.name)
+        passed: dict[Node, int] = {}
+        path: list[Node] = []
+        while node not in passed:
+            passed[node] = len(path)
+            path.append(node)
+            node = min((n for n in waits[node] if n in left), key=lambda n: n.name)
+        cycle = path[passed[node] :][::-1]
+        regions = [n for n in cycle if n.subgraph is not None and n.name not in self._nodes]
+        shown = " -> ".join(repr(n.name) for n in (*cycle, cycle[0]))
+        if len(regions) == 1:
+            _fail(3, f"region {regions[0].name!r} is not convex: {shown}")
+        _fail(4, f"regions wait for each other: {shown}")
+
+    def _check_record(self) -> None:
+        record = self.after.attrs.get(KEY)
+        if not isinstance(record, PartitionRecord):
+            return
+        members: dict[str, set[str]] = {}
+        for node, holder in self._region.items():
+            members.setdefault(holder.name, set()).add(node.name)
+        for run in record.runs:
+            found: dict[int, set[str]] = {}
+            for number, position in enumerate(run.region):
+                if position >= 0:
+                    found.setdefault(position, set()).add(run.names[number])
+                    if run.via[number] < 0:
+                        _fail(5, f"no selector chose node {run.names[number]!r}")
+            for position, note in enumerate(run.regions):
+                if note.fate == MADE and note.node in members:
+                    strange = members[note.node] ^ found.get(position, set())
+                    if strange:
+                        _fail(
+                            5,
+                            f"subgraph node {note.node!r} differs from the region that was chosen: "
+                            f"{sorted(strange)[0]!r}",
+                        )
+
+
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(two, np.ndarray):
+        left, right = np.asarray(one), np.asarray(two)
+        return left.dtype == right.dtype and left.shape == right.shape and bool(
+            left.tobytes() == right.tobytes() if left.dtype != object else (left == right).all()
+        )
+    return bool(one == two)
+
+
+def _check_results(
+    before: Graph, after: Graph, inputs: Mapping[str, Any] | Sequence[Any], rtol: float, atol: float
+) -> None:
+    names = [value.name for value in before.outputs]
+    check_results(run_reference(before, inputs), run_reference(after, inputs), names, rtol, atol)
+
+
+def run_reference(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+    """Return the results of ``graph`` on the device REFERENCE, by position."""
+    from subgraph.core import compile_model
+
+    results = compile_model(graph, "REFERENCE")(inputs)
+    return [results[position] for position in range(len(graph.outputs))]
+
+
+def check_results(
+    expected: Iterable[Any], got: Iterable[Any], names: Iterable[str], rtol: float, atol: float
+) -> None:
+    """Compare results output by output; NaN equals NaN.
+
+    Raises:
+        PartitionError: invariant 7 is broken; names the output and the largest difference.
+    """
+    for name, one, two in zip(names, expected, got, strict=True):
+        if isinstance(one, list) or isinstance(two, list):
+            parts = [f"{name}[{k}]" for k in range(len(one))]
+            check_results(one, two, parts, rtol, atol)
+            continue
+        left, right = np.asarray(one), np.asarray(two)
+        if left.dtype != right.dtype or left.shape != right.shape:
+            _fail(
+                7,
+                f"output {name!r} was {left.dtype}{list(left.shape)}, is "
+                f"{right.dtype}{list(right.shape)}",
+            )
+        if left.dtype.kind in "fc" or left.dtype.name.startswith(("bfloat", "float")):
+            wide = np.complex128 if left.dtype.kind == "c" else np.float64
+            left, right = left.astype(wide), right.astype(wide)
+            same = np.isclose(left, right, rtol=rtol, atol=atol, equal_nan=True)
+        else:
+            same = np.asarray(left == right)
+        if not same.all():
+            where = tuple(int(k) for k in np.argwhere(~same)[0])
+            _fail(
+                7,
+                f"output {name!r} differs at {where}: {left[where]} was expected, got "
+                f"{right[where]} ({int((~same).sum())} of {same.size} elements)",
+            )
