@@ -1,4 +1,4 @@
-"""What pattern fusions share: reading constants with guards, matches, the selector and the property.
+"""What pattern fusions share: reading constants, matches, the selector and the property.
 
 A matcher looks at one node and says which nodes around it become one fused node (`Match`). The
 selector grows exactly these; the property makes the node, with the region as its inner graph, which
@@ -24,7 +24,14 @@ Array = np.ndarray[Any, Any]
 DOMAIN = "subgraph.cpu"
 FLOATS = frozenset({"float32", "float64"})
 _RANDOM = frozenset(
-    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()
+    {
+        "RandomNormal",
+        "RandomUniform",
+        "RandomNormalLike",
+        "RandomUniformLike",
+        "Multinomial",
+        "Bernoulli",
+    }
 )
 
 

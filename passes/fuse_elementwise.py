@@ -15,17 +15,18 @@ from subgraph.types import Shape
 
 from ._patterns import Context, Match, dtype_of, fused_node, is_op, shape_of
 
-_OPERATORS = frozenset(
-    (
-        "Abs Neg Sign Floor Ceil Round Sqrt Reciprocal Exp Log Erf Sin Cos Tan Tanh Sigmoid "
-        "HardSigmoid HardSwish Relu LeakyRelu PRelu Elu Selu Celu Gelu Mish Softplus Softsign "
-        "Swish ThresholdedRelu Add Sub Mul Div Pow Max Min Sum Mean And Or Xor Not Equal Greater "
-        "GreaterOrEqual Less LessOrEqual Where Clip Cast IsNaN IsInf"
-    ).split()
+_TEXT = (
+    "Abs Neg Sign Floor Ceil Round Sqrt Reciprocal Exp Log Erf Sin Cos Tan Tanh Sigmoid "
+    "HardSigmoid HardSwish Relu LeakyRelu PRelu Elu Selu Celu Gelu Mish Softplus Softsign "
+    "Swish ThresholdedRelu Add Sub Mul Div Pow Max Min Sum Mean And Or Xor Not Equal Greater "
+    "GreaterOrEqual Less LessOrEqual Where Clip Cast IsNaN IsInf"
 )
-_DTYPES = frozenset(
-    "float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
-)
+_OPERATORS = frozenset(_TEXT.split(" "))
+_DTYPES = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)) | {
+    "float32",
+    "float64",
+    "bool",
+}
 _MAX_NODES = 24
 _MAX_INPUTS = 10
 
@@ -78,9 +79,7 @@ def _fits(node: Node) -> bool:
     return shape is not None and None not in shape and all(dtype_of(v) in _DTYPES for v in values)
 
 
-def _group_of_users(
-    context: Context, node: Node, group_of: Mapping[Node, _Group]
-) -> _Group | None:
+def _group_of_users(context: Context, node: Node, group_of: Mapping[Node, _Group]) -> _Group | None:
     value = node.outputs[0]
     if not value.uses or value in context.outputs:
         return None

@@ -60,7 +60,7 @@ class _Chain:
 
 def conv(context: Context, node: Node) -> Match | None:
     """Match Conv, a residual, an activation."""
-    if not is_op(node, "Conv") or dtype_of(node.outputs[0]) not in FLOATS:
+    if not is_op(node, "Conv") or len(node.inputs) < 2 or dtype_of(node.outputs[0]) not in FLOATS:
         return None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     chain = _Chain([node], node.outputs[0], bias)
@@ -79,7 +79,11 @@ def conv(context: Context, node: Node) -> Match | None:
 
 def product(context: Context, node: Node) -> Match | None:
     """Match MatMul or Gemm, a bias, a residual, an activation."""
-    if not is_op(node, "MatMul", "Gemm") or dtype_of(node.outputs[0]) not in FLOATS:
+    if (
+        not is_op(node, "MatMul", "Gemm")
+        or len(node.inputs) < 2
+        or dtype_of(node.outputs[0]) not in FLOATS
+    ):
         return None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     chain = _Chain([node], node.outputs[0], bias)
@@ -113,7 +117,11 @@ def _take_bias(context: Context, chain: _Chain) -> None:
 
 def _take_residual(context: Context, chain: _Chain) -> None:
     user = context.user(chain.at)
-    if user is None or not is_op(user, "Add", "Sum") or (user.op_type == "Add" and user.version < 7):
+    if (
+        user is None
+        or not is_op(user, "Add", "Sum")
+        or (user.op_type == "Add" and user.version < 7)
+    ):
         return
     other = context.other(user, chain.at)
     if other is None or other is chain.at or context.is_weight(other):

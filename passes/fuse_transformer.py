@@ -223,9 +223,8 @@ def _normalized(context: Context, root: Node, centered: Value) -> list[Node] | N
         return None
     if is_op(user, "Div") and user.inputs == (centered, root.outputs[0]):
         return [user]
-    if is_op(user, "Reciprocal"):
-        after = context.user(user.outputs[0])
-    elif is_op(user, "Div") and _near(context.scalar(user.inputs[0]), 1.0):
+    inverse = is_op(user, "Div") and _near(context.scalar(user.inputs[0]), 1.0)
+    if inverse or is_op(user, "Reciprocal"):
         after = context.user(user.outputs[0])
     else:
         return None
@@ -234,9 +233,7 @@ def _normalized(context: Context, root: Node, centered: Value) -> list[Node] | N
     return [user, after] if context.other(after, user.outputs[0]) is centered else None
 
 
-def _weighted(
-    context: Context, at: Value, op_type: str, axis: int
-) -> tuple[Node, Value] | None:
+def _weighted(context: Context, at: Value, op_type: str, axis: int) -> tuple[Node, Value] | None:
     """Follow the multiplication by, or addition of, a weight over the trailing axes."""
     user = context.user(at)
     if user is None or not is_op(user, op_type):
@@ -249,7 +246,7 @@ def _weighted(
 
 
 def layer_norm(context: Context, node: Node) -> Match | None:
-    """Match ``(x - mean) / sqrt(mean((x - mean)^2) + epsilon) * scale + bias`` at its first node."""
+    """Match ``(x - mean) / sqrt(mean((x - mean)^2) + epsilon) * scale + bias`` at its mean."""
     if not is_op(node, "ReduceMean") or dtype_of(node.outputs[0]) not in FLOATS:
         return None
     x = node.inputs[0]
@@ -550,4 +547,3 @@ ACTIVATIONS = (gelu, silu)
 def transformer_property() -> SubgraphProperty:
     """Return the property that fuses what transformers are made of."""
     return PatternProperty("cpu_transformer", (*MATCHERS, *ACTIVATIONS))
-

@@ -1,8 +1,8 @@
 """CPU: regions as programs of compiled kernels on this machine's cores.
 
-`CpuDevice.transform` lifts constants and fuses (the passes ``CpuFusion`` names); `supports` asks the
-lowerings by a trial plan; `create_op` hands the graph to `subgraph.engine.region_op`. What no kernel
-takes goes to REFERENCE.
+`CpuDevice.transform` lifts constants and fuses (the pass ``CpuFusion``); `supports` asks the
+lowerings by a trial plan; `create_op` hands the graph to `subgraph.engine.region_op`. What no
+kernel takes goes to REFERENCE.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import attrs
@@ -83,21 +84,17 @@ class _Block:
             self._word(word)
         return begin
 
-    def _word(self, word: object) -> None:
-        if isinstance(word, bool) or not isinstance(word, (int, float)):
-            if isinstance(word, (Operand, Scratch)):
-                self._address(word)
-                return
-            if isinstance(word, Weight):
-                self._weight(self.weights.add(word), 0)
-                return
-            if isinstance(word, Kernel):
-                self.words.append(word.address)
-                return
-            word = int(word) if isinstance(word, (bool, np.integer)) else float(str(word))
-        if isinstance(word, float):
-            word = struct.unpack("<q", struct.pack("<d", word))[0]
-        self.words.append(int(word))
+    def _word(self, word: Any) -> None:
+        if isinstance(word, (Operand, Scratch)):
+            self._address(word)
+        elif isinstance(word, Weight):
+            self._weight(self.weights.add(word), 0)
+        elif isinstance(word, Kernel):
+            self.words.append(word.address)
+        elif isinstance(word, float):
+            self.words.append(struct.unpack("<q", struct.pack("<d", word))[0])
+        else:
+            self.words.append(index(word))
 
     def _address(self, word: Operand | Scratch) -> None:
         storage = word.storage

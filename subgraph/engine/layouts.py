@@ -1,6 +1,6 @@
 """Layouts: where a plan works in channel blocks, and the conversions at the edges of these parts.
 
-Convolutions ask for the blocked layout, ``[N, ceil(C / lanes), *spatial, lanes]``; what follows them
+Convolutions ask for the blocked layout, ``[N, ceil(C / lanes), *spatial, lanes]``; what follows
 stays in it as long as its lowering can. A value is converted where it meets a node that needs the
 other layout, once for all such nodes. A conversion that moves nothing is a view.
 """
@@ -38,10 +38,10 @@ class Arranger:
         reorders: Number of conversions that move data.
     """
 
-    def __init__(self, steps: list[EmittedStep | object], threads: int, blocked: bool) -> None:  # type: ignore[type-arg]
-        """Emit conversions into ``steps``; without ``blocked`` everything stays plain."""
+    def __init__(self, emit: Callable[[EmittedStep], object], threads: int, blocked: bool) -> None:
+        """Give conversions to ``emit``; without ``blocked`` everything stays plain."""
         self.reorders = 0
-        self._steps = steps
+        self._emit = emit
         self._threads = threads
         self._enabled = blocked
         self._other: dict[Operand, Operand] = {}
@@ -153,7 +153,7 @@ class Arranger:
             self._other[target] = source
             if step is not None:
                 self.reorders += 1
-                self._steps.append(step)
+                self._emit(step)
         self._pending.clear()
 
 

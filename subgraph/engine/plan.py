@@ -168,7 +168,7 @@ class Planner:
         self.pairs: list[tuple[Operand, Operand, int]] = []
         self.guards: dict[Parameter, int] = {}
         self.lowerings: list[Lowering] = []
-        self.arranger = Arranger(self.items, options.threads, options.blocked)
+        self.arranger = Arranger(self.items.append, options.threads, options.blocked)
         self.inputs = [
             self._input(k, value, types[k], values.get(k)) for k, value in enumerate(graph.inputs)
         ]
@@ -260,9 +260,9 @@ class Planner:
             for operand in inputs[1:]:
                 self._read(operand)
         given = [operand for operand in inputs if operand is not None]
-        if not node.captures and all(operand.constant for operand in given):
-            if self._constant_node(node, inputs):
-                return
+        constant_inputs = not node.captures and all(operand.constant for operand in given)
+        if constant_inputs and self._constant_node(node, inputs):
+            return
         outputs = self._outputs(node, inputs)
         if outputs is not None:
             self._lower(node, inputs, outputs)
@@ -333,7 +333,7 @@ class Planner:
         position = {value: k for k, value in enumerate(self.graph.inputs)}
         found: list[int] = []
         seen: set[Value] = set()
-        work = [value for value in node.sources]
+        work = list(node.sources)
         while work:
             value = work.pop()
             if value in seen:
@@ -458,8 +458,15 @@ class Planner:
 
 
 _RANDOM = frozenset(
-    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli Dropout"
-    .split()
+    {
+        "RandomNormal",
+        "RandomUniform",
+        "RandomNormalLike",
+        "RandomUniformLike",
+        "Multinomial",
+        "Bernoulli",
+        "Dropout",
+    }
 )
 
 
@@ -546,5 +553,3 @@ def _check_dtype(node: Node, rule: LoweringRule, inputs: Sequence[Operand | None
     first = next((o for o in inputs if o is not None), None)
     if rule.dtypes is not None and first is not None and first.dtype not in rule.dtypes:
         raise Unsupported(f"{node.op_type} on {first.dtype} has no kernel")
-
-

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from subgraph.engine.lowering import Unsupported
-from subgraph.engine.plan import HostStep, PlanOptions, Planner, concrete
+from subgraph.engine.plan import HostStep, Planner, PlanOptions, concrete
 from subgraph.errors import SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.types import TensorType
@@ -99,9 +99,9 @@ class _Probe:
         except Unsupported as reason:
             return str(reason)
         first = next((value.type for value in node.sources), None)
-        if rule.dtypes is not None and isinstance(first, TensorType):
-            if first.dtype not in rule.dtypes:
-                return f"{node.op_type} on {first.dtype} has no kernel"
+        dtype = first.dtype if isinstance(first, TensorType) else None
+        if rule.dtypes is not None and dtype is not None and dtype not in rule.dtypes:
+            return f"{node.op_type} on {dtype} has no kernel"
         return ""
 
     def _forget(self, node: Node) -> None:
