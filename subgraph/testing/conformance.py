@@ -55,7 +55,10 @@ _CATEGORIES = (
     ("quantization", r"^test_(quantize|dequantize|dynamicquantize|qlinear|matmulinteger|convint)"),
     ("strings, text", r"^test_(string|strnorm|tfidf|regex|image_decoder)"),
     ("convolution, pooling", r"^test_(basic_)?(conv|deform|max|average|lp|global|col2im|roialign)"),
-    ("normalization, losses", r"^test_(batchnorm|layer_norm|instancenorm|group_norm|rms|mvn|sce|nll)"),
+    (
+        "normalization, losses",
+        r"^test_(batchnorm|layer_norm|instancenorm|group_norm|rms|mvn|sce|nll)",
+    ),
     ("reduction", r"^test_(reduce|argm|cumsum|cumprod|sum|mean)"),
     ("recurrent", r"^test_(lstm|gru|rnn|simple_rnn)"),
     ("signal", r"^test_(dft|stft|blackman|hamming|hann|mel)"),

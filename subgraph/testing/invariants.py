@@ -292,8 +292,12 @@ class _Checker:
 def _equal(one: Any, two: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(two, np.ndarray):
         left, right = np.asarray(one), np.asarray(two)
-        return left.dtype == right.dtype and left.shape == right.shape and bool(
-            left.tobytes() == right.tobytes() if left.dtype != object else (left == right).all()
+        return (
+            left.dtype == right.dtype
+            and left.shape == right.shape
+            and bool(
+                left.tobytes() == right.tobytes() if left.dtype != object else (left == right).all()
+            )
         )
     return bool(one == two)
 
