@@ -19,7 +19,8 @@ import numpy as np
 
 from subgraph.errors import ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph import Node, Value
-from subgraph.op import REFERENCES, operator_key
+from subgraph.limits import memory_limit, size_in_bytes
+from subgraph.op import REFERENCES, infer_types, operator_key
 from subgraph.schema import find_schema, newest_opset
 from subgraph.types import TensorType, dtype_of
 
@@ -45,6 +46,7 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """
     given = [np.asarray(v) if _is_scalar(v) else v for v in inputs]
     compute = REFERENCES.find(operator_key(node.op_type, node.domain))
+    _refuse_huge(node, given)
     try:
         with np.errstate(all="ignore"):
             outputs = compute(node, given) if compute else standard(node, given)
@@ -58,6 +60,44 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
         raise ShapeError(f"{_where(node, given)} do not fit: {_reason(error)}") from error
     found = [_normal(v) for v in outputs][: len(node.outputs)]
     return found + [None] * (len(node.outputs) - len(found))
+
+
+# Operators whose result may be much larger than all their inputs together.
+_GROWING = frozenset(
+    {
+        *("AffineGrid", "AveragePool", "BlackmanWindow", "CenterCropPad", "Col2Im", "Conv"),
+        *("ConstantOfShape", "ConvInteger", "ConvTranspose", "DFT", "Expand", "EyeLike"),
+        *("HammingWindow", "HannWindow", "LpPool", "MaxPool", "MaxUnpool", "MelWeightMatrix"),
+        *("Multinomial", "OneHot", "Pad", "QLinearConv", "RandomNormal", "RandomUniform", "Range"),
+        *("Resize", "STFT", "Tile", "Upsample"),
+    }
+)
+_FREELY = 1 << 27  # products of sizes up to which nobody looks
+
+
+def _refuse_huge(node: Node, inputs: Sequence[Any]) -> None:
+    """Refuse a result that cannot fit, before anything is allocated."""
+    product = 1
+    for value in inputs:
+        if _is_array(value) and value.size:
+            product *= value.size
+    if product <= _FREELY and node.op_type not in _GROWING:
+        return
+    types = [_type_of(value) for value in inputs]
+    values = [v if _is_array(v) and v.size <= 4096 else None for v in inputs]
+    if node.op_type == "Range" and not node.domain:
+        counts = [float(np.asarray(v).reshape(-1)[0]) for v in inputs[:3] if v is not None]
+        sizes: list[float] = (
+            [abs(counts[1] - counts[0]) / abs(counts[2]) * 8] if all(counts[2:]) else []
+        )
+    else:
+        found = infer_types(node, types, values)
+        sizes = [float(size_in_bytes(t)) for t in found if isinstance(t, TensorType)]
+    if any(size > memory_limit() for size in sizes):
+        raise ShapeError(
+            f"{_where(node, inputs)} ask for {max(sizes) / 2**30:,.0f} GiB; this machine's limit "
+            f"is {memory_limit() / 2**30:,.0f} GiB"
+        )
 
 
 def standard(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

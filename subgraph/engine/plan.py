@@ -32,6 +32,7 @@ from subgraph.engine.memory import Lives, assign_offsets, join_in_place
 from subgraph.errors import ShapeError, SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.known_values import from_array, propagate, to_array
+from subgraph.limits import memory_limit, size_in_bytes
 from subgraph.op import infer_types
 from subgraph.parameters import Parameter
 from subgraph.types import TensorType, ValueType, numpy_dtype
@@ -325,6 +326,11 @@ class Planner:
         for value, type_ in zip(node.outputs, types, strict=True):
             if not isinstance(type_, TensorType) or not type_.is_static:
                 raise UnknownShapeError(node, self._value_inputs(node))
+            if size_in_bytes(type_) > memory_limit():
+                raise ShapeError(
+                    f"node {node.name!r} ({node.op_type}) asks for {type_}, more than the "
+                    f"{memory_limit() / 2**30:,.0f} GiB that this machine has"
+                )
             outputs.append((value, type_))
         return outputs
 
