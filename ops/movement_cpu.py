@@ -242,13 +242,15 @@ def concat(node: Node, low: Lowering) -> None:
     if len(operands) == 1:
         low.alias(y, operands[0])
         return
+    joined = math.prod(_memory_shape(y)[:axis]) == 1
     at = 0
     for x in operands:
         shape = _memory_shape(x)
-        emit_copy(
-            low, x, y, shape, contiguous(shape), target, item=item, to_offset=at * target[axis]
-        )
+        offset = at * target[axis]
         at += shape[axis]
+        # With nothing around the axis, what makes an operand may write it where it belongs.
+        if not joined or not low.place(x, y, offset * item):
+            emit_copy(low, x, y, shape, contiguous(shape), target, item=item, to_offset=offset)
 
 
 @lowering("Split")
