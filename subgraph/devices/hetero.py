@@ -99,7 +99,7 @@ class HeteroDevice(VirtualDevice):
     ) -> dict[str, str]:
         if not options.PROFILE:
             raise ConfigError(
-                "PLACEMENT=COST needs PROFILE: a file that `subgraph profile` or "
+                "PLACEMENT=COST needs PROFILE: a file that `subgraph measure` or "
                 "subgraph.profiles.measure wrote"
             )
         times = read_profile(options.PROFILE)
