@@ -78,8 +78,8 @@ def _template(*names: str) -> Callable[[Apply], Apply]:
     return register
 
 
-def _make(name: str, *inputs: Any, **attributes: Any) -> Any:
-    return getattr(sg.ops, name)(*inputs, **attributes)
+def _make(op_type: str, /, *inputs: Any, **attributes: Any) -> Any:
+    return getattr(sg.ops, op_type)(*inputs, **attributes)
 
 
 @_template(
