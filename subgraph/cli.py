@@ -13,19 +13,18 @@ import runpy
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import numpy as np
 
 import subgraph as sg
-from subgraph.cli_inputs import input_arrays, parse_assignments, parse_config, ports
+from subgraph.cli_inputs import compiled_model, input_arrays, parse_assignments, parse_config
+from subgraph.cli_measure import bench, profile, warmup
+from subgraph.cli_output import Output, Row, op_name
 from subgraph.graph import Graph, Node
 from subgraph.types import TensorType
-
-Row = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     """Run a model on files or random inputs; print the results, or write them to a folder."""
     out = Output(args)
     with out.progress("loading and compiling"):
-        model = _compiled(args)
+        model = compiled_model(args)
         arrays = input_arrays(model.inputs, args.input, parse_assignments(args.dim), args.seed)
     times: list[float] = []
     results: Mapping[str, Any] = {}
@@ -145,9 +144,9 @@ def info(args: argparse.Namespace) -> None:
             base = device.partition(".")[0]
             if base not in takes and base not in ("REFERENCE", "HETERO", "MULTI", "AUTO"):
                 takes[base] = core.query_model(graph, device)
-    count = Counter(_op_name(node) for node in graph.nodes)
+    count = Counter(op_name(node) for node in graph.nodes)
     shares: dict[str, Counter[str]] = {
-        device: Counter(_op_name(n) for n in graph.nodes if n.name in names)
+        device: Counter(op_name(n) for n in graph.nodes if n.name in names)
         for device, names in takes.items()
     }
     rows = [
@@ -189,7 +188,7 @@ def query(args: argparse.Namespace) -> None:
     rows = [
         {
             "node": node.name,
-            "operator": _op_name(node),
+            "operator": op_name(node),
             "device": found.get(node.name, "-"),
             "why not": str(found.reasons.get(node.name, "")),
         }
@@ -207,49 +206,14 @@ def compile_command(args: argparse.Namespace) -> None:
     """Compile a model and write it to one file that `subgraph run` starts faster from."""
     out = Output(args)
     with out.progress("compiling"):
-        model = _compiled(args)
+        model = compiled_model(args)
         model.export_model(args.output)
     facts: Row = {"file": str(args.output), "bytes": args.output.stat().st_size}
     out.facts(facts)
     out.finish(facts)
 
 
-def bench(args: argparse.Namespace) -> None:
-    """Time a model against other runtimes, taking turns, and compare the results."""
-    from subgraph.bench import check_peers, fastest_peer, measure
-
-    out = Output(args)
-    peers = [name for name in args.vs.split(",") if name]
-    check_peers(peers)
-    with out.progress("loading"):
-        inputs = ports(sg.load(args.model))
-        arrays = input_arrays(inputs, args.input, parse_assignments(args.dim), args.seed)
-    with out.progress("measuring"):
-        measured = measure(
-            args.model, arrays, peers=peers, threads=args.threads, seconds=args.seconds
-        )
-    best = fastest_peer(measured)
-    rows = [one.row(best) for one in measured]
-    out.table(f"{args.model.name}, {args.threads} thread(s)", rows)
-    out.finish({"rows": rows})
-
-
 # ---------------------------------------------------------------- shared steps
-
-
-def _compiled(args: argparse.Namespace) -> Any:
-    core = sg.Core()
-    config = parse_config(args.config)
-    if args.model.suffix != ".onnx" and _is_exported(args.model):
-        return core.import_model(args.model, args.device, config)
-    return core.compile_model(args.model, args.device, config)
-
-
-def _is_exported(path: Path) -> bool:
-    from subgraph.blob import MAGIC
-
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def _partitioned(graph: Graph, args: argparse.Namespace) -> Graph:
@@ -279,7 +243,7 @@ def partition_rows(cut: Graph, original: Graph) -> tuple[list[Row], Row]:
             continue
         inner = node.subgraph
         inside += len(inner.nodes)
-        operators = Counter(_op_name(n) for n in inner.nodes).most_common(6)
+        operators = Counter(op_name(n) for n in inner.nodes).most_common(6)
         weights = sum(value.parameter is not None for value in inner.inputs)
         rows.append(
             {
@@ -364,76 +328,12 @@ def _why(cut: Graph, node: Node) -> str:
     return next(iter(sg.explain(cut, node).reasons), "")
 
 
-def _op_name(node: Node) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-
-
 def _file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or "output"
 
 
 def _plain(value: object) -> object:
     return value if isinstance(value, (int, float, str, bool)) or value is None else str(value)
-
-
-class Output:
-    """Where a command's results go: tables and lines on a terminal, or one JSON object."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        """Take ``--json`` from the arguments."""
-        self._json = bool(args.json)
-        if not self._json:
-            from rich.console import Console
-
-            # Into a pipe or file, lines are as long as the tables need.
-            self._console = Console(
-                width=None if sys.stdout.isatty() else 200, highlight=False, markup=False
-            )
-
-    @contextmanager
-    def progress(self, what: str) -> Generator[None]:
-        """Show that something is under way, on a terminal, until the block ends."""
-        if self._json or not sys.stderr.isatty():
-            yield
-            return
-        from rich.console import Console
-
-        with Console(stderr=True).status(f"{what} ..."):
-            yield
-
-    def table(self, title: str, rows: Sequence[Row]) -> None:
-        """Print rows under their keys."""
-        if self._json or not rows:
-            return
-        from rich.table import Table
-
-        table = Table(title=title, title_justify="left")
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        for column in columns:
-            number = any(isinstance(row.get(column), (int, float)) for row in rows)
-            table.add_column(column, justify="right" if number else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(_cell(row.get(column, "")) for column in columns))
-        self._console.print(table)
-
-    def facts(self, facts: Row) -> None:
-        """Print names and single values."""
-        for key, value in facts.items():
-            self.line(f"{key.replace('_', ' ')}: {_cell(value)}")
-
-    def line(self, text: str) -> None:
-        """Print a line."""
-        if not self._json:
-            self._console.print(text, markup=False)
-
-    def finish(self, everything: Row) -> None:
-        """Print the JSON object, if that was asked for."""
-        if self._json:
-            print(json.dumps(everything, default=str))
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 # ---------------------------------------------------------------- arguments
@@ -503,6 +403,20 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--vs", default="", metavar="A,B", help="onnxruntime, openvino, torch")
     sub.add_argument("--threads", type=int, default=1, metavar="N")
     sub.add_argument("--seconds", type=float, default=3, help="about how long each runs")
+
+    sub = command("profile", profile)
+    _model(sub)
+    _device(sub, "CPU")
+    _inputs(sub)
+    sub.add_argument("--repeat", type=int, default=10, metavar="N", help="runs to measure")
+    sub.add_argument("--top", type=int, default=25, metavar="N", help="steps to show")
+    sub.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto")
+    sub.add_argument("--measure", default="", metavar="A,B", help="each node alone, on these")
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="keep the times (--measure)")
+
+    sub = command("warmup", warmup)
+    text = "models whose kernels to compile (default: small models of every operator family)"
+    sub.add_argument("models", nargs="*", type=Path, help=text)
     return parser
 
 
@@ -522,8 +436,8 @@ def _model(sub: Any) -> None:
     sub.add_argument("model", type=Path, help="an .onnx file, or one that `compile` wrote")
 
 
-def _device(sub: Any) -> None:
-    sub.add_argument("--device", default="AUTO", help="CPU, OPENCL, HETERO:OPENCL,CPU, ...")
+def _device(sub: Any, default: str = "AUTO") -> None:
+    sub.add_argument("--device", default=default, help="CPU, OPENCL, HETERO:OPENCL,CPU, ...")
     sub.add_argument(
         "--config", action="append", default=[], metavar="KEY=VALUE", help="a device property"
     )

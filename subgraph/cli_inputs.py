@@ -1,13 +1,16 @@
-"""Inputs of the command line: arrays from files or random ones that fit a model's inputs."""
+"""What the command line is given: a model to compile or import, arrays from files or random."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import subgraph as sg
+from subgraph.compiled_model import CompiledModel
 from subgraph.errors import ConfigError, MissingInputError, ModelError, ShapeError
 from subgraph.graph import Graph
 from subgraph.registry import nearest
@@ -33,6 +36,22 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
 def parse_config(texts: Iterable[str]) -> dict[str, str]:
     """Return ``KEY=VALUE`` texts as a configuration; the device converts the values."""
     return parse_assignments(texts)
+
+
+def compiled_model(args: argparse.Namespace) -> CompiledModel:
+    """Return the model that ``--device`` and ``--config`` ask for, compiled or imported."""
+    core = sg.Core()
+    config = parse_config(args.config)
+    if args.model.suffix != ".onnx" and _is_exported(args.model):
+        return core.import_model(args.model, args.device, config)
+    return core.compile_model(args.model, args.device, config)
+
+
+def _is_exported(path: Path) -> bool:
+    from subgraph.blob import MAGIC
+
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def ports(graph: Graph) -> list[Port]:

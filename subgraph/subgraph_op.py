@@ -37,6 +37,7 @@ class ProfileEntry:
         kernel: The kernel that ran it, "reference" for the reference implementation.
         seconds: Wall time of the run.
         bytes: Bytes of its inputs and outputs, 0 if not known.
+        flops: Floating-point operations, 0 if not known.
     """
 
     node: str
@@ -45,6 +46,7 @@ class ProfileEntry:
     kernel: str
     seconds: float
     bytes: int = 0
+    flops: int = 0
 
 
 class Session:

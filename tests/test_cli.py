@@ -166,8 +166,57 @@ def test_random_inputs_fit_every_dtype() -> None:
     ]
 
 
+def test_profile_shows_steps_and_writes_a_trace(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.json"
+    answer = run_json(capsys, "profile", DIGITS, "--repeat", "2", "--trace", trace)
+    assert any("conv" in row["kernel"] for row in answer["steps"])
+    assert answer["total_ms"] > 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"X"}
+
+
+def test_profile_of_every_node_on_two_devices(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    times = tmp_path / "times.json"
+    answer = run_json(capsys, "profile", DIGITS, "--measure", "CPU,REFERENCE", "-o", times)
+    assert len(answer["rows"]) == len(sg.load(DIGITS).nodes)
+    assert times.exists()
+
+
+def test_warmup_compiles_what_a_model_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUBGRAPH_CACHE_DIR", str(tmp_path))
+    command = [sys.executable, "-m", "subgraph.cli", "warmup", str(DIGITS), "--json"]
+    first, again = (
+        json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        for _ in range(2)
+    )
+    assert first["compiled"] > 0
+    assert again["compiled"] == 0
+
+
+def test_bench_measures_ourselves_and_a_peer(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "bench", DIGITS, "--vs", "onnxruntime", "--seconds", "0.1")
+    assert [row["runner"] for row in answer["rows"]] == ["subgraph", "onnxruntime"]
+    assert answer["rows"][0]["difference"] < 1e-4
+
+
 def test_an_input_file_that_is_no_array(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     path.write_bytes(b"nothing")
     with pytest.raises(sg.ModelError, match=r"x\.npy"):
         read_array(path)
+
+
+def test_measured_times_place_nodes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    answer = run_json(capsys, "measure", DIGITS, "--devices", "CPU,REFERENCE", "-o", path)
+    assert {"CPU us", "REFERENCE us"} <= set(answer["rows"][0])
+    assert answer["ms by cost"] <= answer["ms by priority"]
+    config = ["--config", "PLACEMENT=COST", "--config", f"PROFILE={path}"]
+    answer = run_json(capsys, "query", DIGITS, "--device", "HETERO:CPU,REFERENCE", *config)
+    assert answer["taken"] == answer["nodes"]

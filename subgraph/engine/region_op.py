@@ -246,9 +246,11 @@ def profile_entries(plan: Plan, seconds: Sequence[float]) -> list[ProfileEntry]:
     for item, taken in zip(plan.items, seconds, strict=True):
         if isinstance(item, EmittedStep):
             kernel = item.kernel.description.removeprefix("subgraph.ops.")
-            moved = item.bytes
+            moved, flops = item.bytes, item.flops
         else:
-            kernel = "reference"
+            kernel, flops = "reference", 0
             moved = sum(o.nbytes for o in (*item.inputs, *item.outputs) if o is not None)
-        entries.append(ProfileEntry(item.node.name, item.node.op_type, "CPU", kernel, taken, moved))
+        entries.append(
+            ProfileEntry(item.node.name, item.node.op_type, "CPU", kernel, taken, moved, flops)
+        )
     return entries

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import attrs
+
 from subgraph.engine.bound import BoundPlan
 from subgraph.engine.plan import Plan
 from subgraph.engine.region_op import CpuSession, CpuSubgraphOp, Guards, RegionOptions
@@ -51,7 +53,4 @@ class ClSession(CpuSession):
     def profile(self) -> list[ProfileEntry]:
         """Return what each step of the last run took on the device."""
         device = self._cl_op.device
-        return [
-            ProfileEntry(e.node, e.op_type, device, e.kernel, e.seconds, e.bytes)
-            for e in super().profile()
-        ]
+        return [attrs.evolve(e, device=device) for e in super().profile()]

@@ -1,0 +1,98 @@
+"""Where a command's results go: tables and lines on a terminal, or one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from subgraph.graph import Node
+
+Row = dict[str, Any]
+
+
+class Output:
+    """Where a command's results go: tables and lines on a terminal, or one JSON object."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Take ``--json`` from the arguments."""
+        self._json = bool(args.json)
+        if not self._json:
+            from rich.console import Console
+
+            # Into a pipe or file, lines are as long as the tables need.
+            self._console = Console(
+                width=None if sys.stdout.isatty() else 200, highlight=False, markup=False
+            )
+
+    @contextmanager
+    def progress(self, what: str) -> Generator[None]:
+        """Show that something is under way, on a terminal, until the block ends."""
+        if self._json or not sys.stderr.isatty():
+            yield
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status(f"{what} ..."):
+            yield
+
+    @contextmanager
+    def counting(self, what: str) -> Generator[Callable[[str], None]]:
+        """Show how many of something are done; call what this gives with the name of each."""
+        if self._json or not sys.stderr.isatty():
+            yield lambda name: None
+            return
+        from rich.console import Console
+
+        done = 0
+        with Console(stderr=True).status(f"{what} ...") as status:
+
+            def count(name: str) -> None:
+                nonlocal done
+                done += 1
+                status.update(f"{what}: {done} ({name})")
+
+            yield count
+
+    def table(self, title: str, rows: Sequence[Row]) -> None:
+        """Print rows under their keys."""
+        if self._json or not rows:
+            return
+        from rich.table import Table
+
+        table = Table(title=title, title_justify="left")
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        for column in columns:
+            number = any(isinstance(row.get(column), (int, float)) for row in rows)
+            table.add_column(column, justify="right" if number else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(cell(row.get(column, "")) for column in columns))
+        self._console.print(table)
+
+    def facts(self, facts: Row) -> None:
+        """Print names and single values."""
+        for key, value in facts.items():
+            self.line(f"{key.replace('_', ' ')}: {cell(value)}")
+
+    def line(self, text: str) -> None:
+        """Print a line."""
+        if not self._json:
+            self._console.print(text, markup=False)
+
+    def finish(self, everything: Row) -> None:
+        """Print the JSON object, if that was asked for."""
+        if self._json:
+            print(json.dumps(everything, default=str))
+
+
+def cell(value: Any) -> str:
+    """Return a value as a table shows it."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def op_name(node: Node) -> str:
+    """Return an operator's name with its domain."""
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
