@@ -13,6 +13,7 @@ import numpy as np
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Scratch, Weight, Word
 
+from .primitives import primitive
 from .strides import Ints, collapse
 
 Place = Operand | Scratch | Weight
@@ -31,6 +32,7 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
+@primitive
 def emit_copy(
     low: Lowering,
     source: Place,
@@ -134,6 +136,7 @@ def _widen(item: int, dims: Ints, origin: Ints, goal: Ints) -> tuple[int, Ints, 
     return item * size, dims[:-1], *narrow
 
 
+@primitive
 def emit_fill(
     low: Lowering,
     target: Place,

@@ -29,6 +29,7 @@ from .elementwise_expressions import (
     expand_graph,
     register,
 )
+from .primitives import primitive
 from .strides import Ints, broadcast_strides, collapse, contiguous
 
 Array = np.ndarray[Any, Any]
@@ -85,6 +86,7 @@ def source(operand: Operand, shape: Sequence[int] | None = None) -> Source:
     return Source(operand, wanted, operand.layout, operand.dtype)
 
 
+@primitive
 def emit_expression(
     low: Lowering,
     expression: Expression,

@@ -20,6 +20,7 @@ from subgraph.types import numpy_dtype
 from .copying_cpu import emit_copy, emit_fill, is_contiguous
 from .elementwise_cpu import emit_expression, source
 from .elementwise_expressions import Expression, text
+from .primitives import primitive
 from .strides import contiguous, normal_axis
 
 Array = np.ndarray[Any, Any]
@@ -343,6 +344,7 @@ def reverse_sequence(node: Node, low: Lowering) -> None:
 # ---------------------------------------------------------------- tables along an axis
 
 
+@primitive
 def emit_take(
     low: Lowering,
     source_: Operand | Scratch,

@@ -16,6 +16,7 @@ from .copying_cpu import emit_fill
 from .elementwise_cpu import cast_to, emit_cast, emit_expression, source, temporary
 from .elementwise_expressions import FLOATS, INTEGERS, Expression
 from .movement_cpu import known, known_ints
+from .primitives import primitive
 from .strides import collapse, contiguous, normal_axis
 
 _OPS = {
@@ -43,6 +44,7 @@ def reduced_axes(low: Lowering, rank: int) -> list[int]:
     return [normal_axis(axis, rank) for axis in axes]
 
 
+@primitive
 def emit_reduction(
     low: Lowering,
     op: str,

@@ -18,8 +18,8 @@ Raising `Unsupported` refuses the node with a reason; it then runs on the refere
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
 
 import attrs
 import numpy as np
@@ -239,7 +239,10 @@ class Lowering:
         outputs: Operands of its outputs.
         threads: How many threads the program may use.
         steps: The steps emitted so far.
+        primitives: Functions of this device in place of the CPU's primitives, by name.
     """
+
+    primitives: ClassVar[Mapping[str, Callable[..., None]]] = {}
 
     def __init__(
         self,
