@@ -12,14 +12,21 @@ work-items. An operand becomes two arguments: a buffer, and the element in it wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, cast
 
 import attrs
 import numpy as np
 
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import EmittedStep, Lowering, LoweringRule, Unsupported, Word
+from subgraph.engine.lowering import (
+    LOWERINGS,
+    EmittedStep,
+    Lowering,
+    LoweringRule,
+    Unsupported,
+    Word,
+)
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.op import operator_key
@@ -27,7 +34,12 @@ from subgraph.opencl.runtime import ClSource, ClTraits
 from subgraph.registry import Registry, defined_at, load_files
 
 _F = TypeVar("_F", bound=Callable[[Node, "ClLowering"], None])
+_P = TypeVar("_P", bound=Callable[..., None])
+Translate = Callable[["ClLowering", Kernel, Sequence[Word]], None]
+_K = TypeVar("_K", bound=Translate)
 Range = tuple[int, ...]
+_PRIMITIVES: dict[str, Callable[..., None]] = {}
+_KERNELS: dict[tuple[str, str], Translate] = {}
 
 
 @attrs.frozen
@@ -87,6 +99,34 @@ def cl_lowering(
     return register
 
 
+def cl_shared(*op_types: str, domain: str = "") -> None:
+    """Lower these operators by the CPU's functions: what they emit is translated."""
+    for op_type in op_types:
+        key = operator_key(op_type, domain)
+        rule = attrs.evolve(LOWERINGS.get(key), layouts=frozenset({"plain"}))
+        CL_LOWERINGS.register(key, rule, defined_at(rule.function))
+
+
+def cl_primitive(function: _P) -> _P:
+    """Decorate what stands for the CPU's primitive of the same name; see ``ops/primitives.py``."""
+    _PRIMITIVES[function.__name__] = function
+    return function
+
+
+def cl_kernel(module: str, *factories: str) -> Callable[[_K], _K]:
+    """Decorate the function that launches what stands for a kernel of the CPU.
+
+    It is called as ``function(low, kernel, words)`` with what a shared lowering has emitted.
+    """
+
+    def register(function: _K) -> _K:
+        for factory in factories:
+            _KERNELS[f"subgraph.ops.{module}", factory] = function
+        return function
+
+    return register
+
+
 def cl_rule_of(node: Node) -> LoweringRule:
     """Return the lowering of a node's operator.
 
@@ -101,6 +141,32 @@ def cl_rule_of(node: Node) -> LoweringRule:
 
 class ClLowering(Lowering):
     """What a lowering function of OPENCL sees of one node, and where it puts launches."""
+
+    primitives: ClassVar[Mapping[str, Callable[..., None]]] = _PRIMITIVES
+
+    def emit(
+        self,
+        kernel: Kernel,
+        words: Sequence[Word],
+        units: int,
+        *,
+        grain: int = 0,
+        flops: int = 0,
+        bytes: int = 0,
+    ) -> None:
+        """Launch what stands for a kernel of the CPU.
+
+        Raises:
+            Unsupported: there is nothing.
+        """
+        translate = _KERNELS.get((kernel.module, kernel.factory))
+        if translate is None:
+            raise Unsupported(f"{self.node.op_type} has no OpenCL kernel for {kernel.factory}")
+        before = len(self.steps)
+        if units > 0:
+            translate(self, kernel, words)
+        for k, step in enumerate(self.steps[before:], before):
+            self.steps[k] = attrs.evolve(step, flops=step.flops or flops, bytes=step.bytes or bytes)
 
     @property
     def traits(self) -> ClTraits:
