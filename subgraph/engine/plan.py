@@ -45,6 +45,8 @@ _SHAPE_LIKE = 256
 # Operators whose result has a shape that floats among their inputs decide.
 _SCALED = frozenset({"Resize", "Upsample", "Range"})
 
+_MISFITS = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+
 
 @attrs.frozen(eq=False)
 class HostStep:
@@ -352,7 +354,9 @@ class Planner:
                 found.append(position[value])
             if value.producer is not None:
                 work.extend(value.producer.sources)
-        return sorted(found)
+        names = self.graph.inputs
+        whole = [k for k in found if numpy_dtype(self.operands[names[k]].dtype).kind in "iub"]
+        return sorted(whole or found)
 
     def _lower(
         self,
@@ -412,9 +416,14 @@ class Planner:
             )
             try:
                 rule.function(node, low)
-            except Unsupported:
+            except SubgraphError:
                 low.undo()
                 raise
+            except _MISFITS as error:
+                # Attributes or shapes that no valid node has: the reference says what is wrong.
+                low.undo()
+                reason = f"its lowering failed: {type(error).__name__}: {error}"
+                raise Unsupported(reason) from error
             return low
 
         return self.arranger.lower(node, rule, inputs, [t for _, t in outputs], attempt)
