@@ -280,7 +280,9 @@ def fused_node(inner: Graph, match: Match) -> Node:
     if rest:
         roles += [None] * (match.arity - len(roles))
     inputs = [*roles, *rest]
-    placeholders = [Value(f"omitted_{k}") if v is None else v for k, v in enumerate(inputs)]
+    placeholders = [
+        Value(f"omitted_{k}") if v is None or v in inputs[:k] else v for k, v in enumerate(inputs)
+    ]
     # The region belongs to the partition; the node gets a copy with inputs of its own.
     body = Graph(placeholders, inner.outputs, inner.name, nodes=inner.nodes, opsets=inner.opsets)
     return Node(
