@@ -174,8 +174,9 @@ def _outside(record: PartitionRecord, graph: Graph, target: Node) -> Explanation
         if number is None:
             continue
         reasons = list(_reasons(run, number, graph, target))
-        # A later round of a property knows best; but it may not have come to the node again.
-        if reasons or run.property not in by_property:
+        # A later round of a property knows best, if a region of its came to the node at all.
+        met = number in run.given_up or number in run.filtered or run.region[number] >= 0
+        if met or not by_property.get(run.property):
             by_property[run.property] = reasons
     several = len(by_property) > 1
     lines: list[str] = []

@@ -1,0 +1,282 @@
+"""Selectors: what they are asked and in which order, reasons, and every way to misbehave."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.property import SelectorProperty
+from subgraph.testing import check_partition, misbehaving_selectors, topologies
+
+quick = settings(
+    max_examples=150,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class Recording(sg.SubgraphSelector):
+    """Takes everything but what ``no`` names, and writes down every question."""
+
+    def __init__(self, log: list[tuple[str, ...]], no: set[tuple[str, ...]] | None = None) -> None:
+        self.log = log
+        self.no = no or set()
+
+    def _answer(self, *question: str) -> bool:
+        self.log.append(question)
+        return question not in self.no
+
+    def select(self, node: sg.Node) -> bool:
+        return self._answer("select", node.name)
+
+    def select_input(self, node: sg.Node, input_node: sg.Node) -> bool:
+        return self._answer("input", node.name, input_node.name)
+
+    def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
+        return self._answer("output", node.name, output_node.name)
+
+    def filter(self, candidates: list[sg.Node]) -> list[sg.Node]:
+        self._answer("filter", *(node.name for node in candidates))
+        return candidates
+
+
+def literal(graph: sg.Graph) -> list[tuple[str, ...]]:
+    """Write down MXNet's order of questions when every answer is yes."""
+    place = {node: k for k, node in enumerate(graph.nodes)}
+    log: list[tuple[str, ...]] = []
+    taken: set[sg.Node] = set()
+    for start in graph.nodes:
+        if start in taken:
+            continue
+        log.append(("select", start.name))
+        found = {start}
+        queue = deque([start])
+        while queue:
+            node = queue.popleft()
+            for other in node.predecessors():
+                if other not in found:
+                    log.append(("input", node.name, other.name))
+                    found.add(other)
+                    queue.append(other)
+            for other in sorted(node.successors(), key=place.__getitem__):
+                if other not in found:
+                    log.append(("output", node.name, other.name))
+                    found.add(other)
+                    queue.append(other)
+        log.append(("filter", *(n.name for n in graph.nodes if n in found)))
+        taken |= found
+    return log
+
+
+@quick
+@given(topologies())
+def test_questions_come_breadth_first_producers_before_consumers(graph: sg.Graph) -> None:
+    log: list[tuple[str, ...]] = []
+    sg.optimize_for(graph, SelectorProperty(lambda: Recording(log)))
+    assert log == literal(graph)
+
+
+def fork() -> sg.Graph:
+    x = sg.input("x", (4,))
+    s = ops.Relu(x, name="s")
+    a, b = ops.Tanh(s, name="a"), ops.Sin(s, name="b")
+    return sg.Graph([x], [ops.Add(a, b, name="c")])
+
+
+def test_a_node_refused_over_one_edge_is_asked_about_over_another() -> None:
+    log: list[tuple[str, ...]] = []
+    no = {("output", "s", "b")}
+    cut = sg.optimize_for(fork(), SelectorProperty(lambda: Recording(log, no)))
+    assert log == [
+        ("select", "s"),
+        ("output", "s", "a"),
+        ("output", "s", "b"),
+        ("output", "a", "c"),
+        ("input", "c", "b"),
+        ("filter", "s", "a", "b", "c"),
+    ]
+    assert len(cut.nodes) == 1
+
+
+def test_a_refused_node_cuts_off_what_lies_below_it() -> None:
+    log: list[tuple[str, ...]] = []
+    no = {("output", "s", "b"), ("input", "c", "b"), ("select", "b")}
+    graph = fork()
+    cut = sg.optimize_for(graph, SelectorProperty(lambda: Recording(log, no)))
+    check_partition(graph, cut)
+    inside = [[n.name for n in node.subgraph.nodes] for node in cut.nodes if node.subgraph]
+    assert inside == [["s", "a"], ["c"]]
+
+
+def test_a_residual_block_joins_though_its_addition_is_reached_first() -> None:
+    # s -> 1 -> 2 -> 3 -> 4 -> add, s -> add; only downward edges are taken.
+    x = sg.input("x", (4,))
+    s = h = ops.Relu(x, name="s")
+    for k in range(1, 6):
+        h = ops.Tanh(h, name=f"t{k}")
+    graph = sg.Graph([x], [ops.Neg(ops.Add(s, h, name="add"), name="end")])
+
+    class Down(Recording):
+        def select_input(self, node: sg.Node, input_node: sg.Node) -> bool:
+            return False
+
+    cut = sg.optimize_for(graph, SelectorProperty(lambda: Down([])))
+    assert [node.subgraph is not None for node in cut.nodes] == [True]
+
+    class ButOne(Down):
+        def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
+            return output_node.name != "t4"
+
+        def select(self, node: sg.Node) -> bool:
+            return node.name != "t4"
+
+    log: list[tuple[str, ...]] = []
+    cut = sg.optimize_for(graph, SelectorProperty(lambda: ButOne(log)))
+    check_partition(graph, cut)
+    inside = [[n.name for n in node.subgraph.nodes] for node in cut.nodes if node.subgraph]
+    assert inside == [["s", "t1", "t2", "t3"], ["t5", "add", "end"]]
+
+
+def test_upward_growth_from_the_end_keeps_the_start() -> None:
+    graph = fork()
+    no = {("select", "s"), ("select", "a"), ("select", "b"), ("input", "c", "b")}
+    no |= {("output", "s", "b")}
+    cut = sg.optimize_for(graph, SelectorProperty(lambda: Recording([], no)))
+    check_partition(graph, cut)
+    inside = [[n.name for n in node.subgraph.nodes] for node in cut.nodes if node.subgraph]
+    assert inside == [["a", "c"]]
+
+
+def test_every_start_has_a_fresh_selector_and_an_instance_is_reset() -> None:
+    made: list[Recording] = []
+
+    def make() -> Recording:
+        made.append(Recording([]))
+        return made[-1]
+
+    graph = fork()
+    sg.optimize_for(graph, SelectorProperty(make), exclude=["a", "b"])
+    assert len(made) == 2
+
+    class Once(sg.SubgraphSelector):
+        used = False
+        resets = 0
+
+        def select(self, node: sg.Node) -> bool:
+            first, self.used = not self.used, True
+            return first
+
+        def reset(self) -> None:
+            Once.resets += 1
+            self.used = False
+
+    once = Once()
+    cut = sg.optimize_for(graph, once)
+    assert [node.subgraph is not None for node in cut.nodes] == [True] * 4
+    assert Once.resets == 4
+    assert not once.used
+
+
+def test_a_selector_sees_dtypes_and_shapes() -> None:
+    class Small(sg.SubgraphSelector):
+        def select(self, node: sg.Node) -> bool:
+            kind = node.outputs[0].type
+            return kind == sg.TensorType("float32", (4,))
+
+    assert all(node.subgraph for node in sg.optimize_for(fork(), Small).nodes)
+
+
+def test_contain_op_selector() -> None:
+    selector = sg.ContainOpSelector(["Conv", "my.domain::Twist"])
+    assert repr(selector) == "ContainOpSelector({'Conv', 'my.domain::Twist'})"
+    yes = [sg.Node("Conv"), sg.Node("Twist", domain="my.domain")]
+    no = [sg.Node("Relu"), sg.Node("Conv", domain="my.domain"), sg.Node("Twist")]
+    for node in yes:
+        assert selector.select(node)
+        assert selector.select_input(no[0], node)
+        assert selector.select_output(no[0], node)
+    for node in no:
+        assert not selector.select(node)
+        assert not selector.select_input(yes[0], node)
+        assert not selector.select_output(yes[0], node)
+    with pytest.raises(sg.PartitionError, match=r"write ContainOpSelector\(\{'Conv'\}\)"):
+        sg.ContainOpSelector("Conv")
+
+
+def test_a_reject_is_false_and_knows_where_it_was_made() -> None:
+    reject = sg.Reject("too large")
+    assert not reject
+    assert reject.reason == "too large"
+    assert Path(reject.file).name == Path(__file__).name
+    assert reject.line > 100
+    assert "too large" in repr(reject)
+
+
+def test_registering() -> None:
+    @sg.register_selector("test_decorated")
+    class Decorated(sg.ContainOpSelector):
+        def __init__(self) -> None:
+            super().__init__({"Sin"})
+
+    cut = sg.optimize_for(fork(), "test_decorated")
+    assert [node.name for node in cut.nodes if node.subgraph] == ["test_decorated_0"]
+    sg.register_selector("test_decorated", Decorated)
+    with pytest.raises(sg.PartitionError, match="two owners: .*Decorated and .*Recording"):
+        sg.register_selector("test_decorated", Recording)
+    with pytest.raises(sg.PartitionError, match="makes no selectors"):
+        sg.register_selector("test_wrong", 3)  # type: ignore[arg-type]
+    with pytest.raises(sg.PartitionError, match="did you mean 'test_decorated'"):
+        sg.optimize_for(fork(), "test_decorate")
+
+
+@pytest.mark.parametrize("method", ["select", "select_input", "select_output", "filter"])
+@pytest.mark.parametrize("strategy", ["selector", "hetero"])
+def test_a_selector_that_raises_is_named_with_the_node(method: str, strategy: str) -> None:
+    def broken(self: Any, *args: Any) -> bool:
+        raise IndexError("tuple index out of range")
+
+    kind = type("Broken", (Recording,), {method: broken})
+    graph = fork()
+    before = str(graph)
+    if strategy == "hetero" and method.startswith("select_"):
+        sg.optimize_for(graph, SelectorProperty(lambda: kind([])), strategy=strategy)
+        return
+    no = {("output", "s", "a")} if method == "select_input" else set[tuple[str, ...]]()
+    with pytest.raises(sg.PartitionError, match=rf"Broken\.{method} raised IndexError") as caught:
+        sg.optimize_for(graph, SelectorProperty(lambda: kind([], no)), strategy=strategy)
+    assert isinstance(caught.value.__cause__, IndexError)
+    assert "node '" in str(caught.value)
+    assert str(graph) == before
+
+
+def test_candidates_that_were_not_offered() -> None:
+    class Foreign(Recording):
+        def filter(self, candidates: list[sg.Node]) -> list[Any]:
+            return [*candidates, "b"]
+
+    with pytest.raises(sg.PartitionError, match=r"Foreign\.filter gave 'b', which was not"):
+        sg.optimize_for(fork(), SelectorProperty(lambda: Foreign([])))
+
+
+@quick
+@given(topologies(max_nodes=12), misbehaving_selectors())
+def test_misbehaving_selectors_end_in_one_error_or_a_right_partition(
+    graph: sg.Graph, recipe: Any
+) -> None:
+    before = str(graph)
+    for strategy in ("selector", "hetero"):
+        try:
+            cut = sg.optimize_for(graph, SelectorProperty(recipe, "p"), strategy=strategy)
+        except sg.PartitionError as error:
+            assert type(recipe()).__name__ in str(error)
+        else:
+            check_partition(graph, cut)
+        assert str(graph) == before

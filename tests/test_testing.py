@@ -1,0 +1,271 @@
+"""sg.testing: every invariant is noticed when broken; strategies give graphs that really run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.graph import copy_node, copy_value
+from subgraph.partition.record import KEY
+from subgraph.partition.replace import Cut, Cutter, put_in
+from subgraph.property import SelectorProperty
+from subgraph.testing import check_partition, check_property, feeds, graphs, selectors, topologies
+from subgraph.testing.random_graphs import TEMPLATES
+
+quick = settings(
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def ladder() -> sg.Graph:
+    x = sg.input("x", (4,))
+    a, b = ops.Relu(x, name="a"), ops.Sin(x, name="b")
+    c = ops.Add(a, b, name="c")
+    d, e = ops.Tanh(c, name="d"), ops.Cos(c, name="e")
+    return sg.Graph([x], [ops.Sub(d, e, name="f"), ops.Neg(a, name="g")], name="ladder")
+
+
+def cut_into(graph: sg.Graph, *regions: str) -> sg.Graph:
+    """Cut these regions (node names, one letter each) without any question."""
+    cuts: list[Cut] = []
+    for number, names in enumerate(regions):
+        members = [node for node in graph.nodes if node.name in names]
+        piece = Cutter(graph).cut_out(members, f"r{number}")
+        assert piece is not None
+        cuts.append(Cut(members, piece, sg.subgraph_node(piece.inner)))
+    return put_in(graph, cuts)[0]
+
+
+def test_right_partitions_pass() -> None:
+    graph = ladder()
+    for regions in (("ab",), ("ac", "df"), ("abcdefg",), ("a", "b", "c")):
+        if regions == ("ab",):
+            continue
+        check_partition(graph, cut_into(graph, *regions), inputs=feeds(graph))
+    check_partition(graph, graph.clone())
+
+
+def test_a_region_that_is_not_connected() -> None:
+    graph = ladder()
+    with pytest.raises(sg.PartitionError, match="invariant 2: .*'r0' is not connected"):
+        check_partition(graph, cut_into(graph, "ab"))
+
+
+def pretend(graph: sg.Graph, *regions: str) -> list[Any]:
+    """Return what the order check says to regions that no graph could hold."""
+    from subgraph.testing import invariants
+
+    checker = invariants._Checker(graph, graph)  # pyright: ignore[reportPrivateUsage]
+    for number, names in enumerate(regions):
+        holder = sg.Node("_subgraph_op", name=f"r{number}", subgraph=sg.Graph())
+        for node in graph.nodes:
+            if node.name in names:
+                checker._region[node] = holder  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(sg.PartitionError) as caught:
+        checker._check_order()  # pyright: ignore[reportPrivateUsage]
+    return [str(caught.value)]
+
+
+def test_regions_that_are_not_convex_or_wait_for_each_other() -> None:
+    assert (
+        "invariant 3: region 'r0' is not convex: 'r0' -> 'c' -> 'r0'" in pretend(ladder(), "ad")[0]
+    )
+    x = sg.input("x", (4,))
+    a1, b1 = ops.Sin(x, name="A"), ops.Cos(x, name="B")
+    a2, b2 = ops.Sin(b1, name="C"), ops.Cos(a1, name="D")
+    graph = sg.Graph([x], [a2, b2])
+    (said,) = pretend(graph, "AC", "BD")
+    assert said.startswith("invariant 4: regions wait for each other: ")
+
+
+def test_a_graph_with_a_cycle_cannot_even_be_made() -> None:
+    with pytest.raises(sg.ModelError, match="cycle"):
+        cut_into(ladder(), "ad")
+
+
+def change(**what: Any) -> Callable[[sg.Graph], sg.Graph]:
+    """Return a function that rebuilds a graph with one thing changed."""
+
+    def rebuild(graph: sg.Graph) -> sg.Graph:
+        values: dict[sg.Value, sg.Value] = {}
+        inputs = [copy_value(v, values) for v in graph.inputs]
+        nodes = [copy_node(node, values) for node in graph.nodes]
+        outputs = [copy_value(v, values) for v in graph.outputs]
+        by_name = {node.name: node for node in nodes}
+        if "op" in what:
+            by_name["d"].op_type = what["op"]
+        if "attr" in what:
+            by_name["d"].attrs["alpha"] = what["attr"]
+        if "name" in what:
+            by_name["d"].name = what["name"]
+        if "swap" in what:
+            by_name["f"].inputs = by_name["f"].inputs[::-1]
+        if "drop" in what:
+            outputs = outputs[:-1]
+            nodes = [node for node in nodes if node.name != "g"]
+        if "gone" in what:
+            by_name["f"].inputs = (by_name["c"].outputs[0],) * 2
+            nodes = [node for node in nodes if node.name not in "de"]
+        if "outputs" in what:
+            outputs = outputs[::-1]
+        if "other" in what:
+            outputs[0].name, outputs[1].name = outputs[1].name, outputs[0].name
+            outputs = outputs[::-1]
+        return sg.Graph(inputs, outputs, graph.name, nodes=nodes)
+
+    return rebuild
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ({"op": "Sinh"}, "invariant 7: node 'd' is now another operator"),
+        ({"attr": 1.0}, "invariant 7: node 'd' has other attributes"),
+        ({"name": "z"}, "invariant 1: node 'z' was not in the graph"),
+        ({"swap": 1}, "invariant 7: input 0 of node 'f' is 'e', was 'd'"),
+        ({"drop": 1}, "invariant 6: outputs were"),
+        ({"gone": 1}, "invariant 7: input 0 of node 'f'"),
+        ({"outputs": 1}, "invariant 6: outputs were"),
+        ({"other": 1}, "invariant 7: output 'f' is now another value"),
+    ],
+)
+def test_changes_are_noticed(what: dict[str, Any], says: str) -> None:
+    graph = ladder()
+    with pytest.raises(sg.PartitionError, match=says):
+        check_partition(graph, change(**what)(graph))
+
+
+def test_a_node_in_two_places() -> None:
+    graph = ladder()
+    cut = cut_into(graph, "ac")
+    node = next(node for node in cut.nodes if node.subgraph)
+    twice = sg.subgraph_node(cut_into(graph, "ac").node("r0").subgraph or sg.Graph(), name="again")
+    twice.inputs = node.inputs
+    for value in twice.outputs:
+        value.name = f"{value.name}_again"
+    broken = sg.Graph(cut.inputs, cut.outputs, nodes=[*cut.nodes, twice])
+    with pytest.raises(sg.PartitionError, match="invariant 1: node .* is there twice"):
+        check_partition(graph, broken)
+
+
+def test_a_record_that_does_not_fit() -> None:
+    graph = ladder()
+    cut = sg.optimize_for(graph, sg.ContainOpSelector({"Tanh", "Sub"}))
+    check_partition(graph, cut)
+    run = cut.attrs[KEY].runs[0]
+    run.region[run.number("f")] = -1
+    with pytest.raises(sg.PartitionError, match="invariant 5: .* differs from the region"):
+        check_partition(graph, cut)
+
+
+class PlusOne(sg.SubgraphOp):
+    """Wrong by one."""
+
+    def __init__(self, subgraph: sg.Graph) -> None:
+        super().__init__(subgraph)
+        self.inner = sg.compile_model(subgraph, "REFERENCE")
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        arrays = [v.array if isinstance(v, sg.Parameter) else v for v in inputs]
+        results = self.inner(arrays)
+        return [results[k] + 1 for k in range(len(self.subgraph.outputs))]
+
+
+class WrongWithNeg(sg.SubgraphProperty):
+    """Takes arithmetic; the regions with a Neg come out wrong."""
+
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Relu", "Neg", "Add", "Mul", "Sin"})
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+        wrong = any(node.op_type == "Neg" for node in subgraph.nodes)
+        return sg.subgraph_node(subgraph, op=PlusOne(subgraph) if wrong else None)
+
+
+def test_results_are_compared() -> None:
+    x = sg.input("x", (4,))
+    graph = sg.Graph([x], [ops.Neg(x, name="n")])
+    cut = sg.optimize_for(graph, WrongWithNeg)
+    check_partition(graph, cut)
+    with pytest.raises(sg.PartitionError, match="invariant 7: output 'n' differs at"):
+        check_partition(graph, cut, inputs=feeds(graph))
+
+
+def test_check_property_shows_a_small_counterexample() -> None:
+    with pytest.raises(sg.PartitionError, match="differs at") as caught:
+        check_property(WrongWithNeg, ops={"Relu", "Neg", "Add", "Mul", "Sin", "Tanh"})
+    text = str(caught.value)
+    assert "Neg@" in text
+    assert text.count("@") == 1, text
+    check_property(WrongWithNeg, ops={"Relu", "Add", "Mul", "Tanh"}, max_examples=20)
+    check_property(sg.ContainOpSelector(TEMPLATES), max_examples=30, strategy=topologies())
+
+
+def test_check_property_reports_what_a_property_raises() -> None:
+    class Raises(WrongWithNeg):
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+            raise ValueError("no memory left")
+
+    with pytest.raises(sg.PartitionError, match="no memory left") as caught:
+        check_property(Raises)
+    assert "on the graph\ngraph" in str(caught.value)
+
+
+@quick
+@given(graphs(max_nodes=8))
+def test_graphs_run_in_onnx_runtime(graph: sg.Graph) -> None:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    model = sg.to_onnx(graph).SerializeToString()
+    inputs = feeds(graph)
+    results = ort.InferenceSession(model, options, ["CPUExecutionProvider"]).run(None, inputs)
+    for value, result in zip(graph.outputs, results, strict=True):
+        assert isinstance(value.type, sg.TensorType)
+        assert value.type.shape == np.shape(result)
+        assert value.type.dtype == result.dtype.name
+
+
+def test_every_template_is_drawn_and_static() -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(quick, max_examples=400)
+    @given(graphs(max_nodes=16))
+    def draw(graph: sg.Graph) -> None:
+        graph.verify()
+        seen.update(node.op_type for node in graph.nodes)
+
+    draw()
+    assert set(TEMPLATES) - set(seen) == set()
+
+
+def test_recipes_print_and_repeat() -> None:
+    @quick
+    @given(topologies(), selectors())
+    def draw(graph: sg.Graph, recipe: Any) -> None:
+        assert repr(recipe).endswith(f"({recipe.seed})")
+        one, two = (str(sg.optimize_for(graph, SelectorProperty(recipe, "p"))) for _ in range(2))
+        assert one == two
+
+    draw()
+
+
+def test_the_public_names() -> None:
+    for name in sg.testing.__all__:
+        assert callable(getattr(sg.testing, name)), name
+    assert set(dir(sg.testing)) == set(sg.testing.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        sg.testing.nothing  # noqa: B018
