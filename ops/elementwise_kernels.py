@@ -39,7 +39,8 @@ from subgraph.engine.irtools import (
     store_at,
     suffix,
 )
-from subgraph.ops.primitive_kernels import (
+
+from .primitive_kernels import (
     apply,
     constant,
     element,

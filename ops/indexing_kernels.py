@@ -12,7 +12,8 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine.simd import ld, memcpy, st
-from subgraph.ops.movement_kernels import WORDS, arg
+
+from .movement_kernels import WORDS, arg
 
 Function = Callable[..., Any]
 

@@ -13,7 +13,8 @@ from numba.extending import register_jitable
 
 from subgraph.engine import vmath
 from subgraph.engine.simd import st_i64, vec
-from subgraph.ops.movement_kernels import arg, outer_offset
+
+from .movement_kernels import arg, outer_offset
 
 Function = Callable[..., Any]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from subgraph.engine.simd import ld_i32, vec
-from subgraph.ops.movement_kernels import arg
+
+from .movement_kernels import arg
 
 Function = Callable[..., Any]
 

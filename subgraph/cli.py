@@ -21,7 +21,7 @@ import numpy as np
 
 import subgraph as sg
 from subgraph.cli_inputs import compiled_model, input_arrays, parse_assignments, parse_config
-from subgraph.cli_measure import bench, profile, warmup
+from subgraph.cli_measure import bench, measure_nodes, profile, warmup
 from subgraph.cli_output import Output, Row, op_name
 from subgraph.graph import Graph, Node
 from subgraph.types import TensorType
@@ -411,8 +411,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--repeat", type=int, default=10, metavar="N", help="runs to measure")
     sub.add_argument("--top", type=int, default=25, metavar="N", help="steps to show")
     sub.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto")
-    sub.add_argument("--measure", default="", metavar="A,B", help="each node alone, on these")
-    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="keep the times (--measure)")
+
+    sub = command("measure", measure_nodes)
+    _model(sub)
+    _inputs(sub)
+    sub.add_argument("--devices", default="CPU,REFERENCE", metavar="A,B", help="by priority")
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="keep the times")
 
     sub = command("warmup", warmup)
     text = "models whose kernels to compile (default: small models of every operator family)"

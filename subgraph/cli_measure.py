@@ -34,9 +34,6 @@ def profile(args: argparse.Namespace) -> None:
     from subgraph.profiling import Limits, profile_model, write_trace
 
     out = Output(args)
-    if args.measure:
-        _profile_devices(args, out)
-        return
     with out.progress("loading and compiling"):
         args.config = [*args.config, "ENABLE_PROFILING=1"]
         model = compiled_model(args)
@@ -73,15 +70,16 @@ def warmup(args: argparse.Namespace) -> None:
     out.finish(facts)
 
 
-def _profile_devices(args: argparse.Namespace, out: Output) -> None:
-    """Time every node alone on each of several devices, for placement by cost."""
+def measure_nodes(args: argparse.Namespace) -> None:
+    """Time every node alone on each of several devices; HETERO places nodes by these times."""
     from subgraph.placement import Link, place_by_cost, placement_cost
     from subgraph.profiles import measure, write_profile
 
+    out = Output(args)
     core = sg.Core()
     graph = sg.load(args.model)
     arrays = input_arrays(ports(graph), args.input, parse_assignments(args.dim), args.seed)
-    devices = [core.device(name) for name in args.measure.split(",")]
+    devices = [core.device(name) for name in args.devices.split(",")]
     names = [device.name for device in devices]
     with out.progress("measuring"):
         times = measure(graph, devices, arrays)

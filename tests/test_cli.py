@@ -177,15 +177,6 @@ def test_profile_shows_steps_and_writes_a_trace(
     assert {event["ph"] for event in events} == {"X"}
 
 
-def test_profile_of_every_node_on_two_devices(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    times = tmp_path / "times.json"
-    answer = run_json(capsys, "profile", DIGITS, "--measure", "CPU,REFERENCE", "-o", times)
-    assert len(answer["rows"]) == len(sg.load(DIGITS).nodes)
-    assert times.exists()
-
-
 def test_warmup_compiles_what_a_model_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
