@@ -84,11 +84,14 @@ class Device:
     def start(self) -> None:
         """Find the hardware, before the first use; raise to say why it is not there."""
 
-    def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:
-        """Return whether the device can run ``node``; a `Reject` says why not."""
+    def supports(self, node: Node, options: Any) -> bool | Reject:
+        """Return whether the device can run ``node``; a `Reject` says why not.
+
+        ``options`` is an ``options_class``, here and in the following methods.
+        """
         return False
 
-    def transform(self, graph: Graph, options: DeviceOptions) -> Graph:
+    def transform(self, graph: Graph, options: Any) -> Graph:
         """Return the graph as the device wants it: fused, legalized. Query and compile use it.
 
         A node that stands for several original ones keeps them in its inner graph, or lists their
@@ -96,7 +99,7 @@ class Device:
         """
         return graph
 
-    def create_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+    def create_op(self, graph: Graph, options: Any) -> SubgraphOp:
         """Return what runs ``graph``, all of whose nodes are supported; inputs include weights."""
         return DefaultSubgraphOp(graph)
 
@@ -120,7 +123,7 @@ class Device:
         """Return what an exported model depends on; an import compares it with the file's."""
         return {"architecture": str(self.get_property("DEVICE_ARCHITECTURE"))}
 
-    def optimal_requests(self, options: DeviceOptions) -> int:
+    def optimal_requests(self, options: Any) -> int:
         """Return how many requests at a time make best use of the device."""
         return 1
 

@@ -93,11 +93,12 @@ def test_query_says_why_not(core: sg.Core) -> None:
 
 def test_what_is_said_to_be_supported_compiles(core: sg.Core) -> None:
     x = sg.input("x", ("N", 3))
-    w = sg.parameter("w", np.arange(12, dtype=np.float32).reshape(3, 4))
+    weight = np.arange(12, dtype=np.float32).reshape(3, 4)
+    w = sg.parameter("w", weight)
     graph = sg.Graph([x], [ops.Relu(ops.MatMul(x, w)), x], "part")
     model = core.compile_model(graph, "MYDEV")
     results = model(X)
-    np.testing.assert_array_equal(results[0], np.maximum(X @ w.parameter.array, 0))
+    np.testing.assert_array_equal(results[0], np.maximum(X @ weight, 0))
     np.testing.assert_array_equal(results[1], X)
     assert model.execution_devices == ["MYDEV"]
     assert model.get_property("NETWORK_NAME") == "part"
@@ -238,7 +239,7 @@ def test_query_goes_through_the_transformation_that_compile_uses() -> None:
         def supports(self, node: sg.Node, options: sg.DeviceOptions) -> bool | sg.Reject:
             return node.op_type in self.known
 
-        known = ("AddRelu",)
+        known: tuple[str, ...] = ("AddRelu",)
 
     core = sg.Core()
     device = Fusing()

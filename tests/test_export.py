@@ -283,7 +283,7 @@ def test_an_op_of_a_user_cannot_be_exported(core: sg.Core, tmp_path: Path) -> No
 
     x = sg.input("x", (2,))
     inner = sg.Graph([x], [ops.Relu(x)], "inner")
-    node = sg.subgraph_node(inner, Mine(inner), "mine")
+    node: Any = sg.subgraph_node(inner, Mine(inner), "mine")
     model = core.compile_model(sg.Graph(node.inputs, node.outputs), "REFERENCE")
     path = tmp_path / "x"
     path.write_bytes(b"old")

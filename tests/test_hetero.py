@@ -233,7 +233,7 @@ def test_random_affinities_change_nothing(devices: Any, seed: int) -> None:
         node.metadata = {"affinity": rng.choice(["A", "B", "REFERENCE"])}
     model = core.compile_model(graph, "HETERO:A,B,REFERENCE")
     model.graph.verify()
-    wanted = {node.metadata["affinity"] for node in graph.nodes}
+    wanted = {(node.metadata or {})["affinity"] for node in graph.nodes}
     assert set(model.execution_devices) == wanted
     check(model, graph)
     for parameter in model.parameters.values():
@@ -241,7 +241,8 @@ def test_random_affinities_change_nothing(devices: Any, seed: int) -> None:
     check(model, graph)
     request = model.create_infer_request()
     request.start_async(X)
-    for got, want in zip(request.wait(20).values(), expected(graph), strict=True):
+    assert request.wait(20) is not None
+    for got, want in zip(request.results.values(), expected(graph), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -453,7 +454,7 @@ def test_auto_starts_on_cpu_while_another_compiles() -> None:
     core.register_device("SLOW", slow)
     if "CPU" not in core.available_devices:
         core.register_device("CPU", Simulated())
-    model = core.compile_model(seven(), "AUTO:SLOW,CPU")
+    model: Any = core.compile_model(seven(), "AUTO:SLOW,CPU")
     request = model.create_infer_request()
     check(model, seven())
     request.infer(X)
@@ -474,7 +475,7 @@ def test_auto_stays_on_cpu_when_the_other_fails(caplog: Any) -> None:
     if "CPU" not in core.available_devices:
         core.register_device("CPU", Simulated())
     with caplog.at_level(logging.WARNING):
-        model = core.compile_model(seven(), "AUTO:BAD,CPU")
+        model: Any = core.compile_model(seven(), "AUTO:BAD,CPU")
         assert model.ready.wait(20)
     assert "AUTO stays on" in caplog.text
     check(model, seven())

@@ -21,12 +21,12 @@ def inner_graph() -> sg.Graph:
     return g
 
 
-def around(node: sg.Node) -> sg.Graph:
+def around(node: Any) -> sg.Graph:
     return sg.Graph([node.inputs[0]], node.outputs, "outer")
 
 
 def test_default_op_runs_the_inner_graph() -> None:
-    node = sg.subgraph_node(inner_graph(), name="region")
+    node: Any = sg.subgraph_node(inner_graph(), name="region")
     assert (node.op_type, node.domain, node.name) == ("_subgraph_op", "subgraph", "region")
     assert node.inputs[1].parameter is node.subgraph.inputs[1].parameter
     graph = around(node)
@@ -40,7 +40,7 @@ def test_default_op_runs_the_inner_graph() -> None:
 
 
 def test_default_op_uses_the_parameter_that_it_is_given() -> None:
-    node = sg.subgraph_node(inner_graph())
+    node: Any = sg.subgraph_node(inner_graph())
     other = sg.Parameter("other", np.full((3, 4), 2, np.float32))
     x = np.ones((1, 3), np.float32)
     np.testing.assert_array_equal(node.op.forward([x, other])[0], np.full((1, 4), 6))
