@@ -18,6 +18,9 @@ from subgraph.graph import Node
 
 from .conv_geometry import (
     Geometry,
+    band_table,
+    band_weights,
+    bands,
     blocked_vector,
     conv_geometry,
     depthwise_weights,
@@ -26,10 +29,10 @@ from .conv_geometry import (
     winograd_weights,
 )
 from .layout_turns import blocked, blocked_target, plain, plain_target, settle
-from .tile_planning import FLOATS, Activation, Tiles, activation, grain, round_up, tiles
+from .tile_planning import FLOATS, Activation, Array, Tiles, activation, grain, round_up, tiles
 
 _MEMORY = 8.0  # bytes of weights that arrive per cycle
-_WASTE = 4  # merged groups cost this many times their multiplications at most
+_WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
 _BOTH = ("plain", "blocked")
 
 
@@ -91,6 +94,8 @@ def lower_conv(job: Job) -> None:
         _generic(job)
     elif algorithm == "depthwise":
         _depthwise(job)
+    elif algorithm == "bands":
+        _banded(job)
     elif algorithm.startswith("winograd"):
         _winograd(job, int(algorithm[-1]))
     else:
@@ -109,13 +114,18 @@ def choose(job: Job) -> str:
     if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
         return "generic"
     together = merged(g, of.lanes)
-    if g.groups > 1 and together > _WASTE and together * g.inputs != of.lanes:
-        return "generic"
+    if g.groups > 1:
+        # In cycles for one output pixel: groups merged to whole blocks, or panels in bands.
+        blocks = round_up(together * g.outputs, of.lanes) // of.lanes
+        dense = g.groups // together * round_up(together * g.inputs, of.lanes) * blocks
+        banded = sum(count * of.lanes * of.nv for _, count in bands(g, of))
+        if min(dense, banded) > _WASTE * g.groups * g.inputs * g.outputs / of.lanes:
+            return "generic"
+        return "direct" if dense <= banded else "bands"
     small = round_up(g.inputs, of.lanes) * round_up(g.outputs, of.lanes)
-    wasted = small > 3 * g.inputs * g.outputs and together == 1
-    if wasted and job.x.layout == job.y.layout == "plain":
+    if small > 3 * g.inputs * g.outputs and job.x.layout == job.y.layout == "plain":
         return "generic"
-    return _square(job) if g.groups == 1 else "direct"
+    return _square(job)
 
 
 def _square(job: Job) -> str:
@@ -175,8 +185,35 @@ def _direct(job: Job, *, plain: bool) -> None:
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
     out = DirectOutput(y, residual, (1, 1, 1), 0)
-    emit_direct(low, of, g.flat(), x, weight, _bias(job, g.groups), out, job.act, plain=plain)
+    emit_direct(
+        low, of, g.flat(), x, weight, _bias(job, g.groups), out, job.act, plain=plain,
+        flops=job.g.flops,
+    )  # fmt: skip
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def _banded(job: Job) -> None:
+    """Run a grouped convolution as one group whose panels read only the blocks they need."""
+    low, of = job.low, job.of
+    table = low.weight("conv bands", as_given, band_table(job.g, of))
+    recipe = f"conv bands {of.nv}x{of.lanes} groups {job.g.groups}"
+    weight = low.weight(recipe, band_weights(job.g, of), job.w)
+    g = attrs.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
+    x = blocked(low, of, job.x)
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    out = DirectOutput(y, residual, (1, 1, 1), 0)
+    bias = _bias(job, 1)
+    emit_direct(
+        low, of, g.flat(), x, weight, bias, out, job.act, plain=False, table=table,
+        flops=job.g.flops,
+    )  # fmt: skip
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def as_given(array: Array) -> Array:
+    """Return the array: the recipe of a constant."""
+    return array
 
 
 @attrs.frozen
@@ -209,8 +246,10 @@ def emit_direct(
     act: Activation,
     *,
     plain: bool,
+    table: Word = 0,
+    flops: int = 0,
 ) -> None:
-    """Emit ``conv_kernels.direct``."""
+    """Emit ``conv_kernels.direct``; ``flops``: those that count, where weights are zero."""
     lanes, item = of.lanes, of.item
     pixel = (1 if plain else lanes) * item
     blocks_in = g.inputs if plain else -(-g.inputs // lanes)
@@ -260,14 +299,16 @@ def emit_direct(
     words += [of.contraction(), act.post, act.flags, act.low, act.high, rows, columns, part]
     words += [scratch, scratch_bytes, order, image_in, image_out, image_out]
     words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
-    words += [out.offset * lanes * item]
+    partial = g.inputs % lanes if g.taps == 1 and not plain else 0
+    words += [out.offset * lanes * item, table, partial]
     count = units()
+    flops = flops or g.flops
     low.emit(
         Kernel("conv_kernels", "direct", plain=plain, **of.variant),
         words,
         count,
-        grain=grain(count, g.flops),
-        flops=g.flops,
+        grain=grain(count, flops),
+        flops=flops,
         bytes=image_in * g.images + depth_weights * g.groups + image_out * g.images,
     )
 

@@ -202,6 +202,52 @@ def group_panels(weight: Array, of: Tiles, plain: bool) -> Array:
     return panels(split.transpose(1, 3, 2, 0).reshape(-1, outputs), of)
 
 
+def bands(g: Geometry, of: Tiles) -> list[tuple[int, int]]:
+    """Return for each panel of all output channels the first input block and how many it needs."""
+    channels = g.groups * g.outputs
+    found: list[tuple[int, int]] = []
+    for start in range(0, channels, of.width):
+        end = min(channels, start + of.width)
+        first = start // g.outputs * g.inputs // of.lanes
+        last = -(-((end - 1) // g.outputs + 1) * g.inputs // of.lanes)
+        found.append((first, last - first))
+    return found
+
+
+def band_table(g: Geometry, of: Tiles) -> Array:
+    """Return the words of the bands: first block, blocks, bytes to the panel's weights."""
+    at = 0
+    rows: list[tuple[int, int, int]] = []
+    left = round_up(g.groups * g.outputs, of.lanes)
+    for first, count in bands(g, of):
+        rows.append((first, count, at))
+        at += count * of.lanes * g.taps * min(of.width, left) * of.item
+        left -= of.width
+    return np.array(rows, np.int64)
+
+
+def band_weights(g: Geometry, of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of the panels of a grouped convolution that runs in bands."""
+
+    def make(weight: Array) -> Array:
+        flat = weight.reshape(g.groups, g.outputs, g.inputs, -1)
+        packed: list[Array] = []
+        for panel, (first, count) in enumerate(bands(g, of)):
+            start = panel * of.width
+            end = min(g.groups * g.outputs, start + of.width)
+            dense = np.zeros((end - start, count * of.lanes, g.taps), of.dtype)
+            for group in range(start // g.outputs, (end - 1) // g.outputs + 1):
+                rows = slice(max(start, group * g.outputs), min(end, (group + 1) * g.outputs))
+                at = group * g.inputs - first * of.lanes
+                inside = slice(rows.start - group * g.outputs, rows.stop - group * g.outputs)
+                target = dense[rows.start - start : rows.stop - start]
+                target[:, at : at + g.inputs] = flat[group, inside]
+            packed.append(group_panels(dense, of, False))
+        return np.concatenate(packed)
+
+    return make
+
+
 def blocked_vector(groups: int, of: Tiles) -> Callable[[Array], Array]:
     """Return the recipe of a bias: each group padded to whole blocks."""
 

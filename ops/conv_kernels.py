@@ -31,6 +31,7 @@ from subgraph.engine.tiling import (
     T_IJS,
     T_INIT,
     T_KIN,
+    T_KLAST,
     T_LO,
     T_N0,
     T_N1,
@@ -133,6 +134,10 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         37 bytes between images of x  38 of y  39 of the residual
         40..42 pixels of y between outputs along W, H, D  43 between blocks of output channels
         44 bytes from the start of an image of y to its first output
+        45 bands (0: none)  46 channels of the last input block that count (kernels of one tap)
+
+    Bands are three words for each panel: the first of the input blocks that it reads, their number,
+    and where its weights begin, in bytes. That is how groups that are no whole blocks run, as one.
 
     y and the residual share their strides; 1, W, H W, D H W unless only some of the pixels are
     written (transposed convolution). With scratch, the part of x that a unit reads is copied there
@@ -179,7 +184,15 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         first = panel * nv
         vectors = min(nv, blocks - first)
         columns = vectors * lanes * item
-        put(t, T_B, arg(args, 1) + (group * blocks + first) * depth * lanes * item)
+        bands = arg(args, 45)
+        if bands != 0:
+            put(t, T_N0, arg(bands, 3 * panel + 1))
+            put(t, T_B, arg(args, 1) + arg(bands, 3 * panel + 2))
+            end = arg(bands, 3 * panel) + arg(bands, 3 * panel + 1)
+            put(t, T_KLAST, arg(args, 46) if end == arg(args, 6) else 0)
+        else:
+            put(t, T_B, arg(args, 1) + (group * blocks + first) * depth * lanes * item)
+            put(t, T_KLAST, arg(args, 46))
         put(t, T_BKS, columns)
         put(t, T_SB2, arg(t, T_KIN) * columns)
         put(t, T_SB1, arg(t, T_N2) * arg(t, T_KIN) * columns)
@@ -280,11 +293,13 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
                 res = arg(args, 4)
                 if res != 0:
                     res += image * arg(args, 39) + at
+                source = x
+                if arg(args, 45) != 0:
+                    source += arg(arg(args, 45), 3 * p) * volume
                 for r in range(rows):
                     down = r * arg(args, 41) * lanes * item
-                    run_row(
-                        args, t, x + r * sh * row, y + down, res + down if res else 0, cols, vectors
-                    )
+                    added = res + down if res != 0 else 0
+                    run_row(args, t, source + r * sh * row, y + down, added, cols, vectors)
 
     return kernel
 

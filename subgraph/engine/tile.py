@@ -42,6 +42,7 @@ from subgraph.engine.tiling import (
     T_INIT,
     T_IRS,
     T_KIN,
+    T_KLAST,
     T_LO,
     T_N0,
     T_N1,
@@ -198,8 +199,8 @@ class Emit:
         self.put(slot, self.b.add(self.get(slot), amount))
 
     @contextmanager
-    def loop(self, count: Any) -> Iterator[None]:
-        """Run the body ``count`` times (none when it is not positive)."""
+    def loop(self, count: Any) -> Iterator[Any]:
+        """Run the body ``count`` times (none when it is not positive); give the rounds left."""
         left = self.variable(count)
         head = self.b.append_basic_block("head")
         body = self.b.append_basic_block("body")
@@ -208,7 +209,7 @@ class Emit:
         self.b.position_at_end(head)
         self.b.cbranch(self.b.icmp_signed(">", self.get(left), self.const(0)), body, done)
         self.b.position_at_end(body)
-        yield
+        yield self.get(left)
         self.step(left, self.const(-1))
         self.b.branch(head)
         self.b.position_at_end(done)
@@ -280,13 +281,16 @@ class _Tile:
         """Run ``k_step(a, b)`` at all addresses of the four loops."""
         e, t, b, w = self.e, self.t, self.e.b, self.w
         a0, b0 = e.variable(e.word(t, T_A)), e.variable(e.word(t, T_B))
-        with e.loop(e.word(t, T_N0)):
+        last = e.word(t, T_KLAST)
+        last = b.select(b.icmp_signed("==", last, e.const(0)), w["kin"], last)
+        with e.loop(e.word(t, T_N0)) as left:
+            kin = b.select(b.icmp_signed("==", left, e.const(1)), last, w["kin"])
             a1, b1 = e.variable(e.get(a0)), e.variable(e.get(b0))
             with e.loop(e.word(t, T_N1)):
                 a2, b2 = e.variable(e.get(a1)), e.variable(e.get(b1))
                 with e.loop(e.word(t, T_N2)):
                     a3, b3 = e.variable(e.get(a2)), e.variable(e.get(b2))
-                    with e.loop(b.ashr(w["kin"], e.const(_UNROLL.bit_length() - 1))):
+                    with e.loop(b.ashr(kin, e.const(_UNROLL.bit_length() - 1))):
                         av, bv = e.get(a3), e.get(b3)
                         for _ in range(_UNROLL):
                             k_step(av, bv)
@@ -294,7 +298,7 @@ class _Tile:
                             bv = b.add(bv, w["bks"])
                         e.put(a3, av)
                         e.put(b3, bv)
-                    with e.loop(b.and_(w["kin"], e.const(_UNROLL - 1))):
+                    with e.loop(b.and_(kin, e.const(_UNROLL - 1))):
                         k_step(e.get(a3), e.get(b3))
                         e.step(a3, w["aks"])
                         e.step(b3, w["bks"])

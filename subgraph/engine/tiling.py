@@ -28,6 +28,7 @@ T_RRS, T_RJS = 24, 25  # its strides in bytes: rows, vectors
 T_FLAGS = 26  # F_* bits
 T_LO, T_HI = 27, 28  # float64 bits: bounds of the activation
 T_TAIL = 29  # valid elements of the last vector (masked tiles only)
+T_KLAST = 30  # steps of the inner loop in the last round of the outermost loop; 0: T_KIN
 T_WORDS = 32
 
 F_LO = 1  # the result is at least T_LO
