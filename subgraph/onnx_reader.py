@@ -118,14 +118,13 @@ class GraphReader:
         self._tensors = tensors
         self._keep = functions == "keep"
         self._parameter_names: set[str] = set()
-        self._calls: list[_Key] = []
-        self._inlined = 0
         self._functions: dict[_Key, FunctionProto] = {}
         for function in model.functions:
             key = (canonical_domain(function.domain), function.name, function.overload)
             if key in self._functions:
                 raise ModelError(f"function {_shown(key)} is defined twice")
             self._functions[key] = function
+        self._check_calls()
 
     def read(self) -> Graph:
         """Return the graph.
@@ -160,6 +159,43 @@ class GraphReader:
         )
         graph.attrs["onnx"] = _origin(model)
         return graph
+
+    def _check_calls(self) -> None:
+        """Refuse functions that call themselves, or that give too many nodes when inlined."""
+        sizes: dict[_Key, int] = {}
+        for root in self._functions:
+            if root in sizes:
+                continue
+            active = {root: self._called(self._functions[root].node)}
+            while active:
+                key, calls = next(reversed(active.items()))
+                callee = next((c for c in calls if c in self._functions and c not in sizes), None)
+                if callee is None:
+                    calls = self._called(self._functions[key].node)
+                    sizes[key] = sum(sizes.get(c, 1) for c in calls)
+                    del active[key]
+                elif callee in active:
+                    chain = " -> ".join(_shown(k) for k in [*list(active)[-8:], callee])
+                    raise ModelError(f"functions call themselves: {chain}")
+                elif len(active) >= _MAX_CALL_DEPTH:
+                    raise ModelError(f"functions call each other more than {len(active)} deep")
+                else:
+                    active[callee] = self._called(self._functions[callee].node)
+        total = sum(sizes.get(key, 0) for key in self._called(self._model.graph.node))
+        if total > _MAX_INLINED:
+            raise ModelError(
+                f"inlining the functions gives {total} nodes, more than {_MAX_INLINED}"
+            )
+
+    def _called(self, protos: Iterable[NodeProto]) -> Iterator[_Key]:
+        """Yield the operator of each node, and of the nodes in bodies."""
+        if not self._functions:
+            return
+        for proto in protos:
+            yield canonical_domain(proto.domain), proto.op_type, proto.overload
+            for attribute in proto.attribute:
+                if attribute.type == AttributeProto.GRAPH:
+                    yield from self._called(attribute.g.node)
 
     def _graph(
         self, proto: GraphProto, scope: _Scope, *, old: bool = False
@@ -234,19 +270,11 @@ class GraphReader:
         if function is None:
             self._plain(proto, domain, scope)
             return
-        key = (domain, proto.op_type, proto.overload)
-        if key in self._calls or len(self._calls) >= _MAX_CALL_DEPTH:
-            chain = " -> ".join(_shown(k) for k in (*self._calls[-8:], key))
-            raise ModelError(
-                f"functions call themselves, or more than {_MAX_CALL_DEPTH} deep: {chain}"
-            )
-        self._calls.append(key)
         notes = _noted(function.metadata_props)
         if self._keep or MARK in notes:
             self._call(proto, function, notes, scope)
         else:
             self._inline(proto, function, scope)
-        self._calls.pop()
 
     def _plain(self, proto: NodeProto, domain: str, scope: _Scope) -> None:
         version = _version(domain, scope.opsets, proto)
@@ -260,9 +288,6 @@ class GraphReader:
         }
         if schema is not None:
             _check(proto, schema, held)
-        self._inlined += bool(self._calls)
-        if self._inlined > _MAX_INLINED:
-            raise ModelError(f"inlining functions gives more than {_MAX_INLINED} nodes")
         bodies = [value[1] for value in held.values() if isinstance(value, _Body)]
         node = Node(
             proto.op_type,
@@ -529,6 +554,8 @@ def _check(proto: NodeProto, schema: Schema, held: Mapping[str, Any]) -> None:
                 f"{where}: attribute {attribute.name!r} takes {known.kind}, got "
                 f"{_KIND_OF.get(attribute.type, 'an unknown type')}"
             )
+    if schema.op_type == "Split" and held.get("num_outputs", made) != made:
+        raise ModelError(f"{where} has {made} outputs and says {held['num_outputs']}")
     for known in schema.attributes.values():
         if known.required and known.name not in held:
             raise ModelError(f"{where} needs the attribute {known.name!r}")

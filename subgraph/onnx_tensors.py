@@ -38,18 +38,20 @@ def map_file(path: str | os.PathLike[str]) -> mmap.mmap:
     Raises:
         ModelError: it does not exist, cannot be read, is empty or no regular file.
     """
+    shown = repr(os.fspath(path))
     try:
         # Not blocking, so that a pipe in the place of a file cannot make us wait.
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ModelError(f"{os.fspath(path)!r} is not a regular file")
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ModelError(f"{shown} is not a regular file")
+            if status.st_size == 0:
+                raise ModelError(f"{shown} is empty")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelError(
-            f"cannot read {os.fspath(path)!r}: {error.strerror or error}; check the path"
+            f"cannot read {shown}: {error.strerror or error}; check the path"
         ) from error
-    except ValueError as error:
-        raise ModelError(f"{os.fspath(path)!r} is empty; it is not an ONNX model") from error
 
 
 class TensorReader:
