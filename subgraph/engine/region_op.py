@@ -216,17 +216,21 @@ class CpuSession(Session):
         key = region.key(inputs)
         bound = self._bound.get(key)
         if bound is None or bound.plan is not plan:
-            bound = BoundPlan(plan, self._arena, region.weights, region.options.pool)
+            bound = self._bind(plan)
             self._bound[key] = bound
             while len(self._bound) > region.options.plans:
                 self._bound.popitem(last=False)
         self._bound.move_to_end(key)
-        self._arena.reserve(plan.arena_bytes)
         if bound.epoch != snapshot.epoch:
             bound.refresh(snapshot.epoch)
         self._shapes = [item.shape for item in inputs]
         self._last = None if region.depends_on_values else bound
         return bound
+
+    def _bind(self, plan: Plan) -> BoundPlan:
+        """Return the plan bound to this session's memory."""
+        self._arena.reserve(plan.arena_bytes)
+        return BoundPlan(plan, self._arena, self._region.weights, self._region.options.pool)
 
     def _timed(
         self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None

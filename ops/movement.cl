@@ -1,0 +1,68 @@
+// Copies, fills, tables along an axis, triangles, reversed sequences. T: elements as plain words.
+
+// LEVELS dimensions, the innermost first: sizes n, steps in the source s and the target t.
+__kernel void copy(int count, int n0, int n1, int n2, int n3, int n4, int n5, int s0, int s1,
+                   int s2, int s3, int s4, int s5, int s6, int t0, int t1, int t2, int t3, int t4,
+                   int t5, int t6, __global const T* x, int x0, int from, __global T* y, int y0,
+                   int to) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int rest = id, d;
+  x += x0 + from;
+  y += y0 + to;
+#define STEP(k) d = rest % n##k; rest /= n##k; x += d * s##k; y += d * t##k
+  STEP(0);
+#if LEVELS > 2
+  STEP(1);
+#endif
+#if LEVELS > 3
+  STEP(2);
+  STEP(3);
+  STEP(4);
+  STEP(5);
+#endif
+  x += rest * s6;
+  y += rest * t6;
+  *y = *x;
+}
+
+__kernel void fill(int count, __global T* y, int y0, __global const T* value, int v0) {
+  int id = get_global_id(0);
+  if (id < count) y[y0 + id] = value[v0];
+}
+
+// y[o, j, i] = x[o, table[j], i], or the pad where the table says -1.
+__kernel void take(int count, __global const T* x, int x0, __global T* y, int y0,
+                   __global const long* table, int t0, __global const T* pad, int p0, int size,
+                   int taken, int inner) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int i = id % inner, j = id / inner % taken, o = id / inner / taken;
+  int at = (int)table[t0 + j];
+  y[y0 + id] = at < 0 ? pad[p0] : x[x0 + (o * size + at) * inner + i];
+}
+
+__kernel void trilu(int count, __global const T* x, int x0, __global T* y, int y0, int rows,
+                    int columns, int diagonal) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int column = id % columns, row = id / columns % rows;
+#if UPPER
+  int kept = column - row >= diagonal;
+#else
+  int kept = column - row <= diagonal;
+#endif
+  y[y0 + id] = kept ? x[x0 + id] : (T)0;
+}
+
+__kernel void reverse_sequence(int count, __global const T* x, int x0, __global T* y, int y0,
+                               __global const long* lengths, int l0, int batch, int time,
+                               int inner, int batch_step, int time_step) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int i = id % inner, t = id / inner % time, b = id / inner / time;
+  int length = (int)lengths[l0 + b];
+  int from = t < length ? length - 1 - t : t;
+  int row = b * batch_step + i;
+  y[y0 + row + t * time_step] = x[x0 + row + from * time_step];
+}
