@@ -287,14 +287,14 @@ class _Files:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            for file, _, _ in self._open:
-                if error is None:
+            if error is None:
+                for file, _, _ in self._open:
                     file.flush()
                     os.fsync(file.fileno())
-                file.close()
-            if error is None:
+                    file.close()
                 for _, hidden, target in self._open:
                     os.replace(hidden, target)
         finally:
-            for _, hidden, _ in self._open:
+            for file, hidden, _ in self._open:
+                file.close()
                 hidden.unlink(missing_ok=True)

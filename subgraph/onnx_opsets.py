@@ -60,7 +60,7 @@ def choose_opsets(graph: Graph) -> dict[str, int]:
                 # Attributes matter, so that each set of them is looked at once.
                 if not any(node.attrs.keys() == other.attrs.keys() for other in examples):
                     examples.append(node)
-    opsets = {domain: 0 for domain in (*graph.opsets, *(domain for domain, _, _ in kinds))}
+    opsets = dict.fromkeys((*graph.opsets, *(domain for domain, _, _ in kinds)), 0)
     if not opsets:
         return {"": _NO_NODES}
     for domain in opsets:

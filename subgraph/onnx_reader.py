@@ -20,7 +20,7 @@ from subgraph.onnx_proto import attr_from_proto, type_from_proto
 from subgraph.onnx_tensors import Array, TensorReader
 from subgraph.parameters import Parameter
 from subgraph.schema import Schema, canonical_domain, find_schema, get_schema, newest_opset
-from subgraph.subgraph_op import DefaultSubgraphOp
+from subgraph.subgraph_op import DOMAIN, DefaultSubgraphOp
 from subgraph.types import ValueType
 
 Functions = Literal["inline", "keep"]
@@ -428,6 +428,7 @@ class GraphReader:
             [self._output(name, inner) for name, _ in given],
             notes.get("subgraph.graph", function.name),
             nodes=level.nodes,
+            opsets={d: v for d, v in _opsets(function.opset_import).items() if d != DOMAIN},
             doc=_text(function.doc_string),
         )
         node = Node(
