@@ -1,4 +1,4 @@
-"""Properties: how regions are found and what replaces them; an accelerator as the partition sees it.
+"""Properties: how regions are found and what replaces them; what an accelerator says of itself.
 
 A `SubgraphProperty` gives the selector and makes the subgraph node. ``graph.attrs
 ["subgraph_property"]`` holds one, or a list in order of priority, for the pass PartitionGraph;

@@ -7,7 +7,7 @@ it. The partition (`subgraph.partition`) puts the questions.
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,12 +30,11 @@ class Reject:
     def __init__(self, reason: str, *, depth: int = 0) -> None:
         """Refuse because of ``reason``; ``depth`` skips that many frames between user and here."""
         self.reason = reason
-        try:
-            frame = sys._getframe(1 + depth)
-        except ValueError:
-            self.file, self.line = "", 0
-        else:
-            self.file, self.line = frame.f_code.co_filename, frame.f_lineno
+        frame = inspect.currentframe()
+        for _ in range(1 + depth):
+            frame = None if frame is None else frame.f_back
+        self.file = "" if frame is None else frame.f_code.co_filename
+        self.line = 0 if frame is None else frame.f_lineno
 
     def __bool__(self) -> bool:
         return False
@@ -61,11 +60,11 @@ class SubgraphSelector:
         return False
 
     def select_input(self, node: Node, input_node: Node) -> bool | Reject:
-        """Return whether the region grows from ``node`` to ``input_node``, one of its producers."""
+        """Return whether the region grows from ``node`` to its producer ``input_node``."""
         return False
 
     def select_output(self, node: Node, output_node: Node) -> bool | Reject:
-        """Return whether the region grows from ``node`` to ``output_node``, one of its consumers."""
+        """Return whether the region grows from ``node`` to its consumer ``output_node``."""
         return False
 
     def filter(self, candidates: list[Node]) -> list[Node]:
@@ -152,7 +151,12 @@ def register_selector(name: str, cls: SelectorFactory | None = None) -> Any:
         PartitionError: another class has the name, or ``cls`` cannot be called.
     """
     if cls is None:
-        return lambda decorated: register_selector(name, decorated) or decorated
+
+        def decorate(decorated: SelectorFactory) -> SelectorFactory:
+            register_selector(name, decorated)
+            return decorated
+
+        return decorate
     if not callable(cls):
         raise PartitionError(
             f"selector {name!r}: {cls!r} makes no selectors; give the class, or a function that "

@@ -54,7 +54,12 @@ def check_property(
         derandomize=True,
         print_blob=False,
         report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=(
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+            HealthCheck.filter_too_much,
+            HealthCheck.large_base_example,
+        ),
         phases=(Phase.generate, Phase.shrink),
     )
     @given(drawn)

@@ -17,6 +17,7 @@ from subgraph.parameters import Parameter
 from subgraph.partition.record import KEY, MADE, PartitionRecord
 
 Source = Value | Parameter | None
+Array = np.ndarray[Any, Any]
 
 
 def check_partition(
@@ -290,7 +291,7 @@ class _Checker:
 
 
 def _equal(one: Any, two: Any) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(two, np.ndarray):
+    if np.ndarray in (type(one), type(two)):
         left, right = np.asarray(one), np.asarray(two)
         return (
             left.dtype == right.dtype
@@ -326,11 +327,12 @@ def check_results(
         PartitionError: invariant 7 is broken; names the output and the largest difference.
     """
     for name, one, two in zip(names, expected, got, strict=True):
-        if isinstance(one, list) or isinstance(two, list):
+        if all(hasattr(item, "append") for item in (one, two)):  # sequences
             parts = [f"{name}[{k}]" for k in range(len(one))]
             check_results(one, two, parts, rtol, atol)
             continue
-        left, right = np.asarray(one), np.asarray(two)
+        left: Array = np.asarray(one)
+        right: Array = np.asarray(two)
         if left.dtype != right.dtype or left.shape != right.shape:
             _fail(
                 7,

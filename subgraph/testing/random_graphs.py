@@ -36,12 +36,12 @@ class Pool:
         """Draw a value of these dtypes with ``rank`` to ``most`` dimensions, None if none is."""
         found = [v for v in self.values if dtype(v) in dtypes and rank <= len(dims(v)) <= most]
         # The newest first: shrinking then makes chains.
-        return found[-1 - draw(st.integers(0, len(found) - 1))] if found else None
+        return found[-1 - _whole(draw, 0, len(found) - 1)] if found else None
 
     def like(self, draw: Draw, shape: Sequence[int], kind: str) -> Value | None:
         """Draw a value of this shape and dtype."""
         found = [v for v in self.values if dtype(v) == kind and dims(v) == tuple(shape)]
-        return found[-1 - draw(st.integers(0, len(found) - 1))] if found else None
+        return found[-1 - _whole(draw, 0, len(found) - 1)] if found else None
 
     def weight(self, shape: Sequence[int], scale: float = 0.5, low: float = -1) -> Value:
         """Make a float weight with values in [low, 1) times ``scale``."""
@@ -53,6 +53,10 @@ class Pool:
         """Make an int64 weight."""
         self.weights += 1
         return sg.parameter(f"w{self.weights}", np.array(numbers, np.int64))
+
+
+def _whole(draw: Draw, low: int, high: int) -> int:
+    return int(draw(st.integers(low, high)))
 
 
 def dims(value: Value) -> tuple[int, ...]:
@@ -148,9 +152,9 @@ def _conv(draw: Draw, pool: Pool, name: str) -> Any:
     if x is None or min(dims(x)[1:]) < 1:
         return None
     channels, space = dims(x)[1], dims(x)[2:]
-    kernel = [draw(st.integers(1, min(3, size))) for size in space]
+    kernel = [_whole(draw, 1, min(3, size)) for size in space]
     groups = channels if draw(st.booleans()) else 1
-    made = channels if groups > 1 else draw(st.integers(1, 4))
+    made = channels if groups > 1 else _whole(draw, 1, 4)
     weight = pool.weight((made, channels // groups, *kernel))
     bias = [pool.weight((made,))] if draw(st.booleans()) else []
     pads = [k // 2 for k in kernel] * 2
@@ -163,7 +167,7 @@ def _pool(draw: Draw, pool: Pool, name: str) -> Any:
     if x is None:
         return None
     kernel = [min(2, size) for size in dims(x)[2:]]
-    stride = draw(st.integers(1, 2))
+    stride = _whole(draw, 1, 2)
     return _make(name, x, kernel_shape=kernel, strides=[stride] * len(kernel))
 
 
@@ -206,7 +210,7 @@ def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2)
     if x is None:
         return None
-    return _make(name, x, pool.weight((dims(x)[-1], draw(st.integers(1, 4)))))
+    return _make(name, x, pool.weight((dims(x)[-1], _whole(draw, 1, 4))))
 
 
 @_template("Gemm")
@@ -214,7 +218,7 @@ def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2, most=2)
     if x is None:
         return None
-    wide = draw(st.integers(1, 4))
+    wide = _whole(draw, 1, 4)
     turned = draw(st.booleans())
     shape = (wide, dims(x)[1]) if turned else (dims(x)[1], wide)
     return _make(name, x, pool.weight(shape), pool.weight((wide,)), transB=int(turned))
@@ -223,7 +227,7 @@ def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
 @_template("Softmax", "LogSoftmax")
 def _softmax(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    return None if x is None else _make(name, x, axis=draw(st.integers(0, len(dims(x)) - 1)))
+    return None if x is None else _make(name, x, axis=_whole(draw, 0, len(dims(x)) - 1))
 
 
 @_template("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2")
@@ -231,14 +235,14 @@ def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = draw(st.integers(0, len(dims(x)) - 1))
+    axis = _whole(draw, 0, len(dims(x)) - 1)
     return _make(name, x, pool.constant([axis]), keepdims=int(draw(st.booleans())))
 
 
 @_template("ArgMax")
 def _arg_max(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    return None if x is None else _make(name, x, axis=draw(st.integers(0, len(dims(x)) - 1)))
+    return None if x is None else _make(name, x, axis=_whole(draw, 0, len(dims(x)) - 1))
 
 
 @_template("Concat")
@@ -247,7 +251,7 @@ def _concat(draw: Draw, pool: Pool, name: str) -> Any:
     if x is None or np.prod(dims(x)) > 500:
         return None
     y = pool.like(draw, dims(x), "float32")
-    return _make(name, x, y, axis=draw(st.integers(0, len(dims(x)) - 1)))
+    return _make(name, x, y, axis=_whole(draw, 0, len(dims(x)) - 1))
 
 
 @_template("Split")
@@ -255,11 +259,11 @@ def _split(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = draw(st.integers(0, len(dims(x)) - 1))
+    axis = _whole(draw, 0, len(dims(x)) - 1)
     size = dims(x)[axis]
     if size < 2:
         return None
-    first = draw(st.integers(1, size - 1))
+    first = _whole(draw, 1, size - 1)
     return _make(name, x, pool.constant([first, size - first]), axis=axis, outputs=2)
 
 
@@ -268,8 +272,8 @@ def _slice(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = draw(st.integers(0, len(dims(x)) - 1))
-    start = draw(st.integers(0, dims(x)[axis] - 1))
+    axis = _whole(draw, 0, len(dims(x)) - 1)
+    start = _whole(draw, 0, dims(x)[axis] - 1)
     bounds = [pool.constant([k]) for k in (start, dims(x)[axis], axis)]
     return _make(name, x, *bounds)
 
@@ -279,7 +283,7 @@ def _gather(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = draw(st.integers(0, len(dims(x)) - 1))
+    axis = _whole(draw, 0, len(dims(x)) - 1)
     picked = draw(st.lists(st.integers(0, dims(x)[axis] - 1), min_size=1, max_size=3))
     return _make(name, x, pool.constant(picked), axis=axis)
 
@@ -301,7 +305,7 @@ def _reshape(draw: Draw, pool: Pool, name: str) -> Any:
 @_template("Flatten")
 def _flatten(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2)
-    return None if x is None else _make(name, x, axis=draw(st.integers(0, len(dims(x)) - 1)))
+    return None if x is None else _make(name, x, axis=_whole(draw, 0, len(dims(x)) - 1))
 
 
 @_template("Unsqueeze")
@@ -335,7 +339,7 @@ def _cumsum(draw: Draw, pool: Pool, name: str) -> Any:
     if x is None:
         return None
     pool.weights += 1
-    axis = np.array(draw(st.integers(0, len(dims(x)) - 1)), np.int64)
+    axis = np.array(_whole(draw, 0, len(dims(x)) - 1), np.int64)
     return _make(name, x, sg.parameter(f"w{pool.weights}", axis))
 
 
@@ -383,7 +387,7 @@ def graphs(
     shapes = draw(st.lists(st.sampled_from(_SHAPES), min_size=1, max_size=2))
     inputs = [sg.input(f"x{k}", shape, "float32") for k, shape in enumerate(shapes)]
     pool = Pool(list(inputs))
-    for _ in range(draw(st.integers(min_nodes, max_nodes))):
+    for _ in range(_whole(draw, min_nodes, max_nodes)):
         name = draw(st.sampled_from(names))
         made = TEMPLATES[name](draw, pool, name)
         if made is not None:
@@ -412,10 +416,11 @@ def topologies(draw: Draw, *, min_nodes: int = 1, max_nodes: int = 24, reach: in
     x = sg.input("x", (4,), "float32")
     made: list[Value] = []
     used: set[Value] = set()
-    for number in range(draw(st.integers(min_nodes, max_nodes))):
+    for number in range(_whole(draw, min_nodes, max_nodes)):
         near = made[-reach:]
-        wanted = draw(st.integers(0, min(3, len(near)))) if near else 0
-        sources = draw(st.permutations(near))[:wanted] if wanted else []
+        wanted = _whole(draw, 0, min(3, len(near))) if near else 0
+        shuffled: list[Value] = list(draw(st.permutations(near))) if wanted else []
+        sources = shuffled[:wanted]
         name = draw(st.sampled_from(_UNARY if len(sources) < 2 else _MANY))
         used.update(sources)
         made.append(_make(name, *(sources or [x]), name=f"n{number}"))

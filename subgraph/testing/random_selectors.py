@@ -167,7 +167,8 @@ class Odd(ByNode):
     """Answers with things that are no bools."""
 
     def _takes(self, node: Node) -> Any:
-        return (None, 0, "yes", [], 1.5)[crc32(f"{self.seed}{node.name}".encode()) % 5]
+        answers: tuple[Any, ...] = (None, 0, "yes", (), 1.5)
+        return answers[crc32(f"{self.seed}{node.name}".encode()) % 5]
 
 
 @attrs.frozen
