@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -265,15 +265,15 @@ class CompiledModel:
         Raises:
             ConfigError: there is none of that name.
         """
-        own = {
-            "NETWORK_NAME": lambda: self.name,
-            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": lambda: self.optimal_requests,
-            "EXECUTION_DEVICES": lambda: self.execution_devices,
-            "SUPPORTED_PROPERTIES": self._supported,
-            **{key: (lambda value=value: value) for key, value in self.metrics.items()},
+        own: dict[str, Any] = {
+            **self.metrics,
+            "NETWORK_NAME": self.name,
+            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self.optimal_requests,
+            "EXECUTION_DEVICES": self.execution_devices,
+            "SUPPORTED_PROPERTIES": self._supported(),
         }
         if name in own:
-            return own[name]()
+            return own[name]
         if name in property_access(self.options):
             return getattr(self.options, name)
         known = [*own, *property_access(self.options)]
@@ -305,12 +305,16 @@ class CompiledModel:
         return f"<CompiledModel {self.name!r} on {self.device}: ({inputs}) -> ({outputs})>"
 
 
+def _is_writable(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.flags.writeable
+
+
 def _check_preset(name: str, type_: Any, array: Any) -> None:
-    if not isinstance(array, np.ndarray) or not array.flags.writeable:
+    if not _is_writable(array):
         raise ShapeError(f"output {name!r}: give a writable NumPy array to write into")
     if not isinstance(type_, TensorType):
         return
-    target = cast(Array, array)
+    target: Array = array
     given = TensorType(dtype_of(target), target.shape)
     fits = type_.shape is None or (
         len(type_.shape) == target.ndim

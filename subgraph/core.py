@@ -10,8 +10,8 @@ import logging
 import pkgutil
 import threading
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib.metadata import entry_points
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from os import PathLike
 from typing import IO, Any
 
@@ -38,13 +38,10 @@ class Core:
         self._devices: dict[str, Device] = {}
         self._failed: dict[str, str] = {}
         for name in _device_files():
-            self._makers[name] = (
-                lambda name=name: _device_of_file(name)(),
-                f"{_GROUP}.{name.lower()}",
-            )
+            self._makers[name] = (partial(_device_of_file, name), f"{_GROUP}.{name.lower()}")
         for point in sorted(entry_points(group=_GROUP), key=lambda p: p.name):
             owner = f"entry point {point.value}"
-            self._claim(point.name, lambda point=point: _made(point.load()), owner)
+            self._claim(point.name, partial(_loaded, point), owner)
 
     def _claim(self, name: str, make: Callable[[], Device], owner: str) -> None:
         known = self._makers.get(name)
@@ -325,8 +322,12 @@ def _device_files() -> tuple[str, ...]:
     return tuple(sorted(i.name.upper() for i in pkgutil.iter_modules(folder) if i.name[0] != "_"))
 
 
-def _device_of_file(name: str) -> type[Device]:
-    """Return the device class that a file of ``subgraph.devices`` defines."""
+def _loaded(point: EntryPoint) -> Device:
+    return _made(point.load())
+
+
+def _device_of_file(name: str) -> Device:
+    """Return the device whose class a file of ``subgraph.devices`` defines."""
     module = importlib.import_module(f"{_GROUP}.{name.lower()}")
     found = [
         thing
@@ -337,7 +338,7 @@ def _device_of_file(name: str) -> type[Device]:
     ]
     if len(found) != 1:
         raise DeviceError(f"{module.__name__} must define one Device, it defines {len(found)}")
-    return found[0]
+    return found[0]()
 
 
 @cache

@@ -303,10 +303,8 @@ def _table(header: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _read_graph(reader: BlobReader) -> Graph:
-    import onnx
-    from google.protobuf.message import DecodeError
 
-    from subgraph.onnx_file import paused_gc
+    from subgraph.collector import paused_gc
     from subgraph.onnx_reader import GraphReader
     from subgraph.onnx_tensors import TensorReader
     from subgraph.type_inference import infer_graph
@@ -323,12 +321,22 @@ def _read_graph(reader: BlobReader) -> Graph:
 
     try:
         with paused_gc():
-            proto = onnx.ModelProto.FromString(bytes(reader.part(reader.header.get("model"))))
+            proto = _message(bytes(reader.part(reader.header.get("model"))))
             graph = GraphReader(proto, Mapped(), "inline").read()
             infer_graph(graph, strict=False)
             return graph
-    except (DecodeError, ModelError) as error:
+    except ModelError as error:
         raise BlobError(f"{reader.name}: its graph cannot be read: {error}") from error
+
+
+def _message(data: bytes) -> onnx.ModelProto:
+    import onnx
+
+    try:
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    except Exception as error:  # protobuf has an error of its own
+        raise ModelError(f"not an ONNX model: {error}") from error
+    return proto
 
 
 def _array(reader: BlobReader, place: Any, dtype: str, shape: Sequence[int]) -> Array:

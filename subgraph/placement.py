@@ -241,10 +241,10 @@ class _MaxFlow:
                 path.clear()
                 vertex = 0
                 continue
-            edge = self._usable(vertex, level, following)
-            if edge is not None:
-                path.append(edge)
-                vertex = self._to[edge]
+            found = self._usable(vertex, level, following)
+            if found is not None:
+                path.append(found)
+                vertex = self._to[found]
             elif path:
                 vertex = self._to[path.pop() ^ 1]
                 following[vertex] += 1

@@ -128,10 +128,11 @@ class DirectRunner(Runner):
         if self._as_given:
             given = inputs
         else:
-            given: Sequence[Any] = self._template.copy()
+            arranged: list[Any] = self._template.copy()
             for target, source in self._sources:
                 if inputs[source] is not None:
-                    given[target] = inputs[source]
+                    arranged[target] = inputs[source]
+            given = arranged
         try:
             if self._picks is None:
                 return self._session(given, self.outputs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, TypeVar
 
 import attrs
@@ -61,9 +60,14 @@ class DeviceOptions:
     DEVICE_ID: str = option("", "which device of several: the part after the point in NAME.0")
 
 
-@cache
+_known_fields: dict[type, dict[str, attrs.Attribute[Any]]] = {}
+
+
 def _fields(cls: type[DeviceOptions]) -> dict[str, attrs.Attribute[Any]]:
-    return {field.name: field for field in attrs.fields(cls)}
+    found = _known_fields.get(cls)
+    if found is None:
+        found = _known_fields[cls] = {field.name: field for field in attrs.fields(cls)}
+    return found
 
 
 def option_names(cls: type[DeviceOptions]) -> list[str]:
@@ -137,8 +141,9 @@ def _converted(kind: type, value: Any) -> Any:
         text = str(value).lower() if isinstance(value, (str, int)) else ""
         return True if text in _TRUE else False if text in _FALSE else None
     if kind is str:
-        text: Any = value
-        return text if isinstance(text, str) else str(text) if hasattr(text, "__fspath__") else None
+        if isinstance(value, str):
+            return value
+        return str(value) if hasattr(value, "__fspath__") else None
     if isinstance(value, bool):
         return None
     try:
