@@ -13,3 +13,6 @@ html_theme = "furo"
 myst_heading_anchors = 3
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
+napoleon_use_ivar = True
+# `type` is an attribute of several classes and a builtin; which is meant does not matter here.
+suppress_warnings = ["ref.python"]
