@@ -43,11 +43,11 @@ def same(one: sg.Graph, two: sg.Graph) -> None:
     assert lines[0] == lines[1], "\n".join(difflib.unified_diff(*lines, n=0, lineterm=""))
 
 
-def round_trip(source: Any, functions: Any = "inline") -> None:
+def round_trip(source: Any, functions: Any = "inline", *, infer_types: bool = True) -> None:
     graph = sg.load(source, functions=functions)
     saved = sg.to_onnx(graph)
     onnx.checker.check_model(saved)
-    same(graph, sg.load(saved, functions=functions, infer_types=False))
+    same(graph, sg.load(saved, functions=functions, infer_types=infer_types))
 
 
 def backend_models() -> Iterator[tuple[str, onnx.ModelProto]]:
@@ -84,7 +84,8 @@ def test_all_models_of_onnx_backend_tests() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_model_files_of_onnx(path: Path) -> None:
-    round_trip(path)
+    # What stands for a Gradient has types that a second look makes more exact.
+    round_trip(path, infer_types="gradient" not in path.parent.name)
 
 
 def cnn() -> sg.Graph:
