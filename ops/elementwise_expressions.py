@@ -8,6 +8,7 @@ described in ``elementwise_kernels``. Nothing here knows a device.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -96,8 +97,14 @@ def register(dtype: str) -> str:
 Expand = Callable[[Expression, Node, list[Term]], Term]
 
 
+def _single(number: float) -> float:
+    """Round to float32, in which ONNX keeps attributes."""
+    rounded: float = struct.unpack("f", struct.pack("f", number))[0]
+    return rounded
+
+
 def _attribute(node: Node, name: str, default: float) -> float:
-    return float(node.attrs.get(name, default))
+    return _single(float(node.attrs.get(name, default)))
 
 
 def _real(node: Node, x: Term) -> None:
@@ -211,7 +218,7 @@ def _hard_sigmoid(e: Expression, node: Node, args: list[Term]) -> Term:
 
 def _hard_swish(e: Expression, node: Node, args: list[Term]) -> Term:
     x = args[0]
-    gate = e("add", e("mul", x, 1.0 / 6.0), 0.5)
+    gate = e("add", e("mul", x, _single(1.0 / 6.0)), 0.5)
     return e("mul", x, e("max", e("min", gate, 1), 0))
 
 

@@ -1,0 +1,307 @@
+"""Views and operators that move elements: shape rules.
+
+What a rule leaves out (a shape that is computed, parts that are not stated) comes out as unknown
+dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph import Node
+from subgraph.op import shape_rule
+from subgraph.types import Dim, Shape, TensorType, ValueType
+
+from .elementwise import Types, Values, same_dtype, tensor
+from .strides import broadcast_shapes, normal_axis, product
+
+
+@shape_rule("Identity")
+def identity(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the type of the input, whatever it is."""
+    return [types[0]]
+
+
+def stated(node: Node, values: Values, index: int, name: str) -> list[int] | None:
+    """Return numbers that are an attribute in old versions and an input in new ones.
+
+    None while they are not known; [] where they are left out.
+    """
+    if index < len(node.inputs) and node.inputs[index] is not None:
+        found = values[index] if index < len(values) else None
+        return None if found is None else [int(v) for v in found.reshape(-1)]
+    value = node.attrs.get(name)
+    return [] if value is None else [int(v) for v in np.asarray(value).reshape(-1)]
+
+
+def _unknown(x: TensorType | None, rank: int | None = None) -> list[ValueType | None]:
+    if x is None:
+        return [None]
+    return [TensorType(x.dtype, None if rank is None else [None] * rank)]
+
+
+@shape_rule("Transpose")
+def transpose(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Permute the dimensions."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return _unknown(x)
+    rank = len(x.shape)
+    order = node.attrs.get("perm")
+    order = tuple(reversed(range(rank))) if order is None else tuple(int(axis) for axis in order)
+    if sorted(order) != list(range(rank)):
+        raise ShapeError(f"perm {list(order)} is no order of {rank} axes")
+    return [TensorType(x.dtype, [x.shape[axis] for axis in order])]
+
+
+@shape_rule("Concat")
+def concat(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Add up the axis; the other dimensions agree."""
+    dtype = same_dtype(types)
+    tensors = [tensor(kind) for kind in types]
+    shapes = [x.shape for x in tensors if x is not None and x.shape is not None]
+    if dtype is None or len(shapes) < len(tensors) or not shapes:
+        return [None if dtype is None else TensorType(dtype)]
+    ranks = {len(shape) for shape in shapes}
+    if len(ranks) > 1:
+        raise ShapeError(f"the inputs must have one rank, got {sorted(ranks)}")
+    axis = normal_axis(int(node.attrs.get("axis", 1)), ranks.pop())
+    dims: list[Dim] = []
+    for position, column in enumerate(zip(*shapes, strict=True)):
+        dims.append(_sum(column) if position == axis else _agreed(column, position))
+    return [TensorType(dtype, dims)]
+
+
+def _sum(dims: Sequence[Dim]) -> Dim:
+    numbers = [dim for dim in dims if isinstance(dim, int)]
+    if len(numbers) == len(dims):
+        return sum(numbers)
+    return dims[0] if len(dims) == 1 else None
+
+
+def _agreed(dims: Sequence[Dim], position: int) -> Dim:
+    numbers = {dim for dim in dims if isinstance(dim, int)}
+    if len(numbers) > 1:
+        raise ShapeError(f"the inputs differ in dimension {position}: {sorted(numbers)}")
+    if numbers:
+        return numbers.pop()
+    names = set(dims)
+    return names.pop() if len(names) == 1 else None
+
+
+@shape_rule("Flatten")
+def flatten(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Make a matrix of the dimensions before and from the axis."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return _unknown(x, 2)
+    axis, rank = int(node.attrs.get("axis", 1)), len(x.shape)
+    if not -rank <= axis <= rank:
+        raise ShapeError(f"axis {axis} does not exist in rank {rank}")
+    axis = axis + rank if axis < 0 else axis
+    return [TensorType(x.dtype, [product(x.shape[:axis]), product(x.shape[axis:])])]
+
+
+@shape_rule("Unsqueeze")
+def unsqueeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Insert dimensions of size 1."""
+    x = tensor(types[0])
+    axes = stated(node, values, 1, "axes")
+    if x is None or x.shape is None or axes is None:
+        return _unknown(x)
+    rank = len(x.shape) + len(axes)
+    places = {normal_axis(axis, rank) for axis in axes}
+    if len(places) != len(axes):
+        raise ShapeError(f"axes {axes} name an axis twice")
+    rest = iter(x.shape)
+    return [TensorType(x.dtype, [1 if d in places else next(rest) for d in range(rank)])]
+
+
+@shape_rule("Squeeze")
+def squeeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Take dimensions of size 1 away."""
+    x = tensor(types[0])
+    axes = stated(node, values, 1, "axes")
+    if x is None or x.shape is None or axes is None:
+        return _unknown(x)
+    shape = x.shape
+    if not axes:
+        if any(not isinstance(dim, int) for dim in shape):
+            return _unknown(x)
+        return [TensorType(x.dtype, [dim for dim in shape if dim != 1])]
+    places = {normal_axis(axis, len(shape)) for axis in axes}
+    wrong = [d for d in places if isinstance(shape[d], int) and shape[d] != 1]
+    if wrong:
+        raise ShapeError(f"axis {wrong[0]} has size {shape[wrong[0]]}, not 1")
+    return [TensorType(x.dtype, [dim for d, dim in enumerate(shape) if d not in places])]
+
+
+@shape_rule("Reshape")
+def reshape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the shape that is asked for: 0 copies a dimension, -1 takes what is left."""
+    x = tensor(types[0])
+    target = stated(node, values, 1, "shape")
+    if x is None or target is None:
+        return _unknown(x, _length(types, 1))
+    dims: list[Dim] = list(target)
+    keeps_zero = bool(node.attrs.get("allowzero", 0))
+    for d, dim in enumerate(target):
+        if dim == 0 and not keeps_zero:
+            if x.shape is not None and d >= len(x.shape):
+                raise ShapeError(f"shape {target} copies dimension {d} of rank {len(x.shape)}")
+            dims[d] = None if x.shape is None else x.shape[d]
+        elif dim < -1:
+            raise ShapeError(f"shape {target} has a negative dimension")
+    if target.count(-1) > 1:
+        raise ShapeError(f"shape {target} has more than one -1")
+    return [TensorType(x.dtype, _completed(dims, x.shape, target))]
+
+
+def _completed(dims: list[Dim], shape: Shape | None, target: list[int]) -> list[Dim]:
+    """Fill in -1 and check the number of elements, as far as numbers are known."""
+    if -1 in dims:
+        at = dims.index(-1)
+        dims[at] = None
+        if shape is not None:
+            dims[at] = _left(shape, [dim for d, dim in enumerate(dims) if d != at])
+            total, rest = product(shape), product([dim for d, dim in enumerate(dims) if d != at])
+            if isinstance(total, int) and isinstance(rest, int) and rest and total % rest:
+                raise ShapeError(f"{total} elements do not fill shape {target}")
+        return dims
+    before, after = None if shape is None else product(shape), product(dims)
+    if isinstance(before, int) and isinstance(after, int) and before != after:
+        raise ShapeError(f"{before} elements do not fill shape {target}")
+    return dims
+
+
+def _left(shape: Shape, others: list[Dim]) -> Dim:
+    """Return what is left of a shape without other dimensions: a number or one symbol."""
+    rest: list[Dim] = []
+    spare = [dim for dim in others if not isinstance(dim, int)]
+    for dim in shape:
+        if isinstance(dim, int):
+            rest.append(dim)
+        elif dim is None:
+            return None
+        elif dim in spare:
+            spare.remove(dim)
+        else:
+            rest.append(dim)
+    if spare:
+        return None
+    known = product([dim for dim in others if isinstance(dim, int)])
+    numbers = product([dim for dim in rest if isinstance(dim, int)])
+    names = [dim for dim in rest if not isinstance(dim, int)]
+    if not isinstance(known, int) or not isinstance(numbers, int) or known == 0:
+        return None
+    if not names:
+        return numbers // known
+    return names[0] if len(names) == 1 and numbers == known else None
+
+
+def _length(types: Types, index: int) -> int | None:
+    """Return the number of elements of a list of numbers, None while unknown."""
+    kind = tensor(types[index]) if index < len(types) else None
+    if kind is None or kind.shape is None or len(kind.shape) != 1:
+        return None
+    size = kind.shape[0]
+    return size if isinstance(size, int) else None
+
+
+@shape_rule("Shape")
+def shape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give as many numbers as there are dimensions."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [TensorType("int64", [None])]
+    picked = x.shape[node.attrs.get("start", 0) : node.attrs.get("end", len(x.shape))]
+    return [TensorType("int64", [len(picked)])]
+
+
+@shape_rule("Size")
+def size(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give one number."""
+    return [TensorType("int64", [])]
+
+
+@shape_rule("Expand")
+def expand(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Broadcast to a shape."""
+    x = tensor(types[0])
+    target = stated(node, values, 1, "shape")
+    if x is None or target is None:
+        return _unknown(x)
+    return [TensorType(x.dtype, broadcast_shapes([x.shape, target]))]
+
+
+@shape_rule("Slice")
+def slice_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Count the elements that each slice takes."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return _unknown(x)
+    parts = [
+        stated(node, values, k, n) for k, n in enumerate(("starts", "ends", "axes", "steps"), 1)
+    ]
+    starts, ends, axes, steps = parts
+    if axes is None:
+        return _unknown(x, len(x.shape))
+    count = _length(types, 1) if starts is None else len(starts)
+    if count is None:
+        return _unknown(x, len(x.shape))
+    dims = list(x.shape)
+    for k, axis in enumerate(axes or range(count)):
+        d = normal_axis(axis, len(dims))
+        if starts is None or ends is None or steps is None:
+            dims[d] = None
+        else:
+            dims[d] = _taken(dims[d], starts[k], ends[k], steps[k] if steps else 1)
+    return [TensorType(x.dtype, dims)]
+
+
+def _taken(size: Dim, start: int, end: int, step: int) -> Dim:
+    if step == 0:
+        raise ShapeError("a step of 0")
+    if isinstance(size, int):
+        return len(range(*slice(start, end, step).indices(size)))
+    return size if start == 0 and step == 1 and end >= 2**31 - 1 else None
+
+
+@shape_rule("Split")
+def split(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Cut the axis into parts."""
+    x = tensor(types[0])
+    count = len(node.outputs)
+    if x is None or x.shape is None:
+        return _unknown(x) * count
+    axis = normal_axis(int(node.attrs.get("axis", 0)), len(x.shape))
+    sizes = _parts(node, values, x.shape[axis], count)
+    return [
+        TensorType(x.dtype, [part if d == axis else dim for d, dim in enumerate(x.shape)])
+        for part in sizes
+    ]
+
+
+def _parts(node: Node, values: Values, size: Dim, count: int) -> Sequence[Dim]:
+    parts = stated(node, values, 1, "split")
+    if parts is None:
+        return [None] * count
+    if parts:
+        if len(parts) != count:
+            raise ShapeError(f"{len(parts)} parts for {count} outputs")
+        if isinstance(size, int) and sum(parts) != size:
+            raise ShapeError(f"parts {parts} do not fill an axis of size {size}")
+        return parts
+    if not isinstance(size, int):
+        return [None] * count
+    if node.version >= 18 or "num_outputs" in node.attrs or node.version == 0:
+        if int(node.attrs.get("num_outputs", count)) != count:
+            raise ShapeError(f"num_outputs is {node.attrs['num_outputs']} for {count} outputs")
+        part = -(-size // count)
+        return [max(0, min(part, size - k * part)) for k in range(count)]
+    if size % count:
+        raise ShapeError(f"an axis of size {size} does not split into {count} equal parts")
+    return [size // count] * count
