@@ -7,6 +7,7 @@ extension. Booleans are bytes in memory.
 from __future__ import annotations
 
 from subgraph.engine.lowering import Unsupported
+from subgraph.graph import Node
 from subgraph.opencl.lowering import ClLowering
 
 _C = {
@@ -95,3 +96,39 @@ def line(low: ClLowering, count: int) -> tuple[tuple[int], tuple[int]]:
     """Return the ranges over ``count`` items; kernels check that an item exists."""
     group = 128 if low.traits.is_gpu else 64
     return (-(-count // group) * group,), (group,)
+
+
+_ACTIVATIONS = {
+    "": "x",
+    "Relu": "(x < 0 ? 0 : x)",
+    "Clip": "(x < p ? p : x > q ? q : x)",
+    "Sigmoid": "(1 / (1 + exp(-x)))",
+    "Tanh": "tanh(x)",
+    "Gelu": "(x * (T)0.5 * (1 + erf(x * (T)0.70710678118654752440)))",
+    "GeluTanh": "(x / (1 + exp((T)-1.5957691216057308 * (x + (T)0.044715 * x * x * x))))",
+    "Silu": "(x / (1 + exp(-x)))",
+    "Softplus": "(fmax(x, (T)0) + log1p(exp(-fabs(x))))",
+    "Mish": "(x * tanh(fmax(x, (T)0) + log1p(exp(-fabs(x)))))",
+    "Erf": "erf(x)",
+    "HardSwish": "(x * clamp(x / 6 + (T)0.5, (T)0, (T)1))",
+    "HardSigmoid": "clamp(x * p + q, (T)0, (T)1)",
+    "LeakyRelu": "(x < 0 ? x * p : x)",
+    "Elu": "(x < 0 ? p * expm1(x) : x)",
+    "Swish": "(x / (1 + exp(-p * x)))",
+}
+
+
+def activation(node: Node) -> tuple[tuple[str, str], float, float]:
+    """Return the definition of the activation of a fused node, and its two numbers.
+
+    It is a macro ``ACT(x, p, q)``; the identity for a node without one.
+
+    Raises:
+        Unsupported: there is no such activation.
+    """
+    name = str(node.attrs.get("activation", ""))
+    if name not in _ACTIVATIONS:
+        raise Unsupported(f"activation {name} has no OpenCL form")
+    numbers = (float(node.attrs.get(f"activation_{k}", 0.0)) for k in ("alpha", "beta"))
+    low, high = numbers
+    return ("ACT(x, p, q)", _ACTIVATIONS[name]), low, high

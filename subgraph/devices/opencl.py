@@ -114,6 +114,9 @@ class OpenclDevice(Device):
 def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
     """Return the graph as it runs, and the parameters whose content that depends on."""
     guards: dict[Parameter, int] = {}
+    graph = graph.clone()
+    # Weights are found by their parameters; what is left are the inputs that change.
+    graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     if options.FUSION:
-        return apply_pass(graph, "CpuFusion", guards=guards), tuple(guards.items())
-    return graph.clone(), ()
+        graph = apply_pass(graph, "CpuFusion", guards=guards)
+    return graph, tuple(guards.items())
