@@ -13,7 +13,7 @@ import attrs
 
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Lowering, Operand, Word, lowering
+from subgraph.engine.lowering import Layout, Lowering, Operand, Word, lowering
 from subgraph.graph import Node
 
 from .conv_geometry import (
@@ -33,7 +33,7 @@ from .tile_planning import FLOATS, Activation, Array, Tiles, activation, grain, 
 
 _MEMORY = 8.0  # bytes of weights that arrive per cycle
 _WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
-_BOTH = ("plain", "blocked")
+_BOTH: tuple[Layout, ...] = ("plain", "blocked")
 
 
 @attrs.define

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.lowering import Layout, Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
 
 from .conv_geometry import Geometry, auto_pad, ints, pads_before, triple
 from .tile_planning import FLOATS, Tiles, grain, tiles
 
-_BOTH = ("plain", "blocked")
+_BOTH: tuple[Layout, ...] = ("plain", "blocked")
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
 _WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
 
@@ -25,11 +25,11 @@ def window(node: Node, low: Lowering) -> None:
     if not y.size:
         return
     of = tiles(x.dtype)
-    g = _geometry(node, x, y)
-    kind = _kind(node, _KINDS[node.op_type])
+    g = pool_geometry(node, x, y)
+    kind = pool_kind(node, _KINDS[node.op_type])
     lanes, images, blocks = _split(x, of)
     pixel = lanes * of.item
-    after = [_after(node, g, axis, x.rank - 2) for axis in range(3)]
+    after = [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
     rows = g.target[1]
     image_in, image_out = (blocks * math.prod(s) * pixel for s in (g.source, g.target))
     while rows > 1 and images * blocks * -(-g.target[1] // rows) < 4 * low.threads > 4:
@@ -66,7 +66,7 @@ def whole(node: Node, low: Lowering) -> None:
         "whole",
         dtype=of.dtype,
         lanes=of.lanes,
-        kind=_kind(node, _WHOLE[node.op_type]),
+        kind=pool_kind(node, _WHOLE[node.op_type]),
         plain=plain,
     )
     units = images * blocks
@@ -87,7 +87,12 @@ def _split(x: Operand, of: Tiles) -> tuple[int, int, int]:
     return 1, x.shape[0], x.shape[1]
 
 
-def _kind(node: Node, kind: str) -> str:
+def pool_kind(node: Node, kind: str) -> str:
+    """Return the kind of pooling with its power.
+
+    Raises:
+        Unsupported: no kernel has that power.
+    """
     if kind != "l":
         return kind
     power = float(node.attrs.get("p", 2))
@@ -96,7 +101,8 @@ def _kind(node: Node, kind: str) -> str:
     return f"l{int(power)}"
 
 
-def _geometry(node: Node, x: Operand, y: Operand) -> Geometry:
+def pool_geometry(node: Node, x: Operand, y: Operand) -> Geometry:
+    """Return the sizes of a pooling window."""
     rank = x.rank - 2
     kernel = ints(node, "kernel_shape", rank, 1)
     before = pads_before(node, x.shape[2:], y.shape[2:], kernel)
@@ -114,7 +120,7 @@ def _geometry(node: Node, x: Operand, y: Operand) -> Geometry:
     )
 
 
-def _after(node: Node, g: Geometry, axis: int, rank: int) -> int:
+def trailing_pads(node: Node, g: Geometry, axis: int, rank: int) -> int:
     """Return the pads after a dimension: what counts as padding in an average."""
     if axis < 3 - rank or auto_pad(node) == "VALID":
         return 0

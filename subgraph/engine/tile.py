@@ -14,7 +14,7 @@ results do not depend on how work is cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,7 +68,8 @@ rows_of = register_jitable(tile_rows)
 @register_jitable
 def arg(block: int, index: int) -> int:
     """Return word ``index`` of a block of words."""
-    return ld_i64(block + 8 * index)
+    word: int = ld_i64(block + 8 * index)
+    return word
 
 
 @register_jitable
@@ -199,7 +200,7 @@ class Emit:
         self.put(slot, self.b.add(self.get(slot), amount))
 
     @contextmanager
-    def loop(self, count: Any) -> Iterator[Any]:
+    def loop(self, count: Any) -> Generator[Any]:
         """Run the body ``count`` times (none when it is not positive); give the rounds left."""
         left = self.variable(count)
         head = self.b.append_basic_block("head")
@@ -215,7 +216,7 @@ class Emit:
         self.b.position_at_end(done)
 
     @contextmanager
-    def when(self, condition: Any) -> Iterator[None]:
+    def when(self, condition: Any) -> Generator[None]:
         """Run the body when the condition holds."""
         then = self.b.append_basic_block("then")
         done = self.b.append_basic_block("endif")

@@ -45,7 +45,7 @@ def transposer(dtype: str, lanes: int) -> Any:
 
     def whole(builder: Any, args: Sequence[Any]) -> None:
         source, step, _, _, target, to = args
-        rows = []
+        rows: list[Any] = []
         for i in range(lanes):
             at = builder.add(source, builder.mul(step, I64(i)))
             rows.append(load_at(builder, at, v.llvm, v.itemsize))
@@ -56,7 +56,7 @@ def transposer(dtype: str, lanes: int) -> Any:
 
     def part(builder: Any, args: Sequence[Any]) -> None:
         source, step, height, width, target, to = args
-        rows = []
+        rows: list[Any] = []
         none = I64(0)
         for i in range(lanes):
             count = builder.select(builder.icmp_signed(">", height, I64(i)), width, none)
