@@ -1,0 +1,49 @@
+"""The partition's work grows with the graph, counted in steps rather than seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from partition import FAMILIES, NotSin, build, random_graph
+
+from subgraph.partition.asking import Asker
+from subgraph.partition.contraction import Contraction
+from subgraph.partition.proposal import propose
+from subgraph.partition.workspace import Workspace
+from subgraph.property import SelectorProperty
+
+
+def steps(family: str, size: int, strategy: str) -> float:
+    """Return function calls and searched links for each node."""
+    graph = build(FAMILIES[family](size))
+    work = Workspace.of(graph)
+    space = Contraction(work.preds, work.succs)
+    asker = Asker(work, SelectorProperty(NotSin))
+    calls = 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before: Callable[..., Any] | None = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        propose(asker, space, strategy)
+    finally:
+        sys.setprofile(before)
+    return (calls + space.searched) / len(graph.nodes)
+
+
+@pytest.mark.parametrize("strategy", ["selector", "hetero"])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "1000" not in name])
+def test_steps_for_each_node_stay_the_same(family: str, strategy: str) -> None:
+    small, large = steps(family, 1_000, strategy), steps(family, 8_000, strategy)
+    assert large < 1.6 * small + 5, (small, large)
+
+
+def test_the_random_family_is_no_chain() -> None:
+    plan = random_graph(500)
+    assert sum(len(sources) for _, sources in plan) > 700
