@@ -22,14 +22,14 @@ from subgraph.registry import nearest
 from subgraph.runner import Stage
 from subgraph.signature import Results
 from subgraph.subgraph_op import ProfileEntry
-from subgraph.task_executor import TaskExecutor
+from subgraph.task_executor import TaskExecutor, lent
 
 if TYPE_CHECKING:
     from subgraph.compiled_model import CompiledModel
 
 _log = logging.getLogger("subgraph")
 Callback = Callable[..., Any]
-# Callbacks of all models; one thread, so they never run at the same time.
+# Callbacks of all models; one thread, so they do not run at the same time unless one waits.
 _callbacks = TaskExecutor("callbacks")
 
 
@@ -186,8 +186,10 @@ class InferRequest:
         """
         run = self._started()
         inside_callback = self._callback_thread == threading.get_ident()
-        if not inside_callback and not run.done.wait(timeout):
-            return None
+        if not inside_callback and not run.done.is_set():
+            with lent():
+                if not run.done.wait(timeout):
+                    return None
         if run.error is not None:
             raise run.error
         return run.results
@@ -348,7 +350,8 @@ class InferQueue:
 
     def start_async(self, inputs: Any = None, userdata: Any = None) -> None:
         """Start a run on a free request; waits for one while all are busy."""
-        number = self._free.get()
+        with lent():
+            number = self._free.get()
         self._userdata[number] = userdata
         with self._changed:
             self._pending += 1
@@ -371,7 +374,7 @@ class InferQueue:
             Exception: the error of the only run or callback that failed.
             DeviceError: several failed; the first is its cause, all are its notes.
         """
-        with self._changed:
+        with lent(), self._changed:
             self._changed.wait_for(lambda: self._pending == 0)
         errors, self._errors = self._errors, []
         if len(errors) == 1:

@@ -1,7 +1,8 @@
 """Task executors: the threads that run asynchronous requests, stage by stage, and their callbacks.
 
 Threads start when work waits and end with the executor that owns them. After a fork the child
-starts threads of its own.
+starts threads of its own. A task that has to wait for another task of its executor says so with
+`lent`: meanwhile another thread runs tasks, so that they cannot wait for each other forever.
 """
 
 from __future__ import annotations
@@ -10,9 +11,70 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 Task = Callable[[], None]
+_local = threading.local()
+
+
+class _State:
+    """What an executor and its threads share; the threads do not hold the executor itself."""
+
+    def __init__(self, threads: int) -> None:
+        self.pid = os.getpid()
+        self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        self.allowed = threads
+        self.alive = 0
+        self.idle = 0
+        self.pending = 0  # tasks that no thread has begun
+
+    def put(self, task: Task, name: str) -> None:
+        """Queue a task; start a thread for it if none is free."""
+        with self.lock:
+            self.pending += 1
+        self.tasks.put(task)
+        self.start_if_needed(name)
+
+    def start_if_needed(self, name: str) -> None:
+        """Start a thread if tasks wait, none is free and one more is allowed."""
+        with self.lock:
+            if self.idle >= self.pending or self.alive >= self.allowed:
+                return
+            self.alive += 1
+            number = self.alive
+        threading.Thread(
+            target=_work, args=(self,), name=f"subgraph-{name}-{number}", daemon=True
+        ).start()
+
+    def next_task(self) -> Task | None:
+        """Return the next task; None: the thread is to end."""
+        with self.lock:
+            if self.alive > self.allowed:
+                self.alive -= 1
+                return None
+            self.idle += 1
+        task = self.tasks.get()
+        with self.lock:
+            self.idle -= 1
+            if task is None:
+                self.alive -= 1
+            else:
+                self.pending -= 1
+        return task
+
+
+def _work(state: _State) -> None:
+    _local.state = state
+    while (task := state.next_task()) is not None:
+        task()
+        del task  # keep nothing of a request alive while waiting
+
+
+def _stop(state: _State) -> None:
+    for _ in range(state.alive):
+        state.tasks.put(None)
 
 
 class TaskExecutor:
@@ -23,54 +85,34 @@ class TaskExecutor:
         self.name = name
         self.threads = max(1, threads)
         self._lock = threading.Lock()
-        self._reset()
+        self._state = self._new_state()
 
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._idle = _Count()
-        self._started = 0
-        started: list[int] = []
-        self._started_threads = started
-        weakref.finalize(self, _stop, self._tasks, started).atexit = False
+    def _new_state(self) -> _State:
+        state = _State(self.threads)
+        weakref.finalize(self, _stop, state).atexit = False
+        return state
 
     def submit(self, task: Task) -> None:
         """Queue a task."""
         with self._lock:
-            if self._pid != os.getpid():
-                self._reset()
-            self._tasks.put(task)
-            if self._idle.value < self._tasks.qsize() and self._started < self.threads:
-                self._started += 1
-                self._started_threads.append(1)
-                threading.Thread(
-                    target=_work,
-                    args=(self._tasks, self._idle),
-                    name=f"subgraph-{self.name}-{self._started}",
-                    daemon=True,
-                ).start()
+            if self._state.pid != os.getpid():
+                self._state = self._new_state()
+            state = self._state
+        state.put(task, self.name)
 
 
-class _Count:
-    """Number of threads that wait; ``+= 1`` on an attribute is one step under the GIL."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0
-
-
-def _work(tasks: queue.SimpleQueue[Task | None], idle: _Count) -> None:
-    while True:
-        idle.value += 1
-        task = tasks.get()
-        idle.value -= 1
-        if task is None:
-            return
-        task()
-        del task  # keep nothing of a request alive while waiting
-
-
-def _stop(tasks: queue.SimpleQueue[Task | None], started: list[int]) -> None:
-    for _ in started:
-        tasks.put(None)
+@contextmanager
+def lent() -> Generator[None]:
+    """Let another thread run tasks of this thread's executor while the block waits."""
+    state: _State | None = getattr(_local, "state", None)
+    if state is None:
+        yield
+        return
+    with state.lock:
+        state.allowed += 1
+    state.start_if_needed("lent")
+    try:
+        yield
+    finally:
+        with state.lock:
+            state.allowed -= 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import array
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -546,3 +548,84 @@ def test_compiled_weights_change_during_requests(device: str) -> None:
     assert not problems, problems[:5]
     final = np.maximum(x @ weights[0].array, 0)
     np.testing.assert_allclose(model(x)[1], np.tanh(final), rtol=1e-4, atol=1e-5)
+
+
+def test_a_callback_may_wait_for_other_requests(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, _ = gated
+    first, second = model.create_infer_request(), model.create_infer_request()
+    seen: list[float] = []
+
+    def nested(request: sg.InferRequest) -> None:
+        second.set_callback(lambda r: seen.append(r.results[0][0]))
+        second.start_async(request.results[0])
+        results = second.wait(20)
+        assert results is not None
+        seen.append(results[0][0])
+
+    first.set_callback(nested)
+    first.start_async(X)
+    assert first.wait(20) is not None
+    assert seen == [3, 3]
+
+    pool = sg.InferQueue(model, 1)
+    values: list[float] = []
+
+    def more(request: sg.InferRequest, left: int) -> None:
+        values.append(request.results[0][0])
+        if left:
+            other = request.results[0]
+            threading.Thread(target=pool.start_async, args=([other], left - 1)).start()
+
+    pool.set_callback(more)
+    pool.start_async([X], 3)
+    deadline = time.monotonic() + 20
+    while len(values) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert values == [2, 3, 4, 5]
+
+
+def test_callbacks_do_not_overlap() -> None:
+    model, _ = chain()
+    inside: list[int] = []
+    most: list[int] = []
+
+    def callback(request: sg.InferRequest) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.001)
+        inside.pop()
+
+    requests = [model.create_infer_request() for _ in range(8)]
+    for request in requests:
+        request.set_callback(callback)
+        request.start_async(X)
+    for request in requests:
+        request.wait(20)
+    assert max(most) == 1
+
+
+def test_requests_work_in_a_forked_child() -> None:
+    code = """
+import os, warnings
+import numpy as np, subgraph as sg
+from subgraph import ops
+warnings.simplefilter("ignore")
+x = sg.input("x", ("N",))
+model = sg.compile_model(sg.Graph([x], [ops.Neg(x)]), "REFERENCE")
+request = model.create_infer_request()
+def run():
+    called = []
+    request.set_callback(lambda r: called.append(1))
+    request.start_async(np.ones(2, np.float32))
+    assert request.wait(20)[0].tolist() == [-1, -1] and called
+run()
+child = os.fork()
+run()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print("fine")
+else:
+    os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "fine", done.stderr
