@@ -51,9 +51,6 @@ class _State:
     def next_task(self) -> Task | None:
         """Return the next task; None: the thread is to end."""
         with self.lock:
-            if self.alive > self.allowed:
-                self.alive -= 1
-                return None
             self.idle += 1
         task = self.tasks.get()
         with self.lock:
@@ -116,3 +113,5 @@ def lent() -> Generator[None]:
     finally:
         with state.lock:
             state.allowed -= 1
+            if state.alive > state.allowed:
+                state.tasks.put(None)  # one thread too many: the next free one ends
