@@ -218,7 +218,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     words += [step * item for step in b_steps]
     words += [step * item for step in steps[2]]
     words += [step * item for step in steps[2]]
-    words += [0]
+    words += [1 if m > mb else 0]
     moved = (a.operand.size + batch * n * depth + 2 * batch * m * n) * item
     low.emit(
         Kernel("gemm_kernels", "gemm", **of.variant),
@@ -241,7 +241,8 @@ def _blocks(
     threads: int, batch: int, m: int, panels: int, of: Tiles, packed: bool
 ) -> tuple[int, int]:
     """Return rows and panels of a unit: large blocks, but work for every thread."""
-    mb = min(m, of.mr * 8)
+    # B streams past once for each block of rows: few rows stay together.
+    mb = m if m <= of.mr * 16 else of.mr * 8
     pb = min(panels, 32 if packed else 12)
     wanted = 4 * threads if threads > 1 else 1
 
