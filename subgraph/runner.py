@@ -121,18 +121,27 @@ class DirectRunner(Runner):
         picks = [node.outputs.index(v) for v in graph.outputs]
         same = picks == list(range(len(node.outputs)))
         self._picks = None if same else picks
-        # No weights and the same order: what the caller gave can be handed on as it is.
-        self._as_given = list(node.inputs) == list(graph.inputs) and not any(self._template)
+        # The same order, weights left out: what the caller gave can be handed on as it is.
+        in_order = [v for v in node.inputs if v is not None and v.parameter is None]
+        as_given = in_order == list(graph.inputs) and same
+        self._run_given = self._session.given_only() if as_given else None
+
+    def _arranged(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return one item for each input of the node, weights among them."""
+        arranged: list[Any] = self._template.copy()
+        for target, source in self._sources:
+            if inputs[source] is not None:
+                arranged[target] = inputs[source]
+        return arranged
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        if self._as_given:
-            given = inputs
-        else:
-            arranged: list[Any] = self._template.copy()
-            for target, source in self._sources:
-                if inputs[source] is not None:
-                    arranged[target] = inputs[source]
-            given = arranged
+        if self._run_given is not None:
+            try:
+                return self._run_given(inputs, self.outputs)
+            except Exception as error:
+                results = self._recovered(error, self._arranged(inputs))
+                return results if self.outputs is None else fill_outputs(results, self.outputs)
+        given = self._arranged(inputs)
         try:
             if self._picks is None:
                 return self._session(given, self.outputs)
@@ -153,6 +162,7 @@ class DirectRunner(Runner):
         session, for_good = found
         if for_good:
             self._session = session
+            self._run_given = None
         try:
             return session(given)
         except Exception as following:

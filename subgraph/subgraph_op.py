@@ -8,7 +8,7 @@ makes the node. The executor asks each op for a `Session` per request and calls 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -20,6 +20,7 @@ from subgraph.types import TensorType, numpy_dtype
 from subgraph.weights import WeightCache
 
 Array = np.ndarray[Any, Any]
+RunGiven = Callable[[Sequence[Any], "Sequence[Array | None] | None"], Sequence[Any]]
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
 # Key of a node's metadata: the device that runs it; set by hand, or by who compiled it.
@@ -84,6 +85,13 @@ class Session:
             if check is not None and getattr(results[position], "dtype", None) != check:
                 _raise_wrong_result(self.op, position, results[position])
         return results if outputs is None else fill_outputs(results, outputs)
+
+    def given_only(self) -> RunGiven | None:
+        """Return a function that runs the op on the inputs that are no weights, None without one.
+
+        It takes these arrays, and ``outputs`` as a call of the session does.
+        """
+        return None
 
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes inside took in the last run; empty if the op does not measure."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import is_not, itemgetter
 from typing import Any
 
 import attrs
@@ -24,6 +25,7 @@ from subgraph.parameters import Parameter, Snapshot, pinned, pinned_snapshot
 from subgraph.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
+    RunGiven,
     Session,
     SubgraphOp,
     fill_outputs,
@@ -167,6 +169,14 @@ def _holds(guards: Guards) -> bool:
     return all(parameter.version == version for parameter, version in guards)
 
 
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return a function that picks these items of a list."""
+    if len(positions) > 1:
+        pick = itemgetter(*positions)
+        return lambda items: list(pick(items))
+    return lambda items: [items[k] for k in positions]
+
+
 class CpuSession(Session):
     """Runs a region for one request."""
 
@@ -174,12 +184,16 @@ class CpuSession(Session):
         """Open a session; memory comes with the first run."""
         super().__init__(op)
         self._region = op
+        self._profiling = op.options.profiling
         self._arena = Arena()
         self._bound: OrderedDict[_Key, BoundPlan] = OrderedDict()
         self._profile: list[ProfileEntry] = []
         self._last: BoundPlan | None = None
         self._shapes: list[Any] = []
-        self._all_given = len(op.given) == len(op.subgraph.inputs)
+        weights = [(k, v.parameter) for k, v in enumerate(op.subgraph.inputs) if k not in op.given]
+        self._expected = [parameter for _, parameter in weights]
+        self._weights_of = _picker([k for k, _ in weights])
+        self._given_of = _picker(op.given)
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -189,22 +203,27 @@ class CpuSession(Session):
         if snapshot is None:
             with pinned(Snapshot(self._region.parameters)):
                 return self(inputs, outputs)
-        if not self._all_given:
-            if self._is_overridden(inputs):
+        if self._expected:
+            if any(map(is_not, self._weights_of(inputs), self._expected)):
+                # A weight given as an array of another shape, in this run alone.
                 results = self._region.by_reference(inputs)
                 return results if outputs is None else fill_outputs(results, outputs)
-            inputs = [inputs[k] for k in self._region.given]
+            inputs = self._given_of(inputs)
+        return self._run(inputs, outputs)
+
+    def given_only(self) -> RunGiven:
+        """Return how to run on the inputs that are no weights, under a pinned snapshot."""
+        return self._run
+
+    def _run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> Sequence[Any]:
+        snapshot = pinned_snapshot()
+        assert snapshot is not None, "a request pins one"
         last = self._last
         if last is None or last.epoch != snapshot.epoch or not self._same(inputs):
             last = self._choose(inputs, snapshot)
-        if self._region.options.profiling:
+        if self._profiling:
             return self._timed(last, inputs, outputs)
         return last.run(inputs, outputs)
-
-    def _is_overridden(self, inputs: Sequence[Any]) -> bool:
-        """Return whether a weight is given as an array of another shape, in this run alone."""
-        weights = len(inputs) - len(self._region.given)
-        return sum(type(item) is not np.ndarray for item in inputs) != weights
 
     def _same(self, inputs: Sequence[Any]) -> bool:
         """Return whether the plan that ran last fits these inputs without a look at values."""
