@@ -7,7 +7,6 @@ only. Errors say line and column.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 import re
@@ -297,7 +296,9 @@ class _Parser(_Tokens):
         start = self.start
         try:
             return base64.b64decode(self.string(), validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
+            if isinstance(error, ModelError):
+                raise
             self.fail(f"not base64: {error}", start)
 
     # Graphs
@@ -334,7 +335,7 @@ class _Parser(_Tokens):
                 key = self.string()
                 self.expect("=")
                 self.expect("json")
-                attrs[key] = json.loads(self.string())
+                attrs[key] = self._json()
             else:
                 nodes.append(self._node(values))
         outputs: list[Value] = []
@@ -357,6 +358,13 @@ class _Parser(_Tokens):
             )
         except ModelError as error:
             self.fail(str(error), start)
+
+    def _json(self) -> Any:
+        start = self.start
+        try:
+            return json.loads(self.string())
+        except json.JSONDecodeError as error:
+            self.fail(f"not JSON: {error}", start)
 
     def _opset(self) -> tuple[str, int]:
         domain = self.string()
