@@ -13,7 +13,7 @@
       __global const T *bias, int bias0, __global const T *residual, int residual0, int m,     \
       int n, int depth, int a_row, int a_column, int bias_row, int bias_column, T alpha,       \
       T beta, T p, T q, int size1, int size2, int a_s0, int a_s1, int a_s2, int b_s0,          \
-      int b_s1, int b_s2, int c_s0, int c_s1, int c_s2
+      int b_s1, int b_s2, int c_s0, int c_s1, int c_s2, int bias_step
 
 // Begin at this work-item's matrices of the stack.
 #define STACK                                                                     \
@@ -23,7 +23,7 @@
   b += b0 + i0 * b_s0 + i1 * b_s1 + i2 * b_s2;                                    \
   int first = i0 * c_s0 + i1 * c_s1 + i2 * c_s2;                                  \
   c += c0 + first;                                                                \
-  bias += bias0;                                                                  \
+  bias += bias0 + i2 * bias_step;                                                 \
   residual += residual0 + first
 
 T finish(T sum, int row, int column, int n, __global const T *bias, int bias_row, int bias_column,

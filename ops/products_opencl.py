@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.engine.lowering import Operand, Unsupported, Weight, Word
+from subgraph.engine.lowering import Operand, Unsupported, Word
 from subgraph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.opencl.runtime import ClSource
@@ -38,6 +38,7 @@ class Product:
         sizes: Sizes of the stack.
         steps: Steps of A, B and the results along it.
         bias: What is added, with its steps along rows and columns.
+        bias_step: The step of the bias along the innermost level of the stack.
     """
 
     a: Matrix
@@ -50,6 +51,7 @@ class Product:
     beta: float = 1.0
     bias: Operand | None = None
     bias_steps: tuple[int, int] = (0, 0)
+    bias_step: int = 0
     residual: Operand | None = None
 
 
@@ -207,6 +209,7 @@ def arguments(
     words += product.bias_steps
     words += [number(dtype, v) for v in (product.alpha, product.beta, *numbers)]
     words += [*product.sizes[1:], *product.steps[0], *right_steps, *product.steps[2]]
+    words.append(product.bias_step)
     return words
 
 
@@ -287,8 +290,3 @@ def pack_panels(stack: Array, width: int) -> Array:
     whole = np.zeros((count, depth, panels * width), stack.dtype)
     whole[:, :, :n] = stack
     return np.ascontiguousarray(whole.reshape(count, depth, panels, width).swapaxes(1, 2))
-
-
-def weight_operand(operand: Operand | Weight) -> Word:
-    """Return a word of an operand or weight."""
-    return operand

@@ -1,0 +1,156 @@
+// Convolutions without a product (few channels a group), transposed ones, and pooling: one
+// work-item for each output element. T: element; spatial sizes as (D, H, W).
+
+#define SIZES                                                                                  \
+  int sd, int sh, int sw, int td, int th, int tw, int kd, int kh, int kw, int step_d,          \
+      int step_h, int step_w, int far_d, int far_h, int far_w, int pad_d, int pad_h, int pad_w
+
+// This work-item's pixel, and its channel counted over all images.
+#define PIXEL                                                                         \
+  int id = get_global_id(0);                                                          \
+  if (id >= count) return;                                                            \
+  int pw = id % tw, ph = id / tw % th, pd = id / tw / th % td, channel = id / tw / th / td
+
+#if defined(CONVOLUTION)
+__kernel void direct(int count, __global const T *x, int x0, __global const T *w, int w0,
+                     __global T *y, int y0, __global const T *bias, int bias0,
+                     __global const T *residual, int residual0, T p, T q, int groups, int inputs,
+                     int outputs, SIZES) {
+  PIXEL;
+  int output = channel % (groups * outputs), image = channel / (groups * outputs);
+  int group = output / outputs, plane = sd * sh * sw, taps = kd * kh * kw;
+  x += x0 + (image * groups + group) * inputs * plane;
+  w += w0 + output * inputs * taps;
+  int z0 = pd * step_d - pad_d, r0 = ph * step_h - pad_h, c0 = pw * step_w - pad_w;
+  T sum = 0;
+  for (int c = 0; c < inputs; c++, x += plane)
+    for (int d = 0; d < kd; d++)
+      for (int h = 0; h < kh; h++)
+        for (int v = 0; v < kw; v++, w++) {
+          int z = z0 + d * far_d, r = r0 + h * far_h, o = c0 + v * far_w;
+          if (z >= 0 && z < sd && r >= 0 && r < sh && o >= 0 && o < sw)
+            sum += *w * x[(z * sh + r) * sw + o];
+        }
+#if BIAS
+  sum += bias[bias0 + output];
+#endif
+#if RESIDUAL
+  sum += residual[residual0 + id];
+#endif
+  y[y0 + id] = ACT(sum, p, q);
+}
+
+// A CPU: LINE neighbouring pixels of a row in one work-item; those inside need no checks.
+#if defined(LINE)
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void rows(
+    int count, __global const T *x, int x0, __global const T *w, int w0, __global T *y, int y0,
+    __global const T *bias, int bias0, __global const T *residual, int residual0, T p, T q,
+    int groups, int inputs, int outputs, SIZES) {
+  int row = get_global_id(0), channel = get_global_id(1);
+  int ph = row % th, pd = row / th;
+  int output = channel % (groups * outputs), image = channel / (groups * outputs);
+  int group = output / outputs, plane = sd * sh * sw, taps = kd * kh * kw;
+  x += x0 + (image * groups + group) * inputs * plane;
+  w += w0 + output * inputs * taps;
+  int at = (channel * td + pd) * th * tw + ph * tw;
+  int z0 = pd * step_d - pad_d, r0 = ph * step_h - pad_h;
+  for (int first = 0; first < tw; first += LINE) {
+    int many = min(LINE, tw - first), c0 = first * step_w - pad_w;
+    int last = c0 + (LINE - 1) * step_w + (kw - 1) * far_w;
+    int inside = many == LINE && c0 >= 0 && last < sw;
+    T sums[LINE];
+    for (int j = 0; j < LINE; j++) sums[j] = 0;
+    for (int c = 0; c < inputs; c++)
+      for (int d = 0; d < kd; d++)
+        for (int h = 0; h < kh; h++) {
+          int z = z0 + d * far_d, r = r0 + h * far_h;
+          if (z < 0 || z >= sd || r < 0 || r >= sh) continue;
+          __global const T *from = x + c * plane + (z * sh + r) * sw + c0;
+          __global const T *weights = w + ((c * kd + d) * kh + h) * kw;
+          if (inside && step_w == 1) {
+            for (int v = 0; v < kw; v++, from += far_w)
+              for (int j = 0; j < LINE; j++) sums[j] += weights[v] * from[j];
+          } else if (inside && step_w == 2) {
+            for (int v = 0; v < kw; v++, from += far_w)
+              for (int j = 0; j < LINE; j++) sums[j] += weights[v] * from[2 * j];
+          } else {
+            for (int v = 0; v < kw; v++)
+              for (int j = 0; j < many; j++) {
+                int o = j * step_w + v * far_w;
+                if (c0 + o >= 0 && c0 + o < sw) sums[j] += weights[v] * from[o];
+              }
+          }
+        }
+    for (int j = 0; j < many; j++) {
+      T sum = sums[j];
+#if BIAS
+      sum += bias[bias0 + output];
+#endif
+#if RESIDUAL
+      sum += residual[residual0 + at + first + j];
+#endif
+      y[y0 + at + first + j] = ACT(sum, p, q);
+    }
+  }
+}
+#endif
+
+// Each output gathers the inputs whose window reaches it.
+__kernel void transposed(int count, __global const T *x, int x0, __global const T *w, int w0,
+                         __global T *y, int y0, __global const T *bias, int bias0, T p, T q,
+                         int groups, int inputs, int outputs, SIZES) {
+  PIXEL;
+  int output = channel % (groups * outputs), image = channel / (groups * outputs);
+  int group = output / outputs, plane = sd * sh * sw, taps = kd * kh * kw;
+  x += x0 + (image * groups + group) * inputs * plane;
+  w += w0 + (group * inputs * outputs + output % outputs) * taps;
+  T sum = 0;
+  for (int d = 0; d < kd; d++)
+    for (int h = 0; h < kh; h++)
+      for (int v = 0; v < kw; v++) {
+        int z = pd + pad_d - d * far_d, r = ph + pad_h - h * far_h, o = pw + pad_w - v * far_w;
+        if (z < 0 || r < 0 || o < 0 || z % step_d || r % step_h || o % step_w) continue;
+        z /= step_d, r /= step_h, o /= step_w;
+        if (z >= sd || r >= sh || o >= sw) continue;
+        __global const T *from = x + (z * sh + r) * sw + o;
+        __global const T *weight = w + (d * kh + h) * kw + v;
+        for (int c = 0; c < inputs; c++) sum += from[c * plane] * weight[c * outputs * taps];
+      }
+#if BIAS
+  sum += bias[bias0 + output];
+#endif
+  y[y0 + id] = ACT(sum, p, q);
+}
+#endif
+
+#if defined(POOL)
+#define POOL_MAX 0
+#define POOL_AVERAGE 1
+#define POOL_L1 2
+#define POOL_L2 3
+
+// after_*: pads behind, which count in an average that includes the padding.
+__kernel void window(int count, __global const T *x, int x0, __global T *y, int y0, SIZES,
+                     int after_d, int after_h, int after_w) {
+  PIXEL;
+  int plane = sd * sh * sw, seen = 0, padded = 0;
+  x += x0 + channel * plane;
+  int z0 = pd * step_d - pad_d, r0 = ph * step_h - pad_h, c0 = pw * step_w - pad_w;
+  T sum = POOL == POOL_MAX ? (T)-INFINITY : (T)0;
+  for (int d = 0; d < kd; d++)
+    for (int h = 0; h < kh; h++)
+      for (int v = 0; v < kw; v++) {
+        int z = z0 + d * far_d, r = r0 + h * far_h, o = c0 + v * far_w;
+        padded += z < sd + after_d && r < sh + after_h && o < sw + after_w;
+        if (z < 0 || z >= sd || r < 0 || r >= sh || o < 0 || o >= sw) continue;
+        T value = x[(z * sh + r) * sw + o];
+        seen++;
+        if (POOL == POOL_MAX) sum = isnan(value) || value > sum ? value : sum;
+        if (POOL == POOL_AVERAGE) sum += value;
+        if (POOL == POOL_L1) sum += fabs(value);
+        if (POOL == POOL_L2) sum += value * value;
+      }
+  if (POOL == POOL_AVERAGE) sum /= INCLUDE ? padded : seen;
+  y[y0 + id] = POOL == POOL_L2 ? sqrt(sum) : sum;
+}
+#endif

@@ -1,0 +1,239 @@
+"""Convolutions and pooling on OPENCL.
+
+A convolution is a product of the weights with its input pixels taken apart: packed into panels on a
+CPU, read through local memory on a GPU. Groups of few channels are summed directly.
+"""
+
+from __future__ import annotations
+
+import math
+
+from subgraph.engine.lowering import Operand, Unsupported, Word
+from subgraph.graph import Node
+from subgraph.opencl.lowering import ClLowering, cl_lowering
+from subgraph.opencl.runtime import ClSource
+
+from .conv_geometry import Geometry, conv_geometry, ints, triple
+from .conv_transpose_cpu import transpose_pads
+from .elementwise_cpu import temporary
+from .gemm_cpu import Matrix
+from .opencl_code import FLOATS, HALVES, activation, line, register, require
+from .pool_cpu import pool_geometry, pool_kind, trailing_pads
+from .products_opencl import (
+    Product,
+    Words,
+    launch_panels,
+    launch_tiles,
+    narrowed,
+    number,
+    panel_width,
+    program,
+    settle,
+    widened,
+)
+
+_KINDS = {"max": 0, "average": 1, "l1": 2, "l2": 3}
+_POOLS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
+_WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
+_FEW = 16  # weights of an output channel below which a product is not worth its panels
+_LINE = 16
+_PIXELS = 1 << 26  # elements of panels at a time
+
+
+@cl_lowering("Conv")
+def conv(node: Node, low: ClLowering) -> None:
+    """Lower Conv."""
+    lower_conv(node, low)
+
+
+@cl_lowering("FusedConv", domain="subgraph.cpu")
+def fused_conv(node: Node, low: ClLowering) -> None:
+    """Lower a convolution with a residual and an activation."""
+    lower_conv(node, low)
+
+
+def _floats(low: ClLowering, operand: Operand) -> None:
+    require(low, operand.dtype)
+    if operand.dtype not in (*FLOATS, *HALVES):
+        raise Unsupported(f"{low.node.op_type} of {operand.dtype}")
+
+
+def lower_conv(node: Node, low: ClLowering) -> None:
+    """Lower Conv or its fused form."""
+    out = low.output()
+    _floats(low, out)
+    if not out.size:
+        return
+    x, w, bias, residual = (widened(low, low.optional(k)) for k in range(4))
+    assert x is not None
+    assert w is not None
+    g = conv_geometry(node, x, w, out)
+    made = narrowed(low, out)
+    if g.inputs * g.taps < _FEW or (g.groups > 1 and g.outputs < 4):
+        _direct(low, g, x, w, made, bias, residual)
+    else:
+        _product(low, g, x, w, made, bias, residual)
+    settle(low, made, out)
+
+
+def sizes_of(g: Geometry) -> list[int]:
+    """Return the arguments SIZES of the kernels."""
+    sizes = (g.source, g.target, g.kernel, g.strides, g.dilations, g.pads)
+    return [value for triple_ in sizes for value in triple_]
+
+
+def _direct(
+    low: ClLowering,
+    g: Geometry,
+    x: Operand,
+    w: Operand,
+    y: Operand,
+    bias: Operand | None,
+    residual: Operand | None,
+) -> None:
+    (name, text), p, q = activation(low.node)
+    flags = {"BIAS": int(bias is not None), "RESIDUAL": int(residual is not None)}
+    rows = not low.traits.is_gpu
+    source = _program(y.dtype, CONVOLUTION=1, LINE=_LINE, **{name: text}, **flags)
+    words: Words = [y.size, x, w, y, bias or y, residual or y]
+    words += [number(y.dtype, p), number(y.dtype, q), g.groups, g.inputs, g.outputs]
+    words += sizes_of(g)
+    if rows:
+        channels = g.images * g.groups * g.outputs
+        size = (g.target[0] * g.target[1], channels, 1)
+        low.launch(source, "rows", words, size, (1, 1, 1), flops=g.flops, bytes=x.nbytes + y.nbytes)
+    else:
+        moved = x.nbytes + y.nbytes
+        low.launch(source, "direct", words, *line(low, y.size), flops=g.flops, bytes=moved)
+
+
+def _program(dtype: str, **defines: str | int) -> ClSource:
+    defines["T"] = register(dtype)
+    return ClSource("conv", defines=tuple(sorted(defines.items())))
+
+
+def _product(
+    low: ClLowering,
+    g: Geometry,
+    x: Operand,
+    w: Operand,
+    y: Operand,
+    bias: Operand | None,
+    residual: Operand | None,
+) -> None:
+    """Launch a convolution as products of the weights of each group with its pixels."""
+    depth, pixels, planes = g.inputs * g.taps, g.pixels, math.prod(g.source)
+    left = Matrix(w, (), g.outputs, depth, depth, 1)
+    right = Matrix(x, (), depth, pixels, pixels, 1)
+    per_image = (g.inputs * planes * g.groups, g.inputs * planes)
+    steps = [
+        (0, 0, g.outputs * depth),
+        (0, *per_image),
+        (0, g.groups * g.outputs * pixels, g.outputs * pixels),
+    ]
+    product = Product(left, right, y, low.node, (1, g.images, g.groups), steps)
+    product.residual = residual
+    if bias is not None:
+        product.bias, product.bias_steps, product.bias_step = bias, (1, 0), g.outputs
+    if low.traits.is_gpu:
+        launch_tiles(low, product, x, _window(g), CONVOLUTION=1)
+        return
+    width = panel_width(low, y.dtype)
+    panels = -(-pixels // width)
+    packed = panels * depth * width
+    count = g.images * g.groups
+    if packed * count > _PIXELS * 8:
+        raise Unsupported(f"a convolution whose pixels take {packed * count * 4 / 1e9:.1f} GB")
+    target = temporary(low, y.dtype, (packed * count,))
+    source = program(low, y.dtype, PACK=1, **{"ACT(x, p, q)": "x"}, BIAS=0, RESIDUAL=0)
+    words: list[Word] = [x, target, g.inputs, *sizes_of(g), panels]
+    moved = x.nbytes + packed * count * 4
+    low.launch(source, "pixels", words, (panels, count), (1, 1), bytes=moved)
+    launch_panels(low, product, target, [0, g.groups * packed, packed])
+
+
+def _window(g: Geometry) -> list[int]:
+    """Return the arguments of the GPU's kernel that tell which pixel a row of B is."""
+    return [*g.source, *g.target[1:], *g.kernel, *g.strides, *g.dilations, *g.pads]
+
+
+@cl_lowering("ConvTranspose")
+def conv_transpose(node: Node, low: ClLowering) -> None:
+    """Lower ConvTranspose."""
+    out = low.output()
+    _floats(low, out)
+    if not out.size:
+        return
+    x, w, bias = (widened(low, low.optional(k)) for k in range(3))
+    assert x is not None
+    assert w is not None
+    rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
+    g = Geometry(
+        x.shape[0],
+        groups,
+        x.shape[1] // groups,
+        w.shape[1],
+        triple(x.shape[2:], 1),
+        triple(out.shape[2:], 1),
+        triple(w.shape[2:], 1),
+        triple(ints(node, "strides", rank, 1), 1),
+        triple(ints(node, "dilations", rank, 1), 1),
+        triple(transpose_pads(node, x, w, out), 0),
+    )
+    y = narrowed(low, out)
+    (name, text), p, q = activation(node)
+    source = _program(
+        y.dtype, CONVOLUTION=1, **{name: text}, BIAS=int(bias is not None), RESIDUAL=0
+    )
+    words: Words = [y.size, x, w, y, bias or y, number(y.dtype, p), number(y.dtype, q)]
+    words += [groups, g.inputs, g.outputs, *sizes_of(g)]
+    flops = 2 * g.images * groups * g.inputs * g.outputs * g.taps * math.prod(g.source)
+    low.launch(source, "transposed", words, *line(low, y.size), flops=flops)
+    settle(low, y, out)
+
+
+@cl_lowering("MaxPool", "AveragePool", "LpPool")
+def window(node: Node, low: ClLowering) -> None:
+    """Lower a pooling window."""
+    out = low.output()
+    _floats(low, out)
+    if len(node.outputs) > 1:
+        raise Unsupported("MaxPool with the indices of the maxima")
+    if not out.size:
+        return
+    x = widened(low, low.given(0))
+    assert x is not None
+    g = pool_geometry(node, x, out)
+    after = [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
+    include = int(node.attrs.get("count_include_pad", 0))
+    _pool(low, g, x, pool_kind(node, _POOLS[node.op_type]), after, include)
+
+
+@cl_lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
+def whole(node: Node, low: ClLowering) -> None:
+    """Lower the pooling of whole images."""
+    out = low.output()
+    _floats(low, out)
+    if not out.size:
+        return
+    x = widened(low, low.given(0))
+    assert x is not None
+    if x.rank < 3:
+        raise Unsupported("global pooling of an input without pixels")
+    image = (1, 1, math.prod(x.shape[2:]))
+    ones = (1, 1, 1)
+    channels = x.shape[1]
+    g = Geometry(x.shape[0], 1, channels, channels, image, ones, image, ones, ones, (0, 0, 0))
+    _pool(low, g, x, pool_kind(node, _WHOLE[node.op_type]), [0, 0, 0], 0)
+
+
+def _pool(
+    low: ClLowering, g: Geometry, x: Operand, kind: str, after: list[int], include: int
+) -> None:
+    out = low.output()
+    y = narrowed(low, out)
+    source = _program(y.dtype, POOL=_KINDS[kind], INCLUDE=include)
+    words: list[Word] = [y.size, x, y, *sizes_of(g), *after]
+    work = y.size * g.taps
+    low.launch(source, "window", words, *line(low, y.size), flops=work, bytes=x.nbytes + y.nbytes)
+    settle(low, y, out)
