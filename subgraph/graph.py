@@ -242,6 +242,32 @@ class Graph:
         self._parameters: dict[str, Parameter] = {}
         self._refresh()
 
+    @classmethod
+    def assembled(
+        cls,
+        inputs: Iterable[Value],
+        outputs: Iterable[Value],
+        name: str,
+        nodes: Sequence[Node],
+        opsets: Mapping[str, int],
+    ) -> Graph:
+        """Take ``nodes`` without looking for their order, names or captures: quick, unchecked.
+
+        They must be in topological order, named, in no graph yet, and so must all values be.
+        """
+        self = cls.__new__(cls)
+        self.name, self.doc = name, ""
+        self.inputs, self.outputs, self.captures = tuple(inputs), tuple(outputs), ()
+        self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
+        self._by_name = None
+        self._nodes = tuple(nodes)
+        for node in self._nodes:
+            node.graph = self
+            for value in node.sources:
+                value.uses.append(node)
+        self._parameters = self._collect_parameters()
+        return self
+
     def _list_captures(self) -> None:
         used = {v: None for node in self._nodes for v in node.sources if type(v) is Capture}
         used.update((v, None) for v in self.outputs if type(v) is Capture)

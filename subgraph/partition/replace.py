@@ -69,12 +69,12 @@ class Cutter:
                 if value not in values:
                     self._source(value, values, inputs, weights)
             copies.append(copy_node(node, values))
-        inner = Graph(
+        inner = Graph.assembled(
             [values[value] for value in inputs],
             [values[value] for value in outputs],
             name,
-            nodes=copies,
-            opsets=self.graph.opsets,
+            copies,
+            self.graph.opsets,
         )
         return Piece(inner, inputs, outputs)
 
