@@ -15,6 +15,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
 
+from .primitives import primitive
 from .tile_planning import FLOATS, Tiles, grain, round_up, tiles
 
 _KEYS = 512  # keys of a block at most
@@ -107,7 +108,7 @@ def attention(node: Node, low: Lowering) -> None:
     emit_attention(low, Request(q, k, v, out, low.optional(3), scale, causal))
 
 
-def _mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int]:
+def mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int]:
     """Return the strides of a mask along batch, head, query and key, in elements."""
     full = (1,) * (4 - mask.rank) + tuple(mask.shape)
     if mask.rank > 4 or any(s not in (1, n) for s, n in zip(full, shape, strict=True)):
@@ -121,6 +122,7 @@ def _mask_steps(mask: Operand, shape: Sequence[int]) -> tuple[int, int, int, int
     return steps[0], steps[1], steps[2], steps[3]
 
 
+@primitive
 def emit_attention(low: Lowering, r: Request) -> None:
     """Emit the step of an attention.
 
@@ -136,12 +138,12 @@ def emit_attention(low: Lowering, r: Request) -> None:
         raise Unsupported(f"attention of heads {r.q.sizes}, {r.k.sizes}, {r.v.sizes}")
     if keys == 0 or not r.out.operand.size:
         raise Unsupported("attention over nothing")
-    mask_steps = (0, 0, 0, 0)
+    steps = (0, 0, 0, 0)
     if r.mask is not None:
         if r.mask.dtype != of.dtype:
             raise Unsupported(f"a mask of {r.mask.dtype}; it must be of the queries' dtype")
-        mask_steps = _mask_steps(r.mask, (batch, heads, queries, keys))
-        if mask_steps[2] and not mask_steps[3] and keys > 1:
+        steps = mask_steps(r.mask, (batch, heads, queries, keys))
+        if steps[2] and not steps[3] and keys > 1:
             raise Unsupported("a mask that is the same for all keys")
     block = min(_KEYS, keys)
     whole = r.k.steps[3] == 1 and r.v.steps[3] == 1
@@ -158,7 +160,7 @@ def emit_attention(low: Lowering, r: Request) -> None:
     words: list[Word] = [r.q.operand, r.k.operand, r.v.operand, r.out.operand, r.mask or 0]
     words += [queries, keys, depth, values, heads, heads // shared]
     words += [*bytes_of(r.q.steps[:3]), *bytes_of(r.k.steps), *bytes_of(r.v.steps)]
-    words += [*bytes_of(r.out.steps[:3]), *bytes_of(mask_steps)]
+    words += [*bytes_of(r.out.steps[:3]), *bytes_of(steps)]
     words += [of.contraction(), r.scale, int(r.causal), r.offset, block, scratch, scratch_bytes]
     words += [int(copies)]
     units = batch * heads * -(-queries // of.width)

@@ -69,7 +69,7 @@ def emit_reduction(
         return
     count = math.prod(x.shape[a] for a in axes)
     if count == 0:
-        _emit_empty(low, op, y)
+        emit_empty_reduction(low, op, y)
         return
     # Kept and reduced dimensions merge among their like only: a second stride tells them apart.
     marks = contiguous([1 if d in axes else n for d, n in enumerate(x.shape)])
@@ -98,7 +98,7 @@ def emit_reduction(
     )
 
 
-def _emit_empty(low: Lowering, op: str, y: Operand) -> None:
+def emit_empty_reduction(low: Lowering, op: str, y: Operand) -> None:
     dtype = numpy_dtype(y.dtype)
     if op in ("max", "min") and dtype.kind == "b":
         number = np.array([op == "min"])

@@ -1,0 +1,79 @@
+// Gather and Scatter in their forms, OneHot. T: element (a plain word where it is only moved);
+// I: index; steps in elements.
+
+#if REDUCTION == 0
+#define PUT(old, new) (new)
+#elif REDUCTION == 1
+#define PUT(old, new) ((old) + (new))
+#elif REDUCTION == 2
+#define PUT(old, new) ((old) * (new))
+#elif REDUCTION == 3
+#define PUT(old, new) ((old) > (new) ? (old) : (new))
+#else
+#define PUT(old, new) ((old) < (new) ? (old) : (new))
+#endif
+
+int inside(long index, int size) {
+  index = index < 0 ? index + size : index;
+  return (int)(index < 0 ? 0 : index >= size ? size - 1 : index);
+}
+
+__kernel void gather(int count, __global const T *x, int x0, __global const I *indices, int i0,
+                     __global T *y, int y0, int size, int taken, int inner) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int i = id % inner, j = id / inner % taken, o = id / inner / taken;
+  y[y0 + id] = x[x0 + (o * size + inside(indices[i0 + j], size)) * inner + i];
+}
+
+// Single elements along an axis; with FROM they are taken, else put. n: sizes of the indices,
+// s: steps of the data, 0 along the axis. Puts that add up are done in order, by one work-item.
+__kernel void elements(int count, int many, __global T *data, int data0,
+                       __global const I *indices, int i0, __global T *others, int others0,
+                       int size, int axis_step, int n1, int n2, int n3, int n4, int n5, int s0,
+                       int s1, int s2, int s3, int s4, int s5) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  for (int k = id * many; k < id * many + many; k++) {
+    int rest = k, at = data0;
+    at += rest % n5 * s5, rest /= n5;
+    at += rest % n4 * s4, rest /= n4;
+    at += rest % n3 * s3, rest /= n3;
+    at += rest % n2 * s2, rest /= n2;
+    at += rest % n1 * s1 + rest / n1 * s0;
+    at += inside(indices[i0 + k], size) * axis_step;
+#if FROM
+    others[others0 + k] = data[at];
+#else
+    data[at] = PUT(data[at], others[others0 + k]);
+#endif
+  }
+}
+
+// Slices of ``inner`` elements by tuples of DEPTH indices.
+__kernel void nd(int count, int many, __global T *data, int data0, __global const long *indices,
+                 int i0, __global T *others, int others0, int inner, int per_batch, int batch,
+                 __global const int *sizes, int sizes0, __global const int *steps, int steps0) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  for (int k = id * many; k < id * many + many; k++) {
+    int tuple = k / inner, at = data0 + tuple / per_batch * batch + k % inner;
+    for (int d = 0; d < DEPTH; d++)
+      at += inside(indices[i0 + tuple * DEPTH + d], sizes[d]) * steps[d];
+#if FROM
+    others[others0 + k] = data[at];
+#else
+    data[at] = PUT(data[at], others[others0 + k]);
+#endif
+  }
+}
+
+__kernel void one_hot(int count, __global const long *indices, int i0, __global const T *values,
+                      int v0, __global T *y, int y0, int depth, int inner) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int i = id % inner, d = id / inner % depth, o = id / inner / depth;
+  long index = indices[i0 + o * inner + i];
+  index = index < 0 ? index + depth : index;
+  y[y0 + id] = values[v0 + (index == d)];
+}

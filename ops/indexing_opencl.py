@@ -1,0 +1,118 @@
+"""Operators that take and put elements by index, on OPENCL: the CPU's shape work, other kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Operand, Unsupported, Word
+from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
+from subgraph.opencl.runtime import ClSource
+from subgraph.types import numpy_dtype
+
+from .movement_opencl import as_words
+from .opencl_code import line, require, storage, word
+
+_REDUCTIONS = {"none": 0, "add": 1, "mul": 2, "max": 3, "min": 4}
+_LEVELS = 6
+
+cl_shared(
+    *("Gather", "GatherElements", "GatherND", "ScatterElements", "Scatter", "ScatterND", "OneHot"),
+)
+
+
+def _program(kernel: Kernel, **defines: int) -> tuple[ClSource, int]:
+    """Return the program for a kernel's variant, and the bytes of an element."""
+    variant: dict[str, Any] = dict(kernel.variant)
+    dtype = variant.get("dtype")
+    item = int(variant["item"]) if dtype is None else numpy_dtype(dtype).itemsize
+    held: dict[str, str | int] = {
+        "T": word(item) if dtype is None else storage(dtype),
+        "I": storage(variant.get("index", "int64")),
+        "REDUCTION": _REDUCTIONS[variant.get("reduction", "none")],
+        "FROM": int(not variant.get("scatter", False)),
+        "DEPTH": 0,
+        **defines,
+    }
+    if variant.get("reduction", "none") != "none" and dtype is not None and dtype == "bool":
+        raise Unsupported("a scatter that adds up booleans")
+    return ClSource("indexing", defines=tuple(sorted(held.items()))), item
+
+
+def _numbers(words: Sequence[Word]) -> list[int]:
+    return [value for value in words if isinstance(value, int)]
+
+
+def _places(words: Sequence[Word], item: int) -> list[Word]:
+    """Return data, indices and the other operand, data and others as plain words."""
+    data, indices, others = words[:3]
+    assert isinstance(data, Operand)
+    assert isinstance(others, Operand)
+    return [as_words(data, item), indices, as_words(others, item)]
+
+
+@cl_kernel("indexing_kernels", "gather")
+def gather(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch Gather."""
+    source, item = _program(kernel)
+    x, indices, y = words[:3]
+    assert isinstance(x, Operand)
+    assert isinstance(y, Operand)
+    size, taken, inner, _ = _numbers(words[3:])
+    count = y.nbytes // item
+    arguments: list[Word] = [count, as_words(x, item), indices, as_words(y, item)]
+    low.launch(source, "gather", [*arguments, size, taken, inner], *line(low, count))
+
+
+def _shared(low: ClLowering, kernel: Kernel, count: int) -> tuple[int, int]:
+    """Return how many work-items there are and how many elements each has."""
+    variant: dict[str, Any] = dict(kernel.variant)
+    if variant["reduction"] != "none":
+        require(low, variant["dtype"])
+        return 1, count
+    return count, 1
+
+
+@cl_kernel("indexing_kernels", "elements")
+def elements(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch GatherElements or ScatterElements."""
+    source, item = _program(kernel)
+    size, step, last_size, last_step, _, *pairs = _numbers(words[3:])
+    sizes = [*pairs[::2], last_size]
+    steps = [*pairs[1::2], last_step]
+    missing = _LEVELS - len(sizes)
+    if missing < 0:
+        raise Unsupported(f"indices with {len(sizes)} dimensions")
+    count = int(np.prod(sizes))
+    items, many = _shared(low, kernel, count)
+    arguments: list[Word] = [items, many, *_places(words, item), size, step // item]
+    arguments += [*[1] * missing, *sizes][1:]
+    arguments += [*[0] * missing, *(s // item for s in steps)]
+    low.launch(source, "elements", arguments, *line(low, items))
+
+
+@cl_kernel("indexing_kernels", "nd")
+def nd(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch GatherND or ScatterND."""
+    tuples, inner, per_batch, batch, depth, *pairs = _numbers(words[3:])
+    source, item = _program(kernel, DEPTH=depth)
+    sizes = np.array([*pairs[::2], 0], np.int32)
+    steps = np.array([*(s // item for s in pairs[1::2]), 0], np.int32)
+    tables: list[Word] = [low.weight("table32", np.array, t) for t in (sizes, steps)]
+    items, many = _shared(low, kernel, tuples * inner)
+    arguments: list[Word] = [items, many, *_places(words, item), inner, per_batch, batch // item]
+    low.launch(source, "nd", [*arguments, *tables], *line(low, items))
+
+
+@cl_kernel("indexing_kernels", "one_hot")
+def one_hot(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch OneHot."""
+    source, item = _program(kernel)
+    indices, values, y = words[:3]
+    assert isinstance(values, Operand)
+    assert isinstance(y, Operand)
+    arguments: list[Word] = [y.size, indices, as_words(values, item), as_words(y, item)]
+    low.launch(source, "one_hot", [*arguments, *words[3:]], *line(low, y.size))
