@@ -513,15 +513,18 @@ def copy_value(value: Value, values: dict[Value, Value]) -> Value:
 
 def copy_node(node: Node, values: dict[Value, Value]) -> Node:
     """Return a copy of ``node`` over the copies of its values; fills ``values``."""
+    known = values.get
     return Node(
         node.op_type,
-        [None if v is None else copy_value(v, values) for v in node.inputs],
-        outputs=[copy_value(v, values) for v in node.outputs],
+        [None if v is None else known(v) or copy_value(v, values) for v in node.inputs],
+        outputs=[known(v) or copy_value(v, values) for v in node.outputs],
         name=node.name,
         domain=node.domain,
         version=node.version,
-        attrs={k: v.clone() if isinstance(v, Graph) else v for k, v in node.attrs.items()},
-        captures=[copy_value(v, values) for v in node.captures],
+        attrs={k: v.clone() if isinstance(v, Graph) else v for k, v in node.attrs.items()}
+        if node.attrs
+        else None,
+        captures=[copy_value(v, values) for v in node.captures] if node.captures else (),
         metadata=node.metadata,
         subgraph=node.subgraph,
         op=node.op,
