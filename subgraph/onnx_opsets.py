@@ -1,23 +1,28 @@
 """Which operator set versions a graph is saved under: one for each domain, right for every node.
 
 A node's version is the opset under which it is to be read. The file may state another one if the
-operator has the same schema there, or one that differs only by attributes the node does not set
-and by dtypes.
+operator has the same schema there, or one that differs only by attributes that the node does not
+set and by dtypes that it does not have.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from subgraph.errors import ModelError
 from subgraph.graph import Graph, Node
 from subgraph.schema import Schema, canonical_domain, find_schema, newest_opset
+from subgraph.types import TensorType
 
-_Key = tuple[str, str, int]
 # For a graph without nodes any would do.
 _NO_NODES = 13
+# What every runtime of today knows (ONNX 1.17, end of 2024, is opset 22).
+_COMMON = 21
+# ONNX's names of dtypes, where they differ from ours.
+_ONNX_NAMES = {"float32": "float", "float64": "double"}
 
 
 @cache
@@ -52,27 +57,29 @@ def choose_opsets(graph: Graph) -> dict[str, int]:
     Raises:
         ModelError: two nodes need versions of one domain that exclude each other.
     """
-    kinds: dict[_Key, list[Node]] = {}
+    examples: dict[Any, Node] = {}
     for current in all_graphs(graph):
         for node in current.nodes:
             if node.subgraph is None:
-                examples = kinds.setdefault((node.domain, node.op_type, node.version), [])
-                # Attributes matter, so that each set of them is looked at once.
-                if not any(node.attrs.keys() == other.attrs.keys() for other in examples):
-                    examples.append(node)
-    opsets = dict.fromkeys((*graph.opsets, *(domain for domain, _, _ in kinds)), 0)
-    if not opsets:
+                examples.setdefault(_kind(node), node)
+    by_domain: dict[str, list[Node]] = {domain: [] for domain in graph.opsets}
+    for node in examples.values():
+        by_domain.setdefault(node.domain, []).append(node)
+    if not by_domain:
         return {"": _NO_NODES}
-    for domain in opsets:
-        nodes = [n for key, examples in kinds.items() if key[0] == domain for n in examples]
-        opsets[domain] = _choose(domain, nodes, graph.opsets)
-    return opsets
+    return {domain: _choose(domain, nodes, graph.opsets) for domain, nodes in by_domain.items()}
 
 
-def _choose(domain: str, nodes: Iterable[Node], stated: Mapping[str, int]) -> int:
+def _kind(node: Node) -> Any:
+    """Return what decides under which opsets a node holds."""
+    dtypes = tuple([None if v is None else getattr(v.type, "dtype", "") for v in node.inputs])
+    attributes = tuple(node.attrs) if node.attrs else ()
+    return node.domain, node.op_type, node.version, attributes, dtypes
+
+
+def _choose(domain: str, nodes: Sequence[Node], stated: Mapping[str, int]) -> int:
     low, high = 1, newest_opset(domain) + 1
     versions: set[int] = set()
-    nodes = list(nodes)
     for node in nodes:
         version = node.version or newest_opset(domain)
         history = _history().get((domain, node.op_type))
@@ -90,7 +97,9 @@ def _choose(domain: str, nodes: Iterable[Node], stated: Mapping[str, int]) -> in
     if wanted is not None and (low <= wanted < high or _misfit(domain, nodes, wanted) is None):
         return wanted
     if low < high:
-        return low
+        # Runtimes are slow to take up the newest sets, which often add but dtypes.
+        older = range(_COMMON, low) if wanted is None and domain == "" else ()
+        return next((v for v in older if _misfit(domain, nodes, v) is None), low)
     for candidate in sorted({low, *versions}, reverse=True):
         if _misfit(domain, nodes, candidate) is None:
             return candidate
@@ -103,14 +112,14 @@ def _misfit(domain: str, nodes: Iterable[Node], version: int) -> Node | None:
     for node in nodes:
         own = find_schema(node.op_type, domain, node.version)
         there = find_schema(node.op_type, domain, version)
-        if own is not None and (there is None or not _same_meaning(node, own, there)):
+        if own is None or (there is not None and own.since_version == there.since_version):
+            continue
+        if there is None or not _same_meaning(node, own, there) or not _takes(node, there):
             return node
     return None
 
 
 def _same_meaning(node: Node, own: Schema, there: Schema) -> bool:
-    if own.since_version == there.since_version:
-        return True
     if there.deprecated or own.inputs != there.inputs or own.outputs != there.outputs:
         return False
     if not there.min_inputs <= len(node.inputs) <= there.max_inputs:
@@ -124,6 +133,20 @@ def _same_meaning(node: Node, own: Schema, there: Schema) -> bool:
             return False
     # Split by equal parts has to say how many since it can.
     return node.op_type != "Split" or len(node.inputs) > 1 or own.inputs == ("input",)
+
+
+def _takes(node: Node, there: Schema) -> bool:
+    """Return whether the operator of an opset takes the dtypes of the node's inputs."""
+    import onnx.defs
+
+    formals = onnx.defs.get_schema(node.op_type, there.since_version, node.domain).inputs
+    for position, value in enumerate(node.inputs):
+        if value is not None and isinstance(value.type, TensorType):
+            dtype = value.type.dtype
+            name = _ONNX_NAMES.get(dtype, dtype.replace("_", ""))
+            if f"tensor({name})" not in formals[min(position, len(formals) - 1)].types:
+                return False
+    return True
 
 
 def _raise_conflict(domain: str, nodes: Iterable[Node], version: int) -> None:

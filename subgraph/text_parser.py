@@ -45,7 +45,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _BARE = re.compile(r"[A-Za-z0-9_.$/\-]+")
-_PARAMETERS = re.compile(r"^parameter @", re.MULTILINE)
+_PARAMETERS = re.compile(r"^[ \t]*parameter @", re.MULTILINE)
 
 
 def parse(text: str, parameters: Mapping[str, Parameter | npt.ArrayLike] | None = None) -> Graph:
