@@ -16,7 +16,13 @@ from os import PathLike
 from typing import IO, Any
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device, QueryResult, compile_queried
+from subgraph.device import (
+    Config,
+    Device,
+    QueryResult,
+    compile_queried,
+    without_defaults,
+)
 from subgraph.devices.hetero import HeteroDevice
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph import Graph
@@ -297,19 +303,6 @@ def read_model(model: Model) -> Graph:
     from subgraph.onnx_file import load
 
     return load(model)
-
-
-def without_defaults(graph: Graph) -> Graph:
-    """Return the graph with inputs that have a default as plain weights.
-
-    Old models list every weight among the inputs; compiled as inputs nothing made of them would be
-    kept. `CompiledModel.offer_defaults` brings the inputs back.
-    """
-    if all(value.parameter is None for value in graph.inputs):
-        return graph
-    copy = graph.clone()
-    copy.inputs = tuple(value for value in copy.inputs if value.parameter is None)
-    return copy
 
 
 def _made(device: Device | type[Device]) -> Device:

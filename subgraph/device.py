@@ -137,17 +137,19 @@ class Device:
         """
         options = self.options_for(config)
         transformed = self.transform(graph, options)
-        reasons: dict[str, str] = {}
-        seen: set[str] = set()
+        known = {n.name for n in graph.nodes}
+        reasons = {n.name: text for n in graph.nodes if (text := own_op(n))}
+        seen = set(reasons)
         for node in transformed.nodes:
             answer = self.supports(node, options)
-            for origin in origins(node):
-                seen.add(origin)
-                if not answer and origin not in reasons:
-                    reasons[origin] = reason_of(answer, node, self.name)
+            names = set(origins(node))
+            names.add(node.name)
+            seen |= names
+            if not answer:
+                text = reason_of(answer, node, self.name)
+                reasons.update((name, text) for name in names if name not in reasons)
         _follow_users(graph, seen, reasons)
         supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
-        known = {n.name for n in graph.nodes}
         return QueryResult(supported, {k: v for k, v in reasons.items() if k in known})
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
@@ -347,6 +349,13 @@ def origins(node: Node) -> Iterator[str]:
     yield from _listed(node)
 
 
+def own_op(node: Node) -> str:
+    """Return why no device may take ``node``, a region that runs by a user's op; "" if it may."""
+    if node.op is None or type(node.op) is DefaultSubgraphOp:
+        return ""
+    return f"runs by its own op, {type(node.op).__name__}"
+
+
 def _listed(node: Node) -> list[str]:
     origin = (node.metadata or {}).get("origin")
     return origin.split("\n") if origin else [node.name]
@@ -395,6 +404,19 @@ def compile_queried(device: Device, graph: Graph, config: Config | None) -> Comp
     if type(device).compile_model is Device.compile_model:
         return device.compile_supported(graph, config)
     return device.compile_model(graph, config)
+
+
+def without_defaults(graph: Graph) -> Graph:
+    """Return the graph with inputs that have a default as plain weights.
+
+    Old models list every weight among the inputs; compiled as inputs nothing made of them would be
+    kept. `CompiledModel.offer_defaults` brings the inputs back.
+    """
+    if all(value.parameter is None for value in graph.inputs):
+        return graph
+    copy = graph.clone()
+    copy.inputs = tuple(value for value in copy.inputs if value.parameter is None)
+    return copy
 
 
 def whole_graph(graph: Graph, device: str, make_op: Callable[[Graph], SubgraphOp]) -> Graph:

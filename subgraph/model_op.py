@@ -85,6 +85,10 @@ class CompiledModelOp(SubgraphOp):
         super().__init__(subgraph)
         self.model = model
         self.device = device
+        # A model made `without_defaults` has its weights inside and takes the other inputs.
+        self.taken: Sequence[int] = range(len(subgraph.inputs))
+        if len(model.graph.inputs) < len(subgraph.inputs):
+            self.taken = [k for k, v in enumerate(subgraph.inputs) if v.parameter is None]
 
     def forward(self, inputs: list[Any]) -> list[Array]:
         """Run the region once."""
@@ -101,11 +105,13 @@ class _ModelSession(Session):
     def __init__(self, op: CompiledModelOp, runner: Runner) -> None:
         super().__init__(op)
         self._runner = runner
+        self._taken = op.taken
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
     ) -> Sequence[Any]:
-        given = [None if type(item) is Parameter else item for item in inputs]
+        items = (inputs[k] for k in self._taken)
+        given = [None if type(item) is Parameter else item for item in items]
         results = self._runner.run(given)
         return results if outputs is None else fill_outputs(results, outputs)
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device, QueryResult, require_support
+from subgraph.device import Config, Device, QueryResult, require_support, without_defaults
 from subgraph.devices._virtual import VirtualDevice, listed, split_config
 from subgraph.devices.reference import ReferenceDevice
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.export import region_nodes
 from subgraph.graph import Graph, Node
-from subgraph.model_op import compile_region
+from subgraph.model_op import CompiledModelOp, compile_region
 from subgraph.pass_manager import apply_pass
 from subgraph.placement import Link, place_by_cost, transfers, value_bytes
 from subgraph.profiles import read_profile
@@ -30,12 +30,13 @@ from subgraph.property import SubgraphProperty
 from subgraph.registry import nearest
 from subgraph.selector import SubgraphSelector
 from subgraph.settings import DeviceOptions, option
-from subgraph.subgraph_op import AFFINITY, subgraph_node
+from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
 
 if TYPE_CHECKING:
     from subgraph.weights import StoredWeights
 
 _log = logging.getLogger("subgraph")
+_REFERENCE = "REFERENCE"
 
 
 @attrs.frozen
@@ -213,7 +214,7 @@ class HeteroDevice(VirtualDevice):
         names = dict.fromkeys((*(d.name for d in devices), *_affinities_in(work)))
         all_devices = [self.peer(name) for name in names]
         cut = _cut(work, all_devices)
-        _compile_regions(cut, all_devices, configs, options)
+        self._compile_regions(cut, all_devices, configs, options)
         return self._finished(cut, options, configs, source=graph)
 
     def _assign(
@@ -230,11 +231,68 @@ class HeteroDevice(VirtualDevice):
             current = work.pop()
             placed = self._affinities(current, devices, configs, options, known)
             known = None
+            regions = [node for node in current.nodes if node.subgraph is not None]
+            placed.update((node.name, _REFERENCE) for node in regions)  # by their own ops
             require_support(placed, current, f"HETERO:{','.join(d.name for d in devices)}")
             for node in current.nodes:
+                if node.subgraph is not None:
+                    continue
                 node.metadata = {**(node.metadata or {}), AFFINITY: placed[node.name]}
                 if node.attrs and isinstance(self.peer(placed[node.name]), ReferenceDevice):
                     work.extend(node.bodies)
+
+    def _compile_regions(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+    ) -> None:
+        """Give each region its op; the default ops of regions that a user cut, too."""
+        by_name = {device.name: device for device in devices}
+
+        def compile_one(node: Node) -> None:
+            assert node.subgraph is not None, "region_nodes picked it"
+            device = by_name.get((node.metadata or {}).get(AFFINITY, ""))
+            others = [d for d in devices if d is not device] if options.RUNTIME_FALLBACK else []
+            if isinstance(node.op, CutOp) and device is not None:
+                node.op = compile_region(node.subgraph, device, others, configs)
+                return
+            preferred = devices if device is None else [device, *others]
+            self._compile_default(node, preferred, configs, options)
+
+        regions = [n for n in region_nodes(graph) if n.op is None or is_default(n.op)]
+        if len(regions) < 2:
+            for node in regions:
+                compile_one(node)
+            return
+        with ThreadPoolExecutor(min(len(regions), 8), "subgraph-compile") as pool:
+            for _ in pool.map(compile_one, regions):
+                pass
+
+    def _compile_default(
+        self,
+        node: Node,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+    ) -> None:
+        """Let devices run a region that would run by the default executor."""
+        assert node.subgraph is not None, "region_nodes picked it"
+        inner = without_defaults(node.subgraph)
+        work = inner.clone()
+        self._assign(work, devices, configs, options)
+        homes = dict.fromkeys((n.metadata or {}).get(AFFINITY, _REFERENCE) for n in work.nodes)
+        single = self.peer(next(iter(homes))) if len(homes) == 1 else None
+        note = {**(node.metadata or {}), AFFINITY: _REFERENCE}
+        if single is None or any(n.subgraph is not None or n.bodies for n in work.nodes):
+            model = self._cut_and_compile(inner, work, devices, configs, options)
+            node.op = CompiledModelOp(node.subgraph, model, self.name)
+        elif not isinstance(single, ReferenceDevice):
+            others = [d for d in devices if d is not single] if options.RUNTIME_FALLBACK else []
+            node.op = compile_region(node.subgraph, single, others, configs)
+            note[AFFINITY] = single.name
+        node.metadata = note
 
     def _finished(
         self,
@@ -244,7 +302,7 @@ class HeteroDevice(VirtualDevice):
         source: Graph | None = None,
         stored: StoredWeights | None = None,
     ) -> CompiledModel:
-        homes = {node: (node.metadata or {}).get(AFFINITY, "REFERENCE") for node in cut.nodes}
+        homes = {node: (node.metadata or {}).get(AFFINITY, _REFERENCE) for node in cut.nodes}
         moved = transfers(cut, homes)
         return CompiledModel(
             cut,
@@ -255,7 +313,7 @@ class HeteroDevice(VirtualDevice):
                 "EXECUTION_DEVICES": list(dict.fromkeys(homes.values())),
                 "TRANSFERS": len(moved),
                 "TRANSFER_BYTES": sum(value_bytes(value) for value, _, _ in moved),
-                "NUMBER_OF_SUBGRAPHS": len(_regions(cut)),
+                "NUMBER_OF_SUBGRAPHS": sum(1 for _ in region_nodes(cut)),
             },
             pipeline=_stages(cut, homes) if options.PIPELINE else (),
             source=source,
@@ -271,7 +329,11 @@ class HeteroDevice(VirtualDevice):
         options, devices = self.supported_config(config)
         configs = _split_config(config, options, devices)
         names = dict.fromkeys((*(d.name for d in devices), *_affinities_in(graph)))
-        _compile_regions(graph, [self.peer(name) for name in names], configs, options)
+        for node in region_nodes(graph):
+            home = (node.metadata or {}).get(AFFINITY, _REFERENCE)
+            if node.subgraph is not None and not isinstance(self.peer(home), ReferenceDevice):
+                node.op = CutOp(node.subgraph)
+        self._compile_regions(graph, [self.peer(name) for name in names], configs, options)
         return self._finished(graph, options, configs, stored=stored)
 
     def metrics(self) -> dict[str, Any]:
@@ -329,7 +391,13 @@ def _split_config(
 
 def _affinities_in(graph: Graph) -> Iterable[str]:
     for node in graph.nodes:
-        yield (node.metadata or {})[AFFINITY]
+        name = (node.metadata or {}).get(AFFINITY)
+        if name is not None:
+            yield name
+
+
+class CutOp(DefaultSubgraphOp):
+    """Marks a region cut for a device that is still to compile it."""
 
 
 class AffinitySelector(SubgraphSelector):
@@ -340,8 +408,8 @@ class AffinitySelector(SubgraphSelector):
         self._device = device
 
     def select(self, node: Node) -> bool:
-        """Return whether the node goes to the device."""
-        return (node.metadata or {}).get(AFFINITY) == self._device
+        """Return whether the node goes to the device; what is a region already stays one."""
+        return node.subgraph is None and (node.metadata or {}).get(AFFINITY) == self._device
 
     def select_input(self, node: Node, input_node: Node) -> bool:
         """Return whether the producer goes there too."""
@@ -366,7 +434,7 @@ class AffinityProperty(SubgraphProperty):
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node:
         """Return a node that the default executor would run; its op comes after the cut."""
         name = f"{self._device}_{subgraph_id}"
-        return subgraph_node(subgraph, name=name, metadata={AFFINITY: self._device})
+        return subgraph_node(subgraph, CutOp(subgraph), name, metadata={AFFINITY: self._device})
 
 
 def _cut(graph: Graph, devices: Sequence[Device]) -> Graph:
@@ -379,32 +447,9 @@ def _cut(graph: Graph, devices: Sequence[Device]) -> Graph:
     return cut
 
 
-def _regions(graph: Graph) -> list[Node]:
-    return [node for node in region_nodes(graph) if AFFINITY in (node.metadata or {})]
-
-
-def _compile_regions(
-    graph: Graph,
-    devices: Sequence[Device],
-    configs: Mapping[str, Config],
-    options: HeteroOptions,
-) -> None:
-    by_name = {device.name: device for device in devices}
-    regions = _regions(graph)
-
-    def compile_one(node: Node) -> None:
-        assert node.subgraph is not None, "_regions picked it"
-        device = by_name[(node.metadata or {})[AFFINITY]]
-        others = [d for d in devices if d is not device] if options.RUNTIME_FALLBACK else []
-        node.op = compile_region(node.subgraph, device, others, configs)
-
-    if len(regions) < 2:
-        for node in regions:
-            compile_one(node)
-        return
-    with ThreadPoolExecutor(min(len(regions), 8), "subgraph-compile") as pool:
-        for _ in pool.map(compile_one, regions):
-            pass
+def is_default(op: SubgraphOp) -> bool:
+    """Return whether a node's op is the default executor's, which devices may replace."""
+    return type(op) in (DefaultSubgraphOp, CutOp)
 
 
 def _stages(graph: Graph, homes: Mapping[Node, str]) -> list[tuple[str, int, int]]:
