@@ -125,7 +125,7 @@ class Reachability:
     methods = (
         *((Contraction, name) for name in ("cones", "choose", "shrink")),
         *((Surroundings, name) for name in ("is_lost", "lose")),
-        *((Trial, name) for name in ("_add", "_reject")),
+        *((Trial, name) for name in ("_add", "_reject", "_go_back")),
     )
 
     def __enter__(self) -> Self:

@@ -60,6 +60,8 @@ class HeteroSearch:
         self._dirty = [node for node in range(len(free)) if free[node]]
         self._largest: list[tuple[int, int, int, Grown]] = []
         self._installed = 0
+        single = bytearray(len(self._blocks_of[vertex]) == 1 for vertex in self._vertex)
+        self._trial = Trial(space, free, self._vertex, single)
         self._twin, self._next_twin = _find_twins(space)
 
     def best(self) -> tuple[int, set[int]] | None:
@@ -157,9 +159,8 @@ class HeteroSearch:
         if inside is None:
             inside = self._sets[number] = frozenset(self._blocks[number])
         self.trials += 1
-        trial = Trial(self.space, self.free, inside, self._vertex)
-        joined = trial.grow(entry)
-        seen |= trial.seen
+        joined = self._trial.grow(entry, inside)
+        seen |= self._trial.seen
         return joined
 
 

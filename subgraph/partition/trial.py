@@ -9,7 +9,7 @@ to go back. All marks are noted by member, and going back undoes them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from subgraph.partition.contraction import Contraction
 
@@ -17,7 +17,7 @@ NEVER = 1 << 60
 
 
 class Trial:
-    """Grows from one node within one block.
+    """Grows from one node within one block; one object serves again and again.
 
     Attributes:
         members: The region, in the order of joining.
@@ -25,35 +25,46 @@ class Trial:
     """
 
     def __init__(
-        self, space: Contraction, free: bytearray, block: Collection[int], vertex: list[int]
+        self, space: Contraction, free: bytearray, vertex: Sequence[int], single: bytearray
     ) -> None:
         """Prepare to grow.
 
         Args:
             space: The contracted graph.
             free: 1 for each node that may join.
-            block: The vertices among which growth goes on.
             vertex: The vertex that each node belongs to.
+            single: 1 for each node that is in one block, and so has all its neighbours in it.
         """
         self.space = space
         self.free = free
-        self.block = block
         self.vertex = vertex
+        self.single = single
         self.members: list[int] = []
         self.seen: set[int] = set()
-        self._place: dict[int, int] = {}
+        self._place: dict[int, int] = {}  # of each member among the members
         self._rejected: set[int] = set()
-        self._outside: dict[int, list[int]] = {}  # [up, down]
-        self._trail: list[tuple[list[int], list[int], list[int] | None, int, int]] = []
+        self._up: dict[int, int] = {}
+        self._down: dict[int, int] = {}
+        # For each member what its joining changed, to undo it.
+        self._trail: list[tuple[list[int], list[int], int, int, int, int]] = []
         self._first = NEVER
         self._pruned: list[int] = []
 
-    def grow(self, start: int) -> list[int]:
-        """Grow from ``start``: consumers first, depth first; return the members."""
-        space, place, rejected = self.space, self._place, self._rejected
-        rep, block, vertex, free = space.rep, self.block, self.vertex, self.free
+    def grow(self, start: int, block: Collection[int]) -> list[int]:
+        """Grow from ``start``, consumers first, depth first, among the vertices of ``block``."""
+        self.members = []
+        self.seen = {start}
+        for held in (self._place, self._rejected, self._up, self._down):
+            held.clear()
+        self._trail.clear()
+        self._pruned.clear()
+        self._first = NEVER
+        self.block = block
+        place, rejected = self._place, self._rejected
+        rep, vertex, free = self.space.rep, self.vertex, self.free
+        outs, ins = self.space.outs, self.space.ins
         self._add(start)
-        stack: list[tuple[int, Iterator[int]]] = [(start, self._neighbours(start))]
+        stack: list[tuple[int, Iterator[int]]] = [(start, iter((*outs[start], *ins[start])))]
         while stack:
             node, neighbours = stack[-1]
             if node not in place:  # rolled back: its neighbours are not followed
@@ -64,111 +75,126 @@ class Trial:
                 if there in place or there in rejected or vertex[other] not in block:
                     continue
                 if not free[there]:
-                    self._reject(there)
-                    break
+                    if there in self._down:
+                        self._reject(there)
+                        break
+                    rejected.add(there)
+                    continue
                 if self._add(there):
-                    self._reject_from(len(self.members) - 1)
+                    for removed in self._go_back(len(self.members) - 1):
+                        self._reject(removed)
                     break
-                stack.append((there, self._neighbours(there)))
+                stack.append((there, iter((*outs[there], *ins[there]))))
                 break
             else:
                 stack.pop()
-        self.seen.update(rejected)
+        self.seen |= rejected
+        self.seen.update(self.members)
         return self.members
-
-    def _neighbours(self, node: int) -> Iterator[int]:
-        return iter((*self.space.outs[node], *self.space.ins[node]))
 
     def _add(self, node: int) -> bool:
         """Let ``node`` join; return whether a rejected node now lies between two members."""
-        space, outside, place = self.space, self._outside, self._place
-        order, rep, block, vertex = space.order, space.rep, self.block, self.vertex
+        space, place, up, down = self.space, self._place, self._up, self._down
+        rep, rejected = space.rep, self._rejected
         number = len(self.members)
         self.members.append(node)
         place[node] = number
-        self.seen.add(node)
         new: list[int] = []
         reached: list[int] = []
-        self._trail.append((new, reached, outside.pop(node, None), self._first, len(self._pruned)))
-        roots = [rep[k] for k in space.ins[node] if vertex[k] in block]
-        if order[node] < self._first:
-            self._first = order[node]
-            roots += [k for k in self._pruned if order[k] > self._first]
-        self._explore(roots, number, new)
-        bad = False
+        marks = (up.pop(node, NEVER), down.pop(node, NEVER), self._first, len(self._pruned))
+        self._trail.append((new, reached, *marks))
+        self._find(node, number, new)
         spread = [(node, number)]
+        bad = False
         for there in new:
-            mark = outside[there]
+            earliest = NEVER
             for other in space.ins[there]:
                 source = rep[other]
-                if vertex[other] in block:
-                    if source in place:
-                        mark[1] = min(mark[1], place[source])
-                    elif source in outside:
-                        mark[1] = min(mark[1], outside[source][1])
-            if mark[1] != NEVER:
-                spread.append((there, mark[1]))
-                bad |= there in self._rejected
-        while spread:
-            source, down = spread.pop()
+                mark = place.get(source)
+                if mark is None:
+                    mark = down.get(source, NEVER)
+                if mark < earliest:
+                    earliest = mark
+            if earliest != NEVER:
+                down[there] = earliest
+                spread.append((there, earliest))
+                bad |= there in rejected
+        if not up:
+            return False
+        for source, mark in spread:  # grows while it is walked
             for other in space.outs[source]:
                 there = rep[other]
-                mark = outside.get(there)
-                if mark is not None and mark[1] == NEVER:
-                    mark[1] = down
+                if there in up and there not in down:
+                    down[there] = mark
                     reached.append(there)
-                    bad |= there in self._rejected
-                    spread.append((there, down))
+                    bad |= there in rejected
+                    spread.append((there, mark))
         return bad
 
-    def _explore(self, roots: list[int], number: int, new: list[int]) -> None:
-        """Find what leads to ``roots`` from behind the first member; fill ``new`` in order."""
-        space, outside, place, first = self.space, self._outside, self._place, self._first
-        order, rep, block, vertex = space.order, space.rep, self.block, self.vertex
-        stack = roots
+    def _find(self, node: int, number: int, new: list[int]) -> None:
+        """Find what leads to ``node`` from behind the first member; fill ``new`` in order."""
+        space, place, up, pruned = self.space, self._place, self._up, self._pruned
+        order, rep, ins = space.order, space.rep, space.ins
+        stack: list[int] = []
+        first = self._first
+        if order[node] < first:
+            first = self._first = order[node]
+            for there in [k for k in pruned if order[k] > first]:
+                if there not in up and there not in place:
+                    up[there] = number
+                    stack.append(there)
+        new += stack
+        stack.append(node)
         while stack:
-            there = stack.pop()
-            if there in place or there in outside:
-                continue
-            self.seen.add(there)
-            if order[there] < first:
-                self._pruned.append(there)
-                continue
-            outside[there] = [number, NEVER]
-            new.append(there)
-            sources = space.ins[there]
+            here = stack.pop()
+            sources = ins[here]
             space.searched += len(sources)
-            stack.extend(rep[other] for other in sources if vertex[other] in block)
-        new.sort(key=order.__getitem__)
+            if not self.single[here]:
+                block, vertex = self.block, self.vertex
+                sources = [other for other in sources if vertex[other] in block]
+            for other in sources:
+                there = rep[other]
+                if there in up or there in place:
+                    continue
+                if order[there] < first:
+                    pruned.append(there)
+                    self.seen.add(there)
+                    continue
+                up[there] = number
+                new.append(there)
+                stack.append(there)
+        if len(new) > 1:
+            new.sort(key=order.__getitem__)
+        self.seen.update(new)
 
     def _reject(self, node: int) -> None:
+        up, down = self._up, self._down
         work = [node]
         while work:
             node = work.pop()
             self._rejected.add(node)
-            mark = self._outside.get(node)
-            if mark is not None and mark[1] != NEVER:
-                work += self._go_back(max(mark))
-
-    def _reject_from(self, number: int) -> None:
-        for node in self._go_back(number):
-            self._reject(node)
+            mark = down.get(node)
+            if mark is not None:
+                work += self._go_back(max(mark, up[node]))
 
     def _go_back(self, number: int) -> list[int]:
         """Take back all members from ``number`` on; return them."""
+        up, down, place = self._up, self._down, self._place
         removed = self.members[number:]
-        outside = self._outside
         for node in reversed(removed):
-            new, reached, mark, self._first, pruned = self._trail.pop()
+            new, reached, mark, earliest, self._first, pruned = self._trail.pop()
             for there in reached:
-                if there in outside:
-                    outside[there][1] = NEVER
+                down.pop(there, None)
             for there in new:
-                outside.pop(there, None)
-            if mark is not None:
-                outside[node] = mark
+                up.pop(there, None)
+                down.pop(there, None)
+            if mark != NEVER:
+                up[node] = mark
+            if earliest != NEVER:
+                down[node] = earliest
             del self._pruned[pruned:]
-            del self._place[node]
+            del place[node]
         del self.members[number:]
         self._rejected.update(removed)
+        self.seen.update(removed)
         return removed
