@@ -370,10 +370,67 @@ def resizing() -> Iterator[Case]:
     yield Case("Upsample", [x, factors], [1], version=9, attrs={"mode": "nearest"})
 
 
+def quantization() -> Iterator[Case]:
+    """Yield quantization to and from 8 and 16 bits, for the whole and along an axis."""
+    make = Inputs("quantization")
+    one = np.array(0.05, np.float32)
+    for dtype in ("uint8", "int8", "uint16", "int16"):
+        x, whole = make((2, 3, 4)), np.abs(make((2, 3, 4), dtype))
+        scales, zeros = make.positive((3,)) / 9, np.abs(make((3,), dtype))
+        yield Case("QuantizeLinear", [x, one, zeros[0].reshape(())], [1, 2], version=21)
+        yield Case("QuantizeLinear", [x, scales.astype(np.float32), zeros], version=21)
+        yield Case("DequantizeLinear", [whole, one, zeros[0].reshape(())], [1, 2], version=21)
+        yield Case("DequantizeLinear", [whole, scales.astype(np.float32), zeros], version=21)
+    yield Case("DequantizeLinear", [make((2, 3, 4), "int32"), one], [1], version=13)
+    yield Case("DynamicQuantizeLinear", [make((30, 4))], outputs=3, version=11)
+
+
+EINSUMS = {
+    "ij,jk->ik": [(3, 4), (4, 5)],
+    "bhid,bhjd->bhij": [(2, 3, 4, 5), (2, 3, 6, 5)],
+    "bthd,bshd->bhts": [(2, 3, 4, 5), (2, 6, 4, 5)],
+    "...ij,...jk->...ik": [(2, 3, 4), (2, 4, 5)],
+    "ij,jk,kl->il": [(3, 4), (4, 5), (5, 6)],
+    "ijk,jil->kl": [(3, 4, 5), (4, 3, 6)],
+    "ij->ji": [(3, 4)],
+    "ii->i": [(4, 4)],
+    "i,j->ij": [(4,), (3,)],
+    "i,i->": [(4,), (4,)],
+    "ij,kj": [(3, 4), (5, 4)],
+    "...i->...": [(2, 3)],
+}
+
+
+def composites() -> Iterator[Case]:
+    """Yield operators that are made of others."""
+    make = Inputs("composites")
+    yield Case("Hardmax", [make((3, 5, 7))], version=13, attrs={"axis": 1})
+    yield Case("Hardmax", [make((3, 5, 7))], version=11, attrs={"axis": 1})
+    yield Case("MeanVarianceNormalization", [make((3, 5, 7, 2))], version=13, tolerance=1e-5)
+    for equation, shapes in EINSUMS.items():
+        given = [make(shape) for shape in shapes]
+        options = {"equation": equation}
+        yield Case("Einsum", given, version=12, attrs=options, tolerance=1e-4)
+        if len(shapes) == 2:
+            yield Case("Einsum", given, [1], 1, 12, options, 1e-4)
+
+
+FAMILIES = (
+    elementwise,
+    movement,
+    reductions,
+    normalizations,
+    indexing,
+    resizing,
+    quantization,
+    composites,
+)
+
+
 def all_cases() -> list[Case]:
     """Return all cases, each name once."""
     found: dict[str, Case] = {}
-    for family in (elementwise, movement, reductions, normalizations, indexing, resizing):
+    for family in FAMILIES:
         for number, case in enumerate(family()):
             name = case.name if case.name not in found else f"{case.name}#{number}"
             found[name] = case
