@@ -292,11 +292,18 @@ def winograd_weights(of: Tiles, m: int) -> Callable[[Array], Array]:
     def make(weight: Array) -> Array:
         outputs, inputs = weight.shape[:2]
         depth = round_up(inputs, of.lanes)
+        # Contiguous rows, in pieces so small that NumPy does not call threads for them.
+        taps = np.ascontiguousarray(weight.reshape(outputs, inputs, 9).transpose(2, 1, 0))
+        size = depth * round_up(outputs, of.lanes)
+        packed = np.empty((both.shape[0], size), of.dtype)
         points = np.zeros((both.shape[0], depth, outputs), of.dtype)
-        for start in range(0, outputs, 64):
-            part = weight[start : start + 64].reshape(-1, 9).astype(np.float64)
-            values = (part @ both.T).astype(of.dtype).reshape(-1, inputs, both.shape[0])
-            points[:, :inputs, start : start + 64] = values.transpose(2, 1, 0)
-        return np.concatenate([panels(point, of) for point in points])
+        step = max(1, 512 // outputs)
+        for start in range(0, inputs, step):
+            part = taps[:, start : start + step]
+            values = both @ part.reshape(9, -1).astype(np.float64)
+            points[:, start : start + step] = values.reshape(both.shape[0], -1, outputs)
+        for point, target in zip(points, packed, strict=True):
+            target[:] = panels(point, of)
+        return packed.reshape(-1)
 
     return make
