@@ -1,18 +1,32 @@
-"""GlobalLpPool, LpPool-1 and MaxRoiPool, for the reference: onnx.reference has none of them."""
+"""Pools, for the reference.
+
+onnx.reference has no GlobalLpPool, LpPool-1 and MaxRoiPool; its GlobalMaxPool takes wrong axes
+unless there are two spatial ones; MaxPool, AveragePool and LpPool fail or are wrong with automatic
+padding of one or three axes, with a stride larger than the window, and are slow.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference
-from subgraph.reference import attributes, standard, variant
+from subgraph.reference import attributes
 
 Array = np.ndarray[Any, Any]
+
+
+@reference("GlobalMaxPool")
+def global_max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the maximum over all spatial axes."""
+    x: Array = inputs[0]
+    return [x.max(axis=tuple(range(2, x.ndim)), keepdims=True)]
 
 
 @reference("GlobalLpPool")
@@ -25,13 +39,145 @@ def global_lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.asarray(total ** (1 / power)).astype(x.dtype)]
 
 
+@attrs.frozen
+class Windows:
+    """Where the windows of a pool lie, for each spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    counts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def over(self, x: Array, fill: Any) -> Array:
+        """Return a view of shape (N, C, *windows, *kernel) of the input with ``fill`` around it."""
+        widths = [(0, 0), (0, 0)]
+        for k, size in enumerate(self.sizes):
+            reach = (self.counts[k] - 1) * self.strides[k] + self._span(k)
+            widths.append((self.before[k], max(reach - size - self.before[k], 0)))
+        padded = np.pad(x, widths, constant_values=fill)
+        steps = padded.strides
+        inner = [step * d for step, d in zip(steps[2:], self.dilations, strict=True)]
+        outer = [step * s for step, s in zip(steps[2:], self.strides, strict=True)]
+        return np.lib.stride_tricks.as_strided(
+            padded,
+            (*x.shape[:2], *self.counts, *self.kernel),
+            (*steps[:2], *outer, *inner),
+            writeable=False,
+        )
+
+    def _span(self, axis: int) -> int:
+        return (self.kernel[axis] - 1) * self.dilations[axis] + 1
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """The axes of `over` that run inside a window."""
+        rank = len(self.sizes)
+        return tuple(range(2 + rank, 2 + 2 * rank))
+
+    def covered(self, with_pads: bool) -> Array:
+        """Return how many elements each window covers, those of the pads too or not."""
+        total: Array = np.ones((), np.float64)
+        for k, size in enumerate(self.sizes):
+            starts = np.arange(self.counts[k]) * self.strides[k] - self.before[k]
+            places = starts[:, None] + np.arange(self.kernel[k]) * self.dilations[k]
+            low, high = (-self.before[k], size + self.after[k]) if with_pads else (0, size)
+            line = ((places >= low) & (places < high)).sum(axis=1)
+            total = total[..., None] * line
+        return total
+
+
+def _windows(node: Node, x: Array) -> Windows:
+    given = attributes(node)
+    sizes = x.shape[2:]
+    rank = len(sizes)
+    kernel = tuple(given["kernel_shape"])
+    if len(kernel) != rank or rank == 0:
+        raise ShapeError(f"kernel_shape {kernel} does not fit an input of shape {x.shape}")
+    strides = tuple(given.get("strides") or (1,) * rank)
+    dilations = tuple(given.get("dilations") or (1,) * rank)
+    pads = list(given.get("pads") or (0,) * 2 * rank)
+    if len(strides) != rank or len(dilations) != rank or len(pads) != 2 * rank:
+        raise ShapeError(f"strides, dilations or pads do not fit {rank} spatial axes")
+    if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
+        raise ShapeError("kernel_shape, strides and dilations must be positive, pads not negative")
+    auto = str(given.get("auto_pad") or "NOTSET")
+    counts: list[int] = []
+    for k, size in enumerate(sizes):
+        span = (kernel[k] - 1) * dilations[k] + 1
+        if auto.startswith("SAME"):
+            count = -(-size // strides[k])
+            total = max((count - 1) * strides[k] + span - size, 0)
+            pads[k] = total // 2 if auto == "SAME_UPPER" else total - total // 2
+            pads[k + rank] = total - pads[k]
+        else:
+            if auto == "VALID":
+                pads[k] = pads[k + rank] = 0
+            room = size + pads[k] + pads[k + rank] - span
+            count = (-(-room // strides[k]) if given.get("ceil_mode") else room // strides[k]) + 1
+            # A window that would begin behind the input, in its padding, is none.
+            if given.get("ceil_mode") and (count - 1) * strides[k] >= size + pads[k]:
+                count -= 1
+        counts.append(max(count, 0))
+    before, after = tuple(pads[:rank]), tuple(pads[rank:])
+    return Windows(kernel, strides, dilations, before, after, tuple(counts), sizes)
+
+
+@reference("AveragePool")
+def average_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the mean over windows; elements of the padding count when the node says so."""
+    x: Array = inputs[0]
+    windows = _windows(node, x)
+    total = windows.over(x, 0).sum(axis=windows.inside, dtype=np.float64)
+    covered = windows.covered(bool(attributes(node).get("count_include_pad")))
+    return [(total / np.maximum(covered, 1)).astype(x.dtype)]
+
+
 @reference("LpPool")
 def lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the p-norm over windows; opset 1 states p as a float."""
-    if node.version == 1:
-        newer = variant(node, version=2, p=int(float(node.attrs.get("p", 2.0))))
-        return standard(newer, inputs)
-    return standard(node, inputs)
+    x: Array = inputs[0]
+    power = float(attributes(node)["p"])
+    windows = _windows(node, x)
+    powers: Array = np.abs(x.astype(np.float64)) ** power
+    total: Array = windows.over(powers, 0).sum(axis=windows.inside)
+    return [(total ** (1 / power)).astype(x.dtype)]
+
+
+@reference("MaxPool")
+def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the maximum over windows, and where it was in the flattened input."""
+    x: Array = inputs[0]
+    windows = _windows(node, x)
+    lowest = -np.inf if x.dtype.kind not in "iub" else np.iinfo(x.dtype).min
+    view = windows.over(x, lowest)
+    if len(node.outputs) < 2:
+        return [view.max(axis=windows.inside)]
+    rank = len(windows.sizes)
+    flat = view.reshape(*view.shape[: 2 + rank], -1)
+    first = flat.argmax(axis=-1)
+    maxima = np.take_along_axis(flat, first[..., None], -1)[..., 0]
+    inner = np.unravel_index(first, windows.kernel)
+    grids = np.meshgrid(*map(np.arange, first.shape), indexing="ij")
+    places: list[Array] = [
+        grid * s - pad + at * d
+        for grid, s, pad, at, d in zip(
+            grids[2:], windows.strides, windows.before, inner, windows.dilations, strict=True
+        )
+    ]
+    steps = _steps(windows.sizes, bool(node.attrs.get("storage_order")))
+    index = (grids[0] * x.shape[1] + grids[1]) * math.prod(windows.sizes)
+    for place, step in zip(places, steps, strict=True):
+        index = index + place * step
+    return [maxima, index.astype(np.int64)]
+
+
+def _steps(sizes: Sequence[int], column_major: bool) -> list[int]:
+    if column_major:
+        return [math.prod(sizes[:k]) for k in range(len(sizes))]
+    return [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
 
 
 @reference("MaxRoiPool")

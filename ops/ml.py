@@ -109,7 +109,7 @@ def _label_encoder_since_2(node: Node, x: Array) -> Sequence[Any]:
         held = held.reshape(-1).tolist()
     names = np.asarray(keys[1]).reshape(-1).tolist()
     if x.dtype.kind == "f":
-        # NaN equals itself here, and a float attribute is single precision.
+        # NaN finds NaN, says the standard (ONNX Runtime does not), and attributes are float32.
         names = [_float_key(name) for name in names]
         flat = [_float_key(key) for key in x.reshape(-1).tolist()]
     else:
