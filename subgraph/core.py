@@ -21,6 +21,8 @@ from subgraph.device import (
     Device,
     QueryResult,
     compile_queried,
+    ids_of,
+    known_properties,
     without_defaults,
 )
 from subgraph.devices.hetero import HeteroDevice
@@ -100,7 +102,7 @@ class Core:
                 continue
             if device.is_virtual:
                 continue
-            ids = list(device.get_property("AVAILABLE_DEVICES"))
+            ids = ids_of(device)
             names += [f"{name}.{i}" for i in ids] if len(ids) > 1 else [name]
         return names
 
@@ -189,7 +191,7 @@ class Core:
             return
         devices = [self.device(name) for name in self.available_devices]
         for key, value in device_name.items():
-            takers = [d for d in devices if key in d.get_property("SUPPORTED_PROPERTIES")]
+            takers = [d for d in devices if key in known_properties(d)]
             if not takers:
                 raise ConfigError(f"no device has a property {key!r}")
             for taker in takers:
@@ -252,10 +254,9 @@ class Core:
         own = config.get("CACHE_DIR")
         if own is not None:
             return str(own)
-        try:
-            return str(device.get_property("CACHE_DIR"))
-        except ConfigError:
+        if "CACHE_DIR" not in known_properties(device):
             return ""
+        return str(device.get_property("CACHE_DIR") or "")
 
     def _compile(self, device: Device, graph: Graph, config: Config) -> CompiledModel:
         if not device.fallback:

@@ -15,7 +15,7 @@ from os import PathLike
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
+from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError
 from subgraph.graph import Graph, Node, Value
 from subgraph.registry import nearest
 from subgraph.settings import (
@@ -121,7 +121,7 @@ class Device:
 
     def capability(self) -> dict[str, str]:
         """Return what an exported model depends on; an import compares it with the file's."""
-        return {"architecture": str(self.get_property("DEVICE_ARCHITECTURE"))}
+        return {"architecture": str(self.metrics().get("DEVICE_ARCHITECTURE", ""))}
 
     def optimal_requests(self, options: Any) -> int:
         """Return how many requests at a time make best use of the device."""
@@ -322,7 +322,7 @@ class Device:
         Raises:
             DeviceError: there is no such id.
         """
-        ids = self.device_ids()
+        ids = ids_of(self)
         if device_id not in ids:
             shown = ", ".join(repr(i) for i in ids if i) or "none: leave the id out"
             raise DeviceError(f"device {self.name} has no id {device_id!r}; ids: {shown}")
@@ -375,6 +375,25 @@ def _follow_users(graph: Graph, seen: set[str], reasons: dict[str, str]) -> None
         refused = [user for user in node.successors() if user.name in reasons]
         if refused:
             reasons[node.name] = f"only node {refused[0].name!r} needs it, which is not supported"
+
+
+def known_properties(device: Device) -> dict[str, str]:
+    """Return what a device calls its supported properties; none if it does not say."""
+    try:
+        found: Any = device.get_property("SUPPORTED_PROPERTIES")
+    except (SubgraphError, LookupError, ValueError, NotImplementedError):
+        return {}
+    listed = {str(key): "RW" for key in found or ()}
+    return {key: str(found[key]) for key in listed} if hasattr(found, "keys") else listed
+
+
+def ids_of(device: Device) -> list[str]:
+    """Return the ids of the devices of this kind, as its metric tells them."""
+    try:
+        found = device.get_property("AVAILABLE_DEVICES")
+    except (SubgraphError, LookupError, ValueError, NotImplementedError):
+        return [""]
+    return [str(each) for each in found or ("",)]
 
 
 def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> None:

@@ -457,3 +457,46 @@ def test_measured_times_are_kept_on_disk(tmp_path: Path, core: sg.Core) -> None:
     path.write_text("{}")
     with pytest.raises(sg.BlobError, match="not a profile"):
         read_profile(path)
+
+
+class Minimal(sg.Device):
+    """A device as terse as the design allows: everything its own, nothing of the defaults."""
+
+    def __init__(self) -> None:  # does not call the base's
+        self.settings: dict[str, Any] = {"GAIN": 1}
+
+    def query_model(self, graph: sg.Graph, config: Any = None) -> dict[str, str]:
+        return {n.name: "MINIMAL" for n in graph.nodes if n.op_type in ("MatMul", "Relu")}
+
+    def compile_model(self, graph: sg.Graph, config: Any = None) -> sg.CompiledModel:
+        return sg.compile_model(graph, "REFERENCE")
+
+    def import_model(self, stream: Any, config: Any = None) -> sg.CompiledModel:
+        return sg.compile_model(stream.read(), "REFERENCE")
+
+    def get_property(self, name: str) -> Any:
+        return self.settings[name]
+
+    def set_property(self, properties: Any) -> None:
+        self.settings.update(properties)
+
+
+def test_a_device_that_overrides_everything(tmp_path: Path) -> None:
+    core = sg.Core()
+    core.register_device("MIN", Minimal())  # under another name than it calls itself
+    assert "MIN" in core.available_devices
+    core.set_property("MIN", {"GAIN": 2})
+    assert core.get_property("MIN", "GAIN") == 2
+    found = core.query_model(net(), "MIN")
+    assert found == {"mm": "MINIMAL", "relu": "MINIMAL"}
+    assert found.reasons["add"] == "MIN does not list it as supported"
+    want = core.compile_model(net(), "REFERENCE")(X)[0]
+    for device in ("MIN", "HETERO:MIN,REFERENCE", "MULTI:MIN,REFERENCE", "AUTO:MIN"):
+        graph = net()
+        model = core.compile_model(graph, device)
+        np.testing.assert_allclose(model(X)[0], want, rtol=1e-6)
+        graph.parameters["w"].assign(np.zeros((3, 4), np.float32))
+        np.testing.assert_allclose(model(X)[0], 1 / (1 + np.exp(-np.ones((1, 4)))), rtol=1e-6)
+    sg.save(net(), tmp_path / "net.onnx")
+    imported = core.import_model(tmp_path / "net.onnx", "MIN")
+    np.testing.assert_allclose(imported(X)[0], want, rtol=1e-6)

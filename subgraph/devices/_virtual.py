@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device
+from subgraph.device import Config, Device, known_properties
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.export import without_regions
 from subgraph.graph import Graph
@@ -75,12 +75,12 @@ def split_config(
             continue
         if key == "DEVICE_PRIORITIES":
             continue
-        takers = [d for d in devices if key in d.get_property("SUPPORTED_PROPERTIES")]
+        takers = [d for d in devices if key in known_properties(d)]
         if key not in own and not takers:
             known = {
                 *own,
                 *out,
-                *(k for d in devices for k in d.get_property("SUPPORTED_PROPERTIES")),
+                *(k for d in devices for k in known_properties(d)),
             }
             raise ConfigError(
                 f"{name} and its devices have no option {key!r}; {nearest(key, sorted(known))}"

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device, QueryResult, require_support, without_defaults
+from subgraph.device import (
+    Config,
+    Device,
+    QueryResult,
+    known_properties,
+    require_support,
+    without_defaults,
+)
 from subgraph.devices._virtual import VirtualDevice, listed, split_config
 from subgraph.devices.reference import ReferenceDevice
 from subgraph.errors import ConfigError, DeviceError
@@ -192,7 +199,7 @@ class HeteroDevice(VirtualDevice):
         """
         first = devices[0]
         options = self.options_for({"DEVICE_PRIORITIES": ",".join(d.name for d in devices)})
-        if first.get_property("SUPPORTED_PROPERTIES").get("ENABLE_PROFILING"):
+        if "ENABLE_PROFILING" in known_properties(first):
             profiling = first.options_for(config).ENABLE_PROFILING
             options = attrs.evolve(options, ENABLE_PROFILING=profiling)
         configs = {device.name: dict(config) if device is first else {} for device in devices}
@@ -368,8 +375,8 @@ def by_priority(
             found = known
         else:
             found = device.query_model(graph, configs.get(device.name) or None)
-        for name, owner in found.items():
-            placed.setdefault(name, owner)
+        for name in found:
+            placed.setdefault(name, device.name)
         for name, reason in getattr(found, "reasons", {}).items():
             text = f"{device.name}: {reason}"
             reasons[name] = f"{reasons[name]}; {text}" if name in reasons else text
@@ -384,7 +391,7 @@ def _split_config(
     out = split_config(rest, own, devices, "HETERO")
     if options.ENABLE_PROFILING:
         for device in devices:
-            if "ENABLE_PROFILING" in device.get_property("SUPPORTED_PROPERTIES"):
+            if "ENABLE_PROFILING" in known_properties(device):
                 out[device.name].setdefault("ENABLE_PROFILING", True)
     return out
 
