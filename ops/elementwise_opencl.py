@@ -38,8 +38,33 @@ _BITS = {"and": "&", "or": "|", "xor": "^"}
 _TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
 # Names of OpenCL's own functions on floats.
 _BUILTIN = frozenset(
-    "exp expm1 log log1p tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh erf "
-    "sqrt floor ceil rint trunc pow fmod isnan".split()
+    [
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "tanh",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "erf",
+        "sqrt",
+        "floor",
+        "ceil",
+        "rint",
+        "trunc",
+        "pow",
+        "fmod",
+        "isnan",
+    ]
 )
 _CHAINS = {
     "recip": "(1 / {0})",
@@ -125,9 +150,7 @@ class Writer:
 
     def body(self) -> list[str]:
         """Return a statement for each instruction."""
-        return [
-            self._instruction(k, text) for k, text in enumerate(self.expression.instructions)
-        ]
+        return [self._instruction(k, text) for k, text in enumerate(self.expression.instructions)]
 
     def prelude(self) -> str:
         """Return the functions that the statements call; `body` comes first."""
@@ -237,7 +260,8 @@ def program(
     inputs = list(zip(expression.dtypes, modes, strict=True))
     parameters = ["int count"]
     parameters += [
-        f"{storage(_register(_number_dtype(expression, k)))} c{k}" for k in range(len(expression.numbers))
+        f"{storage(_register(_number_dtype(expression, k)))} c{k}"
+        for k in range(len(expression.numbers))
     ]
     strided = "strided" in modes
     parameters += [f"int n{d}" for d in range(1, rank)] if strided else []
@@ -281,9 +305,7 @@ def _number_dtype(expression: Expression, index: int) -> str:
     return "float32"
 
 
-def _rows(
-    sources: Sequence[Source], target: Operand
-) -> tuple[Ints, list[str], list[Ints]]:
+def _rows(sources: Sequence[Source], target: Operand) -> tuple[Ints, list[str], list[Ints]]:
     """Return merged dimensions, how each source is walked, and its strides."""
     strides = [broadcast_strides(s.shape, target.shape) for s in sources]
     strides.append(contiguous(target.shape))

@@ -39,40 +39,59 @@ T finish(T sum, int row, int column, int n, __global const T *bias, int bias_row
 }
 
 #if defined(ROWS)
-// A CPU: one work-item computes ROWS rows of a panel in registers; B is packed in panels
-// [columns / WIDTH][depth][WIDTH].
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void panels(ARGUMENTS) {
-  int column = get_global_id(0) * WIDTH, row = get_global_id(1) * ROWS;
+// A CPU: one work-item computes ROWS rows of a panel at a time in registers, for up to BLOCKS such
+// blocks one below the other; B is packed in panels [columns / WIDTH][depth][WIDTH], of which CHUNK
+// rows stay in the first cache while all blocks use them.
+#if DENSE
+#define LEFT(r, k) line[r][k]
+#else
+#define LEFT(r, k) line[r][(k) * a_column]
+#endif
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void panels(ARGUMENTS, int blocks) {
+  int top = get_global_id(0) * ROWS * blocks, column = get_global_id(1) * WIDTH;
   STACK;
-  b += (size_t)get_global_id(0) * depth * WIDTH;
-  __global const T *line[ROWS];
-  V low[ROWS], high[ROWS];
+  b += (size_t)get_global_id(1) * depth * WIDTH;
+  T part[BLOCKS * ROWS * WIDTH];
+  int end = 0;
+  do {
+    int begin = end;
+    end = depth - begin > CHUNK * 3 / 2 ? begin + CHUNK : depth;
+    for (int block = 0; block < blocks; block++) {
+      int row = top + block * ROWS;
+      if (row >= m) break;
+      __global const T *line[ROWS];
+      T *mine = part + block * ROWS * WIDTH;
+      V low[ROWS], high[ROWS];
 #pragma unroll
-  for (int r = 0; r < ROWS; r++) {
-    line[r] = a + (size_t)min(row + r, m - 1) * a_row;
-    low[r] = high[r] = (V)0;
-  }
-  for (int k = 0; k < depth; k++) {
-    V b_low = VLOAD(0, b), b_high = VLOAD(1, b);
-    b += WIDTH;
+      for (int r = 0; r < ROWS; r++) {
+        line[r] = a + (size_t)min(row + r, m - 1) * a_row;
+        low[r] = begin ? VLOAD(2 * r, mine) : (V)0;
+        high[r] = begin ? VLOAD(2 * r + 1, mine) : (V)0;
+      }
+      __global const T *from = b + (size_t)begin * WIDTH;
+      for (int k = begin; k < end; k++, from += WIDTH) {
+        V b_low = VLOAD(0, from), b_high = VLOAD(1, from);
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-      T x = line[r][k * a_column];
-      low[r] = x * b_low + low[r];
-      high[r] = x * b_high + high[r];
+        for (int r = 0; r < ROWS; r++) {
+          T x = LEFT(r, k);
+          low[r] = x * b_low + low[r];
+          high[r] = x * b_high + high[r];
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) {
+        VSTORE(low[r], 2 * r, mine);
+        VSTORE(high[r], 2 * r + 1, mine);
+      }
     }
-  }
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) {
-    if (row + r >= m) break;
-    T sums[WIDTH];
-    VSTORE(low[r], 0, sums);
-    VSTORE(high[r], 1, sums);
-    int count = min(WIDTH, n - column);
-    __global T *to = c + (size_t)(row + r) * n + column;
+  } while (end < depth);
+  int rows = min(blocks * ROWS, m - top), count = min(WIDTH, n - column);
+  for (int r = 0; r < rows; r++) {
+    __global T *to = c + (size_t)(top + r) * n + column;
     for (int j = 0; j < count; j++)
-      to[j] = finish(sums[j], row + r, column + j, n, bias, bias_row, bias_column, residual,
-                     alpha, beta, p, q);
+      to[j] = finish(part[r * WIDTH + j], top + r, column + j, n, bias, bias_row, bias_column,
+                     residual, alpha, beta, p, q);
   }
 }
 #endif
@@ -176,7 +195,7 @@ __kernel void pixels(__global const T *x, int x0, __global T *y, int y0, int cha
   for (int d = 0; d < kd; d++)
     for (int h = 0; h < kh; h++)
       for (int w = 0; w < kw; w++, tap++) {
-        int at[WIDTH], whole = 1;
+        int at[WIDTH], whole = 1, even = 1;
         for (int j = 0; j < WIDTH; j++) {
           int o = panel * WIDTH + j;
           int ix = o % tw * step_w - pad_w + w * far_w;
@@ -185,6 +204,7 @@ __kernel void pixels(__global const T *x, int x0, __global T *y, int y0, int cha
           int inside = o < count && ix >= 0 && ix < sw && iy >= 0 && iy < sh && iz >= 0 && iz < sd;
           at[j] = inside ? (iz * sh + iy) * sw + ix : -1;
           whole &= inside && at[j] - at[0] == j;
+          even &= inside && at[j] - at[0] == 2 * j;
         }
         __global const T *from = x;
         __global T *to = y + tap * WIDTH;
@@ -192,6 +212,8 @@ __kernel void pixels(__global const T *x, int x0, __global T *y, int y0, int cha
           if (whole) {
             VSTORE(VLOAD(0, from + at[0]), 0, to);
             VSTORE(VLOAD(1, from + at[0]), 1, to);
+          } else if (even) {
+            for (int j = 0; j < WIDTH; j++) to[j] = from[at[0] + 2 * j];
           } else {
             for (int j = 0; j < WIDTH; j++) to[j] = at[j] >= 0 ? from[at[j]] : (T)0;
           }

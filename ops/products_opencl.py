@@ -22,8 +22,6 @@ from .strides import broadcast_strides, collapse
 Array = np.ndarray[Any, Any]
 Words = list["Word | np.generic[Any]"]
 _LEVELS = 3  # of a stack of matrices
-_ROWS = 6
-_TILE, _GROUP = 64, 16
 
 
 @attrs.define
@@ -118,9 +116,7 @@ def lower_product(node: Node, low: ClLowering) -> None:
         raise Unsupported(f"{node.op_type} of {out.dtype}")
     if not out.size:
         return
-    x, y, bias, residual = (
-        widened(low, low.optional(k)) for k in range(4)
-    )
+    x, y, bias, residual = (widened(low, low.optional(k)) for k in range(4))
     assert x is not None
     assert y is not None
     a, b = matrix(x), matrix(y, "column")
@@ -141,7 +137,11 @@ def lower_product(node: Node, low: ClLowering) -> None:
 def _stack(a: Matrix, b: Matrix) -> tuple[Matrix, tuple[int, ...], list[tuple[int, ...]]]:
     """Return A, the sizes of the stack, and the steps of A, B and C; batches may become rows."""
     stack = tuple(np.broadcast_shapes(a.shape, b.shape))
-    if math.prod(b.shape) == 1 and a.row_step == a.columns and math.prod(stack) == math.prod(a.shape):
+    if (
+        math.prod(b.shape) == 1
+        and a.row_step == a.columns
+        and math.prod(stack) == math.prod(a.shape)
+    ):
         rows = math.prod(a.shape) * a.rows
         flat = Matrix(a.operand, (), rows, a.columns, a.row_step, a.column_step)
         return flat, (1,) * _LEVELS, [(0,) * _LEVELS] * 3
@@ -225,13 +225,26 @@ def launch_panels(
 ) -> None:
     """Launch the CPU's kernel over packed panels of B."""
     flags, p, q = defines_of(product)
-    rows = product.a.rows
-    block = _ROWS if rows > 4 else rows
-    dtype = product.out.dtype
-    source = program(low, dtype, ROWS=max(block, 1), **flags)
+    tuning = low.tuning
+    dtype, rows = product.out.dtype, product.a.rows
+    block = tuning.rows if rows > 4 else max(rows, 1)
     panels = -(-product.b.columns // panel_width(low, dtype))
-    size = (panels, -(-rows // max(block, 1)), math.prod(product.sizes))
-    words = arguments(product, right, right_steps, (p, q))
+    stack = math.prod(product.sizes)
+    lines = -(-rows // block)
+    # Enough work-items for all units; else as many rows on one panel as is good for the caches.
+    blocks = max(1, min(tuning.blocks, lines * panels * stack // (4 * low.traits.units), lines))
+    blocks = -(-lines // -(-lines // blocks))
+    source = program(
+        low,
+        dtype,
+        ROWS=block,
+        BLOCKS=tuning.blocks,
+        CHUNK=tuning.chunk,
+        DENSE=int(product.a.column_step == 1),
+        **flags,
+    )
+    words = [*arguments(product, right, right_steps, (p, q)), blocks]
+    size = (-(-lines // blocks), panels, stack)
     low.launch(source, "panels", words, size, (1, 1, 1), **_cost(product))
 
 
@@ -245,14 +258,15 @@ def launch_tiles(
     """Launch the GPU's kernel over tiles in local memory."""
     flags, p, q = defines_of(product)
     dtype = product.out.dtype
-    source = program(low, dtype, TILE=_TILE, GROUP=_GROUP, **flags, **defines)
+    tile, group = low.tuning.tile, low.tuning.group
+    source = program(low, dtype, TILE=tile, GROUP=group, **flags, **defines)
     size = (
-        -(-product.b.columns // _TILE) * _GROUP,
-        -(-product.a.rows // _TILE) * _GROUP,
+        -(-product.b.columns // tile) * group,
+        -(-product.a.rows // tile) * group,
         math.prod(product.sizes),
     )
     words = [*arguments(product, right, product.steps[1], (p, q)), *more]
-    low.launch(source, "tiles", words, size, (_GROUP, _GROUP, 1), **_cost(product))
+    low.launch(source, "tiles", words, size, (group, group, 1), **_cost(product))
 
 
 def _packed(low: ClLowering, product: Product) -> tuple[Word, list[int]]:

@@ -163,9 +163,7 @@ def norm_groups(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     assert isinstance(epsilon, float)
     rows = x.size // (channels * pixels)
     group, *ranges = _team(low, rows, pixels)
-    source = _program(
-        dtype, NORMALIZE=1, CENTRED=1, BIAS=1, MEANS=0, DEVIATIONS=0, GROUP=group
-    )
+    source = _program(dtype, NORMALIZE=1, CENTRED=1, BIAS=1, MEANS=0, DEVIATIONS=0, GROUP=group)
     arguments: Words = [rows, x, y, scale, bias, many, channels, pixels, number(dtype, epsilon)]
     low.launch(source, "groups", [*arguments, channel_step, group_step], *ranges)
 

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
+import numpy as np
 
+from subgraph.builder import input, operator, parameter
 from subgraph.device import Device
 from subgraph.engine.plan import PlanOptions
 from subgraph.engine.probe import refusals
@@ -19,7 +21,8 @@ from subgraph.errors import DeviceError
 from subgraph.graph import Graph, Node
 from subgraph.opencl.lowering import ClLowering, cl_rule_of
 from subgraph.opencl.region_op import ClSubgraphOp
-from subgraph.opencl.runtime import Runtime, find_devices, runtime
+from subgraph.opencl.runtime import ClTraits, Runtime, find_devices, runtime
+from subgraph.opencl.tuning import ClTuning, stored, tuned
 from subgraph.parameters import Parameter
 from subgraph.pass_manager import apply_pass
 from subgraph.selector import Reject
@@ -27,6 +30,7 @@ from subgraph.settings import DeviceOptions, option
 from subgraph.subgraph_op import SubgraphOp
 
 _REFUSED = "opencl_refused"
+_TUNED_SIZE = 768
 
 
 @attrs.frozen
@@ -34,6 +38,12 @@ class OpenclOptions(DeviceOptions):
     """Options of OPENCL."""
 
     FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
+    KERNELS: str = option(
+        "AUTO",
+        "kernels made for a GPU or a CPU; AUTO: by what the device is",
+        values=("AUTO", "CPU", "GPU"),
+    )
+    TUNE: bool = option(False, "measure sizes of blocks and groups once, and keep the best on disk")
     PLAN_CACHE_SIZE: int = option(8, "sets of input shapes kept ready to run", minimum=1)
 
 
@@ -92,10 +102,15 @@ class OpenclDevice(Device):
         return self.name.partition(".")[2]
 
     def _plan_options(self, options: OpenclOptions) -> PlanOptions:
-        traits = self._runtime(options).traits
-        return PlanOptions(
-            blocked=False, properties={"traits": traits}, rule_of=cl_rule_of, lowering=ClLowering
-        )
+        found = self._runtime(options)
+        traits = found.traits
+        if options.KERNELS != "AUTO":
+            traits = attrs.evolve(traits, is_gpu=options.KERNELS == "GPU")
+        if options.TUNE:
+            tuning = tuned(found, lambda choice: _product_seconds(found, traits, choice))
+        else:
+            tuning = stored(found) or ClTuning()
+        return _plan_options(traits, tuning)
 
     def metrics(self) -> dict[str, Any]:
         """Return the read-only properties."""
@@ -120,3 +135,26 @@ def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
     if options.FUSION:
         graph = apply_pass(graph, "CpuFusion", guards=guards)
     return graph, tuple(guards.items())
+
+
+def _plan_options(traits: ClTraits, tuning: ClTuning) -> PlanOptions:
+    properties = {"traits": traits, "tuning": tuning}
+    return PlanOptions(
+        blocked=False, properties=properties, rule_of=cl_rule_of, lowering=ClLowering
+    )
+
+
+def _product_seconds(found: Runtime, traits: ClTraits, tuning: ClTuning) -> float:
+    """Return the seconds that a product of matrices takes with a tuning, the best of a few."""
+    size = _TUNED_SIZE
+    matrix = np.ones((size, size), np.float32)
+    x = input("x", (size, size), "float32")
+    graph = Graph(inputs=[x], outputs=[operator("MatMul")(x, parameter("w", matrix))])
+    region = RegionOptions(plan=_plan_options(traits, tuning), profiling=True)
+    op = ClSubgraphOp(graph, region, lambda inner: fuse(inner, OpenclOptions()), found)
+    session = op.session()
+    best = float("inf")
+    for _ in range(5):
+        session([matrix])
+        best = min(best, sum(entry.seconds for entry in session.profile()))
+    return best

@@ -31,6 +31,7 @@ from subgraph.errors import UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.op import operator_key
 from subgraph.opencl.runtime import ClSource, ClTraits
+from subgraph.opencl.tuning import ClTuning
 from subgraph.registry import Registry, defined_at, load_files
 
 _F = TypeVar("_F", bound=Callable[[Node, "ClLowering"], None])
@@ -172,6 +173,11 @@ class ClLowering(Lowering):
     def traits(self) -> ClTraits:
         """What the device says of itself."""
         return cast("ClTraits", self.options["traits"])
+
+    @property
+    def tuning(self) -> ClTuning:
+        """Sizes of blocks and groups that suit the device."""
+        return cast("ClTuning", self.options["tuning"])
 
     def require(self, *dtypes: str) -> None:
         """Check that the device computes in these dtypes.

@@ -74,14 +74,18 @@ class ClTraits:
     fp64: bool
 
 
+def cache_folder() -> Path:
+    """Return the folder of what is kept between processes."""
+    import platformdirs
+
+    return Path(os.environ.get("SUBGRAPH_CACHE_DIR") or platformdirs.user_cache_dir("subgraph"))
+
+
 def _prepare_environment() -> None:
     """PoCL shows no devices when the folder of its cache cannot be made: give it one that can."""
     if "POCL_CACHE_DIR" in os.environ:
         return
-    import platformdirs
-
-    base = os.environ.get("SUBGRAPH_CACHE_DIR") or platformdirs.user_cache_dir("subgraph")
-    folder = Path(base) / "pocl"
+    folder = cache_folder() / "pocl"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -1,0 +1,158 @@
+"""GFLOP/s of products and convolutions on OPENCL, beside what the device's compiler gives at best.
+
+The measure is a loop of multiplications and additions on registers alone (several shapes of blocks
+are tried, the best counts), run in turns with the kernels, so that both see the same machine.
+
+usage: python benchmarks/opencl.py [--device OPENCL] [--rounds 10]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import subgraph as sg
+from subgraph.opencl.runtime import Runtime, opencl, runtime
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[], float]
+
+# Each turn of the loop reads one column of A (cached) and two vectors of B, as a product would.
+LOOP = """
+__kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void loop(__global const float* a, __global const float* b, __global float* out, int turns) {
+  V low[ROWS], high[ROWS];
+  for (int r = 0; r < ROWS; r++) low[r] = high[r] = (V)(r);
+  for (int k = 0; k < turns; k++) {
+    V x = *(__global const V*)(b + (k % 64) * 2 * LANES);
+    V y = *(__global const V*)(b + (k % 64) * 2 * LANES + LANES);
+    for (int r = 0; r < ROWS; r++) {
+      float f = a[(k % 64) * ROWS + r];
+      low[r] = f * x + low[r];
+      high[r] = f * y + high[r];
+    }
+  }
+  V sum = (V)(0);
+  for (int r = 0; r < ROWS; r++) sum += low[r] + high[r];
+  *(__global V*)(out + get_global_id(0) * LANES) = sum;
+}
+"""
+PRODUCTS = [(512, 512, 512), (1024, 1024, 1024), (128, 3072, 768), (128, 768, 3072)]
+# images, channels, height and width, kernels, size, stride
+CONVOLUTIONS = [
+    (1, 64, 56, 64, 3, 1),
+    (1, 128, 28, 128, 3, 1),
+    (1, 256, 14, 1024, 1, 1),
+    (1, 512, 7, 512, 3, 1),
+    (1, 3, 224, 64, 7, 2),
+]
+
+
+def loops(device: Runtime) -> dict[str, Run]:
+    """Return for each shape of block a function that runs the loop and returns GFLOP/s."""
+    api = opencl()
+    found: dict[str, Run] = {}
+    lanes = max(device.traits.vector, 1)
+    group = 64 if device.traits.is_gpu else 1
+    items = device.traits.units * (2048 if device.traits.is_gpu else 8)
+    turns = 1 << 17
+    queue = device.queue(profiling=True)
+    zeros = np.zeros(64 * 64 * 16, np.float32)
+    flags = api.mem_flags
+    a, b, out = (
+        api.Buffer(device.context, flags.READ_WRITE | flags.COPY_HOST_PTR, hostbuf=array)
+        for array in (zeros, zeros, np.zeros(items * lanes, np.float32))
+    )
+    for rows in (4, 6, 8):
+        vector = f"float{lanes}" if lanes > 1 else "float"
+        options = [f"-DROWS={rows}", f"-DLANES={lanes}", f"-DV={vector}", f"-DGROUP={group}"]
+        program = api.Program(device.context, LOOP).build([*options, "-cl-mad-enable"])
+        kernel = api.Kernel(program, "loop")
+        kernel.set_args(a, b, out, np.int32(turns))
+
+        # A kernel does not keep its buffers alive: the function does.
+        def run(kernel: Any = kernel, rows: int = rows, held: object = (a, b, out)) -> float:
+            event = api.enqueue_nd_range_kernel(queue, kernel, (items,), (group,))
+            event.wait()
+            seconds = (event.profile.end - event.profile.start) * 1e-9
+            return 2 * 2 * rows * lanes * turns * items / seconds / 1e9
+
+        found[f"{rows} x 2 {vector}"] = run
+    return found
+
+
+def compiled(graph: sg.Graph, arrays: Sequence[Array], flops: int, device: str) -> Run:
+    """Return a function that runs a graph and returns the GFLOP/s of its kernels."""
+    request = sg.Core().compile_model(graph, device, {"ENABLE_PROFILING": True})
+    infer = request.create_infer_request()
+
+    def run() -> float:
+        infer.infer(list(arrays))
+        return flops / sum(entry.seconds for entry in infer.profile()) / 1e9
+
+    return run
+
+
+def product(shape: tuple[int, int, int], device: str) -> Run:
+    """Return the run of a matrix product with a weight."""
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    x = sg.input("x", (m, k), "float32")
+    w = sg.parameter("w", rng.standard_normal((k, n)).astype(np.float32))
+    graph = sg.Graph(inputs=[x], outputs=[sg.ops.MatMul(x, w)])
+    arrays = [rng.standard_normal((m, k)).astype(np.float32)]
+    return compiled(graph, arrays, 2 * m * n * k, device)
+
+
+def convolution(shape: tuple[int, int, int, int, int, int], device: str) -> Run:
+    """Return the run of a convolution."""
+    images, channels, size, kernels, taps, stride = shape
+    rng = np.random.default_rng(0)
+    x = sg.input("x", (images, channels, size, size), "float32")
+    weight = rng.standard_normal((kernels, channels, taps, taps)).astype(np.float32)
+    half = taps // 2
+    y = sg.ops.Conv(
+        x, sg.parameter("w", weight), pads=(half, half, half, half), strides=(stride, stride)
+    )
+    out = (size + 2 * half - taps) // stride + 1
+    flops = 2 * images * channels * taps * taps * kernels * out * out
+    arrays = [rng.standard_normal((images, channels, size, size)).astype(np.float32)]
+    return compiled(sg.Graph(inputs=[x], outputs=[y]), arrays, flops, device)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; return 0 if every kernel reaches a third of the loop's rate."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="OPENCL")
+    parser.add_argument("--rounds", type=int, default=10)
+    options = parser.parse_args(argv)
+    device = runtime(int(options.device.partition(".")[2] or 0))
+    print(f"{device.name}, {device.traits}")
+    measures = loops(device)
+    cases = {
+        f"MatMul {m}x{k} by {k}x{n}": product((m, n, k), options.device) for m, n, k in PRODUCTS
+    }
+    cases |= {
+        f"Conv {c}x{s}x{s} by {o} of {t}x{t} / {d}": convolution((i, c, s, o, t, d), options.device)
+        for i, c, s, o, t, d in CONVOLUTIONS
+    }
+    best = dict.fromkeys([*measures, *cases], 0.0)
+    for _ in range(options.rounds):
+        for name, run in (*measures.items(), *cases.items()):
+            best[name] = max(best[name], run())
+    limit = max(best[name] for name in measures)
+    for name in measures:
+        print(f"{best[name]:8.1f} GFLOP/s          {name} (registers)")
+    for name in cases:
+        print(f"{best[name]:8.1f} GFLOP/s  {best[name] / limit:5.0%}   {name}")
+    worst = min(best[name] for name in cases) / limit
+    print(f"least: {worst:.0%} of the loop")
+    return int(worst < 1 / 3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

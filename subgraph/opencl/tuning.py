@@ -1,0 +1,101 @@
+"""Sizes of blocks and work-groups that suit a device: measured once when asked, kept on disk.
+
+What is good differs from device to device and cannot be told from what they say of themselves. The
+option TUNE of OPENCL measures candidates by a product of matrices; the choice is kept in the user's
+cache folder by device and driver and is used from then on, with or without the option.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import attrs
+
+from subgraph.opencl.runtime import Runtime, cache_folder
+
+
+def _positive(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+    if not isinstance(value, int) or not 1 <= value <= 4096:
+        raise ValueError(f"{attribute.name} = {value!r} is no size")
+
+
+@attrs.frozen
+class ClTuning:
+    """Sizes that kernels are built with.
+
+    Attributes:
+        rows: Rows of a register block, on a CPU.
+        blocks: Register blocks of a work-item, one below the other.
+        chunk: Depth of a product that stays in the first cache.
+        tile: Rows and columns of a tile in local memory, on a GPU.
+        group: Work-items along each side of a tile.
+    """
+
+    rows: int = attrs.field(default=6, validator=_positive)
+    blocks: int = attrs.field(default=8, validator=_positive)
+    chunk: int = attrs.field(default=256, validator=_positive)
+    tile: int = attrs.field(default=64, validator=_positive)
+    group: int = attrs.field(default=16, validator=_positive)
+
+
+def candidates(found: Runtime) -> Iterator[ClTuning]:
+    """Yield the tunings that are tried on a device."""
+    if found.traits.is_gpu:
+        for tile, group in ((64, 16), (128, 16), (32, 8), (64, 8)):
+            if group * group <= found.traits.max_group:
+                yield ClTuning(tile=tile, group=group)
+        return
+    for rows in (4, 6, 8):
+        for blocks, chunk in ((8, 256), (8, 512), (4, 1024)):
+            yield ClTuning(rows=rows, blocks=blocks, chunk=chunk)
+
+
+def _file(found: Runtime) -> Path:
+    device = found.device
+    identity = (device.platform.name, device.name, device.version, device.driver_version)
+    digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:24]
+    return cache_folder() / "opencl" / f"{digest}.json"
+
+
+@cache
+def stored(found: Runtime) -> ClTuning | None:
+    """Return the choice that is kept for a device, None without one (or with a damaged one)."""
+    try:
+        values: object = json.loads(_file(found).read_text())
+        return ClTuning(**values) if isinstance(values, dict) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def tuned(found: Runtime, measure: Callable[[ClTuning], float]) -> ClTuning:
+    """Return the kept choice, or measure, keep and return the best.
+
+    Args:
+        found: The device.
+        measure: Returns the seconds that a product takes with a tuning.
+    """
+    best = stored(found)
+    if best is not None:
+        return best
+    best = min(candidates(found), key=measure)
+    _keep(_file(found), best)
+    stored.cache_clear()
+    return best
+
+
+def _keep(path: Path, choice: ClTuning) -> None:
+    """Write a file in one step; a folder that cannot be written only costs the next measurement."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump(attrs.asdict(choice), file)
+        os.replace(name, path)
+    except OSError:
+        return
