@@ -8,8 +8,9 @@ dimensions, or None for unknown.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -150,8 +151,13 @@ def _cast(
 def _map(function: Callable[..., Any], *inputs: Array | None) -> Array | None:
     if any(item is None for item in inputs):
         return None
-    result: Any = np.frompyfunc(function, len(inputs), 1)(*inputs)
-    return result if isinstance(result, np.ndarray) else np.array(result, dtype=object)
+    apply: Any = np.frompyfunc(function, len(inputs), 1)
+    return _as_array(apply(*inputs))
+
+
+def _as_array(result: Any) -> Array:
+    """Return the result of a NumPy function, which is no array where it has no dimensions."""
+    return cast(Array, result) if isinstance(result, np.ndarray) else np.array(result, object)
 
 
 def _axes(node: Node, inputs: Sequence[Array | None]) -> tuple[int, ...] | None:
@@ -182,8 +188,7 @@ def _gather(
     data, index = inputs
     if data is None or index is None:
         return None
-    taken: Any = np.take(data, index.astype(np.int64), axis=node.attrs.get("axis", 0))
-    return taken if isinstance(taken, np.ndarray) else np.array(taken, dtype=object)
+    return _as_array(np.take(data, index.astype(np.int64), axis=node.attrs.get("axis", 0)))
 
 
 def _concat(
@@ -218,10 +223,8 @@ def _slice(
                 return None
             step = int(inputs[4].ravel()[0])
     begin, end = int(starts[0]), int(ends[0])
-    if step < 0:
-        # ONNX counts negative ends from the back, beyond it for "to the very first".
-        end = None if end < -len(data) else end  # type: ignore[assignment]
-    return data[begin:end:step]
+    # With a negative step, an end before the first element means to the very first.
+    return data[begin : None if step < 0 and end < -len(data) else end : step]
 
 
 def _reshape(
@@ -236,7 +239,11 @@ def _reshape(
 def _where(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
-    return _map(lambda c, a, b: None if c is None else a if c else b, *inputs)
+    return _map(_pick, *inputs)
+
+
+def _pick(condition: Any, one: Any, other: Any) -> Any:
+    return None if condition is None else one if condition else other
 
 
 def _constant_of_shape(
@@ -269,7 +276,8 @@ def _range(
     start, limit, delta = (item.item() for item in inputs if item is not None)
     if abs((limit - start) / delta) > LIMIT:
         return None
-    return np.arange(start, limit, delta).astype(object)
+    numbers: Array = np.arange(start, limit, delta)
+    return numbers.astype(object)
 
 
 def _reduce(function: Callable[[Sequence[Any]], Any]) -> Rule:
@@ -287,15 +295,28 @@ def _reduce(function: Callable[[Sequence[Any]], Any]) -> Rule:
     return rule
 
 
+def _elements(function: Callable[..., Any]) -> Rule:
+    """Return the rule of an operator that works element by element."""
+
+    def rule(
+        node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+    ) -> Array | None:
+        return _map(function, *inputs)
+
+    return rule
+
+
 def _numbers(function: Callable[..., Any]) -> Rule:
     """Return the rule of an operator that works element by element on numbers alone."""
 
     def one(*items: Any) -> Any:
         if any(item is None or isinstance(item, str) for item in items):
             return None
-        return function(*items)
+        result = function(*items)
+        # Floor and Ceil give floats.
+        return float(result) if function in (math.floor, math.ceil) else result
 
-    return lambda node, inputs, types: _map(one, *inputs)
+    return _elements(one)
 
 
 def _mul(a: Any, b: Any) -> Any:
@@ -339,6 +360,14 @@ def _equal(a: Any, b: Any) -> Any:
     return a == b
 
 
+def _and(a: Any, b: Any) -> Any:
+    return a and b
+
+
+def _or(a: Any, b: Any) -> Any:
+    return a or b
+
+
 _RULES: dict[str, Rule] = {
     "Shape": _shape,
     "Size": _size,
@@ -359,23 +388,23 @@ _RULES: dict[str, Rule] = {
     "ReduceSum": _reduce(sum),
     "ReduceMax": _reduce(max),
     "ReduceMin": _reduce(min),
-    "Add": lambda node, inputs, types: _map(_add, *inputs),
-    "Sub": _numbers(lambda a, b: a - b),
-    "Mul": lambda node, inputs, types: _map(_mul, *inputs),
-    "Div": lambda node, inputs, types: _map(_divide, *inputs),
-    "Mod": _numbers(lambda a, b: a % b),
+    "Add": _elements(_add),
+    "Sub": _numbers(operator.sub),
+    "Mul": _elements(_mul),
+    "Div": _elements(_divide),
+    "Mod": _numbers(operator.mod),
     "Min": _numbers(min),
     "Max": _numbers(max),
-    "Neg": _numbers(lambda a: -a),
-    "Floor": _numbers(lambda a: float(math.floor(a))),
-    "Ceil": _numbers(lambda a: float(math.ceil(a))),
+    "Neg": _numbers(operator.neg),
+    "Floor": _numbers(math.floor),
+    "Ceil": _numbers(math.ceil),
     "Sqrt": _numbers(math.sqrt),
-    "Equal": lambda node, inputs, types: _map(_equal, *inputs),
-    "Less": _numbers(lambda a, b: a < b),
-    "Greater": _numbers(lambda a, b: a > b),
-    "LessOrEqual": _numbers(lambda a, b: a <= b),
-    "GreaterOrEqual": _numbers(lambda a, b: a >= b),
-    "Not": _numbers(lambda a: not a),
-    "And": _numbers(lambda a, b: a and b),
-    "Or": _numbers(lambda a, b: a or b),
+    "Equal": _elements(_equal),
+    "Less": _numbers(operator.lt),
+    "Greater": _numbers(operator.gt),
+    "LessOrEqual": _numbers(operator.le),
+    "GreaterOrEqual": _numbers(operator.ge),
+    "Not": _numbers(operator.not_),
+    "And": _numbers(_and),
+    "Or": _numbers(_or),
 }

@@ -11,7 +11,7 @@ import secrets
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from subgraph.collector import paused_gc
 from subgraph.errors import ModelError, SubgraphError
@@ -61,8 +61,6 @@ def load(
         ModelError: the model is damaged, incomplete or not well formed.
         UnsupportedOpError: it uses an operator or opset that is not known.
     """
-    from google.protobuf.message import DecodeError
-
     source = _shown(model)
     try:
         with paused_gc():
@@ -82,8 +80,6 @@ def load(
         raise
     except RecursionError as error:
         raise ModelError(f"{source}: bodies or functions are nested too deeply") from error
-    except (DecodeError, MemoryError) as error:
-        raise ModelError(f"{source}: not an ONNX model, or damaged: {error}") from error
     except Exception as error:
         # Bytes from anywhere: what the checks did not foresee is the file's fault as well.
         kind = type(error).__name__
@@ -114,7 +110,7 @@ def _load(model: Any, functions: Functions, folder: Path | None, mapped: bool) -
         path: Path = Path(model)  # pyright: ignore[reportUnknownArgumentType]
         buffer, folder = map_file(path), folder or path.parent
     elif isinstance(model, (bytes, bytearray, memoryview)):
-        buffer = bytes(model)
+        buffer = bytes(cast(bytes, model))
     elif hasattr(model, "read"):
         buffer = model.read()
         if not isinstance(buffer, bytes):
@@ -240,8 +236,10 @@ def _write_model(model: onnx.ModelProto, weights: list[tuple[str, Array]], file:
         if raw is None or len(raw) < _EXTERNAL_FROM:
             model.graph.initializer.append(tensor_to_proto(array, name))
             continue
-        head = onnx.TensorProto(name=name, data_type=ONNX_DTYPE[dtype_of(array)], dims=array.shape)
-        large.append((head.SerializeToString() + delimited(RAW_DATA, len(raw)), raw))
+        tensor = onnx.TensorProto(
+            name=name, data_type=ONNX_DTYPE[dtype_of(array)], dims=array.shape
+        )
+        large.append((tensor.SerializeToString() + delimited(RAW_DATA, len(raw)), raw))
     graph = model.graph.SerializeToString()
     model.ClearField("graph")
     pieces = [(delimited(_INITIALIZER, len(head) + len(raw)) + head, raw) for head, raw in large]
@@ -261,7 +259,8 @@ def _raw(array: Array) -> memoryview | None:
 
     if dtype_of(array) in _NOT_RAW or sys.byteorder == "big":
         return None
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memoryview(flat)
 
 
 class _Files:

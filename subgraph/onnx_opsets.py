@@ -151,9 +151,7 @@ def _takes(node: Node, there: Schema) -> bool:
 
 def _raise_conflict(domain: str, nodes: Iterable[Node], version: int) -> None:
     node = _misfit(domain, nodes, version)
-    newest = max(
-        nodes, key=lambda n: getattr(find_schema(n.op_type, domain, n.version), "since_version", 0)
-    )
+    newest = max(nodes, key=_since)
     assert node is not None, "only called for a conflict"
     raise ModelError(
         f"node {node.name!r} ({node.op_type}, opset {node.version}) and node {newest.name!r} "

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TextIO, TypeVar
+from typing import Any, Self, TextIO, TypeVar, cast
 
 import attrs
 
@@ -138,14 +138,13 @@ def _with_options(
 def _bind(name: str, step: Pass, options: Mapping[str, Any]) -> Pass:
     if inspect.isclass(step):
         try:
-            made: Any = step(**options)
+            return cast(Pass, step(**options))
         except SubgraphError:
             raise
         except Exception as error:
             raise PassError(
                 f"pass {name!r}: options {dict(options)!r} do not fit: {error}"
             ) from error
-        return made
     return partial(step, **options) if options else step
 
 

@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -216,14 +216,14 @@ class _Printer:
                     self._attribute(item, indent)
                 self.out.append("]")
             case np.ndarray():
-                self.out.append(f"tensor {self._array(value, value.dtype)}")  # pyright: ignore[reportUnknownArgumentType]
+                self.out.append(f"tensor {self._array(cast(Array, value))}")
             case SparseTensor():
                 self.out.append("sparse ")
                 self._attribute((value.values, value.indices, tuple(value.shape)), indent)
             case _:
                 self.out.append(_scalar(value))
 
-    def _array(self, array: Array, _: Any = None) -> str:
+    def _array(self, array: Array) -> str:
         shown = type_text(TensorType(dtype_of(array), array.shape))
         return shown + self._content(array)
 
@@ -287,10 +287,12 @@ def _scalar(value: Any) -> str:
         return quoted(value)
     if isinstance(value, bytes):
         return f"bytes {quoted(base64.b64encode(value).decode())}"
-    if isinstance(value, (bool, int, np.integer)):
+    if isinstance(value, np.generic):
+        return _scalar(value.item())
+    if isinstance(value, int):
         return str(int(value))
-    if isinstance(value, (float, np.floating)):
-        return repr(float(value))
+    if isinstance(value, float):
+        return repr(value)
     if value is None:
         return "none"
     if isinstance(value, (TensorType, SparseTensorType, SequenceType, OptionalType, MapType)):

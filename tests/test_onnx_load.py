@@ -142,7 +142,8 @@ def test_dtypes_that_numpy_lacks(name: str) -> None:
 
 
 def test_strings() -> None:
-    tensor = helper.make_tensor("w", TensorProto.STRING, (2,), ["é".encode(), b"two"])
+    data = ["é".encode(), b"two"]
+    tensor = TensorProto(name="w", data_type=TensorProto.STRING, dims=(2,), string_data=data)
     graph = helper.make_graph(
         [helper.make_node("Identity", ["w"], ["y"])],
         "g",

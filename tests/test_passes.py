@@ -539,16 +539,13 @@ def run(graph: sg.Graph, inputs: dict[str, Any]) -> list[Any]:
     return session.run(None, inputs)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs(), st.permutations(SIMPLIFY), st.booleans())
 def test_random_graphs_compute_the_same(
     graph: sg.Graph, order: list[str], parameters: bool
 ) -> None:
     inputs = feeds(graph)
-    try:
-        want = run(graph, inputs)
-    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
-        return
+    want = run(graph, inputs)
     before = str(graph)
     result = apply_pass(graph, order, parameters=parameters)
     assert str(graph) == before
@@ -565,7 +562,7 @@ def test_models_of_onnx_backend_tests_compute_the_same() -> None:
     ran = 0
     for case in collect_testcases("")[::11]:
         # AffineGrid's expansion gives Range lists of one where scalars are asked for.
-        if case.model is None or "affine_grid" in case.name:
+        if case.model is None or not case.data_sets or "affine_grid" in case.name:
             continue
         try:
             want = session_run(case.model, case.data_sets[0][0])

@@ -140,7 +140,7 @@ def test_errors_say_where(text: str, place: str, why: str) -> None:
     assert why in str(caught.value)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(graphs(), st.data())
 def test_random_graphs_read_back(graph: sg.Graph, data: st.DataObject) -> None:
     def check(graph: sg.Graph) -> None:
