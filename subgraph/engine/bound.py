@@ -20,6 +20,7 @@ from subgraph.engine import toolchain
 from subgraph.engine.constants import Weights, made
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
+from subgraph.engine.mapped import release
 from subgraph.engine.plan import HostStep, Plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.program import Program, Step
@@ -227,6 +228,7 @@ class BoundPlan:
             if array is not self._entry_arrays[k]:
                 self._entry_arrays[k] = array
                 self._words[positions] = array.ctypes.data + offsets
+                release(entry.parameters, array)
         self.epoch = epoch
 
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
