@@ -415,6 +415,30 @@ def composites() -> Iterator[Case]:
             yield Case("Einsum", given, [1], 1, 12, options, 1e-4)
 
 
+def recurrent() -> Iterator[Case]:
+    """Yield LSTM, GRU and RNN in every direction, with and without biases and initial states."""
+    make = Inputs("recurrent")
+    steps, batch, width = 5, 3, 7
+    for op, gates, states in (("LSTM", 4, 2), ("GRU", 3, 1), ("RNN", 1, 1)):
+        for direction, hidden in (("forward", 4), ("reverse", 20), ("bidirectional", 64)):
+            count = 2 if direction == "bidirectional" else 1
+            weights = [
+                make((count, gates * hidden, width)) / 4,
+                make((count, gates * hidden, hidden)) / 8,
+                make((count, 2 * gates * hidden)) / 4,
+            ]
+            held = [weight.astype(np.float32) for weight in weights]
+            start = [make((count, batch, hidden)) / 4 for _ in range(states)]
+            given = [make((steps, batch, width)), *held, None]
+            given += [state.astype(np.float32) for state in start]
+            options: dict[str, Any] = {"hidden_size": hidden, "direction": direction}
+            yield Case(op, given, [1, 2, 3], states + 1, 14, options, 2e-5)
+            yield Case(op, given[:3], [1, 2], states + 1, 14, options, 2e-5)
+            if op == "GRU":
+                linear = {**options, "linear_before_reset": 1}
+                yield Case(op, given, [1, 2, 3], states + 1, 14, linear, 2e-5)
+
+
 FAMILIES = (
     elementwise,
     movement,
@@ -424,6 +448,7 @@ FAMILIES = (
     resizing,
     quantization,
     composites,
+    recurrent,
 )
 
 
