@@ -228,6 +228,10 @@ class CompiledModel:
             return DirectRunner(self.graph, self._direct, cancel)
         return GraphRunner(self._plan, cancel, profiling=profiling, pipeline=self._pipeline)
 
+    def create_profiler(self) -> Runner:
+        """Return a runner that measures every node. Devices that override runners override it."""
+        return GraphRunner(self._plan, Cancel(), profiling=True)
+
     def create_stages(self, runner: Runner) -> list[Stage]:
         """Return the stages of an asynchronous run. Devices with several executors override it."""
         return runner.stages(self._executor("requests"))

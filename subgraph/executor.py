@@ -163,7 +163,10 @@ class Executor:
 
     def _runner(self, step: Step) -> Run:
         if step.op is not None:
-            return open_session(step.op)
+            session = open_session(step.op)
+            if self.profiling:
+                session.measure()
+            return session
         if step.bodies:
             from subgraph.control_flow import control_flow
 

@@ -58,6 +58,7 @@ class InferRequest:
         self._lock = threading.Lock()
         self._busy = False
         self._run: _Run | None = None
+        self._last: tuple[list[Any], Snapshot] | None = None
         self._results: Results | None = None
         self._inputs: dict[str, Any] = {}
         self._callback: Callback | None = None
@@ -76,7 +77,7 @@ class InferRequest:
             MissingInputError, ShapeError: the inputs do not fit.
             DeviceError: the run failed.
         """
-        given, snapshot = self._bound(inputs, named)
+        given, snapshot = self._last = self._bound(inputs, named)
         self._begin()
         self._run = None
         try:
@@ -113,7 +114,7 @@ class InferRequest:
             RequestError: the request is busy.
             MissingInputError, ShapeError: the inputs do not fit.
         """
-        given, snapshot = self._bound(inputs, named)
+        given, snapshot = self._last = self._bound(inputs, named)
         self._begin()
         run = self._run = _Run(snapshot)
         self._results = None
@@ -287,14 +288,27 @@ class InferRequest:
         return self._busy
 
     def profile(self) -> list[ProfileEntry]:
-        """Return what each node took in the last run; needs ``ENABLE_PROFILING`` at compile.
+        """Return what each node took in the last run.
+
+        With ``ENABLE_PROFILING`` every run is measured. Without it, the last inputs run once more
+        to be measured.
 
         Raises:
-            RequestError: the request is busy.
+            RequestError: the request is busy, or has not run.
         """
         with self._lock:
             self._refuse_if_busy()
-        return self._runner.profile()
+        measured = self._runner.profile()
+        if measured:
+            return measured
+        if self._last is None:
+            raise RequestError("the request has not run: there is nothing to profile")
+        given, snapshot = self._last
+        runner = self.model.create_profiler()
+        with pinned(snapshot):
+            runner.run(given)  # makes plans and weights
+            runner.run(given)
+        return runner.profile()
 
 
 def _positional(callback: Callback) -> int:

@@ -115,6 +115,10 @@ class _ModelSession(Session):
         results = self._runner.run(given)
         return results if outputs is None else fill_outputs(results, outputs)
 
+    def measure(self) -> None:
+        assert isinstance(self.op, CompiledModelOp), "it opened this session"
+        self._runner = self.op.model.create_profiler()
+
     def profile(self) -> list[ProfileEntry]:
         return self._runner.profile()
 

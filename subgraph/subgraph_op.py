@@ -93,6 +93,9 @@ class Session:
         """
         return None
 
+    def measure(self) -> None:
+        """Measure the nodes inside from now on, if the op can."""
+
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes inside took in the last run; empty if the op does not measure."""
         return []

@@ -641,3 +641,25 @@ else:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "fine", done.stderr
+
+
+@pytest.mark.parametrize(
+    "device", ["REFERENCE", "CPU", "HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE", "AUTO:CPU"]
+)
+@pytest.mark.parametrize("config", [{}, {"ENABLE_PROFILING": True}])
+def test_profile_of_each_node(device: str, config: Any) -> None:
+    graph, _ = coupled()
+    model = sg.compile_model(graph, device, config)
+    request = model.create_infer_request()
+    with pytest.raises(sg.RequestError, match="has not run"):
+        sg.compile_model(graph, device).create_infer_request().profile()
+    request.infer(np.ones((3, 32), np.float32))
+    profile = request.profile()
+    assert profile
+    for entry in profile:
+        assert entry.seconds > 0
+        assert entry.node
+        assert entry.kernel
+        assert entry.device in device
+    if device == "REFERENCE":
+        assert [entry.op_type for entry in profile] == [node.op_type for node in graph.nodes]

@@ -213,6 +213,10 @@ class AutoModel(CompiledModel):
         """Write the model of the device that runs it now."""
         self.current.export_model(target)
 
+    def create_profiler(self) -> Runner:
+        """Return a measuring runner of the device that runs it now."""
+        return self.current.create_profiler()
+
     def create_runner(self, cancel: Cancel) -> Runner:
         """Return a runner that changes over by itself."""
         return _AutoRunner(self, cancel)

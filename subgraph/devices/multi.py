@@ -122,6 +122,10 @@ class MultiModel(CompiledModel):
         """Return a runner on the least loaded device."""
         return _MultiRunner(self, cancel)
 
+    def create_profiler(self) -> Runner:
+        """Return a measuring runner of the first device."""
+        return self.models[0].create_profiler()
+
     def take(self) -> CompiledModel:
         """Return the model of the device with the least load, and count a request for it.
 

@@ -211,6 +211,10 @@ class CpuSession(Session):
             inputs = self._given_of(inputs)
         return self._run(inputs, outputs)
 
+    def measure(self) -> None:
+        """Measure every step from now on."""
+        self._profiling = True
+
     def given_only(self) -> RunGiven:
         """Return how to run on the inputs that are no weights, under a pinned snapshot."""
         return self._run
