@@ -65,9 +65,33 @@ def _reshape(node: Node, inputs: Sequence[Any]) -> Array | None:
     return inputs[0].reshape([int(dim) for dim in shape])
 
 
-def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Node, Sequence[Any]], Array | None]:
+def _gather(node: Node, inputs: Sequence[Any]) -> Array | None:
+    data, index = inputs
+    axis = int(node.attrs.get("axis", 0))
+    size = data.shape[axis] if data.ndim else 0
+    if index.size and (index.min() < -size or index.max() >= size):
+        return None
+    return np.asarray(np.take(data, index, axis=axis))
+
+
+def _constant_of_shape(node: Node, inputs: Sequence[Any]) -> Array | None:
+    value = node.attrs.get("value")
+    if not isinstance(value, np.ndarray):
+        return None
+    content: Array = value  # pyright: ignore[reportUnknownVariableType]
+    return np.full([int(dim) for dim in inputs[0]], content.reshape(-1)[0], content.dtype)
+
+
+def _shape(node: Node, inputs: Sequence[Any]) -> Array:
+    start, end = node.attrs.get("start", 0), node.attrs.get("end")
+    return np.array(inputs[0].shape[start:end], np.int64)
+
+
+def _binary(
+    function: Callable[[Any, Any], Any], kinds: str = "fi"
+) -> Callable[[Node, Sequence[Any]], Array | None]:
     def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
-        if "axis" in node.attrs or "broadcast" in node.attrs or inputs[0].dtype.kind != "f":
+        if "axis" in node.attrs or "broadcast" in node.attrs or inputs[0].dtype.kind not in kinds:
             return None
         return np.asarray(function(inputs[0], inputs[1]))
 
@@ -83,7 +107,14 @@ _FAST: dict[str, Callable[[Node, Sequence[Any]], Array | None]] = {
     "Add": _binary(np.add),
     "Sub": _binary(np.subtract),
     "Mul": _binary(np.multiply),
-    "Div": _binary(np.divide),
+    "Div": _binary(np.divide, "f"),
+    "GreaterOrEqual": _binary(np.greater_equal),
+    "Less": _binary(np.less),
+    "Equal": _binary(np.equal, "fib"),
+    "And": _binary(np.logical_and, "b"),
+    "Gather": _gather,
+    "ConstantOfShape": _constant_of_shape,
+    "Shape": _shape,
 }
 
 
