@@ -136,7 +136,8 @@ def measure(
     check_peers(peers)
     with tempfile.TemporaryDirectory() as folder:
         inputs = Path(folder) / "inputs.npz"
-        np.savez(inputs, **dict(arrays))  # pyright: ignore[reportArgumentType]
+        held: dict[str, Any] = dict(arrays)
+        np.savez(inputs, **held)
         workers: list[_Worker] = []
         try:
             for name in ("subgraph", *peers):

@@ -7,6 +7,7 @@ a fixed probe of the machine's speed before and after each; ``{"save": path}`` w
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import resource
@@ -42,7 +43,8 @@ def onnxruntime(model: Path, threads: int, arrays: Arrays, level: str = "") -> R
         options.log_severity_level = 3
         options.graph_optimization_level = getattr(levels, f"ORT_ENABLE_{choice}")
         session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-        tried.append((0.0 if level else _median_of(lambda s=session: s.run(None, arrays)), session))
+        run = functools.partial(session.run, None, arrays)
+        tried.append((0.0 if level else _median_of(run), session))
     best: Any = min(tried, key=lambda pair: pair[0])[1]
     return lambda: best.run(None, arrays)
 

@@ -261,7 +261,7 @@ class ClBoundPlan:
             return None
         launch = item.launch
         try:
-            return opencl().enqueue_nd_range_kernel(
+            event: cl.Event = opencl().enqueue_nd_range_kernel(
                 self._queue, item.kernel, launch.global_size, launch.local_size
             )
         except (opencl().Error, MemoryError) as error:
@@ -269,6 +269,7 @@ class ClBoundPlan:
             raise DeviceError(
                 f"OpenCL device {self._runtime.name!r} failed at {item.what}: {error}"
             ) from error
+        return event
 
     def _abandon(self) -> None:
         """Wait for what is under way, so that the request can be used again."""

@@ -200,7 +200,8 @@ class Runtime:
         """Return a new in-order queue."""
         api = opencl()
         flags = api.command_queue_properties.PROFILING_ENABLE if profiling else 0
-        return api.CommandQueue(self.context, self.device, flags)
+        queue: cl.CommandQueue = api.CommandQueue(self.context, self.device, flags)
+        return queue
 
     def kernel(self, source: ClSource, name: str) -> cl.Kernel:
         """Return a new kernel object of a program, which is built at its first use.
@@ -210,12 +211,13 @@ class Runtime:
         """
         api = opencl()
         try:
-            return api.Kernel(self._program(source), name)
+            kernel: cl.Kernel = api.Kernel(self._program(source), name)
         except api.Error as error:
             raise DeviceError(
                 f"OpenCL program {source.name!r} has no usable kernel {name!r} on "
                 f"{self.device.name!r}: {error}"
             ) from error
+        return kernel
 
     def _program(self, source: ClSource) -> cl.Program:
         with self._lock:
@@ -230,13 +232,15 @@ class Runtime:
             with warnings.catch_warnings():
                 # Drivers chatter; what matters of it is in the error when a build fails.
                 warnings.simplefilter("ignore")
-                return api.Program(self.context, source.code()).build(["-cl-mad-enable"])
+                program = api.Program(self.context, source.code())
+                built: cl.Program = program.build(["-cl-mad-enable"])
         except api.Error as error:
             said = "\n".join(str(error).strip().splitlines()[:20])
             raise DeviceError(
                 f"OpenCL program {source.name!r} with {dict(source.defines)} does not build on "
                 f"{self.device.name!r}:\n{said}"
             ) from error
+        return built
 
     def buffer(self, nbytes: int) -> cl.Buffer:
         """Return device memory, uninitialised.
@@ -246,13 +250,14 @@ class Runtime:
         """
         api = opencl()
         try:
-            return api.Buffer(self.context, api.mem_flags.READ_WRITE, max(nbytes, 1))
+            memory: cl.Buffer = api.Buffer(self.context, api.mem_flags.READ_WRITE, max(nbytes, 1))
         except api.Error as error:
             raise DeviceError(
                 f"OpenCL device {self.device.name!r} has no {nbytes / 1e6:.1f} MB left "
                 f"(of {self.device.global_mem_size / 1e6:.0f} MB): {error}; use smaller inputs or "
                 "another device"
             ) from error
+        return memory
 
 
 @cache
