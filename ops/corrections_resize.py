@@ -1,7 +1,8 @@
-"""Resize of opset 10, Upsample and Pad, for the reference.
+"""Resize of opset 10, Upsample, GridSample and Pad, for the reference.
 
 onnx.reference takes Resize-10's scales for a region of interest, has only whole factors of nearest
-for Upsample, and refuses the negative pads by which Pad crops.
+for Upsample, knows the modes of GridSample by their names of opset 20 only, and refuses the
+negative pads by which Pad crops.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference
-from subgraph.reference import attributes, standard
+from subgraph.reference import attributes, standard, variant
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +31,14 @@ def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if inputs[0].size == 0:
         raise ShapeError("the input has no elements")
     return standard(node, [*given, *[None] * (4 - len(given))])
+
+
+@reference("GridSample")
+def grid_sample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return samples of an image at the grid's places; opset 16 has longer names of the modes."""
+    names = {"bilinear": "linear", "bicubic": "cubic"}
+    mode = str(attributes(node)["mode"])
+    return standard(variant(node, version=22, mode=names.get(mode, mode)), inputs)
 
 
 @reference("Upsample")

@@ -159,7 +159,9 @@ def _run(
     states: int,
 ) -> list[Array]:
     """Return Y and the last states, as the layout asks."""
-    direction = given.get("direction") or "forward"
+    direction = str(given.get("direction") or "forward")
+    if direction == "foward":  # the default of GRU-1, misspelt in the standard
+        direction = "forward"
     if direction not in ("forward", "reverse", "bidirectional"):
         raise ShapeError(f"direction {direction!r} is not forward, reverse or bidirectional")
     held = _prepare(inputs, given, gates)

@@ -50,8 +50,11 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     try:
         with np.errstate(all="ignore"):
             outputs = compute(node, given) if compute else standard(node, given)
-    except SubgraphError:
-        raise
+    except SubgraphError as error:
+        text = str(error)
+        if text.startswith("node "):
+            raise
+        raise type(error)(f"{_where(node, given)}: {text}") from error
     except NotImplementedError as error:
         raise UnsupportedOpError(f"{_where(node, given)}: {_reason(error)}") from error
     except MemoryError as error:

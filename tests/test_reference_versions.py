@@ -1,0 +1,84 @@
+"""Every version of an operator: where its form did not change, an old version does what a new does.
+
+The suite's cases of one node are run again as each older version whose schema takes the node as it
+is. What differs by the standard is listed; what ONNX Runtime knows of it is compared with it in
+test_reference_operators.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import onnx
+import onnx.defs
+import pytest
+
+from subgraph import backend
+from subgraph.testing import conformance as suite
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+_BROADCAST = r"broadcast is 0|could not be broadcast"
+# Operator, its version (0: any that differs) -> what tells the expected error; "" for any.
+_EXPECTED: dict[tuple[str, int], str] = {
+    **{(name, 0): _BROADCAST for name in ("Add", "Sub", "Mul", "Div", "Pow", "PRelu")},
+    **{(name, 0): _BROADCAST for name in ("And", "Or", "Xor", "Equal", "Greater", "Less")},
+    ("BatchNormalization", 6): "Mismatched",  # trains unless is_test is set
+    ("Dropout", 1): "Mismatched",  # drops unless is_test is set
+    ("Dropout", 6): "Mismatched",
+    ("Bernoulli", 0): "Mismatched",
+    ("Cast", 1): "takes string",  # the dtype is named
+    ("LpPool", 1): "takes float",
+    **{(name, 0): "Mismatched" for name in ("Softmax", "LogSoftmax", "Hardmax")},  # flatten
+    ("If", 0): "no operator",  # the bodies' operators are newer
+    ("Loop", 0): "no operator|takes 1 to 1",
+    ("MaxPool", 0): r"tensor\(uint8\)|gives 1 to 1",
+    ("OneHot", 0): r"non-negative|tensor\(bfloat16\)",
+    ("Resize", 11): "marked single",  # all inputs were required
+    ("Scan", 8): "",  # scanned along axis 1, with a batch
+}
+
+
+def _older_versions(node: onnx.NodeProto, opset: int) -> list[int]:
+    now = onnx.defs.get_schema(node.op_type, opset, node.domain).since_version
+    found: list[int] = []
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if (schema.name, schema.domain) != (node.op_type, node.domain):
+            continue
+        if schema.since_version >= now or schema.deprecated:
+            continue
+        given = {attribute.name for attribute in node.attribute}
+        required = {name for name, a in schema.attributes.items() if a.required}
+        fits = schema.min_input <= len(node.input) <= schema.max_input
+        if fits and required <= given <= set(schema.attributes):
+            found.append(schema.since_version)
+    return found
+
+
+def test_old_versions_do_what_new_ones_do_where_the_standard_says_so() -> None:
+    ran, wrong = 0, defaultdict[tuple[str, int], list[str]](list)
+    for case in suite.cases():
+        if case.kind != "node":
+            continue
+        model, sets = case.load()
+        if len(model.graph.node) != 1 or model.functions:
+            continue
+        node = model.graph.node[0]
+        opset = {entry.domain: entry.version for entry in model.opset_import}[node.domain]
+        for version in _older_versions(node, opset):
+            old = onnx.ModelProto()
+            old.CopyFrom(model)
+            for entry in old.opset_import:
+                if entry.domain == node.domain:
+                    entry.version = version
+            ran += 1
+            try:
+                got = backend.prepare(old, "REFERENCE").run(sets[0][0])
+                suite.judge(case, sets[0][1], list(got))
+            except Exception as error:
+                expected = _EXPECTED.get((node.op_type, version), _EXPECTED.get((node.op_type, 0)))
+                text = " ".join(str(error).split())
+                if expected is None or not re.search(expected, text):
+                    wrong[node.op_type, version].append(f"{case.name}: {text[:200]}")
+    assert ran > 2500
+    assert not wrong
