@@ -27,6 +27,9 @@ from subgraph.partition.blocks import find_blocks
 from subgraph.partition.contraction import Contraction
 from subgraph.partition.trial import Trial
 
+# Growth in larger blocks is not kept: they change with almost every region.
+SMALL_BLOCK = 64
+
 
 @attrs.define(slots=True, eq=False)
 class Grown:
@@ -54,6 +57,8 @@ class HeteroSearch:
         self._blocks, self._blocks_of = find_blocks(space.ins, space.outs, self._vertex)
         self._refused = [sum(not free[k] for k in block) for block in self._blocks]
         self._sets: dict[int, frozenset[int]] = {}
+        self._changes = [0] * len(self._blocks)
+        self._tried: dict[tuple[int, int], tuple[int, list[int], set[int]]] = {}
         self._grown: dict[int, Grown] = {}
         self._holders = [0] * len(free)
         self._watchers: dict[int, list[Grown]] = {}
@@ -127,8 +132,13 @@ class HeteroSearch:
             self.free[node] = 0
             for block in self._blocks_of[self._vertex[node]]:
                 self._refused[block] += 1
+                self._changes[block] += 1
             if node in self._next_twin:
                 heapq.heappush(self._dirty, self._next_twin[node])
+        moved = list(moved)
+        for node in moved:
+            for block in self._blocks_of[self._vertex[node]]:
+                self._changes[block] += 1
         for node in (*members, *moved):
             for grown in self._watchers.pop(node, ()):
                 if grown.valid:
@@ -155,13 +165,19 @@ class HeteroSearch:
         return Grown(root, members, seen)
 
     def _try(self, number: int, entry: int, seen: set[int]) -> list[int]:
-        inside = self._sets.get(number)
-        if inside is None:
-            inside = self._sets[number] = frozenset(self._blocks[number])
-        self.trials += 1
-        joined = self._trial.grow(entry, inside)
-        seen |= self._trial.seen
-        return joined
+        """Grow in a block from ``entry``; what was grown stands until the block changes."""
+        known = self._tried.get((number, entry))
+        if known is None or known[0] != self._changes[number]:
+            inside = self._sets.get(number)
+            if inside is None:
+                inside = self._sets[number] = frozenset(self._blocks[number])
+            self.trials += 1
+            joined = self._trial.grow(entry, inside)
+            known = (self._changes[number], joined, self._trial.seen)
+            if len(inside) <= SMALL_BLOCK:
+                self._tried[number, entry] = known
+        seen |= known[2]
+        return known[1]
 
 
 def _find_twins(space: Contraction) -> tuple[dict[int, int], dict[int, int]]:

@@ -103,7 +103,10 @@ class Trial:
         reached: list[int] = []
         marks = (up.pop(node, NEVER), down.pop(node, NEVER), self._first, len(self._pruned))
         self._trail.append((new, reached, *marks))
-        self._find(node, number, new)
+        if space.order[node] < marks[2] or any(rep[k] not in place for k in space.ins[node]):
+            self._find(node, number, new)
+        if not up:
+            return False
         spread = [(node, number)]
         bad = False
         for there in new:
@@ -119,8 +122,6 @@ class Trial:
                 down[there] = earliest
                 spread.append((there, earliest))
                 bad |= there in rejected
-        if not up:
-            return False
         for source, mark in spread:  # grows while it is walked
             for other in space.outs[source]:
                 there = rep[other]
