@@ -39,31 +39,9 @@ _TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
 # Names of OpenCL's own functions on floats.
 _BUILTIN = frozenset(
     [
-        "exp",
-        "expm1",
-        "log",
-        "log1p",
-        "tanh",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erf",
-        "sqrt",
-        "floor",
-        "ceil",
-        "rint",
-        "trunc",
-        "pow",
-        "fmod",
-        "isnan",
+        *("exp", "expm1", "log", "log1p", "tanh", "sin", "cos", "tan", "asin", "acos", "atan"),
+        *("sinh", "cosh", "asinh", "acosh", "atanh", "erf", "sqrt", "floor", "ceil", "rint"),
+        *("trunc", "pow", "fmod", "isnan"),
     ]
 )
 _CHAINS = {

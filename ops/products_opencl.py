@@ -159,11 +159,11 @@ def _stack(a: Matrix, b: Matrix) -> tuple[Matrix, tuple[int, ...], list[tuple[in
 
 def _add_bias(product: Product, bias: Operand) -> None:
     rows, columns = product.a.rows, product.b.columns
-    if bias.rank <= 2 and math.prod(product.sizes) == 1 and bias.size != product.out.size:
-        if bias.rank < 2 or bias.shape[0] in (1, rows):
-            steps = broadcast_strides(bias.shape, (rows, columns))
-            product.bias, product.bias_steps = bias, (steps[0], steps[1])
-            return
+    single = math.prod(product.sizes) == 1 and bias.size != product.out.size
+    if single and bias.rank <= 2 and (bias.rank < 2 or bias.shape[0] in (1, rows)):
+        steps = broadcast_strides(bias.shape, (rows, columns))
+        product.bias, product.bias_steps = bias, (steps[0], steps[1])
+        return
     if bias.size in (1, columns) and (bias.size == 1 or bias.shape[-1] == columns):
         product.bias, product.bias_steps = bias, (0, int(bias.size > 1))
         return

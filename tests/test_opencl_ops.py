@@ -1,0 +1,173 @@
+"""Every operator on OPENCL against the reference, and the heavy ones against CPU, in both variants.
+
+The kernels made for a GPU run on PoCL too: slowly, but with the same results.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import subgraph as sg
+from subgraph.model_op import DeviceFallback
+
+sys.path.insert(0, str(Path(__file__).parent))
+from opencl_support import Array, core, graph_of, needs_device, random
+from operator_cases import Case, Inputs, all_cases
+from test_ops_devices import check
+
+pytestmark = [needs_device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+_EACH = 3  # cases of an operator
+ROWS = ("ReduceSum", "ReduceMax", "Softmax", "LogSoftmax", "LayerNormalization")
+
+
+def no_recovery(self: DeviceFallback, error: Exception) -> None:
+    """Let no other device hide what failed."""
+
+
+@pytest.fixture(autouse=True)
+def no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceFallback, "recover", no_recovery)
+
+
+def chosen() -> list[Case]:
+    """Return a few cases of each operator, spread over its dtypes and shapes."""
+    groups: dict[str, list[Case]] = defaultdict(list)
+    for case in all_cases():
+        groups[case.op].append(case)
+    found: list[Case] = []
+    for cases in groups.values():
+        step = max(1, len(cases) // _EACH)
+        found += cases[::step][: _EACH + 1]
+    return found
+
+
+@pytest.mark.parametrize("case", chosen(), ids=lambda case: case.name)
+def test_operator(case: Case) -> None:
+    check(case, "OPENCL")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
+def test_every_case(case: Case) -> None:
+    check(case, "OPENCL")
+
+
+def heavy() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield operators with their inputs and attributes."""
+    products = [
+        ((3, 4), (4, 5)),
+        ((7,), (7, 3)),
+        ((2, 3, 5), (5,)),
+        ((2, 1, 7, 33), (3, 33, 40)),
+        ((13, 19), (19, 1)),
+        ((2, 3, 4, 5, 6), (2, 1, 4, 6, 7)),
+        ((0, 4), (4, 5)),
+        ((3, 0), (0, 5)),
+        ((70, 600), (600, 65)),
+    ]
+    for a, b in products:
+        for constants in ((), (1,)):
+            yield "MatMul", {"arrays": [random(*a), random(*b)], "constants": constants}
+    yield "MatMul", {"arrays": [random(9, 33, dtype="float64"), random(33, 21, dtype="float64")]}
+    for k, bias in enumerate([None, random(1), random(40), random(7, 1), random(7, 40)]):
+        turned = {"transA": k & 1, "transB": k >> 1 & 1, "alpha": 0.5, "beta": 2.0}
+        a = random(11, 7) if k & 1 else random(7, 11)
+        b = random(40, 11) if k >> 1 & 1 else random(11, 40)
+        yield "Gemm", {"arrays": [a, b, bias], "constants": (1,) if k % 2 else (), **turned}
+    convolutions: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+        ((1, 3, 16, 16), (8, 3, 3, 3), {"pads": (1, 1, 1, 1)}),
+        ((1, 3, 15, 37), (8, 3, 7, 7), {"pads": (3, 3, 3, 3), "strides": (2, 2)}),
+        ((2, 8, 9, 7), (10, 8, 3, 3), {"pads": (1, 0, 0, 1), "dilations": (1, 2)}),
+        ((2, 8, 9, 7), (12, 4, 3, 3), {"group": 2, "pads": (1, 1, 1, 1)}),
+        ((2, 8, 9, 37), (8, 1, 3, 3), {"group": 8, "pads": (1, 1, 1, 1)}),
+        ((2, 8, 9, 37), (16, 1, 5, 3), {"group": 8, "pads": (2, 1, 2, 1), "strides": (2, 2)}),
+        ((2, 8, 30), (5, 8, 3), {"pads": (1, 1)}),
+        ((1, 4, 5, 6, 7), (5, 4, 3, 2, 3), {"pads": (1, 0, 1, 1, 1, 1)}),
+        ((1, 16, 14, 14), (32, 16, 1, 1), {}),
+        ((1, 16, 14, 14), (32, 16, 1, 1), {"auto_pad": "SAME_UPPER", "strides": (2, 2)}),
+    ]
+    for x, w, attrs in convolutions:
+        arrays = [random(*x), random(*w), random(w[0])]
+        yield "Conv", {"arrays": arrays, "constants": (1, 2), **attrs}
+    arrays = [random(1, 4, 6, 6), random(4, 5, 3, 3), random(5)]
+    turned = {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 1)}
+    yield "ConvTranspose", {"arrays": arrays, "constants": (1, 2), **turned}
+    arrays = [random(2, 4, 6), random(4, 3, 3)]
+    turned = {"strides": (2,), "group": 2, "dilations": (2,)}
+    yield "ConvTranspose", {"arrays": arrays, "constants": (1,), **turned}
+    for op in ("MaxPool", "AveragePool"):
+        x = [random(2, 3, 9, 11)]
+        pads = {"kernel_shape": (3, 2), "strides": (2, 2), "pads": (1, 0, 1, 1)}
+        yield op, {"arrays": x, **pads}
+        yield op, {"arrays": x, "kernel_shape": (3, 3), "strides": (2, 2), "ceil_mode": 1}
+    yield "AveragePool", {"arrays": x, **pads, "count_include_pad": 1, "ceil_mode": 1}
+    yield "LpPool", {"arrays": x, "kernel_shape": (3, 2)}
+    for op in ("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"):
+        yield op, {"arrays": x}
+    arrays = [random(2, 4, 17, 32), random(2, 2, 33, 32), random(2, 2, 33, 24), random(17, 33)]
+    yield "Attention", {"arrays": arrays, "version": 23}
+    counts = {"q_num_heads": 4, "kv_num_heads": 4, "is_causal": 1}
+    yield "Attention", {"arrays": [random(2, 17, 64)] * 3, "version": 23, **counts}
+
+
+@pytest.mark.parametrize("kernels", ["CPU", "GPU"])
+@pytest.mark.parametrize(("op", "case"), list(heavy()))
+def test_heavy_operator(op: str, case: dict[str, Any], kernels: str) -> None:
+    graph, arrays = graph_of(op, **case)
+    answer = core().query_model(graph, "OPENCL")
+    assert answer.get("tried") == "OPENCL", answer.reasons
+    wanted = core().compile_model(graph, "CPU")(arrays)[0]
+    model = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})
+    np.testing.assert_allclose(model(arrays)[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("op", ROWS)
+@pytest.mark.parametrize("shape", [(5, 700), (3, 64, 9), (130,)])
+def test_rows_shared_by_a_group(op: str, shape: tuple[int, ...]) -> None:
+    """Long rows are worked by a group together on a GPU."""
+    more = [random(shape[-1])] if op == "LayerNormalization" else []
+    graph, arrays = graph_of(op, [random(*shape), *more])
+    wanted = core().compile_model(graph, "CPU")(arrays)[0]
+    found = core().compile_model(graph, "OPENCL", {"KERNELS": "GPU"})(arrays)[0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.integers(0, 5), max_size=4).map(tuple), st.data())
+def test_broadcasting(shape: tuple[int, ...], data: st.DataObject) -> None:
+    """Any two shapes that broadcast, in one order and the other."""
+    cut = data.draw(st.integers(0, len(shape)))
+    other = tuple(data.draw(st.sampled_from((n, 1))) for n in shape[cut:])
+    make = Inputs(str(shape))
+    check(Case("Sub", [make(shape), make(other)]), "OPENCL")
+    check(Case("Less", [make(other), make(shape)]), "OPENCL")
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.integers(1, 40), min_size=3, max_size=3), st.booleans(), st.booleans())
+def test_products(sizes: list[int], weight: bool, gpu: bool) -> None:
+    m, n, k = sizes
+    a, b = random(m, k), random(k, n)
+    graph, arrays = graph_of("MatMul", [a, b], (1,) if weight else ())
+    model = core().compile_model(graph, "OPENCL", {"KERNELS": "GPU" if gpu else "CPU"})
+    np.testing.assert_allclose(model(arrays)[0], a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_chain_is_one_kernel() -> None:
+    x = sg.input("x", ("N", 8), "float32")
+    y = sg.ops.Tanh(sg.ops.Mul(sg.ops.Add(x, sg.parameter("b", random(8))), x))
+    model = core().compile_model(sg.Graph([x], [y]), "OPENCL", {"ENABLE_PROFILING": True})
+    request = model.create_infer_request()
+    array: Array = random(4, 8)
+    request.infer([array])
+    assert [entry.kernel for entry in request.profile()] == ["elementwise.run"]
+    assert request.profile()[0].seconds > 0
