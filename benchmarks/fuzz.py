@@ -150,6 +150,9 @@ def run_batch(job: tuple[int, int, tuple[str, ...], int]) -> tuple[Counter[str],
     except Difference:
         counts["different"] += 1
         return counts, last["finding"]
+    except Exception as error:
+        counts["batch ended early"] += 1
+        return counts, Finding(batch, f"{type(error).__name__}: {error}", "")
     return counts, None
 
 

@@ -328,7 +328,7 @@ def _clip(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw)
     if x is None:
         return None
-    low, high = (sg.parameter(f"w{pool.weights}{k}", np.float32(k)) for k in (-1, 1))
+    low, high = (sg.parameter(f"w{pool.weights}_limit{k}", np.float32(k)) for k in (-1, 1))
     pool.weights += 1
     return _make(name, x, low, high)
 
