@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -83,15 +83,15 @@ def _source(value: Value | None, replaced: dict[Value, Value], ends: set[Value])
 
 def _attribute(value: Any) -> Any:
     """Return a key for an attribute's value; None if it has none (a body)."""
+    held: Any = value
     if isinstance(value, Graph):
         return None
     if isinstance(value, np.ndarray):
-        array = cast(np.ndarray[Any, Any], value)
-        if array.dtype == object:
-            return ("strings", array.shape, tuple(array.ravel().tolist()))
-        return ("array", str(array.dtype), array.shape, array.tobytes())
+        if held.dtype == object:
+            return ("strings", held.shape, tuple(held.ravel().tolist()))
+        return ("array", str(held.dtype), held.shape, held.tobytes())
     if isinstance(value, (tuple, list)):
-        keys = tuple(_attribute(item) for item in value)  # pyright: ignore[reportUnknownVariableType]
+        keys = tuple(_attribute(item) for item in held)
         return None if None in keys else (tuple, keys)
     # The text tells 1 from 1.0 and True, and 0.0 from -0.0.
     return (type(value), repr(value))

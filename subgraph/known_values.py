@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -157,7 +157,7 @@ def _map(function: Callable[..., Any], *inputs: Array | None) -> Array | None:
 
 def _as_array(result: Any) -> Array:
     """Return the result of a NumPy function, which is no array where it has no dimensions."""
-    return cast(Array, result) if isinstance(result, np.ndarray) else np.array(result, object)
+    return np.asarray(result, dtype=object)
 
 
 def _axes(node: Node, inputs: Sequence[Array | None]) -> tuple[int, ...] | None:
@@ -274,10 +274,8 @@ def _range(
     if any(item is None for item in inputs):
         return None
     start, limit, delta = (item.item() for item in inputs if item is not None)
-    if abs((limit - start) / delta) > LIMIT:
-        return None
-    numbers: Array = np.arange(start, limit, delta)
-    return numbers.astype(object)
+    count = max(math.ceil((limit - start) / delta), 0)
+    return _objects([start + k * delta for k in range(count)]) if count <= LIMIT else None
 
 
 def _reduce(function: Callable[[Sequence[Any]], Any]) -> Rule:

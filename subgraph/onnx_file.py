@@ -33,7 +33,9 @@ _ALIGN, _ALIGN_LARGE, _LARGE_FROM = 64, 4096, 1 << 20
 # Field numbers in onnx.proto: ModelProto.graph, GraphProto.initializer.
 _GRAPH, _INITIALIZER = 7, 5
 # Dtypes whose elements are stored otherwise than they lie in an array.
-_NOT_RAW = ("string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn")
+_NOT_RAW = frozenset(
+    {"string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
+)
 
 
 def load(

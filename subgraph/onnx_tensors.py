@@ -27,8 +27,16 @@ Array = np.ndarray[Any, Any]
 
 # Smaller tensors are copied when their place in the file is not aligned for their dtype.
 _COPY_BELOW = 1 << 16
-# Elements that do not fill whole bytes, by how many share one.
-_PACKED = {"int4": 2, "uint4": 2, "float4_e2m1fn": 2, "int2": 4, "uint2": 4}
+# Elements that do not fill whole bytes, by their bits.
+_PACKED = {
+    "int4": 4,
+    "uint4": 4,
+    "float4_e2m1fn": 4,
+    "int2": 2,
+    "uint2": 2,
+    "float6_e2m3fn": 6,
+    "float6_e3m2fn": 6,
+}
 _MAX_DENSE = 1 << 31
 
 
@@ -202,8 +210,8 @@ class TensorReader:
 
 def _stored_bytes(dtype: str, shape: Sequence[int]) -> int:
     count = math.prod(shape)
-    packed = _PACKED.get(dtype)
-    return -(-count // packed) if packed else count * numpy_dtype(dtype).itemsize
+    bits = _PACKED.get(dtype)
+    return -(-count * bits // 8) if bits else count * numpy_dtype(dtype).itemsize
 
 
 def _decode(proto: TensorProto, raw: bytes) -> Array:

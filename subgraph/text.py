@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -205,18 +205,19 @@ class _Printer:
     def _attribute(self, value: Any, indent: str) -> None:
         from subgraph.onnx_proto import SparseTensor
 
+        item: Any = value
         match value:
             case Graph():
                 self.graph(value, indent)
             case tuple() | list():
                 self.out.append("[")
-                for position, item in enumerate(value):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+                for position, part in enumerate(item):
                     if position:
                         self.out.append(", ")
-                    self._attribute(item, indent)
+                    self._attribute(part, indent)
                 self.out.append("]")
             case np.ndarray():
-                self.out.append(f"tensor {self._array(cast(Array, value))}")
+                self.out.append(f"tensor {self._array(item)}")
             case SparseTensor():
                 self.out.append("sparse ")
                 self._attribute((value.values, value.indices, tuple(value.shape)), indent)

@@ -49,6 +49,8 @@ ONNX_DTYPE = MappingProxyType(
         "float8_e8m0fnu": 24,
         "uint2": 25,
         "int2": 26,
+        "float6_e2m3fn": 27,
+        "float6_e3m2fn": 28,
     }
 )
 DTYPE_OF_ONNX = MappingProxyType({number: name for name, number in ONNX_DTYPE.items()})
