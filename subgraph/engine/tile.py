@@ -176,6 +176,13 @@ class Emit:
         kind = ir.FunctionType(ir.VoidType(), [])
         self.b.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
 
+    def prefetch(self, address: Any, *, write: bool = False) -> None:
+        """Ask for the cache line at an address ahead of its use."""
+        kind = ir.FunctionType(ir.VoidType(), [_PTR, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
+        flags = [ir.Constant(_I32, value) for value in (int(write), 3, 1)]
+        self.b.call(function, [self.b.inttoptr(address, _PTR), *flags])
+
     def tail_mask(self, count: Any) -> Any:
         """Return the mask of the first ``count`` lanes."""
         return first_lanes(self.b, count, self.lanes)
@@ -278,6 +285,19 @@ class _Tile:
             irs, ijs = e.word(t, T_IRS), e.word(t, T_IJS)
             self.each(lambda i, j, v: e.load(self.at(init, irs, ijs, i, j), self.lane_mask(j)))
 
+    def announce(self) -> None:
+        """Prefetch what the end of the tile reads and writes: the sums take long enough."""
+        e, t = self.e, self.t
+        res = e.word(t, T_RES)
+        with e.when(e.b.icmp_signed("!=", res, e.const(0))):
+            rrs, rjs = e.word(t, T_RRS), e.word(t, T_RJS)
+            for i in range(self.mr):
+                for j in range(self.nv):
+                    e.prefetch(self.at(res, rrs, rjs, i, j))
+        for i in range(self.mr):
+            for j in range(self.nv):
+                e.prefetch(self.at(self.w["c"], self.w["crs"], self.w["cjs"], i, j), write=True)
+
     def loops(self, k_step: Callable[[Any, Any], None]) -> None:
         """Run ``k_step(a, b)`` at all addresses of the four loops."""
         e, t, b, w = self.e, self.t, self.e.b, self.w
@@ -340,6 +360,7 @@ class _Tile:
 def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
     tile = _Tile(e, t, mr, nv, masked)
     b, w, acc = e.b, tile.w, tile.acc
+    tile.announce()
     tile.start()
 
     def k_step(a: Any, at_b: Any) -> None:
