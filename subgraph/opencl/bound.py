@@ -136,7 +136,12 @@ class ClBoundPlan:
 
     def _bind(self, step: EmittedStep) -> _Launch:
         launch = cast(ClLaunch, step.kernel)
-        bound = _Launch(step, self._runtime.kernel(launch.source, launch.name))
+        try:
+            kernel = self._runtime.kernel(launch.source, launch.name)
+        except DeviceError as error:
+            node = step.node
+            raise DeviceError(f"node {node.name!r} ({node.op_type}): {error}") from error
+        bound = _Launch(step, kernel)
         with driver_errors(self._runtime, bound.what):
             position = 0
             for word in step.words:
