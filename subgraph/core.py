@@ -238,7 +238,9 @@ class Core:
             graph = preprocessed(graph, preprocess)
         device, extra = self.split(device_name)
         full = {**(config or {}), **extra}
-        folder = self._cache_dir(device, full)
+        if self._asked(device, full, "INFERENCE_PRECISION"):
+            graph = _in_float32(graph)
+        folder = self._asked(device, full, "CACHE_DIR")
         weights = without_defaults(graph)
         if folder and device.caches:
             from subgraph.model_cache import compile_cached
@@ -250,13 +252,12 @@ class Core:
             model.offer_defaults(graph.inputs)
         return model
 
-    def _cache_dir(self, device: Device, config: Config) -> str:
-        own = config.get("CACHE_DIR")
-        if own is not None:
-            return str(own)
-        if "CACHE_DIR" not in known_properties(device):
+    def _asked(self, device: Device, config: Config, name: str) -> str:
+        """Return an option that Core itself follows; empty if the device does not have it."""
+        if name not in known_properties(device):
             return ""
-        return str(device.get_property("CACHE_DIR") or "")
+        found = config[name] if name in config else device.get_property(name)
+        return str(found or "")
 
     def _compile(self, device: Device, graph: Graph, config: Config) -> CompiledModel:
         if not device.fallback:
@@ -295,6 +296,14 @@ class Core:
             with open(source, "rb") as stream:
                 return device.import_model(stream, full)
         return device.import_model(source, full)
+
+
+def _in_float32(graph: Graph) -> Graph:
+    from subgraph.pass_manager import apply_pass
+
+    for source in ("float16", "bfloat16"):
+        graph = apply_pass(graph, "ConvertPrecision", source=source, target="float32")
+    return graph
 
 
 def read_model(model: Model) -> Graph:

@@ -56,6 +56,11 @@ class DeviceOptions:
     PERFORMANCE_HINT_NUM_REQUESTS: int = option(
         0, "number of requests that will run at a time; 0: the device's choice", minimum=0
     )
+    INFERENCE_PRECISION: str = option(
+        "",
+        "compute float16 and bfloat16 in float32; empty: as the model says",
+        values=("", "float32"),
+    )
     CACHE_DIR: str = option("", "folder for compiled models, found again by content; empty: none")
     DEVICE_ID: str = option("", "which device of several: the part after the point in NAME.0")
 

@@ -1,0 +1,143 @@
+"""The pass "ConvertPrecision": floats of one dtype are computed in another, bodies included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import PassError
+from subgraph.graph import Graph, Node, Value
+from subgraph.pass_manager import register_pass
+from subgraph.types import (
+    ONNX_DTYPE,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    ValueType,
+    canonical_dtype,
+    numpy_dtype,
+)
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+# Attributes that name a dtype by its ONNX number.
+_DTYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type")
+
+
+@register_pass("ConvertPrecision")
+@attrs.frozen
+class ConvertPrecision:
+    """Compute in ``target`` what the model computes in ``source``.
+
+    Inputs and outputs of the model keep their dtypes, and parameters stay the same objects: a Cast
+    stands behind each, so an update of a weight goes through it. Regions that run by their own op
+    are left as they are, between Casts.
+
+    Attributes:
+        source: The dtype of the model, for example "float16".
+        target: The dtype to compute in.
+    """
+
+    source: str = attrs.field(default="float16", converter=canonical_dtype)
+    target: str = attrs.field(default="float32", converter=canonical_dtype)
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Return the converted graph.
+
+        Raises:
+            PassError: one of the dtypes is no float.
+        """
+        for dtype in (self.source, self.target):
+            if dtype not in _FLOATS:
+                raise PassError(f"ConvertPrecision is for {', '.join(_FLOATS)}; got {dtype!r}")
+        copy = graph.clone()
+        wanted = [v.type for v in copy.outputs]
+        for level in copy.levels():
+            self._convert(level, is_body=level is not copy)
+        return self._with_old_outputs(copy, wanted)
+
+    def _convert(self, level: Graph, *, is_body: bool) -> None:
+        replacements: dict[Value, Value] = {}
+        version = level.opsets.get("", 13)
+        made = {value for node in level.nodes for value in node.outputs}
+        kept = {} if is_body else dict.fromkeys(level.inputs)
+        for value in list(level.values()):
+            if value in made or self._converted(value.type) == value.type:
+                continue
+            if value.parameter is None and value not in kept:
+                value.type = self._converted(value.type)  # what a body is given
+            elif isinstance(value.type, TensorType):
+                replacements[value] = self._cast(value, self.target, version)
+        for node in level.nodes:
+            if node.subgraph is None:
+                self._convert_node(node)
+            else:
+                self._fence(node, replacements, version)
+        level.rewire(replacements)
+
+    def _convert_node(self, node: Node) -> None:
+        for value in node.outputs:
+            value.type = self._converted(value.type)
+        for key in list(node.attrs):
+            node.attrs[key] = self._attribute(key, node.attrs[key])
+
+    def _attribute(self, key: str, value: Any) -> Any:
+        if getattr(value, "dtype", None) == numpy_dtype(self.source):
+            array: np.ndarray[Any, Any] = value.astype(numpy_dtype(self.target))
+            array.flags.writeable = False
+            return array
+        if key in _DTYPE_ATTRIBUTES and value == ONNX_DTYPE[self.source]:
+            return ONNX_DTYPE[self.target]
+        return value
+
+    def _fence(self, node: Node, replacements: dict[Value, Value], version: int) -> None:
+        """Keep a region as it is: its own dtypes at its inputs and outputs."""
+        inputs: list[Value | None] = []
+        for value in node.inputs:
+            made_inside = value is not None and value.producer is not None
+            if value is not None and made_inside and isinstance(value.type, TensorType):
+                inner = node.subgraph.inputs[len(inputs)] if node.subgraph else value
+                if inner.type != value.type and self._converted(inner.type) == value.type:
+                    inputs.append(self._cast(value, self.source, version))
+                    continue
+            inputs.append(value)
+        for value in node.outputs:
+            if self._converted(value.type) != value.type and isinstance(value.type, TensorType):
+                replacements[value] = self._cast(value, self.target, version)
+        node.inputs = tuple(inputs)
+
+    def _cast(self, value: Value, dtype: str, version: int) -> Value:
+        node = Node("Cast", [value], version=version, attrs={"to": ONNX_DTYPE[dtype]})
+        shape = value.type.shape if isinstance(value.type, TensorType) else None
+        node.outputs[0].type = TensorType(dtype, shape)
+        return node.outputs[0]
+
+    def _converted(self, type_: ValueType | None) -> ValueType | None:
+        if isinstance(type_, TensorType) and type_.dtype == self.source:
+            return TensorType(self.target, type_.shape)
+        if isinstance(type_, SequenceType):
+            return SequenceType(self._converted(type_.element))
+        if isinstance(type_, OptionalType):
+            return OptionalType(self._converted(type_.element))
+        return type_
+
+    def _with_old_outputs(self, graph: Graph, wanted: Iterable[ValueType | None]) -> Graph:
+        outputs: list[Value] = []
+        for value, type_ in zip(graph.outputs, wanted, strict=True):
+            if value.type != type_ and isinstance(type_, TensorType):
+                back = self._cast(value, self.source, graph.opsets.get("", 13))
+                back.name, value.name = value.name, ""
+                value = back
+            outputs.append(value)
+        return Graph(
+            graph.inputs,
+            outputs,
+            graph.name,
+            nodes=graph.nodes,
+            attrs=graph.attrs,
+            opsets=graph.opsets,
+            metadata=graph.metadata,
+            doc=graph.doc,
+        )

@@ -1,0 +1,87 @@
+"""ConvertPrecision: a model in float16 computed in float32, by the pass and by an option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops, passes
+
+Array = np.ndarray[Any, Any]
+X = np.linspace(-1, 1, 6, dtype=np.float16).reshape(2, 3)
+
+
+def half_net() -> sg.Graph:
+    rng = np.random.default_rng(0)
+    x, c = sg.input("x", ("N", 3), "float16"), sg.input("c", (), "bool")
+    w = sg.parameter("w", rng.standard_normal((3, 4)).astype(np.float16))
+    k = sg.parameter("k", np.array([2], np.float16))
+    hidden = ops.MatMul(x, w)
+    shift = ops.Cast(ops.ConstantOfShape([1], value=np.array([0.5], np.float16)), to=10)
+    then = sg.Graph(outputs=[ops.Mul(sg.capture(hidden), sg.capture(k))], name="then")
+    other = sg.Graph(outputs=[ops.Add(sg.capture(hidden), sg.capture(shift))], name="else")
+    chosen = ops.If(c, then_branch=then, else_branch=other)
+    return sg.Graph([x, c], [ops.Relu(chosen, name="y"), ops.Cast(hidden, to=1), k], "half")
+
+
+def dtypes(graph: sg.Graph) -> set[str]:
+    found: set[str] = set()
+    for level in graph.levels():
+        for node in level.nodes:
+            if node.op_type != "Cast":
+                types = [value.type for value in node.outputs]
+                found |= {type_.dtype for type_ in types if isinstance(type_, sg.TensorType)}
+    return found
+
+
+def test_everything_is_computed_in_the_target() -> None:
+    graph = half_net()
+    converted = passes.apply_pass(graph, "ConvertPrecision")
+    assert dtypes(graph) == {"float16"}
+    assert dtypes(converted) == {"float32"}
+    assert [str(v.type) for v in converted.inputs] == [str(v.type) for v in graph.inputs]
+    assert [v.name for v in converted.outputs] == [v.name for v in graph.outputs]
+    assert [str(v.type) for v in converted.outputs] == [str(v.type) for v in graph.outputs]
+    assert converted.parameters["w"] is graph.parameters["w"]
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
+@pytest.mark.parametrize("taken", [True, False])
+def test_results_agree_and_follow_the_weights(device: str, taken: bool) -> None:
+    graph = half_net()
+    plain = sg.compile_model(graph, "REFERENCE")
+    model = sg.compile_model(graph, device, {"INFERENCE_PRECISION": "float32"})
+    for _ in range(2):
+        want, got = plain(X, np.array(taken)), model(X, np.array(taken))
+        for one, other in zip(got.values(), want.values(), strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_allclose(one, other, rtol=2e-2, atol=2e-2)
+        with sg.transaction():
+            for name in ("w", "k"):
+                parameter = graph.parameters[name]
+                parameter.assign(parameter.array * np.float16(3))
+
+
+def test_a_region_with_its_own_op_keeps_its_dtypes() -> None:
+    class Own(sg.SubgraphOp):
+        def forward(self, inputs: list[Any]) -> list[Array]:
+            assert inputs[0].dtype == np.float16
+            return [inputs[0] + np.float16(1)]
+
+    x = sg.input("x", ("N", 3), "float16")
+    ix = sg.input("ix", ("N", 3), "float16")
+    inner = sg.Graph([ix], [ops.Relu(ix)], "inner")
+    region = sg.subgraph_node(inner, Own(inner), inputs=[ops.Neg(x)])
+    graph = sg.Graph([x], [ops.Abs(region.outputs[0])])
+    converted = passes.apply_pass(graph, "ConvertPrecision")
+    result = sg.compile_model(converted, "REFERENCE")(X)[0]
+    np.testing.assert_allclose(result, np.abs(1 - X), rtol=1e-3)
+    assert result.dtype == np.float16
+
+
+def test_only_floats_can_be_converted() -> None:
+    with pytest.raises(sg.PassError, match="got 'int8'"):
+        passes.apply_pass(half_net(), "ConvertPrecision", source="int8")
