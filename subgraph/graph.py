@@ -331,20 +331,21 @@ class Graph:
         """Return a copy, and the copy's value for each of this graph's values."""
         values: dict[Value, Value] = {}
         with paused_gc():
-            inputs = [copy_value(v, values) for v in self.inputs]
-            captures = [copy_value(v, values) for v in self.captures]
-            nodes = [copy_node(node, values) for node in self._nodes]
-            copy = Graph(
-                inputs,
-                [copy_value(v, values) for v in self.outputs],
-                self.name,
-                nodes=nodes,
-                captures=captures,
-                attrs=self.attrs,
-                opsets=self.opsets,
-                metadata=self.metadata,
-                doc=self.doc,
-            )
+            copy = Graph(name=self.name, attrs=self.attrs, opsets=self.opsets, doc=self.doc)
+            copy.metadata = dict(self.metadata)
+            copy.inputs = tuple([copy_value(v, values) for v in self.inputs])
+            copy.captures = tuple([copy_value(v, values) for v in self.captures])
+            # Order, names and parameters are right already: there is nothing to be found out.
+            copy._nodes = tuple([copy_node(node, values) for node in self._nodes])
+            copy.outputs = tuple([copy_value(v, values) for v in self.outputs])
+            copy._parameters = dict(self._parameters)
+            for node in copy._nodes:
+                node.graph = copy
+                for value in node.inputs:
+                    if value is not None:
+                        value.uses.append(node)
+                for value in node.captures:
+                    value.uses.append(node)
         return copy, values
 
     def rewire(self, replacements: Mapping[Value, Value]) -> None:
@@ -513,22 +514,25 @@ def copy_value(value: Value, values: dict[Value, Value]) -> Value:
 
 def copy_node(node: Node, values: dict[Value, Value]) -> Node:
     """Return a copy of ``node`` over the copies of its values; fills ``values``."""
-    known = values.get
-    return Node(
-        node.op_type,
-        [None if v is None else known(v) or copy_value(v, values) for v in node.inputs],
-        outputs=[known(v) or copy_value(v, values) for v in node.outputs],
-        name=node.name,
-        domain=node.domain,
-        version=node.version,
-        attrs={k: v.clone() if isinstance(v, Graph) else v for k, v in node.attrs.items()}
-        if node.attrs
-        else None,
-        captures=[copy_value(v, values) for v in node.captures] if node.captures else (),
-        metadata=node.metadata,
-        subgraph=node.subgraph,
-        op=node.op,
-    )
+    copy = Node.__new__(Node)
+    copy.name = node.name
+    copy.op_type = node.op_type
+    copy.domain = node.domain
+    copy.version = node.version
+    copy.inputs = tuple([None if v is None else copy_value(v, values) for v in node.inputs])
+    copy.outputs = tuple([copy_value(v, values) for v in node.outputs])
+    for value in copy.outputs:
+        value.producer = copy
+    copy.attrs = {}
+    if node.attrs:
+        for key, value in node.attrs.items():
+            copy.attrs[key] = value.clone() if isinstance(value, Graph) else value
+    copy.captures = tuple([copy_value(v, values) for v in node.captures]) if node.captures else ()
+    copy.metadata = dict(node.metadata) if node.metadata else None
+    copy.subgraph = node.subgraph
+    copy.op = node.op
+    copy.graph = None
+    return copy
 
 
 def _drop_captures(node: Node) -> bool:
