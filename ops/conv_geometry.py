@@ -299,9 +299,9 @@ def winograd_weights(of: Tiles, m: int) -> Callable[[Array], Array]:
         points = np.zeros((both.shape[0], depth, outputs), of.dtype)
         step = max(1, 512 // outputs)
         for start in range(0, inputs, step):
-            part = taps[:, start : start + step]
-            values = both @ part.reshape(9, -1).astype(np.float64)
-            points[:, start : start + step] = values.reshape(both.shape[0], -1, outputs)
+            end = min(inputs, start + step)
+            values = both @ taps[:, start:end].reshape(9, -1).astype(np.float64)
+            points[:, start:end] = values.reshape(both.shape[0], -1, outputs)
         for point, target in zip(points, packed, strict=True):
             target[:] = panels(point, of)
         return packed.reshape(-1)
