@@ -31,7 +31,9 @@ def _failures(
         try:
             suite.run(case, prepare)
         except Exception as error:
-            failed.append(f"{case.name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            failed.append(
+                f"{case.name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            )
     return failed
 
 
@@ -99,9 +101,7 @@ def test_the_expected_values_of_bernoulli_are_no_function_of_model_and_input() -
     for name in names:
         [(inputs, expected)] = _case(name).load()[1]
         dtype = expected[0].dtype
-        draws = {
-            bernoulli_reference_implementation(inputs[0], dtype).tobytes() for _ in range(20)
-        }
+        draws = {bernoulli_reference_implementation(inputs[0], dtype).tobytes() for _ in range(20)}
         # The suite's own generator of expected values gives others every time it is asked.
         assert len(draws) > 1
 
@@ -157,3 +157,19 @@ def test_onnx_runner_takes_the_backend() -> None:
     assert not result.failures
     assert not result.errors
     assert result.testsRun - len(result.skipped) >= 15
+
+
+# --- the page of differences -------------------------------------------------------------------
+
+
+def test_the_page_lists_every_operator_that_is_not_onnx_references() -> None:
+    from subgraph.op import REFERENCES
+    from subgraph.schema import standard_operators
+
+    page = Path(__file__).parents[1] / "docs" / "conformance.md"
+    table = page.read_text().partition("| operator |")[2]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
+    listed = {name.strip() for row in rows for name in row.split(",")} - {"---", "operator", ""}
+    standard = {f"{domain}::{name}" if domain else name for name, domain in standard_operators()}
+    corrected = {n.rpartition("::")[2] for n in REFERENCES.names() if n in standard}
+    assert corrected == listed
