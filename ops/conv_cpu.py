@@ -8,6 +8,7 @@ kernel are turned into scratch memory first.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import attrs
 
@@ -30,6 +31,7 @@ from .conv_geometry import (
 )
 from .layout_turns import blocked, blocked_target, plain, plain_target, settle
 from .tile_planning import FLOATS, Activation, Array, Tiles, activation, grain, round_up, tiles
+from .tuning import fastest
 
 _MEMORY = 8.0  # bytes of weights that arrive per cycle
 _WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
@@ -87,9 +89,12 @@ def lower_conv(job: Job) -> None:
     Raises:
         Unsupported: No kernel can do it.
     """
-    if not job.y.size:
-        return
-    algorithm = choose(job)
+    if job.y.size:
+        emit(job, choose(job))
+
+
+def emit(job: Job, algorithm: str) -> None:
+    """Emit the steps of an algorithm that `choose` names."""
     if algorithm == "generic":
         _generic(job)
     elif algorithm == "depthwise":
@@ -100,6 +105,10 @@ def lower_conv(job: Job) -> None:
         _winograd(job, int(algorithm[-1]))
     else:
         _direct(job, plain=algorithm == "first")
+
+
+def _trial(job: Job, algorithm: str, low: Lowering) -> None:
+    emit(attrs.evolve(job, low=low), algorithm)
 
 
 def choose(job: Job) -> str:
@@ -140,6 +149,11 @@ def _square(job: Job) -> str:
     )
     if not plain_square or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
         return "direct"
+    if job.low.options.get("TUNE"):
+        names = ("direct", "winograd2", "winograd4")
+        trials = {name: partial(_trial, job, name) for name in names}
+        layouts = f"{job.x.layout} to {job.y.layout}"
+        return fastest(job.low, f"conv {of.dtype} {g} {layouts}", trials)
     blocks_in = round_up(g.inputs, of.lanes) // of.lanes
     blocks_out = round_up(g.outputs, of.lanes) // of.lanes
     products = blocks_in * of.lanes * blocks_out
@@ -299,8 +313,8 @@ def emit_direct(
     words += [of.contraction(), act.post, act.flags, act.low, act.high, rows, columns, part]
     words += [scratch, scratch_bytes, order, image_in, image_out, image_out]
     words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
-    partial = g.inputs % lanes if g.taps == 1 and not plain else 0
-    words += [out.offset * lanes * item, table, partial]
+    rest = g.inputs % lanes if g.taps == 1 and not plain else 0
+    words += [out.offset * lanes * item, table, rest]
     count = units()
     flops = flops or g.flops
     low.emit(
@@ -363,7 +377,7 @@ def _winograd(job: Job, m: int) -> None:
     blocks_in, blocks_out = -(-g.inputs // of.lanes), -(-g.outputs // of.lanes)
     panels = -(-blocks_out // of.nv)
     total = g.images * math.prod(-(-o // m) for o in g.target[1:])
-    part = min(panels, 4)
+    part = min(panels, 8 if total <= of.mr + 2 else 4)
     # Few tiles: all at once, so that the weights are read once; else what the caches like.
     most = of.mr if blocks_in * of.lanes > 128 else -(-of.mr // 2)
     count = total if total <= of.mr + 2 else -(-total // -(-total // most))

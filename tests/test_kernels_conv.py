@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from subgraph.engine import host
 from subgraph.engine.lowering import Layout
-from subgraph.ops import conv_cpu
+from subgraph.ops import conv_cpu, tuning
 
 from .kernel_support import run_node
 
@@ -267,6 +269,33 @@ def test_winograd_can_be_forbidden() -> None:
     close(results[1], wanted, 2e-6)
     if host.lanes("float32") > 1:
         assert not np.array_equal(results[0], results[1])
+
+
+def test_tuned_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1, 32, 12, 12)).astype(np.float32)
+    w = rng.standard_normal((32, 32, 3, 3)).astype(np.float32)
+    wanted = reference(x, w, [1, 1], [1, 1], [1] * 4, 1)
+    monkeypatch.setattr(tuning, "cache_folder", lambda: tmp_path / "kernels")
+
+    def run() -> Array:
+        attrs = {"pads": (1,) * 4}
+        return run_node("Conv", [x, w], [x.shape], attrs, constant=[1], options={"TUNE": True})[0]
+
+    close(run(), wanted, 1e-5)
+    if host.lanes("float32") == 1:
+        return
+    file = tmp_path / "tuning.json"
+    ((key, choice),) = json.loads(file.read_text()).items()
+    assert choice in ("direct", "winograd2", "winograd4")
+    results: dict[str, Array] = {}
+    for forced in ("direct", "winograd2", "winograd4"):
+        file.write_text(json.dumps({key: forced}))
+        results[forced] = run()
+        close(results[forced], wanted, 1e-5)
+    assert not np.array_equal(results["direct"], results["winograd4"])
+    file.write_text("not JSON")
+    close(run(), wanted, 1e-5)
 
 
 @QUICK
