@@ -23,7 +23,7 @@ demo: $(VENV)/.has-demo  ## Run a real network on real images through a user's o
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the tests (the slow suites apart).
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not oclgrind" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the slow suites: 10,000 random partitions, and so on.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import LOWERINGS, Lowering, Operand, Unsupported, lowering
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.graph import Node, Value
 from subgraph.types import TensorType
 
@@ -20,7 +20,7 @@ from .copying_cpu import emit_copy
 from .elementwise_cpu import emit_expression, source, temporary
 from .elementwise_expressions import Expression, text
 from .movement_cpu import element_bytes
-from .reduce_cpu import emit_reduction
+from .reduce_cpu import emit_extreme, emit_reduction
 from .strides import contiguous, normal_axis
 
 _FLOATS = ("float32", "float64")
@@ -38,13 +38,13 @@ def delegate(
     Raises:
         Unsupported: that operator does not go.
     """
-    rule = LOWERINGS.find(op_type)
+    rule = low.registry.find(op_type)
     if rule is None or (rule.dtypes is not None and inputs[0].dtype not in rule.dtypes):
         raise Unsupported(f"{low.node.op_type} needs {op_type} of {inputs[0].dtype}")
     values = [Value(o.name, TensorType(o.dtype, o.shape)) for o in inputs]
     result = Value(output.name, TensorType(output.dtype, output.shape))
     node = Node(op_type, values, outputs=[result], name=low.node.name, attrs=attributes)
-    inner = Lowering(node, inputs, [output], threads=low.threads, options=low.options)
+    inner = type(low)(node, inputs, [output], threads=low.threads, options=low.options)
     rule.function(node, inner)
     low.steps.extend(inner.steps)
 
@@ -61,11 +61,7 @@ def hardmax(node: Node, low: Lowering) -> None:
     inner = 1 if old else math.prod(x.shape[axis + 1 :])
     outer = x.size // (size * inner)
     places = temporary(low, "int64", (outer, inner))
-    lanes = low.lanes(x.dtype) if inner > 1 else 1
-    kernel = Kernel(
-        "reduce_kernels", "extreme", dtype=x.dtype, lanes=lanes, largest=True, last=False
-    )
-    low.emit(kernel, [x, places, size, inner], outer * -(-inner // lanes), bytes=x.nbytes)
+    emit_extreme(low, x, places, size, inner, largest=True, last=False)
     ends = low.weight("hardmax", np.array, np.array([0, 1], x.dtype))
     kernel = Kernel("indexing_kernels", "one_hot", item=x.itemsize)
     low.emit(kernel, [places, ends, y, size, inner], outer, bytes=y.nbytes)

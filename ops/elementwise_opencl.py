@@ -323,7 +323,7 @@ def emit_expression(
     for k, number in enumerate(expression.numbers):
         dtype = _number_dtype(expression, k)
         kind = "uint8" if dtype == "bool" else _register(dtype)
-        words.append(np.array(number).astype(kind)[()])
+        words.append(numpy_dtype(kind).type(number))
     words += dims[1:] if strided else []
     operands: list[Operand | Weight] = [s.operand for s in sources]
     for operand, mode, steps in zip(operands, modes, strides, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Operand, Unsupported, Word
+from subgraph.engine.lowering import Operand, Unsupported, Weight, Word
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.types import numpy_dtype
@@ -112,7 +112,7 @@ def one_hot(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     """Launch OneHot."""
     source, item = _program(kernel)
     indices, values, y = words[:3]
-    assert isinstance(values, Operand)
+    assert isinstance(values, Operand | Weight)
     assert isinstance(y, Operand)
     arguments: list[Word] = [y.size, indices, as_words(values, item), as_words(y, item)]
     low.launch(source, "one_hot", [*arguments, *words[3:]], *line(low, y.size))

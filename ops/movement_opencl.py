@@ -22,6 +22,7 @@ _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 _MOST = 7  # dimensions that do not merge
 
 cl_shared(
+    "BitCast",
     "Concat",
     "Constant",
     "ConstantOfShape",
@@ -151,7 +152,8 @@ def emit_take(
 
 
 def _item(kernel: Kernel) -> int:
-    return int(dict(kernel.variant)["item"])
+    variant: dict[str, Any] = dict(kernel.variant)
+    return int(variant["item"])
 
 
 @cl_kernel("movement_kernels", "trilu")

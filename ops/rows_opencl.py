@@ -32,7 +32,8 @@ cl_shared(
     *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin", "CumSum"),
     *("LpNormalization", "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"),
     *("InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN", "TopK"),
-    *("Resize", "Upsample"),
+    *("Resize", "Upsample", "CumProd", "Hardmax", "MeanVarianceNormalization", "Einsum"),
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
 )
 
 # START, STEP(a, v), JOIN(a, b), END(a)
@@ -180,20 +181,23 @@ def local_response(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> No
     low.launch(_program(dtype, EACH=1), "local_response", arguments, *line(low, x.size))
 
 
-@cl_kernel("reduce_kernels", "extreme")
+@cl_kernel("reduce_kernels", "extreme", "extreme_along")
 def extreme(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     """Launch ArgMax or ArgMin."""
     variant = _variant(kernel)
     require(low, variant["dtype"])
     flags = {"LARGEST": int(variant["largest"]), "LAST": int(variant["last"]), "PRODUCT": 0}
-    rows = low.output().size
+    x, _, size, _ = words
+    assert isinstance(x, Operand)
+    assert isinstance(size, int)
+    rows = x.size // size
     source = _program(variant["dtype"], WALK=1, **flags)
     low.launch(source, "extreme", [rows, *words], *line(low, rows))
 
 
 @cl_kernel("reduce_kernels", "cumulative")
 def cumulative(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
-    """Launch CumSum."""
+    """Launch CumSum or CumProd."""
     variant = _variant(kernel)
     require(low, variant["dtype"])
     x = words[0]

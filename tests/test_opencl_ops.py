@@ -14,10 +14,12 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import subgraph as sg
+from subgraph.engine.lowering import LOWERINGS
 from subgraph.model_op import DeviceFallback
+from subgraph.opencl.lowering import CL_LOWERINGS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from opencl_support import Array, core, graph_of, needs_device, random
@@ -42,7 +44,8 @@ def chosen() -> list[Case]:
     """Return a few cases of each operator, spread over its dtypes and shapes."""
     groups: dict[str, list[Case]] = defaultdict(list)
     for case in all_cases():
-        groups[case.op].append(case)
+        if case.op not in ("GRU", "LSTM", "RNN"):
+            groups[case.op].append(case)
     found: list[Case] = []
     for cases in groups.values():
         step = max(1, len(cases) // _EACH)
@@ -50,8 +53,18 @@ def chosen() -> list[Case]:
     return found
 
 
+def test_what_the_cpu_has_opencl_has() -> None:
+    """Recurrent operators are the only ones without an OpenCL form."""
+    assert set(LOWERINGS.names()) - set(CL_LOWERINGS.names()) == {"GRU", "LSTM", "RNN"}
+
+
 @pytest.mark.parametrize("case", chosen(), ids=lambda case: case.name)
 def test_operator(case: Case) -> None:
+    graph, _ = graph_of(
+        case.op, case.inputs, case.constants, case.version, case.outputs, **case.attrs
+    )
+    answer = core().query_model(graph, "OPENCL")
+    assert not graph.nodes or "tried" in answer, answer.reasons
     check(case, "OPENCL")
 
 
@@ -125,7 +138,9 @@ def test_heavy_operator(op: str, case: dict[str, Any], kernels: str) -> None:
     graph, arrays = graph_of(op, **case)
     answer = core().query_model(graph, "OPENCL")
     assert answer.get("tried") == "OPENCL", answer.reasons
-    wanted = core().compile_model(graph, "CPU")(arrays)[0]
+    # The reference package fails on some forms of these.
+    sure = "CPU" if op in ("ConvTranspose", "MaxPool", "AveragePool") else "REFERENCE"
+    wanted = core().compile_model(graph, sure)(arrays)[0]
     model = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})
     np.testing.assert_allclose(model(arrays)[0], wanted, rtol=1e-4, atol=1e-4)
 
@@ -141,7 +156,7 @@ def test_rows_shared_by_a_group(op: str, shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=4).map(tuple), st.data())
 def test_broadcasting(shape: tuple[int, ...], data: st.DataObject) -> None:
     """Any two shapes that broadcast, in one order and the other."""
@@ -152,7 +167,7 @@ def test_broadcasting(shape: tuple[int, ...], data: st.DataObject) -> None:
     check(Case("Less", [make(other), make(shape)]), "OPENCL")
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=3, max_size=3), st.booleans(), st.booleans())
 def test_products(sizes: list[int], weight: bool, gpu: bool) -> None:
     m, n, k = sizes

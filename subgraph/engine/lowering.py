@@ -109,6 +109,13 @@ class Operand:
         return self.parameter is not None or self.derived is not None or self.known is not None
 
     @property
+    def origin(self) -> Parameter | Weight | Array | None:
+        """What a weight made of it is made of: its parameter, how it is derived, its content."""
+        if self.parameter is not None:
+            return self.parameter
+        return self.known if self.derived is None else self.derived
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an element."""
         return numpy_dtype(self.dtype).itemsize
@@ -240,8 +247,10 @@ class Lowering:
         threads: How many threads the program may use.
         steps: The steps emitted so far.
         primitives: Functions of this device in place of the CPU's primitives, by name.
+        registry: The lowerings of this device.
     """
 
+    registry: ClassVar[Registry[LoweringRule]] = LOWERINGS
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = {}
 
     def __init__(
@@ -329,14 +338,11 @@ class Lowering:
         """
         found: list[Parameter | Array | Weight] = []
         for source in sources:
-            if isinstance(source, Operand):
-                held = source.parameter or source.derived
-                if held is None:
-                    held = source.known
-                if held is None:
-                    raise Unsupported(f"input {source.name!r} is computed at run time, no weight")
-                source = held
-            found.append(source)
+            held = source.origin if isinstance(source, Operand) else source
+            if held is None:
+                name = source.name if isinstance(source, Operand) else ""
+                raise Unsupported(f"input {name!r} is computed at run time, no weight")
+            found.append(held)
         return Weight(recipe, make, tuple(found))
 
     def alias(self, output: Operand, source: Operand, offset_bytes: int = 0) -> None:

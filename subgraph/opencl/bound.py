@@ -150,7 +150,7 @@ class ClBoundPlan:
 
     def _argument(self, kernel: cl.Kernel, position: int, word: object) -> int:
         if isinstance(word, np.generic):
-            kernel.set_arg(position, word)
+            kernel.set_arg(position, cast("np.generic[Any]", word))
             return position + 1
         if isinstance(word, (int, float)):
             number = np.int32(word) if isinstance(word, int) else np.float32(word)

@@ -143,6 +143,7 @@ def cl_rule_of(node: Node) -> LoweringRule:
 class ClLowering(Lowering):
     """What a lowering function of OPENCL sees of one node, and where it puts launches."""
 
+    registry: ClassVar[Registry[LoweringRule]] = CL_LOWERINGS
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = _PRIMITIVES
 
     def emit(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _SOURCES = "subgraph.ops"
+SIMULATOR = "Oclgrind"  # a platform that checks kernels; it says that it is a GPU
 
 
 @attrs.frozen
@@ -114,7 +115,7 @@ def opencl() -> Any:
 
 @cache
 def find_devices() -> tuple[cl.Device, ...]:
-    """Return the machine's OpenCL devices: GPUs first, then the others in the drivers' order.
+    """Return the machine's OpenCL devices: GPUs first, then others, simulators last.
 
     A driver that is installed twice shows its devices twice; they count once.
 
@@ -144,7 +145,13 @@ def find_devices() -> tuple[cl.Device, ...]:
         names = ", ".join(p.name for p in platforms) or "none"
         raise DeviceError(f"no OpenCL device was found; platforms: {names}")
     gpu = api.device_type.GPU
-    return tuple(sorted(found.values(), key=lambda device: not device.type & gpu))
+
+    def rank(kind: tuple[str, str, str, int]) -> int:
+        if kind[0] == SIMULATOR:
+            return 2
+        return int(not found[kind].type & gpu)
+
+    return tuple(found[kind] for kind in sorted(found, key=rank))
 
 
 def traits_of(device: cl.Device) -> ClTraits:

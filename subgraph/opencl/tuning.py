@@ -14,13 +14,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from subgraph.opencl.runtime import Runtime, cache_folder
 
 
-def _positive(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+def _positive(instance: object, attribute: attrs.Attribute[int], value: Any) -> None:
     if not isinstance(value, int) or not 1 <= value <= 4096:
         raise ValueError(f"{attribute.name} = {value!r} is no size")
 
@@ -67,8 +68,8 @@ def _file(found: Runtime) -> Path:
 def stored(found: Runtime) -> ClTuning | None:
     """Return the choice that is kept for a device, None without one (or with a damaged one)."""
     try:
-        values: object = json.loads(_file(found).read_text())
-        return ClTuning(**values) if isinstance(values, dict) else None
+        values: dict[str, int] = json.loads(_file(found).read_text())
+        return ClTuning(**values)
     except (OSError, ValueError, TypeError):
         return None
 
