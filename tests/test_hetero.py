@@ -623,3 +623,21 @@ def test_a_users_own_ops_are_left_alone(devices: Any) -> None:
         np.testing.assert_allclose(model(X)[0], -2 * hidden, rtol=1e-6)
         with pytest.raises(sg.BlobError, match="runs by Doubles"):
             model.export_model(io.BytesIO())
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU", "HETERO:CPU,REFERENCE", "MULTI:CPU"])
+def test_optional_weights_override_what_devices_made_of_them(device: str) -> None:
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal((16, 16, 3, 3)).astype(np.float32)
+    image = rng.standard_normal((1, 16, 9, 9)).astype(np.float32)
+    other = rng.standard_normal(start.shape).astype(np.float32)
+    x, w = sg.input("x", ("N", 16, 9, 9)), sg.parameter("w", start)
+    graph = sg.Graph([x, w], [ops.Relu(ops.Conv(x, w, pads=[1, 1, 1, 1]))], "optional")
+    model = sg.compile_model(graph, device)
+    session = onnxruntime.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    for given in ({}, {"w": other}, {}, {"w": start * 2}):
+        want = session.run(None, {"x": image, "w": given.get("w", start)})[0]
+        got = model({"x": image, **given})[0]
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    with pytest.raises(sg.ShapeError, match="'w'"):
+        model(image, other[:, :8])
