@@ -16,7 +16,15 @@ import attrs
 import numpy as np
 
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
+from subgraph.engine.lowering import (
+    Lowering,
+    Operand,
+    Storage,
+    Unsupported,
+    Weight,
+    Word,
+    lowering,
+)
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph import Node
 
@@ -156,12 +164,45 @@ def emit_expression(
     if target.layout == "blocked" and target.shape[1] % target.lanes and not keeps_zero:
         for output in outputs:
             clear_padding(low, output)
+    read = [(s.operand, s.shape) for s in sources]
     for s in sources:
-        held = s.operand
-        if isinstance(held, Operand) and held.shape == target.shape and s.shape == target.shape:
-            for output in outputs[:1]:
-                if held.layout == output.layout and held.itemsize == output.itemsize:
-                    low.in_place(output, held)
+        if isinstance(s.operand, Operand) and s.shape == target.shape:
+            allow_in_place(low, outputs[0], s.operand, read)
+
+
+def allow_in_place(
+    low: Lowering,
+    output: Operand,
+    held: Operand,
+    read: Sequence[tuple[Operand | Weight, tuple[int, ...]]],
+) -> None:
+    """Let ``output`` overwrite ``held`` unless the step reads that memory in another way too.
+
+    Args:
+        low: Where the step goes.
+        output: What is written, element after element.
+        held: The input whose elements are read at the same places.
+        read: Everything that the step reads, with the shape as which it is read.
+    """
+    if (held.layout, held.itemsize, held.shape) != (output.layout, output.itemsize, output.shape):
+        return
+    root, offset = _root(held)
+    for other, shape in read:
+        if isinstance(other, Operand) and other is not held:
+            other_root, other_offset = _root(other)
+            same = (other_offset, shape, other.itemsize) == (offset, held.shape, held.itemsize)
+            if other_root is not None and other_root is root and not same:
+                return
+        elif other is held and shape != output.shape:
+            return
+    low.in_place(output, held)
+
+
+def _root(operand: Operand) -> tuple[Storage | None, int]:
+    if operand.storage is None:
+        return None, 0
+    root, offset = operand.storage.root()
+    return root, offset + operand.offset
 
 
 def _work(expression: Expression) -> list[str]:

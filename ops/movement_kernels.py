@@ -11,7 +11,7 @@ from collections.abc import Callable
 from numba.extending import register_jitable
 
 from subgraph.engine.simd import ld as loads
-from subgraph.engine.simd import ld_i64, memcpy, memset
+from subgraph.engine.simd import ld_i64, memcpy, memset, vec
 from subgraph.engine.simd import st as stores
 from subgraph.engine.transpose import transposer
 
@@ -40,6 +40,31 @@ def outer_offset(args: int, first: int, count: int, rest: int, which: int) -> in
     return offset
 
 
+def _row_copy(item: int) -> Callable[..., None]:
+    """Return ``copy(to, source, bytes)``: short rows by vectors, long ones by the C library."""
+    v = vec("uint8", 32)
+    load, store = v.load, v.store
+    one, put = loads(WORDS[item]), stores(WORDS[item])
+
+    @register_jitable
+    def copy_row(to: int, source: int, count: int) -> None:
+        if count >= 1024:
+            memcpy(to, source, count)
+            return
+        at = 0
+        while at + 32 <= count:
+            store(to + at, load(source + at))
+            at += 32
+        if at < count and count >= 32:
+            store(to + count - 32, load(source + count - 32))
+        elif at < count:
+            while at < count:
+                put(to + at, one(source + at))
+                at += item
+
+    return copy_row
+
+
 def copy(*, item: int, kind: str) -> Callable[..., None]:
     """Return the kernel that copies a strided array.
 
@@ -57,6 +82,7 @@ def copy(*, item: int, kind: str) -> Callable[..., None]:
     """
     load, store = loads(WORDS[item]), stores(WORDS[item])
     whole = kind == "rows"
+    copy_row = _row_copy(item)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         source, target = arg(args, 0) + arg(args, 2), arg(args, 1) + arg(args, 3)
@@ -81,7 +107,7 @@ def copy(*, item: int, kind: str) -> Callable[..., None]:
             count = min(block, size - first)
             for _ in range(min(row_block, rows - row)):
                 if whole:
-                    memcpy(y, x, count * item)
+                    copy_row(y, x, count * item)
                 else:
                     for i in range(count):
                         store(y + i * to_step, load(x + i * from_step))
@@ -144,11 +170,20 @@ def fill(*, item: int) -> Callable[..., None]:
     Units: tiles.
     """
     load, store = loads(WORDS[item]), stores(WORDS[item])
+    v = vec(WORDS[item], 64 // item)
+    splat, store_all = v.splat, v.store
+    lanes = 64 // item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         target, size, block, value = arg(args, 0), arg(args, 1), arg(args, 2), load(arg(args, 3))
-        for i in range(begin * block, min(size, end * block)):
+        whole = splat(value)
+        i, stop = begin * block, min(size, end * block)
+        while i + lanes <= stop:
+            store_all(target + i * item, whole)
+            i += lanes
+        while i < stop:
             store(target + i * item, value)
+            i += 1
 
     return kernel
 
@@ -166,6 +201,7 @@ def take(*, item: int) -> Callable[..., None]:
     Units: outer size * tiles of the axis in y.
     """
     load, store = loads(WORDS[item]), stores(WORDS[item])
+    copy_row = _row_copy(item)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         table, size, taken = arg(args, 2), arg(args, 5), arg(args, 6)
@@ -177,12 +213,18 @@ def take(*, item: int) -> Callable[..., None]:
             first = unit % tiles * block
             x = arg(args, 0) + outer * size * inner * item
             y = arg(args, 1) + (outer * taken + first) * inner * item
-            for j in range(first, min(taken, first + block)):
+            stop = min(taken, first + block)
+            if inner == 1:
+                for j in range(first, stop):
+                    at = ld_i64(table + 8 * j)
+                    value = load(x + max(at, 0) * item)
+                    store(y, value if at >= 0 else pad)
+                    y += item
+                continue
+            for j in range(first, stop):
                 at = ld_i64(table + 8 * j)
-                if inner == 1 and at >= 0:
-                    store(y, load(x + at * item))
-                elif at >= 0:
-                    memcpy(y, x + at * inner * item, inner * item)
+                if at >= 0:
+                    copy_row(y, x + at * inner * item, inner * item)
                 else:
                     for i in range(inner):
                         store(y + i * item, pad)

@@ -15,6 +15,7 @@ from subgraph.graph import Node
 
 from .elementwise_cpu import (
     Source,
+    allow_in_place,
     cast_to,
     emit_cast,
     emit_expression,
@@ -70,7 +71,8 @@ def rows(node: Node, low: Lowering) -> None:
     if result is not y:
         emit_cast(low, result, y)
     else:
-        low.in_place(y, x)
+        read = [(o, o.shape) for o in (x, factor, shift) if o is not None]
+        allow_in_place(low, y, x, read)
 
 
 def _one_row(low: Lowering, operand: Operand, shape: Sequence[int], dtype: str) -> Operand:

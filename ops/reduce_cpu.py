@@ -167,20 +167,42 @@ def extreme(node: Node, low: Lowering) -> None:
         raise Unsupported(f"{node.op_type} of {x.dtype}")
     if y.size == 0:
         return
+    last = bool(node.attrs.get("select_last_index", 0))
     size, inner = x.shape[axis] if x.rank else 1, math.prod(x.shape[axis + 1 :])
-    lanes = min(16, low.lanes(x.dtype)) if inner > 1 else 1
+    emit_extreme(low, x, y, size, inner, largest=node.op_type == "ArgMax", last=last)
+
+
+def emit_extreme(
+    low: Lowering, x: Operand, y: Operand, size: int, inner: int, *, largest: bool, last: bool
+) -> None:
+    """Emit the step that finds the places of extremes along ``size`` elements, as int64.
+
+    Args:
+        low: Where the step goes.
+        x: What is searched.
+        y: The places.
+        size: Elements along the axis.
+        inner: Elements inside it.
+        largest: Whether the largest or the smallest.
+        last: Which one of equals.
+    """
+    lanes = min(16, low.lanes(x.dtype))
+    along = inner == 1
+    if along:
+        units, cost = x.size // size, size
+    else:
+        lanes *= 4 if inner >= 4 * lanes else 1
+        units, cost = x.size // (size * inner) * -(-inner // lanes), size * lanes
     kernel = Kernel(
         "reduce_kernels",
-        "extreme",
+        "extreme_along" if along else "extreme",
         dtype=x.dtype,
         lanes=lanes,
-        largest=node.op_type == "ArgMax",
-        last=bool(node.attrs.get("select_last_index", 0)),
+        largest=largest,
+        last=last,
     )
-    outer = math.prod(x.shape[:axis])
-    units = outer * -(-inner // lanes)
-    grain = max(1, _WORK // (size * lanes))
-    low.emit(kernel, [x, y, size, inner], units, grain=grain, bytes=x.nbytes + y.nbytes)
+    words: list[Word] = [x, y, size, inner]
+    low.emit(kernel, words, units, grain=max(1, _WORK // cost), bytes=x.nbytes + y.nbytes)
 
 
 @lowering("CumSum", "CumProd")

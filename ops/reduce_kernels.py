@@ -231,20 +231,10 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
     return kernel
 
 
-def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
-    """Return the kernel of ArgMax and ArgMin: positions along an axis, int64.
-
-    NaN counts as the most extreme. ``last``: of equals the last one, else the first.
-
-    Words: ``0 x, 1 y, 2 size of the axis, 3 elements inside it``.
-    Units: sizes outside the axis * tiles of ``lanes`` elements inside it.
-    """
-    v, places = vec(dtype, lanes), vec("int32", lanes)
-    load_m, select, mask_n = v.load_m, v.select, v.mask_n
-    splat, choose, get = places.splat, places.select, places.get
-    real = dtype.startswith("float")
+def _winner(v: Any, largest: bool, last: bool) -> Function:
+    """Return whether elements take the place of the best so far; NaN is the most extreme."""
+    real = v.dtype.startswith("float")
     isnan: Any = v.isnan if real else None
-    item = v.itemsize
 
     @register_jitable
     def beats(x: Any, best: Any) -> Any:
@@ -258,7 +248,22 @@ def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
             return isnan(x) | (beats(x, best) & ~isnan(best))
         return (isnan(x) & ~isnan(best)) | beats(x, best)
 
-    wins = wins_real if real else beats
+    return wins_real if real else beats
+
+
+def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
+    """Return the kernel of ArgMax and ArgMin: positions along an axis, int64.
+
+    NaN counts as the most extreme. ``last``: of equals the last one, else the first.
+
+    Words: ``0 x, 1 y, 2 size of the axis, 3 elements inside it``.
+    Units: sizes outside the axis * tiles of ``lanes`` elements inside it.
+    """
+    v, places = vec(dtype, lanes), vec("int32", lanes)
+    load_m, select, mask_n = v.load_m, v.select, v.mask_n
+    splat, choose, get = places.splat, places.select, places.get
+    wins = _winner(v, largest, last)
+    item = v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         size, inner = arg(args, 2), arg(args, 3)
@@ -279,6 +284,61 @@ def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
                 st_i64(y + 8 * i, get(place, i))
 
     return kernel
+
+
+def extreme_along(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
+    """Return the kernel of ArgMax and ArgMin along contiguous elements; see `extreme`.
+
+    Every lane keeps its best and where it was; among the lanes' bests, equal ones go by position.
+
+    Words: ``0 x, 1 y, 2 size of the axis``. Units: sizes outside the axis.
+    """
+    v, places, one = vec(dtype, lanes), vec("int32", lanes), vec(dtype, 1)
+    load, select, get, splat1, bcast = v.load, v.select, v.get, one.splat, v.bcast
+    splat, choose, place_of, steps = places.splat, places.select, places.get, places.iota
+    wins, wins1, any1 = _winner(v, largest, last), _winner(one, largest, last), one.any
+    load1, item = one.load, v.itemsize
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size = arg(args, 2)
+        for unit in range(begin, end):
+            x = arg(args, 0) + unit * size * item
+            best, place = bcast(x), splat(0)
+            i = 0
+            while i + lanes <= size:
+                value = load(x + i * item)
+                better = wins(value, best)
+                best = select(better, value, best)
+                place = choose(better, splat(i) + steps(), place)
+                i += lanes
+            top, found = get(best, 0), place_of(place, 0)
+            for lane in range(1, lanes):
+                value, at = get(best, lane), place_of(place, lane)
+                ahead, behind = wins1(splat1(value), splat1(top)), wins1(splat1(top), splat1(value))
+                later = at > found if last else at < found
+                # Both win over each other, or neither: they are equal.
+                equal = any1(ahead) == any1(behind)
+                if (later and equal) or (any1(ahead) and not equal):
+                    top, found = value, at
+            while i < size:
+                value1 = load1(x + i * item)
+                if any1(wins1(value1, splat1(top))):
+                    top, found = one_of(value1), i
+                i += 1
+            st_i64(arg(args, 1) + unit * 8, found)
+
+    one_of = _first(one)
+    return kernel
+
+
+def _first(one: Any) -> Function:
+    get = one.get
+
+    @register_jitable
+    def first(x: Any) -> Any:
+        return get(x, 0)
+
+    return first
 
 
 def cumulative(*, dtype: str, lanes: int, op: str) -> Function:

@@ -34,6 +34,8 @@ def softmax(node: Node, low: Lowering) -> None:
         kernel = Kernel("softmax_kernels", "rows", dtype=work, lanes=lanes, log=log, narrow=narrow)
         words, units, cost = [given, result, size], x.size // size, size
     else:
+        # Four vectors at a time: whole cache lines, and enough work to hide its latency.
+        lanes *= 4 if inner >= 4 * lanes else 1
         kernel = Kernel(
             "softmax_kernels", "columns", dtype=work, lanes=lanes, log=log, narrow=narrow
         )

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import subgraph as sg
+from subgraph import ops
 from subgraph.builder import operator
 from subgraph.reference import evaluate
 from subgraph.types import dtype_of
@@ -171,6 +172,27 @@ def test_threads_do_not_change_results() -> None:
             for threads in (1, 2, 3)
         ]
         assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes(), case.name
+
+
+def test_a_view_beside_its_source_is_not_overwritten() -> None:
+    """A step that reads a value and a view of it must not write over the value."""
+    x = sg.input("x", (4, 300))
+    y = ops.Relu(x)
+    row = ops.Slice(y, np.array([0]), np.array([1]), np.array([0]))
+    t = ops.Sigmoid(x)
+    turned = ops.Transpose(t, perm=(1, 0))
+    graph = sg.Graph(
+        inputs=[x],
+        outputs=[
+            ops.Mul(ops.Add(y, row), np.float32(2)),
+            ops.Sub(turned, ops.Reshape(t, np.array([300, 4]))),
+        ],
+    )
+    array = Inputs("views")((4, 300))
+    wanted = core().compile_model(graph, "REFERENCE")([array])
+    results = core().compile_model(graph, "CPU")([array])
+    for k in range(2):
+        assert_close(results[k], wanted[k], 1e-6, f"output {k}")
 
 
 def test_shapes_cover_rank_zero_empty_and_broadcast() -> None:
