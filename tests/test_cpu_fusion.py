@@ -1,4 +1,4 @@
-"""Fusions of the CPU device: every spelling is found, gives the same, and swallows nothing needed."""
+"""Fusions of the CPU device: every spelling is found, gives the same, swallows nothing needed."""
 
 from __future__ import annotations
 
@@ -149,10 +149,7 @@ def layer_norm(x: Any, *, division: str = "div", square: str = "pow", bias: bool
     else:
         squared = ops.Mul(centered, centered)
     root = ops.Sqrt(ops.Add(ops.ReduceMean(squared, axes(-1)), number("epsilon", 1e-5)))
-    if division == "div":
-        made = ops.Div(centered, root)
-    else:
-        made = ops.Mul(centered, ops.Reciprocal(root))
+    made = ops.Div(centered, root) if division == "div" else ops.Mul(centered, ops.Reciprocal(root))
     made = ops.Mul(made, weight("scale", 12))
     return ops.Add(made, weight("bias", 12)) if bias else made
 

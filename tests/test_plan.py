@@ -1,4 +1,4 @@
-"""Plans: the memory plan's promises on random lives, in-place use, parts, layouts, shapes by value."""
+"""Plans: the memory plan on random lives, in-place use, parts, layouts, shapes by value."""
 
 from __future__ import annotations
 

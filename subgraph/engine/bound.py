@@ -341,7 +341,8 @@ class _End:
         """Return the array into which the program writes; ``given`` if it can be that."""
         if self.stage is not None:
             self.current = self.stage
-            return self.stage
+            staged: Array = self.stage
+            return staged
         fits = (
             given is not None
             and given.flags.c_contiguous

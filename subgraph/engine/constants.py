@@ -62,7 +62,8 @@ def _reshape(node: Node, inputs: Sequence[Any]) -> Array | None:
     shape: Any = node.attrs["shape"] if "shape" in node.attrs else inputs[1].tolist()
     if 0 in shape:
         return None
-    return inputs[0].reshape([int(dim) for dim in shape])
+    result: Array = inputs[0].reshape([int(dim) for dim in shape])
+    return result
 
 
 def _gather(node: Node, inputs: Sequence[Any]) -> Array | None:
@@ -162,9 +163,7 @@ def derive(node: Node, operands: Sequence[Operand | None], output: int) -> Weigh
     for operand in operands:
         if operand is None:
             continue
-        held = operand.parameter or operand.derived
-        if held is None:
-            held = operand.known
+        held = operand.origin
         assert held is not None, "derive is called for constant operands"
         sources.append(held)
     attributes = ",".join(f"{k}={_text(v)}" for k, v in sorted(node.attrs.items()))

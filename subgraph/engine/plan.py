@@ -461,9 +461,8 @@ class Planner:
                 if storage.root()[0].kind in ("arena", "output"):
                     lives.mention(storage, step)
         for position, operand in enumerate(outputs):
-            storage = operand.storage
-            assert storage is not None
-            root, offset = storage.root()
+            assert operand.storage is not None
+            root, offset = operand.storage.root()
             if root.kind != "arena":
                 continue
             if offset + operand.offset == 0 and root.nbytes == operand.nbytes:
