@@ -6,6 +6,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -287,3 +288,23 @@ def test_misbehaving_selectors_end_in_one_error_or_a_right_partition(
             check_partition(graph, cut)
         assert not said or f"selector {type(recipe()).__name__}." in said
         assert str(graph) == before
+
+
+def test_a_region_keeps_what_is_near_its_start() -> None:
+    # Each layer: h -> Softmax -> Mul(., scale) + h; the scales are made of weights, listed first.
+    x = sg.input("x", (4,))
+    scales = [
+        ops.Neg(sg.parameter(f"w{k}", np.ones(4, np.float32)), name=f"scale{k}") for k in range(4)
+    ]
+    h = x
+    for k, scale in enumerate(scales):
+        soft = ops.Softmax(ops.Relu(h, name=f"in{k}"), name=f"soft{k}")
+        h = ops.Add(ops.Mul(soft, scale, name=f"mul{k}"), h, name=f"add{k}")
+    nodes = [scale.producer for scale in scales]
+    graph = sg.Graph([x], [h], nodes=nodes)
+    assert [node.name for node in graph.nodes[:4]] == [f"scale{k}" for k in range(4)]
+    cut = sg.optimize_for(graph, sg.ContainOpSelector({"Neg", "Relu", "Mul", "Add"}))
+    check_partition(graph, cut)
+    inside = [{n.name for n in node.subgraph.nodes} for node in cut.nodes if node.subgraph]
+    assert {"scale3", "mul3", "add3"} in inside
+    assert len(inside) == 5
