@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -78,7 +79,7 @@ class CpuDevice(Device):
         threads = threads_per_stream(options)
         region = RegionOptions(
             plan=plan_options(options),
-            pool=pool.shared(threads) if threads > 1 else None,
+            pools=_pools(streams(options), threads) if threads > 1 else (),
             plans=options.PLAN_CACHE_SIZE,
             profiling=options.ENABLE_PROFILING,
         )
@@ -132,6 +133,12 @@ def streams(options: CpuOptions) -> int:
     if options.PERFORMANCE_HINT == "THROUGHPUT":
         return options.PERFORMANCE_HINT_NUM_REQUESTS or _threads(options)
     return 1
+
+
+@cache
+def _pools(count: int, threads: int) -> tuple[pool.Pool, ...]:
+    """Return the process-wide threads of so many streams."""
+    return (pool.shared(threads), *(pool.Pool(threads) for _ in range(count - 1)))
 
 
 def _threads(options: CpuOptions) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import count
 from operator import is_not, itemgetter
 from typing import Any
 
@@ -43,13 +44,13 @@ class RegionOptions:
 
     Attributes:
         plan: What plans depend on.
-        pool: The threads, None for the caller's alone.
+        pools: The threads of each stream; none for the caller's alone.
         plans: How many plans are kept.
         profiling: Whether runs are measured.
     """
 
     plan: PlanOptions = attrs.field(factory=PlanOptions)
-    pool: Pool | None = None
+    pools: tuple[Pool, ...] = ()
     plans: int = 16
     profiling: bool = False
 
@@ -83,6 +84,7 @@ class CpuSubgraphOp(SubgraphOp):
         super().__init__(subgraph)
         self.options = options
         self.given = tuple(k for k, v in enumerate(subgraph.inputs) if v.parameter is None)
+        self._sessions = count()
         self._fuse = fuse
         self._lock = threading.RLock()
         self._plans: OrderedDict[_Key, Plan] = OrderedDict()
@@ -98,6 +100,11 @@ class CpuSubgraphOp(SubgraphOp):
                 self._fused = self._fuse(self.subgraph)
                 self._plans.clear()
             return self._fused[0]
+
+    def next_pool(self) -> Pool | None:
+        """Return the threads of the next session: streams take turns."""
+        pools = self.options.pools
+        return pools[next(self._sessions) % len(pools)] if pools else None
 
     @property
     def depends_on_values(self) -> bool:
@@ -185,6 +192,7 @@ class CpuSession(Session):
         super().__init__(op)
         self._region = op
         self._profiling = op.options.profiling
+        self._pool = op.next_pool()
         self._arena = Arena()
         self._bound: OrderedDict[_Key, BoundPlan] = OrderedDict()
         self._profile: list[ProfileEntry] = []
@@ -253,7 +261,7 @@ class CpuSession(Session):
     def _bind(self, plan: Plan) -> BoundPlan:
         """Return the plan bound to this session's memory."""
         self._arena.reserve(plan.arena_bytes)
-        return BoundPlan(plan, self._arena, self._region.weights, self._region.options.pool)
+        return BoundPlan(plan, self._arena, self._region.weights, self._pool)
 
     def _timed(
         self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
