@@ -14,12 +14,14 @@ import attrs
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
-from subgraph.errors import ModelError, UnsupportedOpError
+from subgraph.errors import ModelError
 from subgraph.graph import Graph, Node, Value
+from subgraph.onnx_checks import check_node, read_opsets, refuse_unknown, text_of, version_of
+from subgraph.onnx_order import sort_nodes, used
 from subgraph.onnx_proto import attr_from_proto, type_from_proto
 from subgraph.onnx_tensors import Array, TensorReader
 from subgraph.parameters import Parameter
-from subgraph.schema import Schema, canonical_domain, find_schema, get_schema, newest_opset
+from subgraph.schema import canonical_domain, find_schema
 from subgraph.subgraph_op import DOMAIN, DefaultSubgraphOp
 from subgraph.types import ValueType
 
@@ -31,7 +33,6 @@ HIDDEN = "subgraph.hidden_inputs"
 _MAX_CALL_DEPTH = 64
 # Functions that call each other twice on each of n levels would give 2**n nodes.
 _MAX_INLINED = 4_000_000
-_KIND_OF = {number: name.lower() for name, number in AttributeProto.AttributeType.items()}
 _Key = tuple[str, str, str]
 
 
@@ -101,7 +102,7 @@ class _Scope:
 
     def define(self, name: str, value: Value, what: str) -> None:
         """Give ``name`` to ``value``; what makes it is for the message when it is taken."""
-        if _text(name) in self.values:
+        if text_of(name) in self.values:
             raise ModelError(
                 f"graph {self.level.name!r}: value {name!r} is made twice, the second time by "
                 f"{what}; a name has one source"
@@ -141,7 +142,7 @@ class GraphReader:
                 f"IR version {model.ir_version} is not one of 1 to {onnx.IR_VERSION}, which the "
                 "onnx package here knows; the file is damaged, or upgrade onnx"
             )
-        opsets = _opsets(model.opset_import)
+        opsets = read_opsets(model.opset_import)
         if not opsets and model.ir_version < 3:
             opsets = {"": 1}
         if not opsets:
@@ -151,11 +152,11 @@ class GraphReader:
         graph = Graph(
             inputs,
             outputs,
-            _text(model.graph.name) or "graph",
+            text_of(model.graph.name) or "graph",
             nodes=scope.level.nodes,
             opsets=opsets,
             metadata=_noted(model.metadata_props),
-            doc=_text(model.doc_string or model.graph.doc_string),
+            doc=text_of(model.doc_string or model.graph.doc_string),
         )
         graph.attrs["onnx"] = _origin(model)
         return graph
@@ -254,10 +255,10 @@ class GraphReader:
     def _nodes(self, protos: Sequence[NodeProto], scope: _Scope) -> None:
         work: Iterator[NodeProto] = iter(protos)
         for position, proto in enumerate(protos):
-            if all(not name or scope.find(name)[0] for name in _used(proto)):
+            if all(not name or scope.find(name)[0] for name in used(proto)):
                 self._node(proto, scope)
                 continue
-            work = iter(_sorted(protos[position:], scope))
+            work = iter(sort_nodes(protos[position:], scope.values))
             break
         else:
             return
@@ -265,7 +266,7 @@ class GraphReader:
             self._node(proto, scope)
 
     def _node(self, proto: NodeProto, scope: _Scope) -> None:
-        domain = canonical_domain(_text(proto.domain))
+        domain = canonical_domain(text_of(proto.domain))
         function = self._functions.get((domain, proto.op_type, proto.overload))
         if function is None:
             self._plain(proto, domain, scope)
@@ -277,23 +278,23 @@ class GraphReader:
             self._inline(proto, function, scope)
 
     def _plain(self, proto: NodeProto, domain: str, scope: _Scope) -> None:
-        version = _version(domain, scope.opsets, proto)
-        schema = find_schema(_text(proto.op_type), domain, version)
+        version = version_of(domain, scope.opsets, proto)
+        schema = find_schema(text_of(proto.op_type), domain, version)
         if schema is None or schema.deprecated:
-            _refuse_unknown(proto, domain, version, schema)
+            refuse_unknown(proto, domain, version, schema)
         held = {
-            _text(a.name): self._attribute(a, scope)
+            text_of(a.name): self._attribute(a, scope)
             for a in proto.attribute
             if self._given(a, scope)
         }
         if schema is not None:
-            _check(proto, schema, held)
+            check_node(proto, schema, held)
         bodies = [value[1] for value in held.values() if isinstance(value, _Body)]
         node = Node(
             proto.op_type,
             [self._input(name, proto, scope) for name in proto.input],
             outputs=[self._made(name, proto, scope) for name in proto.output],
-            name=scope.level.node_name(_prefixed(scope, _text(proto.name))),
+            name=scope.level.node_name(_prefixed(scope, text_of(proto.name))),
             domain=domain,
             version=version,
             attrs={k: v[0] if isinstance(v, _Body) else v for k, v in held.items()},
@@ -354,11 +355,11 @@ class GraphReader:
         graph = Graph(
             inputs,
             outputs,
-            _text(proto.name) or "body",
+            text_of(proto.name) or "body",
             nodes=level.nodes,
             captures=[value for value, _ in level.captures],
             metadata=_noted(proto.metadata_props),
-            doc=_text(proto.doc_string),
+            doc=text_of(proto.doc_string),
         )
         return _Body((graph, tuple(outer for _, outer in level.captures)))
 
@@ -372,7 +373,7 @@ class GraphReader:
         types = ((v.name, type_from_proto(v.type)) for v in function.value_info)
         return _Scope(
             level,
-            {**scope.opsets, **_opsets(function.opset_import)},
+            {**scope.opsets, **read_opsets(function.opset_import)},
             types={name: type_ for name, type_ in types if type_ is not None},
             bindings=bindings,
         )
@@ -428,17 +429,17 @@ class GraphReader:
             [self._output(name, inner) for name, _ in given],
             notes.get("subgraph.graph", function.name),
             nodes=level.nodes,
-            opsets={d: v for d, v in _opsets(function.opset_import).items() if d != DOMAIN},
-            doc=_text(function.doc_string),
+            opsets={d: v for d, v in read_opsets(function.opset_import).items() if d != DOMAIN},
+            doc=text_of(function.doc_string),
         )
         node = Node(
             notes.get("subgraph.op_type", proto.op_type),
             [value for _, value in inputs],
             outputs=[self._made(actual, proto, scope) for _, actual in given],
-            name=scope.level.node_name(_prefixed(scope, _text(proto.name))),
+            name=scope.level.node_name(_prefixed(scope, text_of(proto.name))),
             domain=notes.get("subgraph.domain", canonical_domain(proto.domain)),
             version=int(notes.get("subgraph.version", function_version)),
-            attrs={_text(a.name): self._attribute(a, scope) for a in proto.attribute},
+            attrs={text_of(a.name): self._attribute(a, scope) for a in proto.attribute},
             metadata=_noted(proto.metadata_props),
             subgraph=graph,
             op=DefaultSubgraphOp(graph),
@@ -457,15 +458,8 @@ class _Body(tuple[Graph, tuple[Value, ...]]):
     __slots__ = ()
 
 
-def _text(text: str) -> str:
-    # Protobuf hands out bytes where a string is not UTF-8.
-    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ModelError(f"the text {text!r} is not UTF-8; the file is damaged")
-    return text
-
-
 def _noted(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str]:
-    return {_text(entry.key): _text(entry.value) for entry in entries}
+    return {text_of(entry.key): text_of(entry.value) for entry in entries}
 
 
 def _no_graph(proto: GraphProto) -> Graph:
@@ -483,83 +477,13 @@ def _prefixed(scope: _Scope, name: str) -> str:
 def _origin(model: ModelProto) -> dict[str, Any]:
     notes: dict[str, Any] = {
         "ir_version": model.ir_version,
-        "producer_name": _text(model.producer_name),
-        "producer_version": _text(model.producer_version),
-        "domain": _text(model.domain),
+        "producer_name": text_of(model.producer_name),
+        "producer_version": text_of(model.producer_version),
+        "domain": text_of(model.domain),
         "model_version": model.model_version,
         "graph_metadata": _noted(model.graph.metadata_props),
     }
     return {key: value for key, value in notes.items() if value}
-
-
-def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    opsets: dict[str, int] = {}
-    for entry in imports:
-        domain = canonical_domain(_text(entry.domain))
-        if opsets.setdefault(domain, entry.version) != entry.version:
-            raise ModelError(f"two versions of operator set {domain or 'ai.onnx'!r} are imported")
-        newest = newest_opset(domain)
-        if entry.version < 1 or (newest > 1 and entry.version > newest):
-            raise UnsupportedOpError(
-                f"opset {entry.version} of {domain or 'ai.onnx'} is not known: the onnx package "
-                f"here knows 1 to {newest}; upgrade onnx, or convert the model"
-            )
-    return opsets
-
-
-def _version(domain: str, opsets: Mapping[str, int], proto: NodeProto) -> int:
-    version = opsets.get(domain)
-    if version is not None:
-        return version
-    if domain == "" or newest_opset(domain) > 1:
-        raise ModelError(
-            f"node {proto.name!r} ({proto.op_type}): the model imports no operator set "
-            f"{domain or 'ai.onnx'!r}"
-        )
-    return 1
-
-
-def _refuse_unknown(proto: NodeProto, domain: str, version: int, schema: Schema | None) -> None:
-    """Raise for an operator that its domain, known to onnx, does not have; pass a foreign one."""
-    where = f"node {proto.name!r}: "
-    if schema is not None:
-        raise UnsupportedOpError(
-            f"{where}operator {proto.op_type!r} was taken out of opset {schema.since_version}; "
-            f"the model says opset {version}"
-        )
-    if domain == "" or newest_opset(domain) > 1 or domain == "ai.onnx.preview.training":
-        try:
-            get_schema(proto.op_type, domain, version)
-        except UnsupportedOpError as error:
-            raise UnsupportedOpError(f"{where}{error}") from None
-
-
-def _check(proto: NodeProto, schema: Schema, held: Mapping[str, Any]) -> None:
-    """Check numbers of inputs and outputs and the attributes against the schema."""
-    given, made = len(proto.input), len(proto.output)
-    where = f"node {proto.name!r} ({proto.op_type}, opset {schema.since_version})"
-    if not schema.min_inputs <= given <= schema.max_inputs:
-        raise ModelError(
-            f"{where} has {given} inputs; it takes {schema.min_inputs} to {schema.max_inputs}"
-        )
-    if not schema.min_outputs <= made <= schema.max_outputs:
-        raise ModelError(
-            f"{where} has {made} outputs; it gives {schema.min_outputs} to {schema.max_outputs}"
-        )
-    for attribute in proto.attribute:
-        known = schema.attributes.get(attribute.name)
-        if known is None:
-            raise ModelError(f"{where} has no attribute {attribute.name!r}")
-        if not attribute.ref_attr_name and _KIND_OF.get(attribute.type) != known.kind:
-            raise ModelError(
-                f"{where}: attribute {attribute.name!r} takes {known.kind}, got "
-                f"{_KIND_OF.get(attribute.type, 'an unknown type')}"
-            )
-    if schema.op_type == "Split" and held.get("num_outputs", made) != made:
-        raise ModelError(f"{where} has {made} outputs and says {held['num_outputs']}")
-    for known in schema.attributes.values():
-        if known.required and known.name not in held:
-            raise ModelError(f"{where} needs the attribute {known.name!r}")
 
 
 def _pairs(formal: Sequence[str], actual: Sequence[str], proto: NodeProto) -> list[tuple[str, str]]:
@@ -570,63 +494,3 @@ def _pairs(formal: Sequence[str], actual: Sequence[str], proto: NodeProto) -> li
             f"outputs; it has {len(formal)}"
         )
     return list(zip(formal, [*actual, *[""] * (len(formal) - len(actual))], strict=True))
-
-
-def _used(proto: NodeProto) -> Iterator[str]:
-    """Yield the names that a node needs, those that its bodies take from outside included."""
-    yield from proto.input
-    for attribute in proto.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield from _free(attribute.g)
-
-
-def _free(graph: GraphProto) -> set[str]:
-    made = {info.name for info in graph.input}
-    made.update(tensor.name for tensor in graph.initializer)
-    made.update(sparse.values.name for sparse in graph.sparse_initializer)
-    used = {info.name for info in graph.output}
-    for node in graph.node:
-        made.update(node.output)
-        used.update(_used(node))
-    return used - made
-
-
-def _sorted(protos: Sequence[NodeProto], scope: _Scope) -> list[NodeProto]:
-    """Return nodes so that each comes after what it needs.
-
-    Raises:
-        ModelError: they form a cycle; the message names it.
-    """
-    maker = {name: at for at, proto in enumerate(protos) for name in proto.output if name}
-    done: dict[int, bool] = {}
-    order: list[NodeProto] = []
-    for root in range(len(protos)):
-        if root in done:
-            continue
-        done[root] = False
-        stack = [(root, _used(protos[root]))]
-        while stack:
-            at, names = stack[-1]
-            for name in names:
-                source = maker.get(name)
-                if source is None or name in scope.values or done.get(source):
-                    continue
-                if source in done:
-                    path = [index for index, _ in stack]
-                    _raise_cycle([protos[i] for i in path[path.index(source) :]])
-                done[source] = False
-                stack.append((source, _used(protos[source])))
-                break
-            else:
-                stack.pop()
-                done[at] = True
-                order.append(protos[at])
-    return order
-
-
-def _raise_cycle(protos: Sequence[NodeProto]) -> None:
-    names = [repr(proto.name or proto.op_type) for proto in reversed(protos)]
-    shown = " -> ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
-    raise ModelError(
-        f"the graph has a cycle: {shown} -> {names[0]}; a node cannot depend on its own result"
-    )
