@@ -112,7 +112,6 @@ class Device:
         return {
             "AVAILABLE_DEVICES": self.device_ids(),
             "FULL_DEVICE_NAME": self.name,
-            "SUPPORTED_PROPERTIES": self.supported_properties(),
             "OPTIMIZATION_CAPABILITIES": ["FP32"],
             "DEVICE_ARCHITECTURE": platform.machine(),
             "RANGE_FOR_ASYNC_INFER_REQUESTS": (1, 64, 1),
@@ -257,10 +256,12 @@ class Device:
         """
         if name in property_access(self.options_class):
             return getattr(self.options_for(None), name)
+        if name == "SUPPORTED_PROPERTIES":
+            return self.supported_properties()
         metrics = self.metrics()
         if name in metrics:
             return metrics[name]
-        known = [*property_access(self.options_class), *metrics]
+        known = self.supported_properties()
         raise ConfigError(f"{self.name} has no property {name!r}; {nearest(name, known)}")
 
     def set_property(self, properties: Config) -> None:
@@ -277,17 +278,8 @@ class Device:
 
     def supported_properties(self) -> dict[str, str]:
         """Return "RW" or "RO" by name for all options and metrics."""
-        own = property_access(self.options_class)
-        standard = (
-            "AVAILABLE_DEVICES",
-            "FULL_DEVICE_NAME",
-            "SUPPORTED_PROPERTIES",
-            "OPTIMIZATION_CAPABILITIES",
-            "DEVICE_ARCHITECTURE",
-            "RANGE_FOR_ASYNC_INFER_REQUESTS",
-            "EXPORT_IMPORT",
-        )
-        return {**own, **dict.fromkeys(standard, "RO")}
+        metrics = dict.fromkeys((*self.metrics(), "SUPPORTED_PROPERTIES"), "RO")
+        return {**property_access(self.options_class), **metrics}
 
     def options_for(self, config: Config | None) -> Any:
         """Return the options in force for a call with ``config``, as ``options_class``.

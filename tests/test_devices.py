@@ -327,6 +327,8 @@ assert {"TINY.0", "TINY.1"} <= set(core.available_devices), core.available_devic
 assert core.failed_devices == {"BROKEN": "device BROKEN cannot start: no such chip on the bus"}
 assert core.get_property("TINY", "TINY_CORES") == 4
 assert core.get_property("TINY", "TINY_SERIAL") == "T-1"
+supported = core.get_property("TINY", "SUPPORTED_PROPERTIES")
+assert (supported["TINY_CORES"], supported["TINY_UNROLL"]) == ("RO", "RW")
 core.set_property("TINY", {"TINY_UNROLL": 4})
 
 x = sg.input("x", ("N", 3))

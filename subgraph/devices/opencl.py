@@ -121,6 +121,7 @@ class OpenclDevice(Device):
         return {
             **super().metrics(),
             "FULL_DEVICE_NAME": found.name,
+            "DEVICE_TYPE": "gpu" if found.traits.is_gpu else "cpu",
             "DEVICE_ARCHITECTURE": found.device.version.strip(),
             "OPTIMIZATION_CAPABILITIES": capabilities,
         }
