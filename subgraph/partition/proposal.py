@@ -69,7 +69,7 @@ def _propose_by_growth(asker: Asker, space: Contraction, found: Proposals) -> No
         if not cones[0].isdisjoint(cones[1]):
             convex = space.shrink(kept, start, cones)
             given_up.extend(kept - convex)
-            kept, cones = convex, None
+            kept, cones = convex, space.cones(convex)
         for node in given_up:
             found.given_up[node] = len(found.regions)
         left = asker.filter(selector, sorted(kept))

@@ -115,13 +115,10 @@ def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | No
             f"region {number} ({len(piece.inner.nodes)} nodes, the first of them "
             f"{piece.inner.nodes[0].name!r}); return None to refuse a region"
         ) from error
-    if made is None:
-        return None
-    _check_node(made, piece, f"property {name!r}, region {number}")
-    return made
+    return None if made is None else _checked(made, piece, f"property {name!r}, region {number}")
 
 
-def _check_node(made: Any, piece: Piece, where: str) -> None:
+def _checked(made: Any, piece: Piece, where: str) -> Node:
     inner = piece.inner
     if not isinstance(made, Node):
         raise PartitionError(
@@ -156,6 +153,7 @@ def _check_node(made: Any, piece: Piece, where: str) -> None:
                 f"{where}: node {made.name!r} gives {new.type} for output {old.name!r}, which is "
                 f"{old.type}"
             )
+    return made
 
 
 def _compatible(new: ValueType | None, old: ValueType | None) -> bool:
@@ -179,22 +177,22 @@ def put_in(graph: Graph, cuts: Sequence[Cut]) -> tuple[Graph, dict[Node, Node]]:
         The new graph, and for each node of ``graph`` its copy, or the node of its region.
     """
     values: dict[Value, Value] = {}
-    cut_of = {member: cut for cut in cuts for member in cut.members}
+    cut_of: dict[Node, Cut] = {member: cut for cut in cuts for member in cut.members}
     taken = {node.name for node in graph.nodes if node not in cut_of}
     for cut in cuts:
         _place(cut, values, taken)
     copies: dict[Node, Node] = {}
     order: list[Node] = []
     for node in graph.nodes:
-        cut = cut_of.get(node)
-        if cut is None:
+        mine = cut_of.get(node)
+        if mine is None:
             copies[node] = copy = copy_node(node, values)
             order.append(copy)
             continue
-        copies[node] = cut.node
-        if node is cut.members[0]:
-            _connect(cut, values)
-            order.append(cut.node)
+        copies[node] = mine.node
+        if node is mine.members[0]:
+            _connect(mine, values)
+            order.append(mine.node)
     made = Graph(
         [copy_value(v, values) for v in graph.inputs],
         [copy_value(v, values) for v in graph.outputs],

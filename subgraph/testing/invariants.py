@@ -98,9 +98,9 @@ class _Checker:
         ):
             if [v.name for v in old] != [v.name for v in new]:
                 _fail(6, f"{what} were {[v.name for v in old]}, are {[v.name for v in new]}")
-        for old, new in zip(self.before.inputs, self.after.inputs, strict=True):
-            if old.type != new.type or old.parameter is not new.parameter:
-                _fail(6, f"input {old.name!r} changed from {old.type} to {new.type}")
+        for was, now in zip(self.before.inputs, self.after.inputs, strict=True):
+            if was.type != now.type or was.parameter is not now.parameter:
+                _fail(6, f"input {was.name!r} changed from {was.type} to {now.type}")
 
     def _canonical(self, value: Value | None) -> Source:
         if value is not None and value.parameter is not None and value not in self._ends:
@@ -190,8 +190,8 @@ class _Checker:
                     _fail(7, f"{text} is {name!r}, was {right!r}")
             if len(carried) != len(expected):
                 _fail(7, f"node {node.name!r}{where} has another number of {what}s")
-        for mine, theirs in zip(node.outputs, old.outputs, strict=True):
-            env[mine] = theirs
+        for result, source in zip(node.outputs, old.outputs, strict=True):
+            env[result] = source
 
     def _check_attrs(self, old: Node, new: Node, where: str) -> None:
         if old.attrs.keys() != new.attrs.keys():
