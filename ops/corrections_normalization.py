@@ -82,7 +82,8 @@ def dropout(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     mask: Array = np.ones(x.shape, np.bool_)
     if node.version < 7 and not node.attrs.get("is_test"):
         ratio = float(node.attrs.get("ratio", 0.5))
-        mask = np.random.default_rng().random(x.shape) >= ratio
+        shape: tuple[int, ...] = x.shape
+        mask = np.greater_equal(np.random.default_rng().random(shape), ratio)
         x = (x * mask / max(1 - ratio, 1e-30)).astype(x.dtype)
     return [x, mask if node.version >= 10 else mask.astype(x.dtype)]
 

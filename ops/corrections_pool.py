@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -159,7 +159,7 @@ def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     flat = view.reshape(*view.shape[: 2 + rank], -1)
     first = flat.argmax(axis=-1)
     maxima = np.take_along_axis(flat, first[..., None], -1)[..., 0]
-    inner = np.unravel_index(first, windows.kernel)
+    inner = cast(Sequence[Array], np.unravel_index(cast(Array, first), windows.kernel))
     grids = np.meshgrid(*map(np.arange, first.shape), indexing="ij")
     places: list[Array] = [
         grid * s - pad + at * d

@@ -135,8 +135,9 @@ def _first(given: Mapping[str, Any], *names: str) -> tuple[str, Any] | None:
 def dict_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return one row with the map's value for each word of the vocabulary, 0 where it has none."""
     words = node.attrs.get("string_vocabulary") or node.attrs.get("int64_vocabulary") or ()
-    given: Any = inputs[0]
-    maps: list[Mapping[Any, Any]] = given if isinstance(given, list) else [given]
+    maps: list[Mapping[Any, Any]] = inputs[0]
+    if isinstance(inputs[0], dict):
+        maps = [inputs[0]]
     samples = [np.asarray(v) for m in maps for v in m.values()]
     dtype: Any = samples[0].dtype if samples else np.dtype(np.float32)
     fill: Any = "" if dtype.kind in "OUT" else 0

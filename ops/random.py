@@ -51,7 +51,8 @@ def bernoulli(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return 1 with the probability that each element of the input gives, else 0."""
     given = attributes(node)
     x: Array = inputs[0]
-    drawn: Array = _generator(given["seed"]).random(x.shape) < x.astype(np.float64)
+    shape: tuple[int, ...] = x.shape
+    drawn: Array = np.less(_generator(given["seed"]).random(shape), x.astype(np.float64))
     number = given["dtype"]
     dtype = x.dtype if number is None else numpy_dtype(DTYPE_OF_ONNX[int(number)])
     return [drawn.astype(dtype)]

@@ -138,7 +138,7 @@ def _scan(
     """Run ``cell`` along axis 0; a row keeps its state after its length, its output is zero."""
     steps, batch = x.shape[:2]
     outputs = np.zeros((steps, batch, state[0].shape[-1]), x.dtype)
-    rows: Array = np.arange(batch)
+    rows = list(range(batch))
     for step in range(steps):
         going = step < lengths
         at = np.where(going, lengths - 1 - step, step) if backwards else np.full(batch, step)
@@ -146,7 +146,8 @@ def _scan(
         state = tuple(
             np.where(going[:, None], new, old) for new, old in zip(following, state, strict=True)
         )
-        outputs[at[going], rows[going]] = state[0][going]
+        live = np.flatnonzero(going)
+        outputs[at[going], live] = state[0][going]
     return outputs, state
 
 

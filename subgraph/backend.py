@@ -96,10 +96,9 @@ class SubgraphBackend(Backend):
         domain = "" if node.domain == "ai.onnx" else node.domain
         version = int(kwargs.pop("opset_version", 0) or newest_opset(domain))
         names = list(dict.fromkeys(name for name in node.input if name))
+        values: list[Any] = list(inputs)
         if isinstance(inputs, Mapping):
-            values = [inputs[name] for name in names]  # pyright: ignore[reportUnknownVariableType]
-        else:
-            values = list(inputs)
+            values = [inputs[name] for name in names]
         model = _model_of(node, dict(zip(names, values, strict=True)), domain, version)
         return cls.run_model(model, values, device, **kwargs)
 

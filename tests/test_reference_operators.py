@@ -227,7 +227,7 @@ def test_pad_of_some_axes_and_of_old_opsets() -> None:
 
 @pytest.mark.parametrize("version", [2, 11, 13, 18])
 def test_split(version: int) -> None:
-    parts = {2: {"split": [1, 3]}, 11: {"split": [3, 1]}}.get(version, {})
+    parts: dict[str, Any] = {2: {"split": [1, 3]}, 11: {"split": [3, 1]}}.get(version, {})
     inputs: list[Array | None] = [_f(2, 4)]
     if version >= 13:
         inputs.append(np.array([1, 3]))
@@ -252,7 +252,7 @@ def _ml(
 
 def test_ml_maps_and_labels() -> None:
     words = np.array([["cat", "dog"], ["cow", "cat"]], object)
-    pairs = {"cats_strings": ["cat", "dog"], "cats_int64s": [3, 5]}
+    pairs: dict[str, Any] = {"cats_strings": ["cat", "dog"], "cats_int64s": [3, 5]}
     _ml("CategoryMapper", [words], 1, default_int64=-7, **pairs)
     _ml("CategoryMapper", [np.array([[3, 4], [5, 3]])], 1, default_string="none", **pairs)
     _ml("LabelEncoder", [words], 1, classes_strings=["cat", "dog"], default_int64=-2)

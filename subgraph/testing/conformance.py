@@ -125,7 +125,7 @@ def _value(item: Any) -> Any:
 
 
 def _from_folder(folder: Path) -> tuple[onnx.ModelProto, list[DataSet]]:
-    model = onnx.load(str(folder / "model.onnx"))
+    model = onnx.ModelProto.FromString((folder / "model.onnx").read_bytes())
     sets: list[DataSet] = []
     for data in sorted(folder.glob("test_data_set*")):
         inputs = _read_values(data, "input", model.graph.input)
@@ -152,7 +152,7 @@ def _light(url: str) -> tuple[onnx.ModelProto, list[DataSet]]:
     from onnx.backend.test.runner import Runner
 
     path = Path(onnx.__file__).parent.parent / url
-    model = onnx.load(str(path))
+    model = onnx.ModelProto.FromString(path.read_bytes())
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [
         Runner.generate_dummy_data(info, seed=0, random=False)
