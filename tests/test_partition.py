@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,8 @@ class Picky(sg.SubgraphProperty):
         self.seed = seed
 
     def create_subgraph_selector(self) -> sg.SubgraphSelector:
-        return self.recipe()
+        made: sg.SubgraphSelector = self.recipe()
+        return made
 
     def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node | None:
         if random.Random(f"{self.seed}{subgraph.nodes[0].name}").random() < 0.4:
@@ -212,7 +214,7 @@ def test_two_convex_regions_never_wait_for_each_other() -> None:
         def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
             return self.select(output_node)
 
-    given = [SelectorProperty(lambda k=letter: Side(k), letter) for letter in "ab"]
+    given = [SelectorProperty(partial(Side, letter), letter) for letter in "ab"]
     for strategy in STRATEGIES:
         cut = cut_by(graph, *given, strategy=strategy)
         check_partition(graph, cut, inputs=feeds(graph))

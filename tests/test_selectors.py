@@ -94,7 +94,7 @@ def fork() -> sg.Graph:
 
 def test_a_node_refused_over_one_edge_is_asked_about_over_another() -> None:
     log: list[tuple[str, ...]] = []
-    no = {("output", "s", "b")}
+    no: set[tuple[str, ...]] = {("output", "s", "b")}
     cut = sg.optimize_for(fork(), SelectorProperty(lambda: Recording(log, no)))
     assert log == [
         ("select", "s"),
