@@ -1,7 +1,7 @@
 """Operators: ``ops.<Operator>`` for every operator of ONNX, and one file for each family of them.
 
-A family file ``conv.py`` holds shape rules and corrections of the reference; ``conv_cpu.py`` says how
-the CPU device runs the family, ``conv_kernels.py`` holds its kernels, ``conv_opencl.py`` and
+A family file ``conv.py`` holds shape rules and corrections of the reference; ``conv_cpu.py`` says
+how the CPU device runs the family, ``conv_kernels.py`` holds its kernels, ``conv_opencl.py`` and
 ``conv.cl`` the same for OPENCL. Registries find the files; nothing else needs to be told.
 """
 

@@ -126,7 +126,7 @@ def _product(
     left = Matrix(w, (), g.outputs, depth, depth, 1)
     right = Matrix(x, (), depth, pixels, pixels, 1)
     per_image = (g.inputs * planes * g.groups, g.inputs * planes)
-    steps = [
+    steps: list[tuple[int, ...]] = [
         (0, 0, g.outputs * depth),
         (0, *per_image),
         (0, g.groups * g.outputs * pixels, g.outputs * pixels),

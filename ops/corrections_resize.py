@@ -93,7 +93,8 @@ def pad(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         return [_constant(x, widths, fill)]
     if mode not in ("reflect", "edge", "wrap"):
         raise ShapeError(f"mode {mode!r} is not constant, reflect, edge or wrap")
-    return [np.pad(x, widths, mode=mode)]
+    pad: Any = np.pad
+    return [pad(x, widths, mode=mode)]
 
 
 def _constant(x: Array, widths: Sequence[tuple[int, int]], fill: Any) -> Array:

@@ -51,6 +51,7 @@ from .preprocessing import (
 )
 from .property import SubgraphProperty, optimize_for, register_property
 from .schema import Attribute, Schema
+from .selector import ContainOpSelector, Reject, SubgraphSelector, register_selector
 from .settings import (
     DeviceOptions,
     option,
@@ -59,7 +60,6 @@ from .signature import (
     Port,
     Results,
 )
-from .selector import ContainOpSelector, Reject, SubgraphSelector, register_selector
 from .subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,

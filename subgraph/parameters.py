@@ -67,7 +67,7 @@ class Parameter:
         published: The newest state; a running request reads `state` instead, which may be older.
     """
 
-    __slots__ = ("__weakref__", "published", "_type", "name")
+    __slots__ = ("__weakref__", "_type", "name", "published")
 
     def __init__(self, name: str, array: npt.ArrayLike) -> None:
         """Make a parameter that holds a copy of ``array``."""
