@@ -165,3 +165,15 @@ def test_what_no_kernel_takes_runs_between_steps() -> None:
     y = ops.Det(ops.Reshape(ops.Relu(x), sg.parameter("s", np.array([2, 2]))))
     plan = plan_of(sg.Graph([x], [ops.Neg(y)]), ("float32", (4,)))
     assert any(isinstance(step, HostStep) and step.reason for step in plan.items)
+
+
+def test_a_range_whose_limits_are_computed_from_inputs_and_weights() -> None:
+    size = sg.input("size", (), "int64")
+    end = ops.Mul(ops.Cast(size, to=1), sg.parameter("factor", np.float32(2.0)))
+    zero, step = (sg.parameter(n, np.float32(v)) for n, v in (("zero", 0.0), ("step", 1.0)))
+    model = sg.compile_model(sg.Graph([size], [ops.Neg(ops.Range(zero, end, step))]), "CPU")
+    for count in (3, 1, 5):
+        got = model(np.array(count))[0]
+        np.testing.assert_array_equal(got, -np.arange(2 * count, dtype=np.float32))
+    model.parameters["factor"].assign(np.float32(3.0))
+    np.testing.assert_array_equal(model(np.array(2))[0], -np.arange(6, dtype=np.float32))

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.engine.constants import as_it_is, derive, evaluate
+from subgraph.engine.constants import as_it_is, derive, evaluate, made, parameters_of
 from subgraph.engine.layouts import Arranger
 from subgraph.engine.lowering import (
     EmittedStep,
@@ -210,12 +210,20 @@ class Planner:
             self.guards[parameter] = parameter.version
         return operand
 
-    def _read(self, operand: Operand | None) -> None:
-        """Know the content of a small weight of floats: it decides a shape."""
-        if operand is None or operand.parameter is None or operand.size > _SHAPE_LIKE:
-            return
-        operand.known = operand.parameter.array
-        self.guards[operand.parameter] = operand.parameter.version
+    def _read(self, operand: Operand | None) -> bool:
+        """Know the content of a small weight that decides a shape; False if it is none."""
+        if operand is None or operand.known is not None or operand.size > _SHAPE_LIKE:
+            return False
+        if operand.parameter is not None:
+            operand.known = operand.parameter.array
+            read = (operand.parameter,)
+        elif operand.derived is not None:
+            operand.known = made(operand.derived).reshape(operand.shape)
+            read = parameters_of(operand.derived)
+        else:
+            return False
+        self.guards.update((parameter, parameter.version) for parameter in read)
+        return True
 
     def _partial(self, value: Value | None) -> Array | None:
         if value is None:
@@ -266,7 +274,16 @@ class Planner:
         constant_inputs = not node.captures and all(operand.constant for operand in given)
         if constant_inputs and self._constant_node(node, inputs):
             return
-        outputs = self._outputs(node, inputs)
+        try:
+            outputs = self._outputs(node, inputs)
+        except UnknownShapeError:
+            read = [self._read(operand) for operand in given]
+            if not any(read):
+                raise
+            for value in node.sources:
+                self.partial.pop(value, None)
+            self.add(node)
+            return
         if outputs is not None:
             self._lower(node, inputs, outputs)
 
@@ -274,6 +291,9 @@ class Planner:
         """Compute a node on constants now, or make its outputs weights; False: it has to run."""
         if node.bodies or node.op_type in _RANDOM:
             return False
+        if node.subgraph is not None:
+            self._one_by_one(node, inputs)
+            return True
         if all(operand is None or operand.known is not None for operand in inputs):
             arrays = [None if o is None else o.known for o in inputs]
             results = _evaluate(node, arrays)
@@ -393,8 +413,8 @@ class Planner:
                 self.operands[value] = operand
         for inside in inner.nodes:
             self.add(inside)
-        for value, made in zip(node.outputs, inner.outputs, strict=True):
-            self.operands[value] = self.operand(made)
+        for value, source in zip(node.outputs, inner.outputs, strict=True):
+            self.operands[value] = self.operand(source)
 
     def _attempt(
         self,
