@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from subgraph.engine.lowering import Operand, Weight, Word
@@ -17,11 +18,13 @@ from subgraph.opencl.lowering import ClLowering, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.types import numpy_dtype
 
-from .elementwise_cpu import Source
+from .elementwise_cpu import Source, allow_in_place
 from .elementwise_expressions import EXPANSIONS, INTEGERS, Expression, Term
 from .opencl_code import BFLOAT16, HALVES, line, load, register, require, storage, store
 from .strides import Ints, broadcast_strides, collapse, contiguous
 
+_CHUNK = 1024  # elements of a row where the elements lie in order
+_SHORT = 16  # shorter rows are not worth a loop
 _UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 _INFIX = {
     "add": "+",
@@ -222,52 +225,105 @@ def literal(number: str, dtype: str) -> str:
     return f"({value!r}f)" if register(dtype) == "float" else f"({value!r})"
 
 
-def program(
-    expression: Expression, outputs: Sequence[tuple[Term, str]], modes: Sequence[str], rank: int
-) -> str:
+@attrs.frozen
+class Walk:
+    """How a kernel walks the elements.
+
+    Attributes:
+        dims: Merged dimensions.
+        strides: Of each input along them.
+        rows: Whether a work-item has a whole row, else one element.
+    """
+
+    dims: Ints
+    strides: tuple[Ints, ...]
+    rows: bool
+
+    @property
+    def modes(self) -> list[str]:
+        """How each input is walked: "flat" like the output, "one" element for all, "strided"."""
+        whole = contiguous(self.dims)
+        return [
+            "one" if not any(steps) else "flat" if steps == whole else "strided"
+            for steps in self.strides
+        ]
+
+    @property
+    def strided(self) -> bool:
+        """Whether some input is neither walked like the output nor a single element."""
+        return "strided" in self.modes
+
+    @property
+    def size(self) -> int:
+        """Elements of a row."""
+        return self.dims[-1] if self.strided else _CHUNK
+
+    def at(self, k: int) -> str:
+        """Return where element ``j`` of the row (or the work-item's element) of input k is."""
+        mode, steps = self.modes[k], self.strides[k]
+        if mode != "strided":
+            return f"o{k} + first + j" if mode == "flat" else f"o{k}"
+        last = len(self.dims) - 1
+        outer = " + ".join([f"o{k}", *(f"d{d} * s{k}_{d}" for d in range(last))])
+        step = {0: "0", 1: "j"}.get(steps[-1], f"j * s{k}_{last}") if self.rows else ""
+        return f"{outer} + {step or f'd{last} * s{k}_{last}'}"
+
+
+def program(expression: Expression, outputs: Sequence[tuple[Term, str]], walk: Walk) -> str:
     """Return the text of the kernel ``run``.
 
     Args:
         expression: What to compute.
         outputs: Terms to store and the dtypes as which.
-        modes: How each input is walked: "flat", "one" or "strided".
-        rank: Number of dimensions of strided inputs.
+        walk: How the elements are walked.
     """
     writer = Writer(expression)
     body = writer.body()
-    inputs = list(zip(expression.dtypes, modes, strict=True))
-    parameters = ["int count"]
+    inputs = list(zip(expression.dtypes, walk.modes, strict=True))
+    rank = len(walk.dims) if walk.strided else 0
+    parameters = ["int total", "int size"] if walk.rows else ["int total"]
     parameters += [
         f"{storage(_register(_number_dtype(expression, k)))} c{k}"
         for k in range(len(expression.numbers))
     ]
-    strided = "strided" in modes
-    parameters += [f"int n{d}" for d in range(1, rank)] if strided else []
+    parameters += [f"int n{d}" for d in range(1, rank)]
     for k, (dtype, mode) in enumerate(inputs):
         parameters += [f"__global const {storage(dtype)}* p{k}", f"int o{k}"]
         if mode == "strided":
             parameters += [f"int s{k}_{d}" for d in range(rank)]
     for k, (_, dtype) in enumerate(outputs):
         parameters += [f"__global {storage(dtype)}* q{k}", f"int r{k}"]
-    lines = ["  int id = get_global_id(0);", "  if (id >= count) return;"]
-    if strided:
-        lines += ["  int rest = id;"]
-        lines += [f"  int d{d} = rest % n{d}; rest /= n{d};" for d in range(rank - 1, 0, -1)]
-        lines += ["  int d0 = rest;"]
-    for k, (dtype, mode) in enumerate(inputs):
-        at = {"flat": f"o{k} + id", "one": f"o{k}"}.get(mode) or " + ".join(
-            [f"o{k}", *(f"d{d} * s{k}_{d}" for d in range(rank))]
-        )
-        lines.append(f"  {_ctype(dtype)} i{k} = {load(dtype, f'p{k}', at)};")
-    lines += body
-    lines += [
-        "  " + store(dtype, f"q{k}", f"r{k} + id", term.name)
+    inner = [
+        f"  {_ctype(dtype)} i{k} = {load(dtype, f'p{k}', walk.at(k))};"
+        for k, (dtype, _) in enumerate(inputs)
+    ]
+    inner += body
+    inner += [
+        "  " + store(dtype, f"q{k}", f"r{k} + first + j", term.name)
         for k, (term, dtype) in enumerate(outputs)
     ]
     bfloat16 = "bfloat16" in str((*expression.dtypes, *outputs, *expression.instructions))
     prelude = (BFLOAT16 if bfloat16 else "") + writer.prelude()
     head = f"__kernel void run({', '.join(parameters)}) {{"
-    return "\n".join([prelude, head, *lines, "}", ""])
+    return "\n".join([prelude, head, *_around(inner, walk, rank), "}", ""])
+
+
+def _around(inner: Sequence[str], walk: Walk, rank: int) -> list[str]:
+    """Put the statements for one element into a loop over a row, or into a work-item each."""
+    lines = ["  int id = get_global_id(0), rest = id, j = 0;"]
+    if walk.rows:
+        lines += ["  int first = id * size, many = min(size, total - first);"]
+        outer = rank - 1
+    else:
+        lines += ["  int first = id;", "  if (id >= total) return;"]
+        outer = rank
+    lines += [f"  int d{d} = rest % n{d}; rest /= n{d};" for d in range(outer - 1, 0, -1)]
+    lines += ["  int d0 = rest;"] if outer > 0 else []
+    if not walk.rows:
+        return [*lines, *inner]
+    # An output may overwrite an input, but only element by element.
+    loop = ["#pragma clang loop vectorize(assume_safety)", "  for (j = 0; j < many; j++) {"]
+    return [*lines, *loop, *(f"  {line_}" for line_ in inner), "  }"]
 
 
 def _register(dtype: str) -> str:
@@ -283,19 +339,16 @@ def _number_dtype(expression: Expression, index: int) -> str:
     return "float32"
 
 
-def _rows(sources: Sequence[Source], target: Operand) -> tuple[Ints, list[str], list[Ints]]:
-    """Return merged dimensions, how each source is walked, and its strides."""
+def _walk(low: ClLowering, sources: Sequence[Source], target: Operand) -> Walk:
+    """Return how the elements are best walked."""
     strides = [broadcast_strides(s.shape, target.shape) for s in sources]
     strides.append(contiguous(target.shape))
     dims, merged = collapse(target.shape, strides)
-    whole = contiguous(dims)
-    modes: list[str] = []
-    for steps in merged[:-1]:
-        if not any(steps):
-            modes.append("one")
-        else:
-            modes.append("flat" if steps == whole else "strided")
-    return dims, modes, merged[:-1]
+    walk = Walk(dims, tuple(merged[:-1]), not low.traits.is_gpu)
+    if walk.rows and walk.strided:
+        few = target.size // dims[-1] < 4 * low.traits.units and dims[-1] > _CHUNK
+        return attrs.evolve(walk, rows=dims[-1] >= _SHORT and not few)
+    return walk
 
 
 @cl_primitive
@@ -314,19 +367,19 @@ def emit_expression(
     require(low, *expression.dtypes, *(o.dtype for _, o in results))
     for text in expression.instructions:
         require(low, *text.split(" ", 1)[0].split(".")[1:])
-    dims, modes, strides = _rows(sources, target)
-    strided = "strided" in modes
-    rank = len(dims) if strided else 0
+    walk = _walk(low, sources, target)
     outputs = [(term, operand.dtype) for term, operand in results]
-    source = ClSource("elementwise", program(expression, outputs, modes, rank))
+    source = ClSource("elementwise", program(expression, outputs, walk))
     words: list[Word | np.generic[Any]] = [target.size]
+    if walk.rows:
+        words.append(walk.size)
     for k, number in enumerate(expression.numbers):
         dtype = _number_dtype(expression, k)
         kind = "uint8" if dtype == "bool" else _register(dtype)
         words.append(numpy_dtype(kind).type(number))
-    words += dims[1:] if strided else []
+    words += walk.dims[1:] if walk.strided else []
     operands: list[Operand | Weight] = [s.operand for s in sources]
-    for operand, mode, steps in zip(operands, modes, strides, strict=True):
+    for operand, mode, steps in zip(operands, walk.modes, walk.strides, strict=True):
         words.append(operand)
         words += steps if mode == "strided" else []
     words += [o for _, o in results]
@@ -335,16 +388,14 @@ def emit_expression(
         source,
         "run",
         words,
-        *line(low, target.size),
+        *(((-(-target.size // walk.size),), (1,)) if walk.rows else line(low, target.size)),
         flops=len(expression.instructions) * target.size,
         bytes=moved + sum(o.nbytes for _, o in results),
     )
+    read = [(s.operand, s.shape) for s in sources]
     for s in sources:
-        held = s.operand
-        if isinstance(held, Operand) and held.shape == target.shape == s.shape:
-            first = results[0][1]
-            if held.itemsize == first.itemsize:
-                low.in_place(first, held)
+        if isinstance(s.operand, Operand) and s.shape == target.shape:
+            allow_in_place(low, results[0][1], s.operand, read)
 
 
 cl_shared(*(name for name in EXPANSIONS if name != "Identity"))

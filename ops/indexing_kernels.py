@@ -229,7 +229,8 @@ def top(*, dtype: str, largest: bool) -> Function:
         p, q = load(x + a * step), load(x + b * step)
         if p == q:
             return a < b
-        return p > q if largest else p < q
+        ahead: bool = p > q if largest else p < q
+        return ahead
 
     @register_jitable
     def sink(x: int, step: int, heap: int, at: int, count: int) -> None:

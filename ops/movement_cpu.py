@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Lowering, Operand, Scratch, Unsupported, lowering
+from subgraph.engine.lowering import Lowering, Operand, Scratch, Unsupported, Word, lowering
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.types import numpy_dtype
@@ -139,7 +139,9 @@ def eye_like(node: Node, low: Lowering) -> None:
     """Give ones on a diagonal."""
     y = low.output()
     dtype = numpy_dtype(y.dtype)
-    low.known(y, np.eye(*y.shape, k=int(node.attrs.get("k", 0))).astype(dtype))
+    rows, columns = y.shape
+    diagonal = np.eye(rows, columns, int(node.attrs.get("k", 0)))
+    low.known(y, diagonal.astype(dtype))
 
 
 @lowering("Range")
@@ -317,7 +319,7 @@ def trilu(node: Node, low: Lowering) -> None:
     diagonal = max(min(diagonal, columns + rows), -rows - columns)
     kernel = Kernel("movement_kernels", "trilu", item=item, upper=bool(node.attrs.get("upper", 1)))
     count = math.prod(x.shape[:-1]) if x.size else 0
-    words = [x, y, rows, columns, diagonal, count]
+    words: list[Word] = [x, y, rows, columns, diagonal, count]
     low.emit(kernel, words, count, grain=max(1, 16384 // max(columns, 1)), bytes=2 * x.nbytes)
 
 
@@ -331,7 +333,7 @@ def reverse_sequence(node: Node, low: Lowering) -> None:
     item = element_bytes(x)
     steps = contiguous(x.shape)
     inner = math.prod(x.shape[2:])
-    words = [x, y, lengths, x.shape[batch], x.shape[time], inner]
+    words: list[Word] = [x, y, lengths, x.shape[batch], x.shape[time], inner]
     kernel = Kernel("movement_kernels", "reverse_sequence", item=item)
     low.emit(
         kernel,

@@ -21,7 +21,8 @@ WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 @register_jitable
 def arg(args: int, index: int) -> int:
     """Return word ``index`` of the argument block."""
-    return ld_i64(args + 8 * index)
+    word: int = ld_i64(args + 8 * index)
+    return word
 
 
 @register_jitable

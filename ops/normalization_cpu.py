@@ -109,7 +109,7 @@ def groups(node: Node, low: Lowering) -> None:
     operands = [cast_to(low, o, work) for o in (x, low.given(1), low.given(2))]
     epsilon = float(node.attrs.get("epsilon", 1e-5))
     size = channels // count
-    words = [operands[0], result, *operands[1:], count, size, pixels, epsilon, *steps]
+    words: list[Word] = [operands[0], result, *operands[1:], count, size, pixels, epsilon, *steps]
     kernel = Kernel("normalization_kernels", "groups", dtype=work, lanes=low.lanes(work))
     grain = max(1, _WORK // (size * pixels))
     low.emit(kernel, words, x.shape[0] * count, grain=grain, flops=8 * x.size, bytes=2 * x.nbytes)
@@ -207,7 +207,7 @@ def local(node: Node, low: Lowering) -> None:
             after=after,
             quarters=quarters,
         )
-        words = [given, result, x.blocks, pixels, 0, 0, *numbers]
+        words: list[Word] = [given, result, x.blocks, pixels, 0, 0, *numbers]
         units, cost = images * x.blocks, pixels * lanes
     else:
         kernel = Kernel(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Lowering, lowering
+from subgraph.engine.lowering import Lowering, Word, lowering
 from subgraph.graph import Node
 
 from .elementwise_cpu import cast_to, emit_cast, temporary
@@ -32,7 +32,7 @@ def softmax(node: Node, low: Lowering) -> None:
     narrow = "" if work == x.dtype else x.dtype
     if inner == 1:
         kernel = Kernel("softmax_kernels", "rows", dtype=work, lanes=lanes, log=log, narrow=narrow)
-        words, units, cost = [given, result, size], x.size // size, size
+        units, cost = x.size // size, size
     else:
         # Four vectors at a time: whole cache lines, and enough work to hide its latency.
         lanes *= 4 if inner >= 4 * lanes else 1
@@ -40,8 +40,9 @@ def softmax(node: Node, low: Lowering) -> None:
             "softmax_kernels", "columns", dtype=work, lanes=lanes, log=log, narrow=narrow
         )
         tiles = -(-inner // lanes)
-        words, units = [given, result, size, inner], x.size // (size * inner) * tiles
+        units = x.size // (size * inner) * tiles
         cost = size * lanes
+    words: list[Word] = [given, result, size, inner]
     low.emit(
         kernel, words, units, grain=max(1, _WORK // cost), flops=20 * x.size, bytes=2 * x.nbytes
     )
