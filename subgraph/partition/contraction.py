@@ -81,6 +81,7 @@ class Contraction:
             return []
         inside = frozenset(chosen)
         after, before = self.cones(inside) if cones is None else cones
+        assert after.isdisjoint(before), "a region must be convex before it is chosen"
         moved = self._reorder(chosen, after, before) if after or before else []
         self._contract(chosen, inside)
         return moved
