@@ -114,7 +114,8 @@ def of_model(path: str) -> dict[str, Any]:
     plain = core.compile_model(graph, "CPU")
     hetero = core.compile_model(graph, "HETERO:CPU,REFERENCE")
     feeds = input_arrays(plain.inputs, [], {}, 0)
-    plain(feeds), hetero(feeds)
+    plain(feeds)
+    hetero(feeds)
     folder = tempfile.TemporaryDirectory()
     blob = Path(folder.name) / "model.blob"
     plain.export_model(blob)

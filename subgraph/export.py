@@ -376,12 +376,29 @@ def _rebound(graph: Graph, parameters: Mapping[str, Parameter]) -> Graph:
             work.extend(node.bodies)
             if node.subgraph is not None:
                 work.append(node.subgraph)
-    # A clone collects its parameters anew; the inner graphs first.
-    for current in reversed(work):
+    for current in reversed(work):  # the inner graphs first
         for node in current.nodes:
+            for key, value in node.attrs.items():
+                if isinstance(value, Graph):
+                    node.attrs[key] = _collected(value)
             if node.subgraph is not None:
-                node.subgraph = node.subgraph.clone()
-    return graph.clone()
+                node.subgraph = _collected(node.subgraph)
+    return _collected(graph)
+
+
+def _collected(graph: Graph) -> Graph:
+    """Return a copy that has collected its parameters anew."""
+    return Graph(
+        graph.inputs,
+        graph.outputs,
+        graph.name,
+        nodes=graph.nodes,
+        captures=graph.captures,
+        attrs=graph.attrs,
+        opsets=graph.opsets,
+        metadata=graph.metadata,
+        doc=graph.doc,
+    )
 
 
 def without_regions(graph: Graph) -> Graph:

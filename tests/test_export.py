@@ -435,3 +435,23 @@ def test_one_number_needs_no_layout(core: sg.Core) -> None:
 def test_wrong_preprocessing(core: sg.Core, steps: Any, message: str) -> None:
     with pytest.raises(sg.ConfigError, match=message):
         core.compile_model(net(), "REFERENCE", preprocess=steps)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_cached_bodies_stand_on_the_graphs_parameters(
+    core: sg.Core, tmp_path: Path, device: str
+) -> None:
+    x, c = sg.input("x", ("N",)), sg.input("c", (), "bool")
+    k = sg.parameter("k", np.array([2], np.float32))
+    then = sg.Graph(outputs=[ops.Mul(sg.capture(x), sg.capture(k))], name="then")
+    other = sg.Graph(outputs=[ops.Add(sg.capture(x), sg.capture(k))], name="else")
+    graph = sg.Graph([x, c], [ops.If(c, then_branch=then, else_branch=other)], "flow")
+    config = {"CACHE_DIR": str(tmp_path)}
+    value = np.ones(3, np.float32)
+    core.compile_model(graph, device, config)
+    model = core.compile_model(graph, device, config)
+    assert model.parameters["k"] is graph.parameters["k"]
+    for number in (2, 7):
+        graph.parameters["k"].assign(np.array([number], np.float32))
+        assert model(value, np.array(True))[0][0] == number
+        assert model(value, np.array(False))[0][0] == number + 1
