@@ -26,6 +26,33 @@ __kernel void copy(int count, int n0, int n1, int n2, int n3, int n4, int n5, in
   *y = *x;
 }
 
+// The same with the innermost dimension walked by one work-item.
+__kernel void copy_rows(int count, int size, int step, int stride, int n0, int n1, int n2, int n3,
+                        int n4, int s0, int s1, int s2, int s3, int s4, int s5, int t0, int t1,
+                        int t2, int t3, int t4, int t5, __global const T* x, int x0, int from,
+                        __global T* y, int y0, int to) {
+  int rest = get_global_id(0), d;
+  x += x0 + from;
+  y += y0 + to;
+#if LEVELS > 2
+  STEP(0);
+#endif
+#if LEVELS > 3
+  STEP(1);
+  STEP(2);
+  STEP(3);
+  STEP(4);
+#endif
+  x += rest * s5;
+  y += rest * t5;
+  if (step == 1 && stride == 1)
+    for (int j = 0; j < size; j++) y[j] = x[j];
+  else if (stride == 1)
+    for (int j = 0; j < size; j++) y[j] = x[j * step];
+  else
+    for (int j = 0; j < size; j++) y[j * stride] = x[j * step];
+}
+
 __kernel void fill(int count, __global T* y, int y0, __global const T* value, int v0) {
   int id = get_global_id(0);
   if (id < count) y[y0 + id] = value[v0];

@@ -19,6 +19,7 @@ from .strides import collapse
 Array = np.ndarray[Any, Any]
 Place = Operand | Scratch | Weight
 _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+_SHORT, _LONG = 16, 4096  # elements of a row that one work-item copies
 _MOST = 7  # dimensions that do not merge
 
 cl_shared(
@@ -94,18 +95,27 @@ def emit_copy(
         raise Unsupported(f"a copy over {len(dims)} dimensions that do not merge")
     levels = 2 if len(dims) <= 2 else 3 if len(dims) == 3 else _MOST
     count = math.prod(dims)
-    words: list[Word] = [count, *_spread(dims, levels, 1)[:-1]]
-    words += [*_spread(origin, levels, 0), *_spread(goal, levels, 0)]
-    words += [as_words(source, item), from_offset, as_words(target, item), to_offset]
-    kernel = _source(item, LEVELS=levels)
-    low.launch(kernel, "copy", words, *line(low, count), bytes=2 * count * item)
+    places: list[Word] = [as_words(source, item), from_offset, as_words(target, item), to_offset]
+    moved = 2 * count * item
+    rows = count // dims[-1]
+    if not low.traits.is_gpu and dims[-1] >= _SHORT and rows >= min(4, dims[-1] // _LONG):
+        outer = [*_spread(dims[:-1], levels - 1, 1, _MOST - 1)[:-1]]
+        outer += _spread(origin[:-1], levels - 1, 0, _MOST - 1)
+        outer += _spread(goal[:-1], levels - 1, 0, _MOST - 1)
+        words: list[Word] = [rows, dims[-1], origin[-1], goal[-1], *outer, *places]
+        program = _source(item, LEVELS=levels)
+        low.launch(program, "copy_rows", words, (rows,), (1,), bytes=moved)
+        return
+    words = [count, *_spread(dims, levels, 1)[:-1]]
+    words += [*_spread(origin, levels, 0), *_spread(goal, levels, 0), *places]
+    low.launch(_source(item, LEVELS=levels), "copy", words, *line(low, count), bytes=moved)
 
 
-def _spread(values: Sequence[int], levels: int, fill: int) -> list[int]:
-    """Return the innermost first, the outermost of ``levels`` in the last of seven places."""
+def _spread(values: Sequence[int], levels: int, fill: int, places: int = _MOST) -> list[int]:
+    """Return the innermost first, the outermost of ``levels`` in the last of all places."""
     padded = [fill] * (levels - len(values)) + list(values)
     inner = padded[:0:-1]
-    return [*inner, *[fill] * (_MOST - 1 - len(inner)), padded[0]]
+    return [*inner, *[fill] * (places - 1 - len(inner)), padded[0]]
 
 
 @cl_primitive
