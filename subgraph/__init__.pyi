@@ -67,6 +67,9 @@ from .subgraph_op import (
     SubgraphOp,
     subgraph_node,
 )
+from .text import (
+    print_graph,
+)
 from .text_parser import (
     parse,
 )
@@ -138,6 +141,7 @@ __all__ = [
     "parameter",
     "parse",
     "passes",
+    "print_graph",
     "query_model",
     "register_property",
     "register_selector",

@@ -26,7 +26,7 @@ from subgraph.graph import Graph, Node, Value
 from subgraph.registry import Registry, defined_at, load_files, nearest
 
 Pass = Callable[..., Graph]
-PassLike = str | Pass | Sequence["PassLike"]
+PassLike = str | Pass | type[Any] | Sequence["PassLike"]
 _P = TypeVar("_P", bound=Callable[..., Any])
 
 PASSES: Registry[Pass] = Registry(

@@ -9,7 +9,8 @@
     parameter @w: float32[4, 3, 3, 3] = base64 "..."
 
 Deterministic and linear. Bodies and inner graphs of subgraph nodes stand inside their node. Large
-arrays are left out unless asked for; stateful operators are not part of the text.
+arrays are left out unless asked for; stateful operators and free attributes of the graph that are
+objects (a property) are not part of the text.
 """
 
 from __future__ import annotations
@@ -134,8 +135,6 @@ class _Printer:
             if is_plain(held):
                 text = json.dumps(held, ensure_ascii=False)
                 out.append(f"{inside}attr {quoted(key)} = json {quoted(text)}\n")
-            else:
-                out.append(f"{inside}# attr {quoted(key)} is a {type(held).__name__}\n")
         for value in graph.inputs:
             self._source("input", value, inside)
         for value in graph.captures:

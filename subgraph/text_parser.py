@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from subgraph.collector import paused_gc
 from subgraph.errors import ModelError, ShapeError
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
@@ -61,8 +62,9 @@ def parse(text: str, parameters: Mapping[str, Parameter | npt.ArrayLike] | None 
     """
     parser = _Parser(text, parameters or {})
     try:
-        parser.declare()
-        graph = parser.graph()
+        with paused_gc():
+            parser.declare()
+            graph = parser.graph()
     except RecursionError as error:
         raise ModelError("the text nests graphs too deeply") from error
     if parser.kind != "end" and not parser.at("parameter"):

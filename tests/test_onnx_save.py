@@ -287,7 +287,7 @@ def test_subgraph_nodes_are_local_functions() -> None:
 def test_functions_in_functions_with_parameters_of_bodies() -> None:
     w = sg.parameter("w", np.array([2, 3], np.float32))
 
-    def body(c: sg.Value, v: sg.Value) -> sg.Value:
+    def body(c: sg.Value, v: sg.Value) -> Any:
         def branch(op: Any) -> sg.Graph:
             return sg.Graph([], [op(sg.capture(v), sg.capture(w))], name="branch")
 

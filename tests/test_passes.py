@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import threading
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import attrs
 import numpy as np
@@ -21,6 +22,13 @@ from subgraph.passes import apply_pass
 from subgraph.testing import feeds, graphs
 
 Array = np.ndarray[Any, Any]
+_T = TypeVar("_T")
+
+
+class Register(Protocol):
+    def __call__(self, name: str) -> Callable[[_T], _T]: ...
+
+
 SIMPLIFY = [
     "InferTypes",
     "ConstantFolding",
@@ -37,7 +45,7 @@ def small() -> sg.Graph:
 
 
 @pytest.fixture
-def register() -> Any:
+def register() -> Iterator[Register]:
     """Return register_pass whose names are forgotten after the test."""
     names: list[str] = []
 
@@ -53,7 +61,7 @@ def register() -> Any:
 # The framework
 
 
-def test_functions_and_classes_are_passes(register: Any) -> None:
+def test_functions_and_classes_are_passes(register: Register) -> None:
     @register("TestRename")
     def rename(graph: sg.Graph, *, name: str = "renamed") -> sg.Graph:
         graph = graph.clone()
@@ -76,14 +84,14 @@ def test_functions_and_classes_are_passes(register: Any) -> None:
     assert apply_pass(graph, ["TestRename", "TestSuffix"], name="c", suffix="?").name == "c?"
     assert apply_pass(graph, [Suffix("1"), [Suffix, "TestSuffix"]]).name == "small1!!"
     assert apply_pass(graph, []) is graph
-    assert passes.TestRename is rename  # type: ignore[attr-defined]
+    assert passes.TestRename is rename
     assert "TestSuffix" in dir(passes)
     assert options_of("TestSuffix") == ("suffix",)
     assert options_of(rename) == ("name",)
     assert graph.name == "small"
 
 
-def test_names_and_options_that_are_not_known(register: Any) -> None:
+def test_names_and_options_that_are_not_known(register: Register) -> None:
     with pytest.raises(sg.PassError, match="did you mean 'ConstantFolding'"):
         apply_pass(small(), "ConstantFoldin")
     with pytest.raises(sg.PassError, match=r"no option 'size'; known: size_limit"):
@@ -91,7 +99,7 @@ def test_names_and_options_that_are_not_known(register: Any) -> None:
     with pytest.raises(sg.PassError, match="not a pass"):
         apply_pass(small(), 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(AttributeError, match="NoSuchPass"):
-        _ = passes.NoSuchPass  # type: ignore[attr-defined]
+        _ = passes.NoSuchPass
     register("TestTwice")(lambda graph: graph)
     with pytest.raises(sg.PassError, match="two owners"):
 
