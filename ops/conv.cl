@@ -74,11 +74,15 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void rows(
             for (int v = 0; v < kw; v++, from += far_w)
               for (int j = 0; j < LINE; j++) sums[j] += weights[v] * from[2 * j];
           } else {
-            for (int v = 0; v < kw; v++)
-              for (int j = 0; j < many; j++) {
-                int o = j * step_w + v * far_w;
-                if (c0 + o >= 0 && c0 + o < sw) sums[j] += weights[v] * from[o];
-              }
+            for (int v = 0; v < kw; v++, from += far_w) {
+              int at = c0 + v * far_w, room = sw - 1 - at;
+              int begin = at < 0 ? (step_w - 1 - at) / step_w : 0;
+              int end = room < 0 ? 0 : min(many, room / step_w + 1);
+              if (step_w == 1)
+                for (int j = begin; j < end; j++) sums[j] += weights[v] * from[j];
+              else
+                for (int j = begin; j < end; j++) sums[j] += weights[v] * from[j * step_w];
+            }
           }
         }
     for (int j = 0; j < many; j++) {

@@ -91,18 +91,19 @@ def emit_copy(
         to_strides = (*(2 * s for s in to_strides), 1)
         from_offset, to_offset = 2 * from_offset, 2 * to_offset
     dims, (origin, goal) = collapse(shape, [from_strides, to_strides])
+    size, step, stride = dims[-1], origin[-1], goal[-1]
     if len(dims) > _MOST:
         raise Unsupported(f"a copy over {len(dims)} dimensions that do not merge")
     levels = 2 if len(dims) <= 2 else 3 if len(dims) == 3 else _MOST
     count = math.prod(dims)
     places: list[Word] = [as_words(source, item), from_offset, as_words(target, item), to_offset]
     moved = 2 * count * item
-    rows = count // dims[-1]
-    if not low.traits.is_gpu and dims[-1] >= _SHORT and rows >= min(4, dims[-1] // _LONG):
+    rows = count // size
+    if not low.traits.is_gpu and size >= _SHORT and rows >= min(4, size // _LONG):
         outer = [*_spread(dims[:-1], levels - 1, 1, _MOST - 1)[:-1]]
         outer += _spread(origin[:-1], levels - 1, 0, _MOST - 1)
         outer += _spread(goal[:-1], levels - 1, 0, _MOST - 1)
-        words: list[Word] = [rows, dims[-1], origin[-1], goal[-1], *outer, *places]
+        words: list[Word] = [rows, size, step, stride, *outer, *places]
         program = _source(item, LEVELS=levels)
         low.launch(program, "copy_rows", words, (rows,), (1,), bytes=moved)
         return

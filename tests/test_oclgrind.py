@@ -25,8 +25,14 @@ def simulator() -> str:
     return f"OPENCL.{platforms.index(SIMULATOR)}" if SIMULATOR in platforms else ""
 
 
-@pytest.mark.oclgrind
-@pytest.mark.skipif(not simulator(), reason="Oclgrind is not installed; make check-kernels does it")
+pytestmark = [
+    pytest.mark.oclgrind,
+    pytest.mark.skipif(
+        not simulator(), reason="Oclgrind is not installed; make check-kernels does it"
+    ),
+]
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kernels", ["CPU", "GPU"])
 def test_kernels(kernels: str, part: int, tmp_path: Path) -> None:
@@ -37,3 +43,24 @@ def test_kernels(kernels: str, part: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
     found = log.read_text() if log.exists() else ""
     assert not found, f"{done.stdout[-300:]}\n{found[:4000]}"
+
+
+FAULTY = """
+import sys
+import numpy as np
+from subgraph.opencl.runtime import ClSource, opencl, runtime
+found = runtime(int(sys.argv[1]))
+text = "__kernel void run(__global int* x) { x[get_global_id(0) + OFFSET] = OFFSET; }"
+queue, held = found.queue(), found.buffer(16)
+kernel = found.kernel(ClSource("faulty", text, (("OFFSET", 3),)), "run")
+kernel.set_args(held)
+opencl().enqueue_nd_range_kernel(queue, kernel, (4,), (4,)).wait()
+"""
+
+
+def test_oclgrind_finds_what_is_wrong(tmp_path: Path) -> None:
+    log = tmp_path / "oclgrind.log"
+    environment = {**os.environ, "OCLGRIND_LOG": str(log)}
+    index = simulator().partition(".")[2]
+    subprocess.run([sys.executable, "-c", FAULTY, index], env=environment, check=True, timeout=60)
+    assert "Invalid write" in log.read_text()
