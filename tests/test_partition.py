@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -468,3 +470,33 @@ def test_no_property_and_hooks_that_raise() -> None:
 
     with pytest.raises(sg.PartitionError, match="must give a SubgraphSelector"):
         cut_by(example(), NoSelector())
+
+
+def test_properties_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    from subgraph import property as module
+
+    def points(group: str) -> list[metadata.EntryPoint]:
+        value = f"{__name__}:Returns" if good else "no_such_module:Thing"
+        return [metadata.EntryPoint("test_third_party", value, group)]
+
+    good = True
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Returns=lambda: Returns(_none)))
+    monkeypatch.setattr(metadata, "entry_points", points)
+    module.PROPERTIES.names()
+    discover = module._discover  # pyright: ignore[reportPrivateUsage]
+    discover()
+    try:
+        assert regions(sg.optimize_for(example(), "test_third_party")) == []
+        good = False
+        with pytest.raises(
+            sg.PartitionError, match=r"'test_third_party' \(entry point no"
+        ):
+            discover()
+    finally:
+        module.PROPERTIES.unregister("test_third_party")
+
+
+def _none(inner: sg.Graph) -> None:
+    return None

@@ -269,7 +269,6 @@ class Growth:
 
     Attributes:
         via: For each node that was a candidate, the node it was found from (itself: the start).
-        asked: Questions put so far.
     """
 
     def __init__(self, asker: Asker, space: Contraction, via: array[int]) -> None:
@@ -277,7 +276,6 @@ class Growth:
         self.asker = asker
         self.space = space
         self.via = via
-        self.asked = 0
 
     def grow(self, selector: SubgraphSelector, start: int) -> tuple[set[int], list[int]]:
         """Grow from ``start``; return the candidates, and those that had to be given up."""
@@ -317,7 +315,6 @@ class Growth:
                 cut_off |= state[other] == WAITING
                 continue
             if free[other] and other not in barred:
-                self.asked += 1
                 try:
                     answer = forced[other] or selector.select_input(this, nodes[other])
                     taken = bool(answer)
@@ -337,7 +334,6 @@ class Growth:
         for other in work.succs[node]:
             if other in state or not free[other] or other in barred:
                 continue
-            self.asked += 1
             try:
                 answer = forced[other] or selector.select_output(this, nodes[other])
                 taken = bool(answer)

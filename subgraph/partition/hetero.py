@@ -45,7 +45,7 @@ class HeteroSearch:
     """Finds the largest region of one device again and again.
 
     Attributes:
-        trials: Blocks grown node by node so far; tests watch that it stays linear.
+        trials: Blocks grown node by node so far.
     """
 
     def __init__(self, space: Contraction, free: bytearray) -> None:
