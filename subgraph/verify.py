@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from subgraph.errors import ModelError
 from subgraph.graph import Graph, Node, Value
 
@@ -32,7 +34,8 @@ def _verify_one(graph: Graph) -> None:
         if value in known:
             raise ModelError(f"{where}: input {value.name!r} is listed twice")
         known.add(value)
-    _verify_names(graph, where)
+    values = list(graph.values())
+    _verify_names(graph, values, where)
     uses: dict[Value, int] = {}
     for node in graph.nodes:
         _verify_node(graph, node, known, uses, where)
@@ -40,17 +43,17 @@ def _verify_one(graph: Graph) -> None:
     for value in graph.outputs:
         if value not in known and value.parameter is None:
             raise ModelError(f"{where}: output {value.name!r} is made by no node of the graph")
-    _verify_uses(graph, uses, where)
+    _verify_uses(values, uses, where)
 
 
-def _verify_names(graph: Graph, where: str) -> None:
+def _verify_names(graph: Graph, values: Sequence[Value], where: str) -> None:
     names: set[str] = set()
     for node in graph.nodes:
         if not node.name or node.name in names:
             raise ModelError(f"{where}: node name {node.name!r} is empty or used twice")
         names.add(node.name)
     owners: dict[str, Value] = {}
-    for value in graph.values():
+    for value in values:
         other = owners.setdefault(value.name, value)
         if other is not value and not (
             value.parameter is not None and other.parameter is value.parameter
@@ -97,8 +100,8 @@ def _verify_node(
             )
 
 
-def _verify_uses(graph: Graph, uses: dict[Value, int], where: str) -> None:
-    for value in graph.values():
+def _verify_uses(values: Sequence[Value], uses: dict[Value, int], where: str) -> None:
+    for value in values:
         listed = len(value.uses)
         if listed != uses.get(value, 0):
             raise ModelError(
