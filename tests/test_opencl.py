@@ -376,3 +376,11 @@ def test_another_device_takes_over(
             np.testing.assert_allclose(model([array])[0], wanted, rtol=1e-4)
     assert len(caplog.records) == 1
     assert "CPU" in caplog.text
+
+
+def test_more_elements_than_kernels_count() -> None:
+    """Such a node is refused with a reason, before any memory is asked for."""
+    x = sg.input("x", (1 << 16, 1 << 15), "uint8")
+    answer = core().query_model(sg.Graph([x], [ops.BitwiseNot(x, name="big")]), "OPENCL")
+    assert "big" not in answer
+    assert "2^31" in str(answer.reasons["big"])

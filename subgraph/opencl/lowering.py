@@ -24,6 +24,7 @@ from subgraph.engine.lowering import (
     EmittedStep,
     Lowering,
     LoweringRule,
+    Operand,
     Unsupported,
     Word,
 )
@@ -39,6 +40,7 @@ _P = TypeVar("_P", bound=Callable[..., None])
 Translate = Callable[["ClLowering", Kernel, Sequence[Word]], None]
 _K = TypeVar("_K", bound=Translate)
 Range = tuple[int, ...]
+_MOST = 2**31  # elements are counted in 32 bits
 _PRIMITIVES: dict[str, Callable[..., None]] = {}
 _KERNELS: dict[tuple[str, str], Translate] = {}
 
@@ -214,9 +216,15 @@ class ClLowering(Lowering):
             local_size: Work-items of a group; ``global_size`` must be multiples of it.
             flops: Floating-point operations, for the profile.
             bytes: Bytes moved, for the profile.
+
+        Raises:
+            Unsupported: an operand has more elements than kernels count.
         """
         if 0 in global_size:
             return
+        for word in arguments:
+            if isinstance(word, Operand) and word.size >= _MOST:
+                raise Unsupported(f"{word.name!r} has {word.size} elements; kernels count to 2^31")
         size = tuple(int(n) for n in global_size)
         group = None if local_size is None else tuple(int(n) for n in local_size)
         kernel = cast(Kernel, ClLaunch(source, name, size, group))
