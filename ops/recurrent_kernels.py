@@ -9,7 +9,8 @@ from numba.extending import register_jitable
 
 from subgraph.engine import vmath
 from subgraph.engine.simd import memcpy, memset, vec
-from subgraph.ops.movement_kernels import arg
+
+from .movement_kernels import arg
 
 Function = Callable[..., Any]
 
