@@ -118,13 +118,14 @@ def run_node(
     threads: int = 2,
     cuts: Sequence[float] = (),
     options: dict[str, Any] | None = None,
+    out_dtype: str = "",
 ) -> list[Array]:
     """Lower one node, run its steps and return its outputs in the plain layout.
 
     Args:
         op_type: Operator.
         inputs: Its inputs; None: omitted.
-        outputs: Shapes of its outputs; their dtype is that of the first input.
+        outputs: Shapes of its outputs.
         attrs: Its attributes.
         domain: Its domain.
         constant: Which inputs are weights.
@@ -133,6 +134,7 @@ def run_node(
         threads: Threads of the plan.
         cuts: Where the units of every step are cut, as fractions.
         options: Properties of the device.
+        out_dtype: Dtype of the outputs, if not that of the first input.
     """
     memory = Memory(threads)
     first = next(a for a in inputs if a is not None)
@@ -150,10 +152,12 @@ def run_node(
         placed[:] = stored.view(np.uint8).reshape(-1) if stored.size else placed
         memory.arrays[id(storage)] = placed
         memory.keep.append(storage)
-        operand = Operand(f"in{index}", dtype, array.shape, layout, known, storage=storage)
+        name = array.dtype.name
+        operand = Operand(f"in{index}", name, array.shape, layout, known, storage=storage)
         operand.lanes = lanes if layout == "blocked" else 1
         operands.append(operand)
     results: list[Operand] = []
+    dtype = out_dtype or dtype
     for index, shape in enumerate(outputs):
         result = Operand(f"out{index}", dtype, shape, out_layout)
         result.lanes = lanes if out_layout == "blocked" else 1

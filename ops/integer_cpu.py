@@ -1,0 +1,259 @@
+"""Integer products on the CPU device: MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from subgraph.engine import host
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
+from subgraph.graph import Node
+
+from .conv_geometry import conv_geometry
+from .tile_planning import Array, grain, round_up
+
+_BYTES = ("uint8", "int8")
+_VECTORS = 2
+
+
+@attrs.define
+class Sides:
+    """The two sides of a product as the kernel reads them, and what takes out zero points."""
+
+    a: Word
+    b: Word
+    za: Word
+    ra: Word
+    sb: Word
+    zb: Word
+
+
+def _zero_point(operand: Operand | None) -> Array:
+    """Return a zero point, flat; it must be known."""
+    if operand is None:
+        return np.zeros(1, np.int32)
+    if operand.known is None:
+        raise Unsupported("a zero point that is computed at run time")
+    return operand.known.astype(np.int32).reshape(-1)
+
+
+def _as_given(array: Array) -> Array:
+    return array
+
+
+def _constant(low: Lowering, array: Array) -> Weight:
+    return low.weight("integer constant", _as_given, np.ascontiguousarray(array))
+
+
+def _check(*operands: Operand) -> None:
+    for operand in operands:
+        if operand.dtype not in _BYTES:
+            raise Unsupported(f"an integer product of {operand.dtype}")
+
+
+def _panels(depth: int, columns: int, width: int, flip: int) -> Callable[[Array], Array]:
+    """Return the recipe of a right side ``[K, N]``: panels of quads of signed bytes."""
+
+    def make(matrix: Array) -> Array:
+        full = np.zeros((round_up(depth, 4), round_up(columns, width)), np.int8)
+        signed = matrix.reshape(depth, columns).astype(np.int16) - flip
+        full[:depth, :columns] = signed.astype(np.int8)
+        quads = full.reshape(-1, 4, full.shape[1] // width, width)
+        return np.ascontiguousarray(quads.transpose(2, 0, 3, 1))
+
+    return make
+
+
+def _sums(pad: int, flip: int) -> Callable[[Array], Array]:
+    """Return the recipe of the column sums of a matrix, padded with zeros."""
+
+    def make(matrix: Array) -> Array:
+        sums = (matrix.astype(np.int32) + flip).sum(0, dtype=np.int32).reshape(-1)
+        return np.pad(sums, (0, round_up(sums.size, pad) - sums.size))
+
+    return make
+
+
+def _lanes() -> int:
+    return host.lanes("int32")
+
+
+def _emit(
+    low: Lowering, sides: Sides, y: Operand, sizes: tuple[int, int, int], *,
+    stack: tuple[int, int] = (1, 1), b_bytes: int = 0, sums: int = 0,
+    scale: Word = 0, per_row: bool = False, zero: int = 0, bias: Word = 0,
+) -> None:  # fmt: skip
+    """Emit ``integer_kernels.product``; ``stack``: matrices and groups."""
+    m, n, depth = sizes
+    lanes = _lanes()
+    width = lanes * _VECTORS
+    scratch_bytes = 8 * width * 4
+    scratch = low.scratch(scratch_bytes, per_worker=True)
+    words: list[Word] = [sides.a, sides.b, y, m, n, round_up(depth, 4), stack[1]]
+    words += [sides.za, sides.ra, sides.sb, sides.zb, sums, scale, int(per_row), zero]
+    words += [scratch, scratch_bytes, b_bytes, bias]
+    units = stack[0] * -(-m // 8) * -(-n // width)
+    flops = 2 * stack[0] * m * n * depth
+    low.emit(
+        Kernel("integer_kernels", "product", lanes=lanes, vectors=_VECTORS, output=y.dtype),
+        words,
+        units,
+        grain=grain(units, flops),
+        flops=flops,
+        bytes=stack[0] * (m * depth + n * depth + m * n),
+    )
+
+
+def _matmul_sides(
+    low: Lowering, a: Operand, b: Operand, a_zero: Operand | None, b_zero: Operand | None
+) -> tuple[Sides, tuple[int, int, int]]:
+    _check(a, b)
+    if b.rank != 2 or a.rank < 2 or not b.constant:
+        raise Unsupported("an integer product whose right side is not a matrix of weights")
+    depth, n = b.shape
+    m = math.prod(a.shape[:-1])
+    za, zb = _zero_point(a_zero), _zero_point(b_zero)
+    if za.size != 1 or zb.size not in (1, n):
+        raise Unsupported("an integer product with zero points for each row")
+    width = _lanes() * _VECTORS
+    flip_a, flip_b = (128 if a.dtype == "int8" else 0), (128 if b.dtype == "uint8" else 0)
+    step = round_up(depth, 4)
+    left, sums = low.scratch(max(m * step, 1)), low.scratch(max(4 * m, 1))
+    zero = int(za[0]) + flip_a
+    low.emit(
+        Kernel("integer_kernels", "rows_u8"),
+        [a, left, sums, depth, depth, 1, flip_a, zero, step],
+        m,
+        grain=grain(m, 4 * m * depth),
+        bytes=2 * m * depth,
+    )
+    recipe = f"integer panels {width} of {b.dtype}"
+    right = low.weight(recipe, _panels(depth, n, width, flip_b), b)
+    column_sums = low.weight(f"integer sums {width} of {b.dtype}", _sums(width, -flip_b), b)
+    zb_row = np.zeros(round_up(n, width), np.int32)
+    zb_row[:n] = zb - flip_b
+    za_rows = _constant(low, np.full(m, zero, np.int32))
+    return Sides(left, right, za_rows, sums, column_sums, _constant(low, zb_row)), (m, n, depth)
+
+
+@lowering("MatMulInteger", dtypes=_BYTES)
+def matmul_integer(node: Node, low: Lowering) -> None:
+    """Lower MatMulInteger."""
+    y = low.output()
+    if not y.size:
+        return
+    a, b = low.given(0), low.given(1)
+    sides, sizes = _matmul_sides(low, a, b, low.optional(2), low.optional(3))
+    _emit(low, sides, y, sizes)
+
+
+def _scales(low: Lowering, indices: tuple[int, int, int], count: int, pad: int) -> Weight:
+    """Return ``left scale * right scale / output scale``, one for each of ``count``."""
+    operands = [low.given(index) for index in indices]
+    if any(not operand.constant for operand in operands):
+        raise Unsupported("a scale that is computed at run time")
+
+    def make(left: Array, right: Array, out: Array) -> Array:
+        scale = (left * right / out).astype(np.float32).reshape(-1)
+        padded = np.zeros(round_up(count, pad), np.float32)
+        padded[:count] = scale
+        return padded
+
+    return low.weight(f"integer scales {count} of {pad}", make, *operands)
+
+
+@lowering("QLinearMatMul", dtypes=_BYTES)
+def qlinear_matmul(node: Node, low: Lowering) -> None:
+    """Lower QLinearMatMul."""
+    y = low.output()
+    if not y.size:
+        return
+    a, b = low.given(0), low.given(3)
+    if any(low.given(k).dtype != "float32" for k in (1, 4, 6)):
+        raise Unsupported("scales that are not float32")
+    sides, sizes = _matmul_sides(low, a, b, low.optional(2), low.optional(5))
+    zero = _zero_point(low.optional(7))
+    if zero.size != 1 or low.given(1).size != 1 or low.given(6).size != 1:
+        raise Unsupported("scales for each row")
+    scale = _scales(low, (1, 4, 6), sizes[1], _lanes() * _VECTORS)
+    _emit(low, sides, y, sizes, scale=scale, zero=int(zero[0]))
+
+
+def _conv(
+    node: Node, low: Lowering, x: Operand, w: Operand, x_zero: Operand | None,
+    w_zero: Operand | None, *, scale: Word = 0, zero: int = 0, bias: Word = 0,
+) -> None:  # fmt: skip
+    """Emit the windows of x as the right side, and the weights as the left."""
+    _check(x, w)
+    y = low.output()
+    if not w.constant:
+        raise Unsupported("weights of an integer convolution that are computed at run time")
+    g = conv_geometry(node, x, w, y)
+    lanes = _lanes()
+    width = lanes * _VECTORS
+    depth, outputs = g.inputs * g.taps, g.groups * g.outputs
+    step, matrices = round_up(depth, 4), g.images * g.groups
+    zx, zw = _zero_point(x_zero), _zero_point(w_zero)
+    if zx.size != 1 or zw.size not in (1, outputs):
+        raise Unsupported("a convolution with several zero points of its input")
+    flip_x, flip_w = (128 if x.dtype == "uint8" else 0), (128 if w.dtype == "int8" else 0)
+    za = (np.zeros(outputs, np.int32) + zw + flip_w).astype(np.int32)
+
+    def bytes_of(weight: Array) -> Array:
+        rows = np.zeros((outputs, step), np.uint8)
+        rows[:, :depth] = (weight.reshape(outputs, depth).astype(np.int16) + flip_w) & 255
+        return rows
+
+    def row_sums(weight: Array) -> Array:
+        rows = weight.reshape(outputs, depth).astype(np.int32) + flip_w
+        return rows.sum(1, dtype=np.int32) - depth * za
+
+    left = low.weight(f"integer rows {step} of {w.dtype}", bytes_of, w)
+    ra = low.weight(f"integer row sums of {w.dtype} less {zw.tolist()}", row_sums, w)
+    panels = -(-g.pixels // width)
+    b_bytes = panels * step * width
+    right = low.scratch(matrices * b_bytes)
+    sums = low.scratch(matrices * panels * width * 4)
+    byte = int(zx[0]) & 255
+    words: list[Word] = [x, right, sums, flip_x, byte, g.groups, g.inputs, panels]
+    words += [*g.words(), step // 4]
+    units = matrices * panels
+    low.emit(
+        Kernel("integer_kernels", "columns_s8", width=width),
+        words,
+        units,
+        grain=grain(units, 8 * matrices * b_bytes),
+        bytes=matrices * b_bytes,
+    )
+    zb = np.full(panels * width, int(zx[0]) - flip_x, np.int32)
+    sides = Sides(left, right, _constant(low, za), ra, sums, _constant(low, zb))
+    _emit(
+        low, sides, y, (g.outputs, g.pixels, depth), stack=(matrices, g.groups),
+        b_bytes=b_bytes, sums=panels * width, scale=scale, per_row=True,
+        zero=zero, bias=bias,
+    )  # fmt: skip
+
+
+@lowering("ConvInteger", dtypes=_BYTES)
+def conv_integer(node: Node, low: Lowering) -> None:
+    """Lower ConvInteger."""
+    if low.output().size:
+        _conv(node, low, low.given(0), low.given(1), low.optional(2), low.optional(3))
+
+
+@lowering("QLinearConv", dtypes=_BYTES)
+def qlinear_conv(node: Node, low: Lowering) -> None:
+    """Lower QLinearConv."""
+    y = low.output()
+    if not y.size:
+        return
+    zero = _zero_point(low.optional(7))
+    scale = _scales(low, (1, 4, 6), low.given(3).shape[0], 1)
+    _conv(
+        node, low, low.given(0), low.given(3), low.optional(2), low.optional(5),
+        scale=scale, zero=int(zero[0]), bias=low.optional(8) or 0,
+    )  # fmt: skip
