@@ -490,9 +490,7 @@ def test_properties_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch)
     try:
         assert regions(sg.optimize_for(example(), "test_third_party")) == []
         good = False
-        with pytest.raises(
-            sg.PartitionError, match=r"'test_third_party' \(entry point no"
-        ):
+        with pytest.raises(sg.PartitionError, match=r"'test_third_party' \(entry point no"):
             discover()
     finally:
         module.PROPERTIES.unregister("test_third_party")
