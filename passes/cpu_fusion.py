@@ -49,7 +49,9 @@ class CpuFusion:
 
 
 def _known(value: Value) -> bool:
-    return not isinstance(value.type, TensorType) or value.type.shape is not None
+    if isinstance(value.type, TensorType):
+        return value.type.shape is not None
+    return value.type is not None
 
 
 def _may_be_shape(parameter: Parameter) -> bool:
