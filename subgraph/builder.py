@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -157,7 +157,7 @@ def _constants(given: Sequence[Any]) -> list[Value | None]:
             continue
         if isinstance(item, tuple) and any(isinstance(part, Value) for part in item):  # pyright: ignore[reportUnknownVariableType]
             raise ModelError("an input is a tuple of values; unpack it, or pick one of them")
-        array: np.ndarray[Any, Any] = np.asarray(item)
+        array: np.ndarray[Any, Any] = np.asarray(cast(Any, item))
         if not isinstance(item, (np.ndarray, np.generic)) and array.dtype.kind in "fiu":
             array = _cast_literal(array, dtype)
         held = Parameter("", array)

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -310,7 +310,7 @@ def to_dot(graph: Graph) -> str:
 def _describe(name: str, value: Any) -> Row:
     row: Row = {"name": name}
     if isinstance(value, np.ndarray):
-        array: np.ndarray[Any, Any] = np.asarray(value)
+        array = cast("np.ndarray[Any, Any]", value)
         row["type"] = str(TensorType(array.dtype, array.shape))
         if array.size and array.dtype.kind in "fiu":
             wide = array.astype(np.float64)

@@ -216,7 +216,7 @@ class Planner:
             return False
         if operand.parameter is not None:
             operand.known = operand.parameter.array
-            read = (operand.parameter,)
+            read: tuple[Parameter, ...] = (operand.parameter,)
         elif operand.derived is not None:
             operand.known = made(operand.derived).reshape(operand.shape)
             read = parameters_of(operand.derived)
