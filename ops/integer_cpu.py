@@ -223,7 +223,7 @@ def _conv(
     words += [*g.words(), step // 4]
     units = matrices * panels
     low.emit(
-        Kernel("integer_kernels", "columns_s8", width=width),
+        Kernel("integer_kernels", "columns_s8", lanes=lanes, vectors=_VECTORS),
         words,
         units,
         grain=grain(units, 8 * matrices * b_bytes),

@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
-from subgraph.engine.dot import emit_dot4
+from subgraph.engine.dot import dot4, emit_dot4
 from subgraph.engine.irtools import I32, I64, load_at, splat_value, store_at
 from subgraph.engine.simd import convert, ld_i32, ld_u8, st_i32, st_u8, vec
 from subgraph.engine.tile import Emit, arg, private_function
@@ -102,10 +102,10 @@ def rows_u8() -> Callable[..., None]:
     return kernel
 
 
-def columns_s8(*, width: int) -> Callable[..., None]:
+def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
     """Return the kernel that lays out the windows of a convolution; a unit is a panel of pixels.
 
-    Words (4 to 25 as in ``conv_kernels.generic``)::
+    A panel is ``lanes * vectors`` pixels wide. Words (8 to 25 as in ``conv_kernels.generic``)::
 
         0 x (bytes)  1 panels [image, group][panel][K / 4][width][4]  2 sb [image, group][pixels]
         3 what is added to a byte (0 or 128)  4 the byte of the padding (as stored in x)
@@ -115,46 +115,80 @@ def columns_s8(*, width: int) -> Callable[..., None]:
 
     K runs over (channel, kd, kh, kw). Units: images * groups * panels.
     """
+    width = lanes * vectors
+    v = vec("int32", lanes)
+    load, store, splat, dot = v.load, v.store, v.splat, dot4(lanes)
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+    @register_jitable
+    def fill(to: int, start: int, stop: int, value: int) -> None:
+        for p in range(start, stop):
+            st_u8(to + 4 * p, value)
+
+    @register_jitable
+    def line(args: int, source: int, to: int, w: int, run: int) -> None:
+        """Lay out one step of K for pixels of one row: bytes w, w + stride, ... of the source."""
+        wide, stride, flip = arg(args, 10), arg(args, 19), arg(args, 3)
+        pad = (arg(args, 4) + flip) & 255
+        start = 0
+        if w < 0:
+            start = min(run, -w if stride == 1 else (-w + stride - 1) // stride)
+        stop = run
+        if w + (run - 1) * stride >= wide:
+            stop = max(start, (wide - w + stride - 1) // stride) if wide > w else start
+        fill(to, 0, start, pad)
+        for p in range(start, stop):
+            st_u8(to + 4 * p, (ld_u8(source + w + p * stride) + flip) & 255)
+        fill(to, stop, run, pad)
+
+    @register_jitable
+    def row(args: int, x: int, base: int, pixel: int, run: int) -> None:
+        """Lay out all of K for pixels of one row of the output."""
         depth, height, wide = arg(args, 8), arg(args, 9), arg(args, 10)
         oh_n, ow_n = arg(args, 12), arg(args, 13)
-        kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
-        pixels = arg(args, 11) * oh_n * ow_n
+        pad = (arg(args, 4) + arg(args, 3)) & 255
+        w0 = pixel % ow_n * arg(args, 19) - arg(args, 25)
+        h0 = pixel // ow_n % oh_n * arg(args, 18) - arg(args, 24)
+        d0 = pixel // ow_n // oh_n * arg(args, 17) - arg(args, 23)
+        k = 0
+        for c in range(arg(args, 6)):
+            for a in range(arg(args, 14)):
+                d = d0 + a * arg(args, 20)
+                for i in range(arg(args, 15)):
+                    h = h0 + i * arg(args, 21)
+                    outside = d < 0 or d >= depth or h < 0 or h >= height
+                    source = x + ((c * depth + d) * height + h) * wide
+                    for j in range(arg(args, 16)):
+                        to = base + (k >> 2) * width * 4 + (k & 3)
+                        if outside:
+                            fill(to, 0, run, pad)
+                        else:
+                            line(args, source, to, w0 + j * arg(args, 22), run)
+                        k += 1
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
         inputs, panels, quads = arg(args, 6), arg(args, 7), arg(args, 26)
+        size = arg(args, 8) * arg(args, 9) * arg(args, 10)
+        pixels = arg(args, 11) * arg(args, 12) * arg(args, 13)
+        ow_n = arg(args, 13)
         for unit in range(begin, end):
             panel, matrix = unit % panels, unit // panels
-            x = arg(args, 0) + matrix * inputs * depth * height * wide
             base = arg(args, 1) + unit * quads * width * 4
-            sums = arg(args, 2) + matrix * panels * width * 4
-            for p in range(width):
-                pixel = panel * width + p
-                total = 0
-                k = 0
-                if pixel < pixels:
-                    w0 = pixel % ow_n * arg(args, 19) - arg(args, 25)
-                    h0 = pixel // ow_n % oh_n * arg(args, 18) - arg(args, 24)
-                    d0 = pixel // ow_n // oh_n * arg(args, 17) - arg(args, 23)
-                    for c in range(inputs):
-                        for i in range(kd):
-                            for j in range(kh):
-                                for m in range(kw):
-                                    d = d0 + i * arg(args, 20)
-                                    h = h0 + j * arg(args, 21)
-                                    w = w0 + m * arg(args, 22)
-                                    value = arg(args, 4)
-                                    inside = 0 <= d < depth and 0 <= h < height
-                                    if inside and 0 <= w < wide:
-                                        at = ((c * depth + d) * height + h) * wide + w
-                                        value = ld_u8(x + at)
-                                    value = (value + arg(args, 3)) & 255
-                                    st_u8(base + (k // 4 * width + p) * 4 + k % 4, value)
-                                    total += value - 256 * (value >> 7)
-                                    k += 1
-                while k < 4 * quads:
-                    st_u8(base + (k // 4 * width + p) * 4 + k % 4, 0)
-                    k += 1
-                st_i32(sums + 4 * pixel, total)
+            first = panel * width
+            count = min(width, pixels - first)
+            for i in range(0, quads * width * 4, 4 * lanes):
+                if count < width or i >= (quads - 1) * width * 4:
+                    store(base + i, splat(0))
+            done = 0
+            while done < count:
+                run = min(count - done, ow_n - (first + done) % ow_n)
+                row(args, arg(args, 0) + matrix * inputs * size, base + 4 * done, first + done, run)
+                done += run
+            sums = arg(args, 2) + (matrix * panels * width + first) * 4
+            for j in range(0, width, lanes):
+                total = splat(0)
+                for q in range(quads):
+                    total = dot(total, splat(0x01010101), load(base + (q * width + j) * 4))
+                store(sums + 4 * j, total)
 
     return kernel
 
