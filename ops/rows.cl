@@ -78,6 +78,22 @@ __kernel void reduce(int count, __global const T *x, int x0, __global T *y, int 
 TOGETHER(most, LARGER(a, b))
 TOGETHER(sum, a + b)
 
+// Half precision is computed in float32 and rounded after every step, as the reference does.
+#if NARROW == 1
+T cut(T x) {
+  ushort bits;
+  vstore_half(x, 0, (half *)&bits);
+  return vload_half(0, (const half *)&bits);
+}
+#elif NARROW == 2
+T cut(T x) {
+  uint bits = as_uint(x);
+  return isnan(x) ? x : as_float((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
+}
+#else
+#define cut(x) (x)
+#endif
+
 __kernel void softmax(int count, __global const T *x, int x0, __global T *y, int y0, int size,
                       int inner) {
   __local T shared[GROUP];
@@ -90,17 +106,22 @@ __kernel void softmax(int count, __global const T *x, int x0, __global T *y, int
   for (int i = ME; i < size; i += GROUP) top = LARGER(x[i * inner], top);
   top = most(top, shared);
 #if LOG
-  for (int i = ME; i < size; i += GROUP) total += exp(x[i * inner] - top);
-  total = log(sum(total, shared));
-  for (int i = ME; i < size; i += GROUP) y[i * inner] = x[i * inner] - top - total;
+  for (int i = ME; i < size; i += GROUP) total += cut(exp(cut(x[i * inner] - top)));
+  total = cut(log(cut(sum(total, shared))));
+  for (int i = ME; i < size; i += GROUP) y[i * inner] = cut(x[i * inner] - top) - total;
 #else
   for (int i = ME; i < size; i += GROUP) {
-    T value = exp(x[i * inner] - top);
+    T value = cut(exp(cut(x[i * inner] - top)));
     total += value;
     y[i * inner] = value;
   }
+#if NARROW
+  total = cut(sum(total, shared));
+  for (int i = ME; i < size; i += GROUP) y[i * inner] /= total;
+#else
   total = 1 / sum(total, shared);
   for (int i = ME; i < size; i += GROUP) y[i * inner] *= total;
+#endif
 #endif
 }
 #endif

@@ -123,7 +123,9 @@ def softmax(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     assert isinstance(size, int)
     rows = x.size // size
     group, *ranges = _team(low, rows, size)
-    source = _program(variant["dtype"], SOFTMAX=1, LOG=int(variant["log"]), GROUP=group)
+    narrow = ("", "float16", "bfloat16").index(variant["narrow"])
+    flags = {"LOG": int(variant["log"]), "NARROW": narrow}
+    source = _program(variant["dtype"], SOFTMAX=1, GROUP=group, **flags)
     low.launch(source, "softmax", [rows, x, y, size, *(inner or [1])], *ranges)
 
 

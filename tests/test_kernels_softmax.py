@@ -1,4 +1,4 @@
-"""Half precision on the CPU: Softmax and LogSoftmax rounded after every step."""
+"""Half precision on every device: Softmax and LogSoftmax rounded after every step."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from subgraph import ops
 from subgraph.types import numpy_dtype
 
 
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax"])
 @given(seed=st.integers(0, 1000), axis=st.sampled_from([0, 1, -1]))
 @settings(max_examples=10, deadline=None)
 def test_half_precision_is_that_of_the_reference(
-    dtype: str, op_type: str, seed: int, axis: int
+    device: str, dtype: str, op_type: str, seed: int, axis: int
 ) -> None:
+    if device not in sg.default_core().available_devices:
+        pytest.skip(f"device {device} cannot start here")
     x = sg.input("x", ("N", "C", "L"), dtype)
     graph = sg.Graph([x], [getattr(ops, op_type)(x, axis=axis)])
     generator = np.random.default_rng(seed)
     shape = generator.integers(1, 40, 3)
     array = (generator.standard_normal(shape) * 3).astype(numpy_dtype(dtype))
-    got = sg.compile_model(graph, "CPU")([array])[0].astype(np.float32)
+    got = sg.compile_model(graph, device)([array])[0].astype(np.float32)
     expected = sg.compile_model(graph, "REFERENCE")([array])[0].astype(np.float32)
     # Sums are rounded once, so that their order may move a result by one step.
     step = 2**-10 if dtype == "float16" else 2**-7
