@@ -210,7 +210,8 @@ def _conv(
 
     def row_sums(weight: Array) -> Array:
         rows = weight.reshape(outputs, depth).astype(np.int32) + flip_w
-        return rows.sum(1, dtype=np.int32) - depth * za
+        sums: Array = rows.sum(1, dtype=np.int32) - depth * za
+        return sums
 
     left = low.weight(f"integer rows {step} of {w.dtype}", bytes_of, w)
     ra = low.weight(f"integer row sums of {w.dtype} less {zw.tolist()}", row_sums, w)
