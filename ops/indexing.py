@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
 from subgraph.types import TensorType, ValueType
@@ -23,6 +24,21 @@ def gather(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         return [None if x is None else TensorType(x.dtype)]
     axis = normal_axis(int(node.attrs.get("axis", 0)), len(x.shape))
     return [TensorType(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))]
+
+
+@shape_rule("GatherND")
+def gather_nd(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Put the shape of the indices, their last dimension left out, before that of a slice."""
+    x, indices = tensor(types[0]), tensor(types[1])
+    if x is None or x.shape is None or indices is None or indices.shape is None:
+        return [None if x is None else TensorType(x.dtype)]
+    depth = indices.shape[-1] if indices.shape else 0
+    first = int(node.attrs.get("batch_dims", 0))
+    if not isinstance(depth, int):
+        return [TensorType(x.dtype)]
+    if not indices.shape or first + depth > len(x.shape):
+        raise ShapeError(f"index tuples of {depth} into a tensor of rank {len(x.shape)}")
+    return [TensorType(x.dtype, (*indices.shape[:-1], *x.shape[first + depth :]))]
 
 
 @reference("GatherElements")

@@ -15,7 +15,7 @@ from subgraph.graph import Node
 from subgraph.op import shape_rule
 from subgraph.types import Dim, Shape, TensorType, ValueType
 
-from .elementwise import Types, Values, same_dtype, tensor
+from .elementwise import Array, Types, Values, same_dtype, tensor
 from .strides import broadcast_shapes, normal_axis, product
 
 
@@ -231,7 +231,10 @@ def size(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 def expand(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Broadcast to a shape."""
     x = tensor(types[0])
-    target = stated(node, values, 1, "shape")
+    target: Sequence[Dim] | None = stated(node, values, 1, "shape")
+    count = _length(types, 1)
+    if target is None and count is not None:
+        target = [None] * count
     if x is None or target is None:
         return _unknown(x)
     return [TensorType(x.dtype, broadcast_shapes([x.shape, target]))]
@@ -305,3 +308,38 @@ def _parts(node: Node, values: Values, size: Dim, count: int) -> Sequence[Dim]:
     if size % count:
         raise ShapeError(f"an axis of size {size} does not split into {count} equal parts")
     return [size // count] * count
+
+
+_CONSTANTS = {
+    "value_float": "float32",
+    "value_floats": "float32",
+    "value_int": "int64",
+    "value_ints": "int64",
+    "value_string": "string",
+    "value_strings": "string",
+}
+
+
+@shape_rule("Constant")
+def constant(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the type of the attribute's value."""
+    value: Array | None = node.attrs.get("value")
+    if value is not None:
+        array = np.asarray(value)
+        return [TensorType(array.dtype, array.shape)]
+    for name, dtype in _CONSTANTS.items():
+        if name in node.attrs:
+            return [TensorType(dtype, [len(node.attrs[name])] if name.endswith("s") else [])]
+    return [None]
+
+
+@shape_rule("ConstantOfShape")
+def constant_of_shape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the shape that is asked for."""
+    value = node.attrs.get("value")
+    dtype = "float32" if value is None else np.asarray(value).dtype
+    dims = stated(node, values, 0, "shape")
+    if dims is None:
+        count = _length(types, 0)
+        return [TensorType(dtype, None if count is None else [None] * count)]
+    return [TensorType(dtype, dims)]

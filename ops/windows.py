@@ -1,0 +1,102 @@
+"""Convolutions and pools: shape rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subgraph.errors import ShapeError
+from subgraph.graph import Node
+from subgraph.op import shape_rule
+from subgraph.types import Dim, Shape, TensorType, ValueType
+
+from .elementwise import Types, Values, tensor
+from .elementwise_expressions import text
+
+
+def _numbers(node: Node, name: str, count: int, default: int) -> list[int]:
+    given = node.attrs.get(name)
+    if given is None or len(given) == 0:
+        return [default] * count
+    if len(given) != count:
+        raise ShapeError(f"{name} has {len(given)} numbers, {count} are needed")
+    return [int(v) for v in given]
+
+
+def _spatial(node: Node, shape: Shape, kernel: Sequence[Dim]) -> list[Dim]:
+    """Return the sizes of what windows give over the dimensions from the third on."""
+    count = len(shape) - 2
+    if len(kernel) != count:
+        raise ShapeError(f"a window of {len(kernel)} dimensions over {count}")
+    strides, dilations = (_numbers(node, name, count, 1) for name in ("strides", "dilations"))
+    pads = _numbers(node, "pads", 2 * count, 0)
+    auto = text(node.attrs.get("auto_pad", "NOTSET"))
+    found: list[Dim] = []
+    for k, (size, taps) in enumerate(zip(shape[2:], kernel, strict=True)):
+        before, after = (pads[k], pads[count + k]) if auto == "NOTSET" else (0, 0)
+        if auto.startswith("SAME"):
+            same = size if strides[k] == 1 else None
+            found.append(-(-size // strides[k]) if isinstance(size, int) else same)
+        elif not isinstance(taps, int):
+            found.append(None)
+        else:
+            reach = (taps - 1) * dilations[k] + 1
+            ceil = bool(node.attrs.get("ceil_mode", 0))
+            found.append(_count(size, reach, strides[k], before, after, ceil))
+    return found
+
+
+def _count(size: Dim, reach: int, stride: int, before: int, after: int, ceil: bool) -> Dim:
+    """Return how many windows fit into one dimension."""
+    if not isinstance(size, int):
+        return size if stride == 1 and before + after == reach - 1 else None
+    room = size + before + after - reach
+    if room < 0:
+        raise ShapeError(
+            f"a window of {reach} does not fit into {size} with pads {before}, {after}"
+        )
+    count = room // stride + 1
+    # A last window begins inside the input or before it, never in the pads behind.
+    if ceil and room % stride and count * stride < size + before:
+        count += 1
+    return count
+
+
+@shape_rule("Conv")
+def convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give one channel for each filter, and as many places as filters fit."""
+    x, w = tensor(types[0]), tensor(types[1])
+    if x is None or x.shape is None or w is None or w.shape is None:
+        return [None if x is None else TensorType(x.dtype)]
+    if len(x.shape) < 3 or len(w.shape) != len(x.shape):
+        raise ShapeError(f"filters of rank {len(w.shape)} for an input of rank {len(x.shape)}")
+    groups = int(node.attrs.get("group", 1))
+    channels, taken = x.shape[1], w.shape[1]
+    if isinstance(channels, int) and isinstance(taken, int) and channels != taken * groups:
+        raise ShapeError(
+            f"{channels} channels; the filters take {taken} in each of {groups} groups"
+        )
+    stated = node.attrs.get("kernel_shape")
+    kernel = w.shape[2:] if not stated else tuple(int(v) for v in stated)
+    return [TensorType(x.dtype, (x.shape[0], w.shape[0], *_spatial(node, x.shape, kernel)))]
+
+
+@shape_rule("AveragePool", "LpPool", "MaxPool")
+def pool(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give as many places as windows fit; MaxPool's second output has their indices."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [None if x is None else TensorType(x.dtype)]
+    if len(x.shape) < 3:
+        raise ShapeError(f"a pool over an input of rank {len(x.shape)}")
+    kernel = [int(v) for v in node.attrs["kernel_shape"]]
+    shape = (*x.shape[:2], *_spatial(node, x.shape, kernel))
+    return [TensorType(x.dtype, shape), TensorType("int64", shape)]
+
+
+@shape_rule("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
+def whole(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give one place for each channel."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [None if x is None else TensorType(x.dtype)]
+    return [TensorType(x.dtype, (*x.shape[:2], *(1 for _ in x.shape[2:])))]

@@ -1,0 +1,105 @@
+"""Our shape rules against onnx's inference, node by node, over the graphs of ONNX's own suite."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.errors import ShapeError, SubgraphError
+from subgraph.graph import Graph, Node
+from subgraph.onnx_infer import infer_node
+from subgraph.op import SHAPE_RULES, infer_types
+from subgraph.types import TensorType, ValueType
+
+PARTS = 4
+
+
+@cache
+def suite() -> list[Any]:
+    from onnx.backend.test.loader import load_model_tests
+
+    return [case for case in load_model_tests(kind="node") if case.model is not None]
+
+
+def says_enough(theirs: ValueType | None, ours: ValueType | None) -> bool:
+    """Whether ours contradicts nothing and knows every number that theirs knows."""
+    if theirs is None or theirs == ours:
+        return True
+    if not isinstance(theirs, TensorType) or not isinstance(ours, TensorType):
+        return False
+    if theirs.dtype != ours.dtype:
+        return False
+    if theirs.shape is None:
+        return True
+    if ours.shape is None or len(ours.shape) != len(theirs.shape):
+        return False
+    pairs = zip(theirs.shape, ours.shape, strict=True)
+    return all(a == b or not isinstance(a, int) for a, b in pairs)
+
+
+def compare(node: Node) -> bool:
+    """Compare one node; return whether we have a rule for it and onnx an answer."""
+    if node.domain or node.bodies or SHAPE_RULES.find(node.op_type) is None:
+        return False
+    types = [None if v is None else v.type for v in node.inputs]
+    values = [None if v is None or v.parameter is None else v.parameter.array for v in node.inputs]
+    try:
+        theirs = infer_node(node, types, values)
+    except ShapeError:
+        with pytest.raises(ShapeError):
+            infer_types(node, types, values)
+        return True
+    ours = infer_types(node, types, values)
+    for a, b in zip(theirs, ours, strict=True):
+        assert says_enough(a, b), f"{node}: onnx gives {a}, we give {b}"
+    return True
+
+
+def graphs(part: int) -> list[Graph]:
+    found: list[Graph] = []
+    for case in suite()[part::PARTS]:
+        try:
+            found.append(sg.load(case.model))
+        except SubgraphError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.filterwarnings("ignore")
+def test_rules_say_what_onnx_says(part: int) -> None:
+    compared = sum(compare(node) for graph in graphs(part) for node in graph.nodes)
+    assert compared > 1000
+
+
+def test_symbolic_dimensions_stay() -> None:
+    x = sg.input("x", ("N", 3, "H", "W"))
+    w = sg.parameter("w", np.zeros((8, 3, 3, 3), np.float32))
+    y = ops.Conv(x, w, pads=(1, 1, 1, 1))
+    assert y.type.shape == ("N", 8, "H", "W")
+    assert ops.Transpose(x, perm=(0, 2, 3, 1)).type.shape == ("N", "H", "W", 3)
+    assert ops.Add(x, sg.input("b", (3, 1, 1))).type.shape == ("N", 3, "H", "W")
+    assert ops.Flatten(sg.input("f", ("N", 4, 5))).type.shape == ("N", 20)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: ops.MatMul(x, sg.input("y", (5, 2))),
+        lambda x: ops.Add(x, sg.input("y", (3,))),
+        lambda x: ops.Concat(x, sg.input("y", (9, 9)), axis=0),
+        lambda x: ops.Reshape(x, sg.parameter("s", [7, -1])),
+        lambda x: ops.Transpose(x, perm=(0, 0)),
+        lambda x: ops.Softmax(x, axis=2),
+        lambda x: ops.Squeeze(x, sg.parameter("a", [0])),
+        lambda x: ops.ReduceSum(x, sg.parameter("a", [5])),
+    ],
+)
+def test_what_does_not_fit_is_refused(build: Any) -> None:
+    with pytest.raises(ShapeError):
+        build(sg.input("x", (2, 4)))
