@@ -33,13 +33,25 @@ _NONE = 0  # the slot of an omitted input
 
 
 class Cancel:
-    """A flag that several executors of one request look at between steps."""
+    """A flag that several executors of one request look at between steps.
 
-    __slots__ = ("wanted",)
+    Attributes:
+        wanted: Whether the run shall end.
+        sessions: What may be told to end in the middle of a step.
+    """
+
+    __slots__ = ("sessions", "wanted")
 
     def __init__(self) -> None:
         """Not cancelled."""
         self.wanted = False
+        self.sessions: list[Session] = []
+
+    def request(self) -> None:
+        """End the run at the next step, of a session that can at its next inner step."""
+        self.wanted = True
+        for session in self.sessions:
+            session.cancel()
 
 
 class Step:
@@ -166,6 +178,7 @@ class Executor:
             session = open_session(step.op)
             if self.profiling:
                 session.measure()
+            self._cancel.sessions.append(session)
             return session
         if step.bodies:
             from subgraph.control_flow import control_flow

@@ -230,7 +230,7 @@ class InferRequest:
         """Ask a running request to stop between two steps; `wait` then raises."""
         with self._lock:
             if self._busy:
-                self._cancel.wanted = True
+                self._cancel.request()
 
     def set_callback(self, callback: Callback | None) -> None:
         """Call ``callback`` when an asynchronous run has ended, in a thread of its own.

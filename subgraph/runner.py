@@ -111,6 +111,7 @@ class DirectRunner(Runner):
         self._node = node
         self._op = node.op
         self._session = open_session(node.op)
+        cancel.sessions.append(self._session)
         position = {value: k for k, value in enumerate(graph.inputs)}
         self._template: list[Parameter | None] = [
             None if v is None else v.parameter for v in node.inputs

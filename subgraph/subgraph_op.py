@@ -86,6 +86,12 @@ class Session:
                 _raise_wrong_result(self.op, position, results[position])
         return results if outputs is None else fill_outputs(results, outputs)
 
+    def cancel(self) -> None:
+        """Let the run that goes on end as soon as it can; its results are not used.
+
+        Called from another thread. Does nothing unless the op knows how.
+        """
+
     def given_only(self) -> RunGiven | None:
         """Return a function that runs the op on the inputs that are no weights, None without one.
 

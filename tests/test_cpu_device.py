@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -268,3 +269,25 @@ def small_graphs(draw: st.DrawFn) -> tuple[sg.Graph, list[Array]]:
 def test_random_graphs_agree_with_the_reference(case: tuple[sg.Graph, list[Array]]) -> None:
     graph, inputs = case
     compare(graph, *inputs)
+
+
+def test_a_run_is_cancelled_between_its_steps() -> None:
+    x = sg.input("x", (1 << 20,), "float32")
+    y: Any = x
+    for k in range(400):
+        y = ops.Erf(y) if k % 2 else ops.Softmax(y)
+    model = sg.compile_model(sg.Graph([x], [y]), "CPU", {"INFERENCE_NUM_THREADS": 1})
+    data = np.ones(1 << 20, np.float32)
+    request = model.create_infer_request()
+    start = time.perf_counter()
+    whole = request.infer([data])[0]
+    request.infer([data])
+    full = (time.perf_counter() - start) / 2
+    request.start_async([data])
+    time.sleep(full / 10)
+    start = time.perf_counter()
+    request.cancel()
+    with pytest.raises(sg.RequestCancelledError):
+        request.wait(60)
+    assert time.perf_counter() - start < full / 2
+    np.testing.assert_array_equal(request.infer([data])[0], whole)

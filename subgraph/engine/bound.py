@@ -301,6 +301,18 @@ class BoundPlan:
             self._move()
         return self._run(inputs, outputs, execute), seconds
 
+    def cancel(self) -> None:
+        """End a run before its next step, also one that is yet to start."""
+        for segment in self._segments:
+            if isinstance(segment, Program):
+                segment.cancel()
+
+    def clear(self) -> None:
+        """Forget `cancel`."""
+        for segment in self._segments:
+            if isinstance(segment, Program):
+                segment.clear()
+
     def _move(self) -> None:
         positions, offsets = self._arena_patch
         self._words[positions] = self._arena.address + offsets

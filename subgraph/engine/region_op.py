@@ -191,6 +191,8 @@ class CpuSession(Session):
         """Open a session; memory comes with the first run."""
         super().__init__(op)
         self._region = op
+        self._chosen: BoundPlan | None = None  # what runs now or ran last
+        self._cancelled: BoundPlan | None = None
         self._profiling = op.options.profiling
         self._pool = op.next_pool()
         self._arena = Arena()
@@ -223,11 +225,21 @@ class CpuSession(Session):
         """Measure every step from now on."""
         self._profiling = True
 
+    def cancel(self) -> None:
+        """End the run before its next step."""
+        bound = self._chosen
+        if bound is not None:
+            self._cancelled = bound
+            bound.cancel()
+
     def given_only(self) -> RunGiven:
         """Return how to run on the inputs that are no weights, under a pinned snapshot."""
         return self._run
 
     def _run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> Sequence[Any]:
+        if self._cancelled is not None:
+            self._cancelled.clear()
+            self._cancelled = None
         snapshot = pinned_snapshot()
         assert snapshot is not None, "a request pins one"
         last = self._last
@@ -256,6 +268,7 @@ class CpuSession(Session):
             bound.refresh(snapshot.epoch)
         self._shapes = [item.shape for item in inputs]
         self._last = None if region.depends_on_values else bound
+        self._chosen = bound
         return bound
 
     def _bind(self, plan: Plan) -> BoundPlan:
