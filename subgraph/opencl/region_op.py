@@ -50,6 +50,9 @@ class ClSession(CpuSession):
         bound = ClBoundPlan(plan, op.runtime, op.weights, op.options.profiling)
         return cast(BoundPlan, bound)
 
+    def cancel(self) -> None:
+        """Do nothing: launches that are enqueued run to their end."""
+
     def profile(self) -> list[ProfileEntry]:
         """Return what each step of the last run took on the device."""
         device = self._cl_op.device
