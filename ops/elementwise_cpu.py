@@ -127,6 +127,8 @@ def emit_expression(
         operands, shape, strides = _blocked(low, sources, target)
         strides += [contiguous(shape)] * len(results)
         dims, strides, periodic = _merge_blocks(shape, strides, lanes)
+    elif any(s.layout == "blocked" for s in sources):
+        raise Unsupported("a result that has no blocked layout, of inputs in it")
     else:
         operands = [s.operand for s in sources]
         strides = [broadcast_strides(s.shape, target.shape) for s in sources]
