@@ -156,6 +156,36 @@ def test_reduced_axes(shape: tuple[int, ...], data: st.DataObject) -> None:
         check(case, "CPU")
 
 
+CHAIN_SHAPES = ((2, 16, 5, 7), (16, 1, 1), (1,), (2, 1, 5, 7), (7,), ())
+ONE, TWO = ("Relu", "Tanh", "Neg", "Abs", "Sigmoid"), ("Add", "Sub", "Mul", "Max")
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_chains(data: st.DataObject) -> None:
+    """Any graph of elementwise operators, fused and in place as the device likes."""
+    inputs = [sg.input(f"x{k}", shape) for k, shape in enumerate(CHAIN_SHAPES)]
+    values: list[Any] = list(inputs)
+    for _ in range(data.draw(st.integers(1, 9))):
+        pick = st.sampled_from(values)
+        if data.draw(st.booleans()):
+            values.append(
+                operator(data.draw(st.sampled_from(TWO)))(data.draw(pick), data.draw(pick))
+            )
+        else:
+            values.append(operator(data.draw(st.sampled_from(ONE)))(data.draw(pick)))
+    made = values[len(inputs) :]
+    more = data.draw(st.sets(st.integers(0, len(made) - 1), max_size=2))
+    outputs = [made[-1], *(made[k] for k in sorted(more - {len(made) - 1}))]
+    graph = sg.Graph(inputs=inputs, outputs=outputs)
+    make = Inputs("chains")
+    arrays = [make(shape) for shape in CHAIN_SHAPES]
+    wanted = core().compile_model(graph, "REFERENCE")(arrays)
+    results = core().compile_model(graph, "CPU")(arrays)
+    for k in range(len(outputs)):
+        assert_close(np.asarray(results[k]), np.asarray(wanted[k]), 1e-4, f"{graph}")
+
+
 def test_threads_do_not_change_results() -> None:
     """The same bits for every number of threads."""
     make = Inputs("threads")
