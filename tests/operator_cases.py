@@ -439,6 +439,23 @@ def recurrent() -> Iterator[Case]:
                 yield Case(op, given, [1, 2, 3], states + 1, 14, linear, 2e-5)
 
 
+def rotary() -> Iterator[Case]:
+    """Yield RotaryEmbedding of both pairings and ranks."""
+    make = Inputs("rotary")
+    places = _ints([0, 3, 2, 5, 9], [1, 1, 0, 4, 8])
+    for interleaved in (0, 1):
+        options = {"interleaved": interleaved}
+        angles = [make((10, 4)), make((10, 4))]
+        yield Case("RotaryEmbedding", [make((2, 3, 5, 8)), *angles, places], (), 1, 23, options)
+        own = [make((2, 5, 4)), make((2, 5, 4))]
+        yield Case("RotaryEmbedding", [make((2, 3, 5, 8)), *own], (), 1, 23, options)
+        flat = {**options, "num_heads": 3}
+        yield Case("RotaryEmbedding", [make((2, 5, 24)), *angles, places], (), 1, 23, flat)
+        less = {**options, "rotary_embedding_dim": 4}
+        few = [make((10, 2)), make((10, 2)), places]
+        yield Case("RotaryEmbedding", [make((2, 3, 5, 8)), *few], (), 1, 23, less)
+
+
 FAMILIES = (
     elementwise,
     movement,
@@ -449,6 +466,7 @@ FAMILIES = (
     quantization,
     composites,
     recurrent,
+    rotary,
 )
 
 
