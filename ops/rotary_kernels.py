@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from subgraph.engine.simd import ld, ld_i64, memcpy, st, vec
-from subgraph.ops.movement_kernels import arg
+
+from .movement_kernels import arg
 
 
 def rotate(*, dtype: str, lanes: int, interleaved: bool) -> Callable[..., None]:
