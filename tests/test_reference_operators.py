@@ -135,8 +135,8 @@ def test_max_roi_pool() -> None:
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _NAMED = {
     "RNN": ["Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu", "HardSigmoid"],
-    "GRU": ["Sigmoid", "HardSigmoid", "Softsign", "Elu"],
-    # A gate without bound (Softplus) grows to infinity, where runtimes differ.
+    # Gates without bound (Elu, Softplus) grow what runtimes round differently beyond any tolerance.
+    "GRU": ["Sigmoid", "HardSigmoid", "Softsign"],
     "LSTM": ["Sigmoid", "HardSigmoid", "Softsign", "ScaledTanh"],
 }
 
@@ -173,7 +173,7 @@ def test_recurrent_networks(data: st.DataObject) -> None:
                 [0.5] * directions,
                 [0.1] * directions,
             )
-        if first in ("LeakyRelu", "ThresholdedRelu", "Elu"):
+        if first in ("LeakyRelu", "ThresholdedRelu"):
             attrs["activation_alpha"] = [0.3] * directions
     while inputs[-1] is None:
         inputs.pop()
