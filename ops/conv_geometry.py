@@ -11,6 +11,7 @@ import numpy as np
 
 from subgraph.engine.lowering import Operand, Unsupported
 from subgraph.graph import Node
+from subgraph.weights import aligned_empty
 
 from .tile_planning import Array, Tiles, panels, round_up
 
@@ -295,7 +296,7 @@ def winograd_weights(of: Tiles, m: int) -> Callable[[Array], Array]:
         # Contiguous rows, in pieces so small that NumPy does not call threads for them.
         taps = np.ascontiguousarray(weight.reshape(outputs, inputs, 9).transpose(2, 1, 0))
         size = depth * round_up(outputs, of.lanes)
-        packed = np.empty((both.shape[0], size), of.dtype)
+        packed = aligned_empty((both.shape[0], size), np.dtype(of.dtype))
         points = np.zeros((both.shape[0], depth, outputs), of.dtype)
         step = max(1, 512 // outputs)
         for start in range(0, inputs, step):

@@ -14,6 +14,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Unsupported
 from subgraph.engine.tiling import F_HI, F_LO, tile_shape
 from subgraph.graph import Node
+from subgraph.weights import aligned_empty
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64")
@@ -120,11 +121,13 @@ def panels(matrix: Array, of: Tiles) -> Array:
     depth, columns = matrix.shape
     width, lanes = of.width, of.lanes
     whole = columns // width * width
-    packed = np.zeros((depth, round_up(columns, lanes)), of.dtype).reshape(-1)
+    # Aligned, so that the weight cache keeps it as it is.
+    packed = aligned_empty((depth * round_up(columns, lanes),), np.dtype(of.dtype))
     body = packed[: depth * whole].reshape(whole // width, depth, width)
     body[...] = matrix[:, :whole].reshape(depth, whole // width, width).swapaxes(0, 1)
     rest = packed[depth * whole :].reshape(depth, round_up(columns, lanes) - whole)
     rest[:, : columns - whole] = matrix[:, whole:]
+    rest[:, columns - whole :] = 0
     return packed
 
 
@@ -133,6 +136,8 @@ def panel_maker(of: Tiles, change: Callable[[Array], Array]) -> Callable[..., Ar
 
     def make(weight: Array) -> Array:
         stack = change(weight)
+        if len(stack) == 1:
+            return panels(stack[0], of)
         return np.concatenate([panels(matrix, of) for matrix in stack])
 
     return make

@@ -162,6 +162,8 @@ class BoundPlan:
         self._entry_patches = [
             (self._weights.entries[k], *patch.frozen()) for k, patch in block.entries.items()
         ]
+        # The largest weight is made while the fewest others are there: the least peak of memory.
+        self._entry_patches.sort(key=lambda item: -sum(p.array.nbytes for p in item[0].parameters))
         self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
         self._place_ends(block)
         self._segments = self._make_segments(begins, pool)
