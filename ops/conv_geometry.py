@@ -144,6 +144,9 @@ def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
     groups = int(node.attrs.get("group", 1))
     kernel = w.shape[2:]
     before = pads_before(node, x.shape[2:], y.shape[2:], kernel)
+    # Along an axis with one tap nothing is dilated.
+    given = ints(node, "dilations", rank, 1)
+    dilations = [d if k > 1 else 1 for d, k in zip(given, kernel, strict=True)]
     return Geometry(
         x.shape[0],
         groups,
@@ -153,7 +156,7 @@ def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
         triple(y.shape[2:], 1),
         triple(kernel, 1),
         triple(ints(node, "strides", rank, 1), 1),
-        triple(ints(node, "dilations", rank, 1), 1),
+        triple(dilations, 1),
         triple(before, 0),
     )
 

@@ -291,3 +291,12 @@ def test_a_run_is_cancelled_between_its_steps() -> None:
         request.wait(60)
     assert time.perf_counter() - start < full / 2
     np.testing.assert_array_equal(request.infer([data])[0], whole)
+
+
+@pytest.mark.parametrize("dilations", [[1, 1, 2], [1, 3, 1], [2, 1, 1]])
+def test_a_dilation_along_an_axis_with_one_tap(dilations: list[int]) -> None:
+    rng = np.random.default_rng(8)
+    kernel = [1 if d > 1 else 2 for d in dilations]
+    x = sg.input("x", (1, 8, 3, 3, 3), "float32")
+    w = sg.parameter("w", values(rng, 16, 8, *kernel))
+    compare(sg.Graph([x], [ops.Conv(x, w, dilations=dilations)]), values(rng, 1, 8, 3, 3, 3))
