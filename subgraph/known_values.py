@@ -45,7 +45,10 @@ def to_array(known: Array | None, type_: ValueType | None) -> Array | None:
         return None
     if any(item is None or isinstance(item, str) for item in known.ravel()):
         return None
-    return known.astype(numpy_dtype(type_.dtype))
+    try:
+        return known.astype(numpy_dtype(type_.dtype))
+    except OverflowError:
+        return None  # more than its dtype holds, as the sizes of a damaged model can be
 
 
 def dims_of(known: Array | None) -> list[Dim] | None:

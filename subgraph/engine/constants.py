@@ -31,7 +31,7 @@ def evaluate(node: Node, inputs: Sequence[Array | None]) -> list[Any]:
     if fast is not None:
         try:
             result = fast(node, inputs)
-        except (AttributeError, IndexError, OverflowError, TypeError, ValueError):
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
             result = None  # inputs that do not fit: the reference says why
         if result is not None:
             return [result]
