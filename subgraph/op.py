@@ -118,14 +118,18 @@ def infer_types(
         if rule is None:
             return _infer_by_onnx(node, input_types, values)
         found = list(rule(node, input_types, values))
-    except SubgraphError:
-        raise
+    except SubgraphError as error:
+        if not isinstance(error, ShapeError) or str(error).startswith("node "):
+            raise
+        raise _misfit(node, input_types, error) from error
     except Exception as error:
-        shown = ", ".join("-" if t is None else str(t) for t in input_types)
-        raise ShapeError(
-            f"node {node.name!r} ({node.op_type}): inputs ({shown}) do not fit: {error}"
-        ) from error
+        raise _misfit(node, input_types, error) from error
     return (found + unknown)[: len(node.outputs)]
+
+
+def _misfit(node: Node, types: Sequence[ValueType | None], error: Exception) -> ShapeError:
+    shown = ", ".join("-" if t is None else str(t) for t in types)
+    return ShapeError(f"node {node.name!r} ({node.op_type}): inputs ({shown}) do not fit: {error}")
 
 
 def _infer_by_onnx(

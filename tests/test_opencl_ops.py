@@ -28,7 +28,8 @@ from test_ops_devices import check
 
 pytestmark = [needs_device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 _EACH = 2  # cases of an operator
-MISSING = {"GRU", "LSTM", "RNN", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"}
+MISSING = {"GRU", "LSTM", "RNN", "RotaryEmbedding"}
+MISSING |= {"MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"}
 ROWS = ("ReduceSum", "ReduceMax", "Softmax", "LogSoftmax", "LayerNormalization")
 
 
@@ -55,7 +56,7 @@ def chosen() -> list[Case]:
 
 
 def test_what_the_cpu_has_opencl_has() -> None:
-    """Only recurrent operators and products of integers have no OpenCL form."""
+    """Only recurrent and rotary operators and products of integers have no OpenCL form."""
     assert set(LOWERINGS.names()) - set(CL_LOWERINGS.names()) <= MISSING
 
 
