@@ -29,7 +29,7 @@ def test_half_precision_is_that_of_the_reference(
     array = (generator.standard_normal(shape) * 3).astype(numpy_dtype(dtype))
     got = sg.compile_model(graph, device)([array])[0].astype(np.float32)
     expected = sg.compile_model(graph, "REFERENCE")([array])[0].astype(np.float32)
-    # Sums are rounded once, so that their order may move a result by one step.
+    # The order of a sum may move its one rounding by a step, the quotient's rounding adds another.
     step = 2**-10 if dtype == "float16" else 2**-7
-    np.testing.assert_allclose(got, expected, rtol=1.01 * step, atol=1e-6)
+    np.testing.assert_allclose(got, expected, rtol=2.01 * step, atol=1e-6)
     assert np.mean(got == expected) > 0.9
