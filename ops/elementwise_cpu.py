@@ -120,6 +120,9 @@ def emit_expression(
         raise Unsupported("outputs of a fused chain differ in shape or layout")
     if target.size == 0:
         return
+    blocks = [s.operand for s in sources if s.layout == "blocked" == target.layout]
+    if any(isinstance(o, Operand) and o.lanes != target.lanes for o in blocks):
+        raise Unsupported("blocks of another size: the dtypes differ in width")
     sizes = [register(dtype) for dtype in (*expression.dtypes, *(o.dtype for _, o in results))]
     lanes = min(low.lanes("uint8" if d == "bool" else d) for d in (*sizes, *_work(expression)))
     operands: list[Operand | Weight]
