@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import argparse
 import csv
-import ctypes
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -27,26 +26,9 @@ from rich.table import Table
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.tiling import (
-    T_A,
-    T_AKS,
-    T_ARS,
-    T_B,
-    T_BJS,
-    T_BKS,
-    T_C,
-    T_CJS,
-    T_CRS,
-    T_KIN,
-    T_N0,
-    T_N1,
-    T_N2,
-    T_WORDS,
-)
-from subgraph.ops.tile_planning import tiles
+from subgraph.profiling import peak_flops
 
 Array = np.ndarray[Any, Any]
-_KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 _HEAVY = ("gemm_kernels.gemm", "conv_kernels", "winograd_kernels", "depthwise_kernels")
 GEMM = [
     *[(1024,) * 3, (512,) * 3, (128, 768, 768), (128, 3072, 768), (128, 768, 3072)],
@@ -135,35 +117,12 @@ def cases(suite: str) -> Iterator[Case]:
         yield Case(name, graph, random(1, inputs, size, size), 2 * w.size * target * target)
 
 
-def peak_probe() -> Callable[[], float]:
-    """Return a function that measures one core's multiply-add peak in GFLOP/s.
-
-    It runs the largest contraction tile over operands in the first cache level.
-    """
-    of = tiles("float32")
-    depth, rows, width = 512 // of.nv, of.mr, of.width
-    a, b = np.zeros(rows * 16, np.float32), np.zeros(width, np.float32)
-    c = np.zeros(rows * width, np.float32)
-    words = np.zeros(T_WORDS, np.int64)
-    # Steps of zero bytes: every step reads the same values, nothing but the multiply-adds counts.
-    words[[T_A, T_B, T_C]] = a.ctypes.data, b.ctypes.data, c.ctypes.data
-    words[[T_ARS, T_AKS, T_BKS, T_BJS]] = 64, 0, 0, of.lanes * 4
-    words[[T_N0, T_N1, T_N2, T_KIN]] = 1, 1, 400, depth
-    words[[T_CRS, T_CJS]] = width * 4, of.lanes * 4
-    tile = _KERNEL(of.contraction().address)
-    flops = 2 * 400 * depth * rows * width
-
-    def measure() -> float:
-        begin = time.perf_counter()
-        tile(words.ctypes.data, rows, of.nv, 0)
-        return flops / (time.perf_counter() - begin) / 1e9
-
-    keep = (a, b, c)
-    measure.__dict__["keep"] = keep
-    return measure
+def probe() -> float:
+    """Return one core's multiply-add peak at this moment, in GFLOP/s."""
+    return peak_flops(repeats=1) / 1e9
 
 
-def run_case(case: Case, rounds: int, probe: Callable[[], float]) -> tuple[list[Sample], str]:
+def run_case(case: Case, rounds: int) -> tuple[list[Sample], str]:
     """Take turns; return the samples and the kernel that ran."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -205,7 +164,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--csv", help="also write the rows to this file")
     arguments = parser.parse_args()
-    probe = peak_probe()
     console = Console(width=130)
     rows: list[list[str]] = []
     for suite in arguments.suites:
@@ -217,7 +175,7 @@ def main() -> None:
             )
         total = [0.0, 0.0, 0.0]
         for case in cases(suite):
-            samples, kernel = run_case(case, arguments.rounds, probe)
+            samples, kernel = run_case(case, arguments.rounds)
             top = max(sample.peak for sample in samples)
             kept = [sample for sample in samples if sample.peak > 0.9 * top]
             ours, theirs, peak = (
