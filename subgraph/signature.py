@@ -151,7 +151,7 @@ class Signature:
         if position is None:
             raise MissingInputError(
                 f"model {self.name!r} has no input {name!r}; "
-                f"{nearest(str(name), self._positions)} It takes {self._shown()}"
+                f"{nearest(str(name), self._positions)}; it takes {self._shown()}"
             )
         return position
 
