@@ -34,6 +34,7 @@ from .tile_planning import FLOATS, Activation, Array, Tiles, activation, grain, 
 from .tuning import fastest
 
 _MEMORY = 8.0  # bytes of weights that arrive per cycle
+_COLOURS = 3  # channels of an image: worth a kernel of their own whatever the lanes
 _WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 
@@ -118,7 +119,7 @@ def choose(job: Job) -> str:
         return "generic"
     if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
         return "depthwise"
-    if job.x.layout == "plain" and g.groups == 1 and g.inputs <= max(of.lanes // 4, 1):
+    if job.x.layout == "plain" and g.groups == 1 and g.inputs <= max(of.lanes // 4, _COLOURS):
         return "first"
     if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
         return "generic"
