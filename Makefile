@@ -45,8 +45,12 @@ docs: $(VENV)/.has-docs  ## Build the documentation into docs/_build/html.
 bench: $(VENV)/.has-bench  ## Time against ONNX Runtime and OpenVINO, side by side.
 	$(BIN)/python benchmarks/models.py $(BENCH_ARGS)
 
-conformance: $(VENV)/.has-bench $(VENV)/.has-opencl  ## Run ONNX's own test suite on every device and the peers.
-	$(BIN)/python benchmarks/conformance.py $(CONFORMANCE_ARGS)
+# SUITE=1.21.0: the suite of that release of onnx instead of the installed one's.
+conformance: $(VENV)/.has-bench $(VENV)/.has-opencl $(SUITE:%=$(VENV)/onnx-%)  ## Run ONNX's own test suite on every device and the peers.
+	$(BIN)/python benchmarks/conformance.py $(SUITE:%=--suite $(VENV)/onnx-%/onnx) $(CONFORMANCE_ARGS)
+
+$(VENV)/onnx-%: $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ onnx==$*
 
 fuzz: $(VENV)/.has-test  ## Compare random models with ONNX Runtime.
 	$(BIN)/python benchmarks/fuzz.py $(FUZZ_ARGS)

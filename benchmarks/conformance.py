@@ -212,7 +212,7 @@ def _onnx_reference(model: onnx.ModelProto) -> suite.Run:
 # --- workers -----------------------------------------------------------------------------------
 
 
-def _work(channel: Connection, column: Column, seed: int) -> None:
+def _work(channel: Connection, column: Column, seed: int, package: str) -> None:
     """Run the cases whose positions come through the channel; answer with error and seconds."""
     warnings.simplefilter("ignore")
     os.environ["ALLOW_RELEASED_ONNX_OPSET_ONLY"] = "0"  # ONNX Runtime then tries opset 27 and 28
@@ -220,7 +220,7 @@ def _work(channel: Connection, column: Column, seed: int) -> None:
     os.dup2(sink, 1)
     os.dup2(sink, 2)
     prepare = preparer(column, seed)
-    known = suite.cases()
+    known = suite.cases(package)
     while True:
         position = channel.recv()
         if position is None:
@@ -240,9 +240,9 @@ def _work(channel: Connection, column: Column, seed: int) -> None:
 class Worker:
     """A process that runs cases of one column, replaced when it dies."""
 
-    def __init__(self, column: Column, seed: int) -> None:
+    def __init__(self, column: Column, seed: int, package: str) -> None:
         """Start the process."""
-        self._arguments = (column, seed)
+        self._arguments = (column, seed, package)
         self.position: int | None = None
         self.started = 0.0
         self._start()
@@ -288,11 +288,12 @@ class Worker:
 
 
 def run_column(
-    column: Column, positions: Sequence[int], jobs: int, timeout: float, seed: int
+    column: Column, positions: Sequence[int], options: argparse.Namespace
 ) -> Iterator[Outcome]:
-    """Run cases on ``jobs`` processes; yield outcomes as they come."""
-    known = suite.cases()
-    workers = [Worker(column, seed) for _ in range(min(jobs, len(positions)))]
+    """Run cases on ``options.jobs`` processes; yield outcomes as they come."""
+    known = suite.cases(options.suite)
+    count = min(options.jobs, len(positions))
+    workers = [Worker(column, options.seed, options.suite) for _ in range(count)]
     waiting = list(reversed(positions))
     running = 0
     try:
@@ -308,9 +309,10 @@ def run_column(
                 name = known[position].name
                 if worker.channel in ready:
                     yield Outcome(name, *worker.take())
-                elif time.perf_counter() - worker.started > timeout:
+                elif time.perf_counter() - worker.started > options.timeout:
                     worker.kill()
-                    yield Outcome(name, f"no result within {timeout:g} s", timeout)
+                    late = f"no result within {options.timeout:g} s"
+                    yield Outcome(name, late, options.timeout)
                 else:
                     continue
                 running -= 1
@@ -325,9 +327,9 @@ def run_column(
 # --- report ------------------------------------------------------------------------------------
 
 
-def table(results: dict[Column, list[Outcome]]) -> str:
+def table(results: dict[Column, list[Outcome]], known: Sequence[suite.Case]) -> str:
     """Return passes by category and column."""
-    by_name = {case.name: case for case in suite.cases()}
+    by_name = {case.name: case for case in known}
     columns = list(results)
     first = results[columns[0]]
     total = Counter(by_name[o.name].category for o in first)
@@ -388,6 +390,9 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for a case")
     parser.add_argument("--seed", type=int, default=0, help="of the random selectors")
+    parser.add_argument(
+        "--suite", default="", help="folder of another release's package onnx; default: installed"
+    )
     parser.add_argument("--json", type=Path, help="write all outcomes to this file")
     return parser.parse_args(given)
 
@@ -415,13 +420,14 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run the suite, print the table; 1 if a case that can pass failed on a device of ours."""
     options = _arguments(given)
     columns = _columns(options)
-    positions = [k for k, case in enumerate(suite.cases()) if options.select in case.name]
+    known = suite.cases(options.suite)
+    positions = [k for k, case in enumerate(known) if options.select in case.name]
     print(f"{len(positions)} cases; {versions()}; seed of random selectors {options.seed}")
     results: dict[Column, list[Outcome]] = {}
     start = time.perf_counter()
     for column in columns:
         outcomes: list[Outcome] = []
-        for outcome in run_column(column, positions, options.jobs, options.timeout, options.seed):
+        for outcome in run_column(column, positions, options):
             outcomes.append(outcome)
             if sys.stderr.isatty():
                 done = f"{column.title}: {len(outcomes)}/{len(positions)}"
@@ -431,7 +437,7 @@ def main(given: Sequence[str] | None = None) -> int:
         passed = sum(not o.error for o in outcomes)
         took = time.perf_counter() - start
         print(f"{column.title}: {passed} of {len(outcomes)} ({took:.0f} s since start)", flush=True)
-    print(f"\n{table(results)}\n")
+    print(f"\n{table(results, known)}\n")
     ours = [c for c in columns if c.runtime not in PEERS]
     lines = [line for column in ours for line in failures(column, results[column])]
     print("\n".join(["failed:", *lines] if lines else ["no case failed that can pass"]))

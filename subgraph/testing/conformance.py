@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
@@ -83,6 +84,7 @@ class Case:
     rtol: float
     atol: float
     _source: Any = attrs.field(repr=False)
+    _package: Path = attrs.field(repr=False, default=Path(onnx.__file__).parent)
 
     @property
     def category(self) -> str:
@@ -102,22 +104,55 @@ class Case:
             return source.model, sets
         if source.model_dir is not None:
             return _from_folder(Path(source.model_dir))
-        return _light(str(source.url))
+        return _light(self._package.parent / str(source.url))
 
 
 @cache
-def cases() -> tuple[Case, ...]:
-    """Return the 2,033 cases of onnx 1.23.2 (another release of onnx: its own number)."""
+def cases(package: str = "") -> tuple[Case, ...]:
+    """Return the 2,033 cases of onnx 1.23.2 (another release of onnx: its own number).
+
+    Args:
+        package: Folder of the package ``onnx`` of another release that keeps all its cases as
+            files (1.21 and older), to read the cases from; empty: the installed one.
+    """
     from onnx.backend.test.loader import load_model_tests
 
+    folder = Path(package) if package else Path(onnx.__file__).parent
     kinds = ("node", "simple", "real", "pytorch-converted", "pytorch-operator")
     found: list[Case] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for kind in kinds:
-            for item in sorted(load_model_tests(kind=kind), key=lambda c: c.name):
-                found.append(Case(item.name, kind, item.rtol, item.atol, item))
+            loaded = _stored(folder, kind) if package else load_model_tests(kind=kind)
+            for item in sorted(loaded, key=lambda c: c.name):
+                found.append(Case(item.name, kind, item.rtol, item.atol, item, folder))
     return tuple(found)
+
+
+def _stored(package: Path, kind: str) -> list[Any]:
+    """Return what the loader of another release would: its cases of a kind, from its files."""
+    from onnx.backend.test.case.test_case import TestCase
+
+    found: list[Any] = []
+    for folder in (package / "backend" / "test" / "data" / kind).iterdir():
+        facts: dict[str, Any] = {}
+        if (folder / "data.json").exists():
+            facts = json.loads((folder / "data.json").read_text())
+        has_model = (folder / "model.onnx").exists()
+        if has_model or facts:
+            case = TestCase(
+                name=folder.name,
+                model_name=facts.get("model_name", folder.name),
+                url=None if has_model else facts["url"],
+                model_dir=str(folder) if has_model else None,
+                model=None,
+                data_sets=None,
+                kind=kind,
+                rtol=facts.get("rtol", 1e-3),
+                atol=facts.get("atol", 1e-7),
+            )
+            found.append(case)
+    return found
 
 
 def _value(item: Any) -> Any:
@@ -147,11 +182,10 @@ def _read_value(path: Path, type_: onnx.TypeProto) -> Any:
     return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(content))
 
 
-def _light(url: str) -> tuple[onnx.ModelProto, list[DataSet]]:
+def _light(path: Path) -> tuple[onnx.ModelProto, list[DataSet]]:
     """Return a model without trained weights that ships in the onnx package, and its results."""
     from onnx.backend.test.runner import Runner
 
-    path = Path(onnx.__file__).parent.parent / url
     model = onnx.ModelProto.FromString(path.read_bytes())
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [
