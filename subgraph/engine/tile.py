@@ -82,6 +82,7 @@ _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _PTR = ir.PointerType()
 _UNROLL = 2
+_DENSE = 4
 
 
 def scalar_type(dtype: str) -> Any:
@@ -171,6 +172,11 @@ class Emit:
         """Return ``a * b + c``, fused where the machine has it."""
         return emit_fma(self.b, a, b, c)
 
+    def opaque(self, value: Any) -> Any:
+        """Return an integer of which the optimiser knows nothing, so that it stays as it is."""
+        kind = ir.FunctionType(_I64, [_I64])
+        return self.b.call(ir.InlineAsm(kind, "", "=r,0"), [value])
+
     def fence(self) -> None:
         """Keep loads on their side: LLVM's scheduler hoists them all and spills accumulators."""
         kind = ir.FunctionType(ir.VoidType(), [])
@@ -259,6 +265,14 @@ class _Tile:
         self.e, self.t, self.mr, self.nv = e, t, mr, nv
         self.w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
         self.mask = e.tail_mask(e.word(t, T_TAIL)) if masked else None
+        b, vector = e.b, e.lanes * e.item
+        gaps = b.or_(
+            b.xor(self.w["aks"], e.const(e.item)),
+            b.or_(
+                b.xor(self.w["bks"], e.const(nv * vector)), b.xor(self.w["bjs"], e.const(vector))
+            ),
+        )
+        self.dense = b.icmp_signed("==", gaps, e.const(0))
         self.acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(mr)]
 
     def at(self, base: Any, rows: Any, columns: Any, i: int, j: int) -> Any:
@@ -276,6 +290,19 @@ class _Tile:
         for i in range(self.mr):
             for j in range(self.nv):
                 self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
+
+    def row_offsets(self) -> list[Any]:
+        """Return the bytes from the first row to each of up to eight, in few registers."""
+        e, b = self.e, self.e.b
+        one = self.w["ars"]
+        odd = {k: e.opaque(b.mul(one, e.const(k))) for k in (3, 5, 7) if k < self.mr}
+        odd[1] = one
+
+        def offset(i: int) -> Any:
+            shift = (i & -i).bit_length() - 1
+            return b.shl(odd[i >> shift], e.const(shift)) if i else e.const(0)
+
+        return [offset(i) for i in range(self.mr)]
 
     def start(self) -> None:
         """Load the accumulators' start values where there are any."""
@@ -298,8 +325,16 @@ class _Tile:
             for j in range(self.nv):
                 e.prefetch(self.at(self.w["c"], self.w["crs"], self.w["cjs"], i, j), write=True)
 
-    def loops(self, k_step: Callable[[Any, Any], None]) -> None:
-        """Run ``k_step(a, b)`` at all addresses of the four loops."""
+    def loops(
+        self,
+        k_step: Callable[[Any, Any], None],
+        dense_step: Callable[[Any, Any, int], None] | None = None,
+    ) -> None:
+        """Run ``k_step(a, b)`` at all addresses of the four loops.
+
+        ``dense_step(a, b, number)`` is what does several steps from one pair of addresses, where
+        the operands of the inner loop have no gaps.
+        """
         e, t, b, w = self.e, self.t, self.e.b, self.w
         a0, b0 = e.variable(e.word(t, T_A)), e.variable(e.word(t, T_B))
         last = e.word(t, T_KLAST)
@@ -311,7 +346,8 @@ class _Tile:
                 a2, b2 = e.variable(e.get(a1)), e.variable(e.get(b1))
                 with e.loop(e.word(t, T_N2)):
                     a3, b3 = e.variable(e.get(a2)), e.variable(e.get(b2))
-                    with e.loop(b.ashr(kin, e.const(_UNROLL.bit_length() - 1))):
+                    rest = self.dense_rounds(a3, b3, kin, dense_step) if dense_step else kin
+                    with e.loop(b.ashr(rest, e.const(_UNROLL.bit_length() - 1))):
                         av, bv = e.get(a3), e.get(b3)
                         for _ in range(_UNROLL):
                             k_step(av, bv)
@@ -319,7 +355,7 @@ class _Tile:
                             bv = b.add(bv, w["bks"])
                         e.put(a3, av)
                         e.put(b3, bv)
-                    with e.loop(b.and_(kin, e.const(_UNROLL - 1))):
+                    with e.loop(b.and_(rest, e.const(_UNROLL - 1))):
                         k_step(e.get(a3), e.get(b3))
                         e.step(a3, w["aks"])
                         e.step(b3, w["bks"])
@@ -329,6 +365,21 @@ class _Tile:
                 e.step(b1, e.word(t, T_SB1))
             e.step(a0, e.word(t, T_SA0))
             e.step(b0, e.word(t, T_SB0))
+
+    def dense_rounds(
+        self, at_a: Any, at_b: Any, steps: Any, dense_step: Callable[[Any, Any, int], None]
+    ) -> Any:
+        """Run the steps that dense rounds can do, of ``steps``; return how many are left."""
+        e, b = self.e, self.e.b
+        rounds = b.select(self.dense, b.ashr(steps, e.const(2)), e.const(0))
+        with e.loop(rounds):
+            # Else LLVM derives each address from the one before: a chain as long as the sums.
+            av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
+            for number in range(_DENSE):
+                dense_step(av, bv, number)
+            e.put(at_a, b.add(av, e.const(_DENSE * e.item)))
+            e.put(at_b, b.add(bv, e.const(_DENSE * self.nv * e.lanes * e.item)))
+        return b.sub(steps, b.shl(rounds, e.const(2)))
 
     def finish(self) -> None:
         """Add row bias and residual, apply the bounds, store."""
@@ -360,6 +411,7 @@ class _Tile:
 def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
     tile = _Tile(e, t, mr, nv, masked)
     b, w, acc = e.b, tile.w, tile.acc
+    lanes_bytes = e.lanes * e.item
     tile.announce()
     tile.start()
 
@@ -376,7 +428,21 @@ def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
             e.fence()
 
-    tile.loops(k_step)
+    offsets = tile.row_offsets()
+
+    def dense_step(a: Any, at_b: Any, number: int) -> None:
+        step = number * nv * lanes_bytes
+        vectors = [
+            e.load(b.add(at_b, e.const(step + j * lanes_bytes)), tile.lane_mask(j))
+            for j in range(nv)
+        ]
+        for i in range(mr):
+            x = e.broadcast(b.add(b.add(a, offsets[i]), e.const(number * e.item)))
+            for j in range(nv):
+                e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
+            e.fence()
+
+    tile.loops(k_step, dense_step if mr <= 6 else None)
     tile.finish()
 
 
