@@ -29,7 +29,6 @@ from test_ops_devices import check
 pytestmark = [needs_device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 _EACH = 2  # cases of an operator
 MISSING = {
-    *("GRU", "LSTM", "RNN", "RotaryEmbedding"),
     *("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"),
 }
 ROWS = ("ReduceSum", "ReduceMax", "Softmax", "LogSoftmax", "LayerNormalization")
