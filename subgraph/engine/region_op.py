@@ -2,7 +2,9 @@
 
 Plans are shared by all sessions; a session binds those that it runs to memory of its own. Both are
 kept for the shapes used last. When a parameter that a fusion or a plan has looked at changes, the
-graph is fused or planned anew; every other parameter only changes its weights.
+graph is fused or planned anew; every other parameter only changes its weights. Where a shape only
+follows from values that the graph itself computes, it is cut there, and each part planned when the
+values before it are known.
 """
 
 from __future__ import annotations
@@ -21,8 +23,11 @@ from subgraph.engine.bound import Arena, BoundPlan
 from subgraph.engine.lowering import EmittedStep
 from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, make_plan
 from subgraph.engine.pool import Pool
-from subgraph.graph import Graph
+from subgraph.executor import Cancel, Executor
+from subgraph.executor import Plan as Parts
+from subgraph.graph import Graph, Node
 from subgraph.parameters import Parameter, Snapshot, pinned, pinned_snapshot
+from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
@@ -30,6 +35,7 @@ from subgraph.subgraph_op import (
     Session,
     SubgraphOp,
     fill_outputs,
+    subgraph_node,
 )
 from subgraph.types import TensorType, dtype_of
 
@@ -90,6 +96,7 @@ class CpuSubgraphOp(SubgraphOp):
         self._plans: OrderedDict[_Key, Plan] = OrderedDict()
         self._fused: tuple[Graph, Guards] | None = None
         self._value_inputs: tuple[int, ...] = ()
+        self._parts: tuple[Graph, Parts] | None = None
         self.parameters = _parameters(subgraph)
 
     @property
@@ -156,6 +163,24 @@ class CpuSubgraphOp(SubgraphOp):
                     self._plans.popitem(last=False)
                 return plan
 
+    def parts(self, error: UnknownShapeError | None = None) -> Parts | None:
+        """Return the fused graph in parts, None while it is planned as a whole.
+
+        Args:
+            error: Why it cannot be planned as a whole; it is then cut before that node.
+        """
+        with self._lock:
+            graph = self.fused
+            if self._parts is None or self._parts[0] is not graph:
+                if error is None:
+                    return None
+                self._parts = (graph, Parts(_cut_at(graph, error.node, self.part)))
+            return self._parts[1]
+
+    def part(self, subgraph: Graph) -> SubgraphOp:
+        """Return what runs a part of the fused graph."""
+        return CpuSubgraphOp(subgraph, self.options, without_weights)
+
     def key(self, inputs: Sequence[Any]) -> _Key:
         """Return what tells plans apart: shapes, and the content of what shapes depend on."""
         key: list[Any] = [item.shape for item in inputs]
@@ -174,6 +199,37 @@ def _parameters(graph: Graph) -> tuple[Parameter, ...]:
 
 def _holds(guards: Guards) -> bool:
     return all(parameter.version == version for parameter, version in guards)
+
+
+def without_weights(graph: Graph) -> tuple[Graph, Guards]:
+    """Return a fused graph's part as it runs: its inputs are those that are no weights."""
+    graph = graph.clone()
+    graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
+    return graph, ()
+
+
+def _cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> Graph:
+    """Return the graph as one part before ``node`` and one with it and all that follows from it.
+
+    A node whose inputs are all known and its output's shape still not is left alone: the reference
+    runs it.
+    """
+    after = {node}
+    for each in graph.nodes:
+        if any(value.producer in after for value in each.sources):
+            after.add(each)
+    alone = not any(value.producer is not None for value in node.sources)
+    if alone:
+        after.remove(node)
+    before = [each for each in graph.nodes if each not in after and not (alone and each is node)]
+    cutter = Cutter(graph)
+    cuts: list[Cut] = []
+    for number, members in enumerate((before, [each for each in graph.nodes if each in after])):
+        piece = cutter.cut_out(members, f"{graph.name}_{number}") if members else None
+        if piece is not None:
+            made = subgraph_node(piece.inner, make_op(piece.inner))
+            cuts.append(Cut(members, piece, made))
+    return put_in(graph, cuts)[0]
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
@@ -198,6 +254,8 @@ class CpuSession(Session):
         self._arena = Arena()
         self._bound: OrderedDict[_Key, BoundPlan] = OrderedDict()
         self._profile: list[ProfileEntry] = []
+        self._parts: tuple[Parts, Executor] | None = None
+        self._cancel_parts = Cancel()
         self._last: BoundPlan | None = None
         self._shapes: list[Any] = []
         weights = [(k, v.parameter) for k, v in enumerate(op.subgraph.inputs) if k not in op.given]
@@ -227,6 +285,7 @@ class CpuSession(Session):
 
     def cancel(self) -> None:
         """End the run before its next step."""
+        self._cancel_parts.request()
         bound = self._chosen
         if bound is not None:
             self._cancelled = bound
@@ -244,7 +303,16 @@ class CpuSession(Session):
         assert snapshot is not None, "a request pins one"
         last = self._last
         if last is None or last.epoch != snapshot.epoch or not self._same(inputs):
-            last = self._choose(inputs, snapshot)
+            parts = self._region.parts()
+            if parts is None:
+                try:
+                    last = self._choose(inputs, snapshot)
+                except UnknownShapeError as error:
+                    parts = self._region.parts(error)
+            if parts is not None:
+                results = self._executor(parts).run(inputs)
+                return results if outputs is None else fill_outputs(results, outputs)
+        assert last is not None, "it runs as a whole"
         if self._profiling:
             return self._timed(last, inputs, outputs)
         return last.run(inputs, outputs)
@@ -271,6 +339,15 @@ class CpuSession(Session):
         self._chosen = bound
         return bound
 
+    def _executor(self, parts: Parts) -> Executor:
+        """Return what runs the parts one after the other in this session."""
+        if self._parts is None or self._parts[0] is not parts:
+            self._cancel_parts = Cancel()
+            executor = Executor(parts, profiling=self._profiling, cancel=self._cancel_parts)
+            self._parts = parts, executor
+        self._cancel_parts.wanted = False
+        return self._parts[1]
+
     def _bind(self, plan: Plan) -> BoundPlan:
         """Return the plan bound to this session's memory."""
         self._arena.reserve(plan.arena_bytes)
@@ -285,6 +362,8 @@ class CpuSession(Session):
 
     def profile(self) -> list[ProfileEntry]:
         """Return what each step of the last run took."""
+        if self._parts is not None:
+            return self._parts[1].profile()
         return list(self._profile)
 
 

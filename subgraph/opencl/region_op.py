@@ -9,11 +9,17 @@ import attrs
 
 from subgraph.engine.bound import BoundPlan
 from subgraph.engine.plan import Plan
-from subgraph.engine.region_op import CpuSession, CpuSubgraphOp, Guards, RegionOptions
+from subgraph.engine.region_op import (
+    CpuSession,
+    CpuSubgraphOp,
+    Guards,
+    RegionOptions,
+    without_weights,
+)
 from subgraph.graph import Graph
 from subgraph.opencl.bound import ClBoundPlan
 from subgraph.opencl.runtime import Runtime
-from subgraph.subgraph_op import ProfileEntry, Session
+from subgraph.subgraph_op import ProfileEntry, Session, SubgraphOp
 
 
 class ClSubgraphOp(CpuSubgraphOp):
@@ -31,6 +37,12 @@ class ClSubgraphOp(CpuSubgraphOp):
         """Take a graph; see `CpuSubgraphOp`."""
         super().__init__(subgraph, options, fuse)
         self.runtime = runtime
+
+    def part(self, subgraph: Graph) -> SubgraphOp:
+        """Return what runs a part of the fused graph."""
+        op = ClSubgraphOp(subgraph, self.options, without_weights, self.runtime)
+        op.device = self.device
+        return op
 
     def session(self) -> Session:
         """Return a session with buffers and a queue of its own."""

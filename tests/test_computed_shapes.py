@@ -1,0 +1,67 @@
+"""Shapes that follow from values which a region itself computes: CPU and OPENCL run it in parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+
+Array = np.ndarray[Any, Any]
+DEVICES = ("CPU", "OPENCL")
+
+
+def _compile(graph: sg.Graph, device: str, **config: Any) -> sg.CompiledModel:
+    if device not in sg.default_core().available_devices:
+        pytest.skip(f"{device} cannot start here")
+    return sg.compile_model(graph, device, config)
+
+
+def _whole(value: Any) -> Any:
+    return ops.Cast(ops.ReduceSum(ops.Relu(value), keepdims=0), to=7)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_range_up_to_a_computed_number(device: str) -> None:
+    x = sg.input("x", (600,))
+    numbers = ops.Cast(ops.Range(np.int64(0), _whole(x), np.int64(1)), to=1)
+    graph = sg.Graph([x], [ops.Neg(numbers), ops.Tanh(x)])
+    model = _compile(graph, device)
+    for count in (7, 2, 7, 0):
+        given = np.full(600, (count + 0.5) / 600, np.float32)
+        results = model([given])
+        np.testing.assert_array_equal(results[0], -np.arange(count, dtype=np.float32))
+        np.testing.assert_allclose(results[1], np.tanh(given), rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_parts_of_parts(device: str) -> None:
+    """The second computed length follows from what the first part gave."""
+    x = sg.input("x", (600,))
+    ones = ops.ConstantOfShape(ops.Unsqueeze(_whole(x), np.array([0])), value=np.ones(1, "f4"))
+    twice = ops.Concat(ones, ones, axis=0)
+    longer = ops.ConstantOfShape(ops.Unsqueeze(_whole(twice), np.array([0])))
+    graph = sg.Graph([x], [ops.Add(twice, np.float32(1)), ops.Exp(longer)])
+    results = _compile(graph, device)([np.full(600, 3.5 / 600, np.float32)])
+    assert results[0].tolist() == [2.0] * 6
+    assert results[1].tolist() == [1.0] * 6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_weight_that_changes_and_a_profile(device: str) -> None:
+    x = sg.input("x", (600,))
+    weight = sg.parameter("w", np.float32(2))
+    count = _whole(ops.Mul(x, weight))
+    graph = sg.Graph(
+        [x], [ops.Mul(ops.Cast(ops.Range(np.int64(0), count, np.int64(1)), to=1), 3.0)]
+    )
+    model = _compile(graph, device, ENABLE_PROFILING=True)
+    request = model.create_infer_request()
+    given = np.full(600, 2.3 / 600, np.float32)
+    assert len(request.infer([given])[0]) == 4
+    model.parameters["w"].assign(np.float32(4))
+    assert len(request.infer([given])[0]) == 9
+    assert {entry.device for entry in request.profile()} == {device}
