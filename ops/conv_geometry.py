@@ -11,9 +11,9 @@ import numpy as np
 
 from subgraph.engine.lowering import Operand, Unsupported
 from subgraph.graph import Node
-from subgraph.weights import aligned_empty
 
-from .tile_planning import Array, Tiles, panels, round_up
+from .packing import pack_blocks, pack_matrices, pack_winograd
+from .tile_planning import Array, Tiles, round_up
 
 Triple = tuple[int, int, int]
 
@@ -186,24 +186,12 @@ def direct_weights(g: Geometry, of: Tiles, together: int, plain: bool) -> Callab
 
     def make(weight: Array) -> Array:
         whole = dense_groups(weight, g.groups, together)
-        whole = whole.reshape(groups, -1, *whole.shape[1:])
-        return np.concatenate([group_panels(w, of, plain) for w in whole])
+        outputs, inputs = whole.shape[0] // groups, whole.shape[1]
+        if plain:
+            return pack_matrices(whole.reshape(groups, outputs, -1).swapaxes(1, 2), of)
+        return pack_blocks(whole.reshape(groups, outputs, inputs, -1), of)
 
     return make
-
-
-def group_panels(weight: Array, of: Tiles, plain: bool) -> Array:
-    """Pack ``[O, I, ...]`` into panels; K is (input block, taps, lane), or (channel, taps)."""
-    outputs, inputs = weight.shape[:2]
-    flat = weight.reshape(outputs, inputs, -1)
-    taps = flat.shape[2]
-    if plain:
-        return panels(flat.reshape(outputs, -1).T, of)
-    blocks = round_up(inputs, of.lanes) // of.lanes
-    padded = np.zeros((outputs, blocks * of.lanes, taps), weight.dtype)
-    padded[:, :inputs] = flat
-    split = padded.reshape(outputs, blocks, of.lanes, taps)
-    return panels(split.transpose(1, 3, 2, 0).reshape(-1, outputs), of)
 
 
 def bands(g: Geometry, of: Tiles) -> list[tuple[int, int]]:
@@ -246,7 +234,7 @@ def band_weights(g: Geometry, of: Tiles) -> Callable[[Array], Array]:
                 inside = slice(rows.start - group * g.outputs, rows.stop - group * g.outputs)
                 target = dense[rows.start - start : rows.stop - start]
                 target[:, at : at + g.inputs] = flat[group, inside]
-            packed.append(group_panels(dense, of, False))
+            packed.append(pack_blocks(dense[None], of))
         return np.concatenate(packed)
 
     return make
@@ -277,37 +265,6 @@ def depthwise_weights(of: Tiles) -> Callable[[Array], Array]:
     return make
 
 
-def winograd_matrix(m: int) -> Array:
-    """Return G, which transforms three weights into ``m + 2`` values."""
-    if m == 2:
-        return np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float64)
-    points = (0.0, 2 / 3, -2 / 3, 1.5, -1.5)
-    rows: list[list[float]] = []
-    for i, p in enumerate(points):
-        scale = math.prod(p - q for j, q in enumerate(points) if j != i)
-        rows.append([1 / scale, p / scale, p * p / scale])
-    return np.array([*rows, [0, 0, 1]], np.float64)
-
-
 def winograd_weights(of: Tiles, m: int) -> Callable[[Array], Array]:
     """Return the recipe of ``winograd_kernels``: panels of each of the (m + 2)^2 points."""
-    both = np.kron(winograd_matrix(m), winograd_matrix(m))
-
-    def make(weight: Array) -> Array:
-        outputs, inputs = weight.shape[:2]
-        depth = round_up(inputs, of.lanes)
-        # Contiguous rows, in pieces so small that NumPy does not call threads for them.
-        taps = np.ascontiguousarray(weight.reshape(outputs, inputs, 9).transpose(2, 1, 0))
-        size = depth * round_up(outputs, of.lanes)
-        packed = aligned_empty((both.shape[0], size), np.dtype(of.dtype))
-        points = np.zeros((both.shape[0], depth, outputs), of.dtype)
-        step = max(1, 512 // outputs)
-        for start in range(0, inputs, step):
-            end = min(inputs, start + step)
-            values = both @ taps[:, start:end].reshape(9, -1).astype(np.float64)
-            points[:, start:end] = values.reshape(both.shape[0], -1, outputs)
-        for point, target in zip(points, packed, strict=True):
-            target[:] = panels(point, of)
-        return packed.reshape(-1)
-
-    return make
+    return lambda weight: pack_winograd(weight, of, m)

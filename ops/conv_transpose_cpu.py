@@ -23,12 +23,12 @@ from .conv_geometry import (
     auto_pad,
     blocked_vector,
     dense_groups,
-    group_panels,
     ints,
     merged,
     triple,
 )
 from .layout_turns import blocked, blocked_target, settle
+from .packing import pack_blocks
 from .tile_planning import FLOATS, Array, Tiles, activation, tiles
 
 
@@ -104,7 +104,7 @@ def _weights(
         turned = split.swapaxes(1, 2).reshape(groups * outputs, -1, *whole.shape[2:])
         dense = dense_groups(turned, groups, together)
         dense = dense.reshape(groups // together, -1, *dense.shape[1:])
-        return np.concatenate([group_panels(w, of, False) for w in dense])
+        return pack_blocks(dense.reshape(*dense.shape[:3], -1), of)
 
     return make
 

@@ -16,6 +16,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
 
+from .packing import matrix_panels
 from .strides import broadcast_strides, collapse
 from .tile_planning import (
     FLOATS,
@@ -24,7 +25,6 @@ from .tile_planning import (
     Tiles,
     activation,
     grain,
-    panel_maker,
     round_up,
     tiles,
 )
@@ -277,7 +277,7 @@ def _right_side(
             return stack if alpha == 1.0 else stack * np.asarray(alpha, of.dtype)
 
         recipe = f"gemm panels {depth}x{n} turned {int(turned)} x {alpha!r} {of.width}/{of.lanes}"
-        weight = low.weight(recipe, panel_maker(of, change), b.operand)
+        weight = low.weight(recipe, matrix_panels(of, change), b.operand)
         return weight, 0, packed_steps
     if not turned and (rows <= of.mr or n < of.lanes) and alpha == 1.0:
         return b.operand, b.row_step * of.item, list(steps)

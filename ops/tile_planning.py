@@ -1,9 +1,8 @@
-"""What lowerings onto contraction tiles share: tile sizes, activations, panels of weights."""
+"""What lowerings onto contraction tiles share: tile sizes, activations, grains."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -14,7 +13,6 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Unsupported
 from subgraph.engine.tiling import F_HI, F_LO, tile_shape
 from subgraph.graph import Node
-from subgraph.weights import aligned_empty
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64")
@@ -114,33 +112,6 @@ def activation(node: Node, of: Tiles) -> Activation:
         return Activation(0, flags, low, high, low <= 0.0 <= high)
     kernel = Kernel("post_kernels", "post", dtype=of.dtype, lanes=of.lanes, act=name)
     return Activation(kernel, 0, low, high, name not in _NOT_ZERO_AT_ZERO)
-
-
-def panels(matrix: Array, of: Tiles) -> Array:
-    """Pack a matrix ``[K, N]`` into panels, flat; see ``gemm_kernels``."""
-    depth, columns = matrix.shape
-    width, lanes = of.width, of.lanes
-    whole = columns // width * width
-    # Aligned, so that the weight cache keeps it as it is.
-    packed = aligned_empty((depth * round_up(columns, lanes),), np.dtype(of.dtype))
-    body = packed[: depth * whole].reshape(whole // width, depth, width)
-    body[...] = matrix[:, :whole].reshape(depth, whole // width, width).swapaxes(0, 1)
-    rest = packed[depth * whole :].reshape(depth, round_up(columns, lanes) - whole)
-    rest[:, : columns - whole] = matrix[:, whole:]
-    rest[:, columns - whole :] = 0
-    return packed
-
-
-def panel_maker(of: Tiles, change: Callable[[Array], Array]) -> Callable[..., Array]:
-    """Return a recipe that packs each of a stack of matrices ``change(weight)[S, K, N]``."""
-
-    def make(weight: Array) -> Array:
-        stack = change(weight)
-        if len(stack) == 1:
-            return panels(stack[0], of)
-        return np.concatenate([panels(matrix, of) for matrix in stack])
-
-    return make
 
 
 def round_up(value: int, step: int) -> int:

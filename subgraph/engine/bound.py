@@ -24,6 +24,7 @@ from subgraph.engine.mapped import release
 from subgraph.engine.plan import HostStep, Plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.program import Program, Step
+from subgraph.engine.sharing import shared_out
 from subgraph.reference import evaluate
 from subgraph.subgraph_op import DefaultSubgraphOp, fill_outputs
 from subgraph.types import numpy_dtype
@@ -33,6 +34,7 @@ Array = np.ndarray[Any, Any]
 # Copying that much costs less than asking an array for its address and patching words.
 STAGED = 16384
 _TINY_FLOPS = 2_000_000
+_WORTH_THREADS = 1 << 22  # bytes of weights
 _BLOCK = 8  # argument blocks begin on cache lines
 
 
@@ -166,6 +168,7 @@ class BoundPlan:
         self._entry_patches.sort(key=lambda item: -sum(p.array.nbytes for p in item[0].parameters))
         self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
         self._place_ends(block)
+        self._threads = 1 if pool is None else pool.size
         self._segments = self._make_segments(begins, pool)
         self._only = self._segments[0].run if self._is_one_program() else None
 
@@ -198,14 +201,13 @@ class BoundPlan:
         segments: list[Any] = []
         steps: list[Step] = []
         at = iter(begins)
-        threads = 1 if pool is None else pool.size
         tiny = _is_tiny(self.plan)
         base = self._words.ctypes.data
 
         def close() -> None:
             nonlocal steps
             if steps or not self.plan.items:
-                segments.append(Program(steps, threads, pool, tiny=tiny))
+                segments.append(Program(steps, self._threads, pool, tiny=tiny))
                 steps = []
 
         for item in self.plan.items:
@@ -225,13 +227,25 @@ class BoundPlan:
 
     def refresh(self, epoch: int) -> None:
         """Take the weights as the pinned snapshot of that epoch has them."""
-        for k, (entry, positions, offsets) in enumerate(self._entry_patches):
-            array = entry.get()
-            if array is not self._entry_arrays[k]:
-                self._entry_arrays[k] = array
-                self._words[positions] = array.ctypes.data + offsets
-                release(entry.parameters, array)
+        work = range(len(self._entry_patches))
+        if self.epoch is None and self._threads > 1 and self._weight_bytes() >= _WORTH_THREADS:
+            shared_out(self._take, work, self._threads)
+        else:
+            for k in work:
+                self._take(k)
         self.epoch = epoch
+
+    def _take(self, k: int) -> None:
+        """Make a weight anew if it has changed, and note where it lies."""
+        entry, positions, offsets = self._entry_patches[k]
+        array = entry.get()
+        if array is not self._entry_arrays[k]:
+            self._entry_arrays[k] = array
+            self._words[positions] = array.ctypes.data + offsets
+            release(entry.parameters, array)
+
+    def _weight_bytes(self) -> int:
+        return sum(p.array.nbytes for entry, _, _ in self._entry_patches for p in entry.parameters)
 
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
         """Run the plan; the weights are fresh.

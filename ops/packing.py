@@ -1,0 +1,83 @@
+"""Recipes of reformatted weights: what kernels read is packed by kernels, one call each.
+
+A call holds no lock of Python's, so that several weights are made at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.pool import call
+from subgraph.weights import aligned_empty
+
+from .tile_planning import Tiles, round_up
+
+Array = np.ndarray[Any, Any]
+_BLOCK = 16  # rows of a matrix that are packed together: they lie in one line of the cache
+
+
+def packed_size(columns: int, depth: int, of: Tiles) -> int:
+    """Return the elements of the panels of so many columns and rows."""
+    return depth * round_up(columns, of.lanes)
+
+
+def matrix_panels(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Return a recipe that packs each of a stack of matrices ``change(weight)[S, K, N]``."""
+    return lambda weight: pack_matrices(change(weight), of)
+
+
+def pack_matrices(stack: Array, of: Tiles) -> Array:
+    """Pack matrices ``[S, K, N]`` of any strides into panels, one after another; flat."""
+    count, depth, columns = stack.shape
+    target = _empty((count, packed_size(columns, depth, of)), of)
+    for matrix, place in zip(stack, target, strict=True):
+        _pack(matrix.T[:, :, None], place, depth, _BLOCK, of)
+    return target.reshape(-1)
+
+
+def pack_blocks(stack: Array, of: Tiles) -> Array:
+    """Pack weights ``[S, O, I, taps]`` whose rows are (block of inputs, tap, lane); flat."""
+    count, outputs, inputs, taps = stack.shape
+    depth = round_up(inputs, of.lanes)
+    target = _empty((count, packed_size(outputs, depth * taps, of)), of)
+    for weight, place in zip(stack, target, strict=True):
+        _pack(weight, place, depth, of.lanes, of)
+    return target.reshape(-1)
+
+
+def pack_winograd(weight: Array, of: Tiles, m: int) -> Array:
+    """Transform ``[O, I, 3, 3]`` and pack each of the ``(m + 2)^2`` points; flat."""
+    weight = np.ascontiguousarray(weight, of.dtype)
+    outputs, inputs = weight.shape[:2]
+    depth = round_up(inputs, of.lanes)
+    size = packed_size(outputs, depth, of)
+    target = _empty(((m + 2) ** 2, size), of)
+    kernel = Kernel("packing_kernels", "winograd", dtype=of.dtype, lanes=of.lanes, m=m)
+    words = [weight.ctypes.data, target.ctypes.data, outputs, round_up(outputs, of.lanes)]
+    _run(kernel, [*words, of.width, inputs, depth, size * of.item], -(-outputs // of.width))
+    return target.reshape(-1)
+
+
+def _empty(shape: tuple[int, ...], of: Tiles) -> Array:
+    # Aligned, so that the weight cache keeps it as it is.
+    return aligned_empty(shape, np.dtype(of.dtype))
+
+
+def _pack(source: Array, target: Array, depth: int, block: int, of: Tiles) -> None:
+    """Pack ``[columns, inputs, taps]``; see ``packing_kernels.pack``."""
+    if not target.size:
+        return
+    source = np.asarray(source, of.dtype)
+    columns, inputs, taps = source.shape
+    words = [source.ctypes.data, target.ctypes.data, columns, round_up(columns, of.lanes)]
+    words += [of.width, inputs, depth, block, taps, *source.strides]
+    _run(Kernel("packing_kernels", "pack", item=of.item), words, -(-columns // of.width))
+
+
+def _run(kernel: Kernel, words: list[int], units: int) -> None:
+    block = np.array(words, np.int64)
+    call(kernel.address, block.ctypes.data, 0, units, 0)
