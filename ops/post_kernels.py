@@ -10,7 +10,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld_f64, vec
+from subgraph.engine.simd import ld_f64, shuffle, vec
 from subgraph.engine.tile import arg
 from subgraph.engine.tiling import T_C, T_CJS, T_CRS, T_HI, T_LO, T_TAIL
 from subgraph.engine.vmath import function
@@ -30,6 +30,19 @@ def post(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
     apply = _activation(act, v)
+    two, four = _several(act, dtype, lanes, 2), _several(act, dtype, lanes, 4)
+
+    @register_jitable
+    def column(at: int, step: int, rows: int, p: float, q: float) -> None:
+        i = 0
+        while i + 4 <= rows:
+            four(at + i * step, step, p, q)
+            i += 4
+        if i + 2 <= rows:
+            two(at + i * step, step, p, q)
+            i += 2
+        if i < rows:
+            store(at + i * step, apply(load(at + i * step), p, q))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         rows, vectors = begin, end
@@ -37,15 +50,51 @@ def post(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
         tail = arg(args, T_TAIL)
         p, q = ld_f64(args + 8 * T_LO), ld_f64(args + 8 * T_HI)
         whole = vectors if tail <= 0 or tail >= lanes else vectors - 1
-        for i in range(rows):
-            at = c + i * crs
-            for _ in range(whole):
-                store(at, apply(load(at), p, q))
-                at += cjs
-            if whole < vectors:
+        for j in range(whole):
+            column(c + j * cjs, crs, rows, p, q)
+        if whole < vectors:
+            for i in range(rows):
+                at = c + i * crs + whole * cjs
                 store_n(at, tail, apply(load_n(at, tail), p, q))
 
     return kernel
+
+
+def _several(act: str, dtype: str, lanes: int, count: int) -> Any:
+    """Return ``f(address, step, p, q)`` over 2 or 4 vectors at once: their chains overlap."""
+    one, half = vec(dtype, lanes), vec(dtype, lanes * count // 2)
+    apply = _activation(act, vec(dtype, lanes * count))
+    join = shuffle(dtype, half.lanes, range(2 * half.lanes))
+    halves = [
+        shuffle(dtype, 2 * half.lanes, range(first, first + half.lanes))
+        for first in (0, half.lanes)
+    ]
+    low, high = halves
+    load, store = one.load, one.store
+    if count == 2:
+
+        @register_jitable
+        def run_two(at: int, step: int, p: float, q: float) -> None:
+            both = apply(join(load(at), load(at + step)), p, q)
+            store(at, low(both, both))
+            store(at + step, high(both, both))
+
+        return run_two
+    join_one = shuffle(dtype, lanes, range(2 * lanes))
+    first, second = (shuffle(dtype, 2 * lanes, range(k, k + lanes)) for k in (0, lanes))
+
+    @register_jitable
+    def run_four(at: int, step: int, p: float, q: float) -> None:
+        a = join_one(load(at), load(at + step))
+        b = join_one(load(at + 2 * step), load(at + 3 * step))
+        every = apply(join(a, b), p, q)
+        a, b = low(every, every), high(every, every)
+        store(at, first(a, a))
+        store(at + step, second(a, a))
+        store(at + 2 * step, first(b, b))
+        store(at + 3 * step, second(b, b))
+
+    return run_four
 
 
 def _activation(act: str, v: Any) -> Any:

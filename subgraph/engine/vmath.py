@@ -45,6 +45,7 @@ class _Format:
         self.exp_least = -104.0 if single else -746.0
         self.exp_most = 89.0 if single else 710.0
         self.expm1_least = -25.0 if single else -50.0
+        self.exp_normal = 87.0 if single else 708.0  # e**x and e**-x are normal numbers up to here
         self.least_normal = 2.0**-126 if single else 2.0**-1022
         self.sqrt_half = 0x3F3504F3 if single else 0x3FE6A09E667F3BCD
 
@@ -337,6 +338,23 @@ def _exp(x: Expr) -> Expr:
     return (power + 1.0) * x.power_of_two(half) * x.power_of_two(rest)
 
 
+def _exp_between(x: Expr) -> Expr:
+    """Return e**x, x clamped to where both it and its reciprocal are normal numbers.
+
+    The exponent is added to the bits of the power, whose lowest bits ``shifted`` keeps.
+    """
+    f, builder = x.format, x.builder
+    x = x.at_least(-f.exp_normal).at_most(f.exp_normal)
+    magic = 1.5 * 2.0**f.mantissa
+    shifted = x.fma(1.0 / math.log(2.0), magic)
+    n = shifted - magic
+    r = n.fma(-f.ln2_high, x)
+    r = n.fma(-f.ln2_low, r)
+    power = r.polynomial((1.0, 1.0, *_EXP[f.single]))
+    exponent = builder.shl(shifted.bits(), x.integer(f.mantissa))
+    return x.from_bits(builder.add(power.bits(), exponent))
+
+
 def _expm1_negative(x: Expr) -> Expr:
     """Return e**x - 1 for x <= 0 (and a little above)."""
     _, exponent, power = _reduced(x.at_least(x.format.expm1_least))
@@ -357,6 +375,9 @@ def _expm1(x: Expr) -> Expr:
 
 
 def _sigmoid(x: Expr) -> Expr:
+    if not _scales_in_one():
+        quotient = x.const(1.0) / (_exp_between(-x) + 1.0)
+        return x.const(0.0).where(x.compare("<", -x.format.exp_normal), quotient)
     e = _exp(-x.abs())
     numerator = x.const(1.0).where(x.compare(">=", 0.0), e)
     return numerator / (e + 1.0)
