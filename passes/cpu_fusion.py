@@ -12,15 +12,15 @@ from subgraph.parameters import Parameter
 from subgraph.pass_manager import apply_pass, register_pass
 from subgraph.types import TensorType
 
-from . import fuse_epilogue, fuse_transformer
-from ._patterns import PatternProperty
+from . import fuse_epilogue, fuse_quantized, fuse_transformer
+from ._patterns import PatternProperty, is_op
 from .fuse_elementwise import ElementwiseProperty
 
 
 @register_pass("CpuFusion")
 @attrs.frozen
 class CpuFusion:
-    """Lift constants, fold scales into weights, fuse patterns and chains.
+    """Lift constants, fold scales into weights, bound what a run finds, fuse patterns and chains.
 
     Attributes:
         guards: Filled with the parameters whose content the result depends on, and the version
@@ -38,7 +38,12 @@ class CpuFusion:
             # Types follow from what may be shapes and axes.
             if _may_be_shape(parameter):
                 self.guards[parameter] = parameter.version
-        graph = apply_pass(graph, "FoldScale")
+        if any(is_op(node, "DequantizeLinear") for node in graph.nodes):
+            quantized = PatternProperty("cpu_quantized", fuse_quantized.MATCHERS, self.guards)
+            graph = apply_pass(graph, "SplitDequantize")
+            graph = apply_pass(graph, "PartitionGraph", properties=[quantized])
+            graph = apply_pass(graph, "CommonSubexpressionElimination")
+        graph = apply_pass(graph, ["FoldScale", "BoundShapes"])
         properties = [
             PatternProperty("cpu_transformer", fuse_transformer.MATCHERS, self.guards),
             PatternProperty("cpu_epilogue", fuse_epilogue.MATCHERS, self.guards),

@@ -42,6 +42,8 @@ Array = np.ndarray[Any, Any]
 _SMALL = 4096
 # Integer weights up to this size may be shapes, axes, paddings: plans depend on their content.
 _SHAPE_LIKE = 256
+# Vectors of bytes up to this size may be zero points: how weights are held depends on them.
+_ZERO_POINTS = 1 << 16
 # Operators whose result has a shape that floats among their inputs decide.
 _SCALED = frozenset({"Resize", "Upsample", "Range"})
 
@@ -246,6 +248,10 @@ class Planner:
         """Plan all nodes, then the memory."""
         for node in self.graph.nodes:
             self.add(node)
+        return self.finish()
+
+    def finish(self) -> Plan:
+        """Plan the memory; all nodes are planned."""
         outputs = tuple(self._output(value) for value in self.graph.outputs)
         lives = self._lives(outputs)
         joined = join_in_place(self.pairs, lives)
@@ -372,7 +378,8 @@ class Planner:
                 continue
             if value in position and operand.known is None:
                 found.append(position[value])
-            if value.producer is not None:
+            # What a bounded operator counts follows from data: a plan for each would be of no use.
+            if value.producer is not None and not value.producer.op_type.startswith("Bounded"):
                 work.extend(value.producer.sources)
         names = self.graph.inputs
         whole = [k for k in found if numpy_dtype(self.operands[names[k]].dtype).kind in "iub"]
@@ -572,6 +579,8 @@ def infer_concrete(
 def _is_shape_like(parameter: Parameter) -> bool:
     """Return whether a weight may be a shape, axes, paddings: plans depend on its content."""
     type_ = parameter.type
+    if type_.dtype in ("int8", "uint8") and len(type_.shape or ()) <= 1:
+        return math.prod(concrete(type_)) <= _ZERO_POINTS
     return math.prod(concrete(type_)) <= _SHAPE_LIKE and numpy_dtype(type_.dtype).kind in "iub"
 
 

@@ -1,0 +1,280 @@
+"""Kernels that find how much they give: NonZero, Compress, Unique, NonMaxSuppression.
+
+They fill buffers that are large enough and write how much of them counts; see ``ops/bounded.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.simd import ld, memcpy, st
+from subgraph.types import numpy_dtype
+
+from .movement_kernels import arg
+
+Function = Callable[..., Any]
+
+
+def non_zero(*, dtype: str, half: bool) -> Function:
+    """Return the kernel of NonZero.
+
+    Args:
+        dtype: Dtype of the elements; uint16 for those of half precision.
+        half: Whether the elements are floats of 16 bits, whose sign does not count.
+
+    Words: ``0 x, 1 places [rank, size], 2 count, 3 size, 4 rank, 5... dimensions``. One unit.
+    """
+    load, store = ld(dtype), st("int64")
+    item = numpy_dtype(dtype).itemsize
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        x, places, size, rank = arg(args, 0), arg(args, 1), arg(args, 3), arg(args, 4)
+        count = 0
+        for i in range(size):
+            value = load(x + i * item)
+            if half:
+                value &= 0x7FFF
+            if value != 0:
+                rest = i
+                for d in range(rank - 1, -1, -1):
+                    extent = arg(args, 5 + d)
+                    store(places + 8 * (d * size + count), rest % extent)
+                    rest //= extent
+                count += 1
+        store(arg(args, 2), count)
+
+    return kernel
+
+
+def compress() -> Function:
+    """Return the kernel of Compress.
+
+    Words: ``0 x, 1 conditions, 2 y, 3 count, 4 sizes outside the axis, 5 size of the axis, 6 bytes
+    of a slice, 7 conditions, 8 slices that y has room for``. One unit.
+    """
+    load, store = ld("uint8"), st("int64")
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        x, conditions, y = arg(args, 0), arg(args, 1), arg(args, 2)
+        size, step, room = arg(args, 5), arg(args, 6), arg(args, 8)
+        count = 0
+        for i in range(min(size, arg(args, 7))):
+            if load(conditions + i) == 0:
+                continue
+            for outer in range(arg(args, 4)):
+                memcpy(y + (outer * room + count) * step, x + (outer * size + i) * step, step)
+            count += 1
+        store(arg(args, 3), count)
+
+    return kernel
+
+
+def unique(*, dtype: str, in_order: bool) -> Function:
+    """Return the kernel of Unique: rows sorted by merging, equal ones counted.
+
+    Args:
+        dtype: Dtype of the elements; NaN equals NaN and comes last.
+        in_order: Whether the rows are given in order, not in that of their first appearance.
+
+    Words: ``0 x, 1 y, 2 first places, 3 inverse, 4 counts, 5 count, 6 rows, 7 elements of a row,
+    8 scratch of 3 int64 a row``. One unit.
+    """
+    load, get, put = ld(dtype), ld("int64"), st("int64")
+    item = numpy_dtype(dtype).itemsize
+
+    @register_jitable
+    def before(x: int, a: int, b: int, length: int) -> bool:
+        """Whether row a stands before row b."""
+        for i in range(length):
+            p, q = load(x + (a * length + i) * item), load(x + (b * length + i) * item)
+            if p < q or (q != q and p == p):
+                return True
+            if q < p or (p != p and q == q):
+                return False
+        return False
+
+    @register_jitable
+    def merge(x: int, length: int, source: int, target: int, low: int, mid: int, high: int) -> None:
+        i, j = low, mid
+        for k in range(low, high):
+            take = i < mid
+            if take and j < high:
+                take = not before(x, get(source + 8 * j), get(source + 8 * i), length)
+            if take:
+                put(target + 8 * k, get(source + 8 * i))
+                i += 1
+            else:
+                put(target + 8 * k, get(source + 8 * j))
+                j += 1
+
+    @register_jitable
+    def group(x: int, length: int, rows: int, order: int, inverse: int) -> int:
+        """Number the groups of equal rows in their order; return how many there are."""
+        groups = 0
+        for k in range(rows):
+            place = get(order + 8 * k)
+            if k > 0 and before(x, get(order + 8 * (k - 1)), place, length):
+                groups += 1
+            put(inverse + 8 * place, groups)
+        return groups + (1 if rows > 0 else 0)
+
+    @register_jitable
+    def renumber(rows: int, groups: int, table: int, inverse: int) -> None:
+        """Number the groups in the order of their first rows."""
+        for k in range(groups):
+            put(table + 8 * k, -1)
+        following = 0
+        for i in range(rows):
+            old = get(inverse + 8 * i)
+            if get(table + 8 * old) < 0:
+                put(table + 8 * old, following)
+                following += 1
+            put(inverse + 8 * i, get(table + 8 * old))
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        x, y, first = arg(args, 0), arg(args, 1), arg(args, 2)
+        inverse, counts, rows, length = arg(args, 3), arg(args, 4), arg(args, 6), arg(args, 7)
+        order = arg(args, 8)
+        spare = order + 8 * rows
+        for i in range(rows):
+            put(order + 8 * i, i)
+        width = 1
+        while width < rows:
+            for low in range(0, rows, 2 * width):
+                middle, high = min(low + width, rows), min(low + 2 * width, rows)
+                merge(x, length, order, spare, low, middle, high)
+            order, spare = spare, order
+            width *= 2
+        groups = group(x, length, rows, order, inverse)
+        if not in_order:
+            renumber(rows, groups, spare, inverse)
+        for k in range(groups):
+            put(counts + 8 * k, 0)
+        step = length * item
+        for i in range(rows):
+            number = get(inverse + 8 * i)
+            if get(counts + 8 * number) == 0:
+                put(first + 8 * number, i)
+                memcpy(y + number * step, x + i * step, step)
+            put(counts + 8 * number, get(counts + 8 * number) + 1)
+        put(arg(args, 5), groups)
+
+    return kernel
+
+
+def suppress(*, centred: bool) -> Function:
+    """Return the kernel that picks the boxes of one class, the best first.
+
+    Args:
+        centred: Whether a box is (x, y, width, height) of its centre, not two corners.
+
+    Words: ``0 boxes [batch, boxes, 4], 1 scores [batch, classes, boxes], 2 most (int64, or 0: none
+    are wanted), 3 least overlap that suppresses (float32 or 0), 4 least score (float32 or 0),
+    5 picked [batch * classes, room], 6 how many, 7 boxes, 8 classes, 9 room, 10 scratch, 11 bytes
+    of it for each worker (8 a box)``. Units: batch * classes.
+    """
+    load, get, put = ld("float32"), ld("int64"), st("int64")
+
+    @register_jitable
+    def corners(box: int) -> tuple[Any, Any, Any, Any]:
+        a, b, c, d = load(box), load(box + 4), load(box + 8), load(box + 12)
+        if centred:
+            half_width, half_height = c / 2, d / 2
+            return a - half_width, b - half_height, a + half_width, b + half_height
+        return min(a, c), min(b, d), max(a, c), max(b, d)
+
+    @register_jitable
+    def overlap(a: int, b: int) -> Any:
+        """Return the shared part of two boxes: intersection over union."""
+        a0, a1, a2, a3 = corners(a)
+        b0, b1, b2, b3 = corners(b)
+        width, height = min(a2, b2) - max(a0, b0), min(a3, b3) - max(a1, b1)
+        first, second = (a2 - a0) * (a3 - a1), (b2 - b0) * (b3 - b1)
+        if width <= 0 or height <= 0 or first <= 0 or second <= 0:
+            return width * 0
+        shared = width * height
+        return shared / (first + second - shared)
+
+    @register_jitable
+    def before(scores: int, a: int, b: int) -> bool:
+        p, q = load(scores + 4 * a), load(scores + 4 * b)
+        return p > q or (p == q and a < b)
+
+    @register_jitable
+    def sink(scores: int, heap: int, at: int, count: int) -> None:
+        """Move an entry down until none below stands before it."""
+        moving = get(heap + 8 * at)
+        while True:
+            child = 2 * at + 1
+            if child >= count:
+                break
+            if child + 1 < count and before(
+                scores, get(heap + 8 * (child + 1)), get(heap + 8 * child)
+            ):
+                child += 1
+            place = get(heap + 8 * child)
+            if not before(scores, place, moving):
+                break
+            put(heap + 8 * at, place)
+            at = child
+        put(heap + 8 * at, moving)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        boxes, classes, room = arg(args, 7), arg(args, 8), arg(args, 9)
+        most = min(get(arg(args, 2)), room) if arg(args, 2) != 0 else 0
+        heap = arg(args, 10) + worker * arg(args, 11)
+        for unit in range(begin, end):
+            at = arg(args, 0) + unit // classes * boxes * 16
+            scores = arg(args, 1) + unit * boxes * 4
+            picked = arg(args, 5) + unit * room * 8
+            count = 0
+            for i in range(boxes):
+                if arg(args, 4) == 0 or load(scores + 4 * i) > load(arg(args, 4)):
+                    put(heap + 8 * count, i)
+                    count += 1
+            for i in range(count // 2 - 1, -1, -1):
+                sink(scores, heap, i, count)
+            taken = 0
+            while count > 0 and taken < most:
+                best = get(heap)
+                count -= 1
+                put(heap, get(heap + 8 * count))
+                sink(scores, heap, 0, count)
+                free = True
+                for k in range(taken):
+                    shared = overlap(at + 16 * best, at + 16 * get(picked + 8 * k))
+                    limit = load(arg(args, 3)) if arg(args, 3) != 0 else shared * 0
+                    if shared > limit:
+                        free = False
+                        break
+                if free:
+                    put(picked + 8 * taken, best)
+                    taken += 1
+            put(arg(args, 6) + 8 * unit, taken)
+
+    return kernel
+
+
+def gather_picked() -> Function:
+    """Return the kernel that puts the picks of all classes one after the other.
+
+    Words: ``0 picked, 1 how many, 2 y [room, 3], 3 count, 4 batch * classes, 5 classes,
+    6 room of a class``. One unit.
+    """
+    get, put = ld("int64"), st("int64")
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        y, count = arg(args, 2), 0
+        for unit in range(arg(args, 4)):
+            picked = arg(args, 0) + unit * arg(args, 6) * 8
+            for k in range(get(arg(args, 1) + 8 * unit)):
+                put(y + 24 * count, unit // arg(args, 5))
+                put(y + 24 * count + 8, unit % arg(args, 5))
+                put(y + 24 * count + 16, get(picked + 8 * k))
+                count += 1
+        put(arg(args, 3), count)
+
+    return kernel

@@ -1,0 +1,131 @@
+"""Operators that find how much they give, on the CPU, against NumPy and ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+
+Array = np.ndarray[Any, Any]
+SHAPES = [(), (7,), (3, 0, 2), (4, 5), (2, 3, 4)]
+
+
+def _on_cpu(graph: sg.Graph, *arrays: Array) -> list[Any]:
+    """Run on the CPU; nothing is left to another device."""
+    query = sg.default_core().query_model(graph, "CPU")
+    assert set(query) == {node.name for node in graph.nodes}, query
+    results = sg.compile_model(graph, "CPU")(list(arrays))
+    return [results[k] for k in range(len(graph.outputs))]
+
+
+def _input(name: str, array: Array, *, symbolic: bool = False) -> sg.Value:
+    shape = [f"{name}{k}" for k in range(array.ndim)] if symbolic else array.shape
+    return sg.input(name, shape, array.dtype.name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "float16", "int64"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_non_zero(shape: tuple[int, ...], dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x = np.asarray(rng.integers(-1, 2, shape)).astype(dtype)
+    x = np.where(x == 0, np.asarray(-0.0).astype(dtype), x)
+    value = _input("x", x, symbolic=True)
+    (got,) = _on_cpu(sg.Graph([value], [ops.NonZero(value)]), x)
+    expected = np.array(np.nonzero(np.atleast_1d(x)))
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_what_was_found_goes_on() -> None:
+    """Gather by the places found; other numbers in every run."""
+    x = sg.input("x", ("N", 3))
+    places = ops.Transpose(ops.NonZero(ops.Greater(x, np.float32(0.5))), perm=[1, 0])
+    graph = sg.Graph([x], [ops.Mul(ops.GatherND(x, places), np.float32(2)), ops.Relu(x)])
+    model = sg.compile_model(graph, "CPU")
+    rng = np.random.default_rng(1)
+    for rows in (4, 9, 4, 1, 300):
+        given = rng.uniform(0, 1, (rows, 3)).astype(np.float32)
+        results = model([given])
+        np.testing.assert_allclose(results[0], 2 * given[given > 0.5])
+        np.testing.assert_array_equal(results[1], given)
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+@pytest.mark.parametrize("length", [0, 2, 3])
+def test_compress(axis: int | None, length: int) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((3, 4, 5)).astype(np.float32)
+    condition = rng.uniform(size=length) < 0.6
+    values = _input("x", x), _input("c", condition)
+    attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
+    (got,) = _on_cpu(sg.Graph(values, [ops.Compress(*values, **attributes)]), x, condition)
+    np.testing.assert_array_equal(got, np.compress(condition, x, axis))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "float16"])
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+@pytest.mark.parametrize("in_order", [0, 1])
+def test_unique(axis: int | None, in_order: int, dtype: str) -> None:
+    x = np.random.default_rng(3).integers(0, 2, (5, 6, 2)).astype(dtype)
+    value = _input("x", x)
+    attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
+    outputs = ops.Unique(value, sorted=in_order, outputs=4, **attributes)
+    y, first, inverse, counts = _on_cpu(sg.Graph([value], outputs), x)
+    expected = np.unique(x, True, True, True, axis=axis)
+    order = np.argsort(expected[1]) if not in_order else np.arange(len(expected[1]))
+    np.testing.assert_array_equal(y, np.take(expected[0], order, axis or 0))
+    np.testing.assert_array_equal(first, expected[1][order])
+    np.testing.assert_array_equal(counts, expected[3][order])
+    np.testing.assert_array_equal(np.take(y, inverse, axis or 0).reshape(x.shape), x)
+
+
+def test_unique_of_many_and_of_nothing() -> None:
+    x = np.random.default_rng(4).standard_normal(3001).astype(np.float32)
+    x[::7] = np.nan
+    for given in (x, x[:0], x[:1]):
+        value = _input("x", given)
+        y, inverse = _on_cpu(
+            sg.Graph([value], [ops.Unique(value, outputs=4)[k] for k in (0, 2)]), given
+        )
+        np.testing.assert_array_equal(y, np.unique(given))
+        np.testing.assert_array_equal(y[inverse], given)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_non_max_suppression(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    boxes = rng.uniform(0, 1, (2, 40, 4)).astype(np.float32)
+    scores = rng.uniform(0, 1, (2, 3, 40)).astype(np.float32)
+    limits = [np.array([seed + 1], np.int64), np.array([0.3], np.float32), np.float32(0.4)]
+    inputs = [_input("boxes", boxes), _input("scores", scores)]
+    given: list[Any] = limits[: 1 + seed % 3]
+    made = ops.NonMaxSuppression(*inputs, *given, center_point_box=seed % 2)
+    graph = sg.Graph(inputs, [made])
+    (got,) = _on_cpu(graph, boxes, scores)
+    session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    (expected,) = session.run(None, {"boxes": boxes, "scores": scores})
+    np.testing.assert_array_equal(got, expected)
+    assert len(got)
+
+
+def test_the_number_of_boxes_may_be_an_input() -> None:
+    rng = np.random.default_rng(9)
+    boxes = rng.uniform(0, 1, (1, 400, 4)).astype(np.float32)
+    scores = rng.uniform(0, 1, (1, 1, 400)).astype(np.float32)
+    inputs = [_input("boxes", boxes), _input("scores", scores), sg.input("most", (1,), "int64")]
+    model = sg.compile_model(sg.Graph(inputs, [ops.NonMaxSuppression(*inputs)]), "CPU")
+    for most in (3, 0, 5, 10**9):
+        got = model([boxes, scores, np.array([most])])[0]
+        assert len(got) <= most
+        assert (len(got) > 0) == (most > 0)
+
+
+def test_the_tables_of_pass_and_operators_agree() -> None:
+    from subgraph.ops.bounded import TRIMMED
+    from subgraph.passes import bound_shapes
+
+    assert vars(bound_shapes)["_CUT"] == TRIMMED
