@@ -17,6 +17,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Layout, Lowering, Operand, Word, lowering
 from subgraph.graph import Node
 
+from .conv_direct import DirectOutput, emit_direct
 from .conv_geometry import (
     Geometry,
     band_table,
@@ -229,103 +230,6 @@ def _banded(job: Job) -> None:
 def as_given(array: Array) -> Array:
     """Return the array: the recipe of a constant."""
     return array
-
-
-@attrs.frozen
-class DirectOutput:
-    """Where a direct convolution writes: every ``steps``-th pixel from ``offset`` (in pixels).
-
-    Attributes:
-        y: Blocked output.
-        residual: Of the same shape, or 0.
-        steps: Pixels between outputs along D, H, W.
-        offset: Pixel of the first output.
-        sizes: Spatial sizes of y, None: those of the convolution's output.
-    """
-
-    y: Word
-    residual: Word
-    steps: tuple[int, int, int]
-    offset: int
-    sizes: tuple[int, int, int] | None = None
-
-
-def emit_direct(
-    low: Lowering,
-    of: Tiles,
-    g: Geometry,
-    x: Word,
-    weight: Word,
-    bias: Word,
-    out: DirectOutput,
-    act: Activation,
-    *,
-    plain: bool,
-    table: Word = 0,
-    flops: int = 0,
-) -> None:
-    """Emit ``conv_kernels.direct``; ``flops``: those that count, where weights are zero."""
-    lanes, item = of.lanes, of.item
-    pixel = (1 if plain else lanes) * item
-    blocks_in = g.inputs if plain else -(-g.inputs // lanes)
-    blocks_out = -(-g.outputs // lanes)
-    panels = -(-blocks_out // of.nv)
-    strip = plain or g.padded
-    depth_weights = blocks_in * g.taps * (1 if plain else lanes) * blocks_out * lanes * item
-
-    def strip_bytes(rows: int, columns: int) -> int:
-        box = g.reach(0, 1) * g.reach(1, rows) * g.reach(2, columns)
-        return blocks_in * box * pixel
-
-    rows, columns, part = g.target[1], g.target[2], panels
-    if strip:
-        while rows > 1 and strip_bytes(rows, columns) > caches().l2 // 4:
-            rows = -(-rows // 2)
-    if columns > 16 * of.mr:
-        columns = 8 * of.mr
-    elif rows > 1 and columns * rows > 16 * of.mr:
-        rows = max(1, min(rows, 16 * of.mr // columns))
-    if depth_weights > caches().l2 // 2:
-        part = min(panels, 4)
-    wanted = 4 * low.threads if low.threads > 1 else 1
-    outer = g.images * g.groups * g.target[0]
-
-    def units() -> int:
-        return outer * -(-g.target[1] // rows) * -(-g.target[2] // columns) * -(-panels // part)
-
-    while units() < wanted and part > 1:
-        part = -(-part // 2)
-    while units() < wanted and rows > 1:
-        rows = -(-rows // 2)
-    while units() < wanted and columns > of.mr:
-        columns = max(of.mr, round_up(columns // 2, of.mr))
-    scratch: Word = 0
-    scratch_bytes = 0
-    if strip:
-        scratch_bytes = round_up(strip_bytes(rows, columns), 64)
-        scratch = low.scratch(scratch_bytes, per_worker=True)
-    order = 0 if strip else 1
-    sizes = out.sizes or g.target
-    pixels = math.prod(sizes)
-    image_in = g.groups * blocks_in * math.prod(g.source) * pixel
-    image_out = g.groups * blocks_out * pixels * lanes * item
-    words: list[Word] = [x, weight, out.y, bias, out.residual, g.groups, blocks_in, blocks_out]
-    words += g.words()
-    words += [of.contraction(), act.post, act.flags, act.low, act.high, rows, columns, part]
-    words += [scratch, scratch_bytes, order, image_in, image_out, image_out]
-    words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
-    rest = g.inputs % lanes if g.taps == 1 and not plain else 0
-    words += [out.offset * lanes * item, table, rest]
-    count = units()
-    flops = flops or g.flops
-    low.emit(
-        Kernel("conv_kernels", "direct", plain=plain, **of.variant),
-        words,
-        count,
-        grain=grain(count, flops),
-        flops=flops,
-        bytes=image_in * g.images + depth_weights * g.groups + image_out * g.images,
-    )
 
 
 def _depthwise(job: Job) -> None:

@@ -30,6 +30,7 @@ from subgraph.engine.tiling import (
     T_HI,
     T_IJS,
     T_INIT,
+    T_IRS,
     T_KIN,
     T_KLAST,
     T_LO,
@@ -135,6 +136,10 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         40..42 pixels of y between outputs along W, H, D  43 between blocks of output channels
         44 bytes from the start of an image of y to its first output
         45 bands (0: none)  46 channels of the last input block that count (kernels of one tap)
+        47 input blocks of a segment  48 the scratch holds only the pixels that are read (one tap)
+
+    The sums run over segments of the input blocks, so short that the weights of a panel stay in the
+    first cache while all pixels of a unit pass; a later segment goes on from what y holds.
 
     Bands are three words for each panel: the first of the input blocks that it reads, their number,
     and where its weights begin, in bytes. That is how groups that are no whole blocks run, as one.
@@ -151,14 +156,15 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
     pixel = item if plain else lanes * item
     step = 1 if plain else lanes
     copy_strip = strip_copier(dtype, lanes, plain)
+    v = vec(dtype, lanes)
+    load, store = v.load, v.store
 
     @register_jitable
     def set_loops(args: int, t: int, row: int, plane: int, volume: int) -> None:
         """Set what is the same for all tiles of a unit: the loops over K and the strides."""
         kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
         dd, dh, dw = arg(args, 20), arg(args, 21), arg(args, 22)
-        put(t, T_ARS, arg(args, 19) * pixel)
-        put(t, T_N0, arg(args, 6))
+        put(t, T_ARS, pixel if arg(args, 48) else arg(args, 19) * pixel)
         put(t, T_SA0, volume)
         if plain or dw == 1:
             put(t, T_N1, kd)
@@ -167,6 +173,8 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
             put(t, T_SA2, dh * row)
             put(t, T_KIN, kw * step)
             put(t, T_AKS, dw * item)
+            if kd * kh * kw == 1:
+                put(t, T_SA2, volume)
         else:
             put(t, T_N1, kh)
             put(t, T_SA1, dh * row)
@@ -176,8 +184,8 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
             put(t, T_AKS, item)
 
     @register_jitable
-    def panel_words(args: int, t: int, group: int, panel: int) -> int:
-        """Set weights and bias of a panel; return its vectors."""
+    def panel_words(args: int, t: int, group: int, panel: int, begin: int, end: int) -> int:
+        """Set weights and start values of a panel from input block begin to end; return vectors."""
         blocks = arg(args, 7)
         taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
         depth = arg(args, 6) * taps * step
@@ -189,10 +197,17 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
             put(t, T_N0, arg(bands, 3 * panel + 1))
             put(t, T_B, arg(args, 1) + arg(bands, 3 * panel + 2))
             end = arg(bands, 3 * panel) + arg(bands, 3 * panel + 1)
-            put(t, T_KLAST, arg(args, 46) if end == arg(args, 6) else 0)
         else:
-            put(t, T_B, arg(args, 1) + (group * blocks + first) * depth * lanes * item)
-            put(t, T_KLAST, arg(args, 46))
+            put(t, T_N0, end - begin)
+            weights = arg(args, 1) + (group * blocks + first) * depth * lanes * item
+            put(t, T_B, weights + begin * taps * step * columns)
+        put(t, T_KLAST, arg(args, 46) if end == arg(args, 6) else 0)
+        if taps == 1 and arg(t, T_KLAST) == 0:
+            # The innermost of the segment loops costs least.
+            put(t, T_N2, arg(t, T_N0))
+            put(t, T_N0, 1)
+        elif taps == 1:
+            put(t, T_N2, 1)
         put(t, T_BKS, columns)
         put(t, T_SB2, arg(t, T_KIN) * columns)
         put(t, T_SB1, arg(t, T_N2) * arg(t, T_KIN) * columns)
@@ -201,21 +216,48 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         if bias != 0:
             bias += (group * blocks + first) * lanes * item
         put(t, T_INIT, bias)
+        put(t, T_IRS, 0 if begin == 0 else arg(t, T_CRS))
+        put(t, T_IJS, lanes * item if begin == 0 else arg(t, T_CJS))
         return vectors
 
     @register_jitable
-    def run_row(args: int, t: int, x: int, y: int, res: int, pixels: int, vectors: int) -> None:
+    def run_row(
+        args: int,
+        t: int,
+        x: int,
+        y: int,
+        res: int,
+        pixels: int,
+        vectors: int,
+        more: bool,
+        post: int,
+    ) -> None:
+        """Run the tiles of a row of outputs; ``more``: go on from what y holds."""
         i = 0
-        tile, post = arg(args, 26), arg(args, 27)
+        tile = arg(args, 26)
         while i < pixels:
             m = rows_of(pixels - i, mr)
             put(t, T_A, x + i * arg(t, T_ARS))
             put(t, T_C, y + i * arg(t, T_CRS))
             put(t, T_RES, res + i * arg(t, T_RRS) if res != 0 else 0)
+            if more:
+                put(t, T_INIT, arg(t, T_C))
             call_kernel(tile, t, m, vectors, 0)
             if post != 0:
                 call_kernel(post, t, m, vectors, 0)
             i += m
+
+    @register_jitable
+    def gather_pixels(args: int, x: int, to: int, rows: int, cols: int) -> None:
+        """Copy the pixels that a kernel of one tap reads of every input block."""
+        down, along = arg(args, 18) * arg(args, 10) * pixel, arg(args, 19) * pixel
+        for b in range(arg(args, 6)):
+            block = x + b * arg(args, 8) * arg(args, 9) * arg(args, 10) * pixel
+            for r in range(rows):
+                row = block + r * down
+                for c in range(cols):
+                    store(to, load(row + c * along))
+                    to += pixel
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         t, where = _words(), _where()
@@ -224,7 +266,7 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         od_n, oh_n, ow_n = arg(args, 11), arg(args, 12), arg(args, 13)
         sd, sh, sw = arg(args, 17), arg(args, 18), arg(args, 19)
         rb, wb, pb = arg(args, 31), arg(args, 32), arg(args, 33)
-        scratch = arg(args, 34)
+        scratch, compact = arg(args, 34), arg(args, 48) != 0
         if scratch != 0:
             scratch += worker * arg(args, 35)
         row_blocks, col_blocks = (oh_n + rb - 1) // rb, (ow_n + wb - 1) // wb
@@ -240,7 +282,6 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         put(t, T_IJS, lanes * item)
         put(t, T_RRS, along)
         put(t, T_RJS, plane_out)
-        put(t, T_FLAGS, arg(args, 28))
         put(t, T_LO, arg(args, 29))
         put(t, T_HI, arg(args, 30))
         copied = -1
@@ -269,15 +310,22 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
                 nd = (arg(args, 14) - 1) * arg(args, 20) + 1
                 nh = (rows - 1) * sh + (arg(args, 15) - 1) * arg(args, 21) + 1
                 nw = (cols - 1) * sw + (arg(args, 16) - 1) * arg(args, 22) + 1
+                if compact:
+                    nh, nw = rows, cols
                 strip = (image * groups + group) * spatial + place
                 if strip != copied:
-                    put(where, 0, d0)
-                    put(where, 1, h0)
-                    put(where, 2, w0)
-                    put(where, 3, nd)
-                    put(where, 4, nh)
-                    put(where, 5, nw)
-                    copy_strip(args, arg(args, 6), x, scratch, where)
+                    if compact:
+                        plane = height * width * pixel
+                        source = x + d0 * plane + (h0 * width + w0) * pixel
+                        gather_pixels(args, source, scratch, rows, cols)
+                    else:
+                        put(where, 0, d0)
+                        put(where, 1, h0)
+                        put(where, 2, w0)
+                        put(where, 3, nd)
+                        put(where, 4, nh)
+                        put(where, 5, nw)
+                        copy_strip(args, arg(args, 6), x, scratch, where)
                     copied = strip
                 row = nw * pixel
                 plane = nh * row
@@ -285,21 +333,39 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
                 x = scratch
             set_loops(args, t, row, plane, volume)
             out = (od * arg(args, 42) + oh * arg(args, 41)) * lanes * item + ow * along
-            for p in range(panel, min(panels, panel + pb)):
-                vectors = panel_words(args, t, group, p)
-                at = out + (group * blocks + p * nv) * plane_out
-                at += arg(args, 44)
-                y = arg(args, 2) + image * arg(args, 38) + at
-                res = arg(args, 4)
-                if res != 0:
-                    res += image * arg(args, 39) + at
-                source = x
-                if arg(args, 45) != 0:
-                    source += arg(arg(args, 45), 3 * p) * volume
-                for r in range(rows):
-                    down = r * arg(args, 41) * lanes * item
-                    added = res + down if res != 0 else 0
-                    run_row(args, t, source + r * sh * row, y + down, added, cols, vectors)
+            down = row if compact else sh * row
+            first = 0
+            while first < arg(args, 6):
+                last = min(first + arg(args, 47), arg(args, 6))
+                done = last == arg(args, 6)
+                put(t, T_FLAGS, arg(args, 28) if done else 0)
+                for p in range(panel, min(panels, panel + pb)):
+                    vectors = panel_words(args, t, group, p, first, last)
+                    at = out + (group * blocks + p * nv) * plane_out
+                    at += arg(args, 44)
+                    y = arg(args, 2) + image * arg(args, 38) + at
+                    res = arg(args, 4) if done else 0
+                    if res != 0:
+                        res += image * arg(args, 39) + at
+                    source = x + first * volume
+                    if arg(args, 45) != 0:
+                        source += arg(arg(args, 45), 3 * p) * volume
+                    for r in range(rows):
+                        r_out = r * arg(args, 41) * lanes * item
+                        added = res + r_out if res != 0 else 0
+                        post = arg(args, 27) if done else 0
+                        run_row(
+                            args,
+                            t,
+                            source + r * down,
+                            y + r_out,
+                            added,
+                            cols,
+                            vectors,
+                            first > 0,
+                            post,
+                        )
+                first = last
 
     return kernel
 

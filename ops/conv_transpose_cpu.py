@@ -17,7 +17,7 @@ import numpy as np
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.graph import Node
 
-from .conv_cpu import DirectOutput, emit_direct
+from .conv_direct import DirectOutput, emit_direct
 from .conv_geometry import (
     Geometry,
     auto_pad,

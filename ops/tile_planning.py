@@ -11,7 +11,7 @@ import numpy as np
 from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Unsupported
-from subgraph.engine.tiling import F_HI, F_LO, tile_shape
+from subgraph.engine.tiling import F_HI, F_LO, LOW_ROWS, tile_shape
 from subgraph.graph import Node
 
 Array = np.ndarray[Any, Any]
@@ -45,6 +45,11 @@ class Tiles:
     def width(self) -> int:
         """Columns of a panel."""
         return self.nv * self.lanes
+
+    @property
+    def low(self) -> bool:
+        """Whether tiles are low: few registers, so that each weight serves few rows."""
+        return self.mr <= LOW_ROWS
 
     @property
     def variant(self) -> dict[str, str | int]:

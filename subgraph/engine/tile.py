@@ -27,6 +27,7 @@ from subgraph.engine.simd import emit_fma, first_lanes, ld_i64, st_i64
 from subgraph.engine.tiling import (
     F_HI,
     F_LO,
+    LOW_ROWS,
     T_A,
     T_AKS,
     T_ARS,
@@ -82,7 +83,6 @@ _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _PTR = ir.PointerType()
 _UNROLL = 2
-_DENSE = 4
 
 
 def scalar_type(dtype: str) -> Any:
@@ -346,7 +346,7 @@ class _Tile:
                 a2, b2 = e.variable(e.get(a1)), e.variable(e.get(b1))
                 with e.loop(e.word(t, T_N2)):
                     a3, b3 = e.variable(e.get(a2)), e.variable(e.get(b2))
-                    rest = self.dense_rounds(a3, b3, kin, dense_step) if dense_step else kin
+                    rest = self.dense_steps(a3, b3, kin, dense_step) if dense_step else kin
                     with e.loop(b.ashr(rest, e.const(_UNROLL.bit_length() - 1))):
                         av, bv = e.get(a3), e.get(b3)
                         for _ in range(_UNROLL):
@@ -366,20 +366,25 @@ class _Tile:
             e.step(a0, e.word(t, T_SA0))
             e.step(b0, e.word(t, T_SB0))
 
-    def dense_rounds(
+    def dense_steps(
         self, at_a: Any, at_b: Any, steps: Any, dense_step: Callable[[Any, Any, int], None]
     ) -> Any:
-        """Run the steps that dense rounds can do, of ``steps``; return how many are left."""
+        """Run the steps of operands without gaps, a block of channels a round; return the rest."""
         e, b = self.e, self.e.b
-        rounds = b.select(self.dense, b.ashr(steps, e.const(2)), e.const(0))
-        with e.loop(rounds):
-            # Else LLVM derives each address from the one before: a chain as long as the sums.
-            av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
-            for number in range(_DENSE):
-                dense_step(av, bv, number)
-            e.put(at_a, b.add(av, e.const(_DENSE * e.item)))
-            e.put(at_b, b.add(bv, e.const(_DENSE * self.nv * e.lanes * e.item)))
-        return b.sub(steps, b.shl(rounds, e.const(2)))
+        count = b.select(self.dense, steps, e.const(0))
+        shift = e.const(e.lanes.bit_length() - 1)
+        for rounds, unroll in (
+            (b.ashr(count, shift), e.lanes),
+            (b.and_(count, e.const(e.lanes - 1)), 1),
+        ):
+            with e.loop(rounds):
+                # Else LLVM derives each address from the one before: a chain as long as the sums.
+                av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
+                for number in range(unroll):
+                    dense_step(av, bv, number)
+                e.put(at_a, b.add(av, e.const(unroll * e.item)))
+                e.put(at_b, b.add(bv, e.const(unroll * self.nv * e.lanes * e.item)))
+        return b.sub(steps, count)
 
     def finish(self) -> None:
         """Add row bias and residual, apply the bounds, store."""
@@ -442,7 +447,7 @@ def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
             e.fence()
 
-    tile.loops(k_step, dense_step if mr <= 6 else None)
+    tile.loops(k_step, dense_step if mr <= LOW_ROWS else None)
     tile.finish()
 
 

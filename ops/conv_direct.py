@@ -1,0 +1,181 @@
+"""Direct convolution on the CPU device: how its work is cut, and the step that does it."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from subgraph.engine.host import caches
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Word
+
+from .conv_geometry import Geometry
+from .tile_planning import Activation, Tiles, grain, round_up
+
+
+@attrs.frozen
+class DirectOutput:
+    """Where a direct convolution writes: every ``steps``-th pixel from ``offset`` (in pixels).
+
+    Attributes:
+        y: Blocked output.
+        residual: Of the same shape, or 0.
+        steps: Pixels between outputs along D, H, W.
+        offset: Pixel of the first output.
+        sizes: Spatial sizes of y, None: those of the convolution's output.
+    """
+
+    y: Word
+    residual: Word
+    steps: tuple[int, int, int]
+    offset: int
+    sizes: tuple[int, int, int] | None = None
+
+
+@attrs.define
+class Cut:
+    """How the work of a direct convolution is cut into units.
+
+    Attributes:
+        of: The tiles.
+        g: The sizes.
+        plain: The input is plain.
+        compact: The scratch holds the pixels that a kernel of one tap reads, and no others.
+        blocks_in: Input blocks of a group.
+        panels: Output panels of a group.
+        segment: Input blocks of a segment of the sums.
+        rows: Output rows of a unit.
+        columns: Output columns of a unit.
+        part: Panels of a unit.
+    """
+
+    of: Tiles
+    g: Geometry
+    plain: bool
+    compact: bool
+    blocks_in: int
+    panels: int
+    segment: int
+    rows: int
+    columns: int
+    part: int
+
+    @property
+    def strip(self) -> bool:
+        """Whether units copy what they read."""
+        return self.plain or self.compact or self.g.padded
+
+    def reads(self) -> int:
+        """Return the bytes of the input that a unit reads."""
+        g = self.g
+        box = g.reach(0, 1) * g.reach(1, self.rows) * g.reach(2, self.columns)
+        pixels = self.rows * self.columns if self.compact else box
+        return self.blocks_in * pixels * self.of.item * (1 if self.plain else self.of.lanes)
+
+    def units(self) -> int:
+        """Return the number of units."""
+        g = self.g
+        places = -(-g.target[1] // self.rows) * -(-g.target[2] // self.columns)
+        return g.images * g.groups * g.target[0] * places * -(-self.panels // self.part)
+
+
+def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
+    """Cut a direct convolution for so many threads; sums do not depend on their number."""
+    blocks_in = g.inputs if plain else -(-g.inputs // of.lanes)
+    panels = -(-g.outputs // of.width)
+    compact = of.low and g.taps == 1 and not plain and not g.padded and g.strides != (1, 1, 1)
+    c = Cut(of, g, plain, compact, blocks_in, panels, blocks_in, g.target[1], g.target[2], panels)
+    if of.low:
+        _cut_low(c, banded)
+    else:
+        _cut_tall(c)
+    wanted = 4 * threads if threads > 1 else 1
+    while c.units() < wanted and c.part > 1:
+        c.part = -(-c.part // 2)
+    while c.units() < wanted and c.rows > 1:
+        c.rows = -(-c.rows // 2)
+    while c.units() < wanted and c.columns > of.mr:
+        c.columns = max(of.mr, round_up(c.columns // 2, of.mr))
+    return c
+
+
+def _cut_low(c: Cut, banded: bool) -> None:
+    """Cut for low tiles: they read a weight so often that it must come from the first cache."""
+    of, l2 = c.of, caches().l2
+    if not banded:
+        steps = c.g.taps * (1 if c.plain else of.lanes)
+        most = max(1, caches().l1 // 2 // (of.width * of.item * steps))
+        c.segment = -(-c.blocks_in // -(-c.blocks_in // most))
+    # A strip stays for all segments; else what one of them reads need be near.
+    share = c.blocks_in if c.strip else c.segment
+    while c.rows > 1 and c.reads() * share > l2 // 3 * c.blocks_in:
+        c.rows = -(-c.rows // 2)
+    while c.columns > 8 * of.mr and c.reads() * share > l2 // 3 * c.blocks_in:
+        c.columns = round_up(-(-c.columns // 2), of.mr)
+    if c.segment < c.blocks_in:
+        c.part = min(c.panels, max(1, l2 // 3 // (c.rows * c.columns * of.width * of.item)))
+
+
+def _cut_tall(c: Cut) -> None:
+    """Cut for tall tiles: weights stream from the second cache."""
+    of, g, l2 = c.of, c.g, caches().l2
+    while c.strip and c.rows > 1 and c.reads() > l2 // 4:
+        c.rows = -(-c.rows // 2)
+    if c.columns > 16 * of.mr:
+        c.columns = 8 * of.mr
+    elif c.rows > 1 and c.columns * c.rows > 16 * of.mr:
+        c.rows = max(1, min(c.rows, 16 * of.mr // c.columns))
+    weights = c.blocks_in * (1 if c.plain else of.lanes)
+    if weights * g.taps * -(-g.outputs // of.lanes) * of.lanes * of.item > l2 // 2:
+        c.part = min(c.panels, 4)
+
+
+def emit_direct(
+    low: Lowering,
+    of: Tiles,
+    g: Geometry,
+    x: Word,
+    weight: Word,
+    bias: Word,
+    out: DirectOutput,
+    act: Activation,
+    *,
+    plain: bool,
+    table: Word = 0,
+    flops: int = 0,
+) -> None:
+    """Emit ``conv_kernels.direct``; ``flops``: those that count, where weights are zero."""
+    lanes, item = of.lanes, of.item
+    pixel = (1 if plain else lanes) * item
+    blocks_out = -(-g.outputs // lanes)
+    c = cut(of, g, plain, table != 0, low.threads)
+    blocks_in = c.blocks_in
+    weights = blocks_in * g.taps * (1 if plain else lanes) * blocks_out * lanes * item
+    scratch: Word = 0
+    scratch_bytes = 0
+    if c.strip:
+        scratch_bytes = round_up(c.reads(), 64)
+        scratch = low.scratch(scratch_bytes, per_worker=True)
+    order = 0 if c.strip else 1
+    sizes = out.sizes or g.target
+    pixels = math.prod(sizes)
+    image_in = g.groups * blocks_in * math.prod(g.source) * pixel
+    image_out = g.groups * blocks_out * pixels * lanes * item
+    words: list[Word] = [x, weight, out.y, bias, out.residual, g.groups, blocks_in, blocks_out]
+    words += g.words()
+    words += [of.contraction(), act.post, act.flags, act.low, act.high, c.rows, c.columns, c.part]
+    words += [scratch, scratch_bytes, order, image_in, image_out, image_out]
+    words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
+    rest = g.inputs % lanes if g.taps == 1 and not plain else 0
+    words += [out.offset * lanes * item, table, rest, c.segment, int(c.compact)]
+    count = c.units()
+    flops = flops or g.flops
+    low.emit(
+        Kernel("conv_kernels", "direct", plain=plain, **of.variant),
+        words,
+        count,
+        grain=grain(count, flops),
+        flops=flops,
+        bytes=image_in * g.images + weights * g.groups + image_out * g.images,
+    )
