@@ -69,11 +69,24 @@ def lower_conv(node: Node, low: ClLowering) -> None:
     assert w is not None
     g = conv_geometry(node, x, w, out)
     made = narrowed(low, out)
-    if g.inputs * g.taps < _FEW or (g.groups > 1 and g.outputs < 4):
-        _direct(low, g, x, w, made, bias, residual)
-    else:
-        _product(low, g, x, w, made, bias, residual)
+    convolve(low, g, x, w, made, bias, residual)
     settle(low, made, out)
+
+
+def convolve(
+    low: ClLowering,
+    g: Geometry,
+    x: Operand,
+    w: Operand,
+    y: Operand,
+    bias: Operand | None,
+    residual: Operand | None,
+) -> None:
+    """Launch a convolution between operands of one dtype, as a product where that pays."""
+    if g.inputs * g.taps < _FEW or (g.groups > 1 and g.outputs < 4):
+        _direct(low, g, x, w, y, bias, residual)
+    else:
+        _product(low, g, x, w, y, bias, residual)
 
 
 def sizes_of(g: Geometry) -> list[int]:

@@ -13,6 +13,7 @@ from subgraph.engine.lowering import Operand, Unsupported, Word
 from subgraph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.opencl.runtime import ClSource
+from subgraph.types import numpy_dtype
 
 from .elementwise_cpu import emit_cast, temporary
 from .gemm_cpu import Matrix, matrix
@@ -73,7 +74,7 @@ def program(low: ClLowering, dtype: str, **defines: str | int) -> ClSource:
 
 def number(dtype: str, value: float) -> np.generic[Any]:
     """Return a number as an argument of the dtype."""
-    return np.float64(value) if dtype == "float64" else np.float32(value)
+    return numpy_dtype("float32" if dtype in HALVES else dtype).type(value)
 
 
 @cl_lowering("MatMul", "Gemm")
@@ -126,7 +127,7 @@ def lower_product(node: Node, low: ClLowering) -> None:
         b = b.turned
     alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
     made = narrowed(low, out)
-    a, sizes, steps = _stack(a, b)
+    a, sizes, steps = stacked(a, b)
     product = Product(a, b, made, node, sizes, steps, alpha, beta, residual=residual)
     if bias is not None and beta != 0.0:
         _add_bias(product, bias)
@@ -134,7 +135,7 @@ def lower_product(node: Node, low: ClLowering) -> None:
     settle(low, made, out)
 
 
-def _stack(a: Matrix, b: Matrix) -> tuple[Matrix, tuple[int, ...], list[tuple[int, ...]]]:
+def stacked(a: Matrix, b: Matrix) -> tuple[Matrix, tuple[int, ...], list[tuple[int, ...]]]:
     """Return A, the sizes of the stack, and the steps of A, B and C; batches may become rows."""
     stack = tuple(np.broadcast_shapes(a.shape, b.shape))
     if (

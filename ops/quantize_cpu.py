@@ -30,7 +30,7 @@ def _along_axis(low: Lowering, operand: Operand) -> Source:
     return source(operand, (operand.size, *(1,) * (x.rank - axis - 1)))
 
 
-def _saturated(e: Expression, scaled: Term, zero: Term | None, dtype: str) -> Term:
+def saturated(e: Expression, scaled: Term, zero: Term | None, dtype: str) -> Term:
     """Round, add the zero point and cut to the range of an integer dtype."""
     info = np.iinfo(dtype)
     rounded = e("rint", scaled)
@@ -54,7 +54,7 @@ def quantize(node: Node, low: Lowering) -> None:
         sources.append(_along_axis(low, zero))
         offset = e.input(zero.dtype)
     scaled = e("div", value, factor)
-    emit_expression(low, e, sources, [(_saturated(e, scaled, offset, y.dtype), y)])
+    emit_expression(low, e, sources, [(saturated(e, scaled, offset, y.dtype), y)])
 
 
 @lowering("DequantizeLinear", dtypes=(*_QUANTIZED, "int32"))
@@ -99,5 +99,5 @@ def dynamic(node: Node, low: Lowering) -> None:
         raise Unsupported(str(error)) from error
     e = Expression()
     value, factor, offset = e.input("float32"), e.input("float32"), e.input("uint8")
-    result = _saturated(e, e("div", value, factor), offset, "uint8")
+    result = saturated(e, e("div", value, factor), offset, "uint8")
     emit_expression(low, e, [source(x), source(scale, ()), source(zero, ())], [(result, y)])

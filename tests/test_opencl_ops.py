@@ -28,9 +28,6 @@ from test_ops_devices import check
 
 pytestmark = [needs_device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 _EACH = 2  # cases of an operator
-MISSING = {
-    *("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"),
-}
 ROWS = ("ReduceSum", "ReduceMax", "Softmax", "LogSoftmax", "LayerNormalization")
 
 
@@ -47,8 +44,7 @@ def chosen() -> list[Case]:
     """Return a few cases of each operator, spread over its dtypes and shapes."""
     groups: dict[str, list[Case]] = defaultdict(list)
     for case in all_cases():
-        if case.op not in MISSING:
-            groups[case.op].append(case)
+        groups[case.op].append(case)
     found: list[Case] = []
     for cases in groups.values():
         step = max(1, len(cases) // _EACH)
@@ -57,8 +53,7 @@ def chosen() -> list[Case]:
 
 
 def test_what_the_cpu_has_opencl_has() -> None:
-    """Only recurrent and rotary operators and products of integers have no OpenCL form."""
-    assert set(LOWERINGS.names()) - set(CL_LOWERINGS.names()) <= MISSING
+    assert set(LOWERINGS.names()) <= set(CL_LOWERINGS.names())
 
 
 @pytest.mark.parametrize("case", chosen(), ids=lambda case: case.name)
@@ -133,6 +128,61 @@ def heavy() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "Attention", {"arrays": arrays, "version": 23}
     counts = {"q_num_heads": 4, "kv_num_heads": 4, "is_causal": 1}
     yield "Attention", {"arrays": [random(2, 17, 64)] * 3, "version": 23, **counts}
+
+
+def random_bytes(*shape: int, dtype: str = "uint8") -> Array:
+    low, high = (0, 256) if dtype == "uint8" else (-128, 128)
+    return np.random.default_rng([3, *shape]).integers(low, high, shape).astype(dtype)
+
+
+def scale(first: float, *more: float) -> Array:
+    return np.array([first, *more] if more else first, np.float32)
+
+
+def integer() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield products of bytes: both signs, weights and inputs, zero points in every form."""
+    for dtype in ("uint8", "int8"):
+        one = np.array(3, dtype)
+        for constants in ((), (1, 3)):
+            a, b = random_bytes(7, 33), random_bytes(33, 21, dtype=dtype)
+            for zeros in (
+                [None, None],
+                [np.array(9, np.uint8), one],
+                [random_bytes(7), random_bytes(21, dtype=dtype)],
+            ):
+                known = tuple(k for k in constants if k == 1 or zeros[1] is not None)
+                yield "MatMulInteger", {"arrays": [a, b, *zeros], "constants": known}
+        a, b = random_bytes(2, 3, 5, 300), random_bytes(2, 1, 300, 9, dtype=dtype)
+        yield "MatMulInteger", {"arrays": [a, b, np.array(200, np.uint8), one]}
+        x, w = random_bytes(2, 4, 9, 8), random_bytes(6, 4, 3, 3, dtype=dtype)
+        grouped = random_bytes(8, 1, 3, 3, dtype=dtype)
+        padded = {"pads": (1, 0, 1, 1), "strides": (2, 1)}
+        zero = np.array(7, np.uint8)
+        yield "ConvInteger", {"arrays": [x, w, zero], "constants": (1,), **padded}
+        yield "ConvInteger", {"arrays": [x, w]}
+        yield "ConvInteger", {"arrays": [x, grouped, zero, one], "constants": (1, 3), "group": 4}
+        for scales in (scale(0.02), scale(*np.linspace(0.01, 0.03, 21))):
+            points = np.full(scales.shape, 5, dtype)
+            arrays = [random_bytes(7, 33), scale(0.03), zero, b[0, 0, :33].repeat(3, 1)[:, :21]]
+            arrays += [scales, points, scale(4.0), np.array(100, np.uint8)]
+            yield "QLinearMatMul", {"arrays": arrays, "constants": (3, 4, 5)}
+        for scales in (scale(0.02), scale(*np.linspace(0.01, 0.03, 6))):
+            points = np.full(scales.shape, 0, dtype)
+            bias = np.arange(-300, 300, 100, dtype=np.int32)
+            arrays = [x, scale(0.03), zero, w, scales, points, scale(2.0), zero, bias]
+            yield "QLinearConv", {"arrays": arrays, "constants": (3, 4, 5, 8), **padded}
+            yield "QLinearConv", {"arrays": arrays[:8]}
+
+
+@pytest.mark.parametrize("kernels", ["CPU", "GPU"])
+@pytest.mark.parametrize(("op", "case"), list(integer()))
+def test_product_of_bytes(op: str, case: dict[str, Any], kernels: str) -> None:
+    graph, arrays = graph_of(op, **case)
+    answer = core().query_model(graph, "OPENCL")
+    assert answer.get("tried") == "OPENCL", answer.reasons
+    wanted = core().compile_model(graph, "REFERENCE")(arrays)[0]
+    model = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})
+    np.testing.assert_array_equal(model(arrays)[0], wanted)
 
 
 @pytest.mark.parametrize("kernels", ["CPU", "GPU"])
