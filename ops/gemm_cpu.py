@@ -212,7 +212,8 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     units = batch * -(-m // mb) * -(-panels // pb)
     words: list[Word] = [a.operand, b_word, product.out, init, 0, residual]
     words += [m, n, depth, a.row_step * item, a.column_step * item, n * item, n * item]
-    words += [row_of_b, of.contraction(), of.contraction(masked=True), act.post, act.flags]
+    words += [row_of_b, of.contraction(ahead=True), of.contraction(masked=True, ahead=True)]
+    words += [act.post, act.flags]
     words += [act.low, act.high, mb, pb, kc, scratch, scratch_bytes, sizes[1], sizes[2]]
     words += [step * item for step in steps[0]]
     words += [step * item for step in b_steps]

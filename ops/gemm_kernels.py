@@ -15,6 +15,7 @@ from subgraph.engine.simd import call_kernel, ld, ld_f64, st, vec
 from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tiling import (
     T_A,
+    T_AHEAD,
     T_AKS,
     T_ARS,
     T_B,
@@ -33,6 +34,7 @@ from subgraph.engine.tiling import (
     T_N0,
     T_N1,
     T_N2,
+    T_PACE,
     T_RBIAS,
     T_RES,
     T_RJS,
@@ -192,12 +194,18 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                 step = ldb
                 put(t, T_B, b + first * item + k0 * step)
             put(t, T_BKS, step)
+            # The tiles of a packed panel together bring the next one closer.
+            pace = 0 if ldb != 0 else 2 * step // max(1, (rows + mr - 1) // mr)
+            coming = arg(t, T_B) + (depth * step if ldb == 0 else 0)
+            put(t, T_PACE, pace)
             i = 0
             while i < rows:
                 m = rows_of(rows - i, mr)
                 at = c + (row + i) * crs + first * item
                 put(t, T_A, a + i * arg(t, T_ARS))
                 put(t, T_C, at)
+                put(t, T_AHEAD, coming)
+                coming += depth // 2 * pace
                 if k0 > 0:
                     put(t, T_INIT, at)
                     put(t, T_IRS, crs)

@@ -56,9 +56,11 @@ class Tiles:
         """What kernels over these tiles are called with."""
         return {"dtype": self.dtype, "lanes": self.lanes, "mr": self.mr, "nv": self.nv}
 
-    def contraction(self, masked: bool = False) -> Kernel:
-        """Return the contraction tile."""
-        return Kernel("subgraph.engine.tile", "contraction", masked=masked, **self.variant)
+    def contraction(self, masked: bool = False, ahead: bool = False) -> Kernel:
+        """Return the contraction tile; ``ahead``: on narrow machines the one that prefetches."""
+        # Tiles for 32 registers were tuned without it.
+        extra: dict[str, bool] = {"ahead": True} if ahead and self.mr <= 6 else {}
+        return Kernel("subgraph.engine.tile", "contraction", masked=masked, **extra, **self.variant)
 
     def depthwise(self) -> Kernel:
         """Return the depthwise tile."""

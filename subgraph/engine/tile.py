@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -29,6 +30,7 @@ from subgraph.engine.tiling import (
     F_LO,
     LOW_ROWS,
     T_A,
+    T_AHEAD,
     T_AKS,
     T_ARS,
     T_B,
@@ -48,6 +50,7 @@ from subgraph.engine.tiling import (
     T_N0,
     T_N1,
     T_N2,
+    T_PACE,
     T_RBIAS,
     T_RES,
     T_RJS,
@@ -182,11 +185,11 @@ class Emit:
         kind = ir.FunctionType(ir.VoidType(), [])
         self.b.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
 
-    def prefetch(self, address: Any, *, write: bool = False) -> None:
-        """Ask for the cache line at an address ahead of its use."""
+    def prefetch(self, address: Any, *, write: bool = False, near: bool = True) -> None:
+        """Ask for the cache line at an address ahead of its use; not ``near``: past the L1."""
         kind = ir.FunctionType(ir.VoidType(), [_PTR, _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
-        flags = [ir.Constant(_I32, value) for value in (int(write), 3, 1)]
+        flags = [ir.Constant(_I32, value) for value in (int(write), 3 if near else 2, 1)]
         self.b.call(function, [self.b.inttoptr(address, _PTR), *flags])
 
     def tail_mask(self, count: Any) -> Any:
@@ -261,8 +264,12 @@ def private_function(module: Any, name: str) -> Any:
 class _Tile:
     """The parts that all tiles share: loops over segments, start values, epilogue, stores."""
 
-    def __init__(self, e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
+    def __init__(
+        self, e: Emit, t: Any, mr: int, nv: int, masked: bool, ahead: bool = False
+    ) -> None:
         self.e, self.t, self.mr, self.nv = e, t, mr, nv
+        self.ahead = e.variable(e.word(t, T_AHEAD)) if ahead else None
+        self.pace = e.word(t, T_PACE)
         self.w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
         self.mask = e.tail_mask(e.word(t, T_TAIL)) if masked else None
         b, vector = e.b, e.lanes * e.item
@@ -349,6 +356,7 @@ class _Tile:
                     rest = self.dense_steps(a3, b3, kin, dense_step) if dense_step else kin
                     with e.loop(b.ashr(rest, e.const(_UNROLL.bit_length() - 1))):
                         av, bv = e.get(a3), e.get(b3)
+                        self.fetch_ahead()
                         for _ in range(_UNROLL):
                             k_step(av, bv)
                             av = b.add(av, w["aks"])
@@ -366,6 +374,12 @@ class _Tile:
             e.step(a0, e.word(t, T_SA0))
             e.step(b0, e.word(t, T_SB0))
 
+    def fetch_ahead(self) -> None:
+        """Bring some of what comes after B into the second cache."""
+        if self.ahead is not None:
+            self.e.prefetch(self.e.get(self.ahead), near=False)
+            self.e.step(self.ahead, self.pace)
+
     def dense_steps(
         self, at_a: Any, at_b: Any, steps: Any, dense_step: Callable[[Any, Any, int], None]
     ) -> Any:
@@ -381,6 +395,8 @@ class _Tile:
                 # Else LLVM derives each address from the one before: a chain as long as the sums.
                 av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
                 for number in range(unroll):
+                    if number % _UNROLL == 0 and unroll > 1:
+                        self.fetch_ahead()
                     dense_step(av, bv, number)
                 e.put(at_a, b.add(av, e.const(unroll * e.item)))
                 e.put(at_b, b.add(bv, e.const(unroll * self.nv * e.lanes * e.item)))
@@ -413,8 +429,8 @@ class _Tile:
                 e.store(value, self.at(c, crs, cjs, i, j), self.lane_mask(j))
 
 
-def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool) -> None:
-    tile = _Tile(e, t, mr, nv, masked)
+def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool, ahead: bool = False) -> None:
+    tile = _Tile(e, t, mr, nv, masked, ahead)
     b, w, acc = e.b, tile.w, tile.acc
     lanes_bytes = e.lanes * e.item
     tile.announce()
@@ -481,7 +497,9 @@ _LOOP_WORDS = {
 }
 
 
-def contraction(*, dtype: str, lanes: int, mr: int, nv: int, masked: bool) -> Callable[..., None]:
+def contraction(
+    *, dtype: str, lanes: int, mr: int, nv: int, masked: bool, ahead: bool = False
+) -> Callable[..., None]:
     """Return the kernel that runs one contraction tile.
 
     Its arguments are not the usual ones: ``(address of the T_* words, rows, vectors, 0)`` with
@@ -493,8 +511,10 @@ def contraction(*, dtype: str, lanes: int, mr: int, nv: int, masked: bool) -> Ca
         mr: Most rows of a tile.
         nv: Most vectors of a row of a tile.
         masked: The last vector of every row holds ``T_TAIL`` elements only.
+        ahead: Bring what lies at ``T_AHEAD`` into the second cache meanwhile.
     """
-    return _dispatcher("tile", _contraction_body, dtype, lanes, mr, nv, masked)
+    body = partial(_contraction_body, ahead=ahead)
+    return _dispatcher("tile", body, dtype, lanes, mr, nv, masked)
 
 
 def depthwise(*, dtype: str, lanes: int, mr: int, masked: bool) -> Callable[..., None]:

@@ -29,7 +29,9 @@ T_FLAGS = 26  # F_* bits
 T_LO, T_HI = 27, 28  # float64 bits: bounds of the activation
 T_TAIL = 29  # valid elements of the last vector (masked tiles only)
 T_KLAST = 30  # steps of the inner loop in the last round of the outermost loop; 0: T_KIN
-T_WORDS = 32
+T_AHEAD = 31  # address of what comes after B: tiles with ``ahead`` bring it closer meanwhile
+T_PACE = 32  # bytes of it for every two steps of the inner loop
+T_WORDS = 40
 
 F_LO = 1  # the result is at least T_LO
 F_HI = 2  # the result is at most T_HI
