@@ -373,13 +373,34 @@ EXPANSIONS: dict[str, Expand] = {
 }
 
 
+def _quantize(e: Expression, node: Node, args: list[Term]) -> Term:
+    dtype = dtype_of_value(node.outputs[0])
+    least, most = (-128.0, 127.0) if dtype == "int8" else (0.0, 255.0)
+    rounded = e("rint", e("div", args[0], args[1]))
+    if len(args) > 2:
+        rounded = e("add", rounded, e.cast(args[2], "float32"))
+    return e.cast(e("max", e("min", rounded, most), least), dtype)
+
+
+def _dequantize(e: Expression, node: Node, args: list[Term]) -> Term:
+    value = e.cast(args[0], "float32")
+    if len(args) > 2:
+        value = e("sub", value, e.cast(args[2], "float32"))
+    return e("mul", value, args[1])
+
+
+# Inside fused chains only: between bytes and float32, with one scale.
+_CONVERSIONS: dict[str, Expand] = {"QuantizeLinear": _quantize, "DequantizeLinear": _dequantize}
+
+
 def expand(e: Expression, node: Node, args: Sequence[Term]) -> Term:
     """Add the operator of ``node`` on the terms of the inputs it has; return its result.
 
     Raises:
         UnsupportedOpError: it is no elementwise operator, or its dtype is not supported.
     """
-    rule = EXPANSIONS.get(node.op_type) if node.domain == "" else None
+    rules = EXPANSIONS if node.op_type in EXPANSIONS else _CONVERSIONS
+    rule = rules.get(node.op_type) if node.domain == "" else None
     if rule is None:
         raise UnsupportedOpError(f"{node.op_type} is no elementwise operator")
     return rule(e, node, list(args))

@@ -1,4 +1,4 @@
-"""Integer products on the CPU device: MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv."""
+"""Integer products on the CPU device: MatMulInteger, ConvInteger, QLinearConv in plain layout."""
 
 from __future__ import annotations
 
@@ -166,23 +166,6 @@ def _scales(low: Lowering, indices: tuple[int, int, int], count: int, pad: int) 
     return low.weight(f"integer scales {count} of {pad}", make, *operands)
 
 
-@lowering("QLinearMatMul", dtypes=_BYTES)
-def qlinear_matmul(node: Node, low: Lowering) -> None:
-    """Lower QLinearMatMul."""
-    y = low.output()
-    if not y.size:
-        return
-    a, b = low.given(0), low.given(3)
-    if any(low.given(k).dtype != "float32" for k in (1, 4, 6)):
-        raise Unsupported("scales that are not float32")
-    sides, sizes = _matmul_sides(low, a, b, low.optional(2), low.optional(5))
-    zero = _zero_point(low.optional(7))
-    if zero.size != 1 or low.given(1).size != 1 or low.given(6).size != 1:
-        raise Unsupported("scales for each row")
-    scale = _scales(low, (1, 4, 6), sizes[1], _lanes() * _VECTORS)
-    _emit(low, sides, y, sizes, scale=scale, zero=int(zero[0]))
-
-
 def _conv(
     node: Node, low: Lowering, x: Operand, w: Operand, x_zero: Operand | None,
     w_zero: Operand | None, *, scale: Word = 0, zero: int = 0, bias: Word = 0,
@@ -246,9 +229,8 @@ def conv_integer(node: Node, low: Lowering) -> None:
         _conv(node, low, low.given(0), low.given(1), low.optional(2), low.optional(3))
 
 
-@lowering("QLinearConv", dtypes=_BYTES)
 def qlinear_conv(node: Node, low: Lowering) -> None:
-    """Lower QLinearConv."""
+    """Emit QLinearConv in the plain layout, whatever its rank and groups."""
     y = low.output()
     if not y.size:
         return

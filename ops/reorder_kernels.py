@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from subgraph.engine.simd import vec
-from subgraph.engine.tile import arg, item_bytes
+from subgraph.engine.tile import arg
 from subgraph.engine.transpose import transposer
 
 
@@ -18,7 +18,7 @@ def to_blocked(*, dtype: str, lanes: int) -> Callable[..., None]:
     v = vec(dtype, lanes)
     store, zero = v.store, v.zero
     turn = transposer(dtype, lanes)
-    item = item_bytes(dtype)
+    item = vec(dtype, lanes).itemsize
     pixel = lanes * item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -48,7 +48,7 @@ def to_plain(*, dtype: str, lanes: int) -> Callable[..., None]:
     Words and units are those of ``to_blocked``.
     """
     turn = transposer(dtype, lanes)
-    item = item_bytes(dtype)
+    item = vec(dtype, lanes).itemsize
     pixel = lanes * item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:

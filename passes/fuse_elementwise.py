@@ -13,13 +13,13 @@ from subgraph.property import SubgraphProperty, register_property
 from subgraph.selector import Reject, SubgraphSelector
 from subgraph.types import Shape
 
-from ._patterns import Context, Match, dtype_of, fused_node, is_op, shape_of
+from ._patterns import Context, Match, dtype_of, fused_node, is_op, shape_of, static_size
 
 _TEXT = (
     "Abs Neg Sign Floor Ceil Round Sqrt Reciprocal Exp Log Erf Sin Cos Tan Tanh Sigmoid "
     "HardSigmoid HardSwish Relu LeakyRelu PRelu Elu Selu Celu Gelu Mish Softplus Softsign "
     "Swish ThresholdedRelu Add Sub Mul Div Pow Max Min Sum Mean And Or Xor Not Equal Greater "
-    "GreaterOrEqual Less LessOrEqual Where Clip Cast IsNaN IsInf"
+    "GreaterOrEqual Less LessOrEqual Where Clip Cast IsNaN IsInf QuantizeLinear DequantizeLinear"
 )
 _OPERATORS = frozenset(_TEXT.split(" "))
 _DTYPES = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)) | {
@@ -74,9 +74,19 @@ def _fits(node: Node) -> bool:
         return False
     if "axis" in node.attrs or "broadcast" in node.attrs:
         return False
+    if node.op_type in ("QuantizeLinear", "DequantizeLinear") and not _one_scale(node):
+        return False
     values = [*node.outputs, *(v for v in node.inputs if v is not None)]
     shape = shape_of(node.outputs[0])
     return shape is not None and None not in shape and all(dtype_of(v) in _DTYPES for v in values)
+
+
+def _one_scale(node: Node) -> bool:
+    """Return whether a conversion between bytes and float32 has one scale for the whole tensor."""
+    if node.attrs.get("block_size", 0) or static_size(shape_of(node.inputs[1])) != 1:
+        return False
+    kinds = {dtype_of(node.inputs[0]), dtype_of(node.outputs[0])}
+    return "float32" in kinds and bool(kinds & {"int8", "uint8"})
 
 
 def _group_of_users(context: Context, node: Node, group_of: Mapping[Node, _Group]) -> _Group | None:

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
+from subgraph.engine.layouts import block_lanes
 from subgraph.engine.lowering import (
     LOWERINGS,
     EmittedStep,
@@ -138,7 +138,7 @@ def run_node(
     """
     memory = Memory(threads)
     first = next(a for a in inputs if a is not None)
-    dtype, lanes = first.dtype.name, host.lanes(first.dtype.name)
+    dtype, lanes = first.dtype.name, block_lanes(first.dtype.name)
     operands: list[Operand | None] = []
     for index, array in enumerate(inputs):
         if array is None:
@@ -181,7 +181,8 @@ def run_node(
         if result.layout == "blocked":
             packed = (result.shape[0], result.blocks, *result.shape[2:], lanes)
             blocks = raw.view(dtype).reshape(packed)
-            assert not from_blocked(blocks, result.blocks * lanes)[:, result.shape[1] :].any()
+            if dtype not in ("uint8", "int8"):  # there the rest may be anything
+                assert not from_blocked(blocks, result.blocks * lanes)[:, result.shape[1] :].any()
             arrays.append(from_blocked(blocks, result.shape[1]))
         else:
             arrays.append(raw.view(dtype).reshape(result.shape))

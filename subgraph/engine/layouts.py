@@ -1,8 +1,9 @@
 """Layouts: where a plan works in channel blocks, and the conversions at the edges of these parts.
 
 Convolutions ask for the blocked layout, ``[N, ceil(C / lanes), *spatial, lanes]``; what follows
-stays in it as long as its lowering can. A value is converted where it meets a node that needs the
-other layout, once for all such nodes. A conversion that moves nothing is a view.
+stays in it as long as its lowering can. Blocks of bytes (quantised values) have 16 channels, and
+those beyond C hold anything. A value is converted where it meets a node that needs the other
+layout, once for all such nodes. A conversion that moves nothing is a view.
 """
 
 from __future__ import annotations
@@ -25,10 +26,16 @@ from subgraph.graph import Node
 from subgraph.types import TensorType
 
 Attempt = Callable[[Sequence[Operand | None], bool], Lowering]
-_ANCHORS = frozenset({"Conv", "FusedConv"})
-_DTYPES = frozenset({"float32", "float64"})
+_ANCHORS = frozenset({"Conv", "FusedConv", "QLinearConv", "FusedQLinearConv"})
+_DTYPES = frozenset({"float32", "float64", "uint8", "int8"})
+_BYTE_BLOCK = 16  # channels of a block of bytes, on every machine
 _CHUNK = 2048  # pixels of a work unit of a conversion
 DOMAIN = "subgraph.cpu"
+
+
+def block_lanes(dtype: str) -> int:
+    """Return the channels of a block in the blocked layout of a dtype."""
+    return _BYTE_BLOCK if dtype in ("uint8", "int8") else host.lanes(dtype)
 
 
 class Arranger:
@@ -86,7 +93,7 @@ class Arranger:
     def make_blocked(self, operand: Operand) -> None:
         """Give a new operand the blocked layout if its dtype has one."""
         if operand.dtype in _DTYPES:
-            operand.layout, operand.lanes = "blocked", host.lanes(operand.dtype)
+            operand.layout, operand.lanes = "blocked", block_lanes(operand.dtype)
 
     def _wants_blocks(
         self,
@@ -105,7 +112,7 @@ class Arranger:
             and first is not None
             and first.rank > 2
             and types[0].dtype in _DTYPES
-            and host.lanes(first.dtype) > 1
+            and block_lanes(first.dtype) > 1
         )
 
     def _as(
@@ -121,7 +128,7 @@ class Arranger:
                 and operand.dtype in _DTYPES
                 and operand.rank == rank > 2
                 # The few channels of an image are read as they are.
-                and operand.shape[1] >= host.lanes(operand.dtype) // 2
+                and operand.shape[1] >= block_lanes(operand.dtype) // 2
             )
             given.append(self._converted(operand, layout) if moves and operand else operand)
         return given

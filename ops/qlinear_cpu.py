@@ -1,0 +1,556 @@
+"""QLinearConv, QLinearMatMul and their fused forms on the CPU device: integer tiles in blocks.
+
+Which source of a strip, which flavour of a step, how weights are held, how large a unit is. What
+these kernels do not take (3-D, groups of channels that are no blocks) goes to ``integer_cpu``.
+The fused forms (``passes/fuse_quantized.py`` makes them of QDQ models)::
+
+    FusedQLinearConv(X, x_scale, x_zero, W, w_scale, w_zero, y_scale, y_zero, B, b_scale)
+    FusedQLinearMatMul(A, a_scale, a_zero, B, b_scale, b_zero, y_scale, y_zero, C, c_scale)
+
+A bias of int32 without a scale has the scale of the sums and is added to them exactly; with a
+scale, or as float32, it is added to the scaled sum. Attributes ``low`` and ``high`` are bounds of
+the quantised result (an activation); ``transB``. Without ``y_scale`` the result is float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from subgraph.engine import host
+from subgraph.engine.dot import has_vnni
+from subgraph.engine.host import caches
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Layout, Lowering, Operand, Unsupported, Weight, Word, lowering
+from subgraph.graph import Node
+
+from . import integer_cpu
+from .conv_geometry import Geometry, conv_geometry
+from .tile_planning import Array, grain, round_up
+
+_BYTES = ("uint8", "int8")
+_BOTH: tuple[Layout, ...] = ("plain", "blocked")
+DOMAIN = "subgraph.cpu"
+BLOCK = 16
+_IMAGE = 4
+
+
+@attrs.frozen
+class Tile:
+    """How an integer product runs on this machine: the numbers of ``tile_int.int_tile``."""
+
+    lanes: int
+    mr: int
+    nv: int
+    flavour: str
+    weights: str
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element of a strip."""
+        return 2 if self.flavour == "pairs" else 1
+
+    @property
+    def together(self) -> int:
+        """Elements of a step: four bytes of A."""
+        return 4 // self.item
+
+
+def integer_tile(flavour: str, weights: str) -> Tile:
+    """Return the tile of this machine; the same choice as ``tile_int.int_tile``, without numba."""
+    lanes = max(4, host.lanes("int32"))
+    if host.isa().registers >= 32:
+        mr, nv = (12, 2) if lanes == BLOCK else (6, BLOCK // lanes)
+    else:
+        mr, nv = (6, 2) if lanes == 8 else (2, BLOCK // lanes)
+    return Tile(lanes, mr, nv, flavour, weights)
+
+
+@attrs.define
+class Quantised:
+    """The operands of a quantised convolution or product, and where its result is cut."""
+
+    low: Lowering
+    x: Operand
+    x_scale: Operand
+    x_zero: Operand | None
+    w: Operand
+    w_scale: Operand
+    w_zero: Operand | None
+    y_scale: Operand | None
+    y_zero: Operand | None
+    bias: Operand | None
+    bias_scale: Operand | None
+    y: Operand
+    bounds: tuple[float, float, int]
+
+    @property
+    def output(self) -> str:
+        """The dtype of the result."""
+        return self.y.dtype
+
+
+def quantised(node: Node, low: Lowering) -> Quantised:
+    """Return the operands of a node.
+
+    Raises:
+        Unsupported: scales are no weights, or zero points are not known.
+    """
+    optional = [low.optional(k) for k in range(10)]
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale = optional
+    if x is None or w is None or x_scale is None or w_scale is None:
+        raise Unsupported(f"{node.op_type} without operands")
+    given = [o for o in (w, x_scale, w_scale, y_scale, bias, bias_scale) if o is not None]
+    if any(not operand.constant for operand in given):
+        raise Unsupported("weights or scales that are computed at run time")
+    scales = [o for o in (x_scale, w_scale, y_scale, bias_scale) if o is not None]
+    if any(scale.dtype != "float32" for scale in scales):
+        raise Unsupported("scales that are not float32")
+    if x_scale.size != 1 or (y_scale is not None and y_scale.size != 1):
+        raise Unsupported("scales for each row")
+    if x.dtype not in _BYTES or w.dtype not in _BYTES:
+        raise Unsupported(f"an integer product of {x.dtype} and {w.dtype}")
+    bounds = _bounds(node, low.output(), y_zero)
+    return Quantised(
+        low, x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale,
+        low.output(), bounds,
+    )  # fmt: skip
+
+
+def known_zero(operand: Operand | None) -> Array:
+    """Return a zero point, flat.
+
+    Raises:
+        Unsupported: it is not known when the plan is made.
+    """
+    if operand is None:
+        return np.zeros(1, np.int64)
+    if operand.known is None:
+        raise Unsupported("a zero point that is computed at run time")
+    return operand.known.astype(np.int64).reshape(-1)
+
+
+def _bounds(node: Node, y: Operand, y_zero: Operand | None) -> tuple[float, float, int]:
+    """Return the bounds of the result less its zero point, and the zero point."""
+    if y.dtype not in _BYTES:
+        return -math.inf, math.inf, 0
+    zero = known_zero(y_zero)
+    if zero.size != 1:
+        raise Unsupported("zero points for each row")
+    info = np.iinfo(y.dtype)
+    least = max(int(node.attrs.get("low", info.min)), int(info.min))
+    most = min(int(node.attrs.get("high", info.max)), int(info.max))
+    return float(least - zero[0]), float(most - zero[0]), int(zero[0])
+
+
+def weights_fit(w: Operand, w_zero: Operand | None) -> int | None:
+    """Return what is taken from weights so that they are signed bytes, None if nothing does."""
+    if w_zero is None:
+        return 0 if w.dtype == "int8" else None
+    if w_zero.known is None:
+        return None
+    wanted = 0 if w.dtype == "int8" else 128
+    return wanted if bool(np.all(w_zero.known == wanted)) else None
+
+
+def choose_tile(q: Quantised) -> Tile:
+    """Return the flavour: dot products of bytes where the machine has them and weights fit."""
+    fit = weights_fit(q.w, q.w_zero)
+    forced = q.low.options.get("INTEGER_FLAVOUR")
+    quads = has_vnni() if forced is None else forced == "quads"
+    if fit is None:
+        return integer_tile("pairs", "int16")
+    if quads and (q.x_zero is None or q.x_zero.known is not None):
+        return integer_tile("quads", "int8")
+    return integer_tile("pairs", "int8")
+
+
+def column_vector(groups: int, outputs: int, dtype: str) -> Callable[[Array], Array]:
+    """Return what spreads one number, or one for each output, to the padded columns."""
+    padded = round_up(outputs, BLOCK)
+
+    def make(values: Array) -> Array:
+        whole = np.zeros((groups, padded), dtype)
+        whole[:, :outputs] = np.broadcast_to(values.reshape(-1), groups * outputs).reshape(
+            groups, outputs
+        )
+        return whole.reshape(-1)
+
+    return make
+
+
+def packed(tile: Tile, groups: int, runs: Callable[[Array], Array]) -> Callable[..., Array]:
+    """Return the recipe of weights from ``(weights, zero points)``.
+
+    Args:
+        tile: The tile.
+        groups: Groups.
+        runs: Brings weights ``[outputs, ...]`` to ``[outputs, K]``, K in the order of the strip,
+            padded to whole double steps.
+    """
+    dtype, columns = tile.weights, tile.lanes * tile.nv
+
+    def make(weight: Array, *zeros: Array) -> Array:
+        signed = weight.astype(np.int16)
+        if zeros:
+            zero = zeros[0].astype(np.int16).reshape(-1)
+            signed = signed - zero.reshape(-1, *[1] * (weight.ndim - 1))
+        rows = runs(signed)
+        rows = rows.reshape(groups, -1, rows.shape[-1])
+        padded = np.zeros((groups, round_up(rows.shape[1], BLOCK), rows.shape[2]), dtype)
+        padded[:, : rows.shape[1]] = rows
+        pieces: list[Array] = []
+        for matrix in padded:
+            for first in range(0, matrix.shape[0], columns):
+                panel = matrix[first : first + columns]
+                steps = panel.reshape(panel.shape[0], -1, tile.together)
+                pieces.append(np.ascontiguousarray(steps.swapaxes(0, 1)).reshape(-1))
+        return np.concatenate(pieces)
+
+    return make
+
+
+def _zero_sources(zero: Operand | None) -> list[Operand]:
+    return [] if zero is None else [zero]
+
+
+def _sum_words(
+    q: Quantised, tile: Tile, groups: int, outputs: int, sums: Callable[[Array], Array]
+) -> list[Word]:
+    """Return the words bias, scale and shift of a product.
+
+    Args:
+        q: The product.
+        tile: Its tile.
+        groups: Groups.
+        outputs: Outputs of a group.
+        sums: Brings weights to the sum of each output's, ``quads``' part of the bias.
+    """
+    low = q.low
+    spread = column_vector(groups, outputs, "int32")
+    exact = q.bias is not None and q.bias.dtype == "int32" and q.bias_scale is None
+    sources: list[Operand] = [q.bias] if exact and q.bias is not None else []
+    name = f"integer bias {groups}x{outputs}"
+    if tile.flavour == "quads":
+        shifted = int(known_zero(q.x_zero)[0]) + (128 if q.x.dtype == "int8" else 0)
+        fit = weights_fit(q.w, q.w_zero) or 0
+        name += f" less {shifted} of weights less {fit}"
+
+        def with_sums(weight: Array, *bias: Array) -> Array:
+            total = -shifted * sums(weight.astype(np.int64) - fit)
+            return spread(total + (bias[0].reshape(-1) if bias else 0))
+
+        start = low.weight(f"{name} {q.w.shape}", with_sums, q.w, *sources)
+    elif sources:
+        start = low.weight(name, spread, *sources)
+    else:
+        start = low.weight(name, spread, np.zeros(1, np.int32))
+    return [start, _scale(q, groups, outputs), _shift(q, groups, outputs, exact)]
+
+
+def _scale(q: Quantised, groups: int, outputs: int) -> Weight:
+    """Return input scale * weight scale / output scale for each column."""
+    spread = column_vector(groups, outputs, "float32")
+
+    def make(left: Array, right: Array, *out: Array) -> Array:
+        scale = left.reshape(-1)[:1] * right.reshape(-1)
+        return spread(scale / out[0].reshape(-1) if out else scale)
+
+    out = [] if q.y_scale is None or q.output == "float32" else [q.y_scale]
+    return q.low.weight(f"integer scale {groups}x{outputs}", make, q.x_scale, q.w_scale, *out)
+
+
+def _shift(q: Quantised, groups: int, outputs: int, exact: bool) -> Word:
+    """Return what is added to scaled sums: a bias that has another scale than they."""
+    if q.bias is None or exact:
+        return 0
+    scaled, rounded = q.bias_scale is not None, q.output != "float32"
+    spread = column_vector(groups, outputs, "float32")
+    sources = [o for o in (q.bias, q.bias_scale, q.y_scale if rounded else None) if o is not None]
+
+    def make(bias: Array, *scales: Array) -> Array:
+        value = bias.astype(np.float32).reshape(-1)
+        left = list(scales)
+        if scaled:
+            value = value * left.pop(0).reshape(-1)
+        if rounded:
+            value = value / left.pop(0).reshape(-1)
+        return spread(value)
+
+    return q.low.weight(f"integer shift {groups}x{outputs} {scaled} {rounded}", make, *sources)
+
+
+def _zero_word(q: Quantised) -> Word:
+    """Return where the zero point of the input lies."""
+    if q.x_zero is None:
+        return q.low.weight("integer constant", _as_given, np.zeros(1, q.x.dtype))
+    if q.x_zero.constant:
+        return q.low.weight("zero point", _as_given, q.x_zero)
+    return q.x_zero
+
+
+def _as_given(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+@lowering("QLinearConv", dtypes=_BYTES, layouts=_BOTH)
+def qlinear_conv(node: Node, low: Lowering) -> None:
+    """Lower QLinearConv."""
+    if low.output().layout == "plain":
+        integer_cpu.qlinear_conv(node, low)
+    else:
+        convolution(node, low)
+
+
+@lowering("FusedQLinearConv", domain=DOMAIN, dtypes=_BYTES, layouts=_BOTH)
+def fused_conv(node: Node, low: Lowering) -> None:
+    """Lower a convolution between DequantizeLinear and QuantizeLinear."""
+    convolution(node, low)
+
+
+def convolution(node: Node, low: Lowering) -> None:
+    """Emit a quantised convolution in blocks of channels."""
+    q = quantised(node, low)
+    if not q.y.size:
+        return
+    g = conv_geometry(node, q.x, q.w, q.y)
+    if q.y.layout != "blocked":
+        raise Unsupported("a quantised convolution in the plain layout")
+    if g.kernel[0] != 1 or g.source[0] != 1 or g.target[0] != 1:
+        raise Unsupported("a quantised convolution in three dimensions")
+    if g.groups > 1 and g.inputs == g.outputs == 1:
+        _depthwise(q, g)
+    else:
+        _direct(q, g)
+
+
+def _direct(q: Quantised, g: Geometry) -> None:
+    tile = choose_tile(q)
+    source = "blocked" if q.x.layout == "blocked" else "image"
+    if g.groups > 1 and (source == "image" or g.inputs % BLOCK or g.outputs % BLOCK):
+        raise Unsupported("groups of channels that are no whole blocks")
+    if source == "image" and g.inputs > _IMAGE:
+        raise Unsupported("an image of more than four channels")
+    width = BLOCK if source == "blocked" else _IMAGE
+    blocks = -(-g.inputs // width)
+    flat = g.flat() if source == "blocked" else g
+    along = g.dilations[2] == 1
+    run = (g.kernel[2] if along else 1) * width  # elements of an inner loop
+    double = 8 // tile.item
+    kin = -(-run // double)
+    rest = g.inputs - (blocks - 1) * width
+    last = -(-rest // double) if g.taps == 1 else kin
+
+    def runs(weight: Array) -> Array:
+        outputs = weight.shape[0]
+        taps = weight.reshape(outputs, g.inputs, g.kernel[1], g.kernel[2])
+        full = np.zeros((outputs, blocks * width, g.kernel[1], g.kernel[2]), weight.dtype)
+        full[:, : g.inputs] = taps
+        split = full.reshape(outputs, blocks, width, g.kernel[1], g.kernel[2])
+        split = split.transpose(0, 1, 3, 4, 2).reshape(outputs, blocks, -1, run)
+        padded = np.zeros((*split.shape[:3], kin * double), weight.dtype)
+        padded[..., :run] = split
+        return padded.reshape(outputs, -1)[:, : padded[0].size - (kin - last) * double]
+
+    recipe = (
+        f"integer conv {tile.flavour} {tile.weights} {tile.nv}x{tile.lanes} {source} "
+        f"{g.groups} {int(along)}"
+    )
+    make = packed(tile, g.groups, runs)
+    weight = q.low.weight(recipe, make, q.w, *_zero_sources(q.w_zero))
+
+    def sums(values: Array) -> Array:
+        return values.reshape(values.shape[0], -1).sum(1)
+
+    shape = Shape(
+        source, blocks, width * tile.item, kin, last, along,
+        round_up(g.outputs, BLOCK), round_up(g.outputs, BLOCK), g.inputs,
+        math.prod(g.source) * blocks * g.groups * BLOCK
+        if source == "blocked"
+        else math.prod(g.source) * g.inputs,
+        g.groups * round_up(g.outputs, BLOCK) * g.pixels,
+        BLOCK, g.pixels * BLOCK,
+    )  # fmt: skip
+    _emit(q, tile, flat, shape, weight, _sum_words(q, tile, g.groups, g.outputs, sums))
+
+
+@attrs.frozen
+class Shape:
+    """The words of ``qlinear_kernels.product`` that follow from the source and the output."""
+
+    source: str
+    blocks: int
+    pixel: int
+    kin: int
+    last: int
+    along: bool
+    columns: int
+    stored: int
+    channels: int
+    image_in: int
+    image_out: int
+    pixel_out: int
+    block_out: int
+
+
+def _emit(
+    q: Quantised, tile: Tile, g: Geometry, shape: Shape, weight: Weight, sums: list[Word]
+) -> None:
+    low = q.low
+
+    def strip_bytes(rows: int, columns: int) -> int:
+        return shape.blocks * g.reach(1, rows) * g.reach(2, columns) * shape.pixel
+
+    rows, columns = g.target[1], g.target[2]
+    most = caches().l2 // 2
+    while rows > 1 and strip_bytes(rows, columns) > most:
+        rows = -(-rows // 2)
+    while columns > tile.mr and strip_bytes(rows, columns) > most:
+        columns = round_up(-(-columns // 2), tile.mr)
+    panels = -(-shape.columns // (tile.lanes * tile.nv))
+    part = panels
+    wanted = 4 * low.threads if low.threads > 1 else 1
+    outer = g.images * g.groups
+
+    def units() -> int:
+        return outer * -(-g.target[1] // rows) * -(-g.target[2] // columns) * -(-panels // part)
+
+    while units() < wanted and rows > 1:
+        rows = -(-rows // 2)
+    while units() < wanted and columns > 2 * tile.mr:
+        columns = round_up(-(-columns // 2), tile.mr)
+    while units() < wanted and part > 1:
+        part = -(-part // 2)
+    # A tile may read, and multiply by zero, what lies behind the last pixel.
+    scratch_bytes = round_up(strip_bytes(rows, columns) + 64, 64)
+    scratch = low.scratch(scratch_bytes, per_worker=True)
+    kernel = Kernel(
+        "subgraph.engine.tile_int", "product_tile",
+        flavour=tile.flavour, weights=tile.weights, output=q.output,
+    )  # fmt: skip
+    least, most_value, zero = q.bounds
+    words: list[Word] = [q.x, weight, q.y, *sums, g.groups, shape.blocks]
+    words += g.words()
+    words += [kernel, least, most_value, zero, _zero_word(q), rows, columns, part]
+    words += [scratch, scratch_bytes, shape.columns, shape.image_in, shape.image_out]
+    words += [shape.kin, shape.last, shape.pixel_out, shape.block_out, shape.stored]
+    words += [shape.channels, shape.pixel, int(shape.along)]
+    count = units()
+    low.emit(
+        Kernel(
+            "qlinear_kernels", "product",
+            dtype=q.x.dtype, output=q.output, flavour=tile.flavour, weights=tile.weights,
+            source=shape.source,
+        ),
+        words,
+        count,
+        grain=grain(count, g.flops // 2),
+        flops=g.flops,
+        bytes=q.x.nbytes + q.w.nbytes + q.y.nbytes,
+    )  # fmt: skip
+
+
+def _depthwise(q: Quantised, g: Geometry) -> None:
+    low = q.low
+    if q.x.layout != "blocked":
+        raise Unsupported("a quantised depthwise convolution of few channels")
+    blocks = -(-g.groups // BLOCK)
+    pairs = -(-g.taps // 2)
+
+    def make(weight: Array, *zeros: Array) -> Array:
+        signed = weight.reshape(g.groups, -1).astype(np.int16)
+        if zeros:
+            signed = signed - zeros[0].astype(np.int16).reshape(-1, 1)
+        full = np.zeros((blocks * BLOCK, 2 * pairs), np.int16)
+        full[: g.groups, : g.taps] = signed
+        split = full.reshape(blocks, BLOCK, pairs, 2)
+        order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
+        return np.ascontiguousarray(split.transpose(0, 2, 1, 3)[:, :, order])
+
+    weight = low.weight("integer depthwise", make, q.w, *_zero_sources(q.w_zero))
+    tile = integer_tile("pairs", "int16")
+    sums = _sum_words(q, tile, 1, g.groups, _as_given)
+    rows = g.target[1]
+    wide = g.reach(2, g.target[2]) * BLOCK * 2
+    while rows > 1 and g.reach(1, rows) * wide > caches().l1:
+        rows = -(-rows // 2)
+    scratch_bytes = round_up(16 * pairs, 64) + round_up(g.reach(1, rows) * wide + 64, 64)
+    least, most, zero = q.bounds
+    words: list[Word] = [q.x, weight, q.y, *sums, blocks, 0, *g.words(), pairs, least, most, zero]
+    words += [_zero_word(q), rows, 0, 0, low.scratch(scratch_bytes, per_worker=True)]
+    words += [scratch_bytes]
+    units = g.images * blocks * -(-g.target[1] // rows)
+    low.emit(
+        Kernel("qlinear_kernels", "depthwise", dtype=q.x.dtype, output=q.output),
+        words,
+        units,
+        grain=grain(units, 2 * g.flops),
+        flops=g.flops,
+        bytes=q.x.nbytes + q.y.nbytes,
+    )
+
+
+# ---------------------------------------------------------------- products
+
+
+@lowering("QLinearMatMul", dtypes=_BYTES)
+def qlinear_matmul(node: Node, low: Lowering) -> None:
+    """Lower QLinearMatMul."""
+    q = quantised(node, low)
+    if q.y.size:
+        _product(node, q)
+
+
+@lowering("FusedQLinearMatMul", domain=DOMAIN, dtypes=_BYTES)
+def fused_matmul(node: Node, low: Lowering) -> None:
+    """Lower MatMul or Gemm between DequantizeLinear and QuantizeLinear."""
+    q = quantised(node, low)
+    if q.y.size:
+        _product(node, q)
+
+
+def _product(node: Node, q: Quantised) -> None:
+    """Emit a product with a matrix of weights: rows are the pixels of a convolution."""
+    turned = bool(node.attrs.get("transB", 0))
+    if q.w.rank != 2 or q.x.rank < 1:
+        raise Unsupported("an integer product whose right side is not a matrix of weights")
+    depth, outputs = q.w.shape[::-1] if turned else q.w.shape
+    rows = math.prod(q.x.shape[:-1])
+    if q.x.shape[-1] != depth or not depth:
+        raise Unsupported(f"a product of depths {q.x.shape[-1]} and {depth}")
+    tile = choose_tile(q)
+    double = 8 // tile.item
+    kin = -(-depth // double)
+
+    def as_rows(weight: Array) -> Array:
+        return weight if turned else weight.T
+
+    def make(weight: Array, *zeros: Array) -> Array:
+        signed = as_rows(weight).astype(np.int16)
+        if zeros:
+            signed = signed - zeros[0].astype(np.int16).reshape(-1, 1)
+        padded = np.zeros((outputs, kin * double), np.int16)
+        padded[:, :depth] = signed
+        return pack(padded)
+
+    pack = packed(tile, 1, lambda matrix: matrix)
+    recipe = f"integer product {tile.flavour} {tile.weights} {tile.nv}x{tile.lanes} {int(turned)}"
+    weight = q.low.weight(recipe, make, q.w, *_zero_sources(q.w_zero))
+
+    def sums(values: Array) -> Array:
+        return as_rows(values).sum(1)
+
+    item = 1 if q.output in _BYTES else 4
+    line = (1, 1, 1)
+    g = Geometry(1, 1, depth, outputs, (1, 1, rows), (1, 1, rows), line, line, line, (0, 0, 0))
+    shape = Shape(
+        "rows", 1, kin * 8, kin, kin, True, round_up(outputs, BLOCK), outputs, depth,
+        0, 0, outputs * item, BLOCK * item,
+    )  # fmt: skip
+    _emit(q, tile, g, shape, weight, _sum_words(q, tile, 1, outputs, sums))

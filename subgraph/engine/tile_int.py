@@ -1,0 +1,278 @@
+"""Register tiles of integer products: 8-bit operands, exact 32-bit sums, requantised in registers.
+
+The integer sister of ``subgraph.engine.tile``. Rows of A are broadcast four bytes at a time, rows
+of B are vectors of 32-bit sums. Two flavours of a step:
+
+- ``pairs``: A holds 16-bit integers (a byte less its zero point), B bytes or 16-bit integers; two
+  products are added into 32 bits by the multiply-add of pairs (``vpmaddwd``). Exact: nothing can
+  saturate, and zero points leave no correction.
+- ``quads``: A holds unsigned, B signed bytes; four products by the dot product of ``engine.dot``
+  (VNNI). The zero point of A is part of the bias.
+
+A tile ends with ``round(sum * scale + shift)`` clamped between bounds, plus a zero point: what
+QLinearConv and QLinearMatMul mean, in the order in which ONNX Runtime computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from subgraph.engine import host
+from subgraph.engine.dot import emit_dot4
+from subgraph.engine.irtools import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    call_intrinsic,
+    load_at,
+    splat_value,
+    store_at,
+    suffix,
+)
+from subgraph.engine.tile import Emit, private_function
+from subgraph.engine.tiling import row_counts
+
+BLOCK = 16  # channels of a block, outputs of a store
+
+# Words of a tile.
+Q_A = 0  # address of A at row 0
+Q_ARS = 1  # bytes between rows of A
+Q_B = 2  # address of B: read from there on without a gap
+Q_N0, Q_SA0 = 3, 4  # outermost loop: count, bytes in A
+Q_N1, Q_SA1 = 5, 6
+Q_N2, Q_SA2 = 7, 8
+Q_KIN = 9  # double steps of the inner loop (a step is four bytes of A)
+Q_KLAST = 10  # double steps in the last round of the outermost loop
+Q_C = 11  # address of C
+Q_CRS = 12  # bytes between rows of C
+Q_CJS = 13  # bytes between blocks of 16 columns of C
+Q_BIAS = 14  # address of int32 from which sums start, one for each column
+Q_SCALE = 15  # address of float32, one for each column
+Q_SHIFT = 16  # address of float32 added after scaling, one for each column; 0: none
+Q_LOW, Q_HIGH = 17, 18  # bounds of the result without its zero point (float64 bits)
+Q_ZERO = 19  # zero point of the result
+Q_WORDS = 24
+
+
+def int_tile() -> tuple[int, int, int]:
+    """Return ``(lanes, mr, nv)``: 32-bit lanes, most rows and vectors of a tile."""
+    lanes = max(4, host.lanes("int32"))
+    if host.isa().registers >= 32:
+        return (lanes, 12, 2) if lanes == BLOCK else (lanes, 6, BLOCK // lanes)
+    return (lanes, 6, 2) if lanes == 8 else (lanes, 2, BLOCK // lanes)
+
+
+def emit_pairs(builder: Any, a: Any, b: Any) -> Any:
+    """Emit ``a[2i] * b[2i] + a[2i+1] * b[2i+1]`` of 16-bit vectors, in 32 bits."""
+    lanes = a.type.count // 2
+    wide = ir.VectorType(I32, lanes)
+    names = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
+    widest = {"avx512": 16, "avx2": 8}.get(host.isa().name, 4)
+    if host.architecture() == "x86_64" and lanes in names and lanes <= widest:
+        return call_intrinsic(builder, f"llvm.x86.{names[lanes]}", wide, [a, b])
+    full = ir.VectorType(I32, 2 * lanes)
+    product = builder.mul(builder.sext(a, full), builder.sext(b, full))
+    undefined = ir.Constant(full, ir.Undefined)
+    halves = [
+        builder.shuffle_vector(
+            product, undefined, ir.Constant(wide, [2 * i + odd for i in range(lanes)])
+        )
+        for odd in (0, 1)
+    ]
+    return builder.add(*halves)
+
+
+def emit_joined(builder: Any, vectors: list[Any]) -> Any:
+    """Emit one vector of the elements of several, a power of two of them."""
+    while len(vectors) > 1:
+        count = 2 * vectors[0].type.count
+        picks = ir.Constant(ir.VectorType(I32, count), list(range(count)))
+        vectors = [
+            builder.shuffle_vector(low, high, picks)
+            for low, high in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+    return vectors[0]
+
+
+class Requantizer:
+    """Emits the end of integer sums, the same for all kernels."""
+
+    def __init__(self, builder: Any, lanes: int, low: Any, high: Any, zero: Any) -> None:
+        """Take the bounds (float64 values) and the zero point (an int64 value)."""
+        self.b = builder
+        self.lanes = lanes
+        self.real = ir.VectorType(F32, lanes)
+        self.low = splat_value(builder, builder.fptrunc(low, F32), lanes)
+        self.high = splat_value(builder, builder.fptrunc(high, F32), lanes)
+        self.zero = splat_value(builder, builder.trunc(zero, I32), lanes)
+
+    def scaled(self, sums: Any, scale: Any, shift: Any) -> Any:
+        """Return the real values of sums; ``shift`` may be None."""
+        value = self.b.fmul(self.b.sitofp(sums, self.real), scale)
+        return value if shift is None else self.b.fadd(value, shift)
+
+    def rounded(self, value: Any) -> Any:
+        """Return int32: rounded to nearest even between the bounds, plus the zero point."""
+        b = self.b
+        value = b.select(b.fcmp_ordered(">", value, self.low), value, self.low)
+        value = b.select(b.fcmp_ordered("<", value, self.high), value, self.high)
+        value = call_intrinsic(b, f"llvm.rint.{suffix(self.real)}", self.real, [value])
+        whole = b.fptosi(value, ir.VectorType(I32, self.lanes))
+        return b.add(whole, self.zero)
+
+
+def _load_right(e: Emit, at: Any, lanes: int, flavour: str, weights: str) -> Any:
+    b = e.b
+    if flavour == "quads":
+        return load_at(b, at, ir.VectorType(I32, lanes), 4)
+    if weights == "int16":
+        return load_at(b, at, ir.VectorType(I16, 2 * lanes), 2)
+    return b.sext(load_at(b, at, ir.VectorType(I8, 2 * lanes), 1), ir.VectorType(I16, 2 * lanes))
+
+
+def vector_bytes(flavour: str, weights: str, lanes: int) -> int:
+    """Return the bytes of B that one vector of sums takes in a step."""
+    return 4 * lanes if flavour == "quads" or weights == "int16" else 2 * lanes
+
+
+def _body(
+    e: Emit, t: Any, rows: int, vectors: int, flavour: str, weights: str, output: str
+) -> None:
+    b, lanes = e.b, e.lanes
+    kind = ir.VectorType(I32, lanes)
+    bias = e.word(t, Q_BIAS)
+    start = [load_at(b, b.add(bias, I64(4 * lanes * j)), kind, 4) for j in range(vectors)]
+    acc = [[e.variable(start[j]) for j in range(vectors)] for _ in range(rows)]
+    ars, size = e.word(t, Q_ARS), vector_bytes(flavour, weights, lanes)
+    right = e.variable(e.word(t, Q_B))
+
+    def step(a: Any, at_b: Any) -> None:
+        columns = [
+            _load_right(e, b.add(at_b, I64(size * j)), lanes, flavour, weights)
+            for j in range(vectors)
+        ]
+        base = a
+        for i in range(rows):
+            if i and i % 3 == 0:
+                base = b.add(a, b.mul(ars, I64(i)))
+            at = b.add(base, b.mul(ars, I64(i % 3)))
+            x = splat_value(b, load_at(b, at, I32, 1), lanes)
+            for j in range(vectors):
+                held = e.get(acc[i][j])
+                if flavour == "quads":
+                    e.put(acc[i][j], emit_dot4(b, held, x, columns[j]))
+                else:
+                    pairs = b.bitcast(x, ir.VectorType(I16, 2 * lanes))
+                    e.put(acc[i][j], b.add(held, emit_pairs(b, pairs, columns[j])))
+            e.fence()
+
+    kin, last = e.word(t, Q_KIN), e.word(t, Q_KLAST)
+    at = [e.variable(e.word(t, Q_A))]
+    with ExitStack() as loops:
+        # Loops close in reverse order; each then moves on its own address.
+        for count, stride in ((Q_N0, Q_SA0), (Q_N1, Q_SA1), (Q_N2, Q_SA2)):
+            left = loops.enter_context(e.loop(e.word(t, count)))
+            if count == Q_N0:
+                kin = b.select(b.icmp_signed("==", left, I64(1)), last, kin)
+            loops.callback(_move, e, t, at[-1], stride)
+            at.append(e.variable(e.get(at[-1])))
+        with e.loop(kin):
+            a, at_b = e.get(at[-1]), e.get(right)
+            step(a, at_b)
+            step(b.add(a, I64(4)), b.add(at_b, I64(size * vectors)))
+            e.step(at[-1], I64(8))
+            e.step(right, I64(2 * size * vectors))
+    _finish(e, t, acc, output)
+
+
+def _move(e: Emit, t: Any, slot: Any, stride: int) -> None:
+    e.step(slot, e.word(t, stride))
+
+
+def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
+    """Requantise the sums and store them."""
+    b, lanes = e.b, e.lanes
+    c, crs, cjs = e.word(t, Q_C), e.word(t, Q_CRS), e.word(t, Q_CJS)
+    vectors = len(acc[0])
+    if output == "int32":
+        for i, row in enumerate(acc):
+            for j in range(vectors):
+                to = b.add(b.add(c, b.mul(crs, I64(i))), I64(4 * lanes * j))
+                store_at(b, to, e.get(row[j]), 4)
+        return
+    low, high = (b.bitcast(e.word(t, k), ir.DoubleType()) for k in (Q_LOW, Q_HIGH))
+    end = Requantizer(b, lanes, low, high, e.word(t, Q_ZERO))
+    scale, shift = e.word(t, Q_SCALE), e.word(t, Q_SHIFT)
+    scales = [load_at(b, b.add(scale, I64(4 * lanes * j)), end.real, 4) for j in range(vectors)]
+    slots = [e.variable(end.real(None)) for _ in range(vectors)]
+    with e.when(b.icmp_signed("!=", shift, I64(0))):
+        for j in range(vectors):
+            e.put(slots[j], load_at(b, b.add(shift, I64(4 * lanes * j)), end.real, 4))
+    shifts = [e.get(slot) for slot in slots]
+    group = BLOCK // lanes
+    for i, row in enumerate(acc):
+        values = [end.scaled(e.get(s), scales[j], shifts[j]) for j, s in enumerate(row)]
+        to = b.add(c, b.mul(crs, I64(i)))
+        if output == "float32":
+            for j, value in enumerate(values):
+                store_at(b, b.add(to, I64(4 * lanes * j)), value, 4)
+            continue
+        for j in range(0, vectors, group):
+            whole = emit_joined(b, [end.rounded(v) for v in values[j : j + group]])
+            packed = b.trunc(whole, ir.VectorType(I8, BLOCK))
+            store_at(b, b.add(to, b.mul(cjs, I64(j // group))), packed, 1)
+        e.fence()
+
+
+def product_tile(*, flavour: str, weights: str, output: str) -> Callable[..., None]:
+    """Return the kernel that runs one tile: ``(address of the Q_* words, rows, vectors, 0)``.
+
+    Args:
+        flavour: ``"pairs"`` or ``"quads"``, see above.
+        weights: How B is held: ``"int8"``, or ``"int16"`` (``pairs`` only).
+        output: ``"uint8"`` and ``"int8"``; ``"int32"`` for the plain sums; ``"float32"`` for sums
+            that are scaled but not rounded.
+    """
+    lanes, mr, nv = int_tile()
+    heights = row_counts(mr)
+    least = max(1, BLOCK // lanes)
+
+    def define(module: Any, rows: int, vectors: int) -> Any:
+        function = private_function(module, f"int_{flavour}_{weights}_{output}_{rows}x{vectors}")
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        e = Emit(builder, "float32", lanes)
+        _body(e, function.args[0], rows, vectors, flavour, weights, output)
+        builder.ret_void()
+        return function
+
+    @intrinsic
+    def dispatch(typingctx: Any, block: Any, rows: Any, vectors: Any) -> tuple[Any, Any]:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            index = builder.add(builder.mul(args[2], I64(mr + 1)), args[1])
+            done = builder.append_basic_block("tile_done")
+            switch = builder.switch(index, done)
+            for v in range(least, nv + 1, least):
+                for r in heights:
+                    function = define(builder.module, r, v)
+                    case = builder.append_basic_block("tile")
+                    switch.add_case(I64(v * (mr + 1) + r), case)
+                    with builder.goto_block(case):
+                        builder.call(function, [args[0]])
+                        builder.branch(done)
+            builder.position_at_end(done)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), codegen
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        dispatch(args, begin, end)
+
+    return kernel

@@ -1,0 +1,80 @@
+"""Quantised convolutions and products in blocks against NumPy's own integers, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .kernel_support import run_node
+from .test_kernels_integer import BYTES, draw, windows
+
+Array = np.ndarray[Any, Any]
+FEW = settings(max_examples=15, deadline=None)
+
+
+def requantised(sums: Array, scale: Array, zero: int, dtype: str, shift: Any = 0) -> Array:
+    """Scale in float32, round to nearest even, add the zero point, saturate."""
+    info = np.iinfo(dtype)
+    real = sums.astype(np.float32) * scale.astype(np.float32) + np.asarray(shift, np.float32)
+    return np.clip(np.rint(real) + zero, info.min, info.max).astype(dtype)
+
+
+@pytest.mark.parametrize("flavour", ["pairs", "quads"])
+@FEW
+@given(
+    channels=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    kernel=st.integers(1, 4),
+    stride=st.integers(1, 3),
+    dilation=st.integers(1, 2),
+    pad=st.integers(0, 2),
+    dtypes=st.tuples(BYTES, BYTES),
+    weight_zero=st.booleans(),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1 << 30),
+)
+def test_convolutions(
+    flavour: str,
+    channels: tuple[int, int],
+    kernel: int,
+    stride: int,
+    dilation: int,
+    pad: int,
+    dtypes: tuple[str, str],
+    weight_zero: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    inputs, outputs = channels
+    image = inputs <= 4
+    x = draw(rng, dtypes[0], 2, inputs, 9, 11)
+    w = draw(rng, dtypes[1], outputs, inputs, kernel, kernel)
+    x_zero = draw(rng, dtypes[0], 1)[0]
+    usual = 0 if dtypes[1] == "int8" else 128
+    w_zero = draw(rng, dtypes[1], outputs) if weight_zero else np.array([usual], dtypes[1])
+    spread = np.zeros((outputs, inputs, *(dilation * (kernel - 1) + 1,) * 2), np.int64)
+    signed = w.astype(np.int64) - w_zero.astype(np.int64).reshape(-1, 1, 1, 1)
+    spread[:, :, ::dilation, ::dilation] = signed
+    sums = windows(x.astype(np.int64) - int(x_zero), spread, stride, pad, 1)
+    bias = rng.integers(-5000, 5000, outputs).astype(np.int32)
+    scales = np.array(0.02, np.float32), rng.uniform(0.001, 0.02, outputs).astype(np.float32)
+    y_scale, y_zero = np.array(0.4, np.float32), draw(rng, dtypes[0], 1)[0]
+    scale = (scales[0] * scales[1] / y_scale).reshape(-1, 1, 1)
+    wanted = requantised(sums + bias.reshape(-1, 1, 1), scale, int(y_zero), dtypes[0])
+    (got,) = run_node(
+        "QLinearConv",
+        [x, scales[0], np.asarray(x_zero), w, scales[1], w_zero, y_scale, np.asarray(y_zero), bias],
+        [sums.shape],
+        {"strides": (stride,) * 2, "pads": (pad,) * 4, "dilations": (dilation,) * 2},
+        constant=range(1, 9),
+        blocked=() if image else (0,),
+        out_layout="blocked",
+        threads=threads,
+        cuts=[0.4],
+        options={"INTEGER_FLAVOUR": flavour},
+    )
+    np.testing.assert_array_equal(got, wanted)
