@@ -6,6 +6,7 @@ one `Snapshot` of all parameters, taken anew only when some parameter of the pro
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ class CompiledModel:
         outputs: Ports of the outputs.
         stored: Weights that came from an exported file, kept for the ops that take them up.
         metrics: Read-only properties beside the standard ones.
-        pipeline: Stages of asynchronous runs.
+        pipeline: Where asynchronous runs take turns.
         configs: Configuration by device.
     """
 
@@ -70,8 +71,8 @@ class CompiledModel:
             options: The options it was compiled with.
             requests: How many requests at a time make best use of the device.
             metrics: More read-only properties.
-            pipeline: (stage, first step, end) of asynchronous runs, covering all nodes in order;
-                stages of the same name share their threads. Empty: one stage.
+            pipeline: (device, first step, end) of asynchronous runs, covering all nodes in order;
+                each device runs the steps of one request at a time. Empty: requests do not wait.
             source: The graph before the partition, kept for export and to compile again.
             stored: Weights from an exported file.
             configs: Configuration by device, where several are involved.
@@ -93,8 +94,9 @@ class CompiledModel:
         self._plan = Plan(graph)
         self.parameters: dict[str, Parameter] = {p.name: p for p in self._plan.parameters}
         self._snapshot = Snapshot(self._plan.parameters)
-        self._threads: dict[str, TaskExecutor] = {}
-        self._pipeline = [(self._executor(name), a, b) for name, a, b in pipeline]
+        self._threads: TaskExecutor | None = None
+        turns = {name: threading.Lock() for name, _, _ in pipeline}
+        self._pipeline = [(turns[name], begin, end) for name, begin, end in pipeline]
         self._idle: list[tuple[Runner, Callable[[Sequence[Any]], Any]]] = []
 
     @property
@@ -140,11 +142,9 @@ class CompiledModel:
         return Results(self._signature.output_positions, results)
 
     def _whole_run(self, runner: Runner) -> Callable[[Sequence[Any]], Any]:
-        stages = self.create_stages(runner)
-        if len(stages) == 1:
-            return stages[0].function
         if type(self).create_stages is CompiledModel.create_stages:
             return runner.run
+        stages = self.create_stages(runner)
 
         def run(inputs: Any) -> Any:
             for stage in stages:
@@ -234,16 +234,9 @@ class CompiledModel:
 
     def create_stages(self, runner: Runner) -> list[Stage]:
         """Return the stages of an asynchronous run. Devices with several executors override it."""
-        return runner.stages(self._executor("requests"))
-
-    def _executor(self, name: str) -> TaskExecutor:
-        found = self._threads.get(name)
-        if found is None:
-            found = self._threads[name] = TaskExecutor(name, self._stage_threads(name))
-        return found
-
-    def _stage_threads(self, name: str) -> int:
-        return self.optimal_requests if name == "requests" else 1
+        if self._threads is None:
+            self._threads = TaskExecutor("requests", self.optimal_requests)
+        return runner.stages(self._threads)
 
     def create_infer_request(self) -> InferRequest:
         """Return a new request with memory of its own."""

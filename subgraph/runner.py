@@ -2,11 +2,13 @@
 
 A model whose graph is one subgraph node skips the executor: its runner calls the node's session.
 Every other model is walked by an `Executor`. A run falls into stages, each with the task executor
-whose threads run it, so that stages of different requests overlap.
+whose threads run it, so that stages of different requests overlap; over several devices, a request
+takes its turn on one after the other.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from subgraph.subgraph_op import ProfileEntry, fill_outputs, open_session
 from subgraph.task_executor import TaskExecutor
 
 Array = np.ndarray[Any, Any]
+Turn = tuple[threading.Lock, int, int]  # who holds the lock runs these steps, from and to
 
 
 @attrs.frozen
@@ -65,9 +68,9 @@ class GraphRunner(Runner):
         cancel: Cancel,
         *,
         profiling: bool = False,
-        pipeline: Sequence[tuple[TaskExecutor, int, int]] = (),
+        pipeline: Sequence[Turn] = (),
     ) -> None:
-        """Prepare to run ``plan``; ``pipeline`` gives ranges of steps to task executors."""
+        """Prepare to run ``plan``; ``pipeline`` says where an asynchronous run waits its turn."""
         super().__init__(cancel)
         self._executor = Executor(plan, profiling=profiling, cancel=cancel)
         self._pipeline = pipeline
@@ -82,23 +85,19 @@ class GraphRunner(Runner):
         return self._executor.profile()
 
     def stages(self, default: TaskExecutor) -> list[Stage]:
-        if len(self._pipeline) < 2:
-            return [Stage(default, self.run)]
+        return [Stage(default, self._run_in_turns if self._pipeline else self.run)]
+
+    def _run_in_turns(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run with one request at a time on each device, so that those of others overlap.
+
+        Taking a turn costs far less than handing the request to a thread of the device would.
+        """
         executor = self._executor
-
-        def part(begin: int, end: int, first: bool, last: bool) -> Callable[[Any], Any]:
-            def run(state: Any) -> Any:
-                values = executor.start(state) if first else state
+        values = executor.start(inputs)
+        for turn, begin, end in self._pipeline:
+            with turn:
                 executor.run_steps(values, begin, end)
-                return self._filled(executor.finish(values)) if last else values
-
-            return run
-
-        last = len(self._pipeline) - 1
-        return [
-            Stage(threads, part(begin, end, k == 0, k == last))
-            for k, (threads, begin, end) in enumerate(self._pipeline)
-        ]
+        return self._filled(executor.finish(values))
 
 
 class DirectRunner(Runner):

@@ -50,6 +50,8 @@ class RecorderSession(sg.Session):
         self.owner.runs += 1
         if self.owner.pause:
             time.sleep(self.owner.pause)
+        if self.owner.meeting is not None and self.owner.runs == self.owner.meeting[0]:
+            self.owner.meeting[1].wait(20)
         if self.owner.lost:
             raise sg.DeviceError("device lost")
         if len(inputs[0]) == self.owner.refused_rows:
@@ -69,6 +71,7 @@ class Simulated(sg.Device):
         self.pause = 0.0
         self.lost = False
         self.refused_rows = 0
+        self.meeting: tuple[int, threading.Barrier] | None = None
         self.refuses_to_compile = False
         self.compiled: list[list[str]] = []
         self.threads: set[int] = set()
@@ -352,6 +355,25 @@ def test_stages_of_two_devices_overlap(devices: Any) -> None:
     plain = core.compile_model(graph, "HETERO:A,B", {"PIPELINE": False})
     assert len(plain.pipeline) == 0
     check(plain, graph)
+
+
+def test_many_stages_overlap_too(devices: Any) -> None:
+    """While a request is in the first of B's regions, the next one is in the first of A's."""
+    core, a, b = devices
+    y = x = sg.input("x", ("N", 3))
+    for _ in range(10):
+        y = ops.Neg(ops.Relu(y))
+    graph = sg.Graph([x], [y], "twenty")
+    model = core.compile_model(graph, "HETERO:A,B")
+    assert len(model.pipeline) == model.get_property("NUMBER_OF_SUBGRAPHS") == 20
+    check(model, graph)
+    both = threading.Barrier(2)
+    a.meeting, b.meeting = (a.runs + 2, both), (b.runs + 1, both)
+    requests = [model.create_infer_request() for _ in range(2)]
+    for request in requests:
+        request.start_async([X])
+    for request in requests:
+        np.testing.assert_array_equal(request.wait()[0], model(X)[0])
 
 
 def test_placement_by_measured_cost(devices: Any, tmp_path: Path) -> None:

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("subgraph")
 _REFERENCE = "REFERENCE"
-_MOST_STAGES = 12
 
 
 @attrs.frozen
@@ -461,7 +460,7 @@ def is_default(op: SubgraphOp) -> bool:
 
 
 def _stages(graph: Graph, homes: Mapping[Node, str]) -> list[tuple[str, int, int]]:
-    """Return runs of consecutive nodes of one device; none when handing over would cost more."""
+    """Return runs of consecutive nodes of one device; none if there is only one device."""
     stages: list[tuple[str, int, int]] = []
     for position, node in enumerate(graph.nodes):
         home = homes[node]
@@ -469,4 +468,4 @@ def _stages(graph: Graph, homes: Mapping[Node, str]) -> list[tuple[str, int, int
             stages[-1] = (home, stages[-1][1], position + 1)
         else:
             stages.append((home, position, position + 1))
-    return stages if len(stages) <= _MOST_STAGES else []
+    return stages if len(stages) > 1 else []
