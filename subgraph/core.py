@@ -11,9 +11,8 @@ import pkgutil
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
 from os import PathLike
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from subgraph.compiled_model import CompiledModel
 from subgraph.device import (
@@ -31,6 +30,9 @@ from subgraph.graph import Graph
 from subgraph.op import Operator, register_operator
 from subgraph.registry import defined_at, nearest
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 _log = logging.getLogger("subgraph")
 Model = Graph | str | PathLike[str] | bytes | Any
 _GROUP = "subgraph.devices"
@@ -40,16 +42,26 @@ class Core:
     """All devices of a process that this object knows, with their options."""
 
     def __init__(self) -> None:
-        """Find devices: the files of ``subgraph.devices`` and installed entry points."""
+        """Find devices: the files of ``subgraph.devices``; installed ones when they are needed."""
         self._lock = threading.RLock()
+        self._asked_installed = False
         self._makers: dict[str, tuple[Callable[[], Device], str]] = {}
         self._devices: dict[str, Device] = {}
         self._failed: dict[str, str] = {}
         for name in _device_files():
             self._makers[name] = (partial(_device_of_file, name), f"{_GROUP}.{name.lower()}")
-        for point in sorted(entry_points(group=_GROUP), key=lambda p: p.name):
-            owner = f"entry point {point.value}"
-            self._claim(point.name, partial(_loaded, point), owner)
+
+    def _find_installed(self) -> None:
+        """Find the devices of other packages, by their entry points; reading these takes time."""
+        with self._lock:
+            if self._asked_installed:
+                return
+            from importlib.metadata import entry_points
+
+            for point in sorted(entry_points(group=_GROUP), key=lambda p: p.name):
+                owner = f"entry point {point.value}"
+                self._claim(point.name, partial(_loaded, point), owner)
+            self._asked_installed = True
 
     def _claim(self, name: str, make: Callable[[], Device], owner: str) -> None:
         known = self._makers.get(name)
@@ -70,6 +82,7 @@ class Core:
         if not name or any(c in name for c in ".:, "):
             raise DeviceError(f"device name {name!r} is empty or has one of '.', ':', ',' or space")
         with self._lock:
+            self._find_installed()
             owner = defined_at(device if isinstance(device, type) else type(device))
             self._claim(name, lambda: _made(device), owner)
             self._devices.pop(name, None)
@@ -78,6 +91,7 @@ class Core:
     def unregister_device(self, name: str) -> None:
         """Forget the device ``name`` if it is there."""
         with self._lock:
+            self._find_installed()
             self._makers.pop(name, None)
             for known in [k for k in self._devices if k.partition(".")[0] == name]:
                 del self._devices[known]
@@ -95,7 +109,7 @@ class Core:
     def available_devices(self) -> list[str]:
         """Names of the devices that can start; "NAME.0", "NAME.1" where there are several."""
         names: list[str] = []
-        for name in sorted(self._makers):
+        for name in self.registered_devices:
             try:
                 device = self.device(name)
             except DeviceError:
@@ -109,6 +123,7 @@ class Core:
     @property
     def registered_devices(self) -> list[str]:
         """Names of all devices, also of those that cannot start and of HETERO, MULTI, AUTO."""
+        self._find_installed()
         return sorted(self._makers)
 
     @property
@@ -134,6 +149,8 @@ class Core:
     def _start(self, name: str) -> Device:
         if name in self._failed:
             raise DeviceError(self._failed[name])
+        if name not in self._makers:
+            self._find_installed()
         maker = self._makers.get(name)
         if maker is None:
             raise DeviceError(f"no device named {name!r}; {nearest(name, self._makers)}")
@@ -264,7 +281,8 @@ class Core:
             return device.compile_model(graph, config or None)
         supported = device.query_model(graph, config or None)
         if all(node.name in supported for node in graph.nodes):
-            return compile_queried(device, graph, config or None)
+            result = supported if isinstance(supported, QueryResult) else None
+            return compile_queried(device, graph, config or None, result)
         hetero = self.device("HETERO")
         assert isinstance(hetero, HeteroDevice), "the name is taken by our own"
         priorities = [device, *(self.device(name) for name in device.fallback)]

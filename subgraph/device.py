@@ -39,12 +39,19 @@ class QueryResult(dict[str, str]):
 
     Attributes:
         reasons: For each other node why it is not.
+        transformed: What `Device.transform` made of the graph, for a compilation that follows.
     """
 
-    def __init__(self, supported: Mapping[str, str], reasons: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        supported: Mapping[str, str],
+        reasons: Mapping[str, str],
+        transformed: Graph | None = None,
+    ) -> None:
         """Take the supported nodes and the reasons of the others."""
         super().__init__(supported)
         self.reasons: dict[str, str] = dict(reasons)
+        self.transformed = transformed
 
 
 class Device:
@@ -149,7 +156,7 @@ class Device:
                 reasons.update((name, text) for name in names if name not in reasons)
         _follow_users(graph, seen, reasons)
         supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
-        return QueryResult(supported, {k: v for k, v in reasons.items() if k in known})
+        return QueryResult(supported, {k: v for k, v in reasons.items() if k in known}, transformed)
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Compile a graph all of whose nodes are supported.
@@ -158,15 +165,23 @@ class Device:
             UnsupportedOpError: a node is not; names and reasons.
             ConfigError: an option is unknown or its value not allowed.
         """
-        require_support(self.query_model(graph, config), graph, self.name)
-        return self.compile_supported(graph, config)
+        found = self.query_model(graph, config)
+        require_support(found, graph, self.name)
+        result = found if isinstance(found, QueryResult) else None
+        return self.compile_supported(graph, config, result)
 
-    def compile_supported(self, graph: Graph, config: Config | None = None) -> CompiledModel:
+    def compile_supported(
+        self, graph: Graph, config: Config | None, result: QueryResult | None = None
+    ) -> CompiledModel:
         """Compile a graph of which `query_model` has said that all nodes are supported."""
         options = self.options_for(config)
+        transformed = None if result is None else result.transformed
 
         def make_op(inner: Graph) -> SubgraphOp:
-            return self._guarded(inner, self._op_for(inner, options))
+            op = self._op_for(inner, options)
+            if transformed is not None:
+                self._hand_over(op, transformed)
+            return self._guarded(inner, op)
 
         compiled = whole_graph(graph, self.name, make_op)
         return self._model(compiled, options, source=graph)
@@ -194,6 +209,9 @@ class Device:
         if op.device == SubgraphOp.device:
             op.device = self.name
         return op
+
+    def _hand_over(self, op: SubgraphOp, transformed: Graph) -> None:
+        """Give an op that transforms by itself what the query has made of the graph already."""
 
     def _guarded(self, graph: Graph, op: SubgraphOp) -> SubgraphOp:
         """Let the devices behind this one take over from an op that fails."""
@@ -410,10 +428,19 @@ def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> 
     )
 
 
-def compile_queried(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
-    """Compile a graph all of whose nodes the device has just said to support."""
+def compile_queried(
+    device: Device, graph: Graph, config: Config | None, result: QueryResult | None = None
+) -> CompiledModel:
+    """Compile a graph all of whose nodes the device has said to support.
+
+    Args:
+        device: The device.
+        graph: The graph.
+        config: The device's options.
+        result: What it said of this very graph; None: of a larger one.
+    """
     if type(device).compile_model is Device.compile_model:
-        return device.compile_supported(graph, config)
+        return device.compile_supported(graph, config, result)
     return device.compile_model(graph, config)
 
 

@@ -7,7 +7,6 @@ the last stage is done the callback runs, then waiters go on.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import queue
@@ -203,6 +202,8 @@ class InferRequest:
 
     def __await__(self) -> Generator[Any, None, Results]:
         """Wait in asyncio for the run that `start_async` began; gives its results."""
+        import asyncio
+
         run = self._started()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()

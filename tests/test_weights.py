@@ -86,6 +86,7 @@ def test_a_view_of_the_parameter_takes_no_memory() -> None:
 def test_two_users_share_and_the_last_one_frees() -> None:
     make, w = Counter(), param(3)
     first, second = sg.WeightCache(), sg.WeightCache()
+    gc.collect()
     before = sg.weight_stats().entries
     assert first.get("r", make, w) is second.get("r", make, w)
     assert make.calls == 1

@@ -8,7 +8,6 @@ kernel takes goes to REFERENCE.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,16 +17,16 @@ import attrs
 from subgraph.device import Device
 from subgraph.engine import host, pool
 from subgraph.engine.plan import PlanOptions
-from subgraph.engine.probe import refusals
+from subgraph.engine.probe import Trial, trial
 from subgraph.engine.region_op import CpuSubgraphOp, Guards, RegionOptions
 from subgraph.graph import Graph, Node
 from subgraph.parameters import Parameter
-from subgraph.pass_manager import apply_pass
+from subgraph.pass_manager import Checks, apply_pass
 from subgraph.selector import Reject
 from subgraph.settings import DeviceOptions, option
 from subgraph.subgraph_op import SubgraphOp
 
-_REFUSED = "cpu_refused"
+_TRIAL = "cpu_trial"
 _GUARDS = "cpu_guards"
 
 
@@ -59,19 +58,23 @@ class CpuDevice(Device):
         assert isinstance(options, CpuOptions)
         fused, guards = fuse(graph, options)
         fused.attrs[_GUARDS] = guards
-        fused.attrs[_REFUSED] = refusals(fused, plan_options(options))
+        fused.attrs[_TRIAL] = trial(fused, plan_options(options))
         return fused
 
     def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:
         """Return what the trial plan of the node's graph said."""
         assert node.graph is not None
-        refused: Mapping[str, str] = node.graph.attrs.get(_REFUSED, {})
-        reason = refused.get(node.name)
+        found: Trial | None = node.graph.attrs.get(_TRIAL)
+        reason = None if found is None else found.refused.get(node.name)
         return True if reason is None else Reject(reason)
 
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         # The op fuses by itself, and anew when a number that a fusion has looked at changes.
         return self.create_op(graph, options)
+
+    def _hand_over(self, op: SubgraphOp, transformed: Graph) -> None:
+        assert isinstance(op, CpuSubgraphOp)
+        op.adopt(transformed, transformed.attrs.pop(_GUARDS), transformed.attrs.pop(_TRIAL))
 
     def create_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         """Return the op that runs ``graph``."""
@@ -110,7 +113,10 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
     # Weights are found by their parameters; what is left are the inputs that change.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     if options.FUSION:
-        graph = apply_pass(graph, "CpuFusion", guards=guards)
+        # The graph is a copy, and what the passes inside make is checked as a whole.
+        with Checks(input=False, output=False):
+            graph = apply_pass(graph, "CpuFusion", guards=guards)
+        graph.verify()
     return graph, tuple(guards.items())
 
 

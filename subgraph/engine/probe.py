@@ -1,4 +1,4 @@
-"""The trial plan: which nodes of a graph the CPU's lowerings take, before any input is seen.
+"""The trial plan: which nodes of a graph the lowerings take, before any input is seen.
 
 Symbolic dimensions get sample sizes, each name its own. Where a shape only follows from values that
 a run computes, the operator's name and dtype decide; such a node may still fall back to the
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
+
 from subgraph.engine.lowering import Unsupported
 from subgraph.engine.plan import HostStep, Planner, PlanOptions, concrete
 from subgraph.errors import SubgraphError
@@ -18,16 +20,38 @@ from subgraph.types import TensorType
 _SAMPLES = (2, 8, 16, 3, 4, 32, 1)
 
 
-def refusals(graph: Graph, options: PlanOptions) -> dict[str, str]:
-    """Return for each node that the CPU does not run the reason why."""
-    best: dict[str, str] | None = None
+@attrs.frozen(eq=False)
+class Trial:
+    """What a trial found.
+
+    Attributes:
+        refused: For each node that has no kernel the reason why.
+        types: The types of the graph's inputs that it was made with.
+        planner: What planned all nodes for these types; None where some could not be planned.
+    """
+
+    refused: dict[str, str]
+    types: Sequence[TensorType | None]
+    planner: Planner | None
+
+
+def trial(graph: Graph, options: PlanOptions) -> Trial:
+    """Try to plan a graph."""
+    best: Trial | None = None
     for start in range(3):
-        refused, complete = _Probe(graph, options, start).run()
-        if complete:
-            return refused
-        if best is None or len(refused) < len(best):
-            best = refused
-    return best or {}
+        probe = _Probe(graph, options, start)
+        found = probe.run()
+        if probe.complete:
+            return found
+        if best is None or len(found.refused) < len(best.refused):
+            best = found
+    assert best is not None, "three trials were made"
+    return best
+
+
+def refusals(graph: Graph, options: PlanOptions) -> dict[str, str]:
+    """Return for each node that has no kernel the reason why."""
+    return trial(graph, options).refused
 
 
 class _Probe:
@@ -37,6 +61,7 @@ class _Probe:
         self.graph = graph
         self.refused: dict[str, str] = {}
         self.complete = True
+        self.assumed = False
         sizes: dict[str, int] = {}
 
         def sample(value: Value) -> TensorType | None:
@@ -55,7 +80,7 @@ class _Probe:
             ]
             return TensorType(type_.dtype, shape)
 
-        types = [sample(value) for value in graph.inputs]
+        types = self.types = [sample(value) for value in graph.inputs]
         self.planner = Planner(graph, types, {}, options)
         self.unknown = {
             value
@@ -64,13 +89,14 @@ class _Probe:
         }
         self.unknown.update(graph.captures)
 
-    def run(self) -> tuple[dict[str, str], bool]:
-        """Try every node; return the refusals, and whether all shapes were known."""
+    def run(self) -> Trial:
+        """Try every node; ``complete`` tells whether all shapes were known."""
         for node in self.graph.nodes:
             reason = self._node(node)
             if reason:
                 self.refused[node.name] = reason
-        return self.refused, self.complete
+        whole = self.complete and not self.unknown and not self.assumed
+        return Trial(self.refused, self.types, self.planner if whole else None)
 
     def _node(self, node: Node) -> str:
         if any(not isinstance(value.type, TensorType | None) for value in _touched(node)):
@@ -106,6 +132,7 @@ class _Probe:
 
     def _forget(self, node: Node) -> None:
         """Take what is known of the outputs from the graph; else they are unknown."""
+        self.assumed = True
         for value in node.outputs:
             type_ = value.type
             if isinstance(type_, TensorType) and type_.is_static:

@@ -23,6 +23,7 @@ from subgraph.engine.bound import Arena, BoundPlan
 from subgraph.engine.lowering import EmittedStep
 from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, make_plan
 from subgraph.engine.pool import Pool
+from subgraph.engine.probe import Trial
 from subgraph.executor import Cancel, Executor
 from subgraph.executor import Plan as Parts
 from subgraph.graph import Graph, Node
@@ -95,6 +96,7 @@ class CpuSubgraphOp(SubgraphOp):
         self._lock = threading.RLock()
         self._plans: OrderedDict[_Key, Plan] = OrderedDict()
         self._fused: tuple[Graph, Guards] | None = None
+        self._trial: Trial | None = None
         self._value_inputs: tuple[int, ...] = ()
         self._parts: tuple[Graph, Parts] | None = None
         self.parameters = _parameters(subgraph)
@@ -151,7 +153,7 @@ class CpuSubgraphOp(SubgraphOp):
                     return plan
                 values = {k: np.array(inputs[k]) for k in self._value_inputs}
                 try:
-                    plan = make_plan(graph, types, values, self.options.plan)
+                    plan = self._tried(types) or make_plan(graph, types, values, self.options.plan)
                 except UnknownShapeError as error:
                     more = set(error.inputs) - set(self._value_inputs)
                     if not more:
@@ -162,6 +164,24 @@ class CpuSubgraphOp(SubgraphOp):
                 while len(self._plans) > self.options.plans:
                     self._plans.popitem(last=False)
                 return plan
+
+    def adopt(self, fused: Graph, guards: Guards, trial: Trial) -> None:
+        """Take what a query of the same graph has made: the fused graph and its trial plan."""
+        ends = [[v.name for v in g.inputs if v.parameter is None] for g in (fused, self.subgraph)]
+        outputs = [[v.name for v in g.outputs] for g in (fused, self.subgraph)]
+        if ends[0] == ends[1] and outputs[0] == outputs[1]:
+            with self._lock:
+                self._fused = (fused, guards)
+                self._trial = trial
+
+    def _tried(self, types: Sequence[TensorType]) -> Plan | None:
+        """Return the plan that was begun on trial, once, if it is for these types and holds."""
+        trial, self._trial = self._trial, None
+        if trial is None or trial.planner is None or self._value_inputs:
+            return None
+        planner = trial.planner
+        fits = planner.graph is self.fused and list(trial.types) == list(types)
+        return planner.finish() if fits and _holds(tuple(planner.guards.items())) else None
 
     def parts(self, error: UnknownShapeError | None = None) -> Parts | None:
         """Return the fused graph in parts, None while it is planned as a whole.
