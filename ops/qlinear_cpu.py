@@ -21,7 +21,6 @@ import attrs
 import numpy as np
 
 from subgraph.engine import host
-from subgraph.engine.dot import has_vnni
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Layout, Lowering, Operand, Unsupported, Weight, Word, lowering
@@ -160,7 +159,7 @@ def choose_tile(q: Quantised) -> Tile:
     """Return the flavour: dot products of bytes where the machine has them and weights fit."""
     fit = weights_fit(q.w, q.w_zero)
     forced = q.low.options.get("INTEGER_FLAVOUR")
-    quads = has_vnni() if forced is None else forced == "quads"
+    quads = host.has_vnni() if forced is None else forced == "quads"
     if fit is None:
         return integer_tile("pairs", "int16")
     if quads and (q.x_zero is None or q.x_zero.known is not None):

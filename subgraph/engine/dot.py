@@ -16,12 +16,6 @@ from subgraph.engine import host
 from subgraph.engine.irtools import I32, call_intrinsic, define, vec_type
 
 
-def has_vnni() -> bool:
-    """Return whether the instruction set in force multiplies and adds bytes in one instruction."""
-    isa = host.isa()
-    return isa.has("avxvnni") or (isa.has("avx512vnni") and isa.has("avx512vl"))
-
-
 @cache
 def dot4(lanes: int) -> Any:
     """Return ``(sums, a, b) -> sums`` that adds four products of bytes to each sum.
@@ -41,7 +35,7 @@ def emit_dot4(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     """Emit what ``dot4`` does, for those who emit LLVM themselves."""
     lanes = int(sums.type.count)
     most = 16 if host.isa().vector_bytes == 64 else 8
-    if not has_vnni() or lanes < 4 or lanes % 4:
+    if not host.has_vnni() or lanes < 4 or lanes % 4:
         return _apart(builder, sums, a, b)
     if lanes <= most:
         name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"

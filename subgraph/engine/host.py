@@ -150,6 +150,12 @@ def isa() -> Isa:
     return isa_named(wanted or _widest())
 
 
+def has_vnni() -> bool:
+    """Return whether the instruction set in force multiplies and adds bytes in one instruction."""
+    has = isa().has
+    return has("avxvnni") or (has("avx512vnni") and has("avx512vl"))
+
+
 @cache
 def _widest() -> str:
     return _supported(_host_cpu()[1])[0]
