@@ -154,16 +154,15 @@ def _body(
     ars, size = e.word(t, Q_ARS), vector_bytes(flavour, weights, lanes)
     right = e.variable(e.word(t, Q_B))
 
-    def step(a: Any, at_b: Any) -> None:
+    offsets = _row_offsets(e, ars, rows)
+
+    def step(a: Any, at_b: Any, number: int) -> None:
         columns = [
-            _load_right(e, b.add(at_b, I64(size * j)), lanes, flavour, weights)
+            _load_right(e, b.add(at_b, I64(size * (number * vectors + j))), lanes, flavour, weights)
             for j in range(vectors)
         ]
-        base = a
         for i in range(rows):
-            if i and i % 3 == 0:
-                base = b.add(a, b.mul(ars, I64(i)))
-            at = b.add(base, b.mul(ars, I64(i % 3)))
+            at = b.add(b.add(a, offsets[i]), I64(4 * number))
             x = splat_value(b, load_at(b, at, I32, 1), lanes)
             for j in range(vectors):
                 held = e.get(acc[i][j])
@@ -185,12 +184,26 @@ def _body(
             loops.callback(_move, e, t, at[-1], stride)
             at.append(e.variable(e.get(at[-1])))
         with e.loop(kin):
-            a, at_b = e.get(at[-1]), e.get(right)
-            step(a, at_b)
-            step(b.add(a, I64(4)), b.add(at_b, I64(size * vectors)))
-            e.step(at[-1], I64(8))
-            e.step(right, I64(2 * size * vectors))
+            # Else LLVM derives the address of each row from the one before.
+            a, at_b = e.opaque(e.get(at[-1])), e.opaque(e.get(right))
+            step(a, at_b, 0)
+            step(a, at_b, 1)
+            e.put(at[-1], b.add(a, I64(8)))
+            e.put(right, b.add(at_b, I64(2 * size * vectors)))
     _finish(e, t, acc, output)
+
+
+def _row_offsets(e: Emit, step: Any, rows: int) -> list[Any]:
+    """Return the bytes from row 0 to each row, as few registers with scales as possible."""
+    odd = {k: e.opaque(e.b.mul(step, I64(k))) for k in range(3, rows, 2)}
+    odd[1] = step
+
+    def offset(i: int) -> Any:
+        shift = min((i & -i).bit_length() - 1, 3)
+        whole = i >> shift
+        return e.b.shl(odd[whole], I64(shift)) if whole in odd else e.b.mul(step, I64(i))
+
+    return [offset(i) if i else I64(0) for i in range(rows)]
 
 
 def _move(e: Emit, t: Any, slot: Any, stride: int) -> None:
