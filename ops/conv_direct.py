@@ -9,9 +9,13 @@ import attrs
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Word
+from subgraph.engine.tiling import tile_rows
 
 from .conv_geometry import Geometry
 from .tile_planning import Activation, Tiles, grain, round_up
+
+_GATHER = 3.0  # cycles to copy a vector of channels
+_LATENCY = 4  # rows below which a tile waits for its sums
 
 
 @attrs.frozen
@@ -41,7 +45,7 @@ class Cut:
         of: The tiles.
         g: The sizes.
         plain: The input is plain.
-        compact: The scratch holds the pixels that a kernel of one tap reads, and no others.
+        gathered: Units copy for each tap the pixels that it reads, else the box around them.
         blocks_in: Input blocks of a group.
         panels: Output panels of a group.
         segment: Input blocks of a segment of the sums.
@@ -53,7 +57,7 @@ class Cut:
     of: Tiles
     g: Geometry
     plain: bool
-    compact: bool
+    gathered: bool
     blocks_in: int
     panels: int
     segment: int
@@ -64,14 +68,16 @@ class Cut:
     @property
     def strip(self) -> bool:
         """Whether units copy what they read."""
-        return self.plain or self.compact or self.g.padded
+        return self.plain or self.gathered or self.g.padded
 
     def reads(self) -> int:
-        """Return the bytes of the input that a unit reads."""
+        """Return the bytes of the input that a segment of a unit reads."""
         g = self.g
-        box = g.reach(0, 1) * g.reach(1, self.rows) * g.reach(2, self.columns)
-        pixels = self.rows * self.columns if self.compact else box
-        return self.blocks_in * pixels * self.of.item * (1 if self.plain else self.of.lanes)
+        if self.gathered:
+            pixels = self.rows * self.columns * g.taps
+        else:
+            pixels = g.reach(0, 1) * g.reach(1, self.rows) * g.reach(2, self.columns)
+        return self.segment * pixels * self.of.item * (1 if self.plain else self.of.lanes)
 
     def units(self) -> int:
         """Return the number of units."""
@@ -84,8 +90,8 @@ def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
     """Cut a direct convolution for so many threads; sums do not depend on their number."""
     blocks_in = g.inputs if plain else -(-g.inputs // of.lanes)
     panels = -(-g.outputs // of.width)
-    compact = of.low and g.taps == 1 and not plain and not g.padded and g.strides != (1, 1, 1)
-    c = Cut(of, g, plain, compact, blocks_in, panels, blocks_in, g.target[1], g.target[2], panels)
+    gathered = of.low and not plain and _gathers(g, of)
+    c = Cut(of, g, plain, gathered, blocks_in, panels, blocks_in, g.target[1], g.target[2], panels)
     if of.low:
         _cut_low(c, banded)
     else:
@@ -100,6 +106,25 @@ def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
     return c
 
 
+def _gathers(g: Geometry, of: Tiles) -> bool:
+    """Return whether it pays to copy the pixels of each tap, so that tiles run across rows."""
+    if g.taps == 1:
+        return g.strides != (1, 1, 1)
+    steps = -(-g.outputs // of.width) * of.lanes
+    row, image = g.target[2], g.target[1] * g.target[2]
+    return _tile_cycles(row, of) * g.target[1] > _tile_cycles(image, of) + image * _GATHER / steps
+
+
+def _tile_cycles(pixels: int, of: Tiles) -> float:
+    """Return the cycles that tiles take for one step of the sums of so many pixels."""
+    cycles = 0.0
+    while pixels > 0:
+        rows = tile_rows(pixels, of.mr)
+        cycles += max(rows, _LATENCY) + 0.5
+        pixels -= rows
+    return cycles
+
+
 def _cut_low(c: Cut, banded: bool) -> None:
     """Cut for low tiles: they read a weight so often that it must come from the first cache."""
     of, l2 = c.of, caches().l2
@@ -107,11 +132,9 @@ def _cut_low(c: Cut, banded: bool) -> None:
         steps = c.g.taps * (1 if c.plain else of.lanes)
         most = max(1, caches().l1 // 2 // (of.width * of.item * steps))
         c.segment = -(-c.blocks_in // -(-c.blocks_in // most))
-    # A strip stays for all segments; else what one of them reads need be near.
-    share = c.blocks_in if c.strip else c.segment
-    while c.rows > 1 and c.reads() * share > l2 // 3 * c.blocks_in:
+    while c.rows > 1 and c.reads() > l2 // 3:
         c.rows = -(-c.rows // 2)
-    while c.columns > 8 * of.mr and c.reads() * share > l2 // 3 * c.blocks_in:
+    while c.columns > 8 * of.mr and c.reads() > l2 // 3:
         c.columns = round_up(-(-c.columns // 2), of.mr)
     if c.segment < c.blocks_in:
         c.part = min(c.panels, max(1, l2 // 3 // (c.rows * c.columns * of.width * of.item)))
@@ -168,7 +191,7 @@ def emit_direct(
     words += [scratch, scratch_bytes, order, image_in, image_out, image_out]
     words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
     rest = g.inputs % lanes if g.taps == 1 and not plain else 0
-    words += [out.offset * lanes * item, table, rest, c.segment, int(c.compact)]
+    words += [out.offset * lanes * item, table, rest, c.segment, int(c.gathered)]
     count = c.units()
     flops = flops or g.flops
     low.emit(

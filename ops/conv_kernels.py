@@ -136,7 +136,8 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         40..42 pixels of y between outputs along W, H, D  43 between blocks of output channels
         44 bytes from the start of an image of y to its first output
         45 bands (0: none)  46 channels of the last input block that count (kernels of one tap)
-        47 input blocks of a segment  48 the scratch holds only the pixels that are read (one tap)
+        47 input blocks of a segment
+        48 what the scratch holds: a box of pixels (0) or for each tap the pixels it reads (1)
 
     The sums run over segments of the input blocks, so short that the weights of a panel stay in the
     first cache while all pixels of a unit pass; a later segment goes on from what y holds.
@@ -145,10 +146,11 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
     and where its weights begin, in bytes. That is how groups that are no whole blocks run, as one.
 
     y and the residual share their strides; 1, W, H W, D H W unless only some of the pixels are
-    written (transposed convolution). With scratch, the part of x that a unit reads is copied there
-    with its padding; a worker needs ``input blocks * reach(D) * reach(H) * reach(W)`` blocks, where
+    written (transposed convolution). With scratch, the part of x that a unit reads for a segment is
+    copied there with its padding. A worker needs as many pixels for each block as
+    ``reach(D) * reach(H) * reach(W)``, where
     ``reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1`` over the outputs of a unit (one
-    along D).
+    along D), or as the outputs of a unit times the taps.
     Blocked input with a dilation along W needs kernel D = 1.
     Units: N * groups * output D * row blocks * column blocks * panel blocks.
     """
@@ -157,24 +159,29 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
     step = 1 if plain else lanes
     copy_strip = strip_copier(dtype, lanes, plain)
     v = vec(dtype, lanes)
-    load, store = v.load, v.store
+    load, store, zero = v.load, v.store, v.zero
 
     @register_jitable
-    def set_loops(args: int, t: int, row: int, plane: int, volume: int) -> None:
+    def set_loops(args: int, t: int, row: int, plane: int, volume: int, tap: int) -> None:
         """Set what is the same for all tiles of a unit: the loops over K and the strides."""
         kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
         dd, dh, dw = arg(args, 20), arg(args, 21), arg(args, 22)
-        put(t, T_ARS, pixel if arg(args, 48) else arg(args, 19) * pixel)
+        put(t, T_ARS, arg(args, 19) * pixel)
         put(t, T_SA0, volume)
-        if plain or dw == 1:
+        if arg(args, 48):
+            put(t, T_ARS, pixel)
+            put(t, T_N1, 1)
+            put(t, T_N2, kd * kh * kw)
+            put(t, T_SA2, tap)
+            put(t, T_KIN, step)
+            put(t, T_AKS, item)
+        elif plain or dw == 1:
             put(t, T_N1, kd)
             put(t, T_SA1, dd * plane)
             put(t, T_N2, kh)
             put(t, T_SA2, dh * row)
             put(t, T_KIN, kw * step)
             put(t, T_AKS, dw * item)
-            if kd * kh * kw == 1:
-                put(t, T_SA2, volume)
         else:
             put(t, T_N1, kh)
             put(t, T_SA1, dh * row)
@@ -182,6 +189,8 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
             put(t, T_SA2, dw * pixel)
             put(t, T_KIN, step)
             put(t, T_AKS, item)
+        if kd * kh * kw == 1:
+            put(t, T_SA2, volume)
 
     @register_jitable
     def panel_words(args: int, t: int, group: int, panel: int, begin: int, end: int) -> int:
@@ -202,9 +211,9 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
             weights = arg(args, 1) + (group * blocks + first) * depth * lanes * item
             put(t, T_B, weights + begin * taps * step * columns)
         put(t, T_KLAST, arg(args, 46) if end == arg(args, 6) else 0)
-        if taps == 1 and arg(t, T_KLAST) == 0:
+        if (taps == 1 or arg(args, 48)) and arg(t, T_KLAST) == 0:
             # The innermost of the segment loops costs least.
-            put(t, T_N2, arg(t, T_N0))
+            put(t, T_N2, arg(t, T_N0) * taps)
             put(t, T_N0, 1)
         elif taps == 1:
             put(t, T_N2, 1)
@@ -248,16 +257,34 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
             i += m
 
     @register_jitable
-    def gather_pixels(args: int, x: int, to: int, rows: int, cols: int) -> None:
-        """Copy the pixels that a kernel of one tap reads of every input block."""
-        down, along = arg(args, 18) * arg(args, 10) * pixel, arg(args, 19) * pixel
-        for b in range(arg(args, 6)):
-            block = x + b * arg(args, 8) * arg(args, 9) * arg(args, 10) * pixel
-            for r in range(rows):
-                row = block + r * down
-                for c in range(cols):
-                    store(to, load(row + c * along))
-                    to += pixel
+    def gather(args: int, x: int, to: int, blocks: int, where: int) -> None:
+        """Copy for each block and tap the pixels that the outputs of a unit read."""
+        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
+        rows, cols, sw = arg(where, 3), arg(where, 4), arg(args, 19)
+        taps_w = arg(args, 16)
+        taps_h = arg(args, 15)
+        for b in range(blocks):
+            for tap in range(arg(args, 14) * taps_h * taps_w):
+                d = arg(where, 0) + tap // (taps_h * taps_w) * arg(args, 20)
+                h = arg(where, 1) + tap // taps_w % taps_h * arg(args, 21)
+                w = arg(where, 2) + tap % taps_w * arg(args, 22)
+                left = min(max((sw - 1 - w) // sw, 0), cols)
+                right = max(min((width - w + sw - 1) // sw, cols), left)
+                inside = d >= 0 and d < depth
+                for _ in range(rows):
+                    if inside and h >= 0 and h < height:
+                        for i in range(left):
+                            store(to + i * pixel, zero())
+                        source = x + (((b * depth + d) * height + h) * width + w) * pixel
+                        for i in range(left, right):
+                            store(to + i * pixel, load(source + i * sw * pixel))
+                        for i in range(right, cols):
+                            store(to + i * pixel, zero())
+                    else:
+                        for i in range(cols):
+                            store(to + i * pixel, zero())
+                    to += cols * pixel
+                    h += arg(args, 18)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         t, where = _words(), _where()
@@ -266,14 +293,15 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         od_n, oh_n, ow_n = arg(args, 11), arg(args, 12), arg(args, 13)
         sd, sh, sw = arg(args, 17), arg(args, 18), arg(args, 19)
         rb, wb, pb = arg(args, 31), arg(args, 32), arg(args, 33)
-        scratch, compact = arg(args, 34), arg(args, 48) != 0
+        scratch, gathered = arg(args, 34), arg(args, 48) != 0
         if scratch != 0:
             scratch += worker * arg(args, 35)
         row_blocks, col_blocks = (oh_n + rb - 1) // rb, (ow_n + wb - 1) // wb
         panels = (blocks + nv - 1) // nv
         panel_blocks = (panels + pb - 1) // pb
         spatial = od_n * row_blocks * col_blocks
-        volume_in = arg(args, 6) * arg(args, 8) * height * width * pixel
+        block_in = arg(args, 8) * height * width * pixel
+        taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
         along = arg(args, 40) * lanes * item
         plane_out = arg(args, 43) * lanes * item
         put(t, T_BJS, lanes * item)
@@ -297,46 +325,46 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
             od = place // col_blocks // row_blocks
             oh, ow = rows_at * rb, cb * wb
             rows, cols = min(rb, oh_n - oh), min(wb, ow_n - ow)
-            x = arg(args, 0) + image * arg(args, 37) + group * volume_in
+            x = arg(args, 0) + image * arg(args, 37) + group * arg(args, 6) * block_in
             d0 = od * sd - arg(args, 23)
             h0 = oh * sh - arg(args, 24)
             w0 = ow * sw - arg(args, 25)
+            nd, nh, nw = 1, rows, cols
             if scratch == 0:
-                row = width * pixel
-                plane = height * row
-                volume = arg(args, 8) * plane
-                x += d0 * plane + h0 * row + w0 * pixel
-            else:
+                nd, nh, nw = arg(args, 8), height, width
+            elif not gathered:
                 nd = (arg(args, 14) - 1) * arg(args, 20) + 1
                 nh = (rows - 1) * sh + (arg(args, 15) - 1) * arg(args, 21) + 1
                 nw = (cols - 1) * sw + (arg(args, 16) - 1) * arg(args, 22) + 1
-                if compact:
-                    nh, nw = rows, cols
-                strip = (image * groups + group) * spatial + place
-                if strip != copied:
-                    if compact:
-                        plane = height * width * pixel
-                        source = x + d0 * plane + (h0 * width + w0) * pixel
-                        gather_pixels(args, source, scratch, rows, cols)
-                    else:
-                        put(where, 0, d0)
-                        put(where, 1, h0)
-                        put(where, 2, w0)
-                        put(where, 3, nd)
-                        put(where, 4, nh)
-                        put(where, 5, nw)
-                        copy_strip(args, arg(args, 6), x, scratch, where)
-                    copied = strip
-                row = nw * pixel
-                plane = nh * row
-                volume = nd * plane
-                x = scratch
-            set_loops(args, t, row, plane, volume)
+            row = nw * pixel
+            plane = nh * row
+            volume = nd * plane * (taps if gathered else 1)
+            set_loops(args, t, row, plane, volume, plane)
+            put(where, 0, d0)
+            put(where, 1, h0)
+            put(where, 2, w0)
+            put(where, 3, rows if gathered else nd)
+            put(where, 4, cols if gathered else nh)
+            put(where, 5, nw)
             out = (od * arg(args, 42) + oh * arg(args, 41)) * lanes * item + ow * along
-            down = row if compact else sh * row
+            down = row if gathered else sh * row
+            # Rows of outputs without a gap between them are one row.
+            runs, length = rows, cols
+            if gathered and arg(args, 41) == cols * arg(args, 40):
+                runs, length = 1, rows * cols
             first = 0
             while first < arg(args, 6):
                 last = min(first + arg(args, 47), arg(args, 6))
+                if scratch == 0:
+                    a = x + first * volume + d0 * plane + h0 * row + w0 * pixel
+                else:
+                    a = scratch
+                    strip = ((image * groups + group) * spatial + place) * arg(args, 6) + first
+                    if strip != copied and gathered:
+                        gather(args, x + first * block_in, a, last - first, where)
+                    elif strip != copied:
+                        copy_strip(args, last - first, x + first * block_in, a, where)
+                    copied = strip
                 done = last == arg(args, 6)
                 put(t, T_FLAGS, arg(args, 28) if done else 0)
                 for p in range(panel, min(panels, panel + pb)):
@@ -347,20 +375,19 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
                     res = arg(args, 4) if done else 0
                     if res != 0:
                         res += image * arg(args, 39) + at
-                    source = x + first * volume
+                    source = a
                     if arg(args, 45) != 0:
                         source += arg(arg(args, 45), 3 * p) * volume
-                    for r in range(rows):
+                    post = arg(args, 27) if done else 0
+                    for r in range(runs):
                         r_out = r * arg(args, 41) * lanes * item
-                        added = res + r_out if res != 0 else 0
-                        post = arg(args, 27) if done else 0
                         run_row(
                             args,
                             t,
                             source + r * down,
                             y + r_out,
-                            added,
-                            cols,
+                            res + r_out if res != 0 else 0,
+                            length,
                             vectors,
                             first > 0,
                             post,

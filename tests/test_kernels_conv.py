@@ -184,7 +184,10 @@ def test_conv(
         threads=threads,
         cuts=cuts,
     )
-    close(got, np.maximum(wanted, 0) if act == "Relu" else 1 / (1 + np.exp(-wanted)))
+    if act == "Relu":
+        close(got, np.maximum(wanted, 0))
+    else:  # no larger than 1, but made from sums that are
+        close(got, 1 / (1 + np.exp(-wanted)), 2e-5)
 
 
 @QUICK
