@@ -36,6 +36,7 @@ from .tuning import fastest
 
 _MEMORY = 8.0  # bytes of weights that arrive per cycle
 _COLOURS = 3  # channels of an image: worth a kernel of their own whatever the lanes
+_STRIP = 8  # rows of a strip: fewer, and too many are copied twice
 _WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 
@@ -232,8 +233,53 @@ def as_given(array: Array) -> Array:
     return array
 
 
+def _windows(job: Job) -> None:
+    """Emit ``depthwise_kernels.windows``: strips are copied where they stay in the first cache."""
+    low, of, g = job.low, job.of, job.g
+    blocks = -(-g.groups // of.lanes)
+    pixel = of.lanes * of.item
+    weight = low.weight(f"conv depthwise {of.lanes}", depthwise_weights(of), job.w)
+    x = blocked(low, of, job.x)
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    mr = of.window_rows(g.kernel[2])
+    rows, columns = g.target[1], g.reach(2, g.target[2]) if g.padded else 0
+    while rows > 1 and g.reach(1, rows) * columns * pixel > caches().l1 // 2:
+        rows = -(-rows // 2)
+    if rows < min(_STRIP, g.target[1]):
+        columns = 0
+    if not columns:
+        rows = g.target[1]
+    outer = g.images * blocks
+    while low.threads > 1 < rows and outer * -(-g.target[1] // rows) < 4 * low.threads:
+        rows = -(-rows // 2)
+    seen = g.reach(1, rows) * columns or g.kernel[1] * ((mr - 1) * g.strides[2] + g.kernel[2])
+    scratch_bytes = round_up(seen * pixel, 64)
+    scratch = low.scratch(scratch_bytes, per_worker=True)
+    image_in = blocks * math.prod(g.source) * pixel
+    image_out = blocks * g.pixels * pixel
+    words: list[Word] = [x, weight, y, _bias(job, 1), residual, 1, blocks, blocks, *g.words()]
+    words += [of.window(g.kernel[2], g.strides[2]), job.act.post, job.act.flags]
+    words += [job.act.low, job.act.high, rows, 0, columns]
+    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
+    units = outer * -(-g.target[1] // rows)
+    low.emit(
+        Kernel("depthwise_kernels", "windows", dtype=of.dtype, lanes=of.lanes, mr=mr),
+        words,
+        units,
+        grain=grain(units, 4 * g.flops),
+        flops=g.flops,
+        bytes=g.images * (image_in + image_out),
+    )
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
 def _depthwise(job: Job) -> None:
     low, of, g = job.low, job.of, job.g
+    flat = g.kernel[0] == g.source[0] == g.target[0] == 1 == g.dilations[2]
+    if flat and of.has_window(g.kernel[2], g.strides[2]):
+        _windows(job)
+        return
     blocks = -(-g.groups // of.lanes)
     pixel = of.lanes * of.item
     weight = low.weight(f"conv depthwise {of.lanes}", depthwise_weights(of), job.w)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from subgraph.engine.simd import call_kernel
+from numba.extending import register_jitable
+
+from subgraph.engine.simd import call_kernel, vec
 from subgraph.engine.tile import arg, item_bytes, put, rows_of, stack_words
 from subgraph.engine.tiling import (
     T_A,
@@ -126,6 +128,111 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
                     put(t, T_A, x + r * sh * row + i * sw * pixel)
                     put(t, T_C, y + at)
                     put(t, T_RES, res + at if res != 0 else 0)
+                    call_kernel(tile, t, m, 1, 0)
+                    if post != 0:
+                        call_kernel(post, t, m, 1, 0)
+                    i += m
+
+    return kernel
+
+
+def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
+    """Return the depthwise convolution over tiles that load every pixel once for all its outputs.
+
+    Words and units are those of ``depthwise``, with these differences: word 26 is the window tile
+    of ``mr`` pixels, kernel D is 1, there is no dilation along W, and
+
+        33 columns of what is copied: 0: only what meets the border, tile by tile; else whole strips
+        34 scratch (always)  35 its bytes per worker
+
+    A worker's scratch holds a strip (``reach(H)`` rows of word 33 blocks), or what one tile reads:
+    ``kh`` rows of ``(mr - 1) * sw + kw`` blocks.
+    """
+    item = item_bytes(dtype)
+    pixel = lanes * item
+    v = vec(dtype, lanes)
+    load, store, zero = v.load, v.store, v.zero
+
+    @register_jitable
+    def copy_row(row: int, width: int, first: int, count: int, to: int) -> None:
+        """Copy pixels [first, first + count) of a row; what lies outside it is zero."""
+        left = min(max(-first, 0), count)
+        right = max(min(width - first, count), left)
+        for i in range(left):
+            store(to + i * pixel, zero())
+        source = row + first * pixel
+        for i in range(left, right):
+            store(to + i * pixel, load(source + i * pixel))
+        for i in range(right, count):
+            store(to + i * pixel, zero())
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        t = _words()
+        blocks = arg(args, 6)
+        height, width = arg(args, 9), arg(args, 10)
+        oh_n, ow_n = arg(args, 12), arg(args, 13)
+        kh, kw = arg(args, 15), arg(args, 16)
+        sh, sw = arg(args, 18), arg(args, 19)
+        dh = arg(args, 21)
+        ph, pw = arg(args, 24), arg(args, 25)
+        rb, columns = arg(args, 31), arg(args, 33)
+        scratch = arg(args, 34) + worker * arg(args, 35)
+        tile, post = arg(args, 26), arg(args, 27)
+        row_blocks = (oh_n + rb - 1) // rb
+        put(t, T_SB1, kw * pixel)
+        put(t, T_CRS, pixel)
+        put(t, T_RRS, pixel)
+        put(t, T_FLAGS, arg(args, 28))
+        put(t, T_LO, arg(args, 29))
+        put(t, T_HI, arg(args, 30))
+        for unit in range(begin, end):
+            oh = unit % row_blocks * rb
+            block = unit // row_blocks % blocks
+            image = unit // row_blocks // blocks
+            x = arg(args, 0) + image * arg(args, 37) + block * height * width * pixel
+            weights = arg(args, 1) + block * kh * kw * pixel
+            put(t, T_INIT, arg(args, 3) + block * pixel if arg(args, 3) != 0 else 0)
+            rows = min(rb, oh_n - oh)
+            h0 = oh * sh - ph
+            if columns != 0:
+                to = scratch
+                for h in range(h0, h0 + (rows - 1) * sh + (kh - 1) * dh + 1):
+                    inside = width if 0 <= h < height else -columns
+                    copy_row(x + h * width * pixel, inside, -pw, columns, to)
+                    to += columns * pixel
+            for r in range(rows):
+                out = ((block * oh_n + oh + r) * ow_n) * pixel
+                y = arg(args, 2) + image * arg(args, 38) + out
+                res = arg(args, 4)
+                if res != 0:
+                    res += image * arg(args, 39) + out
+                h = h0 + r * sh
+                first = (-h + dh - 1) // dh if h < 0 else 0
+                last = min(kh, (height - h + dh - 1) // dh)
+                if columns != 0:
+                    first, last = 0, kh
+                put(t, T_N1, last - first)
+                h += first * dh
+                i = 0
+                while i < ow_n:
+                    m = rows_of(ow_n - i, mr)
+                    w = i * sw - pw
+                    count = (m - 1) * sw + kw
+                    if columns != 0:
+                        put(t, T_A, scratch + (r * sh * columns + i * sw) * pixel)
+                        put(t, T_SA1, dh * columns * pixel)
+                    elif w >= 0 and w + count <= width:
+                        put(t, T_A, x + (h * width + w) * pixel)
+                        put(t, T_SA1, dh * width * pixel)
+                    else:
+                        for k in range(last - first):
+                            row = x + (h + k * dh) * width * pixel
+                            copy_row(row, width, w, count, scratch + k * count * pixel)
+                        put(t, T_A, scratch)
+                        put(t, T_SA1, count * pixel)
+                    put(t, T_B, weights + first * kw * pixel)
+                    put(t, T_C, y + i * pixel)
+                    put(t, T_RES, res + i * pixel if res != 0 else 0)
                     call_kernel(tile, t, m, 1, 0)
                     if post != 0:
                         call_kernel(post, t, m, 1, 0)

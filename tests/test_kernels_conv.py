@@ -192,6 +192,65 @@ def test_conv(
 
 @QUICK
 @given(
+    size=st.tuples(st.integers(1, 40), st.sampled_from([1, 5, 14, 41, 150])),
+    kernel=st.tuples(st.integers(1, 7), st.sampled_from([3, 5, 7])),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    pads=st.tuples(*[st.integers(0, 4)] * 4),
+    dilation=st.integers(1, 2),
+    channels=st.sampled_from([2, 8, 21]),
+    single=st.booleans(),
+    act=st.sampled_from(["Relu", "Silu"]),
+    with_residual=st.booleans(),
+    threads=st.integers(1, 3),
+    cuts=CUTS,
+)
+def test_depthwise_windows(
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    pads: tuple[int, int, int, int],
+    dilation: int,
+    channels: int,
+    single: bool,
+    act: str,
+    with_residual: bool,
+    threads: int,
+    cuts: list[float],
+) -> None:
+    rng = np.random.default_rng(0)
+    dtype = "float32" if single or kernel[1] != 3 else "float64"
+    reach = ((kernel[0] - 1) * dilation + 1, kernel[1])
+    source = [max(n, reach[i] - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
+    x = rng.standard_normal((2, channels, *source)).astype(dtype)
+    w = rng.standard_normal((channels, 1, *kernel)).astype(dtype)
+    bias = rng.standard_normal(channels).astype(dtype)
+    wanted = reference(x, w, strides, (dilation, 1), pads, channels) + bias.reshape(-1, 1, 1)
+    added = rng.standard_normal(wanted.shape).astype(dtype) if with_residual else None
+    if added is not None:
+        wanted += added
+    (got,) = run_node(
+        "FusedConv",
+        [x, w, bias, added],
+        [wanted.shape],
+        {
+            "strides": strides,
+            "pads": pads,
+            "dilations": (dilation, 1),
+            "group": channels,
+            "activation": act,
+        },
+        domain="subgraph.cpu",
+        constant=[1, 2],
+        blocked=[0, 3] if with_residual else [0],
+        out_layout="blocked",
+        threads=threads,
+        cuts=cuts,
+    )
+    close(got, np.maximum(wanted, 0) if act == "Relu" else wanted / (1 + np.exp(-wanted)))
+
+
+@QUICK
+@given(
     size=st.tuples(st.integers(1, 30), st.integers(1, 30)),
     channels=st.tuples(st.integers(1, 70), st.integers(1, 70)),
     pads=st.tuples(*[st.integers(0, 2)] * 4),
