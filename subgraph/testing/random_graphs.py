@@ -31,17 +31,32 @@ class Pool:
     rng: np.random.Generator = attrs.field(factory=lambda: np.random.default_rng(0))
 
     def pick(
-        self, draw: Draw, dtypes: Collection[str] = ("float32",), rank: int = 0, most: int = 9
+        self,
+        draw: Draw,
+        dtypes: Collection[str] = ("float32",),
+        rank: int = 0,
+        most: int = 9,
+        *,
+        empty: bool = False,
     ) -> Value | None:
-        """Draw a value of these dtypes with ``rank`` to ``most`` dimensions, None if none is."""
+        """Draw a value of these dtypes with ``rank`` to ``most`` dimensions, None if none is.
+
+        Args:
+            draw: Given by hypothesis.
+            dtypes: Allowed dtypes.
+            rank: Fewest dimensions.
+            most: Most dimensions.
+            empty: Whether it may have no elements.
+        """
         found = [v for v in self.values if dtype(v) in dtypes and rank <= len(dims(v)) <= most]
+        found = [v for v in found if empty or 0 not in dims(v)]
         # The newest first: shrinking then makes chains.
-        return found[-1 - _whole(draw, 0, len(found) - 1)] if found else None
+        return found[-1 - whole(draw, 0, len(found) - 1)] if found else None
 
     def like(self, draw: Draw, shape: Sequence[int], kind: str) -> Value | None:
         """Draw a value of this shape and dtype."""
         found = [v for v in self.values if dtype(v) == kind and dims(v) == tuple(shape)]
-        return found[-1 - _whole(draw, 0, len(found) - 1)] if found else None
+        return found[-1 - whole(draw, 0, len(found) - 1)] if found else None
 
     def weight(self, shape: Sequence[int], scale: float = 0.5, low: float = -1) -> Value:
         """Make a float weight with values in [low, 1) times ``scale``."""
@@ -49,13 +64,14 @@ class Pool:
         array = self.rng.uniform(low, 1, tuple(shape)).astype(np.float32) * np.float32(scale)
         return sg.parameter(f"w{self.weights}", array)
 
-    def constant(self, numbers: Sequence[int]) -> Value:
-        """Make an int64 weight."""
+    def constant(self, numbers: Any, dtype: str = "int64") -> Value:
+        """Make a weight of these numbers."""
         self.weights += 1
-        return sg.parameter(f"w{self.weights}", np.array(numbers, np.int64))
+        return sg.parameter(f"w{self.weights}", np.array(numbers, numpy_dtype(dtype)))
 
 
-def _whole(draw: Draw, low: int, high: int) -> int:
+def whole(draw: Draw, low: int, high: int) -> int:
+    """Draw a whole number."""
     return int(draw(st.integers(low, high)))
 
 
@@ -74,29 +90,32 @@ def dtype(value: Value) -> str:
 TEMPLATES: dict[str, Apply] = {}
 
 
-def _template(*names: str) -> Callable[[Apply], Apply]:
+def template(*names: str, table: dict[str, Apply] = TEMPLATES) -> Callable[[Apply], Apply]:
+    """Decorate what applies these operators to the pool."""
+
     def register(apply: Apply) -> Apply:
-        TEMPLATES.update(dict.fromkeys(names, apply))
+        table.update(dict.fromkeys(names, apply))
         return apply
 
     return register
 
 
-def _make(op_type: str, /, *inputs: Any, **attributes: Any) -> Any:
+def make(op_type: str, /, *inputs: Any, **attributes: Any) -> Any:
+    """Apply an operator."""
     return getattr(sg.ops, op_type)(*inputs, **attributes)
 
 
-@_template(
+@template(
     *("Relu", "Sigmoid", "Tanh", "Sin", "Cos", "Neg", "Abs", "Floor", "Softplus", "Erf"),
     *("LeakyRelu", "Elu", "HardSigmoid", "HardSwish", "Identity", "Sign", "Softsign", "Selu"),
     *("Ceil", "Round", "Gelu", "Mish"),
 )
 def _unary(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw)
-    return None if x is None else _make(name, x)
+    return None if x is None else make(name, x)
 
 
-@_template("Add", "Sub", "Mul", "Max", "Min", "Greater", "Less", "LessOrEqual", "Sum", "Mean")
+@template("Add", "Sub", "Mul", "Max", "Min", "Greater", "Less", "LessOrEqual", "Sum", "Mean")
 def _binary(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw)
     if x is None:
@@ -105,263 +124,263 @@ def _binary(draw: Draw, pool: Pool, name: str) -> Any:
     if y is None:
         keep = [d if draw(st.booleans()) else 1 for d in dims(x)]
         y = pool.weight(keep)
-    return _make(name, x, y) if draw(st.booleans()) else _make(name, y, x)
+    return make(name, x, y) if draw(st.booleans()) else make(name, y, x)
 
 
-@_template("Div")
+@template("Div")
 def _div(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw)
-    return None if x is None else _make(name, x, pool.weight(dims(x)[-1:], 2, 0.5))
+    return None if x is None else make(name, x, pool.weight(dims(x)[-1:], 2, 0.5))
 
 
-@_template("And", "Or", "Xor")
+@template("And", "Or", "Xor")
 def _logical(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("bool",))
     if x is None:
         return None
-    return _make(name, x, pool.like(draw, dims(x), "bool"))
+    return make(name, x, pool.like(draw, dims(x), "bool"))
 
 
-@_template("Not")
+@template("Not")
 def _not(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("bool",))
-    return None if x is None else _make(name, x)
+    return None if x is None else make(name, x)
 
 
-@_template("Where")
+@template("Where")
 def _where(draw: Draw, pool: Pool, name: str) -> Any:
     condition = pool.pick(draw, ("bool",))
     if condition is None:
         return None
     x = pool.like(draw, dims(condition), "float32")
-    return None if x is None else _make(name, condition, x, pool.weight(dims(x)[-1:]))
+    return None if x is None else make(name, condition, x, pool.weight(dims(x)[-1:]))
 
 
-@_template("Cast")
+@template("Cast")
 def _cast(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("bool", "int64", "float64"))
     if x is None:
         x = pool.pick(draw)
-        return None if x is None else _make(name, x, to=11)
-    return _make(name, x, to=1)
+        return None if x is None else make(name, x, to=11)
+    return make(name, x, to=1)
 
 
-@_template("Conv")
+@template("Conv")
 def _conv(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=3, most=4)
     if x is None or min(dims(x)[1:]) < 1:
         return None
     channels, space = dims(x)[1], dims(x)[2:]
-    kernel = [_whole(draw, 1, min(3, size)) for size in space]
+    kernel = [whole(draw, 1, min(3, size)) for size in space]
     groups = channels if draw(st.booleans()) else 1
-    made = channels if groups > 1 else _whole(draw, 1, 4)
+    made = channels if groups > 1 else whole(draw, 1, 4)
     weight = pool.weight((made, channels // groups, *kernel))
     bias = [pool.weight((made,))] if draw(st.booleans()) else []
     pads = [k // 2 for k in kernel] * 2
-    return _make(name, x, weight, *bias, pads=pads, group=groups)
+    return make(name, x, weight, *bias, pads=pads, group=groups)
 
 
-@_template("MaxPool", "AveragePool")
+@template("MaxPool", "AveragePool")
 def _pool(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=3, most=4)
     if x is None:
         return None
     kernel = [min(2, size) for size in dims(x)[2:]]
-    stride = _whole(draw, 1, 2)
-    return _make(name, x, kernel_shape=kernel, strides=[stride] * len(kernel))
+    stride = whole(draw, 1, 2)
+    return make(name, x, kernel_shape=kernel, strides=[stride] * len(kernel))
 
 
-@_template("GlobalAveragePool", "GlobalMaxPool")
+@template("GlobalAveragePool", "GlobalMaxPool")
 def _global_pool(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=3)
-    return None if x is None else _make(name, x)
+    return None if x is None else make(name, x)
 
 
-@_template("BatchNormalization")
+@template("BatchNormalization")
 def _batch_norm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2)
     if x is None:
         return None
     shape = dims(x)[1:2]
     given = [pool.weight(shape) for _ in range(3)]
-    return _make(name, x, *given, pool.weight(shape, 1, 0.5), outputs=1)
+    return make(name, x, *given, pool.weight(shape, 1, 0.5), outputs=1)
 
 
-@_template("InstanceNormalization")
+@template("InstanceNormalization")
 def _instance_norm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=3)
     if x is None:
         return None
     shape = dims(x)[1:2]
-    return _make(name, x, pool.weight(shape), pool.weight(shape))
+    return make(name, x, pool.weight(shape), pool.weight(shape))
 
 
-@_template("LayerNormalization")
+@template("LayerNormalization")
 def _layer_norm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
     shape = dims(x)[-1:]
-    return _make(name, x, pool.weight(shape), pool.weight(shape), outputs=1)
+    return make(name, x, pool.weight(shape), pool.weight(shape), outputs=1)
 
 
-@_template("MatMul")
+@template("MatMul")
 def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2)
     if x is None:
         return None
-    return _make(name, x, pool.weight((dims(x)[-1], _whole(draw, 1, 4))))
+    return make(name, x, pool.weight((dims(x)[-1], whole(draw, 1, 4))))
 
 
-@_template("Gemm")
+@template("Gemm")
 def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2, most=2)
     if x is None:
         return None
-    wide = _whole(draw, 1, 4)
+    wide = whole(draw, 1, 4)
     turned = draw(st.booleans())
     shape = (wide, dims(x)[1]) if turned else (dims(x)[1], wide)
-    return _make(name, x, pool.weight(shape), pool.weight((wide,)), transB=int(turned))
+    return make(name, x, pool.weight(shape), pool.weight((wide,)), transB=int(turned))
 
 
-@_template("Softmax", "LogSoftmax")
+@template("Softmax", "LogSoftmax")
 def _softmax(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    return None if x is None else _make(name, x, axis=_whole(draw, 0, len(dims(x)) - 1))
+    return None if x is None else make(name, x, axis=whole(draw, 0, len(dims(x)) - 1))
 
 
-@_template("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2")
+@template("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2")
 def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = _whole(draw, 0, len(dims(x)) - 1)
-    return _make(name, x, pool.constant([axis]), keepdims=int(draw(st.booleans())))
+    axis = whole(draw, 0, len(dims(x)) - 1)
+    return make(name, x, pool.constant([axis]), keepdims=int(draw(st.booleans())))
 
 
-@_template("ArgMax")
+@template("ArgMax")
 def _arg_max(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    return None if x is None else _make(name, x, axis=_whole(draw, 0, len(dims(x)) - 1))
+    return None if x is None else make(name, x, axis=whole(draw, 0, len(dims(x)) - 1))
 
 
-@_template("Concat")
+@template("Concat")
 def _concat(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None or np.prod(dims(x)) > 500:
         return None
     y = pool.like(draw, dims(x), "float32")
-    return _make(name, x, y, axis=_whole(draw, 0, len(dims(x)) - 1))
+    return make(name, x, y, axis=whole(draw, 0, len(dims(x)) - 1))
 
 
-@_template("Split")
+@template("Split")
 def _split(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = _whole(draw, 0, len(dims(x)) - 1)
+    axis = whole(draw, 0, len(dims(x)) - 1)
     size = dims(x)[axis]
     if size < 2:
         return None
-    first = _whole(draw, 1, size - 1)
-    return _make(name, x, pool.constant([first, size - first]), axis=axis, outputs=2)
+    first = whole(draw, 1, size - 1)
+    return make(name, x, pool.constant([first, size - first]), axis=axis, outputs=2)
 
 
-@_template("Slice")
+@template("Slice")
 def _slice(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = _whole(draw, 0, len(dims(x)) - 1)
-    start = _whole(draw, 0, dims(x)[axis] - 1)
+    axis = whole(draw, 0, len(dims(x)) - 1)
+    start = whole(draw, 0, dims(x)[axis] - 1)
     bounds = [pool.constant([k]) for k in (start, dims(x)[axis], axis)]
-    return _make(name, x, *bounds)
+    return make(name, x, *bounds)
 
 
-@_template("Gather")
+@template("Gather")
 def _gather(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    axis = _whole(draw, 0, len(dims(x)) - 1)
+    axis = whole(draw, 0, len(dims(x)) - 1)
     picked = draw(st.lists(st.integers(0, dims(x)[axis] - 1), min_size=1, max_size=3))
-    return _make(name, x, pool.constant(picked), axis=axis)
+    return make(name, x, pool.constant(picked), axis=axis)
 
 
-@_template("Transpose")
+@template("Transpose")
 def _transpose(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, ("float32", "bool", "int64"), rank=1)
-    return None if x is None else _make(name, x, perm=draw(st.permutations(range(len(dims(x))))))
+    return None if x is None else make(name, x, perm=draw(st.permutations(range(len(dims(x))))))
 
 
-@_template("Reshape")
+@template("Reshape")
 def _reshape(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
-    return _make(name, x, pool.constant([dims(x)[0], int(np.prod(dims(x)[1:]))]))
+    return make(name, x, pool.constant([dims(x)[0], int(np.prod(dims(x)[1:]))]))
 
 
-@_template("Flatten")
+@template("Flatten")
 def _flatten(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=2)
-    return None if x is None else _make(name, x, axis=_whole(draw, 0, len(dims(x)) - 1))
+    return None if x is None else make(name, x, axis=whole(draw, 0, len(dims(x)) - 1))
 
 
-@_template("Unsqueeze")
+@template("Unsqueeze")
 def _unsqueeze(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, most=3)
-    return None if x is None else _make(name, x, pool.constant([0]))
+    return None if x is None else make(name, x, pool.constant([0]))
 
 
-@_template("Pad")
+@template("Pad")
 def _pad(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None or np.prod(dims(x)) > 500:
         return None
     around = draw(st.lists(st.integers(0, 1), min_size=2 * len(dims(x)), max_size=2 * len(dims(x))))
-    return _make(name, x, pool.constant(around))
+    return make(name, x, pool.constant(around))
 
 
-@_template("Clip")
+@template("Clip")
 def _clip(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw)
     if x is None:
         return None
     low, high = (sg.parameter(f"w{pool.weights}_limit{k}", np.float32(k)) for k in (-1, 1))
     pool.weights += 1
-    return _make(name, x, low, high)
+    return make(name, x, low, high)
 
 
-@_template("CumSum")
+@template("CumSum")
 def _cumsum(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
     if x is None:
         return None
     pool.weights += 1
-    axis = np.array(_whole(draw, 0, len(dims(x)) - 1), np.int64)
-    return _make(name, x, sg.parameter(f"w{pool.weights}", axis))
+    axis = np.array(whole(draw, 0, len(dims(x)) - 1), np.int64)
+    return make(name, x, sg.parameter(f"w{pool.weights}", axis))
 
 
-@_template("TopK")
+@template("TopK")
 def _top_k(draw: Draw, pool: Pool, name: str) -> Any:
     x = pool.pick(draw, rank=1)
-    return None if x is None else _make(name, x, pool.constant([1]))
+    return None if x is None else make(name, x, pool.constant([1]))
 
 
-@_template("If")
+@template("If")
 def _branch(draw: Draw, pool: Pool, name: str) -> Any:
     flag = pool.pick(draw, ("bool",))
     x = pool.pick(draw, rank=1)
     if flag is None or x is None or not dims(flag):
         return None
     pool.weights += 1
-    one = _make("ReduceMax", _make("Cast", flag, to=6), keepdims=0)
-    condition = _make("Cast", one, to=9)
+    one = make("ReduceMax", make("Cast", flag, to=6), keepdims=0)
+    condition = make("Cast", one, to=9)
     then = Graph(outputs=[sg.ops.Neg(sg.ops.Relu(sg.capture(x)))], name=f"then{pool.weights}")
     other = sg.ops.Tanh(sg.ops.Mul(sg.capture(x), sg.capture(x)))
     orelse = Graph(outputs=[other], name=f"else{pool.weights}")
-    return _make(name, condition, then_branch=then, else_branch=orelse)
+    return make(name, condition, then_branch=then, else_branch=orelse)
 
 
 _SHAPES = ((4,), (2, 3), (1, 2, 4, 4), (2, 3, 4))
@@ -374,6 +393,7 @@ def graphs(
     min_nodes: int = 1,
     max_nodes: int = 12,
     ops: Collection[str] | None = None,
+    corners: bool = False,
 ) -> Graph:
     """Draw a graph of real operators that runs: static shapes, seeded weights.
 
@@ -382,17 +402,28 @@ def graphs(
         min_nodes: Fewest operators to apply (one that fits nothing is passed over).
         max_nodes: Most operators to apply.
         ops: Operators to use; None: all of `TEMPLATES`. Those without a template are passed over.
+        corners: Whether also rare operators, attributes, dtypes and shapes are drawn: those of
+            `subgraph.testing.random_corners`.
     """
-    names = [name for name in TEMPLATES if ops is None or name in ops] or ["Relu"]
-    shapes = draw(st.lists(st.sampled_from(_SHAPES), min_size=1, max_size=2))
-    inputs = [sg.input(f"x{k}", shape, "float32") for k, shape in enumerate(shapes)]
+    table, dtypes, possible = TEMPLATES, ("float32",), _SHAPES
+    if corners:
+        from subgraph.testing import random_corners as rare
+
+        table, dtypes, possible = {**rare.TABLE, **TEMPLATES}, rare.DTYPES, _SHAPES + rare.SHAPES
+    names = [name for name in table if ops is None or name in ops] or ["Relu"]
+    shapes = draw(st.lists(st.sampled_from(possible), min_size=1, max_size=2 + corners))
+    kinds = [draw(st.sampled_from(dtypes)) if corners else "float32" for _ in shapes]
+    inputs = [sg.input(f"x{k}", *each) for k, each in enumerate(zip(shapes, kinds, strict=True))]
     pool = Pool(list(inputs))
-    for _ in range(_whole(draw, min_nodes, max_nodes)):
+    for _ in range(whole(draw, min_nodes, max_nodes)):
         name = draw(st.sampled_from(names))
-        made = TEMPLATES[name](draw, pool, name)
+        made = table[name](draw, pool, name)
         if made is not None:
-            pool.values += made if isinstance(made, tuple) else (made,)
-    made_values = pool.values[len(inputs) :] or [sg.ops.Relu(inputs[0])]
+            results: list[Value] = list(made) if isinstance(made, tuple) else [made]  # pyright: ignore[reportUnknownArgumentType]
+            pool.values += [
+                v for v in results if isinstance(v.type, TensorType) and v.type.is_static
+            ]
+    made_values = pool.values[len(inputs) :] or [sg.ops.Identity(inputs[0])]
     used = {v for made in made_values if made.producer for v in made.producer.sources}
     extra = draw(st.lists(st.sampled_from(made_values), max_size=2))
     ends = [v for v in made_values if v not in used or v in extra]
@@ -416,14 +447,14 @@ def topologies(draw: Draw, *, min_nodes: int = 1, max_nodes: int = 24, reach: in
     x = sg.input("x", (4,), "float32")
     made: list[Value] = []
     used: set[Value] = set()
-    for number in range(_whole(draw, min_nodes, max_nodes)):
+    for number in range(whole(draw, min_nodes, max_nodes)):
         near = made[-reach:]
-        wanted = _whole(draw, 0, min(3, len(near))) if near else 0
+        wanted = whole(draw, 0, min(3, len(near))) if near else 0
         shuffled: list[Value] = list(draw(st.permutations(near))) if wanted else []
         sources = shuffled[:wanted]
         name = draw(st.sampled_from(_UNARY if len(sources) < 2 else _MANY))
         used.update(sources)
-        made.append(_make(name, *(sources or [x]), name=f"n{number}"))
+        made.append(make(name, *(sources or [x]), name=f"n{number}"))
     return Graph([x], [v for v in made if v not in used], name="topology")
 
 
@@ -435,6 +466,6 @@ def feeds(graph: Graph, seed: int = 0) -> dict[str, Any]:
         assert isinstance(value.type, TensorType)
         shape = tuple(d if isinstance(d, int) else 2 for d in value.type.shape or ())
         kind = numpy_dtype(value.type.dtype)
-        array = rng.uniform(-2, 2, shape)
-        out[value.name] = (array > 0) if kind.kind == "b" else array.astype(kind)
+        array = np.abs(rng.uniform(-2, 2, shape)) if kind.kind == "u" else rng.uniform(-2, 2, shape)
+        out[value.name] = np.asarray(array > 0) if kind.kind == "b" else np.asarray(array, kind)
     return out

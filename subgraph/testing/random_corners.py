@@ -1,0 +1,474 @@
+"""Templates of `random_graphs` for what models seldom do: rare attributes, dtypes, shapes, bodies.
+
+Broadcasting from both sides, integers and half precision, empty and 0-d tensors, paddings, strides
+and groups of every kind, reductions over several axes, negative indices and steps, loops and scans.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import subgraph as sg
+from subgraph.graph import Graph
+from subgraph.testing.random_graphs import Apply, Draw, Pool, dims, dtype, make, template, whole
+from subgraph.types import ONNX_DTYPE
+
+TABLE: dict[str, Apply] = {}
+SHAPES = ((), (1,), (0, 3), (5, 1), (2, 0, 4), (1, 6, 5, 5), (2, 4, 7), (1, 2, 3, 4, 3))
+_WHOLE = ("int32", "int64", "int8", "uint8")
+DTYPES = (*("float32",) * 8, *_WHOLE, "float64", "bool", "float16")
+_MOST = 600  # elements of a value that is made larger
+
+
+def _rare(*names: str) -> Any:
+    return template(*(f"{name}*" for name in names), table=TABLE)
+
+
+def _size(shape: Iterable[int]) -> int:
+    return math.prod(shape)
+
+
+@_rare("Add", "Sub", "Mul", "Max", "Min", "Equal", "Greater", "GreaterOrEqual", "Div", "Pow")
+def _broadcast(draw: Draw, pool: Pool, name: str) -> Any:
+    """Broadcast from either side, any number dtype; divisors and powers are harmless."""
+    name = name.removesuffix("*")
+    x = pool.pick(draw, ("float32", "float64", "float16", *_WHOLE), empty=True)
+    if x is None:
+        return None
+    shape = [1 if draw(st.booleans()) else d for d in dims(x)]
+    shape = shape[whole(draw, 0, len(shape)) :]
+    if not shape or draw(st.booleans()):
+        front = draw(st.lists(st.sampled_from([1, 2]), max_size=2))
+        shape = [*front, *([1] * (len(dims(x)) - len(shape))), *shape]
+    if _size(np.broadcast_shapes(shape, dims(x))) > _MOST or len(shape) > 5:
+        return None
+    low, high = (1, 4) if name in ("Div", "Pow") else (0, 5) if dtype(x) == "uint8" else (-4, 5)
+    y = pool.constant(pool.rng.integers(low, high, shape), dtype(x))
+    if name == "Pow":
+        return make(name, x, y) if dtype(x) in ("float32", "float64", "int32", "int64") else None
+    if name == "Div" or draw(st.booleans()):
+        return make(name, x, y)
+    return make(name, y, x)
+
+
+@_rare("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "BitShift", "Mod", "Neg", "Abs")
+def _bits(draw: Draw, pool: Pool, name: str) -> Any:
+    name = name.removesuffix("*")
+    dtypes = ("uint8",) if name == "BitShift" else ("int32", "int64", "uint8", "int8")
+    x = pool.pick(draw, dtypes, empty=True)
+    if x is None:
+        return None
+    if name in ("BitwiseNot", "Abs", "Neg"):
+        return make(name, x) if dtype(x) != "uint8" or name == "BitwiseNot" else None
+    y = pool.constant(pool.rng.integers(1, 5, dims(x)[-1:]), dtype(x))
+    if name == "BitShift":
+        return make(name, x, y, direction=draw(st.sampled_from(["LEFT", "RIGHT"])))
+    return make(name, x, y, fmod=whole(draw, 0, 1)) if name == "Mod" else make(name, x, y)
+
+
+@_rare("Cast")
+def _cast(draw: Draw, pool: Pool, name: str) -> Any:
+    """Cast to anything; floats are brought near zero before they become whole numbers."""
+    x = pool.pick(draw, ("float32", "float64", "float16", "bool", *_WHOLE), empty=True)
+    if x is None:
+        return None
+    to = draw(st.sampled_from(["float32", "float64", "float16", "bool", *_WHOLE]))
+    if dtype(x).startswith("float") and to in _WHOLE:
+        x = make("Mul", make("Cast", make("Tanh", make("Cast", x, to=1)), to=1), np.float32(20))
+        x = make("Abs", x) if to == "uint8" else x
+    return make("Cast", x, to=ONNX_DTYPE[to])
+
+
+@_rare("Sqrt", "Log", "Exp", "Reciprocal", "Atan", "Asinh", "Sinh", "Acosh", "IsNaN", "IsInf")
+def _partial(draw: Draw, pool: Pool, name: str) -> Any:
+    """Functions of bounded arguments; both float dtypes."""
+    x = pool.pick(draw, ("float32", "float64"), empty=True)
+    if x is None:
+        return None
+    x = make("Clip", x, *(pool.constant(k, dtype(x)) for k in (-5, 5)))
+    if name.removesuffix("*") in ("Sqrt", "Log", "Reciprocal", "Acosh"):
+        x = make("Add", make("Abs", x), pool.constant(1, dtype(x)))
+    return make(name.removesuffix("*"), x)
+
+
+@_rare("Celu", "Elu", "LeakyRelu", "HardSigmoid", "Selu", "Gelu", "PRelu", "Clip", "Shrink")
+def _activation(draw: Draw, pool: Pool, name: str) -> Any:
+    name = name.removesuffix("*")
+    x = pool.pick(draw, empty=True)
+    if x is None:
+        return None
+    alpha = draw(st.sampled_from([0.125, 0.5, 1.5]))
+    if name == "PRelu":
+        return make(name, x, pool.weight(dims(x)[whole(draw, 0, len(dims(x))) :]))
+    if name == "Clip":
+        ends = [None if draw(st.booleans()) else np.float32(k) for k in (-0.5, 0.75)]
+        return make(name, x, *ends)
+    if name == "Gelu":
+        return make(name, x, approximate=draw(st.sampled_from(["none", "tanh"])))
+    if name == "Shrink":
+        return make(name, x, lambd=alpha, bias=alpha)  # no jump at the ends
+    more = {"beta": 0.4} if name == "HardSigmoid" else {}
+    more = {"gamma": 0.9} if name == "Selu" else more
+    return make(name, x, alpha=alpha, **more)
+
+
+def _window(draw: Draw, x: Any, least: int = 1) -> dict[str, Any]:
+    """Return kernel, strides, dilations and pads that fit an image."""
+    space = dims(x)[2:]
+    kernel = [whole(draw, min(least, size), min(3, size)) for size in space]
+    strides = [whole(draw, 1, 3) for _ in space]
+    wanted = [whole(draw, 1, 2) for _ in space]
+    dilations = [d if (k - 1) * d < n else 1 for d, k, n in zip(wanted, kernel, space, strict=True)]
+    pads = [whole(draw, 0, k - 1) for k in (*kernel, *kernel)]
+    found: dict[str, Any] = {"kernel_shape": kernel, "strides": strides, "dilations": dilations}
+    auto = draw(st.sampled_from(["", "", "SAME_UPPER", "SAME_LOWER", "VALID"]))
+    if not auto:
+        return {**found, "pads": pads}
+    if auto.startswith("SAME"):
+        found["dilations"] = [1] * len(space)
+    return {**found, "auto_pad": auto}
+
+
+@_rare("Conv", "ConvTranspose")
+def _conv(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=3, most=5)
+    if x is None:
+        return None
+    channels = dims(x)[1]
+    group = draw(st.sampled_from([g for g in (1, 2, 3, channels) if channels % g == 0]))
+    each = whole(draw, 1, 3)
+    window = _window(draw, x)
+    if name == "Conv*":
+        weight = pool.weight((group * each, channels // group, *window["kernel_shape"]))
+    else:
+        window.pop("auto_pad", None)
+        window["dilations"] = [1] * len(dims(x)[2:])
+        weight = pool.weight((channels, each, *window["kernel_shape"]))
+        if _size(dims(x)) * 9 > 4 * _MOST:
+            return None
+    bias = [pool.weight((group * each,))] if draw(st.booleans()) else []
+    return make(name.removesuffix("*"), x, weight, *bias, group=group, **window)
+
+
+@_rare("MaxPool", "AveragePool", "LpPool")
+def _pool(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, rank=3, most=5)
+    if x is None:
+        return None
+    window = _window(draw, x)
+    ceil = {"ceil_mode": whole(draw, 0, 1)} if "auto_pad" not in window else {}
+    if name == "LpPool*":
+        return make("LpPool", x, p=whole(draw, 1, 3), **window)
+    if name == "AveragePool*":
+        return make("AveragePool", x, count_include_pad=whole(draw, 0, 1), **ceil, **window)
+    window["dilations"] = [1] * len(dims(x)[2:]) if ceil.get("ceil_mode") else window["dilations"]
+    return make("MaxPool", x, **ceil, **window, outputs=whole(draw, 1, 2))
+
+
+@_rare("GroupNormalization", "LRN", "RMSNormalization", "LpNormalization", "LayerNormalization")
+def _normal(draw: Draw, pool: Pool, name: str) -> Any:
+    name = name.removesuffix("*")
+    x = pool.pick(draw, rank={"GroupNormalization": 3, "LRN": 4}.get(name, 1))
+    if x is None:
+        return None
+    axis = whole(draw, -len(dims(x)), len(dims(x)) - 1)
+    if name == "LRN":
+        return make(name, x, size=2 * whole(draw, 0, 2) + 1, alpha=0.1, beta=0.6, bias=1.5)
+    if name == "LpNormalization":
+        return make(name, x, axis=axis, p=whole(draw, 1, 2))
+    if name == "GroupNormalization":
+        channels = dims(x)[1]
+        groups = draw(st.sampled_from([g for g in (1, 2, 3, channels) if channels % g == 0]))
+        return make(name, x, pool.weight((channels,)), pool.weight((channels,)), num_groups=groups)
+    shape = dims(x)[axis:]
+    if name == "RMSNormalization":
+        return make(name, x, pool.weight(shape), axis=axis)
+    return make(name, x, pool.weight(shape), pool.weight(shape), axis=axis, outputs=1)
+
+
+@_rare("Gemm")
+def _gemm(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, ("float32", "float64"), rank=2, most=2)
+    if x is None:
+        return None
+    turned, other, wide = whole(draw, 0, 1), whole(draw, 0, 1), whole(draw, 1, 5)
+    rows, inner = dims(x)[::-1] if turned else dims(x)
+    numbers = pool.rng.uniform(-1, 1, (wide, inner) if other else (inner, wide))
+    shape = draw(st.sampled_from([None, (), (1,), (wide,), (rows, 1), (1, wide), (rows, wide)]))
+    third = [] if shape is None else [pool.constant(pool.rng.uniform(-1, 1, shape), dtype(x))]
+    scales = {"alpha": draw(st.sampled_from([1.0, 0.5])), "beta": draw(st.sampled_from([1.0, 2.0]))}
+    second = pool.constant(numbers, dtype(x))
+    return make("Gemm", x, second, *third, transA=turned, transB=other, **scales)
+
+
+@_rare("MatMul")
+def _matmul(draw: Draw, pool: Pool, name: str) -> Any:
+    """Products of batches that broadcast, of vectors, with the weight on either side."""
+    x = pool.pick(draw, rank=1, empty=True)
+    if x is None or _size(dims(x)) > _MOST:
+        return None
+    batch = list(dims(x)[:-2])
+    batch = [1 if draw(st.booleans()) else d for d in batch][whole(draw, 0, len(batch)) :]
+    if draw(st.booleans()) and len(batch) < 2:
+        batch = [2, *([1] * (max(len(dims(x)) - 2, 0) - len(batch))), *batch]
+    wide = whole(draw, 1, 5)
+    if draw(st.booleans()) or len(dims(x)) < 2:
+        end = [] if draw(st.booleans()) and not batch else [wide]
+        return make("MatMul", x, pool.weight((*(batch if end else []), dims(x)[-1], *end)))
+    return make("MatMul", pool.weight((*batch, wide, dims(x)[-2])), x)
+
+
+_SUMS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2")
+
+
+@_rare(*_SUMS, "ReduceSumSquare", "ReduceLogSumExp")
+def _reduce(draw: Draw, pool: Pool, name: str) -> Any:
+    name = name.removesuffix("*")
+    x = pool.pick(draw, ("float32", "float64", "int32", "int64"))
+    if x is None:
+        return None
+    if name == "ReduceProd":
+        x = make("Clip", x, *(pool.constant(k, dtype(x)) for k in (-1, 1)))
+    if name == "ReduceLogSumExp" and not dtype(x).startswith("float"):
+        return None
+    rank = len(dims(x))
+    axes: list[int] = []
+    if rank:
+        axes = draw(st.lists(st.integers(0, rank - 1), unique=True, max_size=3))
+    axes = [a - rank if draw(st.booleans()) else a for a in axes]
+    keep = {"keepdims": whole(draw, 0, 1), "noop_with_empty_axes": whole(draw, 0, 1)}
+    return make(name, x, *([pool.constant(axes)] if axes or draw(st.booleans()) else []), **keep)
+
+
+@_rare("ArgMax", "ArgMin")
+def _extreme(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, ("float32", "int32"), rank=1)
+    if x is None:
+        return None
+    axis = whole(draw, -len(dims(x)), len(dims(x)) - 1)
+    more = {"keepdims": whole(draw, 0, 1), "select_last_index": whole(draw, 0, 1)}
+    return make(name.removesuffix("*"), x, axis=axis, **more)
+
+
+@_rare("Slice")
+def _slice(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, ("float32", "int64", "bool", "uint8", "float16"), rank=1, empty=True)
+    if x is None:
+        return None
+    rank = len(dims(x))
+    axes = draw(st.lists(st.integers(0, rank - 1), unique=True, min_size=1, max_size=2))
+    ends = [[whole(draw, -4, 6) for _ in axes] for _ in range(2)]
+    steps = [draw(st.sampled_from([1, 2, -1, -2])) for _ in axes]
+    axes = [a - rank if draw(st.booleans()) else a for a in axes]
+    return make("Slice", x, *(pool.constant(k) for k in (*ends, axes, steps)))
+
+
+@_rare("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
+def _indexed(draw: Draw, pool: Pool, name: str) -> Any:
+    """Indices of any shape from either end; scattered ones are distinct or added up."""
+    name = name.removesuffix("*")
+    x = pool.pick(draw, ("float32", "int64", "float64"), rank=1)
+    if x is None or _size(dims(x)) > _MOST:
+        return None
+    shape, rank = dims(x), len(dims(x))
+    axis = whole(draw, -rank, rank - 1)
+    size = shape[axis]
+    if name == "Gather":
+        some = draw(st.sampled_from([(), (1,), (3,), (2, 2), (0,)]))
+        return make(name, x, pool.constant(pool.rng.integers(-size, size, some)), axis=axis)
+    if name == "GatherElements":
+        return make(name, x, pool.constant(pool.rng.integers(-size, size, shape)), axis=axis)
+    depth = whole(draw, 1, rank)
+    count = whole(draw, 1, 3)
+    places = np.stack([pool.rng.integers(-d, d, count) for d in shape[:depth]], -1)
+    if name == "GatherND":
+        return make(name, x, pool.constant(places))
+    how = draw(st.sampled_from(["add", "max", "min"]))
+    if name == "ScatterND":
+        updates = pool.constant(pool.rng.integers(-3, 4, (count, *shape[depth:])), dtype(x))
+        return make(name, x, pool.constant(places), updates, reduction=how)
+    updates = pool.constant(pool.rng.integers(-3, 4, shape), dtype(x))
+    indices = pool.constant(pool.rng.integers(-size, size, shape))
+    return make(name, x, indices, updates, axis=axis, reduction=how)
+
+
+@_rare("Reshape", "Squeeze", "Unsqueeze", "Expand", "Tile", "Transpose", "Identity", "Size")
+def _shaped(draw: Draw, pool: Pool, name: str) -> Any:
+    name = name.removesuffix("*")
+    x = pool.pick(draw, DTYPES, empty=name not in ("Reshape", "Squeeze"))
+    if x is None:
+        return None
+    shape = list(dims(x))
+    if name in ("Transpose", "Identity", "Size"):
+        return make(name, x)
+    if name == "Reshape":
+        cut = whole(draw, 0, len(shape))
+        return make(name, x, pool.constant([*([0] * cut), -1] if cut < len(shape) else [-1]))
+    if name == "Squeeze":
+        ones = [k - len(shape) * draw(st.booleans()) for k, d in enumerate(shape) if d == 1]
+        return make(name, x, pool.constant(ones)) if ones else make(name, x)
+    if name == "Unsqueeze":
+        return make(name, x, pool.constant([-1, 0])) if len(shape) < 4 else None
+    if _size(shape) * 4 > _MOST or len(shape) > 4:
+        return None
+    if name == "Tile":
+        return make(name, x, pool.constant([whole(draw, 1, 2) for _ in shape])) if shape else None
+    wanted = [2, *(1 if draw(st.booleans()) else d for d in shape)]
+    return make(name, x, pool.constant(wanted))
+
+
+@_rare("Pad")
+def _pad(draw: Draw, pool: Pool, name: str) -> Any:
+    x = pool.pick(draw, ("float32", "int64", "float64"), rank=1)
+    if x is None or _size(dims(x)) > _MOST // 4:
+        return None
+    mode = draw(st.sampled_from(["constant", "reflect", "edge", "wrap"]))
+    low = -1 if mode == "constant" and min(dims(x)) > 2 else 0
+    most = min(2, min(dims(x)) - 1) if mode in ("reflect", "wrap") else 2
+    around = [whole(draw, low, max(most, 0)) for _ in range(2 * len(dims(x)))]
+    value = [pool.constant(3, dtype(x))] if mode == "constant" and draw(st.booleans()) else []
+    return make("Pad", x, pool.constant(around), *value, mode=mode)
+
+
+@_rare("Split", "Concat", "DepthToSpace", "SpaceToDepth", "Trilu", "ReverseSequence", "CumSum")
+def _moved(draw: Draw, pool: Pool, name: str) -> Any:
+    name = name.removesuffix("*")
+    least = {"DepthToSpace": 4, "SpaceToDepth": 4, "Trilu": 2, "ReverseSequence": 2}.get(name, 1)
+    x = pool.pick(draw, ("float32", "float64"), rank=least, most=4 if least == 4 else 9)
+    if x is None:
+        return None
+    shape = dims(x)
+    axis = whole(draw, -len(shape), len(shape) - 1)
+    if name == "Split":
+        return make(name, x, axis=axis, num_outputs=2, outputs=2) if shape[axis] > 2 else None
+    if name == "Concat":
+        other = list(shape)
+        other[axis] = whole(draw, 0, 2)
+        return make(name, x, pool.constant(np.ones(other), dtype(x)), axis=axis)
+    if name == "DepthToSpace":
+        mode = draw(st.sampled_from(["DCR", "CRD"]))
+        return make(name, x, blocksize=2, mode=mode) if shape[1] % 4 == 0 else None
+    if name == "SpaceToDepth":
+        return make(name, x, blocksize=2) if shape[2] % 2 == 0 and shape[3] % 2 == 0 else None
+    if name == "Trilu":
+        return make(name, x, pool.constant(whole(draw, -2, 2)), upper=whole(draw, 0, 1))
+    if name == "ReverseSequence":
+        lengths = pool.constant([whole(draw, 1, shape[0]) for _ in range(shape[1])])
+        return make(name, x, lengths)
+    how = {"exclusive": whole(draw, 0, 1), "reverse": whole(draw, 0, 1)}
+    return make(name, x, pool.constant(axis), **how)
+
+
+@_rare("TopK", "OneHot", "Where", "Softmax", "LogSoftmax", "Resize")
+def _various(draw: Draw, pool: Pool, name: str) -> Any:
+    name = name.removesuffix("*")
+    if name == "OneHot":
+        x = pool.pick(draw, ("int64", "int32"), rank=1, most=3, empty=True)
+        if x is None:
+            return None
+        values = pool.constant([0.25, 2], "float32")
+        return make(name, x, pool.constant(4), values, axis=whole(draw, -1, len(dims(x))))
+    if name == "Where":
+        flag = pool.pick(draw, ("bool",), empty=True)
+        if flag is None:
+            return None
+        return make(name, flag, pool.weight(dims(flag)[-1:]), pool.weight(()))
+    x = pool.pick(draw, rank=4 if name == "Resize" else 1, most=4 if name == "Resize" else 9)
+    if x is None:
+        return None
+    axis = whole(draw, -len(dims(x)), len(dims(x)) - 1)
+    if name == "TopK":
+        k = pool.constant([whole(draw, 1, dims(x)[axis])])
+        return make(name, x, k, axis=axis, largest=whole(draw, 0, 1))
+    if name == "Resize":
+        scales = pool.constant([1, 1, *(draw(st.sampled_from([0.5, 1, 2, 1.5])) for _ in "hw")])
+        scales = sg.parameter(f"{scales.name}f", np.array(scales.parameter.array, np.float32))  # type: ignore[union-attr]
+        return make(name, x, None, scales, mode=draw(st.sampled_from(["nearest", "linear"])))
+    return make(name, x, axis=axis)
+
+
+@_rare("QuantizeLinear", "DequantizeLinear", "MatMulInteger")
+def _quantized(draw: Draw, pool: Pool, name: str) -> Any:
+    name = name.removesuffix("*")
+    kind = draw(st.sampled_from(["int8", "uint8"]))
+    zero = pool.constant(3, kind)
+    if name == "MatMulInteger":
+        x = pool.pick(draw, ("int8", "uint8"), rank=2)
+        if x is None:
+            return None
+        numbers = pool.rng.integers(0, 100, (dims(x)[-1], 3))
+        return make(name, x, pool.constant(numbers, kind), pool.constant(2, dtype(x)), zero)
+    if name == "QuantizeLinear":
+        x = pool.pick(draw, empty=True)
+        return None if x is None else make(name, x, pool.constant(0.061, "float32"), zero)
+    x = pool.pick(draw, ("int8", "uint8"), empty=True)
+    if x is None:
+        return None
+    return make(name, x, pool.constant(0.05, "float32"), pool.constant(3, dtype(x)))
+
+
+@_rare("NonZero", "Compress", "Unique")
+def _found(draw: Draw, pool: Pool, name: str) -> Any:
+    """What a run finds, brought to a known shape by a sum."""
+    name = name.removesuffix("*")
+    x = pool.pick(draw, ("float32", "bool", "int64"), rank=1, empty=True)
+    if x is None:
+        return None
+    if name == "NonZero":
+        found = make(name, x)
+    elif name == "Unique":
+        if dtype(x) == "bool":
+            return None
+        found = make(name, x, outputs=1)
+    else:
+        flags = pool.constant(pool.rng.integers(0, 2, dims(x)[0]), "bool")
+        found = make(name, x, flags, axis=0)
+    return make("ReduceSum", make("Cast", found, to=1), keepdims=0)
+
+
+@_rare("Loop", "Scan")
+def _repeated(draw: Draw, pool: Pool, name: str) -> Any:
+    """A value that goes through a body a few times, with a capture of another."""
+    x = pool.pick(draw, rank=1)
+    if x is None or _size(dims(x)) > _MOST:
+        return None
+    pool.weights += 1
+    number = pool.weights
+    state = sg.input(f"state{number}", dims(x), "float32")
+    if name == "Scan*":
+        row = sg.input(f"row{number}", dims(x)[1:], "float32")
+        following = make("Tanh", make("Add", state, row))
+        body = Graph([state, row], [following, make("Neg", row)], name=f"scan{number}")
+        return make("Scan", x, x, num_scan_inputs=1, body=body, outputs=2)
+    turn = sg.input(f"turn{number}", (), "int64")
+    go = sg.input(f"go{number}", (), "bool")
+    step = make("Mul", sg.capture(x), np.float32(0.5))
+    following = make("Sin", make("Add", state, step))
+    body = Graph(
+        [turn, go, state],
+        [make("Identity", go), following, make("Cast", turn, to=1)],
+        name=f"loop{number}",
+    )
+    return make("Loop", pool.constant(3), None, x, body=body, outputs=2)
+
+
+@_rare("LSTM", "GRU", "RNN")
+def _recurrent(draw: Draw, pool: Pool, name: str) -> Any:
+    name = name.removesuffix("*")
+    x = pool.pick(draw, rank=3, most=3)
+    if x is None:
+        return None
+    direction = draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
+    sides, hidden = 1 + (direction == "bidirectional"), whole(draw, 1, 4)
+    rows = {"LSTM": 4, "GRU": 3, "RNN": 1}[name] * hidden
+    given = [pool.weight((sides, rows, dims(x)[2])), pool.weight((sides, rows, hidden))]
+    if draw(st.booleans()):
+        given.append(pool.weight((sides, 2 * rows)))
+    more = {"linear_before_reset": whole(draw, 0, 1)} if name == "GRU" else {}
+    bounded = make("Tanh", x)
+    return make(name, bounded, *given, direction=direction, hidden_size=hidden, outputs=2, **more)
