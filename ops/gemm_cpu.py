@@ -27,6 +27,7 @@ from .tile_planning import (
     grain,
     round_up,
     tiles,
+    weight_tiles,
 )
 
 _BATCH_LEVELS = 3
@@ -198,6 +199,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     m, n, depth = a.rows, b.columns, a.columns
     batch = math.prod(sizes)
     flops = 2 * batch * m * n * depth
+    of = weight_tiles(of, low, b.operand)
     b_word, row_of_b, b_steps = _right_side(low, product, of, m, steps[1])
     panels = -(-n // of.width)
     packed_a = a.row_step * item % 4096 == 0 and a.column_step == 1 and m >= 8 and panels > 2
@@ -216,11 +218,11 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     words += [act.post, act.flags]
     words += [act.low, act.high, mb, pb, kc, scratch, scratch_bytes, sizes[1], sizes[2]]
     words += [step * item for step in steps[0]]
-    words += [step * item for step in b_steps]
+    words += [step * of.weight_item for step in b_steps]
     words += [step * item for step in steps[2]]
     words += [step * item for step in steps[2]]
     words += [1 if m > mb else 0]
-    moved = (a.operand.size + batch * n * depth + 2 * batch * m * n) * item
+    moved = (a.operand.size + 2 * batch * m * n) * item + batch * n * depth * of.weight_item
     low.emit(
         Kernel("gemm_kernels", "gemm", **of.variant),
         words,
@@ -278,6 +280,7 @@ def _right_side(
             return stack if alpha == 1.0 else stack * np.asarray(alpha, of.dtype)
 
         recipe = f"gemm panels {depth}x{n} turned {int(turned)} x {alpha!r} {of.width}/{of.lanes}"
+        recipe += f" {of.weights}"
         weight = low.weight(recipe, matrix_panels(of, change), b.operand)
         return weight, 0, packed_steps
     if not turned and (rows <= of.mr or n < of.lanes) and alpha == 1.0:

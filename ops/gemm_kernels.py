@@ -120,11 +120,12 @@ def pack_b(*, dtype: str, lanes: int, nv: int) -> Callable[..., None]:
     return kernel
 
 
-def gemm(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
+def gemm(*, dtype: str, lanes: int, mr: int, nv: int, weights: str = "") -> Callable[..., None]:
     """Return the kernel of a batch of matrix products; one unit is one block of C.
 
     ``C[b0, b1, b2] = act(init + A[...] @ B[...] + residual)``, the activation one of: nothing,
-    bounds below and above, or any that kernel ``post`` applies to a finished tile.
+    bounds below and above, or any that kernel ``post`` applies to a finished tile. With ``weights``
+    "bfloat16" B is packed in it.
 
     Words::
 
@@ -149,6 +150,7 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
     load, store = v.load, v.store
     load1, store1 = ld(dtype), st(dtype)
     item = _ITEM[dtype]
+    item_b = 2 if weights == "bfloat16" else item
     width = nv * lanes
 
     @register_jitable
@@ -188,8 +190,8 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             tile = arg(args, 14) if tail == lanes else arg(args, 15)
             put(t, T_TAIL, tail)
             if ldb == 0:
-                step = vectors * lanes * item
-                put(t, T_B, b + first * total * item + k0 * step)
+                step = vectors * lanes * item_b
+                put(t, T_B, b + first * total * item_b + k0 * step)
             else:
                 step = ldb
                 put(t, T_B, b + first * item + k0 * step)
@@ -244,7 +246,7 @@ def gemm(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         put(t, T_N0, 1)
         put(t, T_N1, 1)
         put(t, T_N2, 1)
-        put(t, T_BJS, lanes * item)
+        put(t, T_BJS, lanes * item_b)
         put(t, T_CRS, arg(args, 11))
         put(t, T_CJS, lanes * item)
         put(t, T_IJS, lanes * item)

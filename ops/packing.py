@@ -17,6 +17,7 @@ from subgraph.weights import aligned_empty
 from .tile_planning import Tiles, round_up
 
 Array = np.ndarray[Any, Any]
+_NARROWED = 1 << 16  # elements that are rounded together
 _BLOCK = 16  # rows of a matrix that are packed together: they lie in one line of the cache
 
 
@@ -27,7 +28,21 @@ def packed_size(columns: int, depth: int, of: Tiles) -> int:
 
 def matrix_panels(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Return a recipe that packs each of a stack of matrices ``change(weight)[S, K, N]``."""
-    return lambda weight: pack_matrices(change(weight), of)
+    return lambda weight: narrowed(pack_matrices(change(weight), of), of)
+
+
+def narrowed(panels: Array, of: Tiles) -> Array:
+    """Return packed weights as the tiles hold them: bfloat16 is rounded to nearest even."""
+    if not of.weights:
+        return panels
+    result = aligned_empty(panels.shape, np.dtype(np.uint16))
+    for start in range(0, panels.size, _NARROWED):
+        bits = panels[start : start + _NARROWED].view(np.uint32)
+        odd = (bits >> 16) & 1
+        nan = (bits & 0x7FFFFFFF) > 0x7F800000
+        rounded = np.where(nan, bits | 0x400000, bits + (odd + 0x7FFF)) >> 16
+        result[start : start + _NARROWED] = rounded
+    return result
 
 
 def pack_matrices(stack: Array, of: Tiles) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Unsupported
+from subgraph.engine.lowering import Lowering, Operand, Unsupported
 from subgraph.engine.tiling import F_HI, F_LO, LOW_ROWS, tile_shape
 from subgraph.graph import Node
 
@@ -29,17 +29,24 @@ class Tiles:
         lanes: Elements of a vector.
         mr: Most rows of a tile.
         nv: Most vectors of a row.
+        weights: ``"bfloat16"`` where packed weights are held in it, else empty.
     """
 
     dtype: str
     lanes: int
     mr: int
     nv: int
+    weights: str = ""
 
     @property
     def item(self) -> int:
         """Bytes of an element."""
         return 4 if self.dtype == "float32" else 8
+
+    @property
+    def weight_item(self) -> int:
+        """Bytes of an element of packed weights."""
+        return 2 if self.weights else self.item
 
     @property
     def width(self) -> int:
@@ -54,7 +61,13 @@ class Tiles:
     @property
     def variant(self) -> dict[str, str | int]:
         """What kernels over these tiles are called with."""
-        return {"dtype": self.dtype, "lanes": self.lanes, "mr": self.mr, "nv": self.nv}
+        shape: dict[str, str | int] = {
+            "dtype": self.dtype,
+            "lanes": self.lanes,
+            "mr": self.mr,
+            "nv": self.nv,
+        }
+        return shape | ({"weights": self.weights} if self.weights else {})
 
     def contraction(self, masked: bool = False, ahead: bool = False) -> Kernel:
         """Return the contraction tile; ``ahead``: on narrow machines the one that prefetches."""
@@ -104,6 +117,14 @@ def tiles(dtype: str) -> Tiles:
         raise Unsupported(f"dtype {dtype}; float32 and float64 have kernels")
     lanes = host.lanes(dtype)
     return Tiles(dtype, lanes, *tile_shape(lanes, host.isa().registers))
+
+
+def weight_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:
+    """Return the tiles for a product with ``weight``: weights in bfloat16 where that is asked."""
+    asked = low.options.get("WEIGHTS_PRECISION") == "bfloat16"
+    if not asked or of.dtype != "float32" or not weight.constant:
+        return of
+    return attrs.evolve(of, weights="bfloat16")
 
 
 @attrs.frozen

@@ -43,6 +43,12 @@ class CpuOptions(DeviceOptions):
     FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
     BLOCKED_LAYOUT: bool = option(True, "let convolutions work in blocks of channels")
     WINOGRAD: bool = option(True, "allow Winograd convolution, which rounds a little differently")
+    WEIGHTS_PRECISION: str = option(
+        "",
+        "hold float32 weights of products and convolutions in bfloat16: half the memory, sums stay "
+        "float32; empty: as the model says",
+        values=("", "bfloat16"),
+    )
     TUNE: bool = option(False, "choose kernels by measuring, and keep the choice on disk")
     PLAN_CACHE_SIZE: int = option(16, "sets of input shapes kept ready to run", minimum=1)
 
@@ -125,7 +131,7 @@ def plan_options(options: CpuOptions) -> PlanOptions:
     properties = {
         field.name: getattr(options, field.name)
         for field in attrs.fields(CpuOptions)
-        if field.name in ("WINOGRAD", "TUNE")
+        if field.name in ("WINOGRAD", "TUNE", "WEIGHTS_PRECISION")
     }
     return PlanOptions(
         threads=threads_per_stream(options), blocked=options.BLOCKED_LAYOUT, properties=properties

@@ -24,6 +24,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
+from subgraph.engine.irtools import bf16_to_f32, load_at
 from subgraph.engine.simd import emit_fma, first_lanes, ld_i64, st_i64
 from subgraph.engine.tiling import (
     F_HI,
@@ -265,14 +266,23 @@ class _Tile:
     """The parts that all tiles share: loops over segments, start values, epilogue, stores."""
 
     def __init__(
-        self, e: Emit, t: Any, mr: int, nv: int, masked: bool, ahead: bool = False
+        self,
+        e: Emit,
+        t: Any,
+        mr: int,
+        nv: int,
+        masked: bool,
+        ahead: bool = False,
+        weights: str = "",
     ) -> None:
         self.e, self.t, self.mr, self.nv = e, t, mr, nv
+        self.weights = weights
+        self.right_bytes = e.lanes * (2 if weights == "bfloat16" else e.item)  # a vector of B
         self.ahead = e.variable(e.word(t, T_AHEAD)) if ahead else None
         self.pace = e.word(t, T_PACE)
         self.w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
         self.mask = e.tail_mask(e.word(t, T_TAIL)) if masked else None
-        b, vector = e.b, e.lanes * e.item
+        b, vector = e.b, self.right_bytes
         gaps = b.or_(
             b.xor(self.w["aks"], e.const(e.item)),
             b.or_(
@@ -297,6 +307,14 @@ class _Tile:
         for i in range(self.mr):
             for j in range(self.nv):
                 self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
+
+    def right(self, address: Any, j: int) -> Any:
+        """Load vector j of a row of B, widening what is held in less."""
+        if self.weights != "bfloat16":
+            return self.e.load(address, self.lane_mask(j))
+        # Packed weights fill whole vectors.
+        bits = load_at(self.e.b, address, ir.VectorType(ir.IntType(16), self.e.lanes), 2)
+        return bf16_to_f32(self.e.b, bits)
 
     def row_offsets(self) -> list[Any]:
         """Return the bytes from the first row to each of up to eight, in few registers."""
@@ -399,7 +417,7 @@ class _Tile:
                         self.fetch_ahead()
                     dense_step(av, bv, number)
                 e.put(at_a, b.add(av, e.const(unroll * e.item)))
-                e.put(at_b, b.add(bv, e.const(unroll * self.nv * e.lanes * e.item)))
+                e.put(at_b, b.add(bv, e.const(unroll * self.nv * self.right_bytes)))
         return b.sub(steps, count)
 
     def finish(self) -> None:
@@ -429,17 +447,23 @@ class _Tile:
                 e.store(value, self.at(c, crs, cjs, i, j), self.lane_mask(j))
 
 
-def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool, ahead: bool = False) -> None:
-    tile = _Tile(e, t, mr, nv, masked, ahead)
+def _contraction_body(
+    e: Emit,
+    t: Any,
+    mr: int,
+    nv: int,
+    masked: bool,
+    ahead: bool = False,
+    weights: str = "",
+) -> None:
+    tile = _Tile(e, t, mr, nv, masked, ahead, weights)
     b, w, acc = e.b, tile.w, tile.acc
-    lanes_bytes = e.lanes * e.item
+    lanes_bytes = tile.right_bytes
     tile.announce()
     tile.start()
 
     def k_step(a: Any, at_b: Any) -> None:
-        vectors = [
-            e.load(b.add(at_b, b.mul(w["bjs"], e.const(j))), tile.lane_mask(j)) for j in range(nv)
-        ]
+        vectors = [tile.right(b.add(at_b, b.mul(w["bjs"], e.const(j))), j) for j in range(nv)]
         base = a
         for i in range(mr):
             if i and i % 3 == 0:
@@ -453,10 +477,7 @@ def _contraction_body(e: Emit, t: Any, mr: int, nv: int, masked: bool, ahead: bo
 
     def dense_step(a: Any, at_b: Any, number: int) -> None:
         step = number * nv * lanes_bytes
-        vectors = [
-            e.load(b.add(at_b, e.const(step + j * lanes_bytes)), tile.lane_mask(j))
-            for j in range(nv)
-        ]
+        vectors = [tile.right(b.add(at_b, e.const(step + j * lanes_bytes)), j) for j in range(nv)]
         for i in range(mr):
             x = e.broadcast(b.add(b.add(a, offsets[i]), e.const(number * e.item)))
             for j in range(nv):
@@ -520,7 +541,14 @@ _LOOP_WORDS = {
 
 
 def contraction(
-    *, dtype: str, lanes: int, mr: int, nv: int, masked: bool, ahead: bool = False
+    *,
+    dtype: str,
+    lanes: int,
+    mr: int,
+    nv: int,
+    masked: bool,
+    ahead: bool = False,
+    weights: str = "",
 ) -> Callable[..., None]:
     """Return the kernel that runs one contraction tile.
 
@@ -534,8 +562,9 @@ def contraction(
         nv: Most vectors of a row of a tile.
         masked: The last vector of every row holds ``T_TAIL`` elements only.
         ahead: Bring what lies at ``T_AHEAD`` into the second cache meanwhile.
+        weights: ``"bfloat16"``: B is held in it, and widened in registers (packed B only).
     """
-    body = partial(_contraction_body, ahead=ahead)
+    body = partial(_contraction_body, ahead=ahead, weights=weights)
     return _dispatcher("tile", body, dtype, lanes, mr, nv, masked)
 
 
