@@ -1,19 +1,23 @@
 """What devices cost around the kernels: calls, hops, HETERO, requests, import; ratios interleaved.
 
-    python benchmarks/devices.py [model.onnx ...] [--json]
+    python benchmarks/devices.py [model.onnx ...] [--json] [--pipeline]
 
 A call runs a one-node model whose op does nothing; a hop is one more such region. HETERO is
 compared with its only device in turns, compile with import in turns, each to the first result.
+With --pipeline: a chain of convolutions of which CPU and OPENCL have parts that take equally long,
+one thread each; requests per second one after the other and overlapping, for both orders.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,12 +138,85 @@ def of_model(path: str) -> dict[str, Any]:
     }
 
 
+SIDE, CHANNELS, LAYERS, RUNS = 28, 128, 12, 8
+ONE_THREAD = {"CPU": {"INFERENCE_NUM_THREADS": 1}}
+
+
+def convolutions(devices: Sequence[str]) -> sg.Graph:
+    """Return a convolution with an activation for each device named."""
+    rng = np.random.default_rng(0)
+    value = x = sg.input("x", (1, CHANNELS, SIDE, SIDE))
+    for number, device in enumerate(devices):
+        weight = rng.standard_normal((CHANNELS, CHANNELS, 3, 3)).astype(np.float32) / 40
+        home = {"affinity": device}
+        conv = ops.Conv(value, sg.parameter(f"w{number}", weight), pads=(1, 1, 1, 1), metadata=home)
+        value = ops.Relu(conv, metadata=home)
+    return sg.Graph([x], [value], "convolutions")
+
+
+def pipelining() -> dict[str, Any]:
+    """Measure requests per second over CPU and OPENCL, overlapping and not, in turns."""
+    os.environ["POCL_MAX_PTHREAD_COUNT"] = "1"
+    core = sg.Core()
+    data = np.random.default_rng(1).standard_normal((1, CHANNELS, SIDE, SIDE)).astype(np.float32)
+
+    def compiled(devices: Sequence[str]) -> sg.CompiledModel:
+        model = core.compile_model(convolutions(devices), "HETERO:CPU,OPENCL", ONE_THREAD)
+        model(data)
+        return model
+
+    def in_a_row(model: sg.CompiledModel) -> Callable[[], None]:
+        request = model.create_infer_request()
+
+        def run() -> None:
+            for _ in range(RUNS):
+                request.infer(data)
+
+        return run
+
+    def overlapping(model: sg.CompiledModel) -> Callable[[], None]:
+        pool = sg.InferQueue(model)
+
+        def run() -> None:
+            for _ in range(RUNS):
+                pool.start_async(data)
+            pool.wait_all()
+
+        return run
+
+    times: dict[str, float] = {}
+    for name in ("CPU", "OPENCL"):
+        few, many = compiled([name]), compiled([name] * LAYERS)
+        long, short = partial(many, data), partial(few, data)
+        times[name] = seconds(long, 1) - seconds(short, 1)
+    own = round(LAYERS * times["OPENCL"] / sum(times.values()))
+    parts = {"CPU": own, "OPENCL": LAYERS - own}
+    runs: dict[str, Callable[[], None]] = {}
+    for order in (("CPU", "OPENCL"), ("OPENCL", "CPU")):
+        model = compiled([name for name in order for _ in range(parts[name])])
+        runs[f"{' then '.join(order)}, in a row"] = in_a_row(model)
+        runs[f"{' then '.join(order)}, overlapping"] = overlapping(model)
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(30):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start)
+    found: dict[str, Any] = {"layers": parts}
+    return found | {name: RUNS / spent for name, spent in best.items()}
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--pipeline", action="store_true")
     args = parser.parse_args()
+    if args.pipeline:
+        for name, value in pipelining().items():
+            print(f"{name:28} {value if isinstance(value, dict) else round(value, 1)}")
+        return
     found: dict[str, Any] = {**overheads(), "models": [of_model(path) for path in args.models]}
     if args.json:
         print(json.dumps(found))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random as random_module
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -175,6 +176,44 @@ def test_many_requests_at_once() -> None:
     for thread in threads:
         thread.join(60)
     assert not wrong
+
+
+GATED = """
+import threading
+import numpy as np
+import subgraph as sg
+from subgraph.opencl import bound, runtime
+api, kernels = runtime.opencl(), threading.Event()
+
+
+class Gated:
+    def __getattr__(self, name):
+        return enqueue if name == "enqueue_nd_range_kernel" else getattr(api, name)
+
+
+def enqueue(queue, *args):
+    gates.append(api.UserEvent(queue.context))
+    event = api.enqueue_nd_range_kernel(queue, *args, wait_for=[gates[-1]])
+    kernels.set()
+    return event
+
+
+gates = []
+bound.opencl = lambda: Gated()
+x = sg.input("x", ("N", 8), "float32")
+model = sg.compile_model(sg.Graph([x], [sg.ops.Relu(x)]), "OPENCL")
+request = model.create_infer_request()
+request.start_async(np.full((2, 8), -1, np.float32))
+kernels.wait()
+assert request.wait(0.2) is None
+gates[0].set_status(api.command_execution_status.COMPLETE)
+assert not request.wait()[0].any()
+"""
+
+
+def test_other_threads_run_while_the_device_works() -> None:
+    """The kernel waits for this thread, which therefore must not wait for the kernel."""
+    subprocess.run([sys.executable, "-c", GATED], check=True, timeout=120)
 
 
 def test_shapes_change() -> None:

@@ -113,6 +113,7 @@ class ClBoundPlan:
         self._queue = runtime.queue(profiling=profiling)
         self._profiling = profiling
         self._weights = Weights(cache)
+        self._copies: list[Any] = []
         self._held: list[Any] = []
         self._constants: dict[int, Any] = {}
         # (kernel, argument, entry): arguments to set when a weight has changed
@@ -240,14 +241,11 @@ class ClBoundPlan:
         outputs: Sequence[Array | None] | None,
         events: list[Any] | None,
     ) -> list[Array]:
-        api = opencl()
-        staged: list[Array] = []
         with driver_errors(self._runtime, "the upload of inputs"):
             for position, buffer in self._inputs.items():
                 array = np.ascontiguousarray(inputs[position])
-                staged.append(array)
                 if array.nbytes:
-                    api.enqueue_copy(self._queue, buffer, array, is_blocking=False)
+                    self._copy(buffer, array)
         for item in self._items:
             event = self._enqueue(item)
             if events is not None:
@@ -257,7 +255,7 @@ class ClBoundPlan:
             for position, operand in enumerate(self.plan.outputs):
                 target = None if outputs is None else outputs[position]
                 results.append(self._download(operand, self._fitting(target, operand)))
-            self._queue.finish()
+            self._finish()
         return results if outputs is None else fill_outputs(results, outputs)
 
     def _enqueue(self, item: _Launch | HostStep) -> cl.Event | None:
@@ -276,10 +274,24 @@ class ClBoundPlan:
             ) from error
         return event
 
+    def _copy(self, target: Any, source: Any, **places: int) -> None:
+        """Enqueue a copy between the host and a buffer.
+
+        Its event lives until `_finish`: dropped before the copy is done, it would wait for it and
+        let no other thread run meanwhile.
+        """
+        event = opencl().enqueue_copy(self._queue, target, source, is_blocking=False, **places)
+        self._copies.append(event)
+
+    def _finish(self) -> None:
+        """Wait until the queue is empty."""
+        self._queue.finish()
+        self._copies.clear()
+
     def _abandon(self) -> None:
         """Wait for what is under way, so that the request can be used again."""
         try:
-            self._queue.finish()
+            self._finish()
         except opencl().Error:
             self._queue = self._runtime.queue(profiling=self._profiling)
 
@@ -300,7 +312,7 @@ class ClBoundPlan:
         array = np.empty(operand.shape, dtype) if target is None else target
         if array.nbytes:
             buffer, offset = self._buffer_of(operand)
-            opencl().enqueue_copy(self._queue, array, buffer, src_offset=offset, is_blocking=False)
+            self._copy(array, buffer, src_offset=offset)
         return array
 
     def _buffer_of(self, operand: Operand) -> tuple[cl.Buffer, int]:
@@ -323,10 +335,9 @@ class ClBoundPlan:
 
     def _compute(self, step: HostStep) -> None:
         """Compute a node by the reference, between launches."""
-        api = opencl()
         with driver_errors(self._runtime, f"node {step.node.name!r} on the host"):
             arrays = [None if o is None else self._download(o) for o in step.inputs]
-            self._queue.finish()
+            self._finish()
         results: Sequence[Any]
         if step.node.subgraph is not None:
             results = DefaultSubgraphOp(step.node.subgraph).forward(arrays)
@@ -337,6 +348,4 @@ class ClBoundPlan:
                 if operand is not None and operand.size:
                     buffer, offset = self._buffer_of(operand)
                     array = np.ascontiguousarray(result)
-                    api.enqueue_copy(
-                        self._queue, buffer, array, dst_offset=offset, is_blocking=True
-                    )
+                    self._copy(buffer, array, dst_offset=offset)
