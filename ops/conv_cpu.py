@@ -31,7 +31,17 @@ from .conv_geometry import (
     winograd_weights,
 )
 from .layout_turns import blocked, blocked_target, plain, plain_target, settle
-from .tile_planning import FLOATS, Activation, Array, Tiles, activation, grain, round_up, tiles
+from .tile_planning import (
+    FLOATS,
+    Activation,
+    Array,
+    Tiles,
+    activation,
+    grain,
+    round_up,
+    tiles,
+    weight_tiles,
+)
 from .tuning import fastest
 
 _MEMORY = 8.0  # bytes of weights that arrive per cycle
@@ -185,11 +195,11 @@ def _bias(job: Job, groups: int) -> Word:
 
 
 def _direct(job: Job, *, plain: bool) -> None:
-    low, of = job.low, job.of
+    low, of = job.low, weight_tiles(job.of, job.low, job.w)
     together = 1 if job.g.groups == 1 else merged(job.g, of.lanes)
     recipe = (
         f"conv direct {of.nv}x{of.lanes} groups {job.g.groups}/{together} "
-        f"{'plain' if plain else 'blocked'}"
+        f"{'plain' if plain else 'blocked'} {of.weights}"
     )
     weight = low.weight(recipe, direct_weights(job.g, of, together, plain), job.w)
     g = attrs.evolve(

@@ -12,7 +12,7 @@ import numpy as np
 from subgraph.engine.lowering import Operand, Unsupported
 from subgraph.graph import Node
 
-from .packing import pack_blocks, pack_matrices, pack_winograd
+from .packing import narrowed, pack_blocks, pack_matrices, pack_winograd
 from .tile_planning import Array, Tiles, round_up
 
 Triple = tuple[int, int, int]
@@ -188,8 +188,9 @@ def direct_weights(g: Geometry, of: Tiles, together: int, plain: bool) -> Callab
         whole = dense_groups(weight, g.groups, together)
         outputs, inputs = whole.shape[0] // groups, whole.shape[1]
         if plain:
-            return pack_matrices(whole.reshape(groups, outputs, -1).swapaxes(1, 2), of)
-        return pack_blocks(whole.reshape(groups, outputs, inputs, -1), of)
+            stack = whole.reshape(groups, outputs, -1).swapaxes(1, 2)
+            return narrowed(pack_matrices(stack, of), of)
+        return narrowed(pack_blocks(whole.reshape(groups, outputs, inputs, -1), of), of)
 
     return make
 

@@ -111,7 +111,9 @@ def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> An
     return copy_strip
 
 
-def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable[..., None]:
+def direct(
+    *, dtype: str, lanes: int, mr: int, nv: int, plain: bool, weights: str = ""
+) -> Callable[..., None]:
     """Return the direct convolution into the blocked layout; one unit is a block of the output.
 
     Args:
@@ -120,6 +122,7 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         mr: Most pixels of a tile.
         nv: Blocks of output channels of a panel.
         plain: The input is plain (``[N][C][D][H][W]``), the output blocked all the same.
+        weights: ``"bfloat16"`` where the weights are held in it.
 
     Words::
 
@@ -155,6 +158,7 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
     Units: N * groups * output D * row blocks * column blocks * panel blocks.
     """
     item = _ITEM[dtype]
+    item_b = 2 if weights == "bfloat16" else item
     pixel = item if plain else lanes * item
     step = 1 if plain else lanes
     copy_strip = strip_copier(dtype, lanes, plain)
@@ -200,7 +204,7 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         depth = arg(args, 6) * taps * step
         first = panel * nv
         vectors = min(nv, blocks - first)
-        columns = vectors * lanes * item
+        columns = vectors * lanes * item_b
         bands = arg(args, 45)
         if bands != 0:
             put(t, T_N0, arg(bands, 3 * panel + 1))
@@ -208,7 +212,7 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
             end = arg(bands, 3 * panel) + arg(bands, 3 * panel + 1)
         else:
             put(t, T_N0, end - begin)
-            weights = arg(args, 1) + (group * blocks + first) * depth * lanes * item
+            weights = arg(args, 1) + (group * blocks + first) * depth * lanes * item_b
             put(t, T_B, weights + begin * taps * step * columns)
         put(t, T_KLAST, arg(args, 46) if end == arg(args, 6) else 0)
         if (taps == 1 or arg(args, 48)) and arg(t, T_KLAST) == 0:
@@ -304,7 +308,7 @@ def direct(*, dtype: str, lanes: int, mr: int, nv: int, plain: bool) -> Callable
         taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
         along = arg(args, 40) * lanes * item
         plane_out = arg(args, 43) * lanes * item
-        put(t, T_BJS, lanes * item)
+        put(t, T_BJS, lanes * item_b)
         put(t, T_CRS, along)
         put(t, T_CJS, plane_out)
         put(t, T_IJS, lanes * item)

@@ -52,6 +52,26 @@ def test_products(sizes: tuple[int, int, int], turned: bool, threads: int, seed:
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("inputs", "outputs", "kernel", "groups"), [
+    (16, 24, 1, 1), (3, 20, 3, 1), (24, 40, 3, 1), (40, 17, 5, 1), (32, 64, 3, 2),
+])  # fmt: skip
+def test_convolutions(inputs: int, outputs: int, kernel: int, groups: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, inputs, 9, 10)).astype(np.float32)
+    w = rng.standard_normal((outputs, inputs // groups, kernel, kernel)).astype(np.float32)
+    attributes = {"pads": [kernel // 2] * 4, "group": groups}
+    results = [
+        run_node(
+            "Conv", [x, held], [(1, outputs, 9, 10)], attributes, constant=[1], options=options
+        )[0]
+        for held, options in (
+            (w, BFLOAT16 | {"WINOGRAD": False}),
+            (rounded(w), {"WINOGRAD": False}),
+        )
+    ]
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-4)
+
+
 def test_special_values_and_rounding() -> None:
     # One row of ones: the result is each weight as it is held.
     b = np.array([[1.00390625, 1.01171875, -np.inf, np.nan, 3.4e38, 1e-40, -0.0, 1e30]])
