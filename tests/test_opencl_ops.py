@@ -126,6 +126,10 @@ def heavy() -> Iterator[tuple[str, dict[str, Any]]]:
         yield op, {"arrays": x}
     arrays = [random(2, 4, 17, 32), random(2, 2, 33, 32), random(2, 2, 33, 24), random(17, 33)]
     yield "Attention", {"arrays": arrays, "version": 23}
+    yield "DFT", {"arrays": [random(2, 15, 3, 2)], "version": 17, "axis": 1, "onesided": 0}
+    numbers = [np.array(n, np.int64) for n in (5, 12)]
+    framed = [random(2, 40, 1), numbers[0], random(12), numbers[1]]
+    yield "STFT", {"arrays": framed, "constants": (1, 2, 3), "version": 17}
     counts = {"q_num_heads": 4, "kv_num_heads": 4, "is_causal": 1}
     yield "Attention", {"arrays": [random(2, 17, 64)] * 3, "version": 23, **counts}
 
@@ -196,6 +200,40 @@ def test_heavy_operator(op: str, case: dict[str, Any], kernels: str) -> None:
     wanted = core().compile_model(graph, sure)(arrays)[0]
     model = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})
     np.testing.assert_allclose(model(arrays)[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["CPU", "GPU"])
+@pytest.mark.parametrize("size", [1, 2, 15, 60, 97, 128])
+def test_transformed_lines(size: int, kernels: str) -> None:
+    """Complex lines cut or filled up, real lines forth and back, frames under a window."""
+
+    def on_device(x: Array, y: sg.Value) -> Array:
+        graph = sg.Graph([value], [y])
+        answer = core().query_model(graph, "OPENCL")
+        assert set(answer) == {node.name for node in graph.nodes}, answer.reasons
+        found: Array = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})([x])[0]
+        return found
+
+    def pairs(numbers: Array) -> Array:
+        return np.stack([numbers.real, numbers.imag], -1)
+
+    x = random(2, 30, 3, 2)
+    value = sg.input("x", x.shape)
+    wanted = pairs(np.fft.fft(x[..., 0] + 1j * x[..., 1], size, 1))
+    made = on_device(x, sg.ops.DFT(value, np.int64(size), np.int64(1)))
+    np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-4)
+    x = random(2, 3, size, 1, dtype="float64")
+    value = sg.input("x", x.shape, "float64")
+    half = sg.ops.DFT(value, None, np.int64(-2), onesided=1)
+    np.testing.assert_allclose(on_device(x, half), pairs(np.fft.rfft(x[..., 0])), atol=1e-11)
+    back = sg.ops.DFT(half, np.int64(size), np.int64(-2), inverse=1, onesided=1)
+    np.testing.assert_allclose(on_device(x, back), x, atol=1e-11)
+    x, window = random(2, 3 * size, 1), random(size)
+    value = sg.input("x", x.shape)
+    frames = np.lib.stride_tricks.sliding_window_view(x[..., 0], size, 1)[:, ::7]
+    wanted = pairs(np.fft.rfft(frames * window))
+    made = on_device(x, sg.ops.STFT(value, np.int64(7), window, onesided=1))
+    np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("op", ROWS)

@@ -1,0 +1,51 @@
+"""DFT and STFT on OPENCL: the CPU's shape work, another kernel, in the precision of the signal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Operand, Weight, Word
+from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
+from subgraph.opencl.runtime import ClSource
+
+from .elementwise_cpu import temporary
+from .opencl_code import register, require
+
+cl_shared("DFT", "STFT")
+_TEAM = 128  # work-items of a GPU that share a line
+
+
+@cl_kernel("signal_kernels", "lines")
+def lines(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch the transformation of lines."""
+    variant: dict[str, Any] = dict(kernel.variant)
+    dtype = variant["dtype"]
+    require(low, dtype)
+    x, y, window, table = words[:4]
+    size, radices = words[5], [word for word in words[21:] if isinstance(word, int)]
+    results, numbers = words[6], words[8]
+    assert isinstance(y, Operand)
+    assert isinstance(size, int)
+    assert isinstance(results, int)
+    assert isinstance(numbers, int)
+    assert isinstance(table, Weight)
+    units = y.size // (results * numbers)
+    narrowed = Weight(f"in {dtype}", partial(np.asarray, dtype=dtype), (table,))
+    factors = low.weight("factors", np.array, np.array(radices or [1], np.int32))
+    held = temporary(low, dtype, (units * 4 * size,))
+    group = _TEAM if low.traits.is_gpu else 1
+    given = not isinstance(window, int)
+    defines = {"GROUP": group, "T": register(dtype), "WINDOW": int(given)}
+    places = [x, y, window if given else x, narrowed, factors, held]
+    low.launch(
+        ClSource("signal", defines=tuple(sorted(defines.items()))),
+        "lines",
+        [*places, len(radices), *words[4:18]],
+        (units * group,),
+        (group,),
+    )
