@@ -14,6 +14,7 @@ from functools import cache, partial
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any
 
+from subgraph.collector import paused_gc
 from subgraph.compiled_model import CompiledModel
 from subgraph.device import (
     Config,
@@ -248,6 +249,16 @@ class Core:
             ConfigError: an option is unknown or its value not allowed.
             UnsupportedOpError: the device lacks an operator and has no fallback.
         """
+        with paused_gc():
+            return self._compile_model(model, device_name, config, preprocess)
+
+    def _compile_model(
+        self,
+        model: Model,
+        device_name: str,
+        config: Config | None,
+        preprocess: Mapping[str, Any] | None,
+    ) -> CompiledModel:
         graph = read_model(model)
         if preprocess:
             from subgraph.preprocessing import preprocessed

@@ -30,8 +30,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _load_families() -> None:
-    # The files of one device (`conv_cpu`, `conv_opencl`, `conv_kernels`) load with the device.
-    load_files("subgraph.ops", lambda name: not name.endswith(("_cpu", "_opencl", "_kernels")))
+    # The files of one device (`conv_cpu`, `opencl_code`, `conv_kernels`) load with the device.
+    devices = frozenset(("cpu", "opencl", "kernels"))
+    load_files("subgraph.ops", lambda name: devices.isdisjoint(name.split("_")))
 
 
 SHAPE_RULES: Registry[ShapeRule] = Registry("shape rule", UnsupportedOpError, _load_families)

@@ -162,6 +162,7 @@ def threads_per_stream(options: CpuOptions) -> int:
     return max(1, _threads(options) // streams(options))
 
 
+@cache
 def _processor_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
