@@ -1,0 +1,99 @@
+"""Operators that sample images at computed places, on the CPU device."""
+
+from __future__ import annotations
+
+import math
+
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.graph import Node
+
+from .elementwise_cpu import cast_to, emit_cast, temporary
+from .elementwise_expressions import text
+
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_WORK = 2048  # pixels made that are worth a thread
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+
+
+def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
+    """Return input and output in a dtype that the kernels take."""
+    if x.dtype in ("float32", "float64"):
+        return x, y
+    return cast_to(low, x, "float32"), temporary(low, "float32", y.shape)
+
+
+@lowering("RoiAlign", dtypes=_FLOATS)
+def roi_align(node: Node, low: Lowering) -> None:
+    """Lower RoiAlign: one unit is a channel of a region."""
+    x, numbers, y = low.given(0), low.given(2), low.output()
+    if y.size == 0:
+        return
+    if x.size == 0:
+        raise Unsupported("RoiAlign of an empty image")
+    given, result = _work(low, x, y)
+    regions = cast_to(low, low.given(1), given.dtype)
+    images = cast_to(low, numbers, "int64")
+    usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
+    half = text(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
+    words: list[Word] = [given, regions, images, result, *x.shape, *y.shape[2:]]
+    words += [int(node.attrs.get("sampling_ratio", 0))]
+    words += [float(node.attrs.get("spatial_scale", 1.0)), int(half)]
+    largest = text(node.attrs.get("mode", "avg")) == "max"
+    kernel = Kernel("sampling_kernels", "roi_align", dtype=given.dtype, largest=largest)
+    bins = math.prod(y.shape[2:])
+    low.emit(kernel, words, y.size // bins, grain=max(1, _WORK // (4 * bins)), bytes=4 * y.nbytes)
+    if result is not y:
+        emit_cast(low, result, y)
+
+
+@lowering("MaxRoiPool", dtypes=_FLOATS)
+def max_roi_pool(node: Node, low: Lowering) -> None:
+    """Lower MaxRoiPool: one unit is a channel of a region."""
+    x, y = low.given(0), low.output()
+    if y.size == 0:
+        return
+    if x.size == 0:
+        raise Unsupported("MaxRoiPool of an empty image")
+    given, result = _work(low, x, y)
+    words: list[Word] = [given, cast_to(low, low.given(1), given.dtype), result, *x.shape]
+    words += [*y.shape[2:], float(node.attrs.get("spatial_scale", 1.0))]
+    bins = math.prod(y.shape[2:])
+    kernel = Kernel("sampling_kernels", "max_roi_pool", dtype=given.dtype)
+    low.emit(kernel, words, y.size // bins, grain=max(1, _WORK // (4 * bins)), bytes=x.nbytes)
+    if result is not y:
+        emit_cast(low, result, y)
+
+
+@lowering("GridSample", dtypes=_FLOATS)
+def grid_sample(node: Node, low: Lowering) -> None:
+    """Lower GridSample: one unit is a place, whose neighbours serve all channels."""
+    x, y = low.given(0), low.output()
+    if y.size == 0:
+        return
+    rank = x.rank - 2
+    if x.size == 0 or not 1 <= rank <= 3:
+        raise Unsupported(f"GridSample of {x.shape}")
+    given, result = _work(low, x, y)
+    grid = low.given(1)
+    grid = grid if grid.dtype in ("float32", "float64") else cast_to(low, grid, "float32")
+    places = math.prod(y.shape[2:])
+    usual = "bilinear" if 0 < node.version < 20 else "linear"
+    mode = text(node.attrs.get("mode", usual))
+    kernel = Kernel(
+        "sampling_kernels",
+        "grid_sample",
+        dtype=given.dtype,
+        grid=grid.dtype,
+        mode=_MODES.get(mode, mode),
+        padding=text(node.attrs.get("padding_mode", "zeros")),
+        corners=bool(node.attrs.get("align_corners", 0)),
+    )
+    scratch = low.scratch(192, per_worker=True)
+    space = (1,) * (3 - rank) + x.shape[2:]
+    words: list[Word] = [given, grid, result, x.shape[1], *space, rank, places]
+    words += [scratch, scratch.nbytes]
+    grain = max(1, _WORK // x.shape[1])
+    low.emit(kernel, words, x.shape[0] * places, grain=grain, bytes=2 * y.nbytes)
+    if result is not y:
+        emit_cast(low, result, y)
