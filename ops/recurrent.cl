@@ -33,7 +33,7 @@ void product(__global T *to, __global const T *start, __global const T *matrix, 
   }
 }
 
-// inputs: [directions, steps, batch, CELL * width]; matrix: [directions, width, CELL * width];
+// inputs: [steps, batch, directions, CELL * width]; matrix: [directions, width, CELL * width];
 // last: the recurrence bias of GRU's last gate; held: memory of (CELL + 4) * width for each group.
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void cells(
     __global const T *inputs, int inputs0, __global const T *matrix, int matrix0,
@@ -53,7 +53,8 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void cells(
   SYNC;
   for (int step = 0; step < steps; step++) {
     int t = direction == 1 || reverse ? steps - 1 - step : step;
-    __global const T *x = inputs + inputs0 + ((direction * steps + t) * batch + unit % batch) * size;
+    __global const T *x = inputs + inputs0;
+    x += ((t * batch + unit % batch) * directions + direction) * size;
 #if CELL == 4
     // Gates in the order input, output, forget, cell.
     product(g, x, matrix, size, h, size, width);

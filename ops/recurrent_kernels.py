@@ -1,4 +1,8 @@
-"""Kernels of LSTM, GRU and RNN: all steps of one sequence, after the inputs were multiplied."""
+"""Kernels of LSTM, GRU and RNN: all steps of some sequences, after the inputs were multiplied.
+
+A unit is a block of sequences in one direction: their recurrence weights are read once a step for
+all of them. Every gate is padded to whole vectors.
+"""
 
 from __future__ import annotations
 
@@ -8,170 +12,267 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine import vmath
-from subgraph.engine.simd import memcpy, memset, vec
+from subgraph.engine.simd import ld_f64, ld_i32, memcpy, memset, vec
 
 from .movement_kernels import arg
+from .recurrent_product import product
 
 Function = Callable[..., Any]
+C_INPUTS = 0  # inputs times weights plus biases, then bytes between steps, sequences, directions
+C_WEIGHTS = 4  # recurrence weights in panels, then bytes between directions
+C_LAST = 6  # weights of GRU's last gate, then bytes between directions
+C_BIAS = 8  # its recurrence bias [directions, padded] (linear_before_reset)
+C_PEEPHOLES = 9  # [directions, 3, padded]
+C_HIDDEN, C_CELL = 10, 11  # initial states, 0 for zeros
+C_STATE = 12  # bytes between sequences and between directions of states
+C_Y = 14  # output (0: none), then bytes between steps, sequences, directions
+C_LAST_HIDDEN, C_LAST_CELL = 18, 19  # last states, 0 for none
+C_LENGTHS = 20  # int32 length of each sequence, 0: all whole
+C_STEPS, C_BATCH, C_SIZE, C_PADDED = 21, 22, 23, 24
+C_DIRECTION, C_BACKWARDS = 25, 26  # first direction; whether that goes backwards
+C_ROWS, C_SCRATCH, C_SCRATCH_BYTES = 27, 28, 29  # sequences of a unit; memory of a worker
+C_CLIP = 30  # bound of what activations get (float64)
+C_NUMBERS = 31  # alpha and beta of each activation (float64)
 
 
-def _product(dtype: str, lanes: int) -> Function:
-    """Return ``add(to, start, matrix, step, x, count, size)``.
+def cells(
+    *,
+    dtype: str,
+    lanes: int,
+    rows: int,
+    nv: int,
+    kind: str,
+    activations: tuple[str, ...],
+    linear: bool,
+    coupled: bool,
+    peepholes: bool,
+    clip: bool,
+) -> Function:
+    """Return the kernel that runs a cell along sequences; its words are the ``C_*``.
 
-    ``to[j] = start[j] + sum over k of x[k] * matrix[k, j]`` for j below ``count``, k below
-    ``size``; ``step`` is the bytes between rows of the matrix.
-    """
-    v = vec(dtype, lanes)
-    load, store, load_m, store_m, mask_n = v.load, v.store, v.load_m, v.store_m, v.mask_n
-    bcast, fma, item = v.bcast, v.fma, v.itemsize
-    wide = lanes * item
-
-    @register_jitable
-    def add(to: int, start: int, matrix: int, step: int, x: int, count: int, size: int) -> None:
-        j = 0
-        while j + 4 * lanes <= count:
-            at = j * item
-            a, b = load(start + at), load(start + at + wide)
-            c, d = load(start + at + 2 * wide), load(start + at + 3 * wide)
-            row = matrix + at
-            for k in range(size):
-                factor = bcast(x + k * item)
-                a, b = fma(factor, load(row), a), fma(factor, load(row + wide), b)
-                c = fma(factor, load(row + 2 * wide), c)
-                d = fma(factor, load(row + 3 * wide), d)
-                row += step
-            store(to + at, a)
-            store(to + at + wide, b)
-            store(to + at + 2 * wide, c)
-            store(to + at + 3 * wide, d)
-            j += 4 * lanes
-        while j < count:
-            at = j * item
-            mask = mask_n(count - j)
-            a = load_m(start + at, mask)
-            row = matrix + at
-            for k in range(size):
-                a = fma(bcast(x + k * item), load_m(row, mask), a)
-                row += step
-            store_m(to + at, mask, a)
-            j += lanes
-
-    return add
-
-
-def cells(*, dtype: str, lanes: int, kind: str, linear: bool) -> Function:
-    """Return the kernel that runs a cell along sequences.
+    Units: directions * ceil(batch / rows of a unit). A worker's memory holds ``gates + 3`` rows of
+    padded elements for each sequence of a unit.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector.
-        kind: ``"LSTM"``, ``"GRU"``, ``"Tanh"`` or ``"Relu"`` (an RNN with that activation).
+        rows: Most sequences of a unit.
+        nv: Vectors of a panel.
+        kind: ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
+        activations: Names in lower case, as the standard lists them.
         linear: GRU's ``linear_before_reset``.
-
-    Words::
-
-        0 inputs times weights plus biases [directions, steps, batch, gates * hidden]
-        1 recurrence weights [directions, hidden, gates * hidden]
-        2 recurrence biases of GRU's last gate [directions, hidden]
-        3, 4 initial hidden and cell states (0: zeros)  5 Y (0: none)
-        6, 7 last hidden and cell states (0: none)  8 steps  9 batch  10 hidden size
-        11 directions  12 whether the first direction goes backwards
-        13 scratch  14 bytes of it for each worker: (gates + 4) * hidden elements
-
-    Units: directions * batch.
+        coupled: LSTM's ``input_forget``.
+        peepholes: LSTM's cell states reach its gates.
+        clip: What activations get is bounded.
     """
     v = vec(dtype, lanes)
-    load_m, store_m, mask_n, fma = v.load_m, v.store_m, v.mask_n, v.fma
-    largest, zero, splat = v.maximum, v.zero, v.splat
-    sigmoid, tanh = (vmath.function(name, dtype, lanes) for name in ("sigmoid", "tanh"))
-    product, item = _product(dtype, lanes), v.itemsize
+    load, store, fma, splat = v.load, v.store, v.fma, v.splat
+    item = v.itemsize
+    size = lanes * item
+    times = product(dtype, lanes, rows, nv)
+    made = [_activation(name, v, k, clip) for k, name in enumerate(activations)]
+    f, g, h_of = (*made, *made, *made)[:3]
     gates = {"LSTM": 4, "GRU": 3}.get(kind, 1)
 
     @register_jitable
-    def long_memory(g: int, h: int, c: int, width: int) -> None:
+    def long_memory(args: int, at: int, h: int, c: int, holes: int, row: int) -> None:
         """Gates in the order input, output, forget, cell."""
-        row = width * item
-        for j in range(0, width, lanes):
-            at, mask = j * item, mask_n(width - j)
-            i, f = sigmoid(load_m(g + at, mask)), sigmoid(load_m(g + 2 * row + at, mask))
-            new = i * tanh(load_m(g + 3 * row + at, mask))
-            cell = fma(f, load_m(c + at, mask), new)
-            store_m(c + at, mask, cell)
-            store_m(h + at, mask, sigmoid(load_m(g + row + at, mask)) * tanh(cell))
+        for j in range(0, row, size):
+            cell = load(c + j)
+            i, forget, o = load(at + j), load(at + 2 * row + j), load(at + row + j)
+            if peepholes:
+                i = fma(load(holes + j), cell, i)
+                forget = fma(load(holes + 2 * row + j), cell, forget)
+            i = f(args, i)
+            kept = splat(1.0) - i if coupled else f(args, forget)
+            cell = fma(kept, cell, i * g(args, load(at + 3 * row + j)))
+            if peepholes:
+                o = fma(load(holes + row + j), cell, o)
+            store(c + j, cell)
+            store(h + j, f(args, o) * h_of(args, cell))
 
     @register_jitable
-    def simple(g: int, h: int, width: int) -> None:
-        for j in range(0, width, lanes):
-            at, mask = j * item, mask_n(width - j)
-            x = load_m(g + at, mask)
-            store_m(h + at, mask, largest(x, zero()) if kind == "Relu" else tanh(x))
+    def simple(args: int, at: int, h: int, row: int) -> None:
+        for j in range(0, row, size):
+            store(h + j, f(args, load(at + j)))
 
     @register_jitable
-    def reset_state(g: int, h: int, to: int, width: int) -> None:
+    def reset_state(args: int, at: int, h: int, to: int, row: int) -> None:
         """Store the reset gate times the state."""
-        for j in range(0, width, lanes):
-            at, mask = j * item, mask_n(width - j)
-            r = sigmoid(load_m(g + width * item + at, mask))
-            store_m(to + at, mask, r * load_m(h + at, mask))
+        for j in range(0, row, size):
+            store(to + j, f(args, load(at + row + j)) * load(h + j))
 
     @register_jitable
-    def gated(g: int, h: int, inner: int, inputs: int, width: int) -> None:
+    def gated(args: int, at: int, h: int, inner: int, inputs: int, row: int) -> None:
         """Gates in the order update, reset, hidden; ``inner`` is the recurrence of the last."""
-        row = width * item
-        for j in range(0, width, lanes):
-            at, mask = j * item, mask_n(width - j)
-            z, n = sigmoid(load_m(g + at, mask)), load_m(inner + at, mask)
+        for j in range(0, row, size):
+            z, n = f(args, load(at + j)), load(inner + j)
             if linear:
-                r = sigmoid(load_m(g + row + at, mask))
-                n = fma(r, n, load_m(inputs + 2 * row + at, mask))
-            n = tanh(n)
-            store_m(h + at, mask, fma(z, load_m(h + at, mask), (splat(1.0) - z) * n))
+                n = fma(f(args, load(at + row + j)), n, load(inputs + j))
+            n = g(args, n)
+            store(h + j, fma(z, load(h + j), (splat(1.0) - z) * n))
+
+    @register_jitable
+    def start(to: int, source: int, step: int, count: int, row: int, width: int) -> None:
+        memset(to, 0, count * row)
+        if source != 0:
+            for i in range(count):
+                memcpy(to + i * row, source + i * step, width)
+
+    @register_jitable
+    def length_of(args: int, sequence: int) -> int:
+        steps = arg(args, C_STEPS)
+        if arg(args, C_LENGTHS) == 0:
+            return steps
+        return min(max(ld_i32(arg(args, C_LENGTHS) + 4 * sequence), 0), steps)
+
+    @register_jitable
+    def gather(args: int, first: int, count: int, step: int, back: int, x: int, to: int) -> None:
+        """Copy the inputs of a step: sequences of different lengths go backwards from their end."""
+        row = arg(args, C_PADDED) * item * gates
+        for i in range(count):
+            length = length_of(args, first + i)
+            t = length - 1 - step if back != 0 and step < length else step
+            source = x + t * arg(args, C_INPUTS + 1) + (first + i) * arg(args, C_INPUTS + 2)
+            memcpy(to + i * row, source, row)
+
+    @register_jitable
+    def advance(args: int, direction: int, count: int, memory: int, x: int, step: int) -> None:
+        """Compute the sums of all gates that do not need others; ``x``: inputs, ``step`` bytes."""
+        padded, depth = arg(args, C_PADDED), arg(args, C_SIZE)
+        row = padded * item
+        at = memory + 3 * count * row
+        weights = arg(args, C_WEIGHTS) + direction * arg(args, C_WEIGHTS + 1)
+        vectors = padded // lanes * (2 if kind == "GRU" else gates)
+        times(count, memory, row, weights, vectors, depth, x, step, at, gates * row)
+        if kind == "GRU":
+            last = arg(args, C_LAST) + direction * arg(args, C_LAST + 1)
+            inner, vectors = memory + 2 * count * row, padded // lanes
+            if linear:
+                bias = arg(args, C_BIAS) + direction * row
+                times(count, memory, row, last, vectors, depth, bias, 0, inner, row)
+            else:
+                reset = memory + count * row
+                for i in range(count):
+                    reset_state(args, at + i * gates * row, memory + i * row, reset + i * row, row)
+                x += 2 * row
+                times(count, reset, row, last, vectors, depth, x, step, inner, row)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        steps, batch, width = arg(args, 8), arg(args, 9), arg(args, 10)
-        row = width * item
+        steps, batch = arg(args, C_STEPS), arg(args, C_BATCH)
+        row, width = arg(args, C_PADDED) * item, arg(args, C_SIZE) * item
+        memory = arg(args, C_SCRATCH) + worker * arg(args, C_SCRATCH_BYTES)
+        block = arg(args, C_ROWS)
+        blocks = (batch + block - 1) // block
         for unit in range(begin, end):
-            direction = unit // batch
-            g = arg(args, 13) + worker * arg(args, 14)
-            h, c, spare = g + gates * row, g + (gates + 1) * row, g + (gates + 2) * row
-            start = g + (gates + 3) * row
-            matrix = arg(args, 1) + direction * width * gates * row
-            for word, state in ((3, h), (4, c)):
-                if arg(args, word) != 0:
-                    memcpy(state, arg(args, word) + unit * row, row)
-                else:
-                    memset(state, 0, row)
-            backwards = direction == 1 or arg(args, 12) != 0
+            direction, first = unit // blocks + arg(args, C_DIRECTION), unit % blocks * block
+            count = min(block, batch - first)
+            back = 1 if direction == 1 or arg(args, C_BACKWARDS) != 0 else 0
+            c = memory + count * row
+            inner = c + count * row
+            at = inner + count * row
+            state = first * arg(args, C_STATE) + direction * arg(args, C_STATE + 1)
+            for word, to in ((C_HIDDEN, memory), (C_CELL, c)):
+                given = arg(args, word)
+                start(to, given + state if given != 0 else 0, arg(args, C_STATE), count, row, width)
+            base = arg(args, C_INPUTS) + direction * arg(args, C_INPUTS + 3)
+            holes = arg(args, C_PEEPHOLES) + direction * 3 * row
             for step in range(steps):
-                t = steps - 1 - step if backwards else step
-                x = ((direction * steps + t) * batch + unit % batch) * gates * row
-                x += arg(args, 0)
-                if kind == "LSTM":
-                    product(g, x, matrix, gates * row, h, gates * width, width)
-                    long_memory(g, h, c, width)
-                elif kind == "GRU":
-                    product(g, x, matrix, gates * row, h, 2 * width, width)
-                    last = matrix + 2 * row
-                    bias = arg(args, 2) + direction * row
-                    if linear:
-                        product(spare, bias, last, gates * row, h, width, width)
+                t = steps - 1 - step if back != 0 else step
+                x, between = base + t * arg(args, C_INPUTS + 1), arg(args, C_INPUTS + 2)
+                x += first * between
+                if arg(args, C_LENGTHS) != 0:
+                    gather(args, first, count, step, back, base, at)
+                    x, between = at, gates * row
+                advance(args, direction, count, memory, x, between)
+                for i in range(count):
+                    length = length_of(args, first + i)
+                    sums, h = at + i * gates * row, memory + i * row
+                    if step < length:
+                        t = length - 1 - step if back != 0 else step
+                        if kind == "LSTM":
+                            long_memory(args, sums, h, c + i * row, holes, row)
+                        elif kind == "GRU":
+                            own = x + i * between + 2 * row
+                            gated(args, sums, h, inner + i * row, own, row)
+                        else:
+                            simple(args, sums, h, row)
                     else:
-                        reset_state(g, h, c, width)
-                        for j in range(0, width, lanes):
-                            at, mask = j * item, mask_n(width - j)
-                            b = load_m(bias + at, mask) + load_m(x + 2 * row + at, mask)
-                            store_m(start + at, mask, b)
-                        product(spare, start, last, gates * row, c, width, width)
-                    gated(g, h, spare, x, width)
-                else:
-                    product(g, x, matrix, gates * row, h, width, width)
-                    simple(g, h, width)
-                if arg(args, 5) != 0:
-                    y = ((t * arg(args, 11) + direction) * batch + unit % batch) * row
-                    memcpy(arg(args, 5) + y, h, row)
-            if arg(args, 6) != 0:
-                memcpy(arg(args, 6) + unit * row, h, row)
-            if arg(args, 7) != 0:
-                memcpy(arg(args, 7) + unit * row, c, row)
+                        t = step
+                    if arg(args, C_Y) != 0:
+                        y = arg(args, C_Y) + t * arg(args, C_Y + 1) + direction * arg(args, C_Y + 3)
+                        y += (first + i) * arg(args, C_Y + 2)
+                        if step < length:
+                            memcpy(y, h, width)
+                        else:
+                            memset(y, 0, width)
+            for word, source in ((C_LAST_HIDDEN, memory), (C_LAST_CELL, c)):
+                if arg(args, word) != 0:
+                    for i in range(count):
+                        to = arg(args, word) + state + i * arg(args, C_STATE)
+                        memcpy(to, source + i * row, width)
 
     return kernel
+
+
+def _activation(name: str, v: Any, position: int, clip: bool) -> Function:
+    """Return ``f(words, vector)`` of an activation with its alpha and beta."""
+    plain = _plain(name, v)
+    splat, least, most = v.splat, v.minimum, v.maximum
+    where = 8 * (C_NUMBERS + 2 * position)
+
+    @register_jitable
+    def apply(args: int, x: Any) -> Any:
+        if clip:
+            bound = splat(ld_f64(args + 8 * C_CLIP))
+            x = least(most(x, -bound), bound)
+        return plain(x, splat(ld_f64(args + where)), splat(ld_f64(args + where + 8)))
+
+    return apply
+
+
+def _plain(name: str, v: Any) -> Function:
+    """Return ``f(x, alpha, beta)`` over vectors."""
+    zero, splat, select, fma, size = v.zero, v.splat, v.select, v.fma, v.abs
+    least, most = v.minimum, v.maximum
+    vmath_name = name if name in ("sigmoid", "softplus") else "expm1" if name == "elu" else "tanh"
+    known = vmath.function(vmath_name, v.dtype, v.lanes)
+
+    def simple(x: Any, a: Any, b: Any) -> Any:
+        return known(x)
+
+    def relu(x: Any, a: Any, b: Any) -> Any:
+        return most(x, zero())
+
+    def affine(x: Any, a: Any, b: Any) -> Any:
+        return fma(x, a, b)
+
+    def leaky(x: Any, a: Any, b: Any) -> Any:
+        return select(x < zero(), x * a, x)
+
+    def threshold(x: Any, a: Any, b: Any) -> Any:
+        return select(x > a, x, zero())
+
+    def scaled(x: Any, a: Any, b: Any) -> Any:
+        return a * known(b * x)
+
+    def hard(x: Any, a: Any, b: Any) -> Any:
+        return least(most(fma(x, a, b), zero()), splat(1.0))
+
+    def elu(x: Any, a: Any, b: Any) -> Any:
+        return select(x < zero(), a * known(least(x, zero())), x)
+
+    def softsign(x: Any, a: Any, b: Any) -> Any:
+        return x / (splat(1.0) + size(x))
+
+    formulas: dict[str, Function] = {
+        "affine": affine,
+        "elu": elu,
+        "hardsigmoid": hard,
+        "leakyrelu": leaky,
+        "relu": relu,
+        "scaledtanh": scaled,
+        "softsign": softsign,
+        "thresholdedrelu": threshold,
+    }
+    return register_jitable(formulas.get(name, simple))
