@@ -1,7 +1,7 @@
 """Compiled kernels on disk, in the user's cache folder: read whole and checked, written atomically.
 
 Damaged and foreign entries count as absent. Processes that write the same entry at once both
-succeed; a folder that cannot be written only costs compiling again.
+succeed; a folder that cannot be written only costs compiling again. `pruning` bounds its size.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from subgraph.engine import pruning
 from subgraph.engine.loader import ObjectCode
 
 _MAGIC = b"SGKERN01"
@@ -59,6 +60,7 @@ def read(key: str) -> ObjectCode | None:
     except (struct.error, ValueError, KeyError, TypeError) as error:
         _LOG.info("ignoring the cache entry %s: %s", path, error)
         return None
+    pruning.used(path)
     return ObjectCode(needs, rest[length:])
 
 
@@ -75,6 +77,7 @@ def write(key: str, code: ObjectCode) -> bool:
             temporary = Path(file.name)
             file.write(raw)
         temporary.replace(path)
+        pruning.wrote(cache_folder(), len(raw))
     except OSError as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
