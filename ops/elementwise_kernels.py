@@ -37,6 +37,7 @@ from subgraph.engine.irtools import (
     pointer,
     splat_value,
     store_at,
+    store_masked,
     suffix,
 )
 
@@ -327,9 +328,7 @@ def _store(builder: Any, address: Value, value: Value, size: int, mask: Value) -
     if mask is None:
         store_at(builder, address, value, size)
         return
-    args = [value, pointer(builder, address, value.type), I32(size), mask]
-    name = f"llvm.masked.store.{suffix(value.type)}.p0"
-    call_intrinsic(builder, name, ir.VoidType(), args)
+    store_masked(builder, address, value, mask, size)
 
 
 def run(

@@ -52,10 +52,14 @@ def window(node: Node, low: Lowering) -> None:
 def whole(node: Node, low: Lowering) -> None:
     """Lower the pooling of whole images."""
     x, y = low.given(0), low.output()
-    if not y.size:
-        return
     if x.rank < 3:
         raise Unsupported("global pooling of an input without pixels")
+    if y.size:
+        emit_whole(low, x, y, pool_kind(node, _WHOLE[node.op_type]))
+
+
+def emit_whole(low: Lowering, x: Operand, y: Word, kind: str) -> None:
+    """Emit the pooling of whole images; y is one pixel for each, in the layout of x."""
     of = tiles(x.dtype)
     lanes, images, blocks = _split(x, of)
     pixels = math.prod(x.shape[2:])
@@ -66,7 +70,7 @@ def whole(node: Node, low: Lowering) -> None:
         "whole",
         dtype=of.dtype,
         lanes=of.lanes,
-        kind=pool_kind(node, _WHOLE[node.op_type]),
+        kind=kind,
         plain=plain,
     )
     units = images * blocks
@@ -76,7 +80,7 @@ def whole(node: Node, low: Lowering) -> None:
         units,
         grain=grain(units, 2 * x.size),
         flops=x.size,
-        bytes=(x.size + y.size) * of.item,
+        bytes=x.nbytes + units * item,
     )
 
 

@@ -15,9 +15,12 @@ from subgraph.types import numpy_dtype
 from .copying_cpu import emit_fill
 from .elementwise_cpu import cast_to, emit_cast, emit_expression, source, temporary
 from .elementwise_expressions import FLOATS, INTEGERS, Expression
+from .layout_turns import blocked_target, settle
 from .movement_cpu import known, known_ints
+from .pool_cpu import emit_whole
 from .primitives import primitive
 from .strides import collapse, contiguous, normal_axis
+from .tile_planning import tiles
 
 _OPS = {
     "ReduceSum": "sum",
@@ -112,12 +115,20 @@ def emit_empty_reduction(low: Lowering, op: str, y: Operand) -> None:
     emit_fill(low, y, y.size, number)
 
 
-@lowering(*_OPS)
+@lowering(*_OPS, layouts=("plain", "blocked"))
 def reduce(node: Node, low: Lowering) -> None:
     """Lower a Reduce operator."""
     x, y = low.given(0), low.output()
     op = _OPS[node.op_type]
     axes = reduced_axes(low, x.rank)
+    if x.layout == "blocked":
+        if op != "mean" or sorted(axes) != list(range(2, x.rank)) or not x.size:
+            raise Unsupported(f"{node.op_type} over axes {axes} in blocks of channels")
+        of = tiles(x.dtype)
+        means = blocked_target(low, of, y)
+        emit_whole(low, x, means, "average")
+        settle(low, of, y, means)
+        return
     if x.dtype not in (*FLOATS, *INTEGERS, "bool"):
         raise Unsupported(f"{node.op_type} of {x.dtype}")
     if op in ("sum", "max", "min", "prod", "mean") and x.size == y.size and x.size > 0:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from numba.extending import register_jitable
+
 from subgraph.engine.simd import ld_i32, vec
 
 from .movement_kernels import arg
@@ -29,6 +31,17 @@ def across(*, dtype: str, lanes: int) -> Function:
     bcast, fma, item = v.bcast, v.fma, v.itemsize
     step = lanes * item
 
+    @register_jitable
+    def row_of_two(args: int, x: int, y: int, j: int, whole: int) -> None:
+        """Write the whole vectors of a row from its two neighbours."""
+        places, weights, taken = arg(args, 2), arg(args, 3), arg(args, 7)
+        row = arg(args, 8) * item
+        a, b = bcast(weights + j * item), bcast(weights + (taken + j) * item)
+        start = bcast(arg(args, 4) + j * item)
+        p, q = x + ld_i32(places + 4 * j) * row, x + ld_i32(places + 4 * (taken + j)) * row
+        for i in range(0, whole, step):
+            store(y + i, fma(b, load(q + i), fma(a, load(p + i), start)))
+
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         places, weights, added = arg(args, 2), arg(args, 3), arg(args, 4)
         count, size, taken = arg(args, 5), arg(args, 6), arg(args, 7)
@@ -43,7 +56,9 @@ def across(*, dtype: str, lanes: int) -> Function:
             for j in range(first, min(taken, first + block)):
                 y = arg(args, 1) + (outer * taken + j) * row
                 start = bcast(added + j * item)
-                for i in range(0, whole, step):
+                if count == 2:
+                    row_of_two(args, x, y, j, whole)
+                for i in range(0, whole if count != 2 else 0, step):
                     total = start
                     for k in range(count):
                         at = k * taken + j

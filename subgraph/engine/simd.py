@@ -98,6 +98,9 @@ from subgraph.engine.irtools import (
     store_at as store_at,
 )
 from subgraph.engine.irtools import (
+    store_masked as store_masked,
+)
+from subgraph.engine.irtools import (
     suffix as suffix,
 )
 from subgraph.engine.irtools import (
@@ -341,8 +344,7 @@ class Vec:
 
     def emit_store(self, builder: Any, address: Any, mask: Any, value: Any) -> None:
         """Emit a masked store to an int64 address."""
-        args = [value, pointer(builder, address, self.llvm), I32(self.itemsize), mask]
-        call_intrinsic(builder, f"llvm.masked.store.{suffix(self.llvm)}.p0", ir.VoidType(), args)
+        store_masked(builder, address, value, mask, self.itemsize)
 
     def _gather(self, builder: Any, _context: Any, args: Sequence[Any]) -> Any:
         base, index, mask = args
