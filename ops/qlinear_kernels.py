@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-from subgraph.engine.irtools import I8, I16, I32, I64, load_at, store_at
+from subgraph.engine.irtools import I16, I32, I64, load_at, store_at
 from subgraph.engine.simd import call_kernel, convert, ld_i8, ld_u8, st_i8, st_i16, st_i64, vec
 from subgraph.engine.tile import Emit, arg, private_function, put, rows_of, stack_words
 from subgraph.engine.tile_int import (
@@ -356,8 +356,7 @@ def _depthwise_tile(output: str) -> Any:
                     e.put(acc[i][j], b.add(held, emit_pairs(b, mixed, w[j])))
             e.step(table, I64(16))
             e.step(weights, I64(64))
-        low, high = (b.bitcast(e.word(t, k), ir.DoubleType()) for k in (9, 10))
-        end = Requantizer(b, half, low, high, e.word(t, 11))
+        end = Requantizer(b, half, output, (e.word(t, 9), e.word(t, 10), e.word(t, 11)))
         scale, shift = e.word(t, 7), e.word(t, 8)
         scales = [_pick(b, scale, end.real, order[k : k + 8]) for k in (0, 8)]
         slots = [e.variable(end.real(None)) for _ in range(2)]
@@ -365,12 +364,8 @@ def _depthwise_tile(output: str) -> Any:
             for j in (0, 1):
                 e.put(slots[j], _pick(b, shift, end.real, order[8 * j : 8 * j + 8]))
         for i in range(count):
-            sums = [
-                end.rounded(end.scaled(e.get(acc[i][j]), scales[j], e.get(slots[j])))
-                for j in (0, 1)
-            ]
-            back = ir.Constant(ir.VectorType(I32, BLOCK), order)  # the order undoes itself
-            whole = b.trunc(b.shuffle_vector(sums[0], sums[1], back), ir.VectorType(I8, BLOCK))
+            sums = [end.scaled(e.get(acc[i][j]), scales[j], e.get(slots[j])) for j in (0, 1)]
+            whole = end.packed(sums, order)  # the order undoes itself
             store_at(b, b.add(e.word(t, 5), I64(BLOCK * i)), whole, 1)
 
     def define(module: Any, count: int) -> Any:

@@ -1,5 +1,6 @@
-"""QDQ models: what they become, bit for bit as ONNX Runtime's integer kernels, one step at most from
-float arithmetic on the same model.
+"""QDQ models: what they become; bit for bit as ONNX Runtime's integer kernels compute them.
+
+Float arithmetic on the same model is one step away at most.
 """
 
 from __future__ import annotations

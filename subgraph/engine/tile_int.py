@@ -105,28 +105,68 @@ def emit_joined(builder: Any, vectors: list[Any]) -> Any:
 class Requantizer:
     """Emits the end of integer sums, the same for all kernels."""
 
-    def __init__(self, builder: Any, lanes: int, low: Any, high: Any, zero: Any) -> None:
-        """Take the bounds (float64 values) and the zero point (an int64 value)."""
+    def __init__(self, builder: Any, lanes: int, output: str, words: tuple[Any, Any, Any]) -> None:
+        """Take the words low, high (bits of float64) and zero point of the result."""
         self.b = builder
         self.lanes = lanes
+        self.output = output
         self.real = ir.VectorType(F32, lanes)
+        low, high = (builder.bitcast(word, ir.DoubleType()) for word in words[:2])
         self.low = splat_value(builder, builder.fptrunc(low, F32), lanes)
         self.high = splat_value(builder, builder.fptrunc(high, F32), lanes)
-        self.zero = splat_value(builder, builder.trunc(zero, I32), lanes)
+        self.zero = words[2]
+        # An unbounded float32 result has no bounds that are integers.
+        least = builder.select(
+            builder.fcmp_ordered(">", low, ir.DoubleType()(-512.0)), low, ir.DoubleType()(-512.0)
+        )
+        self.least = builder.add(builder.fptosi(least, I64), self.zero)
 
     def scaled(self, sums: Any, scale: Any, shift: Any) -> Any:
-        """Return the real values of sums; ``shift`` may be None."""
-        value = self.b.fmul(self.b.sitofp(sums, self.real), scale)
-        return value if shift is None else self.b.fadd(value, shift)
+        """Return the real values of sums, scaled and shifted."""
+        return self.b.fadd(self.b.fmul(self.b.sitofp(sums, self.real), scale), shift)
 
-    def rounded(self, value: Any) -> Any:
-        """Return int32: rounded to nearest even between the bounds, plus the zero point."""
+    def packed(self, values: list[Any], order: list[int]) -> Any:
+        """Return 16 bytes: rounded to nearest even between the bounds, plus the zero point.
+
+        ``order``: the place among all values that each byte comes from.
+        """
         b = self.b
-        value = b.select(b.fcmp_ordered(">", value, self.low), value, self.low)
-        value = b.select(b.fcmp_ordered("<", value, self.high), value, self.high)
-        value = call_intrinsic(b, f"llvm.rint.{suffix(self.real)}", self.real, [value])
-        whole = b.fptosi(value, ir.VectorType(I32, self.lanes))
-        return b.add(whole, self.zero)
+        values = [b.select(b.fcmp_ordered("<", v, self.high), v, self.high) for v in values]
+        if self.lanes == 8 and host.isa().name in ("avx2", "avx512"):
+            return self._packed_lanes(values, order)
+        zero = splat_value(b, b.trunc(self.zero, I32), self.lanes)
+        whole: list[Any] = []
+        for value in values:
+            value = b.select(b.fcmp_ordered(">", value, self.low), value, self.low)
+            value = call_intrinsic(b, f"llvm.rint.{suffix(self.real)}", self.real, [value])
+            whole.append(b.add(b.fptosi(value, ir.VectorType(I32, self.lanes)), zero))
+        joined = emit_joined(b, whole)
+        undefined = ir.Constant(joined.type, ir.Undefined)
+        picks = ir.Constant(ir.VectorType(I32, BLOCK), order)
+        return b.trunc(b.shuffle_vector(joined, undefined, picks), ir.VectorType(I8, BLOCK))
+
+    def _packed_lanes(self, values: list[Any], order: list[int]) -> Any:
+        """Pack two vectors of eight as AVX2 does: within 128 bits, saturating on the way."""
+        b = self.b
+        words, bytes_ = ir.VectorType(I16, BLOCK), ir.VectorType(I8, 2 * BLOCK)
+        # Too small a number becomes the least integer, which saturates to the lower bound.
+        whole = [
+            call_intrinsic(b, "llvm.x86.avx.cvt.ps2dq.256", ir.VectorType(I32, 8), [v])
+            for v in values
+        ]
+        short = call_intrinsic(b, "llvm.x86.avx2.packssdw", words, whole)
+        zero = splat_value(b, b.trunc(self.zero, I16), BLOCK)
+        short = call_intrinsic(b, "llvm.sadd.sat.v16i16", words, [short, zero])
+        name = "packuswb" if self.output == "uint8" else "packsswb"
+        packed = call_intrinsic(b, f"llvm.x86.avx2.{name}", bytes_, [short, short])
+        four = [0, 4, 1, 5] if order[4] == 4 else [0, 1, 4, 5]
+        quads = b.bitcast(packed, ir.VectorType(I32, 8))
+        picks = ir.Constant(ir.VectorType(I32, 4), four)
+        quads = b.shuffle_vector(quads, ir.Constant(quads.type, ir.Undefined), picks)
+        found = b.bitcast(quads, ir.VectorType(I8, BLOCK))
+        least = splat_value(b, b.trunc(self.least, I8), BLOCK)
+        compare = b.icmp_unsigned if self.output == "uint8" else b.icmp_signed
+        return b.select(compare(">", found, least), found, least)
 
 
 def _load_right(e: Emit, at: Any, lanes: int, flavour: str, weights: str) -> Any:
@@ -221,8 +261,7 @@ def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
                 to = b.add(b.add(c, b.mul(crs, I64(i))), I64(4 * lanes * j))
                 store_at(b, to, e.get(row[j]), 4)
         return
-    low, high = (b.bitcast(e.word(t, k), ir.DoubleType()) for k in (Q_LOW, Q_HIGH))
-    end = Requantizer(b, lanes, low, high, e.word(t, Q_ZERO))
+    end = Requantizer(b, lanes, output, (e.word(t, Q_LOW), e.word(t, Q_HIGH), e.word(t, Q_ZERO)))
     scale, shift = e.word(t, Q_SCALE), e.word(t, Q_SHIFT)
     scales = [load_at(b, b.add(scale, I64(4 * lanes * j)), end.real, 4) for j in range(vectors)]
     slots = [e.variable(end.real(None)) for _ in range(vectors)]
@@ -239,8 +278,7 @@ def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
                 store_at(b, b.add(to, I64(4 * lanes * j)), value, 4)
             continue
         for j in range(0, vectors, group):
-            whole = emit_joined(b, [end.rounded(v) for v in values[j : j + group]])
-            packed = b.trunc(whole, ir.VectorType(I8, BLOCK))
+            packed = end.packed(values[j : j + group], list(range(BLOCK)))
             store_at(b, b.add(to, b.mul(cjs, I64(j // group))), packed, 1)
         e.fence()
 
