@@ -117,15 +117,15 @@ def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> N
 class BlobReader:
     """An opened and checked file."""
 
-    def __init__(self, source: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Open a path (its body is mapped) or read a binary stream, and check every byte.
+    def __init__(self, source: str | os.PathLike[str] | IO[bytes] | memoryview) -> None:
+        """Open a path (its body is mapped), read a binary stream or take bytes; check every byte.
 
         Raises:
             BlobError: the file is damaged or no exported model; what does not fit.
             OSError: it cannot be read.
         """
         self.name = _name(source)
-        data = _opened(source)
+        data = source if isinstance(source, memoryview) else _opened(source)
         self.header, start, size = _checked_header(data, self.name)
         self._body = memoryview(data)[start : start + size]
         told = self.header.get("body")
@@ -194,11 +194,11 @@ def _opened(source: str | os.PathLike[str] | IO[bytes]) -> bytes | mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _checked_header(data: bytes | mmap.mmap, name: str) -> tuple[dict[str, Any], int, int]:
+def _checked_header(data: Buffer, name: str) -> tuple[dict[str, Any], int, int]:
     """Return the header, and where the body begins and how long it is."""
     if len(data) < _PROLOGUE or data[: len(MAGIC)] != MAGIC:
         raise BlobError(f"{name} is no exported model of Subgraph, or its beginning is damaged")
-    fixed = data[: _FIXED.size]
+    fixed = bytes(data[: _FIXED.size])
     _, version, reserved, header_size, body_size = _FIXED.unpack(fixed)
     if version != VERSION or reserved:
         raise BlobError(
@@ -210,7 +210,7 @@ def _checked_header(data: bytes | mmap.mmap, name: str) -> tuple[dict[str, Any],
         raise BlobError(
             f"{name} is damaged: it has {len(data)} bytes, its header states {start + body_size}"
         )
-    text = data[_PROLOGUE:start]
+    text = bytes(data[_PROLOGUE:start])
     if hashlib.sha256(fixed + text).digest() != data[_FIXED.size : _PROLOGUE]:
         raise BlobError(f"{name} is damaged: the checksum of its header does not fit")
     try:

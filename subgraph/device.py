@@ -236,6 +236,17 @@ class Device:
                 node.op = self.region_op(node.subgraph, options)
         return self._model(graph, options, stored=stored)
 
+    def import_parts(self, parts: Mapping[str, memoryview], config: Config) -> CompiledModel:
+        """Return the model of a file of several devices, each with an exported model of its own.
+
+        Args:
+            parts: These, by the device's name.
+            config: The device's options, and ``ALLOW_RECOMPILE``.
+        """
+        from subgraph.export import import_model
+
+        return import_model(self, parts.get(self.name) or next(iter(parts.values())), config)
+
     def recompile(self, graph: Graph, config: Config) -> CompiledModel:
         """Compile the graph of a file that does not fit as it is."""
         if self.core is None:

@@ -8,6 +8,7 @@ graph, if that is allowed. Nothing of a file is executed.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
@@ -66,15 +67,52 @@ def export_model(model: CompiledModel, target: Source) -> None:
         names, model_part, weights = _add_graph(writer, model.graph)
         packed = _add_packed(writer, model.graph, names)
     header = {
+        **_described(model, names),
         "renamed": any(name != p.name for p, name in names.items()),
+        "metrics": {k: v for k, v in model.metrics.items() if _is_plain(v)},
+        "capability": {name: _capability(model, name) for name in _devices_of(model)},
+        "requests": model.optimal_requests,
+        "pipeline": [list(stage) for stage in model.pipeline],
+        "model": model_part,
+        "weights": weights,
+        "packed": packed,
+    }
+    writer.write(header, target)
+
+
+def export_several(
+    model: CompiledModel, parts: Mapping[str, CompiledModel], target: Source
+) -> None:
+    """Write a model that consists of one for each of several devices, by the device's name.
+
+    Raises:
+        BlobError: one of them cannot be exported.
+    """
+    writer = BlobWriter()
+    places: dict[str, dict[str, int]] = {}
+    renamed = False
+    with transaction():  # all hold the same versions of the weights
+        for name, part in parts.items():
+            stream = io.BytesIO()
+            export_model(part, stream)
+            stream.seek(0)
+            renamed |= bool(read_header(stream)["renamed"])
+            places[name] = writer.add(stream.getbuffer())
+    if renamed:  # the models of a file find each other's weights by name
+        export_model(model, target)
+        return
+    writer.write({**_described(model, {}), "models": places}, target)
+
+
+def _described(model: CompiledModel, names: Mapping[Parameter, str]) -> dict[str, Any]:
+    """Return what every file says; ``names`` are those of the parameters in it."""
+    return {
         "subgraph": __version__,
         "byteorder": sys.byteorder,
         "name": model.name,
         "device": model.device,
         "options": _plain_options(model.options),
         "configs": model.configs,
-        "metrics": {k: v for k, v in model.metrics.items() if _is_plain(v)},
-        "capability": {name: _capability(model, name) for name in _devices_of(model)},
         "inputs": [[port.name, str(port.type or "?")] for port in model.inputs],
         "defaults": {
             # A parameter that only bodies use stands in them, under its own name.
@@ -83,13 +121,7 @@ def export_model(model: CompiledModel, target: Source) -> None:
             if p.default is not None
         },
         "outputs": [[port.name, str(port.type or "?")] for port in model.outputs],
-        "requests": model.optimal_requests,
-        "pipeline": [list(stage) for stage in model.pipeline],
-        "model": model_part,
-        "weights": weights,
-        "packed": packed,
     }
-    writer.write(header, target)
 
 
 def _plain_options(options: DeviceOptions) -> dict[str, Any]:
@@ -198,7 +230,7 @@ def exported_device(source: Source) -> str:
 
 def import_model(
     device: Device,
-    source: Source,
+    source: Source | memoryview,
     config: Config | None,
     parameters: Mapping[str, Parameter] | None = None,
 ) -> CompiledModel:
@@ -237,15 +269,15 @@ def _imported(
     header = reader.header
     if header.get("byteorder") != sys.byteorder:
         raise BlobError(f"{reader.name} was written on a machine of another byte order")
+    if "models" in header:
+        return _import_several(device, reader, config, allowed)
     graph = _read_graph(reader)
     if parameters is not None:
         if header.get("renamed") is not False:
             raise BlobError(f"{reader.name} names its weights otherwise than the graph")
         graph = _rebound(graph, parameters)
     problems = _problems(device, header)
-    merged = config
-    if str(header.get("device")).partition(":")[0] == device.name:
-        merged = {**_table(header, "options"), **_table(header, "configs"), **config}
+    merged = _merged(device, header, config)
     if problems:
         if not allowed:
             raise BlobError(f"{reader.name} does not fit: {'; '.join(problems)}")
@@ -256,6 +288,27 @@ def _imported(
     model = device.import_graph(graph, merged, header, stored)
     _offer_defaults(model, graph, header)
     return model
+
+
+def _import_several(
+    device: Device, reader: BlobReader, config: dict[str, Any], allowed: bool
+) -> CompiledModel:
+    """Return the model of a file that `export_several` has written."""
+    header = reader.header
+    parts = {name: reader.part(place) for name, place in _table(header, "models").items()}
+    if not parts:
+        raise BlobError(f"{reader.name} is damaged: it holds no model")
+    asked = {**_merged(device, header, config), ALLOW_RECOMPILE: allowed}
+    model = device.import_parts(parts, asked)
+    _offer_defaults(model, model.graph, header)
+    return model
+
+
+def _merged(device: Device, header: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Return the options of a file with those of the call over them, if it is of this device."""
+    if str(header.get("device")).partition(":")[0] != device.name:
+        return dict(config)
+    return {**_table(header, "options"), **_table(header, "configs"), **config}
 
 
 def _offer_defaults(model: CompiledModel, graph: Graph, header: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops
 from subgraph.blob import MAGIC, BlobReader, BlobWriter, digest, read_header
+from subgraph.devices.multi import MultiModel
 from subgraph.preprocessing import preprocessed
 
 Array = np.ndarray[Any, Any]
@@ -111,6 +112,53 @@ def test_large_weights_are_mapped_not_read(core: sg.Core, tmp_path: Path) -> Non
     assert type(getattr(base, "obj", base)).__name__ == "mmap"
     with pytest.raises(ValueError, match="read-only"):
         array[0, 0] = 2
+
+
+def test_multi_writes_each_devices_model(
+    core: sg.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import compiles nothing; the devices share weights, which can still change."""
+    model = core.compile_model(net(), "MULTI:CPU,REFERENCE", {"CPU": {"FUSION": False}})
+    path = tmp_path / "net.blob"
+    model.export_model(path)
+
+    def fail(*_: Any) -> Any:
+        raise AssertionError("compiled anew")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sg.Core, "compile_model", fail)
+        again = core.import_model(path)
+    same(again, model)
+    assert isinstance(again, MultiModel)
+    assert again.device == model.device
+    assert [m.get_property("FUSION") for m in again.models if m.device == "CPU"] == [False]
+    for part in again.models:
+        same(part, model)
+    again.parameters["m"].assign(np.zeros((16, 10), np.float32))
+    for part in again.models:
+        assert not part(X)[0].any()
+    for device in ("CPU", "REFERENCE", "MULTI:REFERENCE", "MULTI:REFERENCE,CPU", "HETERO:CPU"):
+        same(core.import_model(path, device), model)
+    with pytest.raises(sg.BlobError, match="not for HETERO"):
+        core.import_model(path, "HETERO:CPU", {"ALLOW_RECOMPILE": False})
+    data = bytearray(path.read_bytes())
+    for place in range(0, len(data), 1009):
+        data[place] ^= 1
+        with pytest.raises(sg.BlobError):
+            core.import_model(io.BytesIO(data))
+        data[place] ^= 1
+
+
+def test_optional_weights_of_multi_survive(core: sg.Core) -> None:
+    x = sg.input("x", ("N", 4))
+    scale = sg.parameter("scale", np.full(4, 2, np.float32))
+    graph = sg.Graph([x, scale], [ops.Mul(x, scale)], "net")
+    model = core.compile_model(graph, "MULTI:CPU,REFERENCE")
+    again = core.import_model(io.BytesIO(exported(model)))
+    data = np.ones((2, 4), np.float32)
+    assert again(data)[0].tolist() == model(data)[0].tolist() == (2 * data).tolist()
+    own = np.full(4, 3, np.float32)
+    assert again(x=data, scale=own)[0].tolist() == (3 * data).tolist()
 
 
 def test_import_in_another_process(core: sg.Core, tmp_path: Path) -> None:

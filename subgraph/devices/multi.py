@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from os import PathLike
+from typing import IO, Any
 
 import attrs
 
 from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device, QueryResult
 from subgraph.devices._virtual import VirtualDevice, listed, split_config
-from subgraph.errors import ConfigError, DeviceError, RequestCancelledError, SubgraphError
-from subgraph.executor import Cancel
+from subgraph.errors import (
+    BlobError,
+    ConfigError,
+    DeviceError,
+    RequestCancelledError,
+    SubgraphError,
+)
+from subgraph.executor import Cancel, all_parameters
+from subgraph.export import ALLOW_RECOMPILE, export_several, import_model, without_regions
 from subgraph.graph import Graph
 from subgraph.runner import Runner
 from subgraph.settings import DeviceOptions, option
@@ -74,49 +82,110 @@ class MultiDevice(VirtualDevice):
         """
         devices, configs, options = self._devices(config)
         core = self.known_core
-        failures: list[str] = []
 
-        def compile_for(device: Device) -> CompiledModel | None:
+        def compile_for(device: Device) -> CompiledModel:
+            return core.compile_model(graph, device.name, configs[device.name] or None)
+
+        return MultiModel(graph, _for_each(devices, compile_for, graph.name), options, configs)
+
+    def import_parts(self, parts: Mapping[str, memoryview], config: Config) -> CompiledModel:
+        """Import each device's model; one that is missing is compiled of another's graph.
+
+        The models share their parameters.
+        """
+        wanted = listed(str(config.get("DEVICE_PRIORITIES", "")), self.name)
+        unused = {ALLOW_RECOMPILE, *parts} - set(wanted)
+        own = {key: value for key, value in config.items() if key not in unused}
+        devices, configs, options = self._devices(own)
+        allowed = bool(config.get(ALLOW_RECOMPILE, True))
+        known = [name for name in parts if any(name == device.name for device in devices)]
+        name = known[0] if known else next(iter(parts))
+        first = import_model(
+            self.peer(name), parts[name], {**configs.get(name, {}), ALLOW_RECOMPILE: allowed}
+        )
+        graph = without_regions(first.graph)
+        weights = {p.name: p for p in all_parameters(graph)}
+
+        def import_for(device: Device) -> CompiledModel:
+            if device.name == name:
+                return first
+            options = configs[device.name]
+            part = parts.get(device.name)
             try:
-                return core.compile_model(graph, device.name, configs[device.name] or None)
-            except ConfigError:
-                raise
-            except SubgraphError as error:
-                failures.append(f"{device.name}: {error}")
-                return None
+                if part is not None:
+                    strictly = {**options, ALLOW_RECOMPILE: False}
+                    return import_model(device, part, strictly, weights)
+            except BlobError:
+                if not allowed:
+                    raise
+            return self.known_core.compile_model(graph, device.name, options or None)
 
-        with ThreadPoolExecutor(len(devices), "subgraph-compile") as pool:
-            models = [model for model in pool.map(compile_for, devices) if model is not None]
-        if not models:
-            raise DeviceError(f"no device of MULTI can run {graph.name!r}: {'; '.join(failures)}")
-        for failure in failures:
-            _log.warning("MULTI goes on without a device: %s", failure)
-        return MultiModel(graph, models, options)
+        return MultiModel(graph, _for_each(devices, import_for, graph.name), options, configs)
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics."""
         return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices side by side"}
 
 
+def _for_each(
+    devices: Sequence[Device], make: Callable[[Device], CompiledModel], name: str
+) -> dict[str, CompiledModel]:
+    """Make a model for each device, all at once; warn of those that cannot.
+
+    Raises:
+        DeviceError: none can; each one's reason.
+    """
+    failures: list[str] = []
+
+    def attempt(device: Device) -> CompiledModel | None:
+        try:
+            return make(device)
+        except ConfigError:
+            raise
+        except SubgraphError as error:
+            failures.append(f"{device.name}: {error}")
+            return None
+
+    with ThreadPoolExecutor(len(devices), "subgraph-compile") as pool:
+        made = dict(zip((d.name for d in devices), pool.map(attempt, devices), strict=True))
+    models = {device: model for device, model in made.items() if model is not None}
+    if not models:
+        raise DeviceError(f"no device of MULTI can run {name!r}: {'; '.join(failures)}")
+    for failure in failures:
+        _log.warning("MULTI goes on without a device: %s", failure)
+    return models
+
+
 class MultiModel(CompiledModel):
     """The compiled models of several devices as one."""
 
     def __init__(
-        self, graph: Graph, models: Sequence[CompiledModel], options: MultiOptions
+        self,
+        graph: Graph,
+        by_device: Mapping[str, CompiledModel],
+        options: MultiOptions,
+        configs: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Spread requests over ``models``."""
+        """Spread requests over the models, which are given by the device's name."""
+        models = list(by_device.values())
         names = [model.device for model in models]
         super().__init__(
             graph.clone(),
             device=f"MULTI:{','.join(names)}",
             options=options,
+            configs=configs,
             requests=sum(model.optimal_requests for model in models),
             metrics={"EXECUTION_DEVICES": names},
             source=graph,
         )
-        self.models = list(models)
+        self.by_device = dict(by_device)
+        self.models = models
         self._load = dict.fromkeys(models, 0)
         self._load_lock = threading.Lock()
+
+    def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
+        """Write one file with the models of all devices."""
+        export_several(self, self.by_device, target)
 
     def create_runner(self, cancel: Cancel) -> Runner:
         """Return a runner on the least loaded device."""
