@@ -44,7 +44,8 @@ from .tile_planning import (
 )
 from .tuning import fastest
 
-_MEMORY = 8.0  # bytes of weights that arrive per cycle
+# Bytes of weights that arrive while a core multiplies one vector, with tall tiles and with low.
+_MEMORY, _MEMORY_LOW = 8.0, 3.0
 _COLOURS = 3  # channels of an image: worth a kernel of their own whatever the lanes
 _STRIP = 8  # rows of a strip: fewer, and too many are copied twice
 _WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
@@ -171,20 +172,22 @@ def _square(job: Job) -> str:
     blocks_out = round_up(g.outputs, of.lanes) // of.lanes
     products = blocks_in * of.lanes * blocks_out
     weights = products * of.lanes * of.item
-    best, least = "direct", _cost(g.images * g.pixels * 9 * products, 9 * weights)
+    best, least = "direct", _cost(of, g.images * g.pixels * 9 * products, 9 * weights)
     for m in (2, 4):
         count = g.images * math.prod(-(-o // m) for o in g.target[1:])
         points = (m + 2) ** 2
         transforms = count * 7 * points * (blocks_in + blocks_out)
-        cost = transforms + _cost(count * points * products, points * weights)
+        cost = transforms + _cost(of, count * points * products, points * weights)
         if cost < 0.95 * least:
             best, least = f"winograd{m}", cost
     return best
 
 
-def _cost(multiplications: float, weight_bytes: float) -> float:
-    from_memory = weight_bytes if weight_bytes > caches().l2 else 0
-    return max(multiplications, from_memory / _MEMORY) + 0.2 * from_memory / _MEMORY
+def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:
+    if weight_bytes <= caches().l2:
+        return multiplications
+    arrival = weight_bytes / (_MEMORY_LOW if of.low else _MEMORY)
+    return max(multiplications, arrival) + 0.2 * arrival
 
 
 def _bias(job: Job, groups: int) -> Word:
@@ -338,9 +341,13 @@ def _winograd(job: Job, m: int) -> None:
     blocks_in, blocks_out = -(-g.inputs // of.lanes), -(-g.outputs // of.lanes)
     panels = -(-blocks_out // of.nv)
     total = g.images * math.prod(-(-o // m) for o in g.target[1:])
-    part = min(panels, 8 if total <= of.mr + 2 else 4)
+    if of.low:
+        # Low tiles: several must share a panel of weights that comes from far.
+        part, most = panels, 4 * of.mr
+    else:
+        part = min(panels, 8 if total <= of.mr + 2 else 4)
+        most = of.mr if blocks_in * of.lanes > 128 else -(-of.mr // 2)
     # Few tiles: all at once, so that the weights are read once; else what the caches like.
-    most = of.mr if blocks_in * of.lanes > 128 else -(-of.mr // 2)
     count = total if total <= of.mr + 2 else -(-total // -(-total // most))
     wanted = 2 * low.threads if low.threads > 1 else 1
     blocks = -(-total // count)
@@ -355,7 +362,7 @@ def _winograd(job: Job, m: int) -> None:
     words: list[Word] = [x, weight, y, _bias(job, 1), residual, g.images, blocks_in, blocks_out]
     words += g.words()
     words += [
-        of.contraction(),
+        of.contraction(ahead=True),
         job.act.post,
         job.act.flags,
         job.act.low,

@@ -187,7 +187,18 @@ def emit_direct(
     image_out = g.groups * blocks_out * pixels * lanes * item
     words: list[Word] = [x, weight, out.y, bias, out.residual, g.groups, blocks_in, blocks_out]
     words += g.words()
-    words += [of.contraction(), act.post, act.flags, act.low, act.high, c.rows, c.columns, c.part]
+    # Few pixels for each weight: what comes next must be on its way.
+    ahead = weights > caches().l2 and g.pixels <= 64 * of.mr
+    words += [
+        of.contraction(ahead=ahead),
+        act.post,
+        act.flags,
+        act.low,
+        act.high,
+        c.rows,
+        c.columns,
+        c.part,
+    ]
     words += [scratch, scratch_bytes, order, image_in, image_out, image_out]
     words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
     rest = g.inputs % lanes if g.taps == 1 and not plain else 0

@@ -18,6 +18,7 @@ from subgraph.engine.simd import call_kernel, ld, st, vec
 from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tiling import (
     T_A,
+    T_AHEAD,
     T_AKS,
     T_ARS,
     T_B,
@@ -37,6 +38,7 @@ from subgraph.engine.tiling import (
     T_N0,
     T_N1,
     T_N2,
+    T_PACE,
     T_RBIAS,
     T_RES,
     T_RJS,
@@ -221,6 +223,7 @@ def direct(
             put(t, T_N0, 1)
         elif taps == 1:
             put(t, T_N2, 1)
+        put(t, T_AHEAD, arg(t, T_B) + depth * columns)
         put(t, T_BKS, columns)
         put(t, T_SB2, arg(t, T_KIN) * columns)
         put(t, T_SB1, arg(t, T_N2) * arg(t, T_KIN) * columns)
@@ -242,12 +245,14 @@ def direct(
         res: int,
         pixels: int,
         vectors: int,
+        size: int,
         more: bool,
         post: int,
     ) -> None:
         """Run the tiles of a row of outputs; ``more``: go on from what y holds."""
         i = 0
         tile = arg(args, 26)
+        share = arg(t, T_PACE) * (size // arg(t, T_BKS) // 2)
         while i < pixels:
             m = rows_of(pixels - i, mr)
             put(t, T_A, x + i * arg(t, T_ARS))
@@ -255,6 +260,7 @@ def direct(
             put(t, T_RES, res + i * arg(t, T_RRS) if res != 0 else 0)
             if more:
                 put(t, T_INIT, arg(t, T_C))
+            put(t, T_AHEAD, arg(t, T_AHEAD) + share)
             call_kernel(tile, t, m, vectors, 0)
             if post != 0:
                 call_kernel(post, t, m, vectors, 0)
@@ -383,6 +389,8 @@ def direct(
                     if arg(args, 45) != 0:
                         source += arg(arg(args, 45), 3 * p) * volume
                     post = arg(args, 27) if done else 0
+                    size = (last - first) * taps * step * arg(t, T_BKS)
+                    put(t, T_PACE, 2 * arg(t, T_BKS) // max(1, runs * ((length + mr - 1) // mr)))
                     for r in range(runs):
                         r_out = r * arg(args, 41) * lanes * item
                         run_row(
@@ -393,6 +401,7 @@ def direct(
                             res + r_out if res != 0 else 0,
                             length,
                             vectors,
+                            size,
                             first > 0,
                             post,
                         )

@@ -21,6 +21,7 @@ from subgraph.engine.simd import call_kernel, ld_f64, vec
 from subgraph.engine.tile import arg, item_bytes, put, rows_of, stack_words
 from subgraph.engine.tiling import (
     T_A,
+    T_AHEAD,
     T_AKS,
     T_ARS,
     T_B,
@@ -37,6 +38,7 @@ from subgraph.engine.tiling import (
     T_N0,
     T_N1,
     T_N2,
+    T_PACE,
     T_RBIAS,
     T_RES,
     T_WORDS,
@@ -194,11 +196,17 @@ def winograd(*, dtype: str, lanes: int, mr: int, nv: int, m: int) -> Callable[..
                 vectors = min(nv, out_blocks - p * nv)
                 put(t, T_B, arg(args, 1) + (point * out_blocks + p * nv) * depth * pixel)
                 put(t, T_BKS, vectors * pixel)
+                # The tiles of a panel together bring the next one closer.
+                pace = 2 * vectors * pixel // ((count + mr - 1) // mr)
+                put(t, T_PACE, pace)
+                coming = arg(t, T_B) + depth * vectors * pixel
                 i = 0
                 while i < count:
                     rows = rows_of(count - i, mr)
                     put(t, T_A, a + (point * tiles + i) * row)
                     put(t, T_C, c + (point * tiles + i) * c_row + (p - panel) * nv * pixel)
+                    put(t, T_AHEAD, coming)
+                    coming += depth // 2 * pace
                     call_kernel(arg(args, 26), t, rows, vectors, 0)
                     i += rows
 
