@@ -6,6 +6,12 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
+# More objects than this go to the oldest generation unseen; after so many in all, all are seen.
+MANY = 100_000
+TOO_MANY = 4_000_000
+
+_unseen = 0
+
 
 @contextmanager
 def paused_gc() -> Generator[None]:
@@ -19,4 +25,20 @@ def paused_gc() -> Generator[None]:
         yield
     finally:
         if was_on:
+            _spare()
             gc.enable()
+
+
+def _spare() -> None:
+    """Let many new objects, which are there to stay, pass for old ones; sometimes look at all."""
+    global _unseen
+    made = gc.get_count()[0]
+    if made < MANY or gc.get_freeze_count():
+        return
+    _unseen += made
+    if _unseen < TOO_MANY:
+        gc.freeze()
+        gc.unfreeze()
+    else:
+        _unseen = 0
+        gc.collect()

@@ -263,13 +263,25 @@ class Graph:
         self._nodes = tuple(nodes)
         for node in self._nodes:
             node.graph = self
-            for value in node.sources:
-                value.uses.append(node)
+        self._list_uses()
         self._parameters = self._collect_parameters(self.inputs)
         return self
 
+    def _list_uses(self) -> None:
+        for node in self._nodes:
+            for value in node.inputs:
+                if value is not None:
+                    value.uses.append(node)
+            for value in node.captures:
+                value.uses.append(node)
+
     def _list_captures(self) -> None:
-        used = {v: None for node in self._nodes for v in node.sources if type(v) is Capture}
+        used = {
+            v: None
+            for node in self._nodes
+            for v in (*node.inputs, *node.captures)
+            if type(v) is Capture
+        }
         used.update((v, None) for v in self.outputs if type(v) is Capture)
         if used:
             self.captures = tuple(dict.fromkeys((*self.captures, *used)))
@@ -343,11 +355,7 @@ class Graph:
             copy._parameters = dict(self._parameters)
             for node in copy._nodes:
                 node.graph = copy
-                for value in node.inputs:
-                    if value is not None:
-                        value.uses.append(node)
-                for value in node.captures:
-                    value.uses.append(node)
+            copy._list_uses()
         return copy, values
 
     def rewire(self, replacements: Mapping[Value, Value]) -> None:
@@ -428,9 +436,7 @@ class Graph:
         values = self._distinct_values()
         for value in values:
             value.uses = []
-        for node in self._nodes:
-            for value in node.sources:
-                value.uses.append(node)
+        self._list_uses()
         self._parameters = self._collect_parameters(values)
         self._name_all(values)
 
@@ -518,7 +524,10 @@ def copy_node(node: Node, values: dict[Value, Value]) -> Node:
     copy.op_type = node.op_type
     copy.domain = node.domain
     copy.version = node.version
-    copy.inputs = tuple([None if v is None else copy_value(v, values) for v in node.inputs])
+    known = values.get
+    copy.inputs = tuple(
+        [None if v is None else known(v) or copy_value(v, values) for v in node.inputs]
+    )
     copy.outputs = tuple([copy_value(v, values) for v in node.outputs])
     for value in copy.outputs:
         value.producer = copy
@@ -560,6 +569,10 @@ def _topological(roots: Iterable[Node]) -> list[Node]:
     for root in roots:
         if root in done:
             continue
+        if _is_next(root, done):
+            done[root] = True
+            order.append(root)
+            continue
         done[root] = False
         stack: list[tuple[Node, Iterator[Value]]] = [(root, root.sources)]
         while stack:
@@ -580,6 +593,16 @@ def _topological(roots: Iterable[Node]) -> list[Node]:
                 done[node] = True
                 order.append(node)
     return order
+
+
+def _is_next(node: Node, done: Mapping[Node, bool]) -> bool:
+    """Return whether all that ``node`` needs is done: so it is with most nodes of most graphs."""
+    if node.captures:
+        return False
+    for value in node.inputs:
+        if value is not None and value.producer is not None and value.producer not in done:
+            return False
+    return True
 
 
 def _raise_cycle(path: Sequence[Node], back_to: Node) -> None:

@@ -3,8 +3,8 @@
 The reference grows anew from all roots after every region that it keeps. Here nothing is grown
 twice without need:
 
-- A growth depends only on what it has looked at. It is kept until a node among that joins a region
-  or moves in the topological order.
+- A growth depends only on what it has looked at. It is kept until a node among that joins a region,
+  or a move in the topological order brings one before its members that its search had left out.
 - Roots count in order, and a node that an earlier root's region holds is no root. How many earlier
   roots hold a node is counted, so that a change is passed on to the roots behind it alone.
 - Growth in one biconnected block of the graph does not depend on any other: all ways between them
@@ -29,6 +29,14 @@ from subgraph.partition.trial import Trial
 
 # Growth in larger blocks is not kept: they change with almost every region.
 SMALL_BLOCK = 64
+# Growth in blocks of up to so many nodes is looked up by their form.
+TINY_BLOCK = 8
+
+
+# Nodes at which searches ended, and nodes that must stay behind these in the topological order.
+Limit = tuple[set[int], set[int]]
+# Which nodes of a block are free, and the consumers and producers of each by their places.
+Form = tuple[bytes, tuple[tuple[int, ...], ...]]
 
 
 @attrs.define(slots=True, eq=False)
@@ -38,6 +46,7 @@ class Grown:
     root: int
     members: set[int]
     seen: set[int]
+    limits: list[Limit]
     valid: bool = True
 
 
@@ -58,16 +67,19 @@ class HeteroSearch:
         self._refused = [sum(not free[k] for k in block) for block in self._blocks]
         self._sets: dict[int, frozenset[int]] = {}
         self._changes = [0] * len(self._blocks)
-        self._tried: dict[tuple[int, int], tuple[int, list[int], set[int]]] = {}
+        self._moves = [0] * len(self._blocks)
+        self._forms: dict[int, tuple[int, list[int], dict[int, tuple[int, ...]]]] = {}
+        self._known_forms: dict[Form, dict[int, tuple[int, ...]]] = {}
+        self._tried: dict[tuple[int, int], tuple[int, list[int], set[int], Limit]] = {}
         self._grown: dict[int, Grown] = {}
         self._holders = [0] * len(free)
         self._watchers: dict[int, list[Grown]] = {}
-        self._dirty = [node for node in range(len(free)) if free[node]]
         self._largest: list[tuple[int, int, int, Grown]] = []
         self._installed = 0
         single = bytearray(len(self._blocks_of[vertex]) == 1 for vertex in self._vertex)
         self._trial = Trial(space, free, self._vertex, single)
         self._twin, self._next_twin = _find_twins(space)
+        self._dirty = [k for k in range(len(free)) if free[k] and not self._is_shadowed(k)]
 
     def best(self) -> tuple[int, set[int]] | None:
         """Return root and members of the largest region (of equals, the smallest root's), or None.
@@ -96,10 +108,9 @@ class HeteroSearch:
         return twin is not None and bool(self.free[twin]) and not self._holders[twin]
 
     def _push(self, node: int) -> None:
-        heapq.heappush(self._dirty, node)
-        follower = self._next_twin.get(node)
-        if follower is not None:
-            heapq.heappush(self._dirty, follower)
+        """Note that ``node`` may have become a root, or may be none any more."""
+        if node in self._grown or (self.free[node] and not self._holders[node]):
+            heapq.heappush(self._dirty, node)
 
     def _install(self, grown: Grown) -> None:
         root, holders = grown.root, self._holders
@@ -107,23 +118,35 @@ class HeteroSearch:
         self._installed += 1
         entry = (-len(grown.members), root, self._installed, grown)
         heapq.heappush(self._largest, entry)
+        changed: list[int] = []
         for node in grown.members:
             if node > root:
                 holders[node] += 1
-                if holders[node] == 1 and (node in self._grown or node in self._next_twin):
-                    self._push(node)
+                if holders[node] == 1:
+                    changed.append(node)
+        self._look_again(changed)
         for node in grown.seen:
             self._watchers.setdefault(node, []).append(grown)
+
+    def _look_again(self, nodes: Iterable[int]) -> None:
+        follower = self._next_twin.get
+        for node in nodes:
+            self._push(node)
+            behind = follower(node)
+            if behind is not None:
+                self._push(behind)
 
     def _drop(self, grown: Grown) -> None:
         root, holders = grown.root, self._holders
         grown.valid = False
         del self._grown[root]
+        changed: list[int] = []
         for node in grown.members:
             if node > root:
                 holders[node] -= 1
                 if not holders[node] and self.free[node]:
-                    self._push(node)
+                    changed.append(node)
+        self._look_again(changed)
 
     def taken(self, members: Iterable[int], moved: Iterable[int]) -> None:
         """Take note that ``members`` are free no more, and that ``moved`` changed their places."""
@@ -133,21 +156,42 @@ class HeteroSearch:
             for block in self._blocks_of[self._vertex[node]]:
                 self._refused[block] += 1
                 self._changes[block] += 1
-            if node in self._next_twin:
-                heapq.heappush(self._dirty, self._next_twin[node])
+        self._look_again(members)
         moved = list(moved)
         for node in moved:
             for block in self._blocks_of[self._vertex[node]]:
-                self._changes[block] += 1
-        for node in (*members, *moved):
+                self._moves[block] += 1
+        for node in members:
             for grown in self._watchers.pop(node, ()):
                 if grown.valid:
-                    self._drop(grown)
-                    heapq.heappush(self._dirty, grown.root)
+                    self._redo(grown)
+        touched: dict[Grown, None] = {}
+        for node in moved:
+            watchers = self._watchers.get(node)
+            if watchers:
+                watchers = self._watchers[node] = [grown for grown in watchers if grown.valid]
+                touched.update(dict.fromkeys(watchers))
+        for grown in touched:
+            if not self._within_limits(grown):
+                self._redo(grown)
+
+    def _redo(self, grown: Grown) -> None:
+        self._drop(grown)
+        heapq.heappush(self._dirty, grown.root)
+
+    def _within_limits(self, grown: Grown) -> bool:
+        order = self.space.order
+        for before, behind in grown.limits:
+            first = min([order[node] for node in behind])
+            for node in before:
+                if order[node] > first:
+                    return False
+        return True
 
     def _grow(self, root: int) -> Grown:
         members = {root}
         seen = {root}
+        limits: list[Limit] = []
         blocks_of, refused = self._blocks_of, self._refused
         work = [(root, -1)]
         while work:
@@ -155,29 +199,68 @@ class HeteroSearch:
             for number in blocks_of[entry]:
                 if number == behind:
                     continue
-                clean = not refused[number]
-                for node in self._blocks[number] if clean else self._try(number, entry, seen):
+                block = self._blocks[number]
+                if not refused[number]:
+                    joined: Iterable[int] = block
+                elif len(block) <= TINY_BLOCK:
+                    seen.update(block)
+                    joined = self._look_up(number, entry)
+                else:
+                    joined = self._try(number, entry, seen, limits)
+                for node in joined:
                     if node != entry:
                         members.add(node)
                         if len(blocks_of[node]) > 1:
                             work.append((node, number))
         seen |= members
-        return Grown(root, members, seen)
+        return Grown(root, members, seen, limits)
 
-    def _try(self, number: int, entry: int, seen: set[int]) -> list[int]:
+    def _try(self, number: int, entry: int, seen: set[int], limits: list[Limit]) -> list[int]:
         """Grow in a block from ``entry``; what was grown stands until the block changes."""
         known = self._tried.get((number, entry))
-        if known is None or known[0] != self._changes[number]:
+        changes = self._changes[number] + self._moves[number]
+        if known is None or known[0] != changes:
             inside = self._sets.get(number)
             if inside is None:
                 inside = self._sets[number] = frozenset(self._blocks[number])
             self.trials += 1
             joined = self._trial.grow(entry, inside)
-            known = (self._changes[number], joined, self._trial.seen)
+            limit = (self._trial.edge, self._trial.joined)
+            known = (changes, joined, self._trial.seen, limit)
             if len(inside) <= SMALL_BLOCK:
                 self._tried[number, entry] = known
         seen |= known[2]
+        if known[3][0]:
+            limits.append(known[3])
         return known[1]
+
+    def _look_up(self, number: int, entry: int) -> list[int]:
+        """Grow in a tiny block from ``entry``; blocks of the same form grow alike."""
+        known = self._forms.get(number)
+        if known is None or known[0] != self._changes[number]:
+            form, nodes = self._form(number)
+            results = self._known_forms.setdefault(form, {})
+            known = self._forms[number] = (self._changes[number], nodes, results)
+        nodes, results = known[1:]
+        place = nodes.index(entry)
+        result = results.get(place)
+        if result is None:
+            self.trials += 1
+            joined = self._trial.grow(entry, frozenset(self._blocks[number]))
+            result = results[place] = tuple(map(nodes.index, joined))
+        return [nodes[k] for k in result]
+
+    def _form(self, number: int) -> tuple[Form, list[int]]:
+        """Return a block's links and which nodes are free, by place among its nodes; and these."""
+        space, vertex, free = self.space, self._vertex, self.free
+        rep = space.rep
+        block = self._blocks[number]
+        nodes = [rep[node] for node in block]
+        links: list[tuple[int, ...]] = []
+        for node in nodes:
+            for near in (space.outs[node], space.ins[node]):
+                links.append(tuple([nodes.index(rep[k]) for k in near if vertex[k] in block]))
+        return (bytes([free[node] for node in nodes]), tuple(links)), nodes
 
 
 def _find_twins(space: Contraction) -> tuple[dict[int, int], dict[int, int]]:

@@ -56,7 +56,7 @@ class Cutter:
             value
             for node in region
             for value in node.outputs
-            if value in self._outputs or any(user not in inside for user in value.uses)
+            if value in self._outputs or not inside.issuperset(value.uses)
         ]
         if not outputs:
             return None
@@ -65,8 +65,8 @@ class Cutter:
         weights: dict[Parameter, Value] = {}
         copies: list[Node] = []
         for node in region:
-            for value in node.sources:
-                if value not in values:
+            for value in (*node.inputs, *node.captures) if node.captures else node.inputs:
+                if value is not None and value not in values:
                     self._source(value, values, inputs, weights)
             copies.append(copy_node(node, values))
         inner = Graph.assembled(
@@ -148,7 +148,7 @@ def _checked(made: Any, piece: Piece, where: str) -> Node:
             f"{len(made.subgraph.inputs)}; they must correspond one to one"
         )
     for new, old in zip(made.outputs, inner.outputs, strict=True):
-        if not _compatible(new.type, old.type):
+        if new.type is not old.type and not _compatible(new.type, old.type):
             raise PartitionError(
                 f"{where}: node {made.name!r} gives {new.type} for output {old.name!r}, which is "
                 f"{old.type}"
