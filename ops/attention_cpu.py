@@ -1,4 +1,4 @@
-"""Attention on the CPU device: ONNX's operator and the fused form, over one kernel.
+"""Attention on the CPU device: the kernel behind the fused form and ONNX's operator.
 
 Heads are read and written where they lie: the fused form names the order of the dimensions of each
 operand, so that transpositions around it need not run.
@@ -6,7 +6,6 @@ operand, so that transpositions around it need not run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import attrs
@@ -73,6 +72,7 @@ class Request:
     scale: float
     causal: bool
     offset: int = 0
+    spare: bool = False  # a query that may look at no key gives 0, not NaN
 
 
 @lowering("FusedAttention", domain="subgraph.cpu", dtypes=FLOATS)
@@ -82,29 +82,6 @@ def fused(node: Node, low: Lowering) -> None:
     operands = [low.given(0), low.given(1), low.given(2), low.output()]
     q, k, v, out = (ordered(o, order) for o, order in zip(operands, orders, strict=True))
     scale, causal = float(node.attrs.get("scale", 1.0)), bool(node.attrs.get("causal", 0))
-    emit_attention(low, Request(q, k, v, out, low.optional(3), scale, causal))
-
-
-@lowering("Attention", dtypes=FLOATS)
-def attention(node: Node, low: Lowering) -> None:
-    """Lower ONNX's Attention without a cache of past keys."""
-    if any(operand is not None for operand in low.inputs[4:]):
-        raise Unsupported("Attention with past keys")
-    if len(node.outputs) > 1:
-        raise Unsupported("Attention with more than its first output")
-    if float(node.attrs.get("softcap", 0.0)) != 0.0:
-        raise Unsupported("Attention with softcap")
-    if any(int(node.attrs.get(f"{side}_window_size", -1)) >= 0 for side in ("left", "right")):
-        raise Unsupported("Attention over a window of keys")
-    operands = [low.given(0), low.given(1), low.given(2), low.output()]
-    if operands[0].rank == 4:
-        q, k, v, out = (ordered(operand, "bhtd") for operand in operands)
-    else:
-        heads, shared = (int(node.attrs[f"{name}_num_heads"]) for name in ("q", "kv"))
-        counts = (heads, shared, shared, heads)
-        q, k, v, out = (split_heads(o, n) for o, n in zip(operands, counts, strict=True))
-    scale = float(node.attrs.get("scale", 0.0)) or 1.0 / math.sqrt(q.sizes[3])
-    causal = bool(node.attrs.get("is_causal", 0))
     emit_attention(low, Request(q, k, v, out, low.optional(3), scale, causal))
 
 
@@ -162,7 +139,7 @@ def emit_attention(low: Lowering, r: Request) -> None:
     words += [*bytes_of(r.q.steps[:3]), *bytes_of(r.k.steps), *bytes_of(r.v.steps)]
     words += [*bytes_of(r.out.steps[:3]), *bytes_of(steps)]
     words += [of.contraction(), r.scale, int(r.causal), r.offset, block, scratch, scratch_bytes]
-    words += [int(copies)]
+    words += [int(copies), int(r.spare)]
     units = batch * heads * -(-queries // of.width)
     flops = 2 * batch * heads * queries * keys * (depth + values)
     low.emit(

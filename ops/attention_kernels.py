@@ -60,6 +60,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         31 causal: 1 if query q sees keys up to q + word 32 only  32 offset
         33 keys of a block  34 scratch, aligned to 64 bytes  35 its bytes per worker
         36 copy blocks of K and V first (1): for keys a multiple of 2048 bytes apart
+        37 a query that may look at no key gives 0 (1), not NaN (0)
 
     A worker's scratch holds ``size of a key + size of a value + keys of a block + 3`` rows of
     ``nv * lanes`` elements and ``lanes * lanes`` more, with word 36 another keys of a block times
@@ -162,9 +163,14 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
             i += m
 
     @register_jitable
-    def write(out: int, step: int, count: int, values: int, source: int, state: int) -> None:
+    def write(
+        out: int, step: int, count: int, values: int, source: int, state: int, spare: int
+    ) -> None:
         for j in range(nv):
-            inverse = splat(1.0) / load(state + row + j * size)
+            total = load(state + row + j * size)
+            if spare != 0:  # a row that may look at nothing gives 0
+                total = select(total > zero(), total, splat(1.0))
+            inverse = splat(1.0) / total
             for d in range(values):
                 at = source + d * row + j * size
                 store(at, load(at) * inverse)
@@ -280,6 +286,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                 put(unit_words, 1, min(keys_block, seen - key))
                 block(args, t, scratch, unit_words)
             to = arg(args, 3) + batch * arg(args, 22) + head * arg(args, 23)
-            write(to + first * arg(args, 24), arg(args, 24), count, values, out, state)
+            spare = arg(args, 37)
+            write(to + first * arg(args, 24), arg(args, 24), count, values, out, state, spare)
 
     return kernel

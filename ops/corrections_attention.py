@@ -1,4 +1,4 @@
-"""Types of Attention's outputs: onnx infers only some of them, and none with unknown lengths."""
+"""Attention: the types of all outputs, of which onnx infers some; raw scores without softcap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
-from subgraph.op import shape_rule
+from subgraph.op import reference, shape_rule
+from subgraph.reference import standard, variant
 from subgraph.types import Dim, TensorType, ValueType
 
 Array = np.ndarray[Any, Any]
@@ -58,3 +59,14 @@ def attention(
         TensorType(dtypes[2], (v[0], v[1], total, v[3])),
         TensorType(dtypes[0], (q[0], q[1], q[2], total)),
     ][: len(node.outputs)]
+
+
+@reference("Attention")
+def raw_scores(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return Attention's results; the raw scores (mode 0) without the softcap."""
+    results = list(standard(node, inputs))
+    mode = int(node.attrs.get("qk_matmul_output_mode", 0))
+    if len(results) > 3 and mode == 0 and float(node.attrs.get("softcap", 0.0)):
+        without = variant(node, drop=("softcap",))
+        results[3] = standard(without, inputs)[3]
+    return results

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subgraph.engine.lowering import Unsupported
-
 from .kernel_support import run_node
 
 Array = np.ndarray[Any, Any]
@@ -146,9 +144,3 @@ def test_onnx_attention(rank: int) -> None:
     node_outputs = [wanted.shape]
     (got,) = run_node("Attention", arrays, node_outputs, attrs)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
-
-
-def test_softcap_is_refused() -> None:
-    q = np.zeros((1, 1, 2, 4), np.float32)
-    with pytest.raises(Unsupported, match="softcap"):
-        run_node("Attention", [q, q, q], [q.shape], {"softcap": 2.0})
