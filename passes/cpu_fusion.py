@@ -43,6 +43,7 @@ class CpuFusion:
             graph = apply_pass(graph, "SplitDequantize")
             graph = apply_pass(graph, "PartitionGraph", properties=[quantized])
             graph = apply_pass(graph, "CommonSubexpressionElimination")
+        graph = apply_pass(graph, "FoldPad", guards=self.guards)
         graph = apply_pass(graph, ["FoldScale", "BoundShapes"])
         properties = [
             PatternProperty("cpu_transformer", fuse_transformer.MATCHERS, self.guards),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import subgraph as sg
-from subgraph import ops
+from subgraph import ops, passes
 from subgraph.engine import host
 from subgraph.engine.plan import PlanOptions, make_plan
 from subgraph.types import TensorType
@@ -70,6 +70,71 @@ def test_means_over_other_axes(axes: tuple[int, ...], keepdims: int) -> None:
     y = ops.Conv(x, weight("stem", 21, 3, 3, 3))
     graph = sg.Graph([x], [ops.ReduceMean(y, numbers("axes", *axes), keepdims=keepdims)])
     compare(graph, values(2, 3, 9, 7))
+
+
+def padded(before: list[int], *, own: int, value: float, mode: str = "constant") -> sg.Graph:
+    """Pad and Conv, as TensorFlow's exporters write a strided convolution."""
+    x = sg.input("x", ("N", 3, 9, 7), "float32")
+    more = [sg.parameter("value", np.array(value, np.float32))] if mode == "constant" else []
+    y = ops.Pad(x, numbers("pads", *before), *more, mode=mode)
+    y = ops.Conv(y, weight("w", 20, 3, 3, 3), weight("b", 20), strides=[2, 2], pads=[own] * 4)
+    return sg.Graph([x], [ops.Relu(y)])
+
+
+def operators(graph: sg.Graph) -> list[str]:
+    return [node.op_type for node in passes.apply_pass(graph, "CpuFusion").nodes]
+
+
+@QUICK
+@given(pads=st.tuples(*[st.integers(0, 3)] * 4), own=st.integers(0, 1), batch=st.integers(0, 2))
+def test_zero_pads_become_those_of_the_convolution(
+    pads: tuple[int, int, int, int], own: int, batch: int
+) -> None:
+    graph = padded([0, 0, *pads[:2], 0, 0, *pads[2:]], own=own, value=0.0)
+    assert operators(graph) == ["FusedConv"]
+    compare(graph, values(batch, 3, 9, 7))
+
+
+@pytest.mark.parametrize(
+    ("pads", "value", "mode"),
+    [
+        ([0, 0, 1, 1, 0, 0, 1, 1], 1.0, "constant"),
+        ([0, 0, 1, 1, 0, 0, 1, 1], 0.0, "reflect"),
+        ([0, 0, -1, 1, 0, 0, 1, 1], 0.0, "constant"),
+        ([1, 0, 1, 1, 0, 0, 1, 1], 0.0, "constant"),
+    ],
+)
+def test_other_pads_stay(pads: list[int], value: float, mode: str) -> None:
+    graph = padded(pads, own=0, value=value, mode=mode)
+    assert "Pad" in operators(graph)
+    compare(graph, values(2, 3, 9, 7))
+
+
+def test_pads_of_some_axes_and_of_several_convolutions() -> None:
+    x = sg.input("x", ("N", 3, 9, 7), "float32")
+    wide = ops.Pad(x, numbers("pads", 1, 2), None, numbers("axes", -1))
+    a = ops.Conv(wide, weight("a", 8, 3, 3, 3), auto_pad="VALID")
+    b = ops.Conv(wide, weight("c", 8, 3, 3, 3), pads=[0, 1, 0, 0])
+    graph = sg.Graph([x], [a, b])
+    assert operators(graph) == ["Conv", "Conv"]
+    compare(graph, values(1, 3, 9, 7))
+
+
+def test_a_pad_that_is_needed_elsewhere_stays() -> None:
+    x = sg.input("x", ("N", 3, 9, 7), "float32")
+    wide = ops.Pad(x, numbers("pads", 1, 2), None, numbers("axes", -1))
+    graph = sg.Graph([x], [ops.Conv(wide, weight("a", 8, 3, 3, 3)), ops.Relu(wide)])
+    assert "Pad" in operators(graph)
+    compare(graph, values(1, 3, 9, 7))
+
+
+def test_pads_that_change_are_folded_anew() -> None:
+    graph = padded([0, 0, 1, 1, 0, 0, 1, 1], own=0, value=0.0)
+    model, x = sg.compile_model(graph, "CPU"), values(1, 3, 9, 7)
+    model(x)
+    model.parameters["value"].assign(np.array(2.0, np.float32))
+    want = sg.compile_model(graph, "REFERENCE")(x)[0]
+    np.testing.assert_allclose(model(x)[0], want, rtol=0, atol=1e-4)
 
 
 @pytest.mark.skipif(host.lanes("float32") == 1, reason="there are no blocks of one channel")
