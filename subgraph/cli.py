@@ -20,6 +20,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 import subgraph as sg
+from subgraph.cli_accuracy import accuracy
 from subgraph.cli_inputs import compiled_model, input_arrays, parse_assignments, parse_config
 from subgraph.cli_measure import bench, measure_nodes, profile, warmup
 from subgraph.cli_output import Output, Row, op_name
@@ -417,6 +418,14 @@ def _parser() -> argparse.ArgumentParser:
     _inputs(sub)
     sub.add_argument("--devices", default="CPU,REFERENCE", metavar="A,B", help="by priority")
     sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="keep the times")
+
+    sub = command("accuracy", accuracy)
+    _model(sub)
+    _inputs(sub)
+    sub.add_argument("--config", action="append", default=[], metavar="KEY=VALUE")
+    text = "a quantised model of the same network, compared with this one"
+    sub.add_argument("--quantized", type=Path, metavar="FILE", help=text)
+    sub.add_argument("--samples", type=int, default=8, metavar="N", help="inputs to compare")
 
     sub = command("warmup", warmup)
     text = "models whose kernels to compile (default: small models of every operator family)"

@@ -44,6 +44,7 @@ def layer(module: str) -> str:
         ("subgraph.bench", "face"),
         ("subgraph.bench_worker", "face"),
         ("subgraph.cli_inputs", "face"),
+        ("subgraph.cli_accuracy", "face"),
         ("subgraph.cli_measure", "face"),
         ("subgraph.cli_output", "face"),
         ("subgraph.profiling", "face"),
