@@ -25,8 +25,13 @@ class CpuFusion:
     Attributes:
         guards: Filled with the parameters whose content the result depends on, and the version
             that was read.
+        integers: Whether QDQ models become integer operators of the CPU.
+        bounds: Whether operators whose results have as many elements as a run finds become
+            bounded ones.
     """
 
+    integers: bool = True
+    bounds: bool = True
     guards: dict[Parameter, int] = attrs.field(factory=dict[Parameter, int])
 
     def __call__(self, graph: Graph) -> Graph:
@@ -34,17 +39,18 @@ class CpuFusion:
         graph = apply_pass(graph, ["IdentityElimination", "ConstantsToParameters"])
         if any(not _known(value) for value in graph.values()):
             graph = apply_pass(graph, "InferTypes", strict=False)
+        graph = apply_pass(graph, "WidenHalf")
         for parameter in graph.parameters.values():
             # Types follow from what may be shapes and axes.
             if _may_be_shape(parameter):
                 self.guards[parameter] = parameter.version
-        if any(is_op(node, "DequantizeLinear") for node in graph.nodes):
+        if self.integers and any(is_op(node, "DequantizeLinear") for node in graph.nodes):
             quantized = PatternProperty("cpu_quantized", fuse_quantized.MATCHERS, self.guards)
             graph = apply_pass(graph, "SplitDequantize")
             graph = apply_pass(graph, "PartitionGraph", properties=[quantized])
             graph = apply_pass(graph, "CommonSubexpressionElimination")
         graph = apply_pass(graph, "FoldPad", guards=self.guards)
-        graph = apply_pass(graph, ["FoldScale", "BoundShapes"])
+        graph = apply_pass(graph, ["FoldScale", "BoundShapes"] if self.bounds else "FoldScale")
         properties = [
             PatternProperty("cpu_transformer", fuse_transformer.MATCHERS, self.guards),
             PatternProperty("cpu_epilogue", fuse_epilogue.MATCHERS, self.guards),

@@ -35,8 +35,8 @@ CASES: list[tuple[str, int, int, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(CASES)))
-def test_every_option_is_that_of_the_reference(case: int) -> None:
+def case_of(case: int) -> tuple[sg.Graph, Array]:
+    """Return one of the cases as a graph, and what its input gets."""
     kind, batch, hidden, direction, given = CASES[case]
     options = {**given, "hidden_size": hidden, "direction": direction}
     dtype = str(options.pop("dtype", "float32"))
@@ -59,7 +59,12 @@ def test_every_option_is_that_of_the_reference(case: int) -> None:
     if peepholes:
         inputs.append(make("p", directions, 3 * hidden))
     graph = sg.Graph([x], list(getattr(ops, kind)(*inputs, **options)))
-    data = generator.standard_normal((steps, batch, width)).astype(dtype)
+    return graph, generator.standard_normal((steps, batch, width)).astype(dtype)
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_every_option_is_that_of_the_reference(case: int) -> None:
+    graph, data = case_of(case)
     assert set(sg.Core().query_model(graph, "CPU").values()) == {"CPU"}
     expected = sg.compile_model(graph, "REFERENCE")([data])
     one, two = (

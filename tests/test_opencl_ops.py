@@ -24,6 +24,8 @@ from subgraph.opencl.lowering import CL_LOWERINGS
 sys.path.insert(0, str(Path(__file__).parent))
 from opencl_support import Array, core, graph_of, needs_device, random
 from operator_cases import Case, Inputs, all_cases
+from test_kernels_recurrent import CASES as CELLS
+from test_kernels_recurrent import case_of as cells_of
 from test_ops_devices import check
 
 pytestmark = [needs_device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -53,7 +55,13 @@ def chosen() -> list[Case]:
 
 
 def test_what_the_cpu_has_opencl_has() -> None:
-    assert set(LOWERINGS.names()) <= set(CL_LOWERINGS.names())
+    """But operators that sample images, and what only fusions for the CPU make."""
+    missing = set(LOWERINGS.names()) - set(CL_LOWERINGS.names())
+    assert {name for name in missing if "::" not in name} <= {
+        "GridSample",
+        "MaxRoiPool",
+        "RoiAlign",
+    }
 
 
 @pytest.mark.parametrize("case", chosen(), ids=lambda case: case.name)
@@ -200,6 +208,18 @@ def test_heavy_operator(op: str, case: dict[str, Any], kernels: str) -> None:
     wanted = core().compile_model(graph, sure)(arrays)[0]
     model = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})
     np.testing.assert_allclose(model(arrays)[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["CPU", "GPU"])
+@pytest.mark.parametrize("case", range(len(CELLS)))
+def test_recurrent_options(case: int, kernels: str) -> None:
+    graph, data = cells_of(case)
+    answer = core().query_model(graph, "OPENCL")
+    assert set(answer) == {node.name for node in graph.nodes}, answer.reasons
+    wanted = core().compile_model(graph, "REFERENCE")([data])
+    found = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})([data])
+    for k in range(len(wanted)):
+        np.testing.assert_allclose(found[k], wanted[k], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kernels", ["CPU", "GPU"])
