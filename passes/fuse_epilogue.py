@@ -6,7 +6,6 @@ Bias, residual and activation run on the tile while it is in registers: ``FusedC
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import attrs
@@ -24,7 +23,8 @@ from ._patterns import (
     same_shape,
     shape_of,
 )
-from .fuse_transformer import gelu, silu
+from .fuse_activations import bounds
+from .fuse_transformer import ACTIVATIONS
 
 # Activation: attributes that are its numbers, with the standard's defaults.
 _NUMBERS: dict[str, tuple[tuple[str, float], ...]] = {
@@ -140,10 +140,10 @@ def _take_activation(context: Context, chain: _Chain) -> None:
     name = user.op_type
     numbers: tuple[float, ...]
     if name == "Clip":
-        bounds = _bounds(context, user)
-        if bounds is None:
+        found = bounds(context, user)
+        if found is None:
             return
-        numbers = bounds
+        numbers = found
     elif name in _NUMBERS:
         numbers = tuple(float(user.attrs.get(key, default)) for key, default in _NUMBERS[name])
         if name == "Gelu" and _text(user.attrs.get("approximate", "none")) == "tanh":
@@ -159,15 +159,13 @@ def _take_activation(context: Context, chain: _Chain) -> None:
 
 
 def _take_spelled_out(context: Context, chain: _Chain) -> bool:
-    """Take a GELU or SiLU that is written as a chain of primitives."""
+    """Take an activation that is written as a chain of primitives."""
     if not 2 <= len(chain.at.consumers) <= 5 or chain.at in context.outputs:
         return False
     near = list(chain.at.consumers)
     for _ in range(5):
         for node in near:
-            if not is_op(node, "Erf", "Tanh", "Sigmoid", "HardSigmoid"):
-                continue
-            found = gelu(context, node) or silu(context, node)
+            found = next((m for f in ACTIVATIONS if (m := f(context, node)) is not None), None)
             if found is not None and found.inputs[0] is chain.at:
                 name = found.op_type
                 if name == "Gelu" and found.attrs.get("approximate") == "tanh":
@@ -182,21 +180,6 @@ def _take_spelled_out(context: Context, chain: _Chain) -> bool:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _bounds(context: Context, node: Node) -> tuple[float, float] | None:
-    """Return the bounds of a Clip, of every version; None if they are computed."""
-    if 0 < node.version < 11:
-        low, high = node.attrs.get("min", -math.inf), node.attrs.get("max", math.inf)
-        return float(low), float(high)
-    found = [-math.inf, math.inf]
-    for k, value in enumerate(node.inputs[1:3]):
-        if value is not None:
-            number = context.scalar(value)
-            if number is None:
-                return None
-            found[k] = number
-    return found[0], found[1]
 
 
 MATCHERS = (conv, product)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from subgraph.graph import Node, Value
 from subgraph.property import SubgraphProperty, register_property
 
+from . import fuse_activations
 from ._patterns import (
     FLOATS,
     Context,
@@ -31,7 +32,7 @@ def _near(a: float | None, b: float) -> bool:
     return a is not None and abs(a - b) <= _TOLERANCE * max(1.0, abs(b))
 
 
-# ---------------------------------------------------------------- GELU, SiLU
+# ---------------------------------------------------------------- GELU
 
 
 def gelu(context: Context, node: Node) -> Match | None:
@@ -158,22 +159,6 @@ def _times(a: Polynomial, b: Polynomial) -> Polynomial:
         for q, d in b.items():
             result[p + q] = result.get(p + q, 0.0) + c * d
     return result
-
-
-def silu(context: Context, node: Node) -> Match | None:
-    """Match ``x * sigmoid(x)`` and ``x * hard_sigmoid(x)``."""
-    if not is_op(node, "Sigmoid", "HardSigmoid") or dtype_of(node.outputs[0]) not in FLOATS:
-        return None
-    x, user = node.inputs[0], context.user(node.outputs[0])
-    if user is None or not is_op(user, "Mul") or context.other(user, node.outputs[0]) is not x:
-        return None
-    nodes = (node, user)
-    if node.op_type == "Sigmoid":
-        return Match(nodes, "Swish", (x,), {"alpha": 1.0}, domain="", version=24, arity=1)
-    alpha, beta = (float(node.attrs.get(k, d)) for k, d in (("alpha", 0.2), ("beta", 0.5)))
-    if not _near(alpha, 1 / 6) or not _near(beta, 0.5):
-        return None
-    return Match(nodes, "HardSwish", (x,), domain="", version=14, arity=1)
 
 
 # ---------------------------------------------------------------- normalizations
@@ -540,7 +525,7 @@ def _ordered(nodes: Sequence[Node]) -> list[Node]:
 
 
 MATCHERS = (attention, layer_norm, rms_norm, softmax)
-ACTIVATIONS = (gelu, silu)
+ACTIVATIONS = (gelu, *fuse_activations.ACTIVATIONS)
 
 
 @register_property("cpu_transformer")

@@ -135,6 +135,53 @@ def test_silu_and_hard_swish() -> None:
     check(graph, values(4, 8))
 
 
+def clipped(x: Any) -> Any:
+    return ops.Clip(ops.Add(number("three", 3.0), x), number("zero", 0.0), number("six", 6.0))
+
+
+HARD_SWISHES: dict[str, Callable[[Any], Any]] = {
+    "product, quotient": lambda x: ops.Div(ops.Mul(x, clipped(x)), number("d", 6.0)),
+    "quotient, product": lambda x: ops.Mul(ops.Div(clipped(x), number("d", 6.0)), x),
+    "two products": lambda x: ops.Mul(number("d", 1 / 6), ops.Mul(clipped(x), x)),
+}
+
+
+@pytest.mark.parametrize("form", HARD_SWISHES)
+def test_hard_swish_of_primitives(form: str) -> None:
+    x = sg.input("x", (2, 8, 5, 5), "float32")
+    alone = sg.Graph([x], [HARD_SWISHES[form](x)])
+    assert fused_ops(alone) == ["HardSwish"]
+    check(alone, 4 * values(2, 8, 5, 5))
+    y = ops.Conv(x, weight("w", 16, 8, 1, 1))
+    after = sg.Graph([x], [HARD_SWISHES[form](y)])
+    assert fused_ops(after) == ["FusedConv"]
+    check(after, 4 * values(2, 8, 5, 5))
+
+
+def test_no_hard_swish_with_other_numbers_or_operands() -> None:
+    x, z = (sg.input(name, (4, 8), "float32") for name in "xz")
+    part = ops.Clip(ops.Add(x, number("two", 2.0)), number("zero", 0.0), number("six", 6.0))
+    for made in (
+        ops.Div(ops.Mul(x, part), number("d", 6.0)),
+        ops.Div(ops.Mul(x, clipped(x)), number("d", 5.0)),
+        ops.Div(ops.Mul(z, clipped(x)), number("d", 6.0)),
+    ):
+        graph = sg.Graph([x, z], [made])
+        assert fused_ops(graph) == ["FusedElementwise"]
+        check(graph, 4 * values(4, 8), values(4, 8) + 5)
+
+
+def test_mish_of_primitives() -> None:
+    x = sg.input("x", (2, 8, 5, 5), "float32")
+    alone = sg.Graph([x], [ops.Mul(x, ops.Tanh(ops.Softplus(x)))])
+    assert fused_ops(alone) == ["Mish"]
+    check(alone, values(2, 8, 5, 5))
+    y = ops.Conv(x, weight("w", 16, 8, 1, 1))
+    after = sg.Graph([x], [ops.Mul(ops.Tanh(ops.Softplus(y)), y)])
+    assert fused_ops(after) == ["FusedConv"]
+    check(after, values(2, 8, 5, 5))
+
+
 # ---------------------------------------------------------------- normalizations
 
 
