@@ -39,7 +39,6 @@ class CpuFusion:
         graph = apply_pass(graph, ["IdentityElimination", "ConstantsToParameters"])
         if any(not _known(value) for value in graph.values()):
             graph = apply_pass(graph, "InferTypes", strict=False)
-        graph = apply_pass(graph, "WidenHalf")
         for parameter in graph.parameters.values():
             # Types follow from what may be shapes and axes.
             if _may_be_shape(parameter):

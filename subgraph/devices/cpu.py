@@ -19,12 +19,13 @@ from subgraph.engine import host, pool
 from subgraph.engine.plan import PlanOptions
 from subgraph.engine.probe import Trial, trial
 from subgraph.engine.region_op import CpuSubgraphOp, Guards, RegionOptions
-from subgraph.graph import Graph, Node
+from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
 from subgraph.pass_manager import Checks, apply_pass
 from subgraph.selector import Reject
 from subgraph.settings import DeviceOptions, option
 from subgraph.subgraph_op import SubgraphOp
+from subgraph.types import TensorType
 
 _TRIAL = "cpu_trial"
 _GUARDS = "cpu_guards"
@@ -118,12 +119,18 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
     graph = graph.clone()
     # Weights are found by their parameters; what is left are the inputs that change.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
+    if any(_is_half(value) for value in graph.values()):
+        graph = apply_pass(graph, "WidenHalf")
     if options.FUSION:
         # The graph is a copy, and what the passes inside make is checked as a whole.
         with Checks(input=False, output=False):
             graph = apply_pass(graph, "CpuFusion", guards=guards)
         graph.verify()
     return graph, tuple(guards.items())
+
+
+def _is_half(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.dtype in ("float16", "bfloat16")
 
 
 def plan_options(options: CpuOptions) -> PlanOptions:

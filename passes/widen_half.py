@@ -1,0 +1,78 @@
+"""The pass "WidenHalf": operators that the CPU computes in float32 only get their halves widened.
+
+A model in float16 or bfloat16 keeps its types: a Cast stands before such an operator and another
+behind it, so each result is rounded once, as the standard's types say. Weights are widened when
+they are reformatted.
+"""
+
+from __future__ import annotations
+
+from subgraph.engine.lowering import LOWERINGS
+from subgraph.graph import Graph, Node, Value
+from subgraph.op import operator_key
+from subgraph.pass_manager import register_pass
+from subgraph.types import ONNX_DTYPE, TensorType
+
+_HALVES = frozenset({"float16", "bfloat16"})
+_CAST_VERSION = 13
+
+
+@register_pass("WidenHalf")
+def widen_half(graph: Graph) -> Graph:
+    """Return a copy in which operators without kernels for halves work in float32."""
+    graph = graph.clone()
+    widened: dict[Value, Value] = {}
+    replacements: dict[Value, Value] = {}
+    for node in graph.nodes:
+        if not _wants_float32(node, replacements):
+            continue
+        node.inputs = tuple(_widened(v, widened, replacements) for v in node.inputs)
+        for value in node.outputs:
+            dtype = _half(value)
+            if dtype:
+                assert isinstance(value.type, TensorType)
+                value.type = TensorType("float32", value.type.shape)
+                replacements[value] = _cast(value, dtype)
+    # What a widened node reads of another goes through both conversions.
+    graph.rewire(replacements)
+    return graph
+
+
+def _half(value: Value | None) -> str:
+    type_ = None if value is None else value.type
+    return type_.dtype if isinstance(type_, TensorType) and type_.dtype in _HALVES else ""
+
+
+def _wants_float32(node: Node, narrowed: dict[Value, Value]) -> bool:
+    if node.domain or node.subgraph is not None or node.bodies or not node.inputs:
+        return False
+    first = node.inputs[0]
+    dtype = "" if first is None else _half(narrowed.get(first, first))
+    rule = LOWERINGS.find(operator_key(node.op_type, node.domain)) if dtype else None
+    return (
+        rule is not None
+        and rule.dtypes is not None
+        and dtype not in rule.dtypes
+        and "float32" in rule.dtypes
+    )
+
+
+def _widened(
+    value: Value | None, widened: dict[Value, Value], narrowed: dict[Value, Value]
+) -> Value | None:
+    """Return a value in float32; one that a node before gives in it is rounded all the same."""
+    if value is None:
+        return None
+    held = narrowed.get(value, value)
+    if not _half(held):
+        return value
+    if held not in widened:
+        widened[held] = _cast(held, "float32")
+    return widened[held]
+
+
+def _cast(value: Value, dtype: str) -> Value:
+    node = Node("Cast", [value], version=_CAST_VERSION, attrs={"to": ONNX_DTYPE[dtype]})
+    assert isinstance(value.type, TensorType)
+    node.outputs[0].type = TensorType(dtype, value.type.shape)
+    return node.outputs[0]
