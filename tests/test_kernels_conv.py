@@ -360,6 +360,41 @@ def test_tuned_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     close(run(), wanted, 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pads", "dilation"),
+    [(1, 1, 0, 1), (1, 2, 0, 1), (1, 1, 1, 1), (3, 2, 1, 1), (3, 1, 2, 2)],
+)
+@pytest.mark.parametrize("act", ["Relu", "Sigmoid"])
+def test_long_sums(kernel: int, stride: int, pads: int, dilation: int, act: str) -> None:
+    """Sums that go over several segments, of images whose rows are no whole tiles."""
+    rng = np.random.default_rng(kernel)
+    x = rng.standard_normal((2, 530, 7, 13)).astype(np.float32)
+    w = (rng.standard_normal((150, 530, kernel, kernel)) / (23 * kernel)).astype(np.float32)
+    bias = rng.standard_normal(150).astype(np.float32)
+    attrs = {"strides": (stride,) * 2, "pads": (pads,) * 4, "dilations": (dilation,) * 2}
+    wanted = reference(x, w, *(attrs[k] for k in ("strides", "dilations", "pads")), 1)
+    added = rng.standard_normal(wanted.shape).astype(np.float32)
+    wanted += bias.reshape(-1, 1, 1) + added
+    results = [
+        run_node(
+            "FusedConv",
+            [x, w, bias, added],
+            [wanted.shape],
+            {**attrs, "activation": act},
+            domain="subgraph.cpu",
+            constant=[1, 2],
+            blocked=[0, 3],
+            out_layout="blocked",
+            threads=threads,
+            cuts=[0.3],
+            options={"WINOGRAD": False},
+        )[0]
+        for threads in (1, 3)
+    ]
+    close(results[0], np.maximum(wanted, 0) if act == "Relu" else 1 / (1 + np.exp(-wanted)))
+    np.testing.assert_array_equal(results[0], results[1])
+
+
 @QUICK
 @given(
     case=convolutions(),
