@@ -133,11 +133,19 @@ __kernel void transposed(int count, __global const T *x, int x0, __global const 
 #define POOL_L1 2
 #define POOL_L2 3
 
-// after_*: pads behind, which count in an average that includes the padding.
+// after_*: pads behind, which count in an average that includes the padding. INDICES: places of the
+// maxima in the input are wanted, in row-major (1) or column-major (2) order of a channel's pixels.
 __kernel void window(int count, __global const T *x, int x0, __global T *y, int y0, SIZES,
-                     int after_d, int after_h, int after_w) {
+                     int after_d, int after_h, int after_w
+#if INDICES
+                     , __global long *places, int places0
+#endif
+) {
   PIXEL;
   int plane = sd * sh * sw, seen = 0, padded = 0;
+#if INDICES
+  int place = 0;
+#endif
   x += x0 + channel * plane;
   int z0 = pd * step_d - pad_d, r0 = ph * step_h - pad_h, c0 = pw * step_w - pad_w;
   T sum = POOL == POOL_MAX ? (T)-INFINITY : (T)0;
@@ -148,6 +156,9 @@ __kernel void window(int count, __global const T *x, int x0, __global T *y, int 
         padded += z < sd + after_d && r < sh + after_h && o < sw + after_w;
         if (z < 0 || z >= sd || r < 0 || r >= sh || o < 0 || o >= sw) continue;
         T value = x[(z * sh + r) * sw + o];
+#if INDICES
+        if (!seen || value > sum) place = INDICES == 1 ? (z * sh + r) * sw + o : z + (r + o * sh) * sd;
+#endif
         seen++;
         if (POOL == POOL_MAX) sum = isnan(value) || value > sum ? value : sum;
         if (POOL == POOL_AVERAGE) sum += value;
@@ -156,5 +167,8 @@ __kernel void window(int count, __global const T *x, int x0, __global T *y, int 
       }
   if (POOL == POOL_AVERAGE) sum /= INCLUDE ? padded : seen;
   y[y0 + id] = POOL == POOL_L2 ? sqrt(sum) : sum;
+#if INDICES
+  places[places0 + id] = (long)channel * plane + place;
+#endif
 }
 #endif

@@ -210,8 +210,6 @@ def window(node: Node, low: ClLowering) -> None:
     """Lower a pooling window."""
     out = low.output()
     _floats(low, out)
-    if len(node.outputs) > 1:
-        raise Unsupported("MaxPool with the indices of the maxima")
     if not out.size:
         return
     x = widened(low, low.given(0))
@@ -245,8 +243,10 @@ def _pool(
 ) -> None:
     out = low.output()
     y = narrowed(low, out)
-    source = _program(y.dtype, POOL=_KINDS[kind], INCLUDE=include)
-    words: list[Word] = [y.size, x, y, *sizes_of(g), *after]
+    places = low.outputs[1:]
+    order = 1 + int(low.node.attrs.get("storage_order", 0)) if places else 0
+    source = _program(y.dtype, POOL=_KINDS[kind], INCLUDE=include, INDICES=order)
+    words: list[Word] = [y.size, x, y, *sizes_of(g), *after, *places]
     work = y.size * g.taps
     low.launch(source, "window", words, *line(low, y.size), flops=work, bytes=x.nbytes + y.nbytes)
     settle(low, y, out)

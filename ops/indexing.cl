@@ -27,14 +27,16 @@ __kernel void gather(int count, __global const T *x, int x0, __global const I *i
 }
 
 // Single elements along an axis; with FROM they are taken, else put. n: sizes of the indices,
-// s: steps of the data, 0 along the axis. Puts that add up are done in order, by one work-item.
-__kernel void elements(int count, int many, __global T *data, int data0,
+// s: steps of the data, 0 along the axis. Puts that add up and may meet, those of one line along the
+// axis, are done in order by one work-item: ``many`` indices, ``apart`` from each other.
+__kernel void elements(int count, int many, int apart, __global T *data, int data0,
                        __global const I *indices, int i0, __global T *others, int others0,
                        int size, int axis_step, int n1, int n2, int n3, int n4, int n5, int s0,
                        int s1, int s2, int s3, int s4, int s5) {
   int id = get_global_id(0);
   if (id >= count) return;
-  for (int k = id * many; k < id * many + many; k++) {
+  int first = id / apart * apart * many + id % apart;
+  for (int k = first; k < first + many * apart; k += apart) {
     int rest = k, at = data0;
     at += rest % n5 * s5, rest /= n5;
     at += rest % n4 * s4, rest /= n4;
@@ -50,20 +52,29 @@ __kernel void elements(int count, int many, __global T *data, int data0,
   }
 }
 
-// Slices of ``inner`` elements by tuples of DEPTH indices.
-__kernel void nd(int count, int many, __global T *data, int data0, __global const long *indices,
+// Slices of ``inner`` elements by tuples of DEPTH indices. Puts that add up are done in order: each
+// of ``shares`` work-items goes through all tuples, and does what it owns of the data.
+__kernel void nd(int count, int tuples, int shares, __global T *data, int data0, __global const long *indices,
                  int i0, __global T *others, int others0, int inner, int per_batch, int batch,
                  __global const int *sizes, int sizes0, __global const int *steps, int steps0) {
   int id = get_global_id(0);
   if (id >= count) return;
-  for (int k = id * many; k < id * many + many; k++) {
-    int tuple = k / inner, at = data0 + tuple / per_batch * batch + k % inner;
+#if FROM || REDUCTION == 0
+  int tuple = id / inner, end = tuple + 1, element = id % inner;
+#else
+  int tuple = 0, end = tuples, element = id / shares;
+#endif
+  for (; tuple < end; tuple++) {
+    int at = tuple / per_batch * batch + element;
     for (int d = 0; d < DEPTH; d++)
       at += inside(indices[i0 + tuple * DEPTH + d], sizes[d]) * steps[d];
+    int k = others0 + tuple * inner + element;
 #if FROM
-    others[others0 + k] = data[at];
+    others[k] = data[data0 + at];
+#elif REDUCTION == 0
+    data[data0 + at] = others[k];
 #else
-    data[at] = PUT(data[at], others[others0 + k]);
+    if (at / inner % shares == id % shares) data[data0 + at] = PUT(data[data0 + at], others[k]);
 #endif
   }
 }

@@ -18,6 +18,7 @@ from .opencl_code import line, require, storage, word
 
 _REDUCTIONS = {"none": 0, "add": 1, "mul": 2, "max": 3, "min": 4}
 _LEVELS = 6
+_SHARES = 256  # work-items of a GPU that share a scatter with reduction
 
 cl_shared(
     *("Gather", "GatherElements", "GatherND", "ScatterElements", "Scatter", "ScatterND", "OneHot"),
@@ -67,13 +68,13 @@ def gather(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     low.launch(source, "gather", [*arguments, size, taken, inner], *line(low, count))
 
 
-def _shared(low: ClLowering, kernel: Kernel, count: int) -> tuple[int, int]:
-    """Return how many work-items there are and how many elements each has."""
+def _reduces(low: ClLowering, kernel: Kernel) -> bool:
+    """Return whether elements are put together with those that are there."""
     variant: dict[str, Any] = dict(kernel.variant)
-    if variant["reduction"] != "none":
-        require(low, variant["dtype"])
-        return 1, count
-    return count, 1
+    if variant["reduction"] == "none":
+        return False
+    require(low, variant["dtype"])
+    return True
 
 
 @cl_kernel("indexing_kernels", "elements")
@@ -86,9 +87,11 @@ def elements(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     missing = _LEVELS - len(sizes)
     if missing < 0:
         raise Unsupported(f"indices with {len(sizes)} dimensions")
-    count = int(np.prod(sizes))
-    items, many = _shared(low, kernel, count)
-    arguments: list[Word] = [items, many, *_places(words, item), size, step // item]
+    items, many, apart = int(np.prod(sizes)), 1, 1
+    if _reduces(low, kernel):
+        along = steps.index(0)  # the axis of the indices; the data's has ``step``
+        items, many, apart = items // sizes[along], sizes[along], int(np.prod(sizes[along + 1 :]))
+    arguments: list[Word] = [items, many, apart, *_places(words, item), size, step // item]
     arguments += [*[1] * missing, *sizes][1:]
     arguments += [*[0] * missing, *(s // item for s in steps)]
     low.launch(source, "elements", arguments, *line(low, items))
@@ -102,8 +105,19 @@ def nd(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     sizes = np.array([*pairs[::2], 0], np.int32)
     steps = np.array([*(s // item for s in pairs[1::2]), 0], np.int32)
     tables: list[Word] = [low.weight("table32", np.array, t) for t in (sizes, steps)]
-    items, many = _shared(low, kernel, tuples * inner)
-    arguments: list[Word] = [items, many, *_places(words, item), inner, per_batch, batch // item]
+    items, shares = tuples * inner, 1
+    if _reduces(low, kernel):
+        shares = -(-(_SHARES if low.traits.is_gpu else low.traits.units) // inner)
+        items = shares * inner
+    arguments: list[Word] = [
+        items,
+        tuples,
+        shares,
+        *_places(words, item),
+        inner,
+        per_batch,
+        batch // item,
+    ]
     low.launch(source, "nd", [*arguments, *tables], *line(low, items))
 
 

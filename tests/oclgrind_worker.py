@@ -12,14 +12,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 from opencl_support import core, graph_of
-from test_opencl_ops import chosen, heavy, integer
+from test_opencl_ops import chosen, heavy, integer, meeting
 from test_ops_devices import check
 
 
 def main(device: str, kernels: str, start: int, step: int) -> None:
     """Run every ``step``-th case on a device; what the operators give is compared, too."""
     core().set_property("OPENCL", {"KERNELS": kernels})
-    for op, case in [*heavy(), *integer()][start::step]:
+    for op, case in [*heavy(), *integer(), *meeting()][start::step]:
         graph, arrays = graph_of(op, **case)
         model = core().compile_model(graph, device)
         wanted = core().compile_model(graph, "CPU")(arrays)[0]

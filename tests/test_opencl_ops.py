@@ -13,6 +13,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 
@@ -208,6 +209,49 @@ def test_heavy_operator(op: str, case: dict[str, Any], kernels: str) -> None:
     wanted = core().compile_model(graph, sure)(arrays)[0]
     model = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})
     np.testing.assert_allclose(model(arrays)[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+def meeting() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield scatters whose updates meet, and pooling that says where the maxima are."""
+    for reduction in ("add", "mul", "max", "min"):
+        for axis in (0, 1, -1):
+            places = np.random.default_rng(axis + 5).integers(-3, 3, (3, 5, 4))
+            arrays = [random(3, 6, 5), places, random(3, 5, 4)]
+            options = {"axis": axis, "reduction": reduction, "version": 18}
+            yield "ScatterElements", {"arrays": arrays, **options}
+        for depth, inner in ((1, (6, 5)), (2, (5,)), (3, ())):
+            places = np.random.default_rng(depth).integers(-3, 3, (4, 9, depth))
+            arrays = [random(3, 6, 5), places, random(4, 9, *inner)]
+            yield "ScatterND", {"arrays": arrays, "reduction": reduction, "version": 18}
+    for size, options in (
+        ((2, 3, 9, 11), {"kernel_shape": (3, 2), "strides": (2, 2), "pads": (1, 0, 1, 1)}),
+        ((2, 3, 17), {"kernel_shape": (4,), "dilations": (2,)}),
+        ((1, 2, 5, 6, 7), {"kernel_shape": (2, 3, 2), "strides": (1, 2, 2)}),
+    ):
+        yield "MaxPool", {"arrays": [random(*size)], "outputs": 2, **options}
+
+
+@pytest.mark.parametrize("kernels", ["CPU", "GPU"])
+@pytest.mark.parametrize(("op", "case"), list(meeting()))
+def test_what_meets(op: str, case: dict[str, Any], kernels: str) -> None:
+    graph, arrays = graph_of(op, **case)
+    answer = core().query_model(graph, "OPENCL")
+    assert answer.get("tried") == "OPENCL", answer.reasons
+    session = onnxruntime.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    wanted: list[Any] = session.run(None, {f"x{k}": array for k, array in enumerate(arrays)})
+    found = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})(arrays)
+    for k, want in enumerate(wanted):
+        np.testing.assert_allclose(found[k], want, rtol=1e-5, atol=1e-5)
+
+
+def test_places_of_maxima_in_columns() -> None:
+    graph, arrays = graph_of(
+        "MaxPool", [random(2, 3, 8, 6)], outputs=2, kernel_shape=(2, 2), strides=(2, 2),
+        storage_order=1,
+    )  # fmt: skip
+    found = core().compile_model(graph, "OPENCL")(arrays)
+    turned = arrays[0].swapaxes(2, 3).reshape(-1)  # a column after the other
+    np.testing.assert_array_equal(turned[found[1]], found[0])
 
 
 @pytest.mark.parametrize("kernels", ["CPU", "GPU"])
