@@ -17,6 +17,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from subgraph.errors import ModelError
 from subgraph.graph import Graph, Node, Value
 from subgraph.onnx_checks import check_node, read_opsets, refuse_unknown, text_of, version_of
+from subgraph.onnx_kept import keep
 from subgraph.onnx_order import sort_nodes, used
 from subgraph.onnx_proto import attr_from_proto, type_from_proto
 from subgraph.onnx_tensors import Array, TensorReader
@@ -46,6 +47,8 @@ class _Level:
         self.value_names: set[str] = set()
         # Inner values that stand for outer ones, and these.
         self.captures: list[tuple[Value, Value]] = []
+        self.docs: list[tuple[Node, str]] = []
+        self.weights: list[Value] = []
 
     def node_name(self, name: str) -> str:
         return _fresh(name, self.node_names) if name else ""
@@ -159,6 +162,7 @@ class GraphReader:
             doc=text_of(model.doc_string or model.graph.doc_string),
         )
         graph.attrs["onnx"] = _origin(model)
+        keep(graph, model.graph, scope.level.docs, scope.level.weights, model)
         return graph
 
     def _check_calls(self) -> None:
@@ -241,6 +245,7 @@ class GraphReader:
                 raise ModelError(f"graph {proto.name!r} has an initializer without a name")
             parameter = Parameter.adopt(_fresh(name, self._parameter_names), array)
             value = Value(name, parameter.type, parameter=parameter)
+            scope.level.weights.append(value)
             scope.define(name, value, "an initializer")
             scope.level.value_names.add(name)
             weights[name] = value
@@ -302,6 +307,8 @@ class GraphReader:
             metadata=_noted(proto.metadata_props),
         )
         scope.level.nodes.append(node)
+        if proto.doc_string:
+            scope.level.docs.append((node, text_of(proto.doc_string)))
 
     def _input(self, name: str, proto: NodeProto, scope: _Scope) -> Value | None:
         if not name:
@@ -361,6 +368,7 @@ class GraphReader:
             metadata=_noted(proto.metadata_props),
             doc=text_of(proto.doc_string),
         )
+        keep(graph, proto, level.docs, level.weights)
         return _Body((graph, tuple(outer for _, outer in level.captures)))
 
     def _function_scope(

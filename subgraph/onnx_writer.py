@@ -19,6 +19,7 @@ from onnx.helper import find_min_ir_version_for, make_opsetid
 
 from subgraph._version import __version__
 from subgraph.graph import Graph, Node, Value
+from subgraph.onnx_kept import kept_of, write_back, write_back_model
 from subgraph.onnx_opsets import all_graphs, choose_opsets
 from subgraph.onnx_proto import attr_to_proto, tensor_to_proto, type_to_proto
 from subgraph.onnx_reader import HIDDEN, MARK
@@ -89,7 +90,9 @@ class GraphWriter:
         """
         self._graph = graph
         self._opsets = choose_opsets(graph)
-        self._states = Snapshot(p for g in all_graphs(graph) for p in g.parameters.values()).states
+        graphs = all_graphs(graph)
+        used = [p for g in graphs for p in g.parameters.values()]
+        self._states = Snapshot([*used, *(p for g in graphs for p in kept_of(g).unused)]).states
         self._functions: dict[Graph, tuple[str, FunctionProto]] = {}
         self._function_names: set[str] = set()
         self._hidden: dict[Graph, list[Parameter]] = {}
@@ -113,6 +116,7 @@ class GraphWriter:
         self.weights = [(name, self._states[p].array) for p, name in names.weights.items()]
         _add_notes(proto, graph.metadata)
         _add_notes(proto.graph, origin.get("graph_metadata", {}))
+        write_back_model(kept_of(graph), graph, proto)
         proto.functions.extend(function for _, function in self._functions.values())
         if self._functions:
             self._opsets[DOMAIN] = 1
@@ -180,7 +184,12 @@ class GraphWriter:
             for parameter, home in self._home.items():
                 if home is graph and parameter not in names.weights:
                     names.weights[parameter] = names.fresh(parameter.name)
-        else:
+        kept = kept_of(graph)
+        for parameter in kept.unused:
+            if parameter not in self._home:
+                names.weights[parameter] = names.fresh(parameter.name)
+        self._notes |= any(notes for _, notes in kept.values.values())
+        if body:
             for parameter, name in names.weights.items():
                 proto.initializer.append(tensor_to_proto(self._states[parameter].array, name))
         self._write_nodes(proto.node, graph, names)
@@ -188,6 +197,7 @@ class GraphWriter:
         for value in graph.inputs:
             proto.input.append(_info(names(value), value))
         self._write_outputs(proto, graph, names, set(graph.captures))
+        write_back(kept, proto)
 
     def _write_outputs(
         self, proto: GraphProto, graph: Graph, names: _Names, outside: set[Value]
@@ -231,6 +241,7 @@ class GraphWriter:
                     infos.append(_info(names.of[value], value))
 
     def _write_nodes(self, protos: Any, graph: Graph, names: _Names) -> None:
+        docs = kept_of(graph).nodes
         for node in graph.nodes:
             if node.subgraph is None:
                 proto = protos.add(op_type=node.op_type, domain=node.domain)
@@ -240,6 +251,7 @@ class GraphWriter:
                 proto.input.extend([names(v) for v in node.inputs])
                 proto.input.extend(names.weight(p) or "" for p in self._hidden_of(node.subgraph))
             proto.name = node.name
+            proto.doc_string = docs.get(node.name, "")
             proto.output.extend([names.of[v] for v in node.outputs])
             if node.attrs:
                 self._write_attributes(proto, node, names)

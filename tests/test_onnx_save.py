@@ -325,3 +325,59 @@ def test_partitioned_models_are_saved_with_the_same_results(tmp_path: Path) -> N
         np.testing.assert_array_equal(one, two)
     graph.attrs.clear()
     same(graph, sg.load(path))
+
+
+def test_what_a_graph_has_no_place_for_is_written_back(tmp_path: Path) -> None:
+    """Unused weights, descriptions of nodes and values, notes, training graphs, annotations."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]>
+        main (float[N, 2] x, bool go) => (float[N, 2] y)
+        <float[2] w = {1, 2}, float[3] spare = {3, 4, 5}, float[1] inner = {6}> {
+            a = Add(x, w)
+            y = If (go) <
+                then_branch = yes () => (float[N, 2] b) <float[1] lost = {7}> { b = Mul(a, inner) },
+                else_branch = no () => (float[N, 2] c) { c = Neg(a) }>
+        }"""
+    )
+    graph = model.graph
+    model.doc_string, graph.doc_string = "of the model", "of the graph"
+    graph.node[0].name, graph.node[0].doc_string = "add", "of a node"
+    body = graph.node[1].attribute[0].g
+    body.node[0].name, body.node[0].doc_string = "add", "of a node in a body"
+    graph.input[0].doc_string = "of an input"
+    graph.output[0].metadata_props.add(key="k", value="of an output")
+    graph.value_info.add(name="a", doc_string="of a value").type.CopyFrom(graph.input[0].type)
+    graph.metadata_props.add(key="k", value="v")
+    graph.quantization_annotation.add(tensor_name="a").quant_parameter_tensor_names.add(key="SCALE")
+    training = model.training_info.add()
+    training.initialization_binding.add(key="w", value="w0")
+    path = tmp_path / "again.onnx"
+    sg.save(sg.load(model), path)
+    again = onnx.load(path)
+    for name in ("doc_string", "training_info"):
+        assert getattr(again, name) == getattr(model, name)
+    for name in ("doc_string", "quantization_annotation", "metadata_props"):
+        assert getattr(again.graph, name) == getattr(graph, name)
+    weights = {t.name: onnx.numpy_helper.to_array(t).tolist() for t in again.graph.initializer}
+    assert weights["spare"] == [3, 4, 5]
+    assert weights["w"] == [1, 2]
+    assert [node.doc_string for node in again.graph.node] == ["of a node", ""]
+    inside = again.graph.node[1].attribute[0].g
+    assert inside.node[0].doc_string == "of a node in a body"
+    assert sorted(t.name for t in inside.initializer) == ["inner", "lost"]
+    assert again.graph.input[0].doc_string == "of an input"
+    assert again.graph.output[0].metadata_props == graph.output[0].metadata_props
+    assert {i.name: i.doc_string for i in again.graph.value_info}["a"] == "of a value"
+    onnx.checker.check_model(again)
+
+
+def test_a_description_stays_where_it_was() -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> m (float x) => (float y) { y = Neg(x) }'
+    )
+    model.graph.doc_string = "of the graph alone"
+    again = sg.to_onnx(sg.load(model))
+    assert (again.doc_string, again.graph.doc_string) == ("", "of the graph alone")
+    changed = sg.load(model)
+    changed.doc = "new"
+    assert sg.to_onnx(changed).doc_string == "new"
