@@ -121,6 +121,8 @@ class Signature:
     def _ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         if len(args) == 1 and not named:
             only: Any = args[0]
+            if _is(only, dict) and only.keys() == self._positions.keys():
+                return [only[name] for name in self._positions]
             if _is(only, list, tuple):
                 args = only
             elif _is(only, Mapping):
