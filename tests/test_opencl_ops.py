@@ -31,6 +31,7 @@ from test_ops_devices import check
 
 pytestmark = [needs_device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 _EACH = 2  # cases of an operator
+BY_CPU = ("ConvTranspose", "MaxPool", "AveragePool", "MaxRoiPool", "RoiAlign")
 ROWS = ("ReduceSum", "ReduceMax", "Softmax", "LogSoftmax", "LayerNormalization")
 
 
@@ -139,6 +140,15 @@ def heavy() -> Iterator[tuple[str, dict[str, Any]]]:
     numbers = [np.array(n, np.int64) for n in (5, 12)]
     framed = [random(2, 40, 1), numbers[0], random(12), numbers[1]]
     yield "STFT", {"arrays": framed, "constants": (1, 2, 3), "version": 17}
+    x, corners = random(2, 3, 9, 8), np.abs(random(5, 2)) * 3
+    regions = np.concatenate([corners, corners + 4], 1).astype(np.float32)
+    numbers = [np.array([0, 1, 1, 0, 1])]
+    yield "RoiAlign", {"arrays": [x, regions, *numbers], "output_height": 3, "output_width": 2}
+    numbered = np.concatenate([numbers[0][:, None], regions], 1).astype(np.float32)
+    yield "MaxRoiPool", {"arrays": [x, numbered], "pooled_shape": (3, 2)}
+    for mode, padding in (("linear", "zeros"), ("nearest", "border"), ("cubic", "reflection")):
+        sampled = {"mode": mode, "padding_mode": padding, "version": 22}
+        yield "GridSample", {"arrays": [x, random(2, 5, 4, 2)], **sampled}
     counts = {"q_num_heads": 4, "kv_num_heads": 4, "is_causal": 1}
     yield "Attention", {"arrays": [random(2, 17, 64)] * 3, "version": 23, **counts}
 
@@ -205,7 +215,7 @@ def test_heavy_operator(op: str, case: dict[str, Any], kernels: str) -> None:
     answer = core().query_model(graph, "OPENCL")
     assert answer.get("tried") == "OPENCL", answer.reasons
     # The reference package fails on some forms of these.
-    sure = "CPU" if op in ("ConvTranspose", "MaxPool", "AveragePool") else "REFERENCE"
+    sure = "CPU" if op in BY_CPU else "REFERENCE"
     wanted = core().compile_model(graph, sure)(arrays)[0]
     model = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})
     np.testing.assert_allclose(model(arrays)[0], wanted, rtol=1e-4, atol=1e-4)

@@ -1,7 +1,9 @@
-"""RoiAlign, MaxRoiPool and GridSample on the CPU, against ONNX Runtime."""
+"""RoiAlign, MaxRoiPool and GridSample on CPU and OPENCL, against ONNX Runtime."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,21 +13,26 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 
+sys.path.insert(0, str(Path(__file__).parent))
+from opencl_support import missing
+
 Array = np.ndarray[Any, Any]
+DEVICES = ("CPU",) if missing() else ("CPU", "OPENCL")
 
 
 def _agree(build: Any, *arrays: Array, by_reference: bool = False) -> None:
     inputs = [sg.input(f"x{k}", a.shape, a.dtype.name) for k, a in enumerate(arrays)]
     graph = sg.Graph(inputs, [build(*inputs)])
-    query = sg.default_core().query_model(graph, "CPU")
-    assert set(query) == {node.name for node in graph.nodes}
-    got = sg.compile_model(graph, "CPU")(list(arrays))[0]
     if by_reference:
         expected = sg.compile_model(graph, "REFERENCE")(list(arrays))[0]
     else:
         session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
         (expected,) = session.run(None, {f"x{k}": a for k, a in enumerate(arrays)})
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    for device in DEVICES:
+        query = sg.default_core().query_model(graph, device)
+        assert set(query) == {node.name for node in graph.nodes}
+        got = sg.compile_model(graph, device)(list(arrays))[0]
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4, err_msg=device)
 
 
 @pytest.mark.parametrize("ratio", [0, 2])
@@ -47,10 +54,11 @@ def test_regions_of_nowhere_stay_inside_memory() -> None:
     regions = np.array([[np.nan] * 4, [-1e30, -1e30, 1e30, 1e30], [3, 3, 1, 1]], np.float32)
     inputs = [sg.input("x", x.shape), sg.input("r", regions.shape), sg.input("i", (3,), "int64")]
     made = ops.RoiAlign(*inputs, output_height=2, output_width=2, sampling_ratio=2)
-    results = sg.compile_model(sg.Graph(inputs, [made]), "CPU")(
-        [x, regions, np.array([-5, 10**12, 0])]
-    )
-    assert results[0].shape == (3, 2, 2, 2)
+    for device in DEVICES:
+        results = sg.compile_model(sg.Graph(inputs, [made]), device)(
+            [x, regions, np.array([-5, 10**12, 0])]
+        )
+        assert results[0].shape == (3, 2, 2, 2)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
