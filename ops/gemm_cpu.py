@@ -16,6 +16,8 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
 
+from .elementwise_cpu import emit_expression, source, temporary
+from .elementwise_expressions import Expression
 from .packing import matrix_panels
 from .strides import broadcast_strides, collapse
 from .tile_planning import (
@@ -148,21 +150,31 @@ def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) ->
             return row
 
         return low.weight(f"gemm row {n} x {beta!r} {of.lanes}", make, bias)
-    if bias.size != n or beta != 1.0:
-        raise Unsupported("a computed C that is scaled or a scalar")
-    return bias
+    if bias.size == n and beta == 1.0:
+        return bias
+    return _computed(low, bias, (n,), beta)
 
 
 def _spread(low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float, of: Tiles) -> Word:
     """Return C brought to the shape of the result."""
     if not bias.constant:
-        raise Unsupported("a computed C that is scaled or does not have the result's shape")
+        return _computed(low, bias, shape, beta)
 
     def make(array: Array) -> Array:
         scaled = array * np.asarray(beta, of.dtype)
         return np.ascontiguousarray(np.broadcast_to(scaled, shape))
 
     return low.weight(f"gemm C {shape} x {beta!r}", make, bias)
+
+
+def _computed(low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float) -> Operand:
+    """Emit the step that scales a computed C and brings it to a shape."""
+    spread = temporary(low, bias.dtype, shape)
+    e = Expression()
+    value = e("mul", e.input(bias.dtype), e.number(beta, bias.dtype))
+    own = bias.shape if len(shape) > 1 else (bias.size,)
+    emit_expression(low, e, [source(bias, own)], [(value, spread)])
+    return spread
 
 
 def _batch(product: Product) -> tuple[Matrix, list[int], list[list[int]]]:

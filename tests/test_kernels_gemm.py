@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import subgraph as sg
+from subgraph import ops
+
 from .kernel_support import run_node
 
 Array = np.ndarray[Any, Any]
@@ -164,3 +167,18 @@ def test_infinities_and_nan_stay_where_they_are() -> None:
     assert np.isinf(got[5]).all()
     rest = np.delete(got, [3, 5], 0)
     assert np.isfinite(rest).all()
+
+
+@pytest.mark.parametrize("sizes", [(5, 7, 9), (1, 3, 40), (13, 4, 1)])
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+def test_gemm_with_a_computed_c(sizes: tuple[int, int, int], beta: float) -> None:
+    rows, depth, columns = sizes
+    generator = np.random.default_rng(rows)
+    for shape in ((columns,), (1, columns), (rows, 1), (rows, columns), (1,), (1, 1), ()):
+        a, b, c = (generator.standard_normal(s) for s in ((rows, depth), (depth, columns), shape))
+        x, extra = sg.input("x", a.shape, "float64"), sg.input("c", c.shape, "float64")
+        product = ops.Gemm(x, sg.parameter("w", b), extra, alpha=0.7, beta=beta)
+        graph = sg.Graph([x, extra], [product])
+        assert set(sg.Core().query_model(graph, "CPU").values()) == {"CPU"}
+        got = sg.compile_model(graph, "CPU")([a, np.asarray(c)])[0]
+        np.testing.assert_allclose(got, 0.7 * (a @ b) + beta * c, rtol=1e-12, atol=1e-12)
