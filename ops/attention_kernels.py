@@ -72,7 +72,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
     load, store, splat, zero = v.load, v.store, v.splat, v.zero
     largest, select, iota = v.max, v.select, v.iota
     load1 = ld(dtype)
-    exp, turn = function("exp", dtype, lanes), transposer(dtype, lanes)
+    exp, turn = function("exp_flushed", dtype, lanes), transposer(dtype, lanes)
     item = item_bytes(dtype)
     size = lanes * item
     width = nv * lanes

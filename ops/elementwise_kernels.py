@@ -25,6 +25,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from subgraph.engine import host
 from subgraph.engine.irtools import (
     I32,
     I64,
@@ -54,7 +55,7 @@ from .primitive_kernels import (
 
 Value = Any
 HEADER = 6
-# Longer programs keep the registers busy with one vector at a time.
+# Longer programs keep the registers busy with one vector at a time, costly functions 32 of them.
 _UNROLLED_LENGTH, _UNROLL = 6, 4
 _LONG = frozenset(
     [
@@ -116,9 +117,13 @@ class _Program:
         return dict(sorted(found.items(), key=lambda item: int(item[0][1:])))
 
     @property
-    def is_short(self) -> bool:
+    def together(self) -> int:
+        """Return how many vectors to compute at once, so that their chains overlap."""
         names = [name for name, _, _ in self.instructions]
-        return len(names) <= _UNROLLED_LENGTH and not _LONG.intersection(names)
+        if len(names) > _UNROLLED_LENGTH:
+            return 1
+        costly = _LONG.intersection(names)
+        return 1 if costly and host.isa().registers > 16 else _UNROLL
 
     def evaluate(
         self, builder: Any, loaded: Sequence[Value], numbers: dict[str, Value], lanes: int
@@ -263,9 +268,9 @@ class _Tile:
             return body
 
         at: Value = I64(0)
-        if self.program.is_short:
-            wide = lanes * _UNROLL
-            at, _ = _loop(builder, at, count, I64(wide), [], vectors(_UNROLL))
+        times = self.program.together
+        if times > 1:
+            at, _ = _loop(builder, at, count, I64(lanes * times), [], vectors(times))
         if lanes > 1:
             at, _ = _loop(builder, at, count, I64(lanes), [], vectors(1))
             with builder.if_then(builder.icmp_signed("<", at, count)):

@@ -41,7 +41,7 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
     one = vec(dtype, 1)
     splat1, get1 = one.splat, one.get
     cut1 = _rounding(dtype, narrow, 1)
-    exp, log1 = vmath.function("exp", dtype, lanes), vmath.function("log", dtype, 1)
+    exp, log1 = vmath.function("exp_flushed", dtype, lanes), vmath.function("log", dtype, 1)
     cut, half = _rounding(dtype, narrow, lanes), bool(narrow)
     item = v.itemsize
     step = lanes * item
@@ -122,7 +122,7 @@ def columns(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
     """
     v = vec(dtype, lanes)
     load_m, store_m, mask_n, splat, maximum = v.load_m, v.store_m, v.mask_n, v.splat, v.maximum
-    exp, logarithm = (vmath.function(name, dtype, lanes) for name in ("exp", "log"))
+    exp, logarithm = (vmath.function(name, dtype, lanes) for name in ("exp_flushed", "log"))
     cut, half = _rounding(dtype, narrow, lanes), bool(narrow)
     item = v.itemsize
 

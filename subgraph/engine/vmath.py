@@ -355,6 +355,13 @@ def _exp_between(x: Expr) -> Expr:
     return x.from_bits(builder.add(power.bits(), exponent))
 
 
+def _exp_flushed(x: Expr) -> Expr:
+    """Return e**x for x up to 87 (float64: 708), 0 (or a subnormal number) below minus that."""
+    if _scales_in_one():
+        return _exp(x)
+    return x.const(0.0).where(x.compare("<", -x.format.exp_normal), _exp_between(x))
+
+
 def _expm1_negative(x: Expr) -> Expr:
     """Return e**x - 1 for x <= 0 (and a little above)."""
     _, exponent, power = _reduced(x.at_least(x.format.expm1_least))
@@ -504,6 +511,7 @@ def _softplus(x: Expr) -> Expr:
 
 _FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
     "exp": _exp,
+    "exp_flushed": _exp_flushed,
     "expm1": _expm1,
     "log": _log,
     "log1p": _log1p,
