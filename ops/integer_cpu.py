@@ -1,9 +1,6 @@
-"""Integer products on the CPU device: MatMulInteger, ConvInteger, QLinearConv in plain layout."""
+"""Integer products on the CPU device: ConvInteger, QLinearConv in the plain layout."""
 
 from __future__ import annotations
-
-import math
-from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -55,29 +52,6 @@ def _check(*operands: Operand) -> None:
             raise Unsupported(f"an integer product of {operand.dtype}")
 
 
-def _panels(depth: int, columns: int, width: int, flip: int) -> Callable[[Array], Array]:
-    """Return the recipe of a right side ``[K, N]``: panels of quads of signed bytes."""
-
-    def make(matrix: Array) -> Array:
-        full = np.zeros((round_up(depth, 4), round_up(columns, width)), np.int8)
-        signed = matrix.reshape(depth, columns).astype(np.int16) - flip
-        full[:depth, :columns] = signed.astype(np.int8)
-        quads = full.reshape(-1, 4, full.shape[1] // width, width)
-        return np.ascontiguousarray(quads.transpose(2, 0, 3, 1))
-
-    return make
-
-
-def _sums(pad: int, flip: int) -> Callable[[Array], Array]:
-    """Return the recipe of the column sums of a matrix, padded with zeros."""
-
-    def make(matrix: Array) -> Array:
-        sums = (matrix.astype(np.int32) + flip).sum(0, dtype=np.int32).reshape(-1)
-        return np.pad(sums, (0, round_up(sums.size, pad) - sums.size))
-
-    return make
-
-
 def _lanes() -> int:
     return host.lanes("int32")
 
@@ -106,49 +80,6 @@ def _emit(
         flops=flops,
         bytes=stack[0] * (m * depth + n * depth + m * n),
     )
-
-
-def _matmul_sides(
-    low: Lowering, a: Operand, b: Operand, a_zero: Operand | None, b_zero: Operand | None
-) -> tuple[Sides, tuple[int, int, int]]:
-    _check(a, b)
-    if b.rank != 2 or a.rank < 2 or not b.constant:
-        raise Unsupported("an integer product whose right side is not a matrix of weights")
-    depth, n = b.shape
-    m = math.prod(a.shape[:-1])
-    za, zb = _zero_point(a_zero), _zero_point(b_zero)
-    if za.size != 1 or zb.size not in (1, n):
-        raise Unsupported("an integer product with zero points for each row")
-    width = _lanes() * _VECTORS
-    flip_a, flip_b = (128 if a.dtype == "int8" else 0), (128 if b.dtype == "uint8" else 0)
-    step = round_up(depth, 4)
-    left, sums = low.scratch(max(m * step, 1)), low.scratch(max(4 * m, 1))
-    zero = int(za[0]) + flip_a
-    low.emit(
-        Kernel("integer_kernels", "rows_u8"),
-        [a, left, sums, depth, depth, 1, flip_a, zero, step],
-        m,
-        grain=grain(m, 4 * m * depth),
-        bytes=2 * m * depth,
-    )
-    recipe = f"integer panels {width} of {b.dtype}"
-    right = low.weight(recipe, _panels(depth, n, width, flip_b), b)
-    column_sums = low.weight(f"integer sums {width} of {b.dtype}", _sums(width, -flip_b), b)
-    zb_row = np.zeros(round_up(n, width), np.int32)
-    zb_row[:n] = zb - flip_b
-    za_rows = _constant(low, np.full(m, zero, np.int32))
-    return Sides(left, right, za_rows, sums, column_sums, _constant(low, zb_row)), (m, n, depth)
-
-
-@lowering("MatMulInteger", dtypes=_BYTES)
-def matmul_integer(node: Node, low: Lowering) -> None:
-    """Lower MatMulInteger."""
-    y = low.output()
-    if not y.size:
-        return
-    a, b = low.given(0), low.given(1)
-    sides, sizes = _matmul_sides(low, a, b, low.optional(2), low.optional(3))
-    _emit(low, sides, y, sizes)
 
 
 def _scales(low: Lowering, indices: tuple[int, int, int], count: int, pad: int) -> Weight:

@@ -19,7 +19,7 @@ from numba.extending import intrinsic, register_jitable
 
 from subgraph.engine.dot import dot4, emit_dot4
 from subgraph.engine.irtools import I32, I64, load_at, splat_value, store_at
-from subgraph.engine.simd import convert, ld_i32, ld_u8, st_i32, st_u8, vec
+from subgraph.engine.simd import convert, ld_i32, ld_u8, st_u8, vec
 from subgraph.engine.tile import Emit, arg, private_function
 
 _ROWS = 8  # rows of a tile
@@ -77,29 +77,6 @@ def _tile(lanes: int, rows: int, vectors: int) -> Any:
         return types.void(*[types.int64] * 6), codegen
 
     return tile
-
-
-def rows_u8() -> Callable[..., None]:
-    """Return the kernel that brings rows of A to unsigned bytes; one unit is one row.
-
-    Words: ``0 source, 1 target, 2 ra (int32), 3 K, 4 bytes between rows, 5 between elements,
-    6 what is added to a byte (0 or 128), 7 za, 8 bytes between target rows``. Units: rows.
-    """
-
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        depth, step, flip, to_step = arg(args, 3), arg(args, 5), arg(args, 6), arg(args, 8)
-        for row in range(begin, end):
-            source, to = arg(args, 0) + row * arg(args, 4), arg(args, 1) + row * to_step
-            total = 0
-            for k in range(depth):
-                value = (ld_u8(source + k * step) + flip) & 255
-                st_u8(to + k, value)
-                total += value
-            for k in range(depth, to_step):
-                st_u8(to + k, 0)
-            st_i32(arg(args, 2) + 4 * row, total - depth * arg(args, 7))
-
-    return kernel
 
 
 def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:

@@ -70,14 +70,17 @@ def integer_tile(flavour: str, weights: str) -> Tile:
 
 @attrs.define
 class Quantised:
-    """The operands of a quantised convolution or product, and where its result is cut."""
+    """The operands of a quantised convolution or product, and where its result is cut.
+
+    Without scales the result is the sums themselves, in int32.
+    """
 
     low: Lowering
     x: Operand
-    x_scale: Operand
+    x_scale: Operand | None
     x_zero: Operand | None
     w: Operand
-    w_scale: Operand
+    w_scale: Operand | None
     w_zero: Operand | None
     y_scale: Operand | None
     y_zero: Operand | None
@@ -247,10 +250,13 @@ def _sum_words(
         start = low.weight(name, spread, *sources)
     else:
         start = low.weight(name, spread, np.zeros(1, np.int32))
-    return [start, _scale(q, groups, outputs), _shift(q, groups, outputs, exact)]
+    if q.x_scale is None or q.w_scale is None:
+        return [start, 0, 0]
+    scale = _scale(q, q.x_scale, q.w_scale, groups, outputs)
+    return [start, scale, _shift(q, groups, outputs, exact)]
 
 
-def _scale(q: Quantised, groups: int, outputs: int) -> Weight:
+def _scale(q: Quantised, x_scale: Operand, w_scale: Operand, groups: int, outputs: int) -> Weight:
     """Return input scale * weight scale / output scale for each column."""
     spread = column_vector(groups, outputs, "float32")
 
@@ -259,7 +265,7 @@ def _scale(q: Quantised, groups: int, outputs: int) -> Weight:
         return spread(scale / out[0].reshape(-1) if out else scale)
 
     out = [] if q.y_scale is None or q.output == "float32" else [q.y_scale]
-    return q.low.weight(f"integer scale {groups}x{outputs}", make, q.x_scale, q.w_scale, *out)
+    return q.low.weight(f"integer scale {groups}x{outputs}", make, x_scale, w_scale, *out)
 
 
 def _shift(q: Quantised, groups: int, outputs: int, exact: bool) -> Word:
@@ -511,6 +517,27 @@ def fused_matmul(node: Node, low: Lowering) -> None:
     """Lower MatMul or Gemm between DequantizeLinear and QuantizeLinear."""
     q = quantised(node, low)
     if q.y.size:
+        _product(node, q)
+
+
+@lowering("MatMulInteger", dtypes=_BYTES)
+def matmul_integer(node: Node, low: Lowering) -> None:
+    """Lower MatMulInteger; the zero point of A may be computed at run time, as quantisers do."""
+    a, b, y = low.given(0), low.given(1), low.output()
+    if a.dtype not in _BYTES or b.dtype not in _BYTES or not b.constant:
+        raise Unsupported("an integer product whose right side is not a matrix of weights")
+    zeros = low.optional(2), low.optional(3)
+    if zeros[0] is not None and zeros[0].size != 1:
+        raise Unsupported("an integer product with zero points for each row")
+    if zeros[1] is not None and not (zeros[1].constant and zeros[1].size in (1, b.shape[-1])):
+        raise Unsupported(
+            "a zero point of weights that is computed at run time or of another shape"
+        )
+    none = (-math.inf, math.inf, 0)
+    q = Quantised(
+        low, a, None, zeros[0], b, None, zeros[1], None, None, None, None, y, none
+    )  # fmt: skip
+    if y.size:
         _product(node, q)
 
 

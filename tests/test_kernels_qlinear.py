@@ -78,3 +78,39 @@ def test_convolutions(
         options={"INTEGER_FLAVOUR": flavour},
     )
     np.testing.assert_array_equal(got, wanted)
+
+
+@FEW
+@given(
+    sizes=st.tuples(st.integers(1, 20), st.integers(1, 40), st.integers(1, 60)),
+    dtypes=st.tuples(BYTES, BYTES),
+    seed=st.integers(0, 1 << 30),
+)
+def test_a_zero_point_that_is_computed(
+    sizes: tuple[int, int, int], dtypes: tuple[str, str], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    m, n, k = sizes
+    a, b = draw(rng, dtypes[0], m, k), draw(rng, dtypes[1], k, n)
+    za, zb = draw(rng, dtypes[0], 1)[0], draw(rng, dtypes[1], n)
+    (got,) = run_node(
+        "MatMulInteger",
+        [a, b, np.asarray(za), zb],
+        [(m, n)],
+        constant=[1, 3],
+        out_dtype="int32",
+    )
+    wanted = (a.astype(np.int64) - int(za)) @ (b.astype(np.int64) - zb.astype(np.int64))
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("output", ["uint8", "int8"])
+def test_results_far_outside_saturate(output: str) -> None:
+    info = np.iinfo(output)
+    a = np.full((2, 300), 255, np.uint8)
+    b = np.stack([np.full(300, 127, np.int8), np.full(300, -128, np.int8)], 1)
+    one, huge = np.array(1, np.float32), np.array(1e6, np.float32)
+    zero = np.array(3, output)
+    inputs = [a, one, np.array(0, np.uint8), b, huge, np.zeros(1, np.int8), one, zero]
+    (got,) = run_node("QLinearMatMul", inputs, [(2, 2)], constant=range(1, 8), out_dtype=output)
+    np.testing.assert_array_equal(got, np.array([[info.max, info.min]] * 2, output))
