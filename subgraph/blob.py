@@ -16,6 +16,7 @@ import secrets
 import stat
 import struct
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -49,12 +50,16 @@ def digest(data: Any) -> str:
     state = hashlib.blake2b(digest_size=16)
     state.update(struct.pack("<Q", words.size))
     step = 1 << 12  # 16 MB at a time stays near the cache
-    for begin in range(0, len(table), step):
-        part = table[begin : begin + step]
-        state.update(np.add.reduce(part, axis=1).tobytes())
-        state.update(np.add.reduce(part, axis=0).tobytes())
+    parts = [table[begin : begin + step] for begin in range(0, len(table), step)]
+    with ThreadPoolExecutor(min(4, max(1, len(parts))), "subgraph-sum") as pool:
+        for sums in pool.map(_sums, parts):
+            state.update(sums)
     state.update(words[whole:].tobytes())
     return state.hexdigest()
+
+
+def _sums(table: np.ndarray[Any, Any]) -> bytes:
+    return np.add.reduce(table, axis=1).tobytes() + np.add.reduce(table, axis=0).tobytes()
 
 
 class BlobWriter:
