@@ -14,7 +14,7 @@ from subgraph.engine.tiling import tile_rows
 from .conv_geometry import Geometry
 from .tile_planning import Activation, Tiles, grain, round_up
 
-_GATHER = 3.0  # cycles to copy a vector of channels
+_GATHER = 6.0  # cycles to copy a vector of channels
 _LATENCY = 4  # rows below which a tile waits for its sums
 
 
@@ -128,7 +128,7 @@ def _tile_cycles(pixels: int, of: Tiles) -> float:
 def _cut_low(c: Cut, banded: bool) -> None:
     """Cut for low tiles: they read a weight so often that it must come from the first cache."""
     of, l2 = c.of, caches().l2
-    if not banded:
+    if not banded and c.g.pixels > of.mr:
         steps = c.g.taps * (1 if c.plain else of.lanes)
         most = max(1, caches().l1 // 2 // (of.width * of.item * steps))
         c.segment = -(-c.blocks_in // -(-c.blocks_in // most))

@@ -226,7 +226,8 @@ def direct(
         put(t, T_AHEAD, arg(t, T_B) + depth * columns)
         put(t, T_BKS, columns)
         put(t, T_SB2, arg(t, T_KIN) * columns)
-        put(t, T_SB1, arg(t, T_N2) * arg(t, T_KIN) * columns)
+        within = arg(args, 15) if plain or arg(args, 22) == 1 else arg(args, 16)
+        put(t, T_SB1, within * arg(t, T_KIN) * columns)
         put(t, T_SB0, taps * step * columns)
         bias = arg(args, 3)
         if bias != 0:
@@ -248,8 +249,14 @@ def direct(
         size: int,
         more: bool,
         post: int,
+        left: int,
     ) -> None:
-        """Run the tiles of a row of outputs; ``more``: go on from what y holds."""
+        """Run the tiles of a row of outputs; ``more``: go on from what y holds.
+
+        ``left`` is the column of the image that the first tap of the first output reads.
+        """
+        dw, weights = arg(args, 22), arg(t, T_B)
+        apart = not plain and dw > 1 and arg(args, 16) > 1 and arg(args, 48) == 0
         i = 0
         tile = arg(args, 26)
         share = arg(t, T_PACE) * (size // arg(t, T_BKS) // 2)
@@ -261,10 +268,35 @@ def direct(
             if more:
                 put(t, T_INIT, arg(t, T_C))
             put(t, T_AHEAD, arg(t, T_AHEAD) + share)
+            if apart:
+                # Taps that read nothing but padding are left out.
+                at = left + i * arg(args, 19)
+                end = at + (m - 1) * arg(args, 19)
+                tap = max(0, (dw - 1 - end) // dw)
+                put(t, T_N2, max(0, min(arg(args, 16), (arg(args, 10) - at + dw - 1) // dw) - tap))
+                put(t, T_A, arg(t, T_A) + tap * arg(t, T_SA2))
+                put(t, T_B, weights + tap * arg(t, T_SB2))
             call_kernel(tile, t, m, vectors, 0)
             if post != 0:
                 call_kernel(post, t, m, vectors, 0)
             i += m
+
+    @register_jitable
+    def skip_border(args: int, t: int, top: int, weights: int) -> int:
+        """Leave out the kernel rows that read nothing but padding; return how many come first.
+
+        ``top`` is the row of the image that the first kernel row reads.
+        """
+        kh, dh, height = arg(args, 15), arg(args, 21), arg(args, 9)
+        first = max(0, (dh - 1 - top) // dh)
+        count = max(0, min(kh, (height - top + dh - 1) // dh) - first)
+        if plain or arg(args, 22) == 1:
+            put(t, T_N2, count)
+            put(t, T_B, weights + first * arg(t, T_SB2))
+        else:
+            put(t, T_N1, count)
+            put(t, T_B, weights + first * arg(t, T_SB1))
+        return first
 
     @register_jitable
     def gather(args: int, x: int, to: int, blocks: int, where: int) -> None:
@@ -302,6 +334,7 @@ def direct(
         height, width = arg(args, 9), arg(args, 10)
         od_n, oh_n, ow_n = arg(args, 11), arg(args, 12), arg(args, 13)
         sd, sh, sw = arg(args, 17), arg(args, 18), arg(args, 19)
+        dh = arg(args, 21)
         rb, wb, pb = arg(args, 31), arg(args, 32), arg(args, 33)
         scratch, gathered = arg(args, 34), arg(args, 48) != 0
         if scratch != 0:
@@ -391,12 +424,16 @@ def direct(
                     post = arg(args, 27) if done else 0
                     size = (last - first) * taps * step * arg(t, T_BKS)
                     put(t, T_PACE, 2 * arg(t, T_BKS) // max(1, runs * ((length + mr - 1) // mr)))
+                    weights = arg(t, T_B)
                     for r in range(runs):
                         r_out = r * arg(args, 41) * lanes * item
+                        skipped = 0
+                        if not gathered and arg(args, 15) > 1:
+                            skipped = skip_border(args, t, h0 + r * sh, weights)
                         run_row(
                             args,
                             t,
-                            source + r * down,
+                            source + r * down + skipped * dh * row,
                             y + r_out,
                             res + r_out if res != 0 else 0,
                             length,
@@ -404,6 +441,7 @@ def direct(
                             size,
                             first > 0,
                             post,
+                            w0,
                         )
                 first = last
 

@@ -362,7 +362,10 @@ def test_tuned_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("kernel", "stride", "pads", "dilation"),
-    [(1, 1, 0, 1), (1, 2, 0, 1), (1, 1, 1, 1), (3, 2, 1, 1), (3, 1, 2, 2)],
+    [
+        *[(1, 1, 0, 1), (1, 2, 0, 1), (1, 1, 1, 1), (3, 2, 1, 1)],
+        *[(3, 1, 2, 2), (3, 1, 5, 5), (3, 2, 12, 12)],
+    ],
 )
 @pytest.mark.parametrize("act", ["Relu", "Sigmoid"])
 def test_long_sums(kernel: int, stride: int, pads: int, dilation: int, act: str) -> None:
