@@ -14,7 +14,8 @@ from subgraph.errors import ModelError, UnsupportedOpError
 from subgraph.graph import Graph, Node, Value, copy_node
 from subgraph.pass_manager import register_pass
 
-from .gradient_rules import CONSTANT, RULES, ones_like, op, zeros_like
+from .gradient_rules import CONSTANT, ones_like, op, zeros_like
+from .gradient_windows import RULES
 
 _DOMAIN = "ai.onnx.preview.training"
 

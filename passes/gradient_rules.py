@@ -186,47 +186,6 @@ def _gemm(
     return [da, db, sum_to(op("Mul", dy, _number(float(given["beta"]), dy)), inputs[2])]
 
 
-def _conv(
-    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
-) -> Sequence[Maybe]:
-    given = attributes(node)
-    x, w, dy = _given(inputs[0]), _given(inputs[1]), _given(grads[0])
-    types = [v.type for v in (x, w)]
-    if not all(isinstance(t, TensorType) and t.is_static for t in types):
-        raise UnsupportedOpError("the derivative of Conv needs static shapes")
-    if int(given["group"] or 1) != 1 or given["auto_pad"] not in (None, "NOTSET"):
-        raise UnsupportedOpError("the derivative of Conv with groups or auto_pad is not defined")
-    sizes, kernel = [tuple(t.shape) for t in types if isinstance(t, TensorType) and t.shape]
-    rank = len(sizes) - 2
-    strides = list(given["strides"] or [1] * rank)
-    dilations = list(given["dilations"] or [1] * rank)
-    pads = list(given["pads"] or [0] * 2 * rank)
-    # What the last window does not reach on the far side.
-    spans = [dilations[k] * (int(kernel[k + 2] or 1) - 1) + 1 for k in range(rank)]
-    padded = [int(sizes[k + 2] or 0) + pads[k] + pads[k + rank] for k in range(rank)]
-    rest = [(padded[k] - spans[k]) % strides[k] for k in range(rank)]
-    dx = op(
-        "ConvTranspose", dy, w, strides=strides, dilations=dilations, pads=pads, output_padding=rest
-    )
-    turn = [1, 0, *range(2, rank + 2)]
-    ends = [pads[k + rank] - rest[k] for k in range(rank)]
-    wide = op("Pad", x, [0, 0, *pads[:rank], 0, 0, *ends])
-    dw = op(
-        "Transpose",
-        op(
-            "Conv",
-            op("Transpose", wide, perm=turn),
-            op("Transpose", dy, perm=turn),
-            strides=dilations,
-            dilations=strides,
-        ),
-        perm=turn,
-    )
-    if len(inputs) < 3 or inputs[2] is None:
-        return [dx, dw]
-    return [dx, dw, op("ReduceSum", dy, [0, *range(2, rank + 2)], keepdims=0)]
-
-
 def _reshaped(
     node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
 ) -> Sequence[Maybe]:
@@ -378,7 +337,6 @@ RULES: Mapping[str, Rule] = {
     "Mean": _sum,
     "MatMul": _matmul,
     "Gemm": _gemm,
-    "Conv": _conv,
     "Reshape": _reshaped,
     "Flatten": _reshaped,
     "Squeeze": _reshaped,

@@ -124,13 +124,57 @@ def test_derivatives_of_gemm(left: int, right: int) -> None:
 
 @pytest.mark.parametrize(
     "attrs",
-    [{}, {"pads": [1, 1, 1, 1]}, {"strides": [2, 2], "pads": [0, 1, 1, 0]}, {"dilations": [2, 1]}],
+    [
+        {},
+        {"pads": [1, 1, 1, 1]},
+        {"strides": [2, 2], "pads": [0, 1, 1, 0]},
+        {"strides": [3, 2]},
+        {"dilations": [2, 1]},
+        {"strides": [2, 2], "auto_pad": "SAME_UPPER"},
+        {"strides": [2, 1], "auto_pad": "SAME_LOWER"},
+        {"strides": [2, 2], "auto_pad": "VALID"},
+    ],
 )
 def test_derivatives_of_conv(attrs: dict[str, Any]) -> None:
     def build(x: Value, w: Value, b: Value) -> Value:
         return ops.GlobalAveragePool(ops.Tanh(ops.Conv(x, w, b, **attrs)))
 
     _check(build, _random(1, 2, 6, 5), _random(3, 2, 3, 2, seed=3), _random(3, seed=5))
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("attrs", [{}, {"strides": [2, 2], "pads": [1, 0, 0, 1]}])
+def test_derivatives_of_conv_in_groups(groups: int, attrs: dict[str, Any]) -> None:
+    def build(x: Value, w: Value, b: Value) -> Value:
+        return ops.GlobalAveragePool(ops.Tanh(ops.Conv(x, w, b, group=groups, **attrs)))
+
+    weight = _random(4 * groups // 2, 4 // groups, 2, 1, seed=3)
+    _check(build, _random(2, 4, 4, 3), weight, _random(2 * groups, seed=5))
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"kernel_shape": [2, 3]},
+        {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1]},
+        {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1},
+        {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+        {"kernel_shape": [2, 2], "strides": [3, 1], "pads": [1, 1, 0, 0], "ceil_mode": 1},
+    ],
+)
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool", "counted"])
+def test_derivatives_of_pools(kind: str, attrs: dict[str, Any]) -> None:
+    if kind == "counted":
+        if "auto_pad" in attrs:
+            pytest.skip("what automatic padding counts is not stated")
+        attrs = {**attrs, "count_include_pad": 1}
+    name = "AveragePool" if kind == "counted" else kind
+
+    def build(x: Value) -> Value:
+        made = operator(name)(x, **attrs)
+        return ops.Sin(made[0] if isinstance(made, tuple) else made)
+
+    _check(build, _random(1, 2, 5, 4))
 
 
 def test_second_derivatives_and_values_at_another_place() -> None:
