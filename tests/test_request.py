@@ -479,6 +479,7 @@ def test_ten_thousand_requests_over_sixteen_threads_with_changing_weights() -> N
 
     writer = threading.Thread(target=write)
     readers = [threading.Thread(target=read, args=(n,)) for n in range(16)]
+    np.unique(model(ones)[0])  # loads the modules that this needs
     tracemalloc.start()
     try:
         writer.start()
@@ -499,7 +500,7 @@ def test_ten_thousand_requests_over_sixteen_threads_with_changing_weights() -> N
         stop.set()
         tracemalloc.stop()
     assert not problems, problems[:5]
-    assert traced < 4_000_000
+    assert traced < 1_000_000
 
 
 def coupled() -> tuple[sg.Graph, list[sg.Parameter]]:
