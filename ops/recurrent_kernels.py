@@ -15,7 +15,7 @@ from subgraph.engine import vmath
 from subgraph.engine.simd import ld_f64, ld_i32, memcpy, memset, vec
 
 from .movement_kernels import arg
-from .recurrent_product import product
+from .recurrent_product_kernels import product
 
 Function = Callable[..., Any]
 C_INPUTS = 0  # inputs times weights plus biases, then bytes between steps, sequences, directions
