@@ -143,8 +143,9 @@ def _bounds(node: Node, y: Operand, y_zero: Operand | None) -> tuple[float, floa
     if zero.size != 1:
         raise Unsupported("zero points for each row")
     info = np.iinfo(y.dtype)
-    least = max(int(node.attrs.get("low", info.min)), int(info.min))
-    most = min(int(node.attrs.get("high", info.max)), int(info.max))
+    # An activation's bound may lie beyond what the bytes hold.
+    ends = (node.attrs.get("low", info.min), node.attrs.get("high", info.max))
+    least, most = (min(max(int(end), int(info.min)), int(info.max)) for end in ends)
     return float(least - zero[0]), float(most - zero[0]), int(zero[0])
 
 

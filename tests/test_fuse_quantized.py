@@ -171,6 +171,22 @@ def test_grouped_convolutions(channels: tuple[int, int], groups: int, kernel: in
     check(model, inputs)
 
 
+@pytest.mark.parametrize("zero", [-128, 126, 127])
+def test_bounds_of_an_activation_beyond_the_bytes(zero: int) -> None:
+    b = Builder(0, "int8")
+    b.scale("x", 0.02)
+    w, _ = b.weight("w", (8, 16, 1, 1), None)
+    real = b.node("Conv", [b.dequantize("x"), w], "conv")
+    bounds = [b.constant("l", np.float32(0.3)), b.constant("h", np.float32(90))]
+    real = b.node("Clip", [real, *bounds], "act")
+    y = b.constant("ys", np.float32(0.05)), b.constant("yz", np.int8(zero))
+    b.scales["y"] = y
+    b.node("QuantizeLinear", [real, *y], "y")
+    model = b.model({"x": ("int8", (1, 16, 5, 5))}, "y")
+    assert operators(model) == ["FusedQLinearConv"]
+    check(model, {"x": drawn(b, (1, 16, 5, 5))}, exact=False)
+
+
 def test_groups_that_are_no_blocks_run_as_floats() -> None:
     model, inputs = conv_model(Builder(0), (12, 18), 3, 3, True, "Relu")
     check(model, inputs, exact=False)
