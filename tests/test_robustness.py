@@ -99,3 +99,24 @@ def test_a_short_file_that_asks_for_terabytes_is_refused() -> None:
     tensor = onnx.TensorProto(name="s", data_type=1, dims=[_WIDE, _HIGH], raw_data=b"1234")
     with pytest.raises(sg.ModelError):
         sg.load(_constant_file(lambda: [tensor], node))
+
+
+def test_counts_of_n_grams_that_would_take_hours() -> None:
+    """Found by damaging models: loops over numbers that nothing had checked."""
+    usual: dict[str, Any] = {"mode": "TF", "min_gram_length": 2, "max_gram_length": 2}
+    usual |= {"max_skip_count": 0, "ngram_counts": [0, 4], "ngram_indexes": [0, 1, 2, 3, 4, 5]}
+    usual["pool_int64s"] = [2, 3, 5, 4, 5, 6, 7, 8]
+    x = sg.input("x", (6,), "int32")
+    given = np.array([5, 6, 2, 3, 7, 8], np.int32)
+
+    def run(**changed: Any) -> Any:
+        graph = sg.Graph([x], [sg.ops.TfIdfVectorizer(x, **{**usual, **changed})])
+        return sg.compile_model(graph, "REFERENCE")([given])[0]
+
+    expected = run(max_skip_count=6).tolist()
+    assert run(max_skip_count=2**62).tolist() == expected
+    for wrong in ({"ngram_counts": [-(2**62), 4]}, {"ngram_counts": [0, 2**40]}):
+        with pytest.raises(sg.ShapeError, match="no places"):
+            run(**wrong)
+    with pytest.raises(sg.ShapeError, match="memory"):
+        run(ngram_indexes=[0, 1, 2, 2**60])
