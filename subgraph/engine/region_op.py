@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.collector import paused_gc
 from subgraph.engine.bound import Arena, BoundPlan
 from subgraph.engine.lowering import EmittedStep
 from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, make_plan
@@ -326,7 +327,8 @@ class CpuSession(Session):
             parts = self._region.parts()
             if parts is None:
                 try:
-                    last = self._choose(inputs, snapshot)
+                    with paused_gc():
+                        last = self._choose(inputs, snapshot)
                 except UnknownShapeError as error:
                     parts = self._region.parts(error)
             if parts is not None:
