@@ -128,7 +128,7 @@ class Arranger:
                 and operand.dtype in _DTYPES
                 and operand.rank == rank > 2
                 # The few channels of an image are read as they are.
-                and operand.shape[1] >= block_lanes(operand.dtype) // 2
+                and operand.shape[1] >= max(block_lanes(operand.dtype) // 2, 4)
             )
             given.append(self._converted(operand, layout) if moves and operand else operand)
         return given
