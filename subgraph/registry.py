@@ -16,6 +16,8 @@ from typing import Generic, TypeVar
 from subgraph.errors import SubgraphError
 
 T = TypeVar("T")
+# One for all registries: the files of one look into others, in any order.
+_discovery = threading.RLock()
 
 
 class Registry(Generic[T]):
@@ -31,6 +33,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._error = error
         self._discover = discover
+        self._discovering = False
         self._entries: dict[str, tuple[T, str]] = {}
         self._lock = threading.RLock()
 
@@ -87,14 +90,15 @@ class Registry(Generic[T]):
     def _load(self) -> None:
         if self._discover is None:
             return
-        with self._lock:
-            discover, self._discover = self._discover, None
-            if discover is not None:
-                try:
-                    discover()
-                except BaseException:
-                    self._discover = discover
-                    raise
+        with _discovery:
+            if self._discover is None or self._discovering:
+                return  # another thread was first, or the files being loaded look into themselves
+            self._discovering = True
+            try:
+                self._discover()
+                self._discover = None
+            finally:
+                self._discovering = False
 
 
 def load_files(package: str, keep: Callable[[str], bool]) -> None:

@@ -7,6 +7,7 @@ import logging
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from subgraph import ops
 from subgraph.device import origins
 from subgraph.placement import Link, place_by_cost, placement_cost, transfers
 from subgraph.profiles import measure, read_profile, write_profile
+from subgraph.registry import Registry
 
 Array = np.ndarray[Any, Any]
 X = np.array([[1, -2, 3]], np.float32)
@@ -200,6 +202,29 @@ def test_a_device_that_cannot_start_says_why_once(caplog: pytest.LogCaptureFixtu
         core.compile_model(net(), "BROKEN")
     assert Broken.tries == 1
     core.compile_model(net(), "REFERENCE")
+
+
+def test_threads_wait_while_a_registry_is_filled() -> None:
+    """Several devices compile at the same time, in a process that has not yet loaded any pass."""
+    begun, go = threading.Event(), threading.Event()
+
+    def discover() -> None:
+        begun.set()
+        assert "early" not in registry  # what is loaded may look into the registry itself
+        go.wait(20)
+        registry.register("late", 1, "here")
+
+    registry: Registry[int] = Registry("thing", sg.SubgraphError, discover)
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(registry.get("late"))) for _ in "12"]
+    threads[0].start()
+    begun.wait(20)
+    threads[1].start()
+    threads[1].join(0.05)
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert found == [1, 1]
 
 
 def test_device_ids() -> None:
