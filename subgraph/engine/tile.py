@@ -404,20 +404,25 @@ class _Tile:
         """Run the steps of operands without gaps, a block of channels a round; return the rest."""
         e, b = self.e, self.e.b
         count = b.select(self.dense, steps, e.const(0))
-        shift = e.const(e.lanes.bit_length() - 1)
-        for rounds, unroll in (
-            (b.ashr(count, shift), e.lanes),
-            (b.and_(count, e.const(e.lanes - 1)), 1),
-        ):
-            with e.loop(rounds):
-                # Else LLVM derives each address from the one before: a chain as long as the sums.
-                av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
-                for number in range(unroll):
-                    if number % _UNROLL == 0 and unroll > 1:
-                        self.fetch_ahead()
-                    dense_step(av, bv, number)
-                e.put(at_a, b.add(av, e.const(unroll * e.item)))
-                e.put(at_b, b.add(bv, e.const(unroll * self.nv * self.right_bytes)))
+
+        def run(unroll: int) -> None:
+            # Else LLVM derives each address from the one before: a chain as long as the sums.
+            av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
+            for number in range(unroll):
+                if number % _UNROLL == 0 and unroll > 1:
+                    self.fetch_ahead()
+                dense_step(av, bv, number)
+            e.put(at_a, b.add(av, e.const(unroll * e.item)))
+            e.put(at_b, b.add(bv, e.const(unroll * self.nv * self.right_bytes)))
+
+        with e.loop(b.ashr(count, e.const(e.lanes.bit_length() - 1))):
+            run(e.lanes)
+        with e.when(e.flag(count, e.lanes - 1)):
+            left = e.lanes // 2
+            while left:
+                with e.when(e.flag(count, left)):
+                    run(left)
+                left //= 2
         return b.sub(steps, count)
 
     def finish(self) -> None:
