@@ -6,7 +6,8 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-# More objects than this go to the oldest generation unseen; after so many in all, all are seen.
+# More objects than this go to the oldest generation unseen; after so many in all, the next time,
+# all are looked through: what became garbage meanwhile stays no longer.
 MANY = 100_000
 TOO_MANY = 4_000_000
 
@@ -35,8 +36,8 @@ def _spare() -> None:
     made = gc.get_count()[0]
     if made < MANY or gc.get_freeze_count():
         return
-    _unseen += made
     if _unseen < TOO_MANY:
+        _unseen += made
         gc.freeze()
         gc.unfreeze()
     else:
