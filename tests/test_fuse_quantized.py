@@ -220,6 +220,33 @@ def test_products(
     check(model, {"x": drawn(b, (m, k))})
 
 
+@pytest.mark.parametrize("op_type", ["Conv", "Gemm"])
+def test_weights_that_are_quantised_in_the_graph(op_type: str) -> None:
+    """PyTorch keeps float weights and writes their rounding, without zero points or bias scales."""
+    b = Builder(5, "int8")
+    x = b.quantize("x", "q", 0.02)
+    shape = (24, 16, 3, 3) if op_type == "Conv" else (24, 16)
+    real_w = b.constant("w", b.rng.standard_normal(shape).astype(np.float32))
+    pair = real_w, b.constant("ws", b.rng.uniform(0.02, 0.04, 24).astype(np.float32))
+    zero = b.constant("wz", np.zeros(24, np.int8))
+    held = b.node("QuantizeLinear", [*pair, zero], "w8", axis=0)
+    wide = b.node("DequantizeLinear", [held, pair[1], zero], "w_real", axis=0)
+    c = b.constant("c", b.rng.standard_normal(24).astype(np.float32))
+    attributes = {} if op_type == "Conv" else {"transB": 1}
+    real = b.node(op_type, [x, wide, c], "product", **attributes)
+    b.node("QuantizeLinear", [real, *b.scale("y", 0.05)], "y")
+    given_ = (1, 16, 6, 6) if op_type == "Conv" else (3, 16)
+    model = b.model({"x": ("float32", given_)}, "y")
+    name = "FusedQLinearConv" if op_type == "Conv" else "FusedQLinearMatMul"
+    assert name in operators(model)
+    inputs = {"x": b.rng.standard_normal(given_).astype(np.float32)}
+    check(model, inputs, exact=False)
+    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True})
+    request = compiled.create_infer_request()
+    request.infer(inputs)
+    assert any("qlinear_kernels.product" in entry.kernel for entry in request.profile())
+
+
 def test_float_bias_is_added_to_the_scaled_sum() -> None:
     b = Builder(3)
     b.scale("x", 0.02)
