@@ -152,9 +152,11 @@ def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     x: Array = inputs[0]
     windows = _windows(node, x)
     lowest = -np.inf if x.dtype.kind not in "iub" else np.iinfo(x.dtype).min
-    view = windows.over(x, lowest)
     if len(node.outputs) < 2:
-        return [view.max(axis=windows.inside)]
+        return [windows.over(x, lowest).max(axis=windows.inside)]
+    # Padding is below every element, or it would be found in place of the least.
+    wide = x.astype(np.int64) if x.dtype.kind in "iu" else x
+    view = windows.over(wide, np.iinfo(np.int64).min if wide is not x else lowest)
     rank = len(windows.sizes)
     flat = view.reshape(*view.shape[: 2 + rank], -1)
     first = flat.argmax(axis=-1)
@@ -171,7 +173,7 @@ def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     index = (grids[0] * x.shape[1] + grids[1]) * math.prod(windows.sizes)
     for place, step in zip(places, steps, strict=True):
         index = index + place * step
-    return [maxima, index.astype(np.int64)]
+    return [maxima.astype(x.dtype), index.astype(np.int64)]
 
 
 def _steps(sizes: Sequence[int], column_major: bool) -> list[int]:

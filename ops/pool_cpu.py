@@ -12,17 +12,19 @@ from .conv_geometry import Geometry, auto_pad, ints, pads_before, triple
 from .tile_planning import FLOATS, Tiles, grain, tiles
 
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
+_BYTES = ("int8", "uint8")
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
 _WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
 
 
-@lowering("MaxPool", "AveragePool", "LpPool", dtypes=FLOATS, layouts=_BOTH)
+@lowering("MaxPool", "AveragePool", "LpPool", dtypes=(*FLOATS, *_BYTES), layouts=_BOTH)
 def window(node: Node, low: Lowering) -> None:
     """Lower a pooling window."""
     x, y = low.given(0), low.output()
-    if len(low.outputs) > 1 and len(node.outputs) > 1:
-        raise Unsupported("MaxPool with the indices of the maxima")
     if not y.size:
+        return
+    if x.dtype in _BYTES or (len(low.outputs) > 1 and len(node.outputs) > 1):
+        _largest(node, low)
         return
     of = tiles(x.dtype)
     g = pool_geometry(node, x, y)
@@ -46,6 +48,27 @@ def window(node: Node, low: Lowering) -> None:
         flops=work,
         bytes=images * (image_in + image_out),
     )
+
+
+def _largest(node: Node, low: Lowering) -> None:
+    """Lower MaxPool of bytes, or with the places of the maxima."""
+    x, y = low.given(0), low.output()
+    if node.op_type != "MaxPool" or x.layout != "plain" or not x.size:
+        raise Unsupported(f"{node.op_type} of {x.dtype} in layout {x.layout}")
+    g = pool_geometry(node, x, y)
+    depth, height, width = g.source
+    if node.attrs.get("storage_order", 0):
+        # Column-major: the first dimension of the image runs fastest; missing ones have size 1.
+        steps = (1, depth, depth * height)
+    else:
+        steps = (height * width, width, 1)
+    places: Operand | int = low.output(1) if len(low.outputs) > 1 else 0
+    words: list[Word] = [x, y, places, *g.source, *g.target, *g.kernel, *g.strides]
+    words += [*g.dilations, *g.pads, *steps]
+    units = x.shape[0] * x.shape[1]
+    work = units * g.pixels * g.taps
+    kernel = Kernel("pool_places_kernels", "largest", dtype=x.dtype)
+    low.emit(kernel, words, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
 
 
 @lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool", dtypes=FLOATS, layouts=_BOTH)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import subgraph as sg
 from subgraph.engine.lowering import Layout, Unsupported
 
 from .kernel_support import run_node
@@ -138,3 +139,29 @@ def test_what_has_no_kernel_is_refused() -> None:
     x = np.zeros((1, 2, 4, 4), np.float32)
     with pytest.raises(Unsupported, match="p = 3"):
         run_node("LpPool", [x], [(1, 2, 3, 3)], {"kernel_shape": (2, 2), "p": 3})
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(data=st.data(), dtype=st.sampled_from(["float32", "float64", "int8", "uint8"]))
+def test_where_the_largest_was(data: st.DataObject, dtype: str) -> None:
+    rank = data.draw(st.integers(1, 3))
+    kernel = [data.draw(st.integers(1, 3)) for _ in range(rank)]
+    strides = [data.draw(st.integers(1, 3)) for _ in range(rank)]
+    pads = [data.draw(st.integers(0, kernel[i % rank] - 1)) for i in range(2 * rank)]
+    source = [k + data.draw(st.integers(0, 5)) for k in kernel]
+    x = np.random.default_rng(0).integers(0, 9, (2, 3, *source)).astype(dtype)
+    value = sg.input("x", x.shape, dtype)
+    made = sg.ops.MaxPool(
+        value,
+        kernel_shape=kernel,
+        strides=strides,
+        pads=pads,
+        storage_order=data.draw(st.integers(0, 1)),
+        outputs=2,
+    )
+    graph = sg.Graph([value], list(made))
+    expected = sg.compile_model(graph, "REFERENCE")([x])
+    assert len(sg.default_core().query_model(graph, "CPU")) == 1
+    got = sg.compile_model(graph, "CPU")([x])
+    for k in range(2):
+        np.testing.assert_array_equal(got[k], expected[k])
