@@ -74,7 +74,8 @@ def program(low: ClLowering, dtype: str, **defines: str | int) -> ClSource:
 
 def number(dtype: str, value: float) -> np.generic[Any]:
     """Return a number as an argument of the dtype."""
-    return numpy_dtype("float32" if dtype in HALVES else dtype).type(value)
+    scalar: np.generic[Any] = numpy_dtype("float32" if dtype in HALVES else dtype).type(value)
+    return scalar
 
 
 @cl_lowering("MatMul", "Gemm")

@@ -278,7 +278,7 @@ def _shift(q: Quantised, groups: int, outputs: int, exact: bool) -> Word:
     sources = [o for o in (q.bias, q.bias_scale, q.y_scale if rounded else None) if o is not None]
 
     def make(bias: Array, *scales: Array) -> Array:
-        value = bias.astype(np.float32).reshape(-1)
+        value: Array = bias.astype(np.float32).reshape(-1)
         left = list(scales)
         if scaled:
             value = value * left.pop(0).reshape(-1)
@@ -372,7 +372,8 @@ def _direct(q: Quantised, g: Geometry) -> None:
     weight = q.low.weight(recipe, make, q.w, *_zero_sources(q.w_zero))
 
     def sums(values: Array) -> Array:
-        return values.reshape(values.shape[0], -1).sum(1)
+        total: Array = values.reshape(values.shape[0], -1).sum(1)
+        return total
 
     shape = Shape(
         source, blocks, width * tile.item, kin, last, along,
@@ -571,7 +572,8 @@ def _product(node: Node, q: Quantised) -> None:
     weight = q.low.weight(recipe, make, q.w, *_zero_sources(q.w_zero))
 
     def sums(values: Array) -> Array:
-        return as_rows(values).sum(1)
+        total: Array = as_rows(values).sum(1)
+        return total
 
     item = 1 if q.output in _BYTES else 4
     line = (1, 1, 1)

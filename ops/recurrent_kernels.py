@@ -124,7 +124,8 @@ def cells(
         steps = arg(args, C_STEPS)
         if arg(args, C_LENGTHS) == 0:
             return steps
-        return min(max(ld_i32(arg(args, C_LENGTHS) + 4 * sequence), 0), steps)
+        length: int = ld_i32(arg(args, C_LENGTHS) + 4 * sequence)
+        return min(max(length, 0), steps)
 
     @register_jitable
     def gather(args: int, first: int, count: int, step: int, back: int, x: int, to: int) -> None:

@@ -106,7 +106,7 @@ def rotate(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     assert isinstance(x, Operand)
     known = not isinstance(positions, int)
     flags = {"PAIRS": int(variant["interleaved"]), "POSITIONS": int(known)}
-    defines = {"T": register(dtype), **flags}
+    defines: dict[str, str | int] = {"T": register(dtype), **flags}
     places = [x, y, cosines, sines, positions if known else x]
     elements = [step // x.itemsize for step in steps if isinstance(step, int)]
     low.launch(

@@ -60,10 +60,10 @@ def compress(node: Node, low: Lowering) -> None:
     """Lower Compress: slices with a true condition, in order."""
     x, conditions, y, count = low.given(0), low.given(1), low.output(0), low.output(1)
     axis = node.attrs.get("axis")
-    dims = (x.size,) if axis is None else x.shape
+    dims: tuple[int, ...] = (x.size,) if axis is None else x.shape
     place = 0 if axis is None else normal_axis(int(axis), len(dims))
     item = element_bytes(x)
-    if y.size == 0 and math.prod((*dims[:place], *dims[place + 1 :])):
+    if y.size == 0 and math.prod(dims[:place] + dims[place + 1 :]):
         _nothing(low, count)
         return
     step = math.prod(dims[place + 1 :]) * item

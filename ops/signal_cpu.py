@@ -101,8 +101,8 @@ def dft(node: Node, low: Lowering) -> None:
     samples = min(x.shape[axis], size // 2 + 1 if hermitian else size)
     inner = math.prod(x.shape[axis + 1 : -1])
     mine, theirs = contiguous(x.shape), contiguous(y.shape)
-    steps = (mine[axis], theirs[axis], inner, x.shape[axis] * mine[axis])
-    steps += (y.shape[axis] * theirs[axis], x.shape[-1], y.shape[-1])
+    strides = (mine[axis], theirs[axis], inner, x.shape[axis] * mine[axis])
+    steps = (*strides, y.shape[axis] * theirs[axis], x.shape[-1], y.shape[-1])
     numbers = (samples, size, y.shape[axis])
     units = math.prod(x.shape[:axis]) * inner
     _emit_lines(

@@ -40,7 +40,7 @@ def lines(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     held = temporary(low, dtype, (units * 4 * size,))
     group = _TEAM if low.traits.is_gpu else 1
     given = not isinstance(window, int)
-    defines = {"GROUP": group, "T": register(dtype), "WINDOW": int(given)}
+    defines: dict[str, str | int] = {"GROUP": group, "T": register(dtype), "WINDOW": int(given)}
     places = [x, y, window if given else x, narrowed, factors, held]
     low.launch(
         ClSource("signal", defines=tuple(sorted(defines.items()))),

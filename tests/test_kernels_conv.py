@@ -375,7 +375,7 @@ def test_long_sums(kernel: int, stride: int, pads: int, dilation: int, act: str)
     w = (rng.standard_normal((150, 530, kernel, kernel)) / (23 * kernel)).astype(np.float32)
     bias = rng.standard_normal(150).astype(np.float32)
     attrs = {"strides": (stride,) * 2, "pads": (pads,) * 4, "dilations": (dilation,) * 2}
-    wanted = reference(x, w, *(attrs[k] for k in ("strides", "dilations", "pads")), 1)
+    wanted = reference(x, w, attrs["strides"], attrs["dilations"], attrs["pads"], 1)
     added = rng.standard_normal(wanted.shape).astype(np.float32)
     wanted += bias.reshape(-1, 1, 1) + added
     results = [

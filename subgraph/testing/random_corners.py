@@ -7,7 +7,7 @@ and groups of every kind, reductions over several axes, negative indices and ste
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ DTYPES = (*("float32",) * 8, *_WHOLE, "float64", "bool", "float16")
 _MOST = 600  # elements of a value that is made larger
 
 
-def _rare(*names: str) -> Any:
+def _rare(*names: str) -> Callable[[Apply], Apply]:
     return template(*(f"{name}*" for name in names), table=TABLE)
 
 

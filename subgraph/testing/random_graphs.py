@@ -405,7 +405,9 @@ def graphs(
         corners: Whether also rare operators, attributes, dtypes and shapes are drawn: those of
             `subgraph.testing.random_corners`.
     """
-    table, dtypes, possible = TEMPLATES, ("float32",), _SHAPES
+    table = TEMPLATES
+    dtypes: tuple[str, ...] = ("float32",)
+    possible: tuple[tuple[int, ...], ...] = _SHAPES
     if corners:
         from subgraph.testing import random_corners as rare
 
