@@ -26,12 +26,15 @@ import numpy as np
 from subgraph.errors import BlobError
 
 MAGIC = b"\x89SUBGRPH"
-VERSION = 1
+VERSION = 2
 ALIGN = 64
 _LARGE, _ALIGN_LARGE = 1 << 20, 4096
 _FIXED = struct.Struct("<8sIIQQ")  # magic, version, reserved, header length, body length
 _PROLOGUE = _FIXED.size + 32
-_ROW = 512  # words of 8 bytes
+# Blocks of the checksum. The row length is a prime, so pieces of a disk's sectors that change
+# places within a block come to other columns.
+_ROWS, _COLUMNS = 64, 509  # words of 8 bytes
+_BLOCK = 8 * _ROWS * _COLUMNS
 _HEADER_LIMIT = 1 << 28
 
 Buffer = bytes | mmap.mmap | memoryview
@@ -40,26 +43,36 @@ Buffer = bytes | mmap.mmap | memoryview
 def digest(data: Any) -> str:
     """Return a checksum of a buffer, made at memory speed.
 
-    The buffer is a table of 64-bit words in rows of 4 KB; the sums of all rows and columns, modulo
-    2^64, go through BLAKE2. Any change of one word, and any exchange of words or rows,
-    changes a sum. It finds damage; it does not defend against forgery.
+    The buffer is read once, as blocks of 64 rows of 509 words of 64 bits. The sums of all columns,
+    modulo 2^64, of each block give a table whose row and column sums go through BLAKE2, as does
+    what fills no block. Any change of one word changes a sum, and so does any exchange of words,
+    sectors, pages or blocks; what lies whole rows (4072 bytes) apart in one block is the exception.
+    It finds damage; it does not defend against forgery.
     """
-    words: np.ndarray[Any, Any] = np.frombuffer(data, np.uint8)
-    whole = words.size - words.size % (8 * _ROW)
-    table = words[:whole].view(np.uint64).reshape(-1, _ROW)
+    octets: np.ndarray[Any, Any] = np.frombuffer(data, np.uint8)
+    whole = octets.size - octets.size % _BLOCK
+    blocks = octets[:whole].view(np.uint64).reshape(-1, _ROWS, _COLUMNS)
     state = hashlib.blake2b(digest_size=16)
-    state.update(struct.pack("<Q", words.size))
-    step = 1 << 12  # 16 MB at a time stays near the cache
-    parts = [table[begin : begin + step] for begin in range(0, len(table), step)]
-    with ThreadPoolExecutor(min(4, max(1, len(parts))), "subgraph-sum") as pool:
-        for sums in pool.map(_sums, parts):
-            state.update(sums)
-    state.update(words[whole:].tobytes())
+    state.update(struct.pack("<Q", octets.size))
+    step = 64  # 16 MB at a time
+    parts = [blocks[begin : begin + step] for begin in range(0, len(blocks), step)]
+    for sums in _of_all(parts):
+        state.update(sums)
+    state.update(octets[whole:].tobytes())
     return state.hexdigest()
 
 
-def _sums(table: np.ndarray[Any, Any]) -> bytes:
-    return np.add.reduce(table, axis=1).tobytes() + np.add.reduce(table, axis=0).tobytes()
+def _of_all(parts: list[np.ndarray[Any, Any]]) -> Iterable[bytes]:
+    workers = min(4, os.cpu_count() or 1, len(parts))
+    if workers < 2:
+        return map(_sums, parts)
+    with ThreadPoolExecutor(workers, "subgraph-sum") as pool:
+        return list(pool.map(_sums, parts))
+
+
+def _sums(blocks: np.ndarray[Any, Any]) -> bytes:
+    columns = np.add.reduce(blocks, axis=1)
+    return np.add.reduce(columns, axis=1).tobytes() + np.add.reduce(columns, axis=0).tobytes()
 
 
 class BlobWriter:

@@ -287,12 +287,28 @@ def test_the_checksum_sees_every_changed_byte(data: bytes, draw: st.DataObject) 
     assert digest(data + b"\0") != before
 
 
-def test_the_checksum_sees_exchanged_words_and_rows() -> None:
-    words = np.random.default_rng(0).integers(0, 1 << 63, 512 * 8, dtype=np.uint64)
-    for a, b in ((0, 1), (0, 512), (5, 700)):
+@pytest.mark.parametrize("unit", [1, 64, 512, 509 * 64])  # word, sector, page, block
+def test_the_checksum_sees_what_changed_places(unit: int) -> None:
+    size = 509 * 64 * 4
+    words = np.random.default_rng(0).integers(0, 1 << 63, size, dtype=np.uint64)
+    before = digest(words)
+    for a, b in ((0, 1), (0, 2), (1, 3), (0, 509), (0, 512), (5, 700)):
+        if unit * (max(a, b) + 1) > size or (unit == 1 and (b - a) % 509 == 0):
+            continue
         swapped = words.copy()
-        swapped[[a, b]] = swapped[[b, a]]
-        assert digest(swapped.tobytes()) != digest(words.tobytes())
+        swapped[a * unit : (a + 1) * unit] = words[b * unit : (b + 1) * unit]
+        swapped[b * unit : (b + 1) * unit] = words[a * unit : (a + 1) * unit]
+        assert digest(swapped) != before
+
+
+def test_the_checksum_sees_a_change_in_every_part_of_a_large_file() -> None:
+    data = bytearray(np.random.default_rng(0).bytes(8 * 509 * 64 * 70 + 1000))
+    before = digest(data)
+    for position in (0, len(data) // 3, 8 * 509 * 64 * 64, len(data) - 1001, len(data) - 1):
+        data[position] ^= 16
+        assert digest(data) != before
+        data[position] ^= 16
+    assert digest(data) == before
 
 
 def test_what_does_not_fit_is_compiled_anew_or_refused(core: sg.Core) -> None:
