@@ -63,7 +63,7 @@ def compress(node: Node, low: Lowering) -> None:
     dims: tuple[int, ...] = (x.size,) if axis is None else x.shape
     place = 0 if axis is None else normal_axis(int(axis), len(dims))
     item = element_bytes(x)
-    if y.size == 0 and math.prod(dims[:place] + dims[place + 1 :]):
+    if y.size == 0 and 0 not in (*dims[:place], *dims[place + 1 :]):
         _nothing(low, count)
         return
     step = math.prod(dims[place + 1 :]) * item
