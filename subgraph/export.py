@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -66,9 +67,12 @@ def export_model(model: CompiledModel, target: Source) -> None:
     with transaction():  # no parameter changes while weights and what was made of them are written
         names, model_part, weights = _add_graph(writer, model.graph)
         packed = _add_packed(writer, model.graph, names)
+        renamed = any(name != p.name for p, name in names.items())
+        kept = {} if renamed else _kept(model.graph)
     header = {
         **_described(model, names),
-        "renamed": any(name != p.name for p, name in names.items()),
+        "renamed": renamed,
+        "kept": kept,
         "metrics": {k: v for k, v in model.metrics.items() if _is_plain(v)},
         "capability": {name: _capability(model, name) for name in _devices_of(model)},
         "requests": model.optimal_requests,
@@ -216,6 +220,23 @@ def _add_packed(
     return packed
 
 
+def _kept(graph: Graph) -> dict[str, Any]:
+    """Return what the regions' ops keep, by the name of the region, where that is one region's."""
+    nodes = [node for node in region_nodes(graph) if node.op is not None]
+    found = {node.name: node.op.to_keep() for node in nodes if node.op is not None}
+    counts = Counter(node.name for node in nodes)
+    return {name: kept for name, kept in found.items() if kept is not None and counts[name] == 1}
+
+
+def _restore(graph: Graph, header: Mapping[str, Any]) -> None:
+    """Give the regions' ops what they kept."""
+    kept = _table(header, "kept")
+    for node in region_nodes(graph):
+        found = kept.get(node.name)
+        if node.op is not None and isinstance(found, dict):
+            node.op.restore(cast(dict[str, Any], found))
+
+
 def exported_device(source: Source) -> str:
     """Return the device string that a file was compiled for.
 
@@ -286,6 +307,7 @@ def _imported(
         return model
     stored = _stored_weights(reader, graph)
     model = device.import_graph(graph, merged, header, stored)
+    _restore(model.graph, header)
     _offer_defaults(model, graph, header)
     return model
 

@@ -177,6 +177,13 @@ class SubgraphOp:
     def prepare(self) -> None:
         """Make what can be made before the first run; an export writes the weights made here."""
 
+    def to_keep(self) -> dict[str, Any] | None:
+        """Return what an exported model keeps of the op beside its weights: plain JSON, or None."""
+        return None
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Take what `to_keep` gave when the model was exported; ignore what does not fit."""
+
 
 class Fallback(Protocol):
     """Who takes a subgraph over when its op fails."""

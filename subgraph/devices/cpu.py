@@ -95,6 +95,7 @@ class CpuDevice(Device):
         )
         op = CpuSubgraphOp(graph, region, lambda inner: fuse(inner, options))
         op.device = self.name
+        op.fusion = f"FUSION={options.FUSION}"
         return op
 
     def optimal_requests(self, options: DeviceOptions) -> int:

@@ -92,6 +92,7 @@ class OpenclDevice(Device):
         )
         op = ClSubgraphOp(graph, region, lambda inner: fuse(inner, options), self._runtime(options))
         op.device = self.name
+        op.fusion = f"FUSION={options.FUSION}"
         return op
 
     def _runtime(self, options: DeviceOptions) -> Runtime:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from operator import is_not, itemgetter
 from typing import Any
@@ -25,6 +25,8 @@ from subgraph.engine.lowering import EmittedStep
 from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, make_plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.probe import Trial
+from subgraph.engine.stored_fusion import describe, rebuild
+from subgraph.errors import SubgraphError
 from subgraph.executor import Cancel, Executor
 from subgraph.executor import Plan as Parts
 from subgraph.graph import Graph, Node
@@ -71,9 +73,11 @@ class CpuSubgraphOp(SubgraphOp):
         given: Positions of the inputs that are no weights.
         options: How it is run.
         parameters: All parameters of the graph.
+        fusion: What ``fuse`` depends on beside the graph, as text.
     """
 
     device = "CPU"
+    fusion = ""
 
     def __init__(
         self,
@@ -174,6 +178,30 @@ class CpuSubgraphOp(SubgraphOp):
             with self._lock:
                 self._fused = (fused, guards)
                 self._trial = trial
+
+    def to_keep(self) -> dict[str, Any] | None:
+        """Return how the graph was fused, None where an import has to fuse anew."""
+        with self._lock:
+            fused = self.fused
+            assert self._fused is not None, "fused just now"
+            nodes = describe(self.subgraph, fused)
+            if nodes is None:
+                return None
+            guards = [parameter.name for parameter, _ in self._fused[1]]
+            return {"fusion": self.fusion, "nodes": nodes, "guards": guards}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Take the fused graph of an exported model, if it was fused as this op would."""
+        if kept.get("fusion") != self.fusion:
+            return
+        by_name = {parameter.name: parameter for parameter in self.parameters}
+        try:
+            guards = tuple((by_name[name], by_name[name].version) for name in kept["guards"])
+            fused = rebuild(self.subgraph, kept["nodes"])
+        except (SubgraphError, KeyError, TypeError, ValueError, AttributeError):
+            return  # it fuses by itself
+        with self._lock:
+            self._fused = (fused, guards)
 
     def _tried(self, types: Sequence[TensorType]) -> Plan | None:
         """Return the plan that was begun on trial, once, if it is for these types and holds."""

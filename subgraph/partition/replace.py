@@ -35,10 +35,15 @@ class Cutter:
         graph: The graph; it stays as it is.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        """Prepare to cut ``graph``."""
+    def __init__(self, graph: Graph, inputs: Sequence[Value] | None = None) -> None:
+        """Prepare to cut ``graph``.
+
+        Args:
+            graph: The graph.
+            inputs: Those of its inputs that are no weights; None: all.
+        """
         self.graph = graph
-        self._inputs = frozenset(graph.inputs)
+        self._inputs = frozenset(graph.inputs if inputs is None else inputs)
         self._outputs = frozenset(graph.outputs)
 
     def cut_out(self, region: Sequence[Node], name: str) -> Piece | None:
