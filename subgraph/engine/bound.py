@@ -84,7 +84,10 @@ class _Block:
         self.words += [0] * (-len(self.words) % _BLOCK)
         begin = len(self.words)
         for word in step.words:
-            self._word(word)
+            if type(word) is int:  # most words are
+                self.words.append(word)
+            else:
+                self._word(word)
         return begin
 
     def _word(self, word: Any) -> None:
