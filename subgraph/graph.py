@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from subgraph.collector import paused_gc
 from subgraph.errors import ModelError
+from subgraph.graph_naming import name_nodes, name_values
+from subgraph.graph_order import producers, topological, without_dead
 from subgraph.parameters import Parameter
 from subgraph.registry import nearest
 from subgraph.types import ValueType
@@ -232,7 +234,7 @@ class Graph:
         self.metadata: dict[str, str] = {} if metadata is None else dict(metadata)
         self.doc = doc
         self._by_name: dict[str, Node] | None = None
-        ordered = _topological([*(nodes or ()), *_producers(self.outputs)])
+        ordered = topological([*(nodes or ()), *producers(self.outputs)])
         if any(node.graph is not None for node in ordered):
             ordered = self._copy_from(ordered)
         for node in ordered:
@@ -379,9 +381,9 @@ class Graph:
                 node.inputs = tuple(None if v is None else resolve(v) for v in node.inputs)
                 node.captures = tuple(map(resolve, node.captures))
         self._rewire_outputs(resolve)
-        ordered = _topological([*before, *_producers(self.outputs)])
+        ordered = topological([*before, *producers(self.outputs)])
         suspects = [v.producer for v in replacements if v.producer is not None]
-        self._adopt_nodes(_without_dead(ordered, suspects, self.outputs))
+        self._adopt_nodes(without_dead(ordered, suspects, self.outputs))
 
     def _rewire_outputs(self, resolve: _Resolver) -> None:
         taken = {*self.inputs, *self.captures}
@@ -423,7 +425,7 @@ class Graph:
         dropped = sum(_drop_captures(node) for node in self._nodes if node.captures)
         if dropped:
             self._refresh()
-        kept = _topological(_producers(self.outputs))
+        kept = topological(producers(self.outputs))
         wanted = set(kept)
         nodes = [node for node in self._nodes if node in wanted]
         unused = len(self._nodes) - len(nodes)
@@ -464,10 +466,10 @@ class Graph:
     def _name_all(self, values: Mapping[Value, None]) -> None:
         node_names = {node.name for node in self._nodes if node.name}
         if len(node_names) < len(self._nodes):
-            _name_nodes(self._nodes, node_names, self.name)
+            name_nodes(self._nodes, node_names, self.name)
         names = {value.name for value in values if value.name}
         if len(names) < len(values):
-            _name_values(list(values), names, self.name)
+            name_values(list(values), names, self.name)
 
     def verify(self) -> None:
         """Check that the graph is well formed; linear.
@@ -556,134 +558,3 @@ def _drop_captures(node: Node) -> bool:
     dropped = len(kept) < len(node.captures)
     node.captures = tuple(kept)
     return dropped
-
-
-def _producers(values: Iterable[Value]) -> list[Node]:
-    return [value.producer for value in values if value.producer is not None]
-
-
-def _topological(roots: Iterable[Node]) -> list[Node]:
-    """Return ``roots`` and all that they need, each after what it needs; otherwise as given."""
-    done: dict[Node, bool] = {}  # False: on the stack
-    order: list[Node] = []
-    for root in roots:
-        if root in done:
-            continue
-        if _is_next(root, done):
-            done[root] = True
-            order.append(root)
-            continue
-        done[root] = False
-        stack: list[tuple[Node, Iterator[Value]]] = [(root, root.sources)]
-        while stack:
-            node, sources = stack[-1]
-            for value in sources:
-                producer = value.producer
-                if producer is None:
-                    continue
-                state = done.get(producer)
-                if state is None:
-                    done[producer] = False
-                    stack.append((producer, producer.sources))
-                    break
-                if not state:
-                    _raise_cycle([entry[0] for entry in stack], producer)
-            else:
-                stack.pop()
-                done[node] = True
-                order.append(node)
-    return order
-
-
-def _is_next(node: Node, done: Mapping[Node, bool]) -> bool:
-    """Return whether all that ``node`` needs is done: so it is with most nodes of most graphs."""
-    if node.captures:
-        return False
-    for value in node.inputs:
-        if value is not None and value.producer is not None and value.producer not in done:
-            return False
-    return True
-
-
-def _raise_cycle(path: Sequence[Node], back_to: Node) -> None:
-    cycle = list(path[path.index(back_to) :])[::-1]
-    shown = " -> ".join(repr(n.name or n.op_type) for n in cycle[:8])
-    more = " -> ..." if len(cycle) > 8 else ""
-    raise ModelError(
-        f"the graph has a cycle: {shown}{more} -> {cycle[0].name or cycle[0].op_type!r}; "
-        "a node cannot depend on its own result"
-    )
-
-
-def _without_dead(
-    nodes: Sequence[Node], suspects: Iterable[Node], outputs: Iterable[Value]
-) -> list[Node]:
-    """Return ``nodes`` without the suspects that nobody uses and what only they used."""
-    uses: dict[Value, int] = {}
-    for node in nodes:
-        for value in node.sources:
-            uses[value] = uses.get(value, 0) + 1
-    for value in outputs:
-        uses[value] = uses.get(value, 0) + 1
-    members = set(nodes)
-    dead: set[Node] = set()
-    work = [node for node in dict.fromkeys(suspects) if node in members]
-    while work:
-        node = work.pop()
-        if node in dead or any(uses.get(v, 0) for v in node.outputs):
-            continue
-        dead.add(node)
-        for value in node.sources:
-            uses[value] -= 1
-            if not uses[value] and value.producer is not None:
-                work.append(value.producer)
-    return [node for node in nodes if node not in dead]
-
-
-def _name_nodes(nodes: Sequence[Node], names: set[str], graph: str) -> None:
-    seen: set[str] = set()
-    count: dict[str, int] = {}
-    for node in nodes:
-        if not node.name:
-            node.name = _fresh(node.op_type, names, count)
-        elif node.name in seen:
-            raise ModelError(
-                f"graph {graph!r} has two nodes named {node.name!r}; node names must differ"
-            )
-        seen.add(node.name)
-
-
-def _name_values(values: Sequence[Value], names: set[str], graph: str) -> None:
-    seen: dict[str, Value] = {}
-    count: dict[str, int] = {}
-    for value in values:
-        if value.name:
-            other = seen.setdefault(value.name, value)
-            if other is not value and (
-                other.parameter is None or other.parameter is not value.parameter
-            ):
-                raise ModelError(
-                    f"graph {graph!r} has two values named {value.name!r}; value names must differ"
-                )
-            continue
-        node = value.producer
-        if node is None:
-            base = "value"
-        elif len(node.outputs) == 1:
-            base = node.name
-        else:
-            base = f"{node.name}.{node.outputs.index(value)}"
-        if base in names:
-            base = _fresh(base, names, count)
-        names.add(base)
-        value.name = base
-        seen[base] = value
-
-
-def _fresh(base: str, names: set[str], count: dict[str, int]) -> str:
-    number = count.get(base, 0)
-    while (name := f"{base}_{number}") in names:
-        number += 1
-    count[base] = number + 1
-    names.add(name)
-    return name
