@@ -17,10 +17,11 @@ from typing import Any, Self
 
 import subgraph as sg
 from subgraph.graph import Graph, Node, Value
-from subgraph.partition import Options, partition
 from subgraph.partition.asking import Asker
 from subgraph.partition.contraction import Contraction
+from subgraph.partition.driver import partition
 from subgraph.partition.growth import Surroundings
+from subgraph.partition.options import Options
 from subgraph.partition.proposal import propose
 from subgraph.partition.trial import Trial
 from subgraph.partition.workspace import Workspace

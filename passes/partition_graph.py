@@ -7,7 +7,8 @@ from typing import Any
 
 from subgraph.errors import PartitionError
 from subgraph.graph import Graph
-from subgraph.partition import Options, partition
+from subgraph.partition.driver import partition
+from subgraph.partition.options import Options
 from subgraph.pass_manager import register_pass
 from subgraph.property import properties_from
 

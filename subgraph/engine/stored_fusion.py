@@ -14,7 +14,6 @@ from typing import Any, cast
 from subgraph.errors import ModelError, SubgraphError
 from subgraph.graph import Graph, Node, Value, copy_node, copy_value
 from subgraph.partition.replace import Cutter
-from subgraph.text import print_graph
 
 Described = list[Any]
 _PLAIN = (bool, int, float, str, type(None))
@@ -27,6 +26,8 @@ def describe(graph: Graph, fused: Graph) -> Described | None:
         Its nodes in order: the name of one that stayed, a table for a fused one. None if these
         do not give the very same graph again.
     """
+    from subgraph.text import print_graph
+
     if graph.captures or not all(_is_plain(v) for n in fused.nodes if n.subgraph for v in _held(n)):
         return None
     entries = [n.name if n.subgraph is None else _described(n, n.subgraph) for n in fused.nodes]

@@ -4,8 +4,3 @@
 are the two strategies, `proposal` has the steps propose and prune, `replace` the step replace, and
 `driver` runs them for every property and body. The pass PartitionGraph calls `partition`.
 """
-
-from subgraph.partition.driver import partition
-from subgraph.partition.options import Options
-
-__all__ = ["Options", "partition"]
