@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import subgraph as sg
+from subgraph.schema import newest_opset
 
 FILE_ERRORS = (sg.ModelError, sg.UnsupportedOpError)
 
@@ -307,3 +308,10 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(sg.ModelError, match="cannot write"):
         sg.save(graph, tmp_path / "folder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder"]
+
+
+def test_newest_operator_sets_are_those_of_the_onnx_package() -> None:
+    newest = {"": 1, "subgraph": 1, "com.microsoft": 1}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        newest[schema.domain] = max(newest.get(schema.domain, 1), schema.since_version)
+    assert {domain: newest_opset(domain) for domain in newest} == newest
