@@ -113,7 +113,9 @@ def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
         return None
     out: list[Dim] = []
     for dim in dims:
-        if dim is None or isinstance(dim, str):
+        if type(dim) is int and dim >= 0:  # nearly all are
+            out.append(dim)
+        elif dim is None or isinstance(dim, str):
             out.append(dim or None)
         elif not isinstance(dim, bool) and hasattr(dim, "__index__") and index(dim) >= 0:
             out.append(index(dim))
