@@ -79,9 +79,16 @@ def test_round_trip_by_path_and_stream(core: sg.Core, tmp_path: Path, device: st
     assert os.listdir(tmp_path) == ["net.blob"]
 
 
-def test_what_was_made_of_weights_is_taken_from_the_file(core: sg.Core, tmp_path: Path) -> None:
-    model = core.compile_model(net(), "CPU")
-    model(X)
+@pytest.mark.parametrize("ran", [True, False])
+def test_what_was_made_of_weights_is_taken_from_the_file(
+    core: sg.Core, tmp_path: Path, ran: bool
+) -> None:
+    graph = net()
+    if not ran:  # then the shape of the input has to be known
+        graph.inputs[0].type = sg.TensorType("float32", X.shape)
+    model = core.compile_model(graph, "CPU")
+    if ran:
+        model(X)
     path = tmp_path / "net.blob"
     model.export_model(path)
     header = read_header(path)

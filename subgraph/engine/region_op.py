@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from operator import is_not, itemgetter
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 from subgraph.collector import paused_gc
 from subgraph.engine.bound import Arena, BoundPlan
 from subgraph.engine.lowering import EmittedStep
-from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, make_plan
+from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, concrete, make_plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.probe import Trial
 from subgraph.engine.stored_fusion import describe, rebuild
@@ -41,7 +42,7 @@ from subgraph.subgraph_op import (
     fill_outputs,
     subgraph_node,
 )
-from subgraph.types import TensorType, dtype_of
+from subgraph.types import TensorType, dtype_of, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 Guards = tuple[tuple[Parameter, int], ...]
@@ -132,6 +133,16 @@ class CpuSubgraphOp(SubgraphOp):
     def session(self) -> Session:
         """Return a session with memory of its own."""
         return CpuSession(self)
+
+    def prepare(self) -> None:
+        """Plan, and lay out the weights, where the shapes of the inputs are known and none ran."""
+        types = [self.subgraph.inputs[position].type for position in self.given]
+        known = [t for t in types if isinstance(t, TensorType) and t.is_static]
+        if self._plans or len(known) < len(types):
+            return
+        inputs = [np.broadcast_to(np.zeros((), numpy_dtype(t.dtype)), concrete(t)) for t in known]
+        with suppress(Exception):  # what is wrong shows when it runs
+            CpuSession(self).prepare(inputs)
 
     def by_reference(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the graph as it was given by the reference, node by node."""
@@ -339,6 +350,12 @@ class CpuSession(Session):
         if bound is not None:
             self._cancelled = bound
             bound.cancel()
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Do all that comes before a run on inputs of these shapes."""
+        snapshot = Snapshot(self._region.parameters)
+        with pinned(snapshot), paused_gc():
+            self._choose(inputs, snapshot)
 
     def given_only(self) -> RunGiven:
         """Return how to run on the inputs that are no weights, under a pinned snapshot."""

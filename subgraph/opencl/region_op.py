@@ -44,6 +44,9 @@ class ClSubgraphOp(CpuSubgraphOp):
         op.device = self.device
         return op
 
+    def prepare(self) -> None:
+        """Do nothing: the weights lie on the device."""
+
     def session(self) -> Session:
         """Return a session with buffers and a queue of its own."""
         return ClSession(self)
