@@ -72,7 +72,8 @@ def _of_all(parts: list[np.ndarray[Any, Any]]) -> Iterable[bytes]:
 
 def _sums(blocks: np.ndarray[Any, Any]) -> bytes:
     columns = np.add.reduce(blocks, axis=1)
-    return np.add.reduce(columns, axis=1).tobytes() + np.add.reduce(columns, axis=0).tobytes()
+    sums: list[np.ndarray[Any, Any]] = [np.add.reduce(columns, axis=axis) for axis in (1, 0)]
+    return b"".join(array.tobytes() for array in sums)
 
 
 class BlobWriter:
