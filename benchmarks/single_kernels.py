@@ -1,6 +1,6 @@
 """Time the heavy kernels one by one: GFLOP/s, share of the measured peak, beside ONNX Runtime.
 
-usage: python benchmarks/single_kernels.py [gemm resnet50 mobilenetv2 vgg ...] [--rounds 5] [--csv F]
+usage: python benchmarks/single_kernels.py [gemm resnet50 mobilenetv2 vgg ...] [--rounds 5]
 
 The peak is that of one core, measured with a register-only loop of the contraction tile right
 before and after each round; rounds next to a slow probe are dropped. A round takes turns and keeps
