@@ -1,4 +1,4 @@
-"""What differential fuzzing found, kept: each graph was once computed wrong, here or by the peer."""
+"""What differential fuzzing found, kept: graphs once computed wrong, here or by the peer."""
 
 from __future__ import annotations
 
