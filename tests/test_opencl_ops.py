@@ -342,10 +342,13 @@ def test_products(sizes: list[int], weight: bool, gpu: bool) -> None:
     np.testing.assert_allclose(model(arrays)[0], a @ b, rtol=1e-4, atol=1e-4)
 
 
-def test_a_chain_is_one_kernel() -> None:
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("device", ["OPENCL", "HETERO:OPENCL,CPU"])
+def test_a_chain_is_one_kernel(device: str, before: bool) -> None:
+    """Also when times are asked for only after a run that took none."""
     x = sg.input("x", ("N", 8), "float32")
     y = sg.ops.Tanh(sg.ops.Mul(sg.ops.Add(x, sg.parameter("b", random(8))), x))
-    model = core().compile_model(sg.Graph([x], [y]), "OPENCL", {"ENABLE_PROFILING": True})
+    model = core().compile_model(sg.Graph([x], [y]), device, {"ENABLE_PROFILING": before})
     request = model.create_infer_request()
     array: Array = random(4, 8)
     request.infer([array])

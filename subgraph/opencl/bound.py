@@ -227,6 +227,7 @@ class ClBoundPlan:
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> tuple[list[Array], list[float]]:
         """Run as `run` does; return the seconds that each item of the plan took, too."""
+        self._measure()
         events: list[Any] = []
         results = self._run(inputs, outputs, events)
         seconds = [
@@ -234,6 +235,13 @@ class ClBoundPlan:
             for event in events
         ]
         return results, seconds
+
+    def _measure(self) -> None:
+        """Go over to a queue that takes times, if this one does not."""
+        if not self._profiling:
+            self._finish()
+            self._profiling = True
+            self._queue = self._runtime.queue(profiling=True)
 
     def _run(
         self,
