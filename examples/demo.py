@@ -6,6 +6,7 @@ Loads the digits network, partitions it with the selector of ``custom_selector.p
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -53,7 +54,7 @@ def main() -> None:
             inside = [inner.op_type for inner in node.subgraph.nodes]
             table.add_row(node.name, str(len(inside)), " ".join(inside), "")
         else:
-            why = sg.explain(cut, node).reasons[0]
+            why = sg.explain(cut, node).reasons[0].replace(f"{Path.cwd()}{os.sep}", "")
             table.add_row("outside", "1", node.op_type, why.partition("refused: ")[2] or why)
     console.print(table)
 
