@@ -570,7 +570,7 @@ def contraction(
         weights: ``"bfloat16"``: B is held in it, and widened in registers (packed B only).
     """
     body = partial(_contraction_body, ahead=ahead, weights=weights)
-    return _dispatcher("tile", body, dtype, lanes, mr, nv, masked)
+    return dispatcher("tile", body, dtype, lanes, mr, nv, masked)
 
 
 def depthwise(*, dtype: str, lanes: int, mr: int, masked: bool) -> Callable[..., None]:
@@ -579,7 +579,7 @@ def depthwise(*, dtype: str, lanes: int, mr: int, masked: bool) -> Callable[...,
     The sum multiplies vectors element by element: row i of A is the vector at ``T_A + i * T_ARS``,
     B one vector per step. ``vectors`` must be 1.
     """
-    return _dispatcher("depthwise", _depthwise_body, dtype, lanes, mr, 1, masked)
+    return dispatcher("depthwise", _depthwise_body, dtype, lanes, mr, 1, masked)
 
 
 def window(*, dtype: str, lanes: int, mr: int, taps: int, step: int) -> Callable[..., None]:
@@ -592,10 +592,10 @@ def window(*, dtype: str, lanes: int, mr: int, taps: int, step: int) -> Callable
     def body(e: Emit, t: Any, rows: int, _nv: int, _masked: bool) -> None:
         _window_body(e, t, rows, taps, step)
 
-    return _dispatcher(f"window{taps}_{step}", body, dtype, lanes, mr, 1, False)
+    return dispatcher(f"window{taps}_{step}", body, dtype, lanes, mr, 1, False)
 
 
-def _dispatcher(
+def dispatcher(
     name: str,
     body: Callable[[Emit, Any, int, int, bool], None],
     dtype: str,
@@ -603,8 +603,13 @@ def _dispatcher(
     mr: int,
     nv: int,
     masked: bool,
+    least: int = 1,
 ) -> Callable[..., None]:
-    """Return a kernel that calls the function of the tile of a size, all of them in its module."""
+    """Return a kernel that calls the function of the tile of a size, all of them in its module.
+
+    Called with the address of the tile's words, rows and vectors; vectors come ``least`` by
+    ``least``.
+    """
     heights = row_counts(mr)
 
     def define(module: Any, rows: int, vectors: int) -> Any:
@@ -621,7 +626,7 @@ def _dispatcher(
             index = builder.add(builder.mul(args[2], _i(mr + 1)), args[1])
             done = builder.append_basic_block("tile_done")
             switch = builder.switch(index, done)
-            for v in range(1, nv + 1):
+            for v in range(least, nv + 1, least):
                 for r in heights:
                     function = define(builder.module, r, v)
                     case = builder.append_basic_block("tile")

@@ -20,8 +20,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from subgraph.engine import host
 from subgraph.engine.dot import emit_dot4
@@ -37,8 +35,7 @@ from subgraph.engine.irtools import (
     store_at,
     suffix,
 )
-from subgraph.engine.tile import Emit, private_function
-from subgraph.engine.tiling import row_counts
+from subgraph.engine.tile import Emit, dispatcher
 
 BLOCK = 16  # channels of a block, outputs of a store
 
@@ -293,37 +290,9 @@ def product_tile(*, flavour: str, weights: str, output: str) -> Callable[..., No
             that are scaled but not rounded.
     """
     lanes, mr, nv = int_tile()
-    heights = row_counts(mr)
-    least = max(1, BLOCK // lanes)
 
-    def define(module: Any, rows: int, vectors: int) -> Any:
-        function = private_function(module, f"int_{flavour}_{weights}_{output}_{rows}x{vectors}")
-        builder = ir.IRBuilder(function.append_basic_block("entry"))
-        e = Emit(builder, "float32", lanes)
-        _body(e, function.args[0], rows, vectors, flavour, weights, output)
-        builder.ret_void()
-        return function
+    def body(e: Emit, t: Any, rows: int, vectors: int, _masked: bool) -> None:
+        _body(e, t, rows, vectors, flavour, weights, output)
 
-    @intrinsic
-    def dispatch(typingctx: Any, block: Any, rows: Any, vectors: Any) -> tuple[Any, Any]:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            index = builder.add(builder.mul(args[2], I64(mr + 1)), args[1])
-            done = builder.append_basic_block("tile_done")
-            switch = builder.switch(index, done)
-            for v in range(least, nv + 1, least):
-                for r in heights:
-                    function = define(builder.module, r, v)
-                    case = builder.append_basic_block("tile")
-                    switch.add_case(I64(v * (mr + 1) + r), case)
-                    with builder.goto_block(case):
-                        builder.call(function, [args[0]])
-                        builder.branch(done)
-            builder.position_at_end(done)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64), codegen
-
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        dispatch(args, begin, end)
-
-    return kernel
+    name = f"int_{flavour}_{weights}_{output}"
+    return dispatcher(name, body, "float32", lanes, mr, nv, False, max(1, BLOCK // lanes))
