@@ -10,17 +10,12 @@ inputs. Weights are seeded and random. Needs torch, torchvision, transformers an
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from export_models import FORMS, Inputs, with_statistics
+from export_models import FORMS, Inputs, export_all, save_inputs, with_statistics
 from torch import nn
 from torch.nn import functional
 
@@ -291,11 +286,9 @@ MODELS: dict[str, Callable[[], Made]] = {
 
 def export(name: str, folder: Path) -> None:
     """Write the forms of one model, and its inputs."""
-    torch.manual_seed(0)
     model, inputs = MODELS[name]()
     names = [f"input{k}" for k in range(len(inputs))]
-    arrays = {k: v.numpy() for k, v in zip(names, inputs, strict=True)}
-    np.savez(folder / f"{name}.npz", **arrays)
+    save_inputs(folder / f"{name}.npz", names, inputs)
     for suffix in ("", "_ts17"):
         path = folder / f"{name}{suffix}.onnx"
         try:
@@ -310,17 +303,5 @@ def export(name: str, folder: Path) -> None:
             print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
-def main() -> None:
-    """Write the models named on the command line, or all."""
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    torch.set_grad_enabled(False)
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "models")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[2:] or MODELS:
-        export(name, folder)
-
-
 if __name__ == "__main__":
-    main()
+    export_all(MODELS, export)

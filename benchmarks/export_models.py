@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,27 +114,35 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
-    """Write the models named on the command line, or all."""
+def export_all(names: Iterable[str], export: Callable[[str, Path], None]) -> None:
+    """Export the models named on the command line, or all, into the folder named there."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_grad_enabled(False)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "models")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[2:] or MODELS:
-        make, names = MODELS[name]
+    for name in sys.argv[2:] or names:
         torch.manual_seed(0)
-        model, inputs = make()
-        arrays = {k: v.numpy() for k, v in zip(names, inputs, strict=True)}
-        np.savez(folder / f"{name}.npz", **arrays)
-        for suffix, options in FORMS.items():
-            path = folder / f"{name}{suffix}.onnx"
-            torch.onnx.export(
-                model, inputs, path, input_names=names, output_names=["y"], verbose=False, **options
-            )
-            print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+        export(name, folder)
+
+
+def save_inputs(path: Path, names: Sequence[str], inputs: Inputs) -> None:
+    """Write a model's inputs beside it."""
+    np.savez(path, **{k: v.numpy() for k, v in zip(names, inputs, strict=True)})
+
+
+def _export(name: str, folder: Path) -> None:
+    make, names = MODELS[name]
+    model, inputs = make()
+    save_inputs(folder / f"{name}.npz", names, inputs)
+    for suffix, options in FORMS.items():
+        path = folder / f"{name}{suffix}.onnx"
+        torch.onnx.export(
+            model, inputs, path, input_names=names, output_names=["y"], verbose=False, **options
+        )
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":
-    main()
+    export_all(MODELS, _export)
