@@ -22,7 +22,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -327,7 +327,9 @@ def run_column(
 # --- report ------------------------------------------------------------------------------------
 
 
-def table(results: dict[Column, list[Outcome]], known: Sequence[suite.Case]) -> str:
+def table(
+    results: dict[Column, list[Outcome]], known: Sequence[suite.Case], excused: Collection[str]
+) -> str:
     """Return passes by category and column."""
     by_name = {case.name: case for case in known}
     columns = list(results)
@@ -341,8 +343,8 @@ def table(results: dict[Column, list[Outcome]], known: Sequence[suite.Case]) -> 
     for category in sorted(total):
         rows.append([category, str(total[category]), *(str(counts[c][category]) for c in columns)])
     rows.append(["all", str(len(first)), *(str(sum(counts[c].values())) for c in columns)])
-    shown = [[name for name in suite.IMPOSSIBLE if name in {o.name for o in first}]]
-    rows.append(["nobody can pass", str(len(shown[0])), *["" for _ in columns]])
+    count = sum(outcome.name in excused for outcome in first)
+    rows.append(["need not pass", str(count), *["" for _ in columns]])
     rows.append(["seconds", "", *(f"{sum(o.seconds for o in results[c]):.0f}" for c in columns)])
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     lines = [
@@ -357,11 +359,11 @@ def table(results: dict[Column, list[Outcome]], known: Sequence[suite.Case]) -> 
     return "\n".join(lines)
 
 
-def failures(column: Column, outcomes: Sequence[Outcome]) -> list[str]:
+def failures(column: Column, outcomes: Sequence[Outcome], excused: Collection[str]) -> list[str]:
     """Return what failed but could pass, cases with the same kind of error on one line."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        if outcome.error and outcome.name not in suite.IMPOSSIBLE:
+        if outcome.error and outcome.name not in excused:
             kind = re.sub(r"'[^']*'|\d+", "#", outcome.error)[:160]
             groups.setdefault(kind, []).append(outcome)
     lines: list[str] = []
@@ -437,13 +439,17 @@ def main(given: Sequence[str] | None = None) -> int:
         passed = sum(not o.error for o in outcomes)
         took = time.perf_counter() - start
         print(f"{column.title}: {passed} of {len(outcomes)} ({took:.0f} s since start)", flush=True)
-    print(f"\n{table(results, known)}\n")
+    excused = suite.excused(options.suite)
+    print(f"\n{table(results, known, excused)}\n")
     ours = [c for c in columns if c.runtime not in PEERS]
-    lines = [line for column in ours for line in failures(column, results[column])]
+    lines = [line for column in ours for line in failures(column, results[column], excused)]
     print("\n".join(["failed:", *lines] if lines else ["no case failed that can pass"]))
-    print("\nnobody can pass:")
-    for name, reason in suite.IMPOSSIBLE.items():
-        print(f"  {name}: {reason}")
+    print("\nneed not pass:")
+    names = {known[k].name for k in positions}
+    for reason in dict.fromkeys(excused.values()):
+        alike = [name for name in excused if excused[name] == reason and name in names]
+        if alike:
+            print(f"  {', '.join(alike)}: {reason}")
     if options.json:
         content = {
             column.title: {o.name: o.error for o in outcomes}

@@ -81,6 +81,12 @@ def _case(name: str) -> suite.Case:
     return next(case for case in suite.cases() if case.name == name)
 
 
+def test_the_corrected_cases_of_older_suites_pass_in_the_newest() -> None:
+    assert suite.excused() == suite.IMPOSSIBLE
+    assert set(suite.excused("old")) == {*suite.IMPOSSIBLE, *suite.CORRECTED}
+    assert not _failures([_case(name) for name in suite.CORRECTED], _on("REFERENCE"))
+
+
 def test_the_judge_refuses_even_the_expected_sequence_with_a_scalar() -> None:
     case = _case("test_loop16_seq_none")
     [(inputs, expected)] = case.load()[1]
