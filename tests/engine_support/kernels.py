@@ -24,6 +24,7 @@ from subgraph.engine.simd import (
     st_f64,
     st_i64,
 )
+from subgraph.engine.walker_kernels import yield_core
 
 Function = Callable[..., Any]
 
@@ -338,6 +339,24 @@ def scale(*, lanes: int) -> Function:
         for i in range(64 * begin, 64 * end, lanes):
             a = load(x + 4 * i)
             store(y + 4 * i, fma(a, a, splat(1.0)))
+
+    return kernel
+
+
+def meet() -> Function:
+    """The caller's thread waits, for some rounds, until a helper has run a unit of the same step.
+
+    Words: how many units helpers ran, and the rounds; between two rounds another thread may run.
+    """
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        if worker > 0:
+            atomic_add(args, end - begin)
+            return
+        left = ld_i64(args + 8)
+        while atomic_load(args) == 0 and left > 0:
+            left -= 1
+            yield_core()
 
     return kernel
 
