@@ -48,7 +48,7 @@ def fastest(low: Lowering, key: str, candidates: Mapping[str, Callable[[Lowering
         candidates: Functions that emit the steps of each candidate.
     """
     isa = host.isa()
-    key = f"{isa.cpu} {isa.name} {key}"
+    key = f"{isa.cpu} {isa.like or isa.name} {key}"
     chosen = _stored().get(key)
     if chosen is not None and chosen in candidates:
         return chosen

@@ -38,6 +38,8 @@ def emit_dot4(builder: Any, sums: Any, a: Any, b: Any) -> Any:
     if not host.has_vnni() or lanes < 4 or lanes % 4:
         return _apart(builder, sums, a, b)
     if lanes <= most:
+        if host.isa().like:
+            return _apart(builder, sums, a, b)
         name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
         return call_intrinsic(builder, name, sums.type, [sums, a, b])
     parts = [

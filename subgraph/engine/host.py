@@ -2,7 +2,9 @@
 
 ``SUBGRAPH_ISA`` narrows the instruction set (``avx512``, ``avx2``, ``avx``, ``sse``, ``neon``,
 ``scalar``) as far as the host allows; vector widths and the target that kernels are compiled for
-both follow it.
+both follow it. ``like-avx512vnni``, ``like-avx512``, ``like-avxvnni`` and ``like-neon`` go further:
+kernels choose widths, tiles and code paths as on such a machine, and the code is generated for this
+one (slowly). That is how kernels for other machines are tested.
 """
 
 from __future__ import annotations
@@ -24,6 +26,13 @@ _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
 _ABOVE_AVX2 = ("avx512", "avx10", "amx", "avxvnni", "avxifma", "avxneconvert", "evex512")
 _ABOVE_AVX = (*_ABOVE_AVX2, "avx2", "fma", "fma4", "xop", "f16c", "vaes", "vpclmulqdq")
 _ABOVE_SSE = (*_ABOVE_AVX, "avx")
+# What kernels may assume in an instruction set that is only followed: its level, and features.
+_LIKE = {
+    "like-avx512vnni": ("avx512", frozenset({*_AVX512, "avx2", "avx512vnni"})),
+    "like-avx512": ("avx512", frozenset({*_AVX512, "avx2"})),
+    "like-avxvnni": ("avx2", frozenset({"fma", "avx2", "avxvnni"})),
+    "like-neon": ("neon", frozenset[str]()),
+}
 _ITEM_BYTES = {
     "float64": 8,
     "int64": 8,
@@ -52,6 +61,8 @@ class Isa:
         fma: True when a fused multiply-add is one instruction.
         cpu: CPU name for LLVM.
         features: LLVM's feature string, sorted.
+        like: Name of an instruction set that is only followed: its shapes, with code for this
+            machine; empty where the machine runs what is named.
     """
 
     name: str
@@ -60,9 +71,12 @@ class Isa:
     fma: bool
     cpu: str
     features: str
+    like: str = ""
 
     def has(self, feature: str) -> bool:
         """Return whether an LLVM feature (``"avx512vnni"``, ``"f16c"``) is switched on."""
+        if self.like:
+            return feature in _LIKE[self.like][1]
         return f"+{feature}" in self.features.split(",")
 
 
@@ -118,6 +132,12 @@ def _narrow(name: str, features: dict[str, bool]) -> dict[str, bool]:
     return {f: on and f not in off for f, on in features.items()}
 
 
+def _followed(supported: list[str]) -> list[str]:
+    """Return the instruction sets whose shapes this machine can follow."""
+    # Shapes of AVX-512 use instructions of AVX2 for their shorter vectors.
+    return [name for name in _LIKE if name == "like-neon" or "avx2" in supported]
+
+
 def available_isas() -> tuple[str, ...]:
     """Return the instruction set names that this machine can run, widest first."""
     return tuple(_supported(_host_cpu()[1]))
@@ -132,10 +152,16 @@ def isa_named(name: str) -> Isa:
     """
     cpu, features = _host_cpu()
     supported = _supported(features)
+    if name in _followed(supported):
+        level, claims = _LIKE[name]
+        exact = isa_named(supported[0])
+        bytes_, registers = (_X86_LEVELS | _ARM_LEVELS)[level], 16 if level == "avx2" else 32
+        fma = exact.fma and (level == "neon" or "fma" in claims)
+        return Isa(level, bytes_, registers, fma, exact.cpu, exact.features, name)
     if name not in supported:
         raise ConfigError(
             f"SUBGRAPH_ISA={name!r} cannot run on this machine ({cpu}); "
-            f"use one of {', '.join(supported)}"
+            f"use one of {', '.join(supported + _followed(supported))}"
         )
     narrowed = _narrow(name, features)
     text = ",".join(("+" if on else "-") + f for f, on in sorted(narrowed.items()))

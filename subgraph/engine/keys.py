@@ -70,6 +70,7 @@ def environment(isa: host.Isa) -> str:
         isa.name,
         isa.cpu,
         isa.features,
+        isa.like,
     )
     return "\0".join(parts)
 

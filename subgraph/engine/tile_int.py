@@ -72,8 +72,9 @@ def emit_pairs(builder: Any, a: Any, b: Any) -> Any:
     lanes = a.type.count // 2
     wide = ir.VectorType(I32, lanes)
     names = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
-    widest = {"avx512": 16, "avx2": 8}.get(host.isa().name, 4)
-    if host.architecture() == "x86_64" and lanes in names and lanes <= widest:
+    isa = host.isa()
+    widest = {"avx512": 16, "avx2": 8}.get(isa.name, 4)
+    if host.architecture() == "x86_64" and not isa.like and lanes in names and lanes <= widest:
         return call_intrinsic(builder, f"llvm.x86.{names[lanes]}", wide, [a, b])
     full = ir.VectorType(I32, 2 * lanes)
     product = builder.mul(builder.sext(a, full), builder.sext(b, full))
