@@ -1,53 +1,36 @@
 """Bound plans: a plan with a request's memory, its argument words at their addresses, ready to run.
 
-All argument blocks stand in one array of words. Which words are addresses in the arena, in an
-input, an output or a weight is known from the plan, so that a run patches only what moved: usually
-nothing, since small inputs and outputs are copied to places of their own.
+The words are a copy of those that `subgraph.engine.laid_out` made of the plan. A run patches only
+the addresses that moved: usually none, since small inputs and outputs are copied to places of
+their own.
 """
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable, Sequence
-from operator import index
 from typing import Any
 
-import attrs
 import numpy as np
 
 from subgraph.engine import toolchain
-from subgraph.engine.constants import Weights, made
-from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
+from subgraph.engine.constants import made
+from subgraph.engine.laid_out import End, LaidOut, Patch
+from subgraph.engine.lowering import Operand, Storage
 from subgraph.engine.mapped import release
-from subgraph.engine.plan import HostStep, Plan
+from subgraph.engine.plan import HostStep, Item, Plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.program import Program, Step
 from subgraph.engine.sharing import shared_out
 from subgraph.reference import evaluate
 from subgraph.subgraph_op import DefaultSubgraphOp, fill_outputs
 from subgraph.types import numpy_dtype
-from subgraph.weights import WeightCache, aligned_empty
+from subgraph.weights import WeightEntry, aligned_empty
 
 Array = np.ndarray[Any, Any]
 # Copying that much costs less than asking an array for its address and patching words.
 STAGED = 16384
-_TINY_FLOPS = 2_000_000
 _WORTH_THREADS = 1 << 22  # bytes of weights
-_BLOCK = 8  # argument blocks begin on cache lines
-
-
-@attrs.define
-class Patch:
-    """Words that hold addresses in one piece of memory."""
-
-    positions: list[int] = attrs.field(factory=list[int])
-    offsets: list[int] = attrs.field(factory=list[int])
-
-    def frozen(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return positions and offsets as arrays."""
-        return np.array(self.positions, np.intp), np.array(self.offsets, np.int64)
 
 
 class Arena:
@@ -66,162 +49,75 @@ class Arena:
             self.address = self.memory.ctypes.data
 
 
-class _Block:
-    """Collects argument words and what has to be patched in them."""
-
-    def __init__(self, plan: Plan, weights: Weights) -> None:
-        self.plan = plan
-        self.weights = weights
-        self.words: list[int] = []
-        self.arena = Patch()
-        self.inputs: dict[int, Patch] = {}
-        self.outputs: dict[int, Patch] = {}
-        self.entries: dict[int, Patch] = {}
-        self.held: list[Array] = []
-
-    def add(self, step: EmittedStep) -> int:
-        """Append a step's words; return where they begin."""
-        self.words += [0] * (-len(self.words) % _BLOCK)
-        begin = len(self.words)
-        for word in step.words:
-            if type(word) is int:  # most words are
-                self.words.append(word)
-            else:
-                self._word(word)
-        return begin
-
-    def _word(self, word: Any) -> None:
-        if isinstance(word, (Operand, Scratch)):
-            self._address(word)
-        elif isinstance(word, Weight):
-            self._weight(self.weights.add(word), 0)
-        elif isinstance(word, Kernel):
-            self.words.append(word.address)
-        elif isinstance(word, float):
-            self.words.append(struct.unpack("<q", struct.pack("<d", word))[0])
-        else:
-            self.words.append(index(word))
-
-    def _address(self, word: Operand | Scratch) -> None:
-        storage = word.storage
-        assert storage is not None, "a mentioned operand has storage"
-        root, offset = storage.root()
-        offset += word.offset if isinstance(word, Operand) else 0
-        self._located(root, offset, word)
-
-    def _located(self, root: Storage, offset: int, word: Operand | Scratch) -> None:
-        if root.kind == "arena":
-            self._note(self.arena, self.plan.offsets[root] + offset)
-        elif root.kind == "input":
-            self._note(self.inputs.setdefault(root.index, Patch()), offset)
-        elif root.kind == "output":
-            self._note(self.outputs.setdefault(root.index, Patch()), offset)
-        elif root.kind == "constant":
-            assert root.array is not None
-            self.held.append(root.array)
-            self.words.append(root.array.ctypes.data + offset)
-        elif root.weight is not None:
-            self._weight(self.weights.add(root.weight), offset)
-        else:
-            assert isinstance(word, Operand)
-            assert word.parameter is not None, "a weight without a recipe is a parameter"
-            self._weight(self.weights.add_parameter(word.parameter), offset)
-
-    def _weight(self, found: int | Array, offset: int) -> None:
-        if isinstance(found, int):
-            self._note(self.entries.setdefault(found, Patch()), offset)
-        else:
-            self.held.append(found)
-            self.words.append(found.ctypes.data + offset)
-
-    def _note(self, patch: Patch, offset: int) -> None:
-        patch.positions.append(len(self.words))
-        patch.offsets.append(offset)
-        self.words.append(0)
-
-
 class BoundPlan:
     """A plan bound to an arena; runs for one request at a time.
 
     Attributes:
-        plan: The plan.
+        plan: What was bound: a plan, or a program that came without one.
+        entries: What is known of every step for a profile.
         epoch: Snapshot that the weights' addresses are of, None before the first.
     """
 
-    def __init__(self, plan: Plan, arena: Arena, cache: WeightCache, pool: Pool | None) -> None:
-        """Lay out the argument words; compile or load the kernels that are not yet there."""
+    def __init__(
+        self, plan: Plan | LaidOut, laid: LaidOut, arena: Arena, pool: Pool | None
+    ) -> None:
+        """Copy the argument words; compile or load the kernels that are not yet there."""
         self.plan = plan
+        self.entries = laid.entries
         self.epoch: int | None = None
         self._arena = arena
         self._arena_at = -1
-        self._weights = Weights(cache)
-        block = _Block(plan, self._weights)
-        steps = [item for item in plan.items if isinstance(item, EmittedStep)]
-        kernels = dict.fromkeys(step.kernel for step in steps)
-        called = (word for step in steps for word in step.words if isinstance(word, Kernel))
-        toolchain.prepare(kernels | dict.fromkeys(called))
-        begins = [block.add(step) for step in steps]
-        self._words = _aligned_words(block.words)
-        self._arena_patch = block.arena.frozen()
-        self._held = block.held
-        self._entry_patches = [
-            (self._weights.entries[k], *patch.frozen()) for k, patch in block.entries.items()
-        ]
-        # The largest weight is made while the fewest others are there: the least peak of memory.
-        self._entry_patches.sort(key=lambda item: -sum(p.array.nbytes for p in item[0].parameters))
+        self._arena_patch = laid.arena
+        toolchain.prepare([*(step[0] for step in laid.steps), *(k for k, _ in laid.kernels)])
+        self._words = _aligned_words(laid.words)
+        for kernel, patch in laid.kernels:
+            patch.put(self._words, kernel.address)
+        self._entry_patches: list[tuple[WeightEntry, Patch]] = []
+        self._held: list[Array] = []
+        for weight, patch in laid.weights:
+            if isinstance(weight, WeightEntry):
+                self._entry_patches.append((weight, patch))
+            else:
+                self._held.append(weight)
+                patch.put(self._words, weight.ctypes.data)
         self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
-        self._place_ends(block)
+        self._place_ends(laid)
         self._threads = 1 if pool is None else pool.size
-        self._segments = self._make_segments(begins, pool)
+        self._segments = self._make_segments(laid, pool)
         self._only = self._segments[0].run if self._is_one_program() else None
 
     # ------------------------------------------------------------------ preparation
 
-    def _place_ends(self, block: _Block) -> None:
+    def _place_ends(self, laid: LaidOut) -> None:
         """Give small inputs and outputs places of their own; prepare patches for the others."""
-        plan = self.plan
-        self._inputs: list[_End] = []
-        for position, operand in enumerate(plan.inputs):
-            if operand is not None:
-                patch = block.inputs.get(position, Patch())
-                self._inputs.append(_End(position, operand, patch, self._words))
-        self._outputs: list[_End] = []
-        self._copied: list[tuple[int, Operand]] = []
-        for position, operand in enumerate(plan.outputs):
-            root, _ = plan.place_of(operand)
-            if root.kind == "output" and root.index == position:
-                patch = block.outputs.get(position, Patch())
-                self._outputs.append(_End(position, operand, patch, self._words))
-            else:
-                self._copied.append((position, operand))
-        self._simple = (
-            not self._copied
-            and all(end.stage is not None for end in (*self._inputs, *self._outputs))
-            and len(self._outputs) == len(plan.outputs)
-        )
+        self._inputs = [_End(end, self._words) for end in laid.inputs]
+        self._outputs = [_End(end, self._words) for end in laid.outputs]
+        self._copied = laid.copied
+        self._count = len(laid.outputs) + len(laid.copied)
+        staged = all(end.stage is not None for end in (*self._inputs, *self._outputs))
+        self._simple = not self._copied and staged
 
-    def _make_segments(self, begins: Sequence[int], pool: Pool | None) -> list[Any]:
-        segments: list[Any] = []
-        steps: list[Step] = []
-        at = iter(begins)
-        tiny = _is_tiny(self.plan)
+    def _make_segments(self, laid: LaidOut, pool: Pool | None) -> list[Any]:
+        """Return programs, and between them the nodes that the reference computes."""
         base = self._words.ctypes.data
-
-        def close() -> None:
-            nonlocal steps
-            if steps or not self.plan.items:
-                segments.append(Program(steps, self._threads, pool, tiny=tiny))
-                steps = []
-
-        for item in self.plan.items:
-            if isinstance(item, HostStep):
-                close()
-                segments.append(item)
-                continue
-            address = item.kernel.address
-            steps.append(Step(address, base + 8 * next(at), item.units, item.grain))
-        close()
+        steps = [
+            Step(kernel.address, base + 8 * begin, units, grain)
+            for kernel, begin, units, grain in laid.steps
+        ]
+        segments: list[Any] = []
+        hosts = [item for item in self._plan_items() if isinstance(item, HostStep)]
+        begin = 0
+        for end, host in zip(laid.breaks, hosts, strict=True):
+            if end > begin:
+                segments.append(Program(steps[begin:end], self._threads, pool, tiny=laid.tiny))
+            segments.append(host)
+            begin = end
+        if begin < len(steps) or not segments:
+            segments.append(Program(steps[begin:], self._threads, pool, tiny=laid.tiny))
         return segments
+
+    def _plan_items(self) -> Sequence[Item]:
+        return self.plan.items if isinstance(self.plan, Plan) else ()
 
     def _is_one_program(self) -> bool:
         return len(self._segments) == 1 and isinstance(self._segments[0], Program)
@@ -240,15 +136,15 @@ class BoundPlan:
 
     def _take(self, k: int) -> None:
         """Make a weight anew if it has changed, and note where it lies."""
-        entry, positions, offsets = self._entry_patches[k]
+        entry, patch = self._entry_patches[k]
         array = entry.get()
         if array is not self._entry_arrays[k]:
             self._entry_arrays[k] = array
-            self._words[positions] = array.ctypes.data + offsets
+            patch.put(self._words, array.ctypes.data)
             release(entry.parameters, array)
 
     def _weight_bytes(self) -> int:
-        return sum(p.array.nbytes for entry, _, _ in self._entry_patches for p in entry.parameters)
+        return sum(p.array.nbytes for entry, _ in self._entry_patches for p in entry.parameters)
 
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
         """Run the plan; the weights are fresh.
@@ -275,7 +171,7 @@ class BoundPlan:
         outputs: Sequence[Array | None] | None,
         execute: Callable[[], object],
     ) -> list[Array]:
-        results: list[Any] = [None] * len(self.plan.outputs)
+        results: list[Any] = [None] * self._count
         for end in self._inputs:
             end.enter(inputs[end.position])
         for end in self._outputs:
@@ -284,8 +180,8 @@ class BoundPlan:
         execute()
         for end in self._outputs:
             end.leave(results)
-        for position, operand in self._copied:
-            results[position] = np.array(self._values().array(operand))
+        for position in self._copied:
+            results[position] = self._values().output(position)
         for end in (*self._inputs, *self._outputs):
             end.forget()
         return results if outputs is None else fill_outputs(results, outputs)
@@ -298,6 +194,7 @@ class BoundPlan:
                 self._values().compute(segment)
 
     def _values(self) -> _Reader:
+        assert isinstance(self.plan, Plan), "only a plan has values outside of its program"
         return _Reader(self.plan, self._arena.memory, self._inputs, self._outputs)
 
     def run_timed(
@@ -333,30 +230,29 @@ class BoundPlan:
                 segment.clear()
 
     def _move(self) -> None:
-        positions, offsets = self._arena_patch
-        self._words[positions] = self._arena.address + offsets
+        self._arena_patch.put(self._words, self._arena.address)
         self._arena_at = self._arena.address
 
 
 class _End:
     """An input or output of a bound plan: a place of its own, or words to patch."""
 
-    def __init__(self, position: int, operand: Operand, patch: Patch, words: Array) -> None:
-        self.position = position
-        self.operand = operand
+    def __init__(self, end: End, words: Array) -> None:
+        self.position = end.position
         self.stage: Any = None
+        self._shape = end.shape
+        self._patch = end.patch
         self._words = words
-        self._dtype = numpy_dtype(operand.dtype)
-        self._positions, self._offsets = patch.frozen()
+        self._dtype = numpy_dtype(end.dtype)
         self._address = -1
         self.current: Any = None
-        if operand.nbytes <= STAGED:
-            self.stage = aligned_empty(operand.shape, self._dtype, 64)
-            self._patch(self.stage.ctypes.data)
+        if end.nbytes <= STAGED:
+            self.stage = aligned_empty(end.shape, self._dtype, 64)
+            self._point_to(self.stage.ctypes.data)
 
-    def _patch(self, address: int) -> None:
+    def _point_to(self, address: int) -> None:
         if address != self._address:
-            self._words[self._positions] = address + self._offsets
+            self._patch.put(self._words, address)
             self._address = address
 
     def enter(self, array: Array) -> None:
@@ -366,7 +262,7 @@ class _End:
             self.current = self.stage
             return
         self.current = np.ascontiguousarray(array)
-        self._patch(self.current.ctypes.data)
+        self._point_to(self.current.ctypes.data)
 
     def target(self, given: Array | None) -> Array:
         """Return the array into which the program writes; ``given`` if it can be that."""
@@ -378,10 +274,10 @@ class _End:
             given is not None
             and given.flags.c_contiguous
             and given.dtype == self._dtype
-            and given.shape == self.operand.shape
+            and given.shape == self._shape
         )
-        array = given if fits and given is not None else np.empty(self.operand.shape, self._dtype)
-        self._patch(array.ctypes.data)
+        array = given if fits and given is not None else np.empty(self._shape, self._dtype)
+        self._point_to(array.ctypes.data)
         self.current = array
         return array
 
@@ -405,6 +301,10 @@ class _Reader:
         self._arena = arena
         self._inputs = {end.position: end for end in inputs}
         self._outputs = {end.position: end for end in outputs}
+
+    def output(self, position: int) -> Array:
+        """Return a copy of an output."""
+        return np.array(self.array(self._plan.outputs[position]))
 
     def array(self, operand: Operand) -> Array:
         """Return an operand's content; in the plain layout."""
@@ -446,15 +346,7 @@ def _bytes(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
 
 
-def _aligned_words(words: Sequence[int]) -> Array:
+def _aligned_words(words: Array) -> Array:
     array = aligned_empty((max(len(words), 1),), np.dtype(np.int64), 64)
     array[: len(words)] = words
     return array
-
-
-def _is_tiny(plan: Plan) -> bool:
-    """Return whether a run takes some microseconds only."""
-    steps = [item for item in plan.items if isinstance(item, EmittedStep)]
-    work = sum(step.flops for step in steps)
-    moved = sum(max(step.bytes, 64 * step.units) for step in steps)
-    return len(steps) <= 64 and work < _TINY_FLOPS and moved < 200_000

@@ -16,13 +16,14 @@ from contextlib import suppress
 from itertools import count
 from operator import is_not, itemgetter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import attrs
 import numpy as np
 
 from subgraph.collector import paused_gc
 from subgraph.engine.bound import Arena, BoundPlan
-from subgraph.engine.lowering import EmittedStep
+from subgraph.engine.laid_out import LaidOut, lay_out, timed
 from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, concrete, make_plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.probe import Trial
@@ -101,6 +102,7 @@ class CpuSubgraphOp(SubgraphOp):
         self._fuse = fuse
         self._lock = threading.RLock()
         self._plans: OrderedDict[_Key, Plan] = OrderedDict()
+        self._laid: WeakKeyDictionary[Plan, LaidOut] = WeakKeyDictionary()
         self._fused: tuple[Graph, Guards] | None = None
         self._trial: Trial | None = None
         self._value_inputs: tuple[int, ...] = ()
@@ -180,6 +182,14 @@ class CpuSubgraphOp(SubgraphOp):
                 while len(self._plans) > self.options.plans:
                     self._plans.popitem(last=False)
                 return plan
+
+    def laid_out(self, plan: Plan) -> LaidOut:
+        """Return the argument words of a plan, which all sessions share."""
+        with self._lock:
+            laid = self._laid.get(plan)
+            if laid is None:
+                laid = self._laid[plan] = lay_out(plan, self.weights)
+            return laid
 
     def adopt(self, fused: Graph, guards: Guards, trial: Trial) -> None:
         """Take what a query of the same graph has made: the fused graph and its trial plan."""
@@ -417,14 +427,15 @@ class CpuSession(Session):
 
     def _bind(self, plan: Plan) -> BoundPlan:
         """Return the plan bound to this session's memory."""
-        self._arena.reserve(plan.arena_bytes)
-        return BoundPlan(plan, self._arena, self._region.weights, self._pool)
+        laid = self._region.laid_out(plan)
+        self._arena.reserve(laid.arena_bytes)
+        return BoundPlan(plan, laid, self._arena, self._pool)
 
     def _timed(
         self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
         results, seconds = bound.run_timed(inputs, outputs)
-        self._profile = profile_entries(bound.plan, seconds)
+        self._profile = timed(bound.entries, seconds)
         return results
 
     def profile(self) -> list[ProfileEntry]:
@@ -432,19 +443,3 @@ class CpuSession(Session):
         if self._parts is not None:
             return self._parts[1].profile()
         return list(self._profile)
-
-
-def profile_entries(plan: Plan, seconds: Sequence[float]) -> list[ProfileEntry]:
-    """Return an entry for each step of a plan."""
-    entries: list[ProfileEntry] = []
-    for item, taken in zip(plan.items, seconds, strict=True):
-        if isinstance(item, EmittedStep):
-            kernel = item.kernel.description.removeprefix("subgraph.ops.")
-            moved, flops = item.bytes, item.flops
-        else:
-            kernel, flops = "reference", 0
-            moved = sum(o.nbytes for o in (*item.inputs, *item.outputs) if o is not None)
-        entries.append(
-            ProfileEntry(item.node.name, item.node.op_type, "CPU", kernel, taken, moved, flops)
-        )
-    return entries

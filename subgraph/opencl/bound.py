@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from subgraph.engine.constants import Weights
+from subgraph.engine.laid_out import entries_of
 from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.plan import HostStep, Plan
 from subgraph.errors import DeviceError, SubgraphError
@@ -102,12 +103,14 @@ class ClBoundPlan:
 
     Attributes:
         plan: The plan.
+        entries: What is known of every step for a profile.
         epoch: Snapshot that the weights in the arguments are of, None before the first.
     """
 
     def __init__(self, plan: Plan, runtime: Runtime, cache: WeightCache, profiling: bool) -> None:
         """Make buffers and set arguments; build the programs that are not yet there."""
         self.plan = plan
+        self.entries = entries_of(plan)
         self.epoch: int | None = None
         self._runtime = runtime
         self._queue = runtime.queue(profiling=profiling)

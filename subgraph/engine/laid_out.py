@@ -1,0 +1,246 @@
+"""A plan's argument words, laid out: what all sessions of the plan share, and what a file can keep.
+
+All argument blocks stand in one array of words. Which of them are addresses in the arena, in an
+input, an output or a weight is noted beside it; `subgraph.engine.bound` copies the words for a
+session and puts the addresses in.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from operator import index
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from subgraph.engine.constants import Weights
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
+from subgraph.engine.plan import Item, Plan
+from subgraph.subgraph_op import ProfileEntry
+from subgraph.weights import WeightCache, WeightEntry
+
+Array = np.ndarray[Any, Any]
+_TINY_FLOPS = 2_000_000
+_BLOCK = 8  # argument blocks begin on cache lines
+Row = tuple[Kernel, int, int, int]
+
+
+@attrs.frozen(eq=False)
+class Patch:
+    """Words that hold addresses in one piece of memory: where they stand, and how far in."""
+
+    positions: NDArray[np.intp]
+    offsets: NDArray[np.int64]
+
+    def put(self, words: Array, address: int) -> None:
+        """Write the addresses in memory that begins at ``address``."""
+        words[self.positions] = address + self.offsets
+
+
+@attrs.frozen(eq=False)
+class End:
+    """An input or output of the program: what it is, and the words that point into it."""
+
+    position: int
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    patch: Patch
+
+
+@attrs.frozen(eq=False)
+class LaidOut:
+    """A program without addresses; immutable.
+
+    Attributes:
+        words: The argument words, 0 where an address goes.
+        arena: Words that point into the arena.
+        arena_bytes: Size of the arena.
+        inputs: The inputs that are no weights.
+        outputs: The outputs that the program writes where they belong.
+        copied: Positions of the other outputs, which are taken out of the memory of a plan.
+        weights: What the words point to: entries of the weight cache, or arrays that stay.
+        kernels: Kernels that words point to.
+        steps: Kernel, first word, units and grain of every step.
+        breaks: After how many steps a node has to be computed by the reference.
+        entries: What is known of every step for a profile; ``seconds`` is 0.
+        tiny: Whether a run takes some microseconds only.
+    """
+
+    words: NDArray[np.int64]
+    arena: Patch
+    arena_bytes: int
+    inputs: tuple[End, ...]
+    outputs: tuple[End, ...]
+    copied: tuple[int, ...]
+    weights: tuple[tuple[WeightEntry | Array, Patch], ...]
+    kernels: tuple[tuple[Kernel, Patch], ...]
+    steps: tuple[Row, ...]
+    breaks: tuple[int, ...]
+    entries: tuple[ProfileEntry, ...]
+    tiny: bool
+
+
+def lay_out(plan: Plan, cache: WeightCache) -> LaidOut:
+    """Return the words of a plan; ``cache`` is the op's door to the weight cache."""
+    block = _Block(plan, Weights(cache))
+    steps: list[Row] = []
+    breaks: list[int] = []
+    for item in plan.items:
+        if isinstance(item, EmittedStep):
+            steps.append((item.kernel, block.add(item), item.units, item.grain))
+        else:
+            breaks.append(len(steps))
+    written = [(k, operand) for k, operand in enumerate(plan.outputs) if _is_at(plan, k, operand)]
+    at_their_place = {k for k, _ in written}
+    given = [(k, operand) for k, operand in enumerate(plan.inputs) if operand is not None]
+    return LaidOut(
+        np.array(block.words, np.int64),
+        block.arena.frozen(),
+        plan.arena_bytes,
+        tuple(_end(k, operand, block.inputs) for k, operand in given),
+        tuple(_end(k, operand, block.outputs) for k, operand in written),
+        tuple(k for k in range(len(plan.outputs)) if k not in at_their_place),
+        block.weight_patches(),
+        tuple((kernel, noted.frozen()) for kernel, noted in block.kernels.items()),
+        tuple(steps),
+        tuple(breaks),
+        entries_of(plan),
+        _is_tiny(plan),
+    )
+
+
+def _is_at(plan: Plan, position: int, operand: Operand) -> bool:
+    root, _ = plan.place_of(operand)
+    return root.kind == "output" and root.index == position
+
+
+def _end(position: int, operand: Operand, notes: dict[int, _Notes]) -> End:
+    patch = notes.get(position, _Notes()).frozen()
+    return End(position, operand.dtype, operand.shape, operand.nbytes, patch)
+
+
+@attrs.define
+class _Notes:
+    """A `Patch` in the making."""
+
+    positions: list[int] = attrs.field(factory=list[int])
+    offsets: list[int] = attrs.field(factory=list[int])
+
+    def frozen(self) -> Patch:
+        return Patch(np.array(self.positions, np.intp), np.array(self.offsets, np.int64))
+
+
+class _Block:
+    """Collects argument words and what has to be put in them."""
+
+    def __init__(self, plan: Plan, weights: Weights) -> None:
+        self.plan = plan
+        self.weights = weights
+        self.words: list[int] = []
+        self.arena = _Notes()
+        self.inputs: dict[int, _Notes] = {}
+        self.outputs: dict[int, _Notes] = {}
+        self.kernels: dict[Kernel, _Notes] = {}
+        self._entries: dict[int, _Notes] = {}
+        self._arrays: dict[int, tuple[Array, _Notes]] = {}
+
+    def add(self, step: EmittedStep) -> int:
+        """Append a step's words; return where they begin."""
+        self.words += [0] * (-len(self.words) % _BLOCK)
+        begin = len(self.words)
+        for word in step.words:
+            if type(word) is int:  # most words are
+                self.words.append(word)
+            else:
+                self._word(word)
+        return begin
+
+    def weight_patches(self) -> tuple[tuple[WeightEntry | Array, Patch], ...]:
+        """Return the weights, with the words that point to each."""
+        entries = [(self.weights.entries[k], n.frozen()) for k, n in self._entries.items()]
+        # The largest weight is made while the fewest others are there: the least peak of memory.
+        entries.sort(key=lambda item: -sum(p.array.nbytes for p in item[0].parameters))
+        arrays = [(array, notes.frozen()) for array, notes in self._arrays.values()]
+        return (*entries, *arrays)
+
+    def _word(self, word: Any) -> None:
+        if isinstance(word, (Operand, Scratch)):
+            self._address(word)
+        elif isinstance(word, Weight):
+            self._weight(self.weights.add(word), 0)
+        elif isinstance(word, Kernel):
+            self._note(self.kernels.setdefault(word, _Notes()), 0)
+        elif isinstance(word, float):
+            self.words.append(struct.unpack("<q", struct.pack("<d", word))[0])
+        else:
+            self.words.append(index(word))
+
+    def _address(self, word: Operand | Scratch) -> None:
+        storage = word.storage
+        assert storage is not None, "a mentioned operand has storage"
+        root, offset = storage.root()
+        offset += word.offset if isinstance(word, Operand) else 0
+        self._located(root, offset, word)
+
+    def _located(self, root: Storage, offset: int, word: Operand | Scratch) -> None:
+        if root.kind == "arena":
+            self._note(self.arena, self.plan.offsets[root] + offset)
+        elif root.kind == "input":
+            self._note(self.inputs.setdefault(root.index, _Notes()), offset)
+        elif root.kind == "output":
+            self._note(self.outputs.setdefault(root.index, _Notes()), offset)
+        elif root.kind == "constant":
+            assert root.array is not None
+            self._weight(root.array, offset)
+        elif root.weight is not None:
+            self._weight(self.weights.add(root.weight), offset)
+        else:
+            assert isinstance(word, Operand)
+            assert word.parameter is not None, "a weight without a recipe is a parameter"
+            self._weight(self.weights.add_parameter(word.parameter), offset)
+
+    def _weight(self, found: int | Array, offset: int) -> None:
+        if isinstance(found, int):
+            self._note(self._entries.setdefault(found, _Notes()), offset)
+        else:
+            _, notes = self._arrays.setdefault(id(found), (found, _Notes()))
+            self._note(notes, offset)
+
+    def _note(self, notes: _Notes, offset: int) -> None:
+        notes.positions.append(len(self.words))
+        notes.offsets.append(offset)
+        self.words.append(0)
+
+
+def entries_of(plan: Plan) -> tuple[ProfileEntry, ...]:
+    """Return what is known of every step of a plan before it runs."""
+    return tuple(map(_entry, plan.items))
+
+
+def _entry(item: Item) -> ProfileEntry:
+    if isinstance(item, EmittedStep):
+        kernel = item.kernel.description.removeprefix("subgraph.ops.")
+        moved, flops = item.bytes, item.flops
+    else:
+        kernel, flops = "reference", 0
+        moved = sum(o.nbytes for o in (*item.inputs, *item.outputs) if o is not None)
+    return ProfileEntry(item.node.name, item.node.op_type, "CPU", kernel, 0.0, moved, flops)
+
+
+def _is_tiny(plan: Plan) -> bool:
+    """Return whether a run takes some microseconds only."""
+    steps = [item for item in plan.items if isinstance(item, EmittedStep)]
+    work = sum(step.flops for step in steps)
+    moved = sum(max(step.bytes, 64 * step.units) for step in steps)
+    return len(steps) <= 64 and work < _TINY_FLOPS and moved < 200_000
+
+
+def timed(entries: Sequence[ProfileEntry], seconds: Sequence[float]) -> list[ProfileEntry]:
+    """Return the entries of steps with what each took."""
+    pairs = zip(entries, seconds, strict=True)
+    return [attrs.evolve(entry, seconds=taken) for entry, taken in pairs]
