@@ -54,6 +54,7 @@ from subgraph.engine.tiling import (
 )
 
 _ITEM = {"float32": 4, "float64": 8}
+_NEAR = 8  # tiles of a row whose sums wait in the first cache for their activation
 _words = stack_words(T_WORDS)
 _where = stack_words(8)
 
@@ -143,6 +144,7 @@ def direct(
         45 bands (0: none)  46 channels of the last input block that count (kernels of one tap)
         47 input blocks of a segment
         48 what the scratch holds: a box of pixels (0) or for each tap the pixels it reads (1)
+        49 strip (``subgraph.engine.strip``) that runs a row of outputs in place of tiles (0: none)
 
     The sums run over segments of the input blocks, so short that the weights of a panel stay in the
     first cache while all pixels of a unit pass; a later segment goes on from what y holds.
@@ -217,7 +219,10 @@ def direct(
             weights = arg(args, 1) + (group * blocks + first) * depth * lanes * item_b
             put(t, T_B, weights + begin * taps * step * columns)
         put(t, T_KLAST, arg(args, 46) if end == arg(args, 6) else 0)
-        if (taps == 1 or arg(args, 48)) and arg(t, T_KLAST) == 0:
+        if arg(args, 49) != 0 and arg(t, T_KLAST) != 0:
+            put(t, T_N2, arg(t, T_N0) - 1)
+            put(t, T_N0, 1)
+        elif (taps == 1 or arg(args, 48)) and arg(t, T_KLAST) == 0:
             # The innermost of the segment loops costs least.
             put(t, T_N2, arg(t, T_N0) * taps)
             put(t, T_N0, 1)
@@ -238,6 +243,19 @@ def direct(
         return vectors
 
     @register_jitable
+    def run_strips(args: int, t: int, pixels: int, vectors: int, post: int) -> None:
+        """Run a row of outputs; with an activation in parts that are still near afterwards."""
+        part = pixels if post == 0 else _NEAR * mr
+        c = arg(t, T_C)
+        for i in range(0, pixels, part):
+            count = min(part, pixels - i)
+            call_kernel(arg(args, 49), t, count, vectors, 0)
+            if post != 0:
+                put(t, T_C, c + i * arg(t, T_CRS))
+                call_kernel(post, t, count, vectors, 0)
+                put(t, T_C, c + (i + count) * arg(t, T_CRS))
+
+    @register_jitable
     def run_row(
         args: int,
         t: int,
@@ -255,6 +273,12 @@ def direct(
 
         ``left`` is the column of the image that the first tap of the first output reads.
         """
+        if arg(args, 49) != 0:
+            put(t, T_A, x)
+            put(t, T_C, y)
+            put(t, T_RES, res)
+            run_strips(args, t, pixels, vectors, post)
+            return
         dw, weights = arg(args, 22), arg(t, T_B)
         apart = not plain and dw > 1 and arg(args, 16) > 1 and arg(args, 48) == 0
         i = 0

@@ -251,6 +251,72 @@ def test_depthwise_windows(
 
 @QUICK
 @given(
+    size=st.tuples(st.integers(1, 9), st.integers(1, 40)),
+    kernel=st.sampled_from([1, 1, 3]),
+    stride=st.sampled_from([1, 2]),
+    inputs=st.sampled_from([1, 3, 5, 8, 15, 24, 40, 300]),
+    outputs=st.integers(1, 40),
+    layout=LAYOUTS,
+    act=st.sampled_from(["", "Relu", "Clip", "HardSwish"]),
+    with_bias=st.booleans(),
+    with_residual=st.booleans(),
+    threads=st.integers(1, 3),
+    cuts=CUTS,
+)
+def test_rows_of_outputs(
+    size: tuple[int, int],
+    kernel: int,
+    stride: int,
+    inputs: int,
+    outputs: int,
+    layout: Layout,
+    act: str,
+    with_bias: bool,
+    with_residual: bool,
+    threads: int,
+    cuts: list[float],
+) -> None:
+    """Rows of any length, panels of any width, rests of channels: what strips run."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, inputs, *size)).astype(np.float32)
+    w = rng.standard_normal((outputs, inputs, kernel, kernel)).astype(np.float32)
+    w /= np.float32(kernel * np.sqrt(inputs))
+    bias = rng.standard_normal(outputs).astype(np.float32) if with_bias else None
+    pads = [kernel // 2] * 4
+    wanted = reference(x, w, [stride] * 2, [1, 1], pads, 1)
+    wanted += 0 if bias is None else bias.reshape(-1, 1, 1)
+    added = rng.standard_normal(wanted.shape).astype(np.float32) if with_residual else None
+    wanted += 0 if added is None else added
+    acts = {"Relu": (0, np.inf), "Clip": (-0.3, 0.7)}
+    if act in acts:
+        wanted = np.clip(wanted, *acts[act])
+    elif act:
+        wanted = wanted * np.clip(wanted / 6 + 0.5, 0, 1)
+    numbers = {"activation_alpha": -0.3, "activation_beta": 0.7} if act == "Clip" else {}
+
+    def run(threads: int, cuts: list[float]) -> Array:
+        return run_node(
+            "FusedConv",
+            [x, w, bias, added],
+            [wanted.shape],
+            {"pads": pads, "strides": (stride,) * 2, "activation": act, **numbers},
+            domain="subgraph.cpu",
+            constant=[1, 2],
+            blocked=[0, 3] if layout == "blocked" else [3],
+            out_layout="blocked",
+            threads=threads,
+            cuts=cuts,
+        )[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", lambda job: "first" if layout == "plain" else "direct")
+        got = run(threads, cuts)
+        assert np.array_equal(got, run(1, []))
+    close(got, wanted)
+
+
+@QUICK
+@given(
     size=st.tuples(st.integers(1, 30), st.integers(1, 30)),
     channels=st.tuples(st.integers(1, 70), st.integers(1, 70)),
     pads=st.tuples(*[st.integers(0, 2)] * 4),

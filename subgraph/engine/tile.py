@@ -253,9 +253,9 @@ def value_align(instruction: Any, align: int) -> None:
     instruction.align = align
 
 
-def private_function(module: Any, name: str) -> Any:
-    """Declare a function ``void(i64)`` of this module that is never inlined."""
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64]), name=name)
+def private_function(module: Any, name: str, words: int = 1) -> Any:
+    """Declare a function of some 64-bit words, of this module, that is never inlined."""
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * words), name=name)
     function.linkage = "internal"
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
