@@ -478,7 +478,8 @@ def _contraction_body(
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
             e.fence()
 
-    offsets = tile.row_offsets()
+    low = mr <= LOW_ROWS
+    offsets = tile.row_offsets() if low else []
 
     def dense_step(a: Any, at_b: Any, number: int) -> None:
         step = number * nv * lanes_bytes
@@ -489,7 +490,7 @@ def _contraction_body(
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
             e.fence()
 
-    tile.loops(k_step, dense_step if mr <= LOW_ROWS else None)
+    tile.loops(k_step, dense_step if low else None)
     tile.finish()
 
 
