@@ -225,10 +225,12 @@ def top(*, dtype: str, largest: bool) -> Function:
 
     @register_jitable
     def before(x: int, step: int, a: int, b: int) -> bool:
-        """Whether element a stands before element b."""
+        """Whether element a stands before element b; NaN is larger than all."""
         p, q = load(x + a * step), load(x + b * step)
-        if p == q:
+        if p == q or (p != p and q != q):
             return a < b
+        if p != p or q != q:
+            return (p != p) == largest
         ahead: bool = p > q if largest else p < q
         return ahead
 

@@ -245,29 +245,6 @@ __kernel void cumulative(int count, __global const T *x, int x0, __global T *y, 
     total = next;
   }
 }
-
-// The rank of each element among its row decides whether and where it goes.
-__kernel void top(int count, __global const T *x, int x0, __global T *values, int v0,
-                  __global long *places, int p0, int size, int inner, int k) {
-  int id = get_global_id(0);
-  if (id >= count) return;
-  int i = id % inner, me = id / inner % size, row = id / inner / size;
-  x += x0 + row * size * inner + i;
-  T mine = x[me * inner];
-  int rank = 0;
-  for (int j = 0; j < size; j++) {
-    T other = x[j * inner];
-    int before = LARGEST ? other > mine : other < mine;
-    if (REAL && LARGEST) before |= IS_NAN(other) && !IS_NAN(mine);
-    if (REAL && !LARGEST) before |= IS_NAN(mine) && !IS_NAN(other);
-    int same = other == mine || (IS_NAN(other) && IS_NAN(mine));
-    rank += before || (same && j < me);
-  }
-  if (rank >= k) return;
-  int at = (row * k + rank) * inner + i;
-  values[v0 + at] = mine;
-  places[p0 + at] = me;
-}
 #endif
 
 #if defined(BLEND)

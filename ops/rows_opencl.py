@@ -31,7 +31,7 @@ cl_shared(
     *("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"),
     *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin", "CumSum"),
     *("LpNormalization", "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"),
-    *("InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN", "TopK"),
+    *("InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN"),
     *("Resize", "Upsample", "CumProd", "Hardmax", "MeanVarianceNormalization", "Einsum"),
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
 )
@@ -208,18 +208,6 @@ def cumulative(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     flags = {"LARGEST": 0, "LAST": 0, "PRODUCT": int(variant["op"] == "prod")}
     source = _program(variant["dtype"], WALK=1, **flags)
     low.launch(source, "cumulative", [rows, *words], *line(low, rows))
-
-
-@cl_kernel("indexing_kernels", "top")
-def top(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
-    """Launch TopK."""
-    variant = _variant(kernel)
-    require(low, variant["dtype"])
-    x = words[0]
-    assert isinstance(x, Operand)
-    flags = {"LARGEST": int(variant["largest"]), "LAST": 0, "PRODUCT": 0}
-    source = _program(variant["dtype"], WALK=1, **flags)
-    low.launch(source, "top", [x.size, *words[:6]], *line(low, x.size))
 
 
 @cl_kernel("resize_kernels", "along", "across")

@@ -26,12 +26,9 @@ class CpuFusion:
         guards: Filled with the parameters whose content the result depends on, and the version
             that was read.
         integers: Whether QDQ models become integer operators of the CPU.
-        bounds: Whether operators whose results have as many elements as a run finds become
-            bounded ones.
     """
 
     integers: bool = True
-    bounds: bool = True
     guards: dict[Parameter, int] = attrs.field(factory=dict[Parameter, int])
 
     def __call__(self, graph: Graph) -> Graph:
@@ -49,7 +46,7 @@ class CpuFusion:
             graph = apply_pass(graph, "PartitionGraph", properties=[quantized])
             graph = apply_pass(graph, "CommonSubexpressionElimination")
         graph = apply_pass(graph, "FoldPad", guards=self.guards)
-        graph = apply_pass(graph, ["FoldScale", "BoundShapes"] if self.bounds else "FoldScale")
+        graph = apply_pass(graph, ["FoldScale", "BoundShapes"])
         properties = [
             PatternProperty("cpu_transformer", fuse_transformer.MATCHERS, self.guards),
             PatternProperty("cpu_epilogue", fuse_epilogue.MATCHERS, self.guards),

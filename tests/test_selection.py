@@ -1,4 +1,7 @@
-"""Operators that find how much they give, on the CPU, against NumPy and ONNX Runtime."""
+"""Operators that find how much they give, and TopK, against NumPy and ONNX Runtime.
+
+On the CPU device and on OPENCL, there with the kernels made for a CPU and with those for a GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,40 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.model_op import DeviceFallback
 
 Array = np.ndarray[Any, Any]
 SHAPES = [(), (7,), (3, 0, 2), (4, 5), (2, 3, 4)]
 
 
-def _on_cpu(graph: sg.Graph, *arrays: Array) -> list[Any]:
-    """Run on the CPU; nothing is left to another device."""
-    query = sg.default_core().query_model(graph, "CPU")
-    assert set(query) == {node.name for node in graph.nodes}, query
-    results = sg.compile_model(graph, "CPU")(list(arrays))
+DEVICES: dict[str, tuple[str, dict[str, Any]]] = {
+    "CPU": ("CPU", {}),
+    "OPENCL": ("OPENCL", {"KERNELS": "CPU"}),
+    "OPENCL-GPU": ("OPENCL", {"KERNELS": "GPU"}),
+}
+
+
+@pytest.fixture(params=DEVICES, autouse=True)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each test runs on each; what fails there is not hidden by another device."""
+    if DEVICES[request.param][0] not in sg.default_core().available_devices:
+        pytest.skip("there is no OpenCL device")
+    monkeypatch.setattr(DeviceFallback, "recover", lambda self, error: None)
+    return request.param
+
+
+def _compile(graph: sg.Graph, device: str) -> sg.CompiledModel:
+    """Compile for a device; nothing is left to another one, nor to the reference."""
+    name, config = DEVICES[device]
+    query = sg.default_core().query_model(graph, name, config)
+    assert set(query) == {node.name for node in graph.nodes}, query.reasons
+    return sg.compile_model(graph, name, {**config, "ENABLE_PROFILING": True})
+
+
+def _run(device: str, graph: sg.Graph, *arrays: Array) -> list[Any]:
+    request = _compile(graph, device).create_infer_request()
+    results = request.infer(list(arrays))
+    assert not any(entry.kernel == "reference" for entry in request.profile())
     return [results[k] for k in range(len(graph.outputs))]
 
 
@@ -30,22 +57,22 @@ def _input(name: str, array: Array, *, symbolic: bool = False) -> sg.Value:
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "float16", "int64"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_non_zero(shape: tuple[int, ...], dtype: str) -> None:
+def test_non_zero(device: str, shape: tuple[int, ...], dtype: str) -> None:
     rng = np.random.default_rng(0)
     x = np.asarray(rng.integers(-1, 2, shape)).astype(dtype)
     x = np.where(x == 0, np.asarray(-0.0).astype(dtype), x)
     value = _input("x", x, symbolic=True)
-    (got,) = _on_cpu(sg.Graph([value], [ops.NonZero(value)]), x)
+    (got,) = _run(device, sg.Graph([value], [ops.NonZero(value)]), x)
     expected = np.array(np.nonzero(np.atleast_1d(x)))
     np.testing.assert_array_equal(got, expected)
 
 
-def test_what_was_found_goes_on() -> None:
+def test_what_was_found_goes_on(device: str) -> None:
     """Gather by the places found; other numbers in every run."""
     x = sg.input("x", ("N", 3))
     places = ops.Transpose(ops.NonZero(ops.Greater(x, np.float32(0.5))), perm=[1, 0])
     graph = sg.Graph([x], [ops.Mul(ops.GatherND(x, places), np.float32(2)), ops.Relu(x)])
-    model = sg.compile_model(graph, "CPU")
+    model = _compile(graph, device)
     rng = np.random.default_rng(1)
     for rows in (4, 9, 4, 1, 300):
         given = rng.uniform(0, 1, (rows, 3)).astype(np.float32)
@@ -56,25 +83,25 @@ def test_what_was_found_goes_on() -> None:
 
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 @pytest.mark.parametrize("length", [0, 2, 3])
-def test_compress(axis: int | None, length: int) -> None:
+def test_compress(device: str, axis: int | None, length: int) -> None:
     rng = np.random.default_rng(2)
     x = rng.standard_normal((3, 4, 5)).astype(np.float32)
     condition = rng.uniform(size=length) < 0.6
     values = _input("x", x), _input("c", condition)
     attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
-    (got,) = _on_cpu(sg.Graph(values, [ops.Compress(*values, **attributes)]), x, condition)
+    (got,) = _run(device, sg.Graph(values, [ops.Compress(*values, **attributes)]), x, condition)
     np.testing.assert_array_equal(got, np.compress(condition, x, axis))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "float16"])
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 @pytest.mark.parametrize("in_order", [0, 1])
-def test_unique(axis: int | None, in_order: int, dtype: str) -> None:
+def test_unique(device: str, axis: int | None, in_order: int, dtype: str) -> None:
     x = np.random.default_rng(3).integers(0, 2, (5, 6, 2)).astype(dtype)
     value = _input("x", x)
     attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
     outputs = ops.Unique(value, sorted=in_order, outputs=4, **attributes)
-    y, first, inverse, counts = _on_cpu(sg.Graph([value], outputs), x)
+    y, first, inverse, counts = _run(device, sg.Graph([value], outputs), x)
     expected = np.unique(x, True, True, True, axis=axis)
     order = np.argsort(expected[1]) if not in_order else np.arange(len(expected[1]))
     np.testing.assert_array_equal(y, np.take(expected[0], order, axis or 0))
@@ -83,20 +110,20 @@ def test_unique(axis: int | None, in_order: int, dtype: str) -> None:
     np.testing.assert_array_equal(np.take(y, inverse, axis or 0).reshape(x.shape), x)
 
 
-def test_unique_of_many_and_of_nothing() -> None:
+def test_unique_of_many_and_of_nothing(device: str) -> None:
     x = np.random.default_rng(4).standard_normal(3001).astype(np.float32)
     x[::7] = np.nan
     for given in (x, x[:0], x[:1]):
         value = _input("x", given)
-        y, inverse = _on_cpu(
-            sg.Graph([value], [ops.Unique(value, outputs=4)[k] for k in (0, 2)]), given
+        y, inverse = _run(
+            device, sg.Graph([value], [ops.Unique(value, outputs=4)[k] for k in (0, 2)]), given
         )
         np.testing.assert_array_equal(y, np.unique(given))
         np.testing.assert_array_equal(y[inverse], given)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_non_max_suppression(seed: int) -> None:
+def test_non_max_suppression(device: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     boxes = rng.uniform(0, 1, (2, 40, 4)).astype(np.float32)
     scores = rng.uniform(0, 1, (2, 3, 40)).astype(np.float32)
@@ -105,23 +132,84 @@ def test_non_max_suppression(seed: int) -> None:
     given: list[Any] = limits[: 1 + seed % 3]
     made = ops.NonMaxSuppression(*inputs, *given, center_point_box=seed % 2)
     graph = sg.Graph(inputs, [made])
-    (got,) = _on_cpu(graph, boxes, scores)
+    (got,) = _run(device, graph, boxes, scores)
     session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
     (expected,) = session.run(None, {"boxes": boxes, "scores": scores})
     np.testing.assert_array_equal(got, expected)
     assert len(got)
 
 
-def test_the_number_of_boxes_may_be_an_input() -> None:
+def test_the_number_of_boxes_may_be_an_input(device: str) -> None:
     rng = np.random.default_rng(9)
     boxes = rng.uniform(0, 1, (1, 400, 4)).astype(np.float32)
     scores = rng.uniform(0, 1, (1, 1, 400)).astype(np.float32)
     inputs = [_input("boxes", boxes), _input("scores", scores), sg.input("most", (1,), "int64")]
-    model = sg.compile_model(sg.Graph(inputs, [ops.NonMaxSuppression(*inputs)]), "CPU")
+    model = _compile(sg.Graph(inputs, [ops.NonMaxSuppression(*inputs)]), device)
     for most in (3, 0, 5, 10**9):
         got = model([boxes, scores, np.array([most])])[0]
         assert len(got) <= most
         assert (len(got) > 0) == (most > 0)
+
+
+def _top(x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
+    """NaN is larger than all; of equal ones the first counts."""
+    moved = np.moveaxis(x, axis, -1)
+    if largest:
+        # The order of the reversed row from its end: stable, though from large to small.
+        turned = np.argsort(moved[..., ::-1], axis=-1, kind="stable")
+        order = x.shape[axis] - 1 - turned[..., ::-1]
+    else:
+        order = np.argsort(moved, axis=-1, kind="stable")
+    places = order[..., :k]
+    values = np.take_along_axis(moved, places, -1)
+    return np.moveaxis(values, -1, axis), np.moveaxis(places, -1, axis)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize(
+    ("shape", "axis", "k", "dtype"),
+    [
+        ((1,), 0, 1, "float32"),
+        ((7,), 0, 0, "float32"),
+        ((5000,), 0, 5000, "float32"),
+        ((3, 1000), 1, 5, "float32"),
+        ((2, 300, 3), 1, 37, "int32"),
+        ((130, 2, 2), 0, 130, "uint8"),
+        ((40, 33), -1, 8, "int64"),
+        ((2, 0, 4), 0, 1, "float32"),
+    ],
+)
+def test_top_k(
+    device: str, shape: tuple[int, ...], axis: int, k: int, dtype: str, largest: int
+) -> None:
+    rng = np.random.default_rng(len(shape) + k)
+    x = rng.integers(-50, 50, shape).astype(dtype)
+    if dtype == "float32" and x.size:
+        x.flat[:: max(3, x.size // 4)] = np.nan
+        x.flat[1::5] = -0.0
+    value = _input("x", x)
+    made = ops.TopK(value, np.array([k]), axis=axis, largest=largest)
+    values, places = _run(device, sg.Graph([value], made), x)
+    wanted, where = _top(x, k, axis, bool(largest))
+    np.testing.assert_array_equal(values, wanted)
+    np.testing.assert_array_equal(places, where)
+
+
+def test_many_are_found(device: str) -> None:
+    """So many that several teams count them."""
+    rng = np.random.default_rng(5)
+    x = np.where(rng.uniform(size=(3, 7001)) < 0.3, 0, 1).astype(np.float32)
+    x *= rng.integers(0, 900, x.shape)
+    value = _input("x", x)
+    graph = sg.Graph([value], [ops.NonZero(value), *ops.Unique(value, sorted=0, outputs=4)])
+    places, y, first, inverse, counts = _run(device, graph, x)
+    np.testing.assert_array_equal(places, np.nonzero(x))
+    wanted = np.unique(x, True, True, True)
+    order = np.argsort(wanted[1])
+    np.testing.assert_array_equal(y, wanted[0][order])
+    np.testing.assert_array_equal(first, wanted[1][order])
+    np.testing.assert_array_equal(counts, wanted[3][order])
+    np.testing.assert_array_equal(y[inverse], x.ravel())
 
 
 def test_the_tables_of_pass_and_operators_agree() -> None:

@@ -135,7 +135,7 @@ def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
     # Weights are found by their parameters; what is left are the inputs that change.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     if options.FUSION:
-        graph = apply_pass(graph, "CpuFusion", guards=guards, integers=False, bounds=False)
+        graph = apply_pass(graph, "CpuFusion", guards=guards, integers=False)
     return graph, tuple(guards.items())
 
 

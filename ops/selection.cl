@@ -1,0 +1,342 @@
+// Elements in order and elements picked out: TopK, NonZero, Compress, Unique, NonMaxSuppression.
+// T: element, REAL: whether it may be NaN. A team is one work-item (GROUP 1) or a group.
+
+#if GROUP == 1
+#define TEAM get_global_id(0)
+#define ME 0
+#else
+#define TEAM get_group_id(0)
+#define ME get_local_id(0)
+#endif
+#if REAL
+#define IS_NAN(x) isnan(x)
+#else
+#define IS_NAN(x) 0
+#endif
+
+#if defined(T)
+// Below zero where element a, or row a of ``length`` elements, stands before b; zero where they are
+// equal. NaN equals NaN and is larger than all others.
+int compare(__global const T *x, int a, int b, int step, int length) {
+  for (int e = 0; e < length; e++) {
+    T p = x[a * step + e], q = x[b * step + e];
+    if (p < q || (IS_NAN(q) && !IS_NAN(p))) return -1;
+    if (q < p || (IS_NAN(p) && !IS_NAN(q))) return 1;
+  }
+  return 0;
+}
+#endif
+
+#if defined(ORDER)
+// Places in the order of their elements, line by line; of equal ones the earlier place is first. A
+// line of the result has room for ``size`` places, of which the first ``most`` are found. Elements of
+// a line are ``inner`` apart. COUNTED: each line has as many places as ``counts`` says, and they
+// stand in ``order``; else it has all of them.
+#if COUNTED
+#define MANY counts[c0 + line]
+#else
+#define MANY size
+#endif
+
+int before(__global const T *x, int a, int b, int step, int length) {
+  int way = compare(x, a, b, step, length);
+#if DESCENDING
+  way = -way;
+#endif
+  return way < 0 || (way == 0 && a < b);
+}
+
+#define LINE                                            \
+  x += x0 + line / inner * size * inner + line % inner; \
+  order += order0 + line * size;                        \
+  spare += spare0 + line * size
+
+// Each run of ``width`` places is sorted by one work-item: merged from one place on, in turns
+// between the two buffers; the result is in ``order``.
+__kernel void runs(int count, __global const T *x, int x0, __global int *order, int order0,
+                   __global int *spare, int spare0, __global const int *counts, int c0, int size,
+                   int inner, int length, int most, int width, int in_line) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int line = id / in_line, begin = id % in_line * width, end = min(MANY - begin, width) + begin;
+  int step = inner * length;
+  LINE;
+  __global int *from = order, *to = spare;
+#if !COUNTED
+  for (int i = begin; i < end; i++) from[i] = i;
+#endif
+  for (int w = 1; w < end - begin; w *= 2) {
+    for (int low = begin; low < end; low += 2 * w) {
+      int i = low, j = low + w, held = min(w, most), last = min(low + most, end);
+      int last_i = min(i + held, end), last_j = min(j + held, end);
+      for (int k = low; k < last && (i < last_i || j < last_j); k++) {
+        int first = i < last_i && (j >= last_j || before(x, from[i], from[j], step, length));
+        to[k] = first ? from[i++] : from[j++];
+      }
+    }
+    __global int *other = from;
+    from = to, to = other;
+  }
+  if (from != order)
+    for (int i = begin; i < min(end, begin + most); i++) order[i] = from[i];
+}
+
+// Runs are merged pair by pair from ``order`` to ``spare``: each of their first ``taken`` places
+// finds out how many of the other run stand before it.
+__kernel void merge(int count, __global const T *x, int x0, __global const int *order, int order0,
+                    __global int *spare, int spare0, __global const int *counts, int c0, int size,
+                    int inner, int length, int most, int width, int in_line, int taken) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int j = id % taken, run = id / taken % in_line, line = id / taken / in_line;
+  int many = MANY, begin = run * width, other = (run ^ 1) * width, step = inner * length;
+  LINE;
+  if (j >= many - begin) return;
+  int place = order[begin + j], low = 0, high = clamp(many - other, 0, taken);
+  while (low < high) {
+    int middle = (low + high) / 2;
+    if (before(x, order[other + middle], place, step, length)) low = middle + 1;
+    else high = middle;
+  }
+  if (j + low < most) spare[(run & ~1) * width + j + low] = place;
+}
+
+__kernel void top(int count, __global const T *x, int x0, __global const int *order, int order0,
+                  __global T *values, int v0, __global long *places, int p0, int size, int inner,
+                  int k) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int i = id % inner, j = id / inner % k, row = id / inner / k;
+  int place = order[order0 + (row * inner + i) * size + j];
+  values[v0 + id] = x[x0 + (row * size + place) * inner + i];
+  places[p0 + id] = place;
+}
+#endif
+
+#if defined(SCAN) || defined(BOXES)
+// How many flags are set before a work-item's in its team, and in the whole team.
+int set_before(int flag, int *all, __local int *sums) {
+#if GROUP == 1
+  *all = flag;
+  return 0;
+#else
+  barrier(CLK_LOCAL_MEM_FENCE);
+  sums[ME] = flag;
+  for (int step = 1; step < GROUP; step *= 2) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    int more = ME >= step ? sums[ME - step] : 0;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    sums[ME] += more;
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  *all = sums[GROUP - 1];
+  return sums[ME] - flag;
+#endif
+}
+#endif
+
+#if defined(SCAN)
+// Numbers what is flagged among ``size`` items. Each team has ``chunk`` items: ``tally`` counts in
+// each, ``starts`` adds up, ``number`` gives out the numbers; ALONE: one team does it all.
+#if SCAN == 0  // elements that are not zero: where they are
+#define ARGUMENTS __global const T *x, int x0, __global long *places, int p0, \
+                  __global const int *dims, int d0
+#if HALF
+#define FLAG(i) ((x[x0 + (i)] & 0x7fff) != 0)
+#else
+#define FLAG(i) (x[x0 + (i)] != 0)
+#endif
+#define PUT(i, set, n)                                            \
+  if (set)                                                        \
+    for (int d = RANK - 1, rest = i; d >= 0; rest /= dims[d--])   \
+      places[p0 + d * size + n] = rest % dims[d]
+#elif SCAN == 1  // rows in order that differ from the one before: groups
+#define ARGUMENTS __global const T *x, int x0, __global const int *order, int order0, \
+                  __global int *groups, int g0, __global int *begins, int b0,         \
+                  __global int *firsts, int f0, int length
+#define FLAG(i)            \
+  ((i) == 0 || compare(x + x0, order[order0 + (i) - 1], order[order0 + (i)], length, length) != 0)
+#define PUT(i, set, n)                    \
+  groups[g0 + (i)] = (n) + (set) - 1;     \
+  firsts[f0 + order[order0 + (i)]] = set; \
+  if (set) begins[b0 + (n)] = i
+#else  // rows that are the first of a group
+#define ARGUMENTS __global const int *firsts, int f0, __global int *numbers, int n0
+#define FLAG(i) firsts[f0 + (i)]
+#define PUT(i, set, n) \
+  if (set) numbers[n0 + (i)] = n
+#endif
+#define MINE int begin = TEAM * chunk, end = min(begin + chunk, size)
+
+__kernel void tally(int size, int chunk, __global int *counts, int c0, ARGUMENTS) {
+  __local int shared[GROUP];
+  MINE;
+  int mine = 0, all;
+  for (int i = begin + ME; i < end; i += GROUP) mine += FLAG(i);
+  set_before(mine, &all, shared);
+  if (ME == 0) counts[c0 + TEAM] = all;
+}
+
+__kernel void starts(int teams, __global int *counts, int c0, __global long *total, int t0) {
+  __local int shared[GROUP];
+  int start = 0, all;
+  for (int base = 0; base < teams; base += GROUP) {
+    int i = base + ME, mine = i < teams ? counts[c0 + i] : 0;
+    int place = start + set_before(mine, &all, shared);
+    if (i < teams) counts[c0 + i] = place;
+    start += all;
+  }
+  if (ME == 0) total[t0] = start;
+}
+
+__kernel void number(int size, int chunk, __global const int *counts, int c0, __global long *total,
+                     int t0, ARGUMENTS) {
+  __local int shared[GROUP];
+  MINE;
+#if ALONE
+  int start = 0, all;
+#else
+  int start = counts[c0 + TEAM], all;
+#endif
+  for (int base = begin; base < end; base += GROUP) {
+    int i = base + ME, set = i < end && FLAG(i);
+    int place = start + set_before(set, &all, shared);
+    if (i < end) {
+      PUT(i, set, place);
+    }
+    start += all;
+  }
+#if ALONE
+  if (ME == 0) total[t0] = start;
+#endif
+}
+#endif
+
+#if defined(COMPRESS)
+// Slices of ``step`` words, those whose places are listed.
+__kernel void compress(int count, __global const T *x, int x0, __global const long *places, int p0,
+                       __global const long *total, int t0, __global T *y, int y0, int size,
+                       int room, int step) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int i = id % step, j = id / step % room, outer = id / step / room;
+  if (j < total[t0]) y[y0 + id] = x[x0 + (outer * size + (int)places[p0 + j]) * step + i];
+}
+#endif
+
+#if defined(DISTINCT)
+// What Unique gives, from the rows' order and groups. SORTED: groups keep their order, else each
+// has the number of its first row.
+__kernel void distinct(int count, __global const T *x, int x0, __global const int *order, int order0,
+                       __global const int *groups, int g0, __global const int *begins, int b0,
+                       __global const int *numbers, int n0, __global const long *total, int t0,
+                       __global T *y, int y0, __global long *first, int f0, __global long *inverse,
+                       int i0, __global long *counts, int c0, int rows, int length) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int wide = max(length, 1), k = id / wide, e = id % wide;
+  int group = groups[g0 + k], begin = begins[b0 + group];
+  int row = order[order0 + begin];
+#if SORTED
+  int at = group;
+#else
+  int at = numbers[n0 + row];
+#endif
+  if (e == 0) inverse[i0 + order[order0 + k]] = at;
+  if (k != begin) return;
+  if (e < length) y[y0 + at * length + e] = x[x0 + row * length + e];
+  if (e != 0) return;
+  first[f0 + at] = row;
+  counts[c0 + at] = (group + 1 < total[t0] ? begins[b0 + group + 1] : rows) - begin;
+}
+#endif
+
+#if defined(BOXES)
+#pragma OPENCL FP_CONTRACT OFF
+
+// Boxes of each class, a line, whose score is high enough.
+__kernel void candidates(int lines, __global const float *scores, int s0,
+                         __global const float *least, int l0, __global int *order, int order0,
+                         __global int *counts, int c0, int boxes) {
+  __local int shared[GROUP];
+  int line = TEAM, start = 0, all;
+  if (line >= lines) return;
+  scores += s0 + line * boxes;
+  for (int base = 0; base < boxes; base += GROUP) {
+    int i = base + ME, set = i < boxes && (!SCORED || scores[i] > least[l0]);
+    int place = start + set_before(set, &all, shared);
+    if (set) order[order0 + line * boxes + place] = i;
+    start += all;
+  }
+  if (ME == 0) counts[c0 + line] = start;
+}
+
+// Two corners, the lower first.
+float4 corners(__global const float *boxes, int place) {
+  float4 box = vload4(place, boxes);
+#if CENTRED
+  float2 half_size = box.hi / 2;
+  return (float4)(box.lo - half_size, box.lo + half_size);
+#else
+  return (float4)(fmin(box.lo, box.hi), fmax(box.lo, box.hi));
+#endif
+}
+
+// Intersection over union.
+float overlap(float4 a, float4 b) {
+  float2 size = fmin(a.hi, b.hi) - fmax(a.lo, b.lo);
+  float first = (a.z - a.x) * (a.w - a.y), second = (b.z - b.x) * (b.w - b.y);
+  if (size.x <= 0 || size.y <= 0 || first <= 0 || second <= 0) return 0;
+  float common = size.x * size.y;
+  return common / (first + second - common);
+}
+
+// The boxes of a class, the best first, each compared with those picked before.
+__kernel void suppress(int lines, __global const float *boxes, int boxes0,
+                       __global const int *order, int order0, __global const int *counts, int c0,
+                       __global const long *most, int m0, __global const float *limit, int l0,
+                       __global long *picked, int p0, __global long *many, int many0, int number,
+                       int classes, int room) {
+  __local int found;
+  int line = TEAM, taken = 0;
+  if (line >= lines) return;
+  boxes += boxes0 + line / classes * number * 4;
+  order += order0 + line * number;
+  picked += p0 + line * room;
+  float least = LIMITED ? limit[l0] : 0;
+  int wanted = (int)min(most[m0], (long)room), end = counts[c0 + line];
+  for (int c = 0; c < end && taken < wanted; c++) {
+    int place = order[c], hit = 0;
+    float4 box = corners(boxes, place);
+#if GROUP > 1
+    if (ME == 0) found = 0;
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+#endif
+    for (int k = ME; k < taken && !hit; k += GROUP)
+      hit = overlap(box, corners(boxes, (int)picked[k])) > least;
+#if GROUP > 1
+    if (hit) found = 1;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    hit = found;
+    barrier(CLK_LOCAL_MEM_FENCE);
+#endif
+    if (hit) continue;
+    if (ME == 0) picked[taken] = place;
+    taken++;
+  }
+  if (ME == 0) many[many0 + line] = taken;
+}
+
+// What was picked of all classes, one after the other.
+__kernel void gather_picked(int lines, __global const long *picked, int p0,
+                            __global const long *many, int many0, __global long *y, int y0,
+                            __global long *total, int t0, int classes, int room) {
+  int line = TEAM, start = 0;
+  if (line >= lines) return;
+  for (int k = 0; k < line; k++) start += many[many0 + k];
+  int own = many[many0 + line];
+  for (int k = ME; k < own; k += GROUP)
+    vstore3((long3)(line / classes, line % classes, picked[p0 + line * room + k]), start + k, y + y0);
+  if (ME == 0 && line == lines - 1) total[t0] = start + own;
+}
+#endif
