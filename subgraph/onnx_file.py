@@ -162,7 +162,7 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
         ModelError: the graph has no form in ONNX, is over 2 GB without external data, or the file
             cannot be written.
     """
-    target = Path(path)
+    target = _target(path)
     with paused_gc():
         model, weights = _convert(graph)
     total = model.ByteSize() + sum(array.nbytes for _, array in weights)
@@ -179,6 +179,21 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
             _write_model(model, weights, files.open(target))
     except OSError as error:
         raise ModelError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
+
+
+def _target(path: str | os.PathLike[str]) -> Path:
+    """Return the file to write: what a link points to, never a folder, device or pipe.
+
+    Raises:
+        ModelError: it is one of these, or nothing.
+    """
+    if not os.fspath(path):
+        raise ModelError("cannot write '': the path is empty; give a file's name")
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "no regular file"
+        raise ModelError(f"cannot write {os.fspath(path)!r}: it is {kind}; give a file's name")
+    return target
 
 
 def _convert(graph: Graph) -> tuple[onnx.ModelProto, list[tuple[str, Array]]]:

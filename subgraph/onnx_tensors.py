@@ -40,17 +40,24 @@ _PACKED = {
 _MAX_DENSE = 1 << 31
 
 
-def map_file(path: str | os.PathLike[str]) -> mmap.mmap:
-    """Map a regular file for reading.
+def map_file(path: str | os.PathLike[str], *, alone: bool = False) -> mmap.mmap:
+    """Map a regular file for reading; ``alone``: only one that no other name leads to.
 
     Raises:
-        ModelError: it does not exist, cannot be read, is empty or no regular file.
+        ModelError: it does not exist, cannot be read, is empty or no regular file, or a link.
     """
     shown = repr(os.fspath(path))
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # so that a pipe cannot make us wait
+    if alone:
+        flags |= getattr(os, "O_NOFOLLOW", 0)
     try:
-        # Not blocking, so that a pipe in the place of a file cannot make us wait.
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        with open(os.open(path, flags), "rb") as file:
             status = os.fstat(file.fileno())
+            if alone and status.st_nlink > 1:
+                raise ModelError(
+                    f"{shown} has {status.st_nlink} hard links, so it may be a file outside the "
+                    "model's folder; nothing outside it is read: put a copy in its place"
+                )
             if not stat.S_ISREG(status.st_mode):
                 raise ModelError(f"{shown} is not a regular file")
             if status.st_size == 0:
@@ -121,7 +128,10 @@ class TensorReader:
             return _read_only(np.empty(shape, numpy_dtype(dtype)))
         file = self._files.get(path)
         if file is None:
-            file = self._files[path] = map_file(path)
+            try:
+                file = self._files[path] = map_file(path, alone=True)
+            except ModelError as error:
+                raise ModelError(f"tensor {proto.name!r}: {error}") from error
         if length is None:
             length = _stored_bytes(dtype, shape)
         if offset < 0 or length < 0 or offset + length > len(file):
@@ -152,7 +162,8 @@ class TensorReader:
         if outside or not path.is_relative_to(folder) or path == folder:
             raise ModelError(
                 f"tensor {proto.name!r}: external data {location!r} is not a file inside the "
-                f"model's folder {str(folder)!r}; nothing outside it is read"
+                f"model's folder {str(folder)!r}; nothing outside it is read: put the file itself "
+                "there, no link to it"
             )
         return path
 

@@ -1,20 +1,28 @@
 """From a Graph to ONNX's ModelProto: values to unique names, subgraph nodes to local functions.
 
 First step of ``sg.save``; `subgraph.onnx_file` then writes the weights, which are left out here. A
-subgraph node becomes the call of a model-local function of domain "subgraph" whose notes say what
-`subgraph.onnx_reader` needs to make the node again. Parameters that only bodies inside such a
+subgraph node becomes the call of a model-local function of domain "subgraph", a function that was
+kept the call of one under its own name; its notes say what `subgraph.onnx_reader` needs to make the
+node again. Parameters that only bodies inside such a
 function use are passed to it as hidden inputs, because functions cannot hold weights.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    ValueInfoProto,
+)
 from onnx.helper import find_min_ir_version_for, make_opsetid
 
 from subgraph._version import __version__
@@ -93,8 +101,8 @@ class GraphWriter:
         graphs = all_graphs(graph)
         used = [p for g in graphs for p in g.parameters.values()]
         self._states = Snapshot([*used, *(p for g in graphs for p in kept_of(g).unused)]).states
-        self._functions: dict[Graph, tuple[str, FunctionProto]] = {}
-        self._function_names: set[str] = set()
+        self._functions: dict[Graph, FunctionProto] = {}
+        self._function_names: set[tuple[str, str, str]] = set()
         self._hidden: dict[Graph, list[Parameter]] = {}
         self._home = self._homes()
         self._notes = False
@@ -105,8 +113,8 @@ class GraphWriter:
         graph = self._graph
         origin: Mapping[str, Any] = graph.attrs.get("onnx", {})
         proto = ModelProto(
-            producer_name=origin.get("producer_name", "subgraph"),
-            producer_version=origin.get("producer_version", __version__),
+            producer_name=origin.get("producer_name", "") if origin else "subgraph",
+            producer_version=origin.get("producer_version", "") if origin else __version__,
             domain=origin.get("domain", ""),
             model_version=origin.get("model_version", 0),
             doc_string=graph.doc,
@@ -117,10 +125,10 @@ class GraphWriter:
         _add_notes(proto, graph.metadata)
         _add_notes(proto.graph, origin.get("graph_metadata", {}))
         write_back_model(kept_of(graph), graph, proto)
-        proto.functions.extend(function for _, function in self._functions.values())
-        if self._functions:
-            self._opsets[DOMAIN] = 1
-        proto.opset_import.extend(make_opsetid(d, v) for d, v in self._opsets.items())
+        written = {id(function): function for function in self._functions.values()}
+        proto.functions.extend(written.values())
+        calling = (node for graph in all_graphs(graph) for node in graph.nodes)
+        proto.opset_import.extend(self._imports(calling))
         proto.ir_version = max(
             find_min_ir_version_for(proto.opset_import, ignore_unknown=True),
             _IR_NOTES if self._functions or self._notes else _IR_PLAIN,
@@ -247,7 +255,10 @@ class GraphWriter:
                 proto = protos.add(op_type=node.op_type, domain=node.domain)
                 proto.input.extend([names(v) for v in node.inputs])
             else:
-                proto = protos.add(op_type=self._function(node), domain=DOMAIN)
+                called = self._function(node)
+                proto = protos.add(op_type=called.name, domain=called.domain)
+                if called.overload:
+                    proto.overload = called.overload
                 proto.input.extend([names(v) for v in node.inputs])
                 proto.input.extend(names.weight(p) or "" for p in self._hidden_of(node.subgraph))
             proto.name = node.name
@@ -284,20 +295,39 @@ class GraphWriter:
 
     # Functions
 
-    def _function(self, node: Node) -> str:
-        """Return the name of the function of a subgraph node; write it if it is new."""
+    def _function(self, node: Node) -> FunctionProto:
+        """Return the function of a subgraph node; write it if it is new."""
         inner = node.subgraph
         assert inner is not None, "only called for subgraph nodes"
-        if inner in self._functions:
-            return self._functions[inner][0]
-        base = re.sub(r"\W+", "_", node.name or inner.name, flags=re.ASCII) or "subgraph"
-        name, number = base, 0
-        while name in self._function_names:
+        if inner not in self._functions:
+            self._functions[inner] = self._named(node, self._new_function(node, inner))
+        return self._functions[inner]
+
+    def _named(self, node: Node, proto: FunctionProto) -> FunctionProto:
+        """Give a function its name; of a kept one that says the same as before, return that."""
+        if _is_kept(node):
+            domain, base = node.domain, node.op_type
+            for known in self._functions.values():
+                if (known.domain, known.name) == (domain, base):
+                    proto.domain, proto.name, proto.overload = domain, base, known.overload
+                    if proto == known:
+                        return known
+            proto.domain, proto.name, proto.overload = domain, base, ""
+        else:
+            base = re.sub(r"\W+", "_", node.name or proto.name, flags=re.ASCII) or "subgraph"
+            proto.domain, proto.name = DOMAIN, base
+        number = 0
+        while (proto.domain, proto.name, proto.overload) in self._function_names:
             number += 1
-            name = f"{base}_{number}"
-        self._function_names.add(name)
-        proto = FunctionProto(name=name, domain=DOMAIN, doc_string=inner.doc)
-        self._functions[inner] = name, proto
+            if proto.domain == DOMAIN:
+                proto.name = f"{base}_{number}"
+            else:
+                proto.overload = str(number)
+        self._function_names.add((proto.domain, proto.name, proto.overload))
+        return proto
+
+    def _new_function(self, node: Node, inner: Graph) -> FunctionProto:
+        proto = FunctionProto(name=inner.name, doc_string=inner.doc)
         names, hidden = _Names(), self._hidden_of(inner)
         for value in inner.inputs:
             names.of[value] = names.fresh(value.name)
@@ -313,7 +343,8 @@ class GraphWriter:
         proto.input.extend(names.weights[parameter] for parameter in hidden)
         proto.attribute.extend(node.attrs)
         self._write_nodes(proto.node, inner, names)
-        self._write_types(proto.value_info, inner, names, {})
+        if not _is_kept(node):
+            self._write_types(proto.value_info, inner, names, {})
         for value in inner.outputs:
             made = names(value)
             if value.producer is None or made in proto.output:
@@ -321,9 +352,7 @@ class GraphWriter:
                 proto.node.add(op_type="Identity", input=[made], output=[copy])
                 made = copy
             proto.output.append(made)
-        proto.opset_import.extend(make_opsetid(d, v) for d, v in self._opsets.items())
-        if any(n.subgraph is not None for g in _bodies(inner) for n in g.nodes):
-            proto.opset_import.append(make_opsetid(DOMAIN, 1))
+        proto.opset_import.extend(self._imports(n for g in _bodies(inner) for n in g.nodes))
         notes = {
             MARK: "1",
             "subgraph.op_type": node.op_type,
@@ -332,7 +361,22 @@ class GraphWriter:
             "subgraph.graph": inner.name,
         }
         _add_notes(proto, {**notes, HIDDEN: str(len(hidden))} if hidden else notes)
-        return name
+        return proto
+
+    def _imports(self, nodes: Iterable[Node]) -> Iterator[OperatorSetIdProto]:
+        """Yield the operator sets of the graph, and of the functions that ``nodes`` call."""
+        found = dict(self._opsets)
+        for node in nodes:
+            if node.subgraph is not None:
+                domain = self._functions[node.subgraph].domain
+                found.setdefault(domain, 1 if domain == DOMAIN else node.version)
+        yield from (make_opsetid(domain, version) for domain, version in found.items())
+
+
+def _is_kept(node: Node) -> bool:
+    """Return whether a subgraph node is the call of a function that was kept, not a region."""
+    foreign = node.domain not in ("", DOMAIN)
+    return foreign and find_schema(node.op_type, node.domain, node.version) is None
 
 
 def _bodies(graph: Graph) -> list[Graph]:

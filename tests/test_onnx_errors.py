@@ -209,6 +209,7 @@ def folder(tmp_path: Path) -> Path:
     (inside / "link").symlink_to(tmp_path / "secret")
     (inside / "up").symlink_to(tmp_path)
     (inside / "here").symlink_to(inside / "data")
+    (inside / "hard").hardlink_to(tmp_path / "secret")
     return inside
 
 
@@ -227,6 +228,7 @@ def test_external_data_in_the_folder(folder: Path) -> None:
         "..\\secret",
         "link",
         "up/secret",
+        "hard",
         "/etc/hostname",
         "C:\\secret",
         "",
@@ -307,7 +309,22 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(sg.ModelError, match="cannot write"):
         sg.save(graph, tmp_path / "folder")
+    with pytest.raises(sg.ModelError, match="cannot write ''"):
+        sg.save(graph, "")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder"]
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(sg.ModelError, match="no regular file"):
+            sg.save(graph, tmp_path / "pipe")
+        assert not (tmp_path / "pipe").is_file()
+
+
+def test_a_link_to_the_output_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "m.onnx").symlink_to(tmp_path / "real" / "m.onnx")
+    sg.save(sg.load(chain("Relu")), tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").is_symlink()
+    assert sg.load(tmp_path / "real" / "m.onnx").nodes[0].op_type == "Relu"
 
 
 def test_newest_operator_sets_are_those_of_the_onnx_package() -> None:

@@ -381,3 +381,13 @@ def test_a_description_stays_where_it_was() -> None:
     changed = sg.load(model)
     changed.doc = "new"
     assert sg.to_onnx(changed).doc_string == "new"
+
+
+def test_who_made_a_model_is_not_invented() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    )
+    for name in ("", "somebody"):
+        proto.producer_name = name
+        saved = sg.to_onnx(sg.load(proto))
+        assert (saved.producer_name, saved.producer_version) == (name, "")
