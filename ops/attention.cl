@@ -1,7 +1,9 @@
 // Attention: softmax(scale * Q K' + mask) V, the softmax online over blocks of BLOCK keys, so that
 // scores are never stored. One work-item has one query. DEPTH, VALUES: sizes of a head; SHARED: a
-// GPU's group reads each block of keys through local memory. T: element.
+// GPU's group reads each block of keys through local memory. SPARE: a query that may look at no key
+// gives 0, not NaN. T: element.
 
+#if defined(DEPTH)
 #define STEPS(name) int name##_b, int name##_h, int name##_t, int name##_d
 #define WIDE 8
 
@@ -37,6 +39,7 @@ __kernel void attention(int queries, __global const T *q, int q0, __global const
     barrier(CLK_LOCAL_MEM_FENCE);
 #endif
     T scores[BLOCK], best = top;
+    int seen = 0;
     for (int j = 0; j < many; j++) {
       T parts[WIDE];
       for (int e = 0; e < WIDE; e++) parts[e] = 0;
@@ -61,8 +64,9 @@ __kernel void attention(int queries, __global const T *q, int q0, __global const
       if (causal && first + j > row + offset) score = -INFINITY;
       scores[j] = score;
       best = score > best ? score : best;
+      seen |= score != -INFINITY;
     }
-    if (best == -INFINITY) continue;
+    if (!seen) continue;
     T shrink = exp(top - best);
     top = best;
     total *= shrink;
@@ -82,6 +86,61 @@ __kernel void attention(int queries, __global const T *q, int q0, __global const
     }
   }
   if (!real) return;
+#if SPARE
+  if (total == 0) total = 1;
+#endif
   out += out0 + batch * o_b + head * o_h + row * o_t;
   for (int d = 0; d < VALUES; d++) out[d] = sums[d] / total;
 }
+#endif
+
+#if defined(MASK)
+// What is added to the scores: the mask (MASK 1: booleans, 2: numbers, 0: none), minus infinity
+// where a query may not look. A row belongs to one work-item (GROUP 1) or to a group. M: element of
+// the mask, which knows ``known`` keys; ``before``: keys before the first query; COUNTED: only so
+// many keys of a batch count, and the queries are the last of them.
+__kernel void bias(int rows, __global T *y, int y0, __global const M *mask, int mask0, int m_b,
+                   int m_h, int m_q, int m_k, int known, int heads, int queries, int keys,
+                   int causal, int before, int left, int right, __global const long *counts, int c0,
+                   __global T *flags, int f0) {
+  __local int found;
+#if GROUP == 1
+  int row = get_global_id(0), me = 0;
+  if (row >= rows) return;
+#else
+  int row = get_group_id(0), me = get_local_id(0);
+#endif
+  int query = row % queries, head = row / queries % heads, batch = row / queries / heads;
+  int last = keys, seen = 0;
+  mask += mask0 + batch * m_b + head * m_h + query * m_q;
+#if COUNTED
+  last = (int)counts[c0 + batch];
+  before = last - queries;
+#endif
+  for (int key = me; key < keys; key += GROUP) {
+    int distance = query + before - key;
+    int is_free = key < last && (!causal || distance >= 0) && (left < 0 || distance <= left) &&
+                  (right < 0 || -distance <= right);
+    T value = 0;
+#if MASK
+    is_free = is_free && key < known;
+#endif
+#if MASK == 1
+    is_free = is_free && mask[key * m_k];
+#elif MASK == 2
+    if (is_free) value = mask[key * m_k];
+#endif
+    value = is_free ? value : -INFINITY;
+    seen |= value != -INFINITY;
+    y[y0 + row * keys + key] = value;
+  }
+#if GROUP > 1
+  if (me == 0) found = 0;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  if (seen) atomic_or(&found, 1);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  seen = found;
+#endif
+  if (me == 0) flags[f0 + row] = seen;
+}
+#endif

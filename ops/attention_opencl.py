@@ -1,17 +1,19 @@
-"""Attention on OPENCL: one kernel with an online softmax, no scores in memory."""
+"""Attention on OPENCL: one kernel with an online softmax, no scores in memory; all masks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from subgraph.engine.lowering import Lowering, Unsupported, Word
-from subgraph.opencl.lowering import ClLowering, cl_primitive, cl_shared
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word
+from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
 
 from .attention_cpu import Request, mask_steps
-from .opencl_code import register, require
+from .opencl_code import line, register, require, storage
 from .products_opencl import number
 
 cl_shared("Attention")
@@ -48,6 +50,7 @@ def emit_attention(low: Lowering, r: Request) -> None:
         "DEPTH": depth,
         "MASKED": int(r.mask is not None),
         "SHARED": int(gpu),
+        "SPARE": int(r.spare),
         "T": register(dtype),
         "VALUES": values,
     }
@@ -66,3 +69,25 @@ def emit_attention(low: Lowering, r: Request) -> None:
         flops=2 * batch * heads * queries * keys * (depth + values),
         bytes=sum(h.operand.nbytes for h in (r.q, r.k, r.v, r.out)),
     )
+
+
+@cl_kernel("attention_mask_kernels", "bias")
+def bias(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch what writes a mask with its frontiers, windows and paddings."""
+    variant: dict[str, Any] = dict(kernel.variant)
+    dtype, mask = variant["dtype"], variant["mask"]
+    require(low, dtype)
+    y, given, *numbers, counts, flags = words
+    assert isinstance(flags, Operand)
+    group = _QUERIES if low.traits.is_gpu else 1
+    defines: dict[str, str | int] = {
+        "COUNTED": int(isinstance(counts, Operand)),
+        "GROUP": group,
+        "M": storage(mask or "uint8"),
+        "MASK": ("", "bool", dtype).index(mask),
+        "T": register(dtype),
+    }
+    arguments = [flags.size, y, given or y, *numbers, counts or y, flags]
+    ranges = line(low, flags.size) if group == 1 else ((flags.size * group,), (group,))
+    source = ClSource("attention", defines=tuple(sorted(defines.items())))
+    low.launch(source, "bias", arguments, *ranges)

@@ -65,7 +65,9 @@ def attention(node: Node, low: Lowering) -> None:
     mask, flags = _mask(node, low, sizes, causal, always=False)
     if len(low.outputs) < 4 and softcap == 0.0:
         frontier = causal and mask is low.optional(3)
-        emit_attention(low, Request(q, k, v, out, mask, scale, frontier, sizes.past, spare=True))
+        # What a fusion made of Softmax gives NaN there, as Softmax does.
+        spare = node.subgraph is None
+        emit_attention(low, Request(q, k, v, out, mask, scale, frontier, sizes.past, spare))
         return
     if flags is None:
         mask, flags = _mask(node, low, sizes, causal, always=True)
