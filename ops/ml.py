@@ -2,6 +2,7 @@
 
 onnx.reference has none of the first three, and LabelEncoder only with opset 2's attributes. It
 fails on a DictVectorizer key that is not in the vocabulary, and on one whose vocabulary is absent.
+What holds a model is in ``ml_trees.py``, ``ml_svm.py`` and ``ml_linear.py``.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
+from subgraph.limits import memory_limit
 from subgraph.op import reference
-from subgraph.reference import attributes, standard
+from subgraph.reference import attributes
+from subgraph.types import MapType, TensorType, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 _ML = "ai.onnx.ml"
@@ -139,7 +142,11 @@ def dict_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if isinstance(inputs[0], dict):
         maps = [inputs[0]]
     samples = [np.asarray(v) for m in maps for v in m.values()]
+    declared = node.inputs[0].type if node.inputs and node.inputs[0] is not None else None
+    held = declared.value if isinstance(declared, MapType) else None
     dtype: Any = samples[0].dtype if samples else np.dtype(np.float32)
+    if isinstance(held, TensorType) and dtype.kind not in "OUT":
+        dtype = numpy_dtype(held.dtype)
     fill: Any = "" if dtype.kind in "OUT" else 0
     rows = [[m.get(word, fill) for word in words] for m in maps]
     return [np.array(rows, object if dtype.kind in "OUT" else dtype)]
@@ -152,27 +159,6 @@ def scaler(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     offset = np.array(node.attrs.get("offset", (0.0,)), x.dtype)
     scale = np.array(node.attrs.get("scale", (1.0,)), x.dtype)
     return [((x - offset) * scale).astype(np.float32)]
-
-
-@reference("LinearRegressor", domain=_ML)
-def linear_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return X W + b in float32; onnx.reference needs intercepts and has no post_transform."""
-    from onnx.reference.ops.aionnxml import _common_classifier as common
-
-    given = attributes(node)
-    x: Array = inputs[0].astype(np.float32)
-    targets = int(given["targets"])
-    weights = np.array(given["coefficients"] or (), np.float32).reshape(targets, -1)
-    scores: Array = x.reshape(1, -1) @ weights.T if x.ndim == 1 else x @ weights.T
-    if given["intercepts"]:
-        scores = scores + np.array(given["intercepts"], np.float32)
-    name = str(given["post_transform"])
-    if name == "NONE":
-        return [scores]
-    known: Any = getattr(common, name.lower(), None)
-    if known is None:
-        raise ShapeError(f"post_transform {name!r} is unknown")
-    return [np.asarray(known(scores)).astype(np.float32)]
 
 
 @reference("Normalizer", domain=_ML)
@@ -192,15 +178,17 @@ def normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.divide(rows, norm, out=rows.copy(), where=norm != 0).reshape(x.shape)]
 
 
-@reference("LinearClassifier", domain=_ML)
-def linear_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return labels and scores as onnx.reference does, without intercepts too."""
-    given = attributes(node)
-    if given.get("intercepts"):
-        return standard(node, inputs)
-    from subgraph.reference import variant
-
-    labels = given.get("classlabels_strings") or given.get("classlabels_ints") or ()
-    features = inputs[0].shape[-1]
-    count = max(len(given["coefficients"]) // max(features, 1), 1) if labels is not None else 1
-    return standard(variant(node, intercepts=(0.0,) * count), inputs)
+@reference("FeatureVectorizer", domain=_ML)
+def feature_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the inputs side by side in float32; each is cut or filled up to its width."""
+    parts = [x.reshape(1, -1) if x.ndim == 1 else x for x in inputs]
+    widths = node.attrs.get("inputdimensions") or tuple(part.shape[-1] for part in parts)
+    if any(part.ndim != 2 for part in parts) or len(widths) != len(parts):
+        raise ShapeError(f"{len(parts)} inputs do not fit {len(widths)} inputdimensions")
+    if min(widths) < 0 or 4 * len(parts[0]) * sum(widths) > memory_limit():
+        raise ShapeError(f"inputdimensions {list(widths)[:8]} are too large, or negative")
+    filled: list[Array] = []
+    for part, width in zip(parts, widths, strict=True):
+        missing = max(width - part.shape[1], 0)
+        filled.append(np.pad(part[:, :width].astype(np.float32), ((0, 0), (0, missing))))
+    return [np.concatenate(filled, axis=1)]
