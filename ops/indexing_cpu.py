@@ -202,13 +202,11 @@ def one_hot(node: Node, low: Lowering) -> None:
     low.emit(kernel, [given, values, y, depth, inner], units, grain=grain, bytes=y.nbytes)
 
 
-@lowering("TopK")
+@lowering("TopK", dtypes=("float32", "float64", *INTEGERS))
 def top_k(node: Node, low: Lowering) -> None:
     """Take the largest or smallest elements along an axis, in order."""
     x, values, places = low.given(0), low.output(), low.output(1)
     axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
-    if x.dtype not in ("float32", "float64", *INTEGERS):
-        raise Unsupported(f"TopK of {x.dtype}")
     if values.size == 0:
         return
     k = values.shape[axis]

@@ -1,4 +1,4 @@
-"""The pass "WidenHalf": operators that the CPU computes in float32 only get their halves widened.
+"""The pass "WidenHalf": operators that a device computes in float32 only get their halves widened.
 
 A model in float16 or bfloat16 keeps its types: a Cast stands before such an operator and another
 behind it, so each result is rounded once, as the standard's types say. Weights are widened when
@@ -7,10 +7,13 @@ they are reformatted.
 
 from __future__ import annotations
 
-from subgraph.engine.lowering import LOWERINGS
+import attrs
+
+from subgraph.engine.lowering import LOWERINGS, LoweringRule
 from subgraph.graph import Graph, Node, Value
 from subgraph.op import operator_key
 from subgraph.pass_manager import register_pass
+from subgraph.registry import Registry
 from subgraph.types import ONNX_DTYPE, TensorType
 
 _HALVES = frozenset({"float16", "bfloat16"})
@@ -18,43 +21,52 @@ _CAST_VERSION = 13
 
 
 @register_pass("WidenHalf")
-def widen_half(graph: Graph) -> Graph:
-    """Return a copy in which operators without kernels for halves work in float32."""
-    graph = graph.clone()
-    widened: dict[Value, Value] = {}
-    replacements: dict[Value, Value] = {}
-    for node in graph.nodes:
-        if not _wants_float32(node, replacements):
-            continue
-        node.inputs = tuple(_widened(v, widened, replacements) for v in node.inputs)
-        for value in node.outputs:
-            dtype = _half(value)
-            if dtype:
-                assert isinstance(value.type, TensorType)
-                value.type = TensorType("float32", value.type.shape)
-                replacements[value] = _cast(value, dtype)
-    # What a widened node reads of another goes through both conversions.
-    graph.rewire(replacements)
-    return graph
+@attrs.frozen
+class WidenHalf:
+    """Let operators without kernels for halves work in float32.
+
+    Attributes:
+        rules: The device's lowerings, which say what has kernels.
+    """
+
+    rules: Registry[LoweringRule] = LOWERINGS
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Return a copy with a Cast before such an operator and another behind it."""
+        graph = graph.clone()
+        widened: dict[Value, Value] = {}
+        replacements: dict[Value, Value] = {}
+        for node in graph.nodes:
+            if not self._wants_float32(node, replacements):
+                continue
+            node.inputs = tuple(_widened(v, widened, replacements) for v in node.inputs)
+            for value in node.outputs:
+                dtype = _half(value)
+                if dtype:
+                    assert isinstance(value.type, TensorType)
+                    value.type = TensorType("float32", value.type.shape)
+                    replacements[value] = _cast(value, dtype)
+        # What a widened node reads of another goes through both conversions.
+        graph.rewire(replacements)
+        return graph
+
+    def _wants_float32(self, node: Node, narrowed: dict[Value, Value]) -> bool:
+        if node.domain or node.subgraph is not None or node.bodies or not node.inputs:
+            return False
+        first = node.inputs[0]
+        dtype = "" if first is None else _half(narrowed.get(first, first))
+        rule = self.rules.find(operator_key(node.op_type, node.domain)) if dtype else None
+        return (
+            rule is not None
+            and rule.dtypes is not None
+            and dtype not in rule.dtypes
+            and "float32" in rule.dtypes
+        )
 
 
 def _half(value: Value | None) -> str:
     type_ = None if value is None else value.type
     return type_.dtype if isinstance(type_, TensorType) and type_.dtype in _HALVES else ""
-
-
-def _wants_float32(node: Node, narrowed: dict[Value, Value]) -> bool:
-    if node.domain or node.subgraph is not None or node.bodies or not node.inputs:
-        return False
-    first = node.inputs[0]
-    dtype = "" if first is None else _half(narrowed.get(first, first))
-    rule = LOWERINGS.find(operator_key(node.op_type, node.domain)) if dtype else None
-    return (
-        rule is not None
-        and rule.dtypes is not None
-        and dtype not in rule.dtypes
-        and "float32" in rule.dtypes
-    )
 
 
 def _widened(

@@ -1,4 +1,4 @@
-"""Models in float16 and bfloat16 on the CPU: float32 arithmetic, each result rounded once."""
+"""Models in float16 and bfloat16 on CPU and OPENCL: float32 arithmetic, results rounded once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,36 @@ def network(dtype: str) -> tuple[sg.Graph, np.ndarray[Any, Any]]:
     return sg.Graph([x], [y, pooled]), rng.standard_normal((2, 16, 12, 12)).astype(half)
 
 
+def _recurrent(dtype: str) -> tuple[sg.Graph, np.ndarray[Any, Any]]:
+    """What has kernels for float32 only: cells, attention, the best of its scores."""
+    half: Any = HALVES[dtype]
+    rng = np.random.default_rng(1)
+
+    def weight(*shape: int) -> sg.Value:
+        return ops.Constant(value=(rng.standard_normal(shape) * 0.3).astype(half))
+
+    x = sg.input("x", shape=(6, 2, 5), dtype=dtype)
+    gates = weight(1, 32, 5), weight(1, 32, 8), weight(1, 64)
+    lstm = ops.Squeeze(ops.LSTM(x, *gates, hidden_size=8, outputs=1), np.array([1]))
+    gates = weight(1, 24, 8), weight(1, 24, 8), weight(1, 48)
+    gru = ops.Squeeze(ops.GRU(lstm, *gates, hidden_size=8, outputs=1), np.array([1]))
+    rows = ops.Transpose(gru, perm=[1, 0, 2])
+    seen = ops.Attention(rows, rows, rows, q_num_heads=2, kv_num_heads=2, is_causal=1, outputs=1)
+    product = ops.Einsum(seen, weight(8, 4), equation="btd,de->bte")
+    best = ops.TopK(ops.Reshape(product, np.array([2, -1])), np.array([3]))[0]
+    return sg.Graph([x], [best, product]), rng.standard_normal((6, 2, 5)).astype(half)
+
+
+@pytest.mark.parametrize("make", [network, _recurrent])
 @pytest.mark.parametrize("fusion", [True, False])
 @pytest.mark.parametrize("dtype", list(HALVES))
-def test_halves_run_on_kernels(dtype: str, fusion: bool) -> None:
-    graph, x = network(dtype)
-    model = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True, "FUSION": fusion})
+@pytest.mark.parametrize("device", ["CPU", "OPENCL"])
+def test_halves_run_on_kernels(device: str, dtype: str, fusion: bool, make: Any) -> None:
+    if device not in sg.default_core().available_devices:
+        pytest.skip("there is no OpenCL device")
+    graph, x = make(dtype)
+    assert len(sg.default_core().query_model(graph, device)) == len(graph.nodes)
+    model = sg.compile_model(graph, device, {"ENABLE_PROFILING": True, "FUSION": fusion})
     request = model.create_infer_request()
     results = request.infer([x])
     assert not [entry for entry in request.profile() if entry.kernel == "reference"]

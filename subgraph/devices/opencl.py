@@ -19,7 +19,7 @@ from subgraph.engine.probe import refusals
 from subgraph.engine.region_op import Guards, RegionOptions
 from subgraph.errors import DeviceError
 from subgraph.graph import Graph, Node
-from subgraph.opencl.lowering import ClLowering, cl_rule_of
+from subgraph.opencl.lowering import CL_LOWERINGS, ClLowering, cl_rule_of
 from subgraph.opencl.region_op import ClSubgraphOp
 from subgraph.opencl.runtime import ClTraits, Runtime, find_devices, runtime
 from subgraph.opencl.tuning import ClTuning, stored, tuned
@@ -134,6 +134,7 @@ def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
     graph = graph.clone()
     # Weights are found by their parameters; what is left are the inputs that change.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
+    graph = apply_pass(graph, "WidenHalf", rules=CL_LOWERINGS)
     if options.FUSION:
         graph = apply_pass(graph, "CpuFusion", guards=guards, integers=False)
     return graph, tuple(guards.items())
