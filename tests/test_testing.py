@@ -269,3 +269,114 @@ def test_the_public_names() -> None:
     assert set(dir(sg.testing)) == set(sg.testing.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         sg.testing.nothing  # noqa: B018
+
+
+class Broken(sg.SubgraphOp):
+    """Right but for what a child spoils."""
+
+    def __init__(self, subgraph: sg.Graph) -> None:
+        super().__init__(subgraph)
+        self.inner = sg.compile_model(subgraph, "REFERENCE")
+        self.kept: Any = None
+
+    def right(self, inputs: list[Any]) -> list[Any]:
+        arrays = [v.array if isinstance(v, sg.Parameter) else v for v in inputs]
+        return list(self.inner(arrays).values())
+
+
+class FirstResult(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        self.kept = self.kept or self.right(inputs)
+        return self.kept
+
+
+class FirstWeights(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        if self.kept is None:
+            self.kept = [v.array if isinstance(v, sg.Parameter) else None for v in inputs]
+        now = zip(self.kept, inputs, strict=True)
+        return self.right([item if old is None else old for old, item in now])
+
+
+class OneBuffer(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        results = self.right(inputs)
+        if self.kept is None:
+            self.kept = [np.empty_like(array) for array in results]
+        for buffer, array in zip(self.kept, results, strict=True):
+            buffer[...] = array
+        return self.kept
+
+
+class EveryOther(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        self.kept = not self.kept
+        return [a if self.kept else -a for a in self.right(inputs)]
+
+
+class InPlace(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        results = self.right(inputs)
+        for value in inputs:
+            if not isinstance(value, sg.Parameter):
+                value[...] = 0
+        return results
+
+
+class Reversed(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        return self.right(inputs)[::-1]
+
+
+class WithoutWeights(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        return self.right([v.array * 0 if isinstance(v, sg.Parameter) else v for v in inputs])
+
+
+@pytest.mark.parametrize(
+    ("op", "says", "most_nodes"),
+    [
+        (FirstResult, "in a second run, with other inputs: invariant 7", 1),
+        (FirstWeights, "after weights were changed .*: invariant 7", 1),
+        (OneBuffer, "a later run changed results that were handed out before", 1),
+        (EveryOther, "in a second run", 1),
+        (InPlace, "a run changed the array of input", 1),
+        (Reversed, "invariant 7: output", 2),
+        (WithoutWeights, "invariant 7: output", 1),
+    ],
+)
+def test_broken_operators_give_small_counterexamples(
+    op: type[Broken], says: str, most_nodes: int
+) -> None:
+    class Property(sg.SubgraphProperty):
+        def create_subgraph_selector(self) -> sg.SubgraphSelector:
+            return sg.ContainOpSelector({"Relu", "Neg", "Add", "Mul", "Sin"})
+
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+            return sg.subgraph_node(subgraph, op=op(subgraph))
+
+    with pytest.raises(sg.PartitionError, match=says) as caught:
+        check_property(Property, ops={"Relu", "Neg", "Add", "Mul", "Sin"})
+    shown = sg.parse(str(caught.value).partition("on the graph\n")[2])
+    assert len(shown.nodes) <= most_nodes
+    assert "property Property fails" in str(caught.value)
+
+
+def test_check_property_leaves_weights_as_they_were() -> None:
+    x, w = sg.input("x", (2,)), sg.parameter("w", np.array([1, 2], np.float32))
+    graph = sg.Graph([x], [ops.Add(x, w)])
+    from hypothesis import strategies as st
+
+    check_property(sg.ContainOpSelector({"Add"}), strategy=st.just(graph), max_examples=1)
+    np.testing.assert_array_equal(graph.parameters["w"].array, [1, 2])
+
+
+def test_a_failing_graph_is_taken_apart() -> None:
+    from subgraph.testing.shrinking import shrink_graph
+
+    graph = ladder()
+    small = shrink_graph(graph, lambda g: any(node.op_type == "Sub" for node in g.nodes))
+    assert [node.op_type for node in small.nodes] == ["Sub"]
+    assert len(graph.nodes) == 7
+    small.verify()
+    assert shrink_graph(graph, lambda g: False) is graph

@@ -1,0 +1,89 @@
+"""A failing graph made smaller, node by node: what `check_property` shows in the end.
+
+Hypothesis shrinks the draws that made a graph; here the graph itself is taken apart, so that what
+is left is small whatever strategy drew it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from subgraph.builder import input as graph_input
+from subgraph.graph import Graph, Node, Value
+from subgraph.types import TensorType
+
+_MOST_TRIES = 400
+
+
+def shrink_graph(graph: Graph, fails: Callable[[Graph], bool]) -> Graph:
+    """Return a graph no larger than ``graph`` that still fails; greedy, with bounded effort.
+
+    Args:
+        graph: One that fails; it stays as it is.
+        fails: Whether a candidate, a graph that verifies, fails as well.
+    """
+    tries = 0
+    smaller = True
+    while smaller:
+        smaller = False
+        for candidate in _candidates(graph):
+            tries += 1
+            if tries > _MOST_TRIES:
+                return graph
+            if _size(candidate) < _size(graph) and fails(candidate):
+                graph, smaller = candidate, True
+                break
+    return graph
+
+
+def _size(graph: Graph) -> tuple[int, int, int]:
+    return len(graph.nodes), len(graph.outputs), len(graph.inputs)
+
+
+def _candidates(graph: Graph) -> Iterator[Graph]:
+    """Yield graphs with fewer outputs, then graphs in which a node gave way to what it was fed."""
+    if len(graph.outputs) > 1:
+        for kept in graph.outputs:
+            yield _only(graph, kept)
+    for node in reversed(graph.nodes):
+        yield _without(graph, node)
+        for value in node.sources:
+            if value.parameter is None and value.type == node.outputs[0].type:
+                yield _bypassed(graph, node, value)
+    yield _tidy(graph.clone())
+
+
+def _only(graph: Graph, kept: Value) -> Graph:
+    copy, values = graph.clone_with_map()
+    copy.outputs = (values[kept],)
+    copy.remove_unused()
+    return _tidy(copy)
+
+
+def _without(graph: Graph, node: Node) -> Graph:
+    """Return the graph with inputs in place of what ``node`` and those before it gave."""
+    copy, values = graph.clone_with_map()
+    taken = {value.name for value in graph.values()}
+    names = (name for k in count() if (name := f"in_{k}") not in taken)
+    fresh = {
+        values[value]: graph_input(next(names), type=value.type)
+        for value in node.outputs
+        if isinstance(value.type, TensorType) and value.type.is_static
+    }
+    copy.inputs = (*copy.inputs, *fresh.values())
+    copy.rewire(fresh)
+    return _tidy(copy)
+
+
+def _bypassed(graph: Graph, node: Node, source: Value) -> Graph:
+    copy, values = graph.clone_with_map()
+    copy.rewire({values[node.outputs[0]]: values[source]})
+    copy.remove_unused()
+    return _tidy(copy)
+
+
+def _tidy(graph: Graph) -> Graph:
+    """Drop inputs that nothing uses."""
+    graph.inputs = tuple(v for v in graph.inputs if v.uses or v in graph.outputs)
+    return graph
