@@ -1,9 +1,10 @@
 """The container of exported models: one file of a checked header and a checked body.
 
-Layout, little endian: magic, format version, header length, body length, SHA-256 of these and the
-header; then the header (JSON, padded with spaces so that the body is aligned), then the body. Every
-byte is covered by a checksum, so a damaged file is known before anything in it is used. The body
-is summed at memory speed: see `digest`.
+Layout, little endian: magic, format version, header length, body length, the signature of these and
+the header (see `subgraph.own_files`), SHA-256 of all of that; then the header (JSON, padded with
+spaces so that the body is aligned), then the body. Every byte is covered by a checksum, so a
+damaged file is known before a model of it is handed out. The body is summed at memory speed: see
+`digest`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import secrets
 import stat
 import struct
+import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,13 +26,16 @@ from typing import IO, Any, cast
 import numpy as np
 
 from subgraph.errors import BlobError
+from subgraph.own_files import SIGNATURE_BYTES, is_own, signature
 
 MAGIC = b"\x89SUBGRPH"
-VERSION = 2
+VERSION = 3
 ALIGN = 64
 _LARGE, _ALIGN_LARGE = 1 << 20, 4096
 _FIXED = struct.Struct("<8sIIQQ")  # magic, version, reserved, header length, body length
-_PROLOGUE = _FIXED.size + 32
+_SIGNED = _FIXED.size + SIGNATURE_BYTES
+PROLOGUE = _SIGNED + 32
+_SUMMED_AT_ONCE = 1 << 22
 # Blocks of the checksum. The row length is a prime, so pieces of a disk's sectors that change
 # places within a block come to other columns.
 _ROWS, _COLUMNS = 64, 509  # words of 8 bytes
@@ -105,10 +110,11 @@ class BlobWriter:
         body = b"".join(self._parts)
         full = {**header, "body": {"size": len(body), "digest": digest(body)}}
         text = json.dumps(full, sort_keys=True).encode()
-        text += b" " * (-(_PROLOGUE + len(text)) % _ALIGN_LARGE)
+        text += b" " * (-(PROLOGUE + len(text)) % _ALIGN_LARGE)
         fixed = _FIXED.pack(MAGIC, VERSION, 0, len(text), len(body))
-        checksum = hashlib.sha256(fixed + text).digest()
-        pieces = [fixed, checksum, text, body]
+        signed = fixed + signature(fixed, text)
+        checksum = hashlib.sha256(signed + text).digest()
+        pieces = [signed, checksum, text, body]
         if isinstance(target, (str, os.PathLike)):
             write_atomically(target, pieces)
         else:
@@ -136,8 +142,15 @@ def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> N
 class BlobReader:
     """An opened and checked file."""
 
-    def __init__(self, source: str | os.PathLike[str] | IO[bytes] | memoryview) -> None:
-        """Open a path (its body is mapped), read a binary stream or take bytes; check every byte.
+    def __init__(
+        self, source: str | os.PathLike[str] | IO[bytes] | memoryview, *, later: bool = False
+    ) -> None:
+        """Open a path (its body is mapped), read a binary stream or take a part of a file.
+
+        Args:
+            source: A part is not checked: its file is.
+            later: Whether the body of a large file is checked meanwhile, to be waited for by
+                `check`; nothing that is made of it may be handed out before.
 
         Raises:
             BlobError: the file is damaged or no exported model; what does not fit.
@@ -146,11 +159,42 @@ class BlobReader:
         self.name = _name(source)
         data = source if isinstance(source, memoryview) else _opened(source)
         self.header, start, size = _checked_header(data, self.name)
+        self._prologue = bytes(data[:start])
         self._body = memoryview(data)[start : start + size]
+        self._fits = isinstance(source, memoryview)
+        self._summing: threading.Thread | None = None
+        if self._fits:
+            return
+        if later and size > _SUMMED_AT_ONCE:
+            self._summing = threading.Thread(target=self._sum, name="subgraph-sum", daemon=True)
+            self._summing.start()
+        else:
+            self._sum()
+            self.check()
+
+    def _sum(self) -> None:
         told = self.header.get("body")
         expected = cast(dict[str, Any], told) if isinstance(told, dict) else {}
-        if expected.get("size") != size or expected.get("digest") != digest(self._body):
+        size = len(self._body)
+        self._fits = expected.get("size") == size and expected.get("digest") == digest(self._body)
+
+    def check(self) -> None:
+        """Wait until every byte is checked.
+
+        Raises:
+            BlobError: the body is damaged.
+        """
+        if self._summing is not None:
+            self._summing.join()
+            self._summing = None
+        if not self._fits:
             raise BlobError(f"{self.name} is damaged: the checksum of its content does not fit")
+
+    @property
+    def own(self) -> bool:
+        """Whether this user's own processes have written the header as it is."""
+        told = self._prologue[_FIXED.size : _SIGNED]
+        return is_own(told, self._prologue[: _FIXED.size], self._prologue[PROLOGUE:])
 
     def part(self, place: Any) -> memoryview:
         """Return the bytes of a part; no copy.
@@ -215,7 +259,7 @@ def _opened(source: str | os.PathLike[str] | IO[bytes]) -> bytes | mmap.mmap:
 
 def _checked_header(data: Buffer, name: str) -> tuple[dict[str, Any], int, int]:
     """Return the header, and where the body begins and how long it is."""
-    if len(data) < _PROLOGUE or data[: len(MAGIC)] != MAGIC:
+    if len(data) < PROLOGUE or data[: len(MAGIC)] != MAGIC:
         raise BlobError(f"{name} is no exported model of Subgraph, or its beginning is damaged")
     fixed = bytes(data[: _FIXED.size])
     _, version, reserved, header_size, body_size = _FIXED.unpack(fixed)
@@ -224,13 +268,13 @@ def _checked_header(data: Buffer, name: str) -> tuple[dict[str, Any], int, int]:
             f"{name} has format {version}.{reserved}, this version reads {VERSION}.0; "
             "export the model anew"
         )
-    start = _PROLOGUE + header_size
+    start = PROLOGUE + header_size
     if header_size > _HEADER_LIMIT or start + body_size != len(data):
         raise BlobError(
             f"{name} is damaged: it has {len(data)} bytes, its header states {start + body_size}"
         )
-    text = bytes(data[_PROLOGUE:start])
-    if hashlib.sha256(fixed + text).digest() != data[_FIXED.size : _PROLOGUE]:
+    text = bytes(data[PROLOGUE:start])
+    if hashlib.sha256(bytes(data[:_SIGNED]) + text).digest() != data[_SIGNED:PROLOGUE]:
         raise BlobError(f"{name} is damaged: the checksum of its header does not fit")
     try:
         header = json.loads(text)

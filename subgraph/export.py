@@ -28,7 +28,7 @@ from subgraph.parameters import Parameter, transaction
 from subgraph.settings import DeviceOptions, property_access
 from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp
 from subgraph.types import dtype_of, numpy_dtype
-from subgraph.weights import StoredWeights
+from subgraph.weights import StoredWeights, WeightEntry
 
 if TYPE_CHECKING:
     import onnx
@@ -68,7 +68,8 @@ def export_model(model: CompiledModel, target: Source) -> None:
         names, model_part, weights = _add_graph(writer, model.graph)
         packed = _add_packed(writer, model.graph, names)
         renamed = any(name != p.name for p, name in names.items())
-        kept = {} if renamed else _kept(model.graph)
+        keeper = _Keeper(writer, names, packed)
+        kept = {} if renamed else _kept(model.graph, keeper)
     header = {
         **_described(model, names),
         "renamed": renamed,
@@ -79,7 +80,7 @@ def export_model(model: CompiledModel, target: Source) -> None:
         "pipeline": [list(stage) for stage in model.pipeline],
         "model": model_part,
         "weights": weights,
-        "packed": packed,
+        "packed": list(packed.values()),
     }
     writer.write(header, target)
 
@@ -191,50 +192,103 @@ def _add_placeholder(proto: onnx.ModelProto, name: str, array: Array) -> None:
 
 def _add_packed(
     writer: BlobWriter, graph: Graph, names: Mapping[Parameter, str]
-) -> list[dict[str, Any]]:
+) -> dict[WeightEntry, dict[str, Any]]:
     """Add what the regions made of their weights."""
-    packed: list[dict[str, Any]] = []
-    seen: set[int] = set()
+    packed: dict[WeightEntry, dict[str, Any]] = {}
     for node in region_nodes(graph):
         if node.op is None:
             continue
         node.op.prepare()
         for entry in node.op.weights:
             known = all(p in names for p in entry.parameters)
-            if id(entry) in seen or not known or not entry.parameters:
+            if entry in packed or not known or not entry.parameters:
                 continue
-            seen.add(id(entry))
             array = entry.get()
             if dtype_of(array) in _NOT_RAW or entry.bytes == 0:
                 continue
-            packed.append(
-                {
-                    "recipe": entry.recipe,
-                    "parameters": [names[p] for p in entry.parameters],
-                    "align": entry.align,
-                    "dtype": dtype_of(array),
-                    "shape": list(array.shape),
-                    "place": writer.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8)),
-                }
-            )
+            packed[entry] = {
+                "recipe": entry.recipe,
+                "parameters": [names[p] for p in entry.parameters],
+                "align": entry.align,
+                **_added(writer, array),
+            }
     return packed
 
 
-def _kept(graph: Graph) -> dict[str, Any]:
+def _added(writer: BlobWriter, array: Array) -> dict[str, Any]:
+    """Add an array; return its type and place."""
+    place = writer.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return {"dtype": dtype_of(array), "shape": list(array.shape), "place": place}
+
+
+class _Keeper:
+    """What the regions' ops see of a file that is being written."""
+
+    def __init__(
+        self,
+        writer: BlobWriter,
+        names: Mapping[Parameter, str],
+        packed: Mapping[WeightEntry, dict[str, Any]],
+    ) -> None:
+        self._writer = writer
+        self._names = names
+        self._numbers = {entry: k for k, entry in enumerate(packed)}
+
+    def array(self, array: Array) -> Any:
+        return _added(self._writer, array)
+
+    def weight(self, entry: WeightEntry) -> Any:
+        number = self._numbers.get(entry)
+        if number is not None:
+            return number
+        made = entry.get()
+        for parameter in entry.parameters:
+            own = parameter.array
+            if made.ctypes.data == own.ctypes.data and made.nbytes == own.nbytes:
+                return self._names.get(parameter) if own.flags.c_contiguous else None
+        return None
+
+
+class _KeptFile:
+    """What they see of one that is imported."""
+
+    def __init__(self, reader: BlobReader, parameters: Mapping[str, Parameter]) -> None:
+        self.own = reader.own
+        self._reader = reader
+        self._parameters = parameters
+
+    def array(self, told: Any) -> Array:
+        if isinstance(told, str):
+            return self._parameters[told].array
+        place = self._packed(told) if isinstance(told, int) else told
+        return _array(self._reader, place["place"], place["dtype"], place["shape"])
+
+    def sources(self, told: Any) -> tuple[Parameter, ...]:
+        if not isinstance(told, int):
+            return ()
+        return tuple(self._parameters[name] for name in self._packed(told)["parameters"])
+
+    def _packed(self, number: int) -> dict[str, Any]:
+        return cast(dict[str, Any], self._reader.header["packed"][number])
+
+
+def _kept(graph: Graph, keeper: _Keeper) -> dict[str, Any]:
     """Return what the regions' ops keep, by the name of the region, where that is one region's."""
     nodes = [node for node in region_nodes(graph) if node.op is not None]
-    found = {node.name: node.op.to_keep() for node in nodes if node.op is not None}
     counts = Counter(node.name for node in nodes)
-    return {name: kept for name, kept in found.items() if kept is not None and counts[name] == 1}
+    single = [node for node in nodes if counts[node.name] == 1]
+    found = {node.name: node.op.to_keep(keeper) for node in single if node.op is not None}
+    return {name: kept for name, kept in found.items() if kept is not None}
 
 
-def _restore(graph: Graph, header: Mapping[str, Any]) -> None:
+def _restore(graph: Graph, reader: BlobReader) -> None:
     """Give the regions' ops what they kept."""
-    kept = _table(header, "kept")
+    kept = _table(reader.header, "kept")
+    file = _KeptFile(reader, {p.name: p for p in all_parameters(graph)})
     for node in region_nodes(graph):
         found = kept.get(node.name)
         if node.op is not None and isinstance(found, dict):
-            node.op.restore(cast(dict[str, Any], found))
+            node.op.restore(cast(dict[str, Any], found), file)
 
 
 def exported_device(source: Source) -> str:
@@ -261,10 +315,13 @@ def import_model(
     """
     asked = dict(config or {})
     allowed = asked.pop(ALLOW_RECOMPILE, True)
-    reader = BlobReader(source)
+    reader = BlobReader(source, later=True)
     try:
         device = _importer(device, str(reader.header.get("device")))
-        return _imported(device, reader, asked, bool(allowed), parameters)
+        try:
+            return _imported(device, reader, asked, bool(allowed), parameters)
+        finally:
+            reader.check()  # damage is the first thing to be said
     except (BlobError, ConfigError):
         raise
     except (SubgraphError, ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
@@ -292,11 +349,9 @@ def _imported(
         raise BlobError(f"{reader.name} was written on a machine of another byte order")
     if "models" in header:
         return _import_several(device, reader, config, allowed)
-    graph = _read_graph(reader)
-    if parameters is not None:
-        if header.get("renamed") is not False:
-            raise BlobError(f"{reader.name} names its weights otherwise than the graph")
-        graph = _rebound(graph, parameters)
+    if parameters is not None and header.get("renamed") is not False:
+        raise BlobError(f"{reader.name} names its weights otherwise than the graph")
+    graph = _read_graph(reader, parameters)
     problems = _problems(device, header)
     merged = _merged(device, header, config)
     if problems:
@@ -307,7 +362,7 @@ def _imported(
         return model
     stored = _stored_weights(reader, graph)
     model = device.import_graph(graph, merged, header, stored)
-    _restore(model.graph, header)
+    _restore(model.graph, reader)
     _offer_defaults(model, graph, header)
     return model
 
@@ -377,8 +432,7 @@ def _table(header: Mapping[str, Any], key: str) -> dict[str, Any]:
     return cast(dict[str, Any], found)
 
 
-def _read_graph(reader: BlobReader) -> Graph:
-
+def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) -> Graph:
     from subgraph.collector import paused_gc
     from subgraph.onnx_reader import GraphReader
     from subgraph.onnx_tensors import TensorReader
@@ -397,8 +451,13 @@ def _read_graph(reader: BlobReader) -> Graph:
     try:
         with paused_gc():
             proto = _message(bytes(reader.part(reader.header.get("model"))))
-            graph = GraphReader(proto, Mapped(), "inline").read()
-            infer_graph(graph, strict=False)
+            tensors = Mapped()
+            converted = GraphReader(
+                proto, tensors, "inline", parameters=parameters, lazy=reader.own
+            )
+            graph = converted.read()
+            if not reader.own or any(value.type is None for value in graph.values()):
+                infer_graph(graph, strict=False)
             return graph
     except ModelError as error:
         raise BlobError(f"{reader.name}: its graph cannot be read: {error}") from error
@@ -438,42 +497,6 @@ def _stored_weights(reader: BlobReader, graph: Graph) -> StoredWeights:
         array = _array(reader, item["place"], str(item["dtype"]), shape)
         stored.add(str(item["recipe"]), parameters, int(item["align"]), array)
     return stored
-
-
-def _rebound(graph: Graph, parameters: Mapping[str, Parameter]) -> Graph:
-    """Return the graph over other parameters of the same names."""
-    work = [graph]
-    for current in work:
-        for value in current.values():
-            if value.parameter is not None:
-                value.parameter = parameters[value.parameter.name]
-        for node in current.nodes:
-            work.extend(node.bodies)
-            if node.subgraph is not None:
-                work.append(node.subgraph)
-    for current in reversed(work):  # the inner graphs first
-        for node in current.nodes:
-            for key, value in node.attrs.items():
-                if isinstance(value, Graph):
-                    node.attrs[key] = _collected(value)
-            if node.subgraph is not None:
-                node.subgraph = _collected(node.subgraph)
-    return _collected(graph)
-
-
-def _collected(graph: Graph) -> Graph:
-    """Return a copy that has collected its parameters anew."""
-    return Graph(
-        graph.inputs,
-        graph.outputs,
-        graph.name,
-        nodes=graph.nodes,
-        captures=graph.captures,
-        attrs=graph.attrs,
-        opsets=graph.opsets,
-        metadata=graph.metadata,
-        doc=graph.doc,
-    )
 
 
 def without_regions(graph: Graph) -> Graph:

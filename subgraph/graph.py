@@ -297,6 +297,11 @@ class Graph:
         return copies
 
     @property
+    def is_read(self) -> bool:
+        """Whether the nodes are in memory; those of an imported region may be read later."""
+        return True
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes in topological order."""
         return self._nodes

@@ -16,6 +16,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from subgraph.errors import ModelError
 from subgraph.graph import Graph, Node, Value
+from subgraph.lazy_graph import LazyGraph
 from subgraph.onnx_checks import check_node, read_opsets, refuse_unknown, text_of, version_of
 from subgraph.onnx_kept import keep
 from subgraph.onnx_order import sort_nodes, used
@@ -24,7 +25,7 @@ from subgraph.onnx_tensors import Array, TensorReader
 from subgraph.parameters import Parameter
 from subgraph.schema import canonical_domain, find_schema
 from subgraph.subgraph_op import DOMAIN, DefaultSubgraphOp
-from subgraph.types import ValueType
+from subgraph.types import TensorType, ValueType, dtype_of
 
 Functions = Literal["inline", "keep"]
 # Notes in a FunctionProto that `subgraph.onnx_writer` leaves, to make the subgraph node again.
@@ -116,10 +117,28 @@ class _Scope:
 class GraphReader:
     """Converts one ModelProto."""
 
-    def __init__(self, model: ModelProto, tensors: TensorReader, functions: Functions) -> None:
-        """Prepare to convert ``model``, whose tensors ``tensors`` gives."""
+    def __init__(
+        self,
+        model: ModelProto,
+        tensors: TensorReader,
+        functions: Functions,
+        *,
+        parameters: Mapping[str, Parameter] | None = None,
+        lazy: bool = False,
+    ) -> None:
+        """Prepare to convert ``model``.
+
+        Args:
+            model: The message.
+            tensors: Gives the arrays of its tensors.
+            functions: See ``sg.load``.
+            parameters: The graph is built on these, by name, instead of the message's tensors.
+            lazy: Whether the nodes of regions are read when somebody first looks at them.
+        """
         self._model = model
         self._tensors = tensors
+        self._given_parameters = parameters
+        self._lazy = lazy
         self._keep = functions == "keep"
         self._parameter_names: set[str] = set()
         self._functions: dict[_Key, FunctionProto] = {}
@@ -243,7 +262,7 @@ class GraphReader:
         def add(name: str, array: Array) -> None:
             if not name:
                 raise ModelError(f"graph {proto.name!r} has an initializer without a name")
-            parameter = Parameter.adopt(_fresh(name, self._parameter_names), array)
+            parameter = self._parameter(name, array)
             value = Value(name, parameter.type, parameter=parameter)
             scope.level.weights.append(value)
             scope.define(name, value, "an initializer")
@@ -256,6 +275,14 @@ class GraphReader:
             dense = self._tensors.dense(sparse.values, sparse.indices, sparse.dims)
             add(sparse.values.name, dense)
         return weights
+
+    def _parameter(self, name: str, array: Array) -> Parameter:
+        if self._given_parameters is None:
+            return Parameter.adopt(_fresh(name, self._parameter_names), array)
+        found = self._given_parameters[name]
+        if found.type != TensorType(dtype_of(array), array.shape):
+            raise ModelError(f"parameter {name!r} is {found.type}, the file has another type")
+        return found
 
     def _nodes(self, protos: Sequence[NodeProto], scope: _Scope) -> None:
         work: Iterator[NodeProto] = iter(protos)
@@ -429,17 +456,22 @@ class GraphReader:
             inner.define(name, value, "the function's inputs")
             if position < first_hidden or outer.parameter is None:
                 inputs.append((value, outer))
-        self._nodes(function.node, inner)
         given = list(_pairs(function.output, proto.output, proto))
+        held = [value for value, _ in inputs]
+        name = notes.get("subgraph.graph", function.name)
+        opsets = {d: v for d, v in read_opsets(function.opset_import).items() if d != DOMAIN}
+        doc = text_of(function.doc_string)
+
+        def read() -> Graph:
+            self._nodes(function.node, inner)
+            outputs = [self._output(name, inner) for name, _ in given]
+            return Graph(held, outputs, name, nodes=level.nodes, opsets=opsets, doc=doc)
+
+        # What is not read now is not looked at: the outputs' types have to be known.
+        typed = all(scope.types.get(actual) is not None for _, actual in given)
+        later = self._lazy and typed and not hidden and not _has_bodies(function)
+        graph = LazyGraph(name, held, opsets, doc, read) if later else read()
         function_version = scope.opsets.get(canonical_domain(proto.domain), 1)
-        graph = Graph(
-            [value for value, _ in inputs],
-            [self._output(name, inner) for name, _ in given],
-            notes.get("subgraph.graph", function.name),
-            nodes=level.nodes,
-            opsets={d: v for d, v in read_opsets(function.opset_import).items() if d != DOMAIN},
-            doc=text_of(function.doc_string),
-        )
         node = Node(
             notes.get("subgraph.op_type", proto.op_type),
             [value for _, value in inputs],
@@ -452,12 +484,19 @@ class GraphReader:
             subgraph=graph,
             op=DefaultSubgraphOp(graph),
         )
-        for made, (_, actual), result in zip(node.outputs, given, graph.outputs, strict=True):
-            made.type = made.type or result.type
-            result.type = result.type or made.type
+        for k, (made, (_, actual)) in enumerate(zip(node.outputs, given, strict=True)):
+            if not later:
+                result = graph.outputs[k]
+                made.type = made.type or result.type
+                result.type = result.type or made.type
             if not actual:
                 made.name = ""
         scope.level.nodes.append(node)
+
+
+def _has_bodies(function: FunctionProto) -> bool:
+    attributes = (attribute for node in function.node for attribute in node.attribute)
+    return any(attribute.type == AttributeProto.GRAPH for attribute in attributes)
 
 
 class _Body(tuple[Graph, tuple[Value, ...]]):

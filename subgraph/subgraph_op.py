@@ -16,8 +16,9 @@ import numpy as np
 
 from subgraph.errors import DeviceError
 from subgraph.graph import Graph, Node, Value
+from subgraph.parameters import Parameter
 from subgraph.types import TensorType, numpy_dtype
-from subgraph.weights import WeightCache
+from subgraph.weights import WeightCache, WeightEntry
 
 Array = np.ndarray[Any, Any]
 RunGiven = Callable[[Sequence[Any], "Sequence[Array | None] | None"], Sequence[Any]]
@@ -60,7 +61,7 @@ class Session:
     def __init__(self, op: SubgraphOp) -> None:
         """Open a door to ``op``."""
         self.op = op
-        self._checks = [_expected(value) for value in op.subgraph.outputs]
+        self._checks: list[np.dtype[Any] | None] | None = None
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -76,12 +77,15 @@ class Session:
             One array for each output; the caller owns them.
         """
         results = self.op.forward(list(inputs))
-        if len(results) != len(self._checks):
+        checks = self._checks
+        if checks is None:
+            checks = self._checks = [_expected(value) for value in self.op.subgraph.outputs]
+        if len(results) != len(checks):
             raise DeviceError(
                 f"{type(self.op).__name__}.forward gave {len(results)} results, its subgraph "
-                f"{self.op.subgraph.name!r} has {len(self._checks)} outputs"
+                f"{self.op.subgraph.name!r} has {len(checks)} outputs"
             )
-        for position, check in enumerate(self._checks):
+        for position, check in enumerate(checks):
             if check is not None and getattr(results[position], "dtype", None) != check:
                 _raise_wrong_result(self.op, position, results[position])
         return results if outputs is None else fill_outputs(results, outputs)
@@ -177,12 +181,41 @@ class SubgraphOp:
     def prepare(self) -> None:
         """Make what can be made before the first run; an export writes the weights made here."""
 
-    def to_keep(self) -> dict[str, Any] | None:
+    def to_keep(self, file: Keeper) -> dict[str, Any] | None:
         """Return what an exported model keeps of the op beside its weights: plain JSON, or None."""
         return None
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
+    def restore(self, kept: Mapping[str, Any], file: KeptFile) -> None:
         """Take what `to_keep` gave when the model was exported; ignore what does not fit."""
+
+
+class Keeper(Protocol):
+    """An exported model that is being written, as an op sees it."""
+
+    def array(self, array: Array) -> Any:
+        """Put an array into the file; return plain JSON that finds it again."""
+        ...
+
+    def weight(self, entry: WeightEntry) -> Any:
+        """Return plain JSON that finds what an entry of the cache holds now; None: it cannot."""
+        ...
+
+
+class KeptFile(Protocol):
+    """A file that is being imported, as an op sees it."""
+
+    @property
+    def own(self) -> bool:
+        """Whether this user's own processes have written it; else it may say anything."""
+        ...
+
+    def array(self, told: Any) -> Array:
+        """Return what `Keeper.array` or `Keeper.weight` has put there."""
+        ...
+
+    def sources(self, told: Any) -> tuple[Parameter, ...]:
+        """Return the parameters of which the weight was made; none if it is one of them."""
+        ...
 
 
 class Fallback(Protocol):

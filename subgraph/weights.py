@@ -149,7 +149,7 @@ class WeightEntry:
         else:
             self.redone += 1
             _totals.redone += 1
-        return _sealed(result, self.align)
+        return sealed(result, self.align)
 
     def _keep(self, versions: tuple[int, ...], result: Array) -> None:
         newest = self._newest
@@ -167,7 +167,7 @@ class WeightEntry:
         versions = tuple(p.version for p in self.parameters)
         with self._lock:
             if self._newest is None:
-                self._newest = (versions, _sealed(result, self.align))
+                self._newest = (versions, sealed(result, self.align))
 
     @property
     def bytes(self) -> int:
@@ -224,6 +224,10 @@ class WeightCache:
                     _seed_from_files(entry, align)
             self._entries[key] = entry
         return entry
+
+    def hold(self, entry: WeightEntry) -> None:
+        """Keep an entry that another user has asked for."""
+        self._entries[entry.recipe, entry.parameters, entry.align] = entry
 
     def __iter__(self) -> Iterator[WeightEntry]:
         """Yield the entries asked for."""
@@ -347,8 +351,11 @@ def _plain(value: Any) -> Any:
     return f"{getattr(value, '__module__', '')}.{name}"
 
 
-def _sealed(array: Array, align: int) -> Array:
-    """Return a read-only view of ``array``, of an aligned copy when it is not aligned."""
+def sealed(array: Array, align: int) -> Array:
+    """Return a read-only view of ``array``, of an aligned copy when it is not aligned.
+
+    ``align`` 0 takes it as it is.
+    """
     if align and (not array.flags.c_contiguous or array.ctypes.data % align):
         copy = aligned_empty(array.shape, array.dtype, align)
         copy[...] = array

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.blob import MAGIC, BlobReader, BlobWriter, digest, read_header
+from subgraph.blob import MAGIC, PROLOGUE, BlobReader, BlobWriter, digest, read_header
 from subgraph.devices.multi import MultiModel
 from subgraph.preprocessing import preprocessed
 
@@ -250,8 +250,8 @@ def lies() -> list[Any]:
 def test_headers_that_lie_with_right_checksums(core: sg.Core, number: int) -> None:
     blob = exported(core.compile_model(net(), "REFERENCE"))
     size = struct.unpack_from("<Q", blob, 16)[0]
-    start = 64 + size
-    header = json.loads(blob[64:start])
+    start = PROLOGUE + size
+    header = json.loads(blob[PROLOGUE:start])
     lies()[number](header)
     header.pop("body")
     writer = BlobWriter()

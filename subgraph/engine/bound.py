@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine import toolchain
+from subgraph.engine import loader, toolchain
 from subgraph.engine.constants import made
 from subgraph.engine.laid_out import End, LaidOut, Patch
 from subgraph.engine.lowering import Operand, Storage
@@ -22,6 +22,7 @@ from subgraph.engine.plan import HostStep, Item, Plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.program import Program, Step
 from subgraph.engine.sharing import shared_out
+from subgraph.engine.stored_program import StoredProgram
 from subgraph.reference import evaluate
 from subgraph.subgraph_op import DefaultSubgraphOp, fill_outputs
 from subgraph.types import numpy_dtype
@@ -31,6 +32,7 @@ Array = np.ndarray[Any, Any]
 # Copying that much costs less than asking an array for its address and patching words.
 STAGED = 16384
 _WORTH_THREADS = 1 << 22  # bytes of weights
+_LARGE = 1 << 25  # bytes of weights beside which a linker's own memory counts
 
 
 class Arena:
@@ -59,7 +61,7 @@ class BoundPlan:
     """
 
     def __init__(
-        self, plan: Plan | LaidOut, laid: LaidOut, arena: Arena, pool: Pool | None
+        self, plan: Plan | StoredProgram, laid: LaidOut, arena: Arena, pool: Pool | None
     ) -> None:
         """Copy the argument words; compile or load the kernels that are not yet there."""
         self.plan = plan
@@ -127,7 +129,11 @@ class BoundPlan:
     def refresh(self, epoch: int) -> None:
         """Take the weights as the pinned snapshot of that epoch has them."""
         work = range(len(self._entry_patches))
-        if self.epoch is None and self._threads > 1 and self._weight_bytes() >= _WORTH_THREADS:
+        first = self.epoch is None
+        size = self._weight_bytes() if first else 0
+        if size >= _LARGE:
+            loader.rest()  # the kernels are linked, and the memory is needed
+        if self._threads > 1 and size >= _WORTH_THREADS:
             shared_out(self._take, work, self._threads)
         else:
             for k in work:

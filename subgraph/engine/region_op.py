@@ -24,10 +24,14 @@ import numpy as np
 from subgraph.collector import paused_gc
 from subgraph.engine.bound import Arena, BoundPlan
 from subgraph.engine.laid_out import LaidOut, lay_out, timed
+from subgraph.engine.mapped import release
 from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, concrete, make_plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.probe import Trial
 from subgraph.engine.stored_fusion import describe, rebuild
+from subgraph.engine.stored_program import StoredProgram
+from subgraph.engine.stored_program import describe as describe_program
+from subgraph.engine.stored_program import read as read_program
 from subgraph.errors import SubgraphError
 from subgraph.executor import Cancel, Executor
 from subgraph.executor import Plan as Parts
@@ -36,6 +40,8 @@ from subgraph.parameters import Parameter, Snapshot, pinned, pinned_snapshot
 from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.subgraph_op import (
     DefaultSubgraphOp,
+    Keeper,
+    KeptFile,
     ProfileEntry,
     RunGiven,
     Session,
@@ -44,10 +50,13 @@ from subgraph.subgraph_op import (
     subgraph_node,
 )
 from subgraph.types import TensorType, dtype_of, numpy_dtype
+from subgraph.weights import WeightCache, WeightEntry
 
 Array = np.ndarray[Any, Any]
 Guards = tuple[tuple[Parameter, int], ...]
 _Key = tuple[Any, ...]
+# Sizes to try for a dimension that is not known when weights are prepared.
+_SIZES = (16, 64, 224)
 
 
 @attrs.frozen
@@ -104,6 +113,8 @@ class CpuSubgraphOp(SubgraphOp):
         self._plans: OrderedDict[_Key, Plan] = OrderedDict()
         self._laid: WeakKeyDictionary[Plan, LaidOut] = WeakKeyDictionary()
         self._fused: tuple[Graph, Guards] | None = None
+        self._kept: tuple[Mapping[str, Any], Guards] | None = None
+        self._programs: list[StoredProgram] = []
         self._trial: Trial | None = None
         self._value_inputs: tuple[int, ...] = ()
         self._parts: tuple[Graph, Parts] | None = None
@@ -113,10 +124,22 @@ class CpuSubgraphOp(SubgraphOp):
     def fused(self) -> Graph:
         """The graph that runs, fused for the present parameters."""
         with self._lock:
+            if self._fused is None:
+                self._fused = self._fused_before()
             if self._fused is None or not _holds(self._fused[1]):
                 self._fused = self._fuse(self.subgraph)
                 self._plans.clear()
             return self._fused[0]
+
+    def _fused_before(self) -> tuple[Graph, Guards] | None:
+        """Return the graph fused as the file that it came from says, None if it does not."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return None
+        try:
+            return rebuild(self.subgraph, kept[0]["nodes"]), kept[1]
+        except (SubgraphError, KeyError, TypeError, ValueError, AttributeError):
+            return None
 
     def next_pool(self) -> Pool | None:
         """Return the threads of the next session: streams take turns."""
@@ -137,14 +160,42 @@ class CpuSubgraphOp(SubgraphOp):
         return CpuSession(self)
 
     def prepare(self) -> None:
-        """Plan, and lay out the weights, where the shapes of the inputs are known and none ran."""
-        types = [self.subgraph.inputs[position].type for position in self.given]
-        known = [t for t in types if isinstance(t, TensorType) and t.is_static]
-        if self._plans or len(known) < len(types):
-            return
-        inputs = [np.broadcast_to(np.zeros((), numpy_dtype(t.dtype)), concrete(t)) for t in known]
-        with suppress(Exception):  # what is wrong shows when it runs
-            CpuSession(self).prepare(inputs)
+        """Plan, and lay out the weights, for the shapes that ran or, if none did, that are known.
+
+        Where the shapes of inputs are not known, the weights come in the form that does not
+        depend on them.
+        """
+        programs, self._programs = self._programs, []
+        known = [[TensorType(e.dtype, e.shape) for e in p.laid.inputs] for p in programs]
+        if not known and not self._plans:
+            stated = [self.subgraph.inputs[position].type for position in self.given]
+            tensors = [t for t in stated if isinstance(t, TensorType) and t.shape is not None]
+            if len(tensors) < len(stated):
+                return
+            if any(not t.is_static for t in tensors):
+                self._prepare_for_any(tensors)
+                return
+            known.append(tensors)
+        for types in known:
+            inputs = [
+                np.broadcast_to(np.zeros((), numpy_dtype(t.dtype)), concrete(t)) for t in types
+            ]
+            with suppress(Exception):  # what is wrong shows when it runs
+                CpuSession(self).prepare(inputs)
+
+    def _prepare_for_any(self, types: Sequence[TensorType]) -> None:
+        """Hold the weights that plans for several sizes of what is not known have in common."""
+        found: list[dict[WeightEntry, None]] = []
+        for size in _SIZES:
+            cache = WeightCache()
+            sized = [_sized(type_, size) for type_ in types]
+            with suppress(SubgraphError):  # a size that the graph does not take
+                lay_out(make_plan(self.fused, sized, {}, self.options.plan), cache)
+                found.append(dict.fromkeys(cache))
+        if len(found) > 1:
+            for entry in found[0]:
+                if all(entry in other for other in found):
+                    self.weights.hold(entry)
 
     def by_reference(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the graph as it was given by the reference, node by node."""
@@ -200,29 +251,53 @@ class CpuSubgraphOp(SubgraphOp):
                 self._fused = (fused, guards)
                 self._trial = trial
 
-    def to_keep(self) -> dict[str, Any] | None:
-        """Return how the graph was fused, None where an import has to fuse anew."""
+    def to_keep(self, file: Keeper) -> dict[str, Any] | None:
+        """Return how the graph was fused, and its programs; what cannot be told is left out."""
         with self._lock:
             fused = self.fused
             assert self._fused is not None, "fused just now"
             nodes = describe(self.subgraph, fused)
-            if nodes is None:
-                return None
             guards = [parameter.name for parameter, _ in self._fused[1]]
-            return {"fusion": self.fusion, "nodes": nodes, "guards": guards}
+            told = [self._told(plan, file) for plan in self._plans.values()]
+        programs = [each for each in told if each is not None]
+        if nodes is None and not programs:
+            return None
+        kept = {"fusion": self.fusion, "nodes": nodes, "guards": guards}
+        return {**kept, "options": self._plan_options, "programs": programs}
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        """Take the fused graph of an exported model, if it was fused as this op would."""
+    def _told(self, plan: Plan, file: Keeper) -> dict[str, Any] | None:
+        if self._value_inputs or not _holds(plan.guards):
+            return None
+        return describe_program(self.laid_out(plan), file)
+
+    @property
+    def _plan_options(self) -> str:
+        plan = self.options.plan
+        return f"{plan.threads} {plan.blocked} {sorted(plan.properties.items())}"
+
+    def restore(self, kept: Mapping[str, Any], file: KeptFile) -> None:
+        """Take the programs of an exported model, and the fused graph, if they are as this op's."""
         if kept.get("fusion") != self.fusion:
             return
         by_name = {parameter.name: parameter for parameter in self.parameters}
         try:
             guards = tuple((by_name[name], by_name[name].version) for name in kept["guards"])
-            fused = rebuild(self.subgraph, kept["nodes"])
-        except (SubgraphError, KeyError, TypeError, ValueError, AttributeError):
-            return  # it fuses by itself
-        with self._lock:
-            self._fused = (fused, guards)
+        except (KeyError, TypeError):
+            return
+        if isinstance(kept.get("nodes"), list):
+            self._kept = (kept, guards)
+        if file.own and kept.get("options") == self._plan_options:
+            told = (read_program(each, file, self.parameters) for each in kept["programs"])
+            self._programs = [program for program in told if program is not None]
+
+    def stored_program(self, inputs: Sequence[Any], snapshot: Snapshot) -> StoredProgram | None:
+        """Return the program from a file that runs these inputs, None if there is none."""
+        for program in self._programs:
+            if program.fits(inputs):
+                if program.holds(snapshot):
+                    return program
+                self._programs = [each for each in self._programs if each is not program]
+        return None
 
     def _tried(self, types: Sequence[TensorType]) -> Plan | None:
         """Return the plan that was begun on trial, once, if it is for these types and holds."""
@@ -240,6 +315,8 @@ class CpuSubgraphOp(SubgraphOp):
             error: Why it cannot be planned as a whole; it is then cut before that node.
         """
         with self._lock:
+            if self._parts is None and error is None:
+                return None
             graph = self.fused
             if self._parts is None or self._parts[0] is not graph:
                 if error is None:
@@ -259,6 +336,12 @@ class CpuSubgraphOp(SubgraphOp):
             if isinstance(item, np.ndarray):
                 key.append(item.tobytes())
         return tuple(key)
+
+
+def _sized(type_: TensorType, size: int) -> TensorType:
+    """Return the type with ``size`` for what is not known."""
+    assert type_.shape is not None
+    return TensorType(type_.dtype, [dim if isinstance(dim, int) else size for dim in type_.shape])
 
 
 def _parameters(graph: Graph) -> tuple[Parameter, ...]:
@@ -400,7 +483,7 @@ class CpuSession(Session):
 
     def _choose(self, inputs: Sequence[Any], snapshot: Snapshot) -> BoundPlan:
         region = self._region
-        plan = region.plan_for(inputs)
+        plan = region.stored_program(inputs, snapshot) or region.plan_for(inputs)
         key = region.key(inputs)
         bound = self._bound.get(key)
         if bound is None or bound.plan is not plan:
@@ -425,9 +508,13 @@ class CpuSession(Session):
         self._cancel_parts.wanted = False
         return self._parts[1]
 
-    def _bind(self, plan: Plan) -> BoundPlan:
+    def _bind(self, plan: Plan | StoredProgram) -> BoundPlan:
         """Return the plan bound to this session's memory."""
-        laid = self._region.laid_out(plan)
+        if isinstance(plan, StoredProgram):
+            laid = plan.laid
+            release(plan.sources, laid.words)
+        else:
+            laid = self._region.laid_out(plan)
         self._arena.reserve(laid.arena_bytes)
         return BoundPlan(plan, laid, self._arena, self._pool)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import attrs
 
@@ -16,10 +16,11 @@ from subgraph.engine.region_op import (
     RegionOptions,
     without_weights,
 )
+from subgraph.engine.stored_program import StoredProgram
 from subgraph.graph import Graph
 from subgraph.opencl.bound import ClBoundPlan
 from subgraph.opencl.runtime import Runtime
-from subgraph.subgraph_op import ProfileEntry, Session, SubgraphOp
+from subgraph.subgraph_op import Keeper, ProfileEntry, Session, SubgraphOp
 
 
 class ClSubgraphOp(CpuSubgraphOp):
@@ -47,6 +48,9 @@ class ClSubgraphOp(CpuSubgraphOp):
     def prepare(self) -> None:
         """Do nothing: the weights lie on the device."""
 
+    def _told(self, plan: Plan, file: Keeper) -> dict[str, Any] | None:
+        return None  # launches are set anew
+
     def session(self) -> Session:
         """Return a session with buffers and a queue of its own."""
         return ClSession(self)
@@ -60,7 +64,8 @@ class ClSession(CpuSession):
         super().__init__(op)
         self._cl_op = op
 
-    def _bind(self, plan: Plan) -> BoundPlan:
+    def _bind(self, plan: Plan | StoredProgram) -> BoundPlan:
+        assert isinstance(plan, Plan), "no file holds programs of OPENCL"
         op = self._cl_op
         bound = ClBoundPlan(plan, op.runtime, op.weights, op.options.profiling)
         return cast(BoundPlan, bound)
