@@ -133,7 +133,8 @@ __kernel void transposed(int count, __global const T *x, int x0, __global const 
 #define POOL_L1 2
 #define POOL_L2 3
 
-// after_*: pads behind, which count in an average that includes the padding. INDICES: places of the
+// LOWEST: what a window without pixels gives. after_*: pads behind, which count in an average that
+// includes the padding. INDICES: places of the
 // maxima in the input are wanted, in row-major (1) or column-major (2) order of a channel's pixels.
 __kernel void window(int count, __global const T *x, int x0, __global T *y, int y0, SIZES,
                      int after_d, int after_h, int after_w
@@ -148,7 +149,7 @@ __kernel void window(int count, __global const T *x, int x0, __global T *y, int 
 #endif
   x += x0 + channel * plane;
   int z0 = pd * step_d - pad_d, r0 = ph * step_h - pad_h, c0 = pw * step_w - pad_w;
-  T sum = POOL == POOL_MAX ? (T)-INFINITY : (T)0;
+  T sum = LOWEST;
   for (int d = 0; d < kd; d++)
     for (int h = 0; h < kh; h++)
       for (int v = 0; v < kw; v++) {
@@ -160,13 +161,22 @@ __kernel void window(int count, __global const T *x, int x0, __global T *y, int 
         if (!seen || value > sum) place = INDICES == 1 ? (z * sh + r) * sw + o : z + (r + o * sh) * sd;
 #endif
         seen++;
-        if (POOL == POOL_MAX) sum = isnan(value) || value > sum ? value : sum;
-        if (POOL == POOL_AVERAGE) sum += value;
-        if (POOL == POOL_L1) sum += fabs(value);
-        if (POOL == POOL_L2) sum += value * value;
+#if POOL == POOL_MAX
+        sum = value != value || value > sum ? value : sum;
+#elif POOL == POOL_AVERAGE
+        sum += value;
+#elif POOL == POOL_L1
+        sum += fabs(value);
+#else
+        sum += value * value;
+#endif
       }
-  if (POOL == POOL_AVERAGE) sum /= INCLUDE ? padded : seen;
-  y[y0 + id] = POOL == POOL_L2 ? sqrt(sum) : sum;
+#if POOL == POOL_AVERAGE
+  sum /= INCLUDE ? padded : seen;
+#elif POOL == POOL_L2
+  sum = sqrt(sum);
+#endif
+  y[y0 + id] = sum;
 #if INDICES
   places[places0 + id] = (long)channel * plane + place;
 #endif

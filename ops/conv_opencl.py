@@ -35,6 +35,7 @@ from .products_opencl import (
 _KINDS = {"max": 0, "average": 1, "l1": 2, "l2": 3}
 _POOLS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
 _WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
+_BYTES = {"int8": "-128", "uint8": "0"}  # with the least of them
 _FEW = 16  # weights of an output channel below which a product is not worth its panels
 _LINE = 16
 _PIXELS = 1 << 26  # elements of panels at a time
@@ -207,9 +208,10 @@ def conv_transpose(node: Node, low: ClLowering) -> None:
 
 @cl_lowering("MaxPool", "AveragePool", "LpPool")
 def window(node: Node, low: ClLowering) -> None:
-    """Lower a pooling window."""
+    """Lower a pooling window; MaxPool of bytes, too."""
     out = low.output()
-    _floats(low, out)
+    if node.op_type != "MaxPool" or out.dtype not in _BYTES:
+        _floats(low, out)
     if not out.size:
         return
     x = widened(low, low.given(0))
@@ -245,7 +247,9 @@ def _pool(
     y = narrowed(low, out)
     places = low.outputs[1:]
     order = 1 + int(low.node.attrs.get("storage_order", 0)) if places else 0
-    source = _program(y.dtype, POOL=_KINDS[kind], INCLUDE=include, INDICES=order)
+    lowest = _BYTES.get(y.dtype, "-INFINITY") if kind == "max" else "0"
+    flags = {"INCLUDE": include, "INDICES": order, "LOWEST": lowest}
+    source = _program(y.dtype, POOL=_KINDS[kind], **flags)
     words: list[Word] = [y.size, x, y, *sizes_of(g), *after, *places]
     work = y.size * g.taps
     low.launch(source, "window", words, *line(low, y.size), flops=work, bytes=x.nbytes + y.nbytes)

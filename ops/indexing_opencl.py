@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from subgraph.types import numpy_dtype
 
 from .movement_opencl import as_words
 from .opencl_code import line, require, storage, word
+from .strides import collapse
 
 _REDUCTIONS = {"none": 0, "add": 1, "mul": 2, "max": 3, "min": 4}
 _LEVELS = 6
@@ -84,13 +86,15 @@ def elements(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     size, step, last_size, last_step, _, *pairs = _numbers(words[3:])
     sizes = [*pairs[::2], last_size]
     steps = [*pairs[1::2], last_step]
-    missing = _LEVELS - len(sizes)
-    if missing < 0:
-        raise Unsupported(f"indices with {len(sizes)} dimensions")
-    items, many, apart = int(np.prod(sizes)), 1, 1
+    items, many, apart = math.prod(sizes), 1, 1
     if _reduces(low, kernel):
         along = steps.index(0)  # the axis of the indices; the data's has ``step``
-        items, many, apart = items // sizes[along], sizes[along], int(np.prod(sizes[along + 1 :]))
+        items, many, apart = items // sizes[along], sizes[along], math.prod(sizes[along + 1 :])
+    dims, (merged,) = collapse(sizes, [steps])
+    sizes, steps = list(dims), list(merged)
+    missing = _LEVELS - len(sizes)
+    if missing < 0:
+        raise Unsupported(f"indices with {len(sizes)} dimensions that do not merge")
     arguments: list[Word] = [items, many, apart, *_places(words, item), size, step // item]
     arguments += [*[1] * missing, *sizes][1:]
     arguments += [*[0] * missing, *(s // item for s in steps)]

@@ -57,13 +57,9 @@ def chosen() -> list[Case]:
 
 
 def test_what_the_cpu_has_opencl_has() -> None:
-    """But operators that sample images, and what only fusions for the CPU make."""
+    """But the integer operators that fusions for the CPU make of quantised models."""
     missing = set(LOWERINGS.names()) - set(CL_LOWERINGS.names())
-    assert {name for name in missing if "::" not in name} <= {
-        "GridSample",
-        "MaxRoiPool",
-        "RoiAlign",
-    }
+    assert {name for name in missing if "::FusedQ" not in name} == set()
 
 
 @pytest.mark.parametrize("case", chosen(), ids=lambda case: case.name)
@@ -239,6 +235,9 @@ def meeting() -> Iterator[tuple[str, dict[str, Any]]]:
         ((1, 2, 5, 6, 7), {"kernel_shape": (2, 3, 2), "strides": (1, 2, 2)}),
     ):
         yield "MaxPool", {"arrays": [random(*size)], "outputs": 2, **options}
+        for dtype in ("int8", "uint8"):
+            numbers = np.random.default_rng(3).integers(0, 256, size).astype(dtype)
+            yield "MaxPool", {"arrays": [numbers], "version": 12, **options}
 
 
 @pytest.mark.parametrize("kernels", ["CPU", "GPU"])
@@ -252,6 +251,17 @@ def test_what_meets(op: str, case: dict[str, Any], kernels: str) -> None:
     found = core().compile_model(graph, "OPENCL", {"KERNELS": kernels})(arrays)
     for k, want in enumerate(wanted):
         np.testing.assert_allclose(found[k], want, rtol=1e-5, atol=1e-5)
+
+
+def test_indices_of_many_dimensions() -> None:
+    arrays = [
+        random(2, 3, 2, 1, 3, 2, 2),
+        np.array([1, 0, 2]).repeat(16).reshape(2, 1, 2, 1, 3, 2, 2),
+    ]
+    graph, arrays = graph_of("GatherElements", arrays, axis=1)
+    assert core().query_model(graph, "OPENCL").get("tried") == "OPENCL"
+    found = core().compile_model(graph, "OPENCL")(arrays)[0]
+    np.testing.assert_array_equal(found, np.take_along_axis(arrays[0], arrays[1], 1))
 
 
 def test_places_of_maxima_in_columns() -> None:
