@@ -76,9 +76,10 @@ def _softmax(x: Array) -> Array:
 
 def _softmax_zero(x: Array) -> Array:
     """Return a softmax in which zeros stay zeros."""
-    most = x.max(axis=1, keepdims=True, initial=-np.inf)
-    counts = np.abs(x) > 1e-7
-    found = np.where(counts, np.exp(x - most), x * np.exp(-most))
+    most: Array = x.max(axis=1, keepdims=True, initial=-np.inf)
+    counts: Array = np.abs(x) > 1e-7
+    powers: Array = np.exp(x - most)
+    found: Array = np.where(counts, powers, x * np.exp(-most))
     return found / np.where(counts, found, 0).sum(axis=1, keepdims=True)
 
 

@@ -1,4 +1,4 @@
-"""Views and operators that move elements: shape rules.
+"""Views and operators that move elements: shape rules, and Slice for the reference.
 
 What a rule leaves out (a shape that is computed, parts that are not stated) comes out as unknown
 dimensions.
@@ -7,12 +7,15 @@ dimensions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
-from subgraph.op import shape_rule
+from subgraph.known_values import slice_range
+from subgraph.op import reference, shape_rule
+from subgraph.reference import standard
 from subgraph.types import Dim, Shape, TensorType, ValueType
 
 from .elementwise import Array, Types, Values, same_dtype, tensor
@@ -266,11 +269,25 @@ def slice_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 
 def _taken(size: Dim, start: int, end: int, step: int) -> Dim:
-    if step == 0:
-        raise ShapeError("a step of 0")
     if isinstance(size, int):
-        return len(range(*slice(start, end, step).indices(size)))
+        return len(slice_range(size, start, end, step))
     return size if start == 0 and step == 1 and end >= 2**31 - 1 else None
+
+
+@reference("Slice")
+def sliced(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Slice; onnx.reference takes nothing where a start lies before an axis walked backwards."""
+    if len(inputs) < 5 or inputs[4] is None or np.all(inputs[4] > 0):
+        return standard(node, inputs)
+    x: Array = inputs[0]
+    starts, ends, steps = (np.asarray(inputs[k]).reshape(-1).tolist() for k in (1, 2, 4))
+    axes = range(len(starts)) if inputs[3] is None else inputs[3].reshape(-1).tolist()
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        axis = normal_axis(axis, x.ndim)
+        taken = slice_range(x.shape[axis], start, end, step)
+        cut = slice(taken.start, None if taken.stop < 0 else taken.stop, step)
+        x = x[(*(slice(None),) * axis, cut if taken else slice(0))]
+    return [x]
 
 
 @shape_rule("Split")

@@ -15,6 +15,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Scratch, Unsupported, Word, lowering
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph import Node
+from subgraph.known_values import slice_range
 from subgraph.types import numpy_dtype
 
 from .copying_cpu import emit_copy, emit_fill, is_contiguous
@@ -178,14 +179,9 @@ def slice_(node: Node, low: Lowering) -> None:
     offset = 0
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis = normal_axis(axis, x.rank)
-        first, _, step = slice(_bound(start), _bound(end), step).indices(x.shape[axis])
-        offset += first * strides[axis]
+        offset += slice_range(x.shape[axis], start, end, step).start * strides[axis]
         strides[axis] *= step
     emit_view(low, strides, offset)
-
-
-def _bound(value: int) -> int:
-    return max(min(value, 2**62), -(2**62))
 
 
 @lowering("Expand")

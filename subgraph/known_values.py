@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.types import (
     DTYPE_OF_ONNX,
@@ -225,9 +226,23 @@ def _slice(
             if inputs[4] is None:
                 return None
             step = int(inputs[4].ravel()[0])
-    begin, end = int(starts[0]), int(ends[0])
-    # With a negative step, an end before the first element means to the very first.
-    return data[begin : None if step < 0 and end < -len(data) else end : step]
+    return data[list(slice_range(len(data), int(starts[0]), int(ends[0]), step))]
+
+
+def slice_range(size: int, start: int, end: int, step: int) -> range:
+    """Return the elements of an axis that Slice takes.
+
+    With a negative step a start before the first element means the first; Python's slices are
+    empty then.
+
+    Raises:
+        ShapeError: the step is 0.
+    """
+    if step == 0:
+        raise ShapeError("a step of 0")
+    start, end = (at + size if at < 0 else at for at in (start, end))
+    first, last = (-1, size - 1) if step < 0 else (0, size)
+    return range(min(max(start, 0), last), min(max(end, first), last), step) if size else range(0)
 
 
 def _reshape(

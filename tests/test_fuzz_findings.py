@@ -52,3 +52,44 @@ def test_zeros_around_an_image_count_in_its_maxima() -> None:
     for device in ("CPU", "REFERENCE"):
         got = sg.compile_model(graph, device)(x=array)[0]
         np.testing.assert_allclose(got, np.maximum(row[..., :-1], row[..., 1:]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("start", [-4, -3, -2, -1, 0, 1, 2, 5])
+@pytest.mark.parametrize("end", [-9, -3, -2, -1, 0, 1, 2, 5])
+@pytest.mark.parametrize("step", [-2, -1, 1, 2])
+def test_a_slice_that_begins_outside_is_moved_to_the_end_it_begins_at(
+    start: int, end: int, step: int
+) -> None:
+    """Going backwards, a start before the first element means the first; NumPy takes nothing."""
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    low, high = (0, 1) if step < 0 else (0, 2)
+    first = min(max(start + 2 * (start < 0), low), high)
+    last = min(max(end + 2 * (end < 0), low - (step < 0)), high)
+    expected = array[list(range(first, last, step))]
+    x = sg.input("x", (2, 3))
+    parts = [sg.parameter(f"p{k}", np.array([n])) for k, n in enumerate((start, end, 0, step))]
+    graph = sg.Graph([x], [ops.Slice(x, *parts)])
+    assert graph.outputs[0].type == sg.TensorType("float32", expected.shape)
+    for device in ("CPU", "REFERENCE"):
+        np.testing.assert_array_equal(sg.compile_model(graph, device)(x=array)[0], expected)
+
+
+def test_a_product_over_nothing_has_the_shape_of_any_other() -> None:
+    """ONNX Runtime 1.31 leaves the batch of the second factor out."""
+    x = sg.input("x", (2, 0, 4))
+    graph = sg.Graph([x], [ops.MatMul(sg.parameter("w", np.zeros((1, 1, 0), np.float32)), x)])
+    array = np.zeros((2, 0, 4), np.float32)
+    for device in ("CPU", "REFERENCE"):
+        got = sg.compile_model(graph, device)(x=array)[0]
+        np.testing.assert_array_equal(got, np.zeros((2, 1, 4), np.float32))
+
+
+def test_a_pool_that_steps_over_elements_begins_at_the_first() -> None:
+    """SAME pads nothing where windows leave gaps; ONNX Runtime 1.31 pads by -1 and begins later."""
+    x = sg.input("x", (1, 1, 3))
+    graph = sg.Graph(
+        [x], [ops.AveragePool(x, kernel_shape=[1], strides=[3], auto_pad="SAME_UPPER")]
+    )
+    array = np.arange(3, dtype=np.float32).reshape(1, 1, 3)
+    for device in ("CPU", "REFERENCE"):
+        assert sg.compile_model(graph, device)(x=array)[0].tolist() == [[[0.0]]]
