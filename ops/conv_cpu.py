@@ -47,7 +47,6 @@ from .tuning import fastest
 # Bytes of weights that arrive while a core multiplies one vector, with tall tiles and with low.
 _MEMORY, _MEMORY_LOW = 8.0, 3.0
 _COLOURS = 3  # channels of an image: worth a kernel of their own whatever the lanes
-_STRIP = 8  # rows of a strip: fewer, and too many are copied twice
 _WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 
@@ -246,53 +245,20 @@ def as_given(array: Array) -> Array:
     return array
 
 
-def _windows(job: Job) -> None:
-    """Emit ``depthwise_kernels.windows``: strips are copied where they stay in the first cache."""
-    low, of, g = job.low, job.of, job.g
-    blocks = -(-g.groups // of.lanes)
-    pixel = of.lanes * of.item
-    weight = low.weight(f"conv depthwise {of.lanes}", depthwise_weights(of), job.w)
-    x = blocked(low, of, job.x)
-    residual = 0 if job.residual is None else blocked(low, of, job.residual)
-    y = blocked_target(low, of, job.y)
-    mr = of.window_rows(g.kernel[2])
-    rows, columns = g.target[1], g.reach(2, g.target[2]) if g.padded else 0
-    while rows > 1 and g.reach(1, rows) * columns * pixel > caches().l1 // 2:
-        rows = -(-rows // 2)
-    if rows < min(_STRIP, g.target[1]):
-        columns = 0
-    if not columns:
-        rows = g.target[1]
-    outer = g.images * blocks
-    while low.threads > 1 < rows and outer * -(-g.target[1] // rows) < 4 * low.threads:
-        rows = -(-rows // 2)
-    seen = g.reach(1, rows) * columns or g.kernel[1] * ((mr - 1) * g.strides[2] + g.kernel[2])
-    scratch_bytes = round_up(seen * pixel, 64)
-    scratch = low.scratch(scratch_bytes, per_worker=True)
-    image_in = blocks * math.prod(g.source) * pixel
-    image_out = blocks * g.pixels * pixel
-    words: list[Word] = [x, weight, y, _bias(job, 1), residual, 1, blocks, blocks, *g.words()]
-    words += [of.window(g.kernel[2], g.strides[2]), job.act.post, job.act.flags]
-    words += [job.act.low, job.act.high, rows, 0, columns]
-    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
-    units = outer * -(-g.target[1] // rows)
-    low.emit(
-        Kernel("depthwise_kernels", "windows", dtype=of.dtype, lanes=of.lanes, mr=mr),
-        words,
-        units,
-        grain=grain(units, 4 * g.flops),
-        flops=g.flops,
-        bytes=g.images * (image_in + image_out),
+def _has_windows(job: Job) -> bool:
+    """Return whether rows of windows can do a depthwise convolution: see ``Tiles.windows``."""
+    g = job.g
+    outside = (g.target[2] - 1) * g.strides[2] - g.pads[2] + g.kernel[2] - g.source[2]
+    return (
+        g.kernel[0] == g.source[0] == g.target[0] == 1 == g.dilations[2]
+        and job.of.has_windows(g.kernel[2], g.strides[2])
+        and max(g.pads[2], outside) <= g.kernel[2] // 2
     )
-    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
 def _depthwise(job: Job) -> None:
     low, of, g = job.low, job.of, job.g
-    flat = g.kernel[0] == g.source[0] == g.target[0] == 1 == g.dilations[2]
-    if flat and of.has_window(g.kernel[2], g.strides[2]):
-        _windows(job)
-        return
+    windows = _has_windows(job)
     blocks = -(-g.groups // of.lanes)
     pixel = of.lanes * of.item
     weight = low.weight(f"conv depthwise {of.lanes}", depthwise_weights(of), job.w)
@@ -304,22 +270,30 @@ def _depthwise(job: Job) -> None:
     def strip_bytes() -> int:
         return g.reach(0, 1) * g.reach(1, rows) * g.reach(2, g.target[2]) * pixel
 
-    while rows > 1 and strip_bytes() > caches().l2 // 4:
-        rows = -(-rows // 2)
     scratch: Word = 0
     scratch_bytes = 0
-    if g.padded:
-        scratch_bytes = round_up(strip_bytes(), 64)
-        scratch = low.scratch(scratch_bytes, per_worker=True)
+    outer = g.images * blocks * g.target[0]
+    if windows:
+        tile, mr = of.windows(g.kernel[2], g.strides[2]), of.window_rows(g.kernel[2])
+        while low.threads > 1 < rows and outer * -(-g.target[1] // rows) < 4 * low.threads:
+            rows = -(-rows // 2)
+    else:
+        tile, mr = of.depthwise(), of.mr
+        while rows > 1 and strip_bytes() > caches().l2 // 4:
+            rows = -(-rows // 2)
+        if g.padded:
+            scratch_bytes = round_up(strip_bytes(), 64)
+            scratch = low.scratch(scratch_bytes, per_worker=True)
+    name = "windows" if windows else "depthwise"
     image_in = blocks * math.prod(g.source) * pixel
     image_out = blocks * g.pixels * pixel
     words: list[Word] = [x, weight, y, _bias(job, 1), residual, 1, blocks, blocks]
     words += g.words()
-    words += [of.depthwise(), job.act.post, job.act.flags, job.act.low, job.act.high, rows, 0, 0]
+    words += [tile, job.act.post, job.act.flags, job.act.low, job.act.high, rows, 0, 0]
     words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
-    units = g.images * blocks * g.target[0] * -(-g.target[1] // rows)
+    units = outer * -(-g.target[1] // rows)
     low.emit(
-        Kernel("depthwise_kernels", "depthwise", dtype=of.dtype, lanes=of.lanes, mr=of.mr),
+        Kernel("depthwise_kernels", name, dtype=of.dtype, lanes=of.lanes, mr=mr),
         words,
         units,
         grain=grain(units, 4 * g.flops),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from numba.extending import register_jitable
-
-from subgraph.engine.simd import call_kernel, vec
+from subgraph.engine.simd import call_kernel
 from subgraph.engine.tile import arg, item_bytes, put, rows_of, stack_words
 from subgraph.engine.tiling import (
     T_A,
@@ -20,23 +18,28 @@ from subgraph.engine.tiling import (
     T_HI,
     T_INIT,
     T_KIN,
+    T_LEFT,
     T_LO,
     T_N0,
     T_N1,
     T_N2,
     T_RES,
+    T_RIGHT,
     T_RRS,
     T_SA0,
     T_SA1,
     T_SB0,
     T_SB1,
     T_WORDS,
+    T_ZERO,
 )
 
 from .conv_kernels import strip_copier
 
 _words = stack_words(T_WORDS)
 _where = stack_words(8)
+_NEAR = 256  # outputs that wait in the first cache for their activation
+_zeros = stack_words(8)  # as many bytes as the widest vector
 
 
 def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
@@ -137,34 +140,13 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
 
 
 def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
-    """Return the depthwise convolution over tiles that load every pixel once for all its outputs.
+    """Return the depthwise convolution that loads every pixel once for all outputs of its row.
 
-    Words and units are those of ``depthwise``, with these differences: word 26 is the window tile
-    of ``mr`` pixels, kernel D is 1, there is no dilation along W, and
-
-        33 columns of what is copied: 0: only what meets the border, tile by tile; else whole strips
-        34 scratch (always)  35 its bytes per worker
-
-    A worker's scratch holds a strip (``reach(H)`` rows of word 33 blocks), or what one tile reads:
-    ``kh`` rows of ``(mr - 1) * sw + kw`` blocks.
+    Words and units are those of ``depthwise``, with these differences: word 26 is the row of
+    windows (``subgraph.engine.strip``), kernel D is 1, there is no dilation along W, at most half a
+    window lies outside the image along W, and there is no scratch.
     """
-    item = item_bytes(dtype)
-    pixel = lanes * item
-    v = vec(dtype, lanes)
-    load, store, zero = v.load, v.store, v.zero
-
-    @register_jitable
-    def copy_row(row: int, width: int, first: int, count: int, to: int) -> None:
-        """Copy pixels [first, first + count) of a row; what lies outside it is zero."""
-        left = min(max(-first, 0), count)
-        right = max(min(width - first, count), left)
-        for i in range(left):
-            store(to + i * pixel, zero())
-        source = row + first * pixel
-        for i in range(left, right):
-            store(to + i * pixel, load(source + i * pixel))
-        for i in range(right, count):
-            store(to + i * pixel, zero())
+    pixel = lanes * item_bytes(dtype)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         t = _words()
@@ -172,70 +154,60 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         height, width = arg(args, 9), arg(args, 10)
         oh_n, ow_n = arg(args, 12), arg(args, 13)
         kh, kw = arg(args, 15), arg(args, 16)
-        sh, sw = arg(args, 18), arg(args, 19)
-        dh = arg(args, 21)
+        sh, dh = arg(args, 18), arg(args, 21)
         ph, pw = arg(args, 24), arg(args, 25)
-        rb, columns = arg(args, 31), arg(args, 33)
-        scratch = arg(args, 34) + worker * arg(args, 35)
-        tile, post = arg(args, 26), arg(args, 27)
+        rb = arg(args, 31)
+        windows, post = arg(args, 26), arg(args, 27)
         row_blocks = (oh_n + rb - 1) // rb
+        put(t, T_SA1, dh * width * pixel)
         put(t, T_SB1, kw * pixel)
         put(t, T_CRS, pixel)
-        put(t, T_RRS, pixel)
         put(t, T_FLAGS, arg(args, 28))
         put(t, T_LO, arg(args, 29))
         put(t, T_HI, arg(args, 30))
+        put(t, T_ZERO, _zeros())
+        tile = rows_of(ow_n, mr)
+        tiles = (ow_n + tile - 1) // tile
+        put(t, T_N0, tiles)
+        put(t, T_N2, (ow_n - tile) * pixel)
+        put(t, T_ARS, sh * width * pixel)
+        put(t, T_CRS, ow_n * pixel)
+        put(t, T_LEFT, pw)
+        put(t, T_RIGHT, max(0, (ow_n - 1) * arg(args, 19) - pw + kw - width))
+        # Rows between those that meet the border; all at once, or few that are still near.
+        middle = (ph + sh - 1) // sh
+        after = max(middle, (height + ph - (kh - 1) * dh - 1) // sh + 1)
+        most = oh_n if post == 0 else max(1, _NEAR // ow_n)
         for unit in range(begin, end):
             oh = unit % row_blocks * rb
             block = unit // row_blocks % blocks
             image = unit // row_blocks // blocks
-            x = arg(args, 0) + image * arg(args, 37) + block * height * width * pixel
+            x = arg(args, 0) + image * arg(args, 37) + (block * height * width - pw) * pixel
             weights = arg(args, 1) + block * kh * kw * pixel
             put(t, T_INIT, arg(args, 3) + block * pixel if arg(args, 3) != 0 else 0)
-            rows = min(rb, oh_n - oh)
-            h0 = oh * sh - ph
-            if columns != 0:
-                to = scratch
-                for h in range(h0, h0 + (rows - 1) * sh + (kh - 1) * dh + 1):
-                    inside = width if 0 <= h < height else -columns
-                    copy_row(x + h * width * pixel, inside, -pw, columns, to)
-                    to += columns * pixel
-            for r in range(rows):
-                out = ((block * oh_n + oh + r) * ow_n) * pixel
+            stop = min(oh + rb, oh_n)
+            r = oh
+            while r < stop:
+                h = r * sh - ph
+                first, last, count = 0, kh, 1
+                if r >= middle and r < after:
+                    count = min(most, min(after, stop) - r)
+                else:
+                    first = (-h + dh - 1) // dh if h < 0 else 0
+                    last = min(kh, (height - h + dh - 1) // dh)
+                out = (block * oh_n + r) * ow_n * pixel
                 y = arg(args, 2) + image * arg(args, 38) + out
                 res = arg(args, 4)
-                if res != 0:
-                    res += image * arg(args, 39) + out
-                h = h0 + r * sh
-                first = (-h + dh - 1) // dh if h < 0 else 0
-                last = min(kh, (height - h + dh - 1) // dh)
-                if columns != 0:
-                    first, last = 0, kh
                 put(t, T_N1, last - first)
-                h += first * dh
-                i = 0
-                while i < ow_n:
-                    m = rows_of(ow_n - i, mr)
-                    w = i * sw - pw
-                    count = (m - 1) * sw + kw
-                    if columns != 0:
-                        put(t, T_A, scratch + (r * sh * columns + i * sw) * pixel)
-                        put(t, T_SA1, dh * columns * pixel)
-                    elif w >= 0 and w + count <= width:
-                        put(t, T_A, x + (h * width + w) * pixel)
-                        put(t, T_SA1, dh * width * pixel)
-                    else:
-                        for k in range(last - first):
-                            row = x + (h + k * dh) * width * pixel
-                            copy_row(row, width, w, count, scratch + k * count * pixel)
-                        put(t, T_A, scratch)
-                        put(t, T_SA1, count * pixel)
-                    put(t, T_B, weights + first * kw * pixel)
-                    put(t, T_C, y + i * pixel)
-                    put(t, T_RES, res + i * pixel if res != 0 else 0)
-                    call_kernel(tile, t, m, 1, 0)
-                    if post != 0:
-                        call_kernel(post, t, m, 1, 0)
-                    i += m
+                put(t, T_A, x + (h + first * dh) * width * pixel)
+                put(t, T_B, weights + first * kw * pixel)
+                put(t, T_C, y)
+                put(t, T_RES, res + image * arg(args, 39) + out if res != 0 else 0)
+                call_kernel(windows, t, tile, count, 0)
+                if post != 0:
+                    put(t, T_CRS, pixel)
+                    call_kernel(post, t, count * ow_n, 1, 0)
+                    put(t, T_CRS, ow_n * pixel)
+                r += count
 
     return kernel

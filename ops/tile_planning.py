@@ -90,19 +90,19 @@ class Tiles:
             masked=False,
         )
 
-    def has_window(self, taps: int, step: int) -> bool:
-        """Return whether there is a window tile: it keeps the weights of a row in registers."""
+    def has_windows(self, taps: int, step: int) -> bool:
+        """Return whether there are rows of windows: the weights of a row stay in registers."""
         return taps in (3, 5, 7) and step in (1, 2) and self.lanes > 1 and self.mr <= 8
 
     def window_rows(self, taps: int) -> int:
-        """Return the most pixels of a window tile: they fit in registers beside the weights."""
+        """Return the most pixels of a tile of windows: they fit in registers beside the weights."""
         return 8 if taps < 7 else 7
 
-    def window(self, taps: int, step: int) -> Kernel:
-        """Return the window tile of a number of taps and a distance between windows."""
+    def windows(self, taps: int, step: int) -> Kernel:
+        """Return the row of windows of a number of taps and a distance between windows."""
         return Kernel(
-            "subgraph.engine.tile",
-            "window",
+            "subgraph.engine.strip",
+            "windows",
             dtype=self.dtype,
             lanes=self.lanes,
             mr=self.window_rows(taps),

@@ -192,7 +192,7 @@ def test_conv(
 
 @QUICK
 @given(
-    size=st.tuples(st.integers(1, 40), st.sampled_from([1, 5, 14, 41, 150])),
+    size=st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 5, 14, 41, 43, 57, 150])),
     kernel=st.tuples(st.integers(1, 7), st.sampled_from([3, 5, 7])),
     strides=st.tuples(st.integers(1, 3), st.integers(1, 2)),
     pads=st.tuples(*[st.integers(0, 4)] * 4),

@@ -10,7 +10,8 @@ tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -22,22 +23,30 @@ from subgraph.engine.tiling import (
     F_HI,
     F_LO,
     T_A,
+    T_ARS,
     T_B,
     T_C,
     T_CJS,
+    T_CRS,
     T_FLAGS,
     T_HI,
     T_INIT,
     T_IRS,
     T_KLAST,
+    T_LEFT,
     T_LO,
     T_N0,
+    T_N1,
     T_N2,
     T_RES,
+    T_RIGHT,
     T_SA0,
+    T_SA1,
     T_SA2,
     T_SB0,
+    T_SB1,
     T_SB2,
+    T_ZERO,
 )
 
 _I64 = ir.IntType(64)
@@ -51,47 +60,40 @@ def _most(mr: int, nv: int, vectors: int) -> int:
 most_rows = register_jitable(_most)
 
 
-class _Strip:
-    """Emits the function of one height: ``count`` tiles of ``rows`` pixels, one after another."""
+class _Tiles:
+    """Emits a function over tiles of ``rows`` pixels times ``nv`` vectors, one after another."""
 
-    def __init__(self, e: Emit, t: Any, rows: int, nv: int, step: int, steps: int) -> None:
-        self.e, self.t, self.rows, self.nv = e, t, rows, nv
-        self.row_bytes, self.steps = step * e.item, steps
+    def __init__(self, e: Emit, t: Any, rows: int, nv: int, names: Sequence[int]) -> None:
+        self.e, self.rows, self.nv = e, rows, nv
         self.vector = e.lanes * e.item
         self.acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(rows)]
-        self.across = e.word(t, T_CJS)
-        # Fences would have them read again for every tile.
-        names = (T_B, T_N0, T_SA0, T_SB0, T_N2, T_SA2, T_SB2, T_KLAST)
-        self.w = {name: e.word(t, name) for name in names}
+        # Fences would have words read again for every tile.
+        self.w = {name: e.word(t, name) for name in (T_INIT, T_IRS, T_CJS, *names)}
+        self.flags, self.low, self.high = (
+            e.word(t, T_FLAGS),
+            e.word_splat(t, T_LO),
+            e.word_splat(t, T_HI),
+        )
 
-    def run(self, count: Any) -> None:
-        """Emit the tiles."""
-        e, t = self.e, self.t
-        a, c = e.variable(e.word(t, T_A)), e.variable(e.word(t, T_C))
-        res = e.variable(e.word(t, T_RES))
-        init, going_on = e.word(t, T_INIT), e.word(t, T_IRS)
-        flags, low, high = e.word(t, T_FLAGS), e.word_splat(t, T_LO), e.word_splat(t, T_HI)
-        moved = e.const(self.rows * self.vector)
-        with e.loop(count):
-            self.start(init, going_on, e.get(c))
-            self.sums(e.get(a))
-            with e.when(e.b.icmp_signed("!=", e.get(res), e.const(0))):
-                self.each(lambda i, j, v: e.b.fadd(e.load(self.at(e.get(res), i, j)), v))
-                e.step(res, moved)
-            with e.when(e.flag(flags, F_LO)):
-                self.each(lambda i, j, v: e.b.select(e.b.fcmp_ordered(">", low, v), low, v))
-            with e.when(e.flag(flags, F_HI)):
-                self.each(lambda i, j, v: e.b.select(e.b.fcmp_ordered("<", high, v), high, v))
-            for i in range(self.rows):
-                for j in range(self.nv):
-                    e.store(e.get(self.acc[i][j]), self.at(e.get(c), i, j))
-            e.step(a, e.const(self.rows * self.row_bytes))
-            e.step(c, moved)
+    def tile(self, c: Any, res: Any, sums: Callable[[], None]) -> None:
+        """Emit a tile of outputs at ``c``: start values, sums, residual, bounds, stores."""
+        e, b = self.e, self.e.b
+        self.start(c)
+        sums()
+        with e.when(b.icmp_signed("!=", res, e.const(0))):
+            self.each(lambda i, j, v: b.fadd(e.load(self.at(res, i, j)), v))
+        with e.when(e.flag(self.flags, F_LO)):
+            self.each(lambda i, j, v: b.select(b.fcmp_ordered(">", self.low, v), self.low, v))
+        with e.when(e.flag(self.flags, F_HI)):
+            self.each(lambda i, j, v: b.select(b.fcmp_ordered("<", self.high, v), self.high, v))
+        for i in range(self.rows):
+            for j in range(self.nv):
+                e.store(e.get(self.acc[i][j]), self.at(c, i, j))
 
     def at(self, base: Any, i: int, j: int) -> Any:
         """Return the address of vector (i, j) of C or of the residual."""
         b, e = self.e.b, self.e
-        return b.add(b.add(base, b.mul(self.across, e.const(j))), e.const(i * self.vector))
+        return b.add(b.add(base, b.mul(self.w[T_CJS], e.const(j))), e.const(i * self.vector))
 
     def each(self, change: Callable[[int, int, Any], Any]) -> None:
         """Replace every accumulator."""
@@ -99,18 +101,39 @@ class _Strip:
             for j in range(self.nv):
                 self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
 
-    def start(self, init: Any, going_on: Any, c: Any) -> None:
+    def start(self, c: Any) -> None:
         """Begin the sums: with zeros, with one bias for all rows, or with what C holds."""
-        e, b = self.e, self.e.b
+        e, b, init = self.e, self.e.b, self.w[T_INIT]
         self.each(lambda i, j, v: e.fconst(0.0))
         with e.when(b.icmp_signed("!=", init, e.const(0))):
             bias = [e.load(b.add(init, e.const(j * self.vector))) for j in range(self.nv)]
             self.each(lambda i, j, v: bias[j])
-        with e.when(b.icmp_signed("!=", going_on, e.const(0))):
+        with e.when(b.icmp_signed("!=", self.w[T_IRS], e.const(0))):
             self.each(lambda i, j, v: e.load(self.at(c, i, j)))
 
+
+class _Strip(_Tiles):
+    """Sums over broadcast elements of A times vectors of B."""
+
+    def __init__(self, e: Emit, t: Any, rows: int, nv: int, step: int, steps: int) -> None:
+        names = (T_A, T_B, T_C, T_RES, T_N0, T_SA0, T_SB0, T_N2, T_SA2, T_SB2, T_KLAST)
+        super().__init__(e, t, rows, nv, names)
+        self.row_bytes, self.steps = step * e.item, steps
+
+    def run(self, count: Any) -> None:
+        """Emit ``count`` tiles of a row."""
+        e = self.e
+        a, c, res = (e.variable(self.w[name]) for name in (T_A, T_C, T_RES))
+        moved = e.const(self.rows * self.vector)
+        with e.loop(count):
+            self.tile(e.get(c), e.get(res), lambda: self.sums(e.get(a)))
+            e.step(a, e.const(self.rows * self.row_bytes))
+            e.step(c, moved)
+            with e.when(e.b.icmp_signed("!=", e.get(res), e.const(0))):
+                e.step(res, moved)
+
     def sums(self, first: Any) -> None:
-        """Emit the sums of one tile: rounds of ``steps`` products, then those of the last block."""
+        """Emit rounds of ``steps`` products, then those of the last block."""
         e, word = self.e, self.w
         at_a, at_b = e.variable(first), e.variable(word[T_B])
         with e.loop(word[T_N0]):
@@ -150,6 +173,75 @@ class _Strip:
                 e.fence()
 
 
+class _Windows(_Tiles):
+    """Sums over rows of ``taps`` vectors, each pixel loaded once for all the outputs it is in."""
+
+    def __init__(self, e: Emit, t: Any, rows: int, taps: int, step: int) -> None:
+        names = (T_A, T_ARS, T_B, T_C, T_CRS, T_RES, T_N0, T_N1, T_N2, T_SA1, T_SB1)
+        super().__init__(e, t, rows, 1, (*names, T_LEFT, T_RIGHT, T_ZERO))
+        self.taps, self.step = taps, step
+
+    def run(self, count: Any) -> None:
+        """Emit the tiles of ``count`` rows; the last of a row may do again what others did."""
+        e, b, word = self.e, self.e.b, self.w
+        row, c_row, res_row = (e.variable(word[name]) for name in (T_A, T_C, T_RES))
+        outputs = e.const(self.rows * self.vector)
+        with e.loop(count):
+            at = e.variable(e.const(0))  # bytes of outputs before the tile
+            with e.loop(word[T_N0]) as left:
+                ends = b.icmp_signed("==", left, e.const(1))
+                here = b.select(ends, word[T_N2], e.get(at))
+                before = b.sub(word[T_LEFT], self.passed(here))
+                after = b.sub(word[T_RIGHT], self.passed(b.sub(word[T_N2], here)))
+                a = b.add(e.get(row), b.mul(here, e.const(self.step)))
+                res = e.get(res_row)
+                moved = b.select(b.icmp_signed("!=", res, e.const(0)), here, e.const(0))
+                self.tile(
+                    b.add(e.get(c_row), here),
+                    b.add(res, moved),
+                    partial(self.sums, a, before, after),
+                )
+                e.step(at, outputs)
+            e.step(row, word[T_ARS])
+            e.step(c_row, word[T_CRS])
+            with e.when(b.icmp_signed("!=", e.get(res_row), e.const(0))):
+                e.step(res_row, word[T_CRS])
+
+    def passed(self, outputs: Any) -> Any:
+        """Return the pixels between windows so many bytes of outputs apart."""
+        b, e = self.e.b, self.e
+        return b.mul(b.sdiv(outputs, e.const(self.vector)), e.const(self.step))
+
+    def sums(self, first: Any, before: Any, after: Any) -> None:
+        """Emit the kernel rows; pixels outside the image, at the ends of a row, are zeros."""
+        e, b, word = self.e, self.e.b, self.w
+        x, w = e.variable(first), e.variable(word[T_B])
+        pixels = (self.rows - 1) * self.step + self.taps
+        with e.loop(word[T_N1]):
+            weights = [e.load(b.add(e.get(w), e.const(j * self.vector))) for j in range(self.taps)]
+            for p in range(pixels):
+                users = [i for i in range(self.rows) if 0 <= p - i * self.step < self.taps]
+                if not users:
+                    continue
+                value = e.load(self.pixel(e.get(x), p, pixels - 1 - p, before, after))
+                for i in users:
+                    total = e.fma(value, weights[p - i * self.step], e.get(self.acc[i][0]))
+                    e.put(self.acc[i][0], total)
+                e.fence()
+            e.step(x, word[T_SA1])
+            e.step(w, word[T_SB1])
+
+    def pixel(self, row: Any, p: int, from_end: int, before: Any, after: Any) -> Any:
+        """Return the address of pixel p of a row, or that of zeros where it lies outside."""
+        e, b = self.e, self.e.b
+        at = b.add(row, e.const(p * self.vector))
+        if p < self.taps // 2:
+            at = b.select(b.icmp_signed(">", before, e.const(p)), self.w[T_ZERO], at)
+        if from_end < self.taps // 2:
+            at = b.select(b.icmp_signed(">", after, e.const(from_end)), self.w[T_ZERO], at)
+        return at
+
+
 def strip(
     *, dtype: str, lanes: int, mr: int, nv: int, step: int, steps: int
 ) -> Callable[..., None]:
@@ -171,34 +263,11 @@ def strip(
     """
     item = item_bytes(dtype)
 
-    def define(module: Any, rows: int, vectors: int) -> Any:
-        name = f"strip_{dtype}_{lanes}_{step}_{steps}_{rows}x{vectors}"
-        function = private_function(module, name, 2)
-        builder = ir.IRBuilder(function.append_basic_block("entry"))
-        e = Emit(builder, dtype, lanes)
-        _Strip(e, function.args[0], rows, vectors, step, steps).run(function.args[1])
-        builder.ret_void()
-        return function
+    def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
+        _Strip(e, t, rows, vectors, step, steps).run(count)
 
-    @intrinsic
-    def tiles(typingctx: Any, block: Any, rows: Any, vectors: Any, count: Any) -> tuple[Any, Any]:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            most = _most(mr, nv, 1) + 1
-            index = builder.add(builder.mul(args[2], _I64(most)), args[1])
-            done = builder.append_basic_block("strip_done")
-            switch = builder.switch(index, done)
-            for v in range(1, nv + 1):
-                for r in range(1, _most(mr, nv, v) + 1):
-                    function = define(builder.module, r, v)
-                    case = builder.append_basic_block("strip")
-                    switch.add_case(_I64(v * most + r), case)
-                    with builder.goto_block(case):
-                        builder.call(function, [args[0], args[3]])
-                        builder.branch(done)
-            builder.position_at_end(done)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 4), codegen
+    sizes = [(r, v) for v in range(1, nv + 1) for r in range(1, _most(mr, nv, v) + 1)]
+    tiles = _switch(f"strip_{step}_{steps}", dtype, lanes, sizes, emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         left, most = begin, most_rows(mr, nv, end)
@@ -217,3 +286,72 @@ def strip(
                 put(args, T_RES, arg(args, T_RES) + done * lanes * item)
 
     return kernel
+
+
+def windows(*, dtype: str, lanes: int, mr: int, taps: int, step: int) -> Callable[..., None]:
+    """Return the kernel that computes rows of a depthwise convolution.
+
+    Its arguments are ``(address of the T_* words, pixels of a tile, rows, 0)``. In a row ``T_N1``
+    rows of A, ``T_SA1`` bytes apart, meet as many rows of weights, ``T_SB1`` bytes apart; rows of
+    outputs are ``T_ARS`` bytes apart in A, ``T_CRS`` in C and in the residual. Output i of a row is
+    the window of ``taps`` pixels that begins at pixel ``i * step`` of A. ``T_N0`` tiles make a row;
+    the last one begins ``T_N2`` bytes into it. Of the row's pixels the first ``T_LEFT`` and the
+    last ``T_RIGHT``, at most ``taps // 2``, lie outside the image and count as what is at
+    ``T_ZERO``, a vector of zeros. Everything else is as in :func:`strip`.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of one vector.
+        mr: Most pixels of a tile, at most 8.
+        taps: Pixels of a window.
+        step: Pixels between windows.
+    """
+
+    def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
+        _Windows(e, t, rows, taps, step).run(count)
+
+    sizes = [(r, 1) for r in range(1, mr + 1)]
+    tiles = _switch(f"windows_{taps}_{step}", dtype, lanes, sizes, emit)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        tiles(args, begin, 1, end)
+
+    return kernel
+
+
+def _switch(
+    name: str,
+    dtype: str,
+    lanes: int,
+    sizes: Sequence[tuple[int, int]],
+    emit: Callable[[Emit, Any, int, int, Any], None],
+) -> Any:
+    """Return an intrinsic ``(words, rows, vectors, count)`` that calls the function of a size."""
+
+    def define(module: Any, rows: int, vectors: int) -> Any:
+        function = private_function(module, f"{name}_{dtype}_{lanes}_{rows}x{vectors}", 2)
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        emit(Emit(builder, dtype, lanes), function.args[0], rows, vectors, function.args[1])
+        builder.ret_void()
+        return function
+
+    @intrinsic
+    def tiles(typingctx: Any, block: Any, rows: Any, vectors: Any, count: Any) -> tuple[Any, Any]:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            most = max(rows for rows, _ in sizes) + 1
+            index = builder.add(builder.mul(args[2], _I64(most)), args[1])
+            done = builder.append_basic_block("strip_done")
+            switch = builder.switch(index, done)
+            for r, v in sizes:
+                function = define(builder.module, r, v)
+                case = builder.append_basic_block("strip")
+                switch.add_case(_I64(v * most + r), case)
+                with builder.goto_block(case):
+                    builder.call(function, [args[0], args[3]])
+                    builder.branch(done)
+            builder.position_at_end(done)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), codegen
+
+    return tiles

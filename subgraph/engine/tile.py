@@ -512,28 +512,6 @@ def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
     tile.finish()
 
 
-def _window_body(e: Emit, t: Any, mr: int, taps: int, step: int) -> None:
-    """Sum over rows of ``taps`` pixels; every pixel is loaded once for all outputs it is in."""
-    tile = _Tile(e, t, mr, 1, False)
-    pixel = e.lanes * e.item
-    tile.start()
-    x, w = e.variable(e.word(t, T_A)), e.variable(e.word(t, T_B))
-    with e.loop(e.word(t, T_N1)):
-        weights = [e.load(e.b.add(e.get(w), e.const(j * pixel))) for j in range(taps)]
-        for p in range((mr - 1) * step + taps):
-            users = [i for i in range(mr) if 0 <= p - i * step < taps]
-            if not users:
-                continue
-            value = e.load(e.b.add(e.get(x), e.const(p * pixel)))
-            for i in users:
-                total = e.fma(value, weights[p - i * step], e.get(tile.acc[i][0]))
-                e.put(tile.acc[i][0], total)
-            e.fence()
-        e.step(x, e.word(t, T_SA1))
-        e.step(w, e.word(t, T_SB1))
-    tile.finish()
-
-
 _LOOP_WORDS = {
     "ars": T_ARS,
     "aks": T_AKS,
@@ -581,19 +559,6 @@ def depthwise(*, dtype: str, lanes: int, mr: int, masked: bool) -> Callable[...,
     B one vector per step. ``vectors`` must be 1.
     """
     return dispatcher("depthwise", _depthwise_body, dtype, lanes, mr, 1, masked)
-
-
-def window(*, dtype: str, lanes: int, mr: int, taps: int, step: int) -> Callable[..., None]:
-    """Return the depthwise tile of windows ``taps`` wide, ``step`` apart, in rows without gaps.
-
-    Row i of the tile is the window that begins at pixel ``i * step`` of A; ``T_N1`` rows of A
-    (``T_SA1`` bytes apart) meet as many rows of weights (``T_SB1`` apart). Called as ``depthwise``.
-    """
-
-    def body(e: Emit, t: Any, rows: int, _nv: int, _masked: bool) -> None:
-        _window_body(e, t, rows, taps, step)
-
-    return dispatcher(f"window{taps}_{step}", body, dtype, lanes, mr, 1, False)
 
 
 def dispatcher(

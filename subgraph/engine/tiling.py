@@ -31,6 +31,8 @@ T_TAIL = 29  # valid elements of the last vector (masked tiles only)
 T_KLAST = 30  # steps of the inner loop in the last round of the outermost loop; 0: T_KIN
 T_AHEAD = 31  # address of what comes after B: tiles with ``ahead`` bring it closer meanwhile
 T_PACE = 32  # bytes of it for every two steps of the inner loop
+T_LEFT, T_RIGHT = 33, 34  # pixels of a row of windows that lie outside, at its ends
+T_ZERO = 35  # address of a vector of zeros
 T_WORDS = 40
 
 F_LO = 1  # the result is at least T_LO
