@@ -164,10 +164,11 @@ def compile_object(function: Any, symbol: str, isa: Isa) -> bytes:
     return bytes(_context(isa).codegen().target_machine.emit_object(module))
 
 
-def assembly(function: Any, symbol: str, isa: Isa) -> str:
-    """Return the optimised assembly of a kernel, to look at."""
+def object_and_assembly(function: Any, symbol: str, isa: Isa) -> tuple[bytes, str]:
+    """Return the object code of a kernel and its assembly, to look at; for any processor."""
     module = _optimised(function, symbol, isa)
-    return str(_context(isa).codegen().target_machine.emit_assembly(module))
+    machine = _context(isa).codegen().target_machine
+    return bytes(machine.emit_object(module)), str(machine.emit_assembly(module))
 
 
 def _optimised(function: Any, symbol: str, isa: Isa) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from subgraph.engine.mapped import release_library
 from subgraph.errors import DeviceError
 
 # C library, compiler runtime, what threads sleep on, Python's lock.
@@ -57,6 +58,11 @@ def machine() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     return binding.Target.from_default_triple().create_target_machine(opt=3, reloc="pic")
+
+
+def rest() -> None:
+    """Give LLVM's own code back to the system: tens of megabytes that are only read to link."""
+    release_library("libllvmlite")
 
 
 @cache
