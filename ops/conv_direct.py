@@ -125,19 +125,19 @@ def _tile_cycles(pixels: int, of: Tiles) -> float:
     return cycles
 
 
-def _strip(c: Cut) -> Word:
+def _strip(c: Cut, ahead: bool) -> Word:
     """Return the strip that runs rows of outputs where there is one, or 0."""
     of, g = c.of, c.g
     if not of.low or of.lanes == 1 or of.weights:
         return 0
     pixel = 1 if c.plain else of.lanes
     if c.gathered or g.taps == 1:
-        return of.strip(pixel if c.gathered else g.strides[2] * pixel, pixel)
+        return of.strip(pixel if c.gathered else g.strides[2] * pixel, pixel, ahead)
     # Each is a function of its own: only those that networks use.
     usual = g.kernel[2] in ((3, 5, 7, 11) if c.plain else (3,)) and g.strides[2] in (1, 2, 4)
     if g.kernel[0] > 1 or g.dilations[2] > 1 or not usual:
         return 0
-    return of.strip(g.strides[2] * pixel, g.kernel[2] * pixel)
+    return of.strip(g.strides[2] * pixel, g.kernel[2] * pixel, ahead)
 
 
 def _cut_low(c: Cut, banded: bool) -> None:
@@ -218,7 +218,7 @@ def emit_direct(
     words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
     rest = g.inputs % lanes if g.taps == 1 and not plain else 0
     words += [out.offset * lanes * item, table, rest, c.segment, int(c.gathered)]
-    words.append(0 if ahead or out.steps[2] != 1 else _strip(c))
+    words.append(0 if out.steps[2] != 1 else _strip(c, ahead))
     count = c.units()
     flops = flops or g.flops
     low.emit(

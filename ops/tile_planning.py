@@ -75,9 +75,15 @@ class Tiles:
         extra: dict[str, bool] = {"ahead": True} if ahead and self.mr <= 6 else {}
         return Kernel("subgraph.engine.tile", "contraction", masked=masked, **extra, **self.variant)
 
-    def strip(self, step: int, steps: int) -> Kernel:
-        """Return the strip of rows ``step`` elements apart and rounds of ``steps`` products."""
-        return Kernel("subgraph.engine.strip", "strip", step=step, steps=steps, **self.variant)
+    def strip(self, step: int, steps: int, ahead: bool = False) -> Kernel:
+        """Return the strip of rows ``step`` elements apart and rounds of ``steps`` products.
+
+        ``ahead``: the one that prefetches.
+        """
+        extra: dict[str, bool] = {"ahead": True} if ahead else {}
+        return Kernel(
+            "subgraph.engine.strip", "strip", step=step, steps=steps, **extra, **self.variant
+        )
 
     def depthwise(self) -> Kernel:
         """Return the depthwise tile."""

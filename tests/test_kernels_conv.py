@@ -315,6 +315,37 @@ def test_rows_of_outputs(
     close(got, wanted)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "size"), [(1, 1, 7), (1, 2, 13), (3, 1, 5), (3, 2, 9)]
+)
+def test_weights_that_come_from_far(kernel: int, stride: int, size: int) -> None:
+    """Few pixels and more weights than a cache holds: strips that fetch ahead."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, 700, size, size)).astype(np.float32)
+    w = rng.standard_normal((600, 700, kernel, kernel)).astype(np.float32)
+    pads = [kernel // 2] * 4
+    wanted = reference(x, w, [stride] * 2, [1, 1], pads, 1)
+
+    def run(threads: int, cuts: list[float]) -> Array:
+        return run_node(
+            "Conv",
+            [x, w],
+            [wanted.shape],
+            {"pads": pads, "strides": (stride,) * 2},
+            constant=[1],
+            blocked=[0],
+            out_layout="blocked",
+            threads=threads,
+            cuts=cuts,
+        )[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", lambda job: "direct")
+        got = run(1, [])
+        assert np.array_equal(got, run(2, [0.5]))
+    close(got, wanted)
+
+
 @QUICK
 @given(
     size=st.tuples(st.integers(1, 30), st.integers(1, 30)),

@@ -18,11 +18,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-from subgraph.engine.tile import Emit, arg, item_bytes, private_function, put, rows_of
+from subgraph.engine.tile import Emit, arg, item_bytes, private_function, put
 from subgraph.engine.tiling import (
     F_HI,
     F_LO,
     T_A,
+    T_AHEAD,
     T_ARS,
     T_B,
     T_C,
@@ -38,6 +39,7 @@ from subgraph.engine.tiling import (
     T_N0,
     T_N1,
     T_N2,
+    T_PACE,
     T_RES,
     T_RIGHT,
     T_SA0,
@@ -115,10 +117,13 @@ class _Tiles:
 class _Strip(_Tiles):
     """Sums over broadcast elements of A times vectors of B."""
 
-    def __init__(self, e: Emit, t: Any, rows: int, nv: int, step: int, steps: int) -> None:
-        names = (T_A, T_B, T_C, T_RES, T_N0, T_SA0, T_SB0, T_N2, T_SA2, T_SB2, T_KLAST)
+    def __init__(
+        self, e: Emit, t: Any, rows: int, nv: int, step: int, steps: int, ahead: bool
+    ) -> None:
+        names = (T_PACE, T_A, T_B, T_C, T_RES, T_N0, T_SA0, T_SB0, T_N2, T_SA2, T_SB2, T_KLAST)
         super().__init__(e, t, rows, nv, names)
-        self.row_bytes, self.steps = step * e.item, steps
+        self.t, self.row_bytes, self.steps = t, step * e.item, steps
+        self.ahead = e.variable(e.word(t, T_AHEAD)) if ahead else None
 
     def run(self, count: Any) -> None:
         """Emit ``count`` tiles of a row."""
@@ -131,6 +136,8 @@ class _Strip(_Tiles):
             e.step(c, moved)
             with e.when(e.b.icmp_signed("!=", e.get(res), e.const(0))):
                 e.step(res, moved)
+        if self.ahead is not None:
+            e.put_word(self.t, T_AHEAD, e.get(self.ahead))
 
     def sums(self, first: Any) -> None:
         """Emit rounds of ``steps`` products, then those of the last block."""
@@ -147,6 +154,12 @@ class _Strip(_Tiles):
                     self.rest(a, w, word[T_KLAST])
             e.step(at_a, word[T_SA0])
             e.step(at_b, word[T_SB0])
+
+    def fetch_ahead(self) -> None:
+        """Bring some of what comes after B into the second cache."""
+        if self.ahead is not None:
+            self.e.prefetch(self.e.get(self.ahead), near=False)
+            self.e.step(self.ahead, self.w[T_PACE])
 
     def rest(self, a: Any, w: Any, count: Any) -> None:
         """Emit fewer products than a block has channels."""
@@ -165,6 +178,8 @@ class _Strip(_Tiles):
         a, w = e.opaque(a), e.opaque(w)
         for k in range(steps):
             at = k * self.nv * self.vector
+            if k % 2 == 0:
+                self.fetch_ahead()
             right = [e.load(b.add(w, e.const(at + j * self.vector))) for j in range(self.nv)]
             for i in range(self.rows):
                 x = e.broadcast(b.add(a, e.const(i * self.row_bytes + k * e.item)))
@@ -243,7 +258,7 @@ class _Windows(_Tiles):
 
 
 def strip(
-    *, dtype: str, lanes: int, mr: int, nv: int, step: int, steps: int
+    *, dtype: str, lanes: int, mr: int, nv: int, step: int, steps: int, ahead: bool = False
 ) -> Callable[..., None]:
     """Return the kernel that computes a row of outputs from the words of its first tile.
 
@@ -260,11 +275,12 @@ def strip(
         nv: Most vectors of a row.
         step: Elements between rows of A.
         steps: Products of a round of the inner loop.
+        ahead: Bring what lies at ``T_AHEAD`` into the second cache meanwhile; it is moved on.
     """
     item = item_bytes(dtype)
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
-        _Strip(e, t, rows, vectors, step, steps).run(count)
+        _Strip(e, t, rows, vectors, step, steps, ahead).run(count)
 
     sizes = [(r, v) for v in range(1, nv + 1) for r in range(1, _most(mr, nv, v) + 1)]
     tiles = _switch(f"strip_{step}_{steps}", dtype, lanes, sizes, emit)
@@ -272,11 +288,10 @@ def strip(
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         left, most = begin, most_rows(mr, nv, end)
         while left > 0:
-            rows, count = rows_of(left, most), 1
-            if left % most == 0:
-                rows, count = most, left // most
-            elif left > 2 * most:
-                rows, count = most, left // most - 1
+            # Two heights that differ by one row: low tiles wait for their sums.
+            total = (left + most - 1) // most
+            rows = (left + total - 1) // total
+            count = left - total * (rows - 1)
             tiles(args, rows, end, count)
             done = rows * count
             left -= done

@@ -123,6 +123,11 @@ class Emit:
         """Load word ``index`` of a block of 64-bit words."""
         return self.load_i64(self.b.add(block, self.const(8 * index)))
 
+    def put_word(self, block: Any, index: int, value: Any) -> None:
+        """Store word ``index`` of a block of 64-bit words."""
+        where = self.b.add(block, self.const(8 * index))
+        self.b.store(value, self.b.inttoptr(where, _PTR))
+
     def load_i64(self, address: Any) -> Any:
         """Load one 64-bit integer."""
         return self.b.load(self.b.inttoptr(address, _PTR), typ=_I64)
