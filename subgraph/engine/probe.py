@@ -101,6 +101,9 @@ class _Probe:
     def _node(self, node: Node) -> str:
         if any(not isinstance(value.type, TensorType | None) for value in _touched(node)):
             return f"{node.op_type} works on sequences or other values that are no tensors"
+        if any(_is_text(value) for value in _touched(node)):
+            self._forget(node)
+            return f"{node.op_type} works on strings, which have no kernels"
         if node.captures or node.bodies:
             self._forget(node)
             return f"{node.op_type} has nested graphs"
@@ -143,3 +146,7 @@ class _Probe:
 
 def _touched(node: Node) -> Sequence[Value]:
     return (*node.sources, *node.outputs)
+
+
+def _is_text(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.dtype == "string"
