@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
 
-.PHONY: help demo test test-slow lint format docs bench conformance fuzz check-kernels clean
+.PHONY: help demo test test-slow lint format docs bench conformance fuzz check-isas check-kernels clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -27,6 +27,18 @@ test: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the tests (the slow suites a
 
 test-slow: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the slow suites: 10,000 random partitions, and so on.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+
+# Kernels shaped for machines that this one may not be, run on this one; then compiled for them.
+ISAS ?= like-avx512vnni like-avx512 like-avxvnni like-neon avx sse
+KERNEL_TESTS := $(wildcard tests/test_kernels_*.py) tests/test_fuse_quantized.py tests/test_engine_simd.py \
+  tests/test_engine_vmath.py tests/test_attention_operator.py tests/test_bfloat16_weights.py \
+  tests/test_half_models.py tests/test_packing.py tests/test_sampling.py tests/test_signal.py \
+  tests/test_selection.py tests/test_mobile_networks.py tests/test_families.py tests/test_models.py \
+  tests/test_ops_devices.py
+check-isas: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run and compile the kernels as for other instruction sets.
+	for isa in $(ISAS); do echo "$$isa" && SUBGRAPH_ISA=$$isa $(BIN)/python -m pytest -q \
+	  -m "not slow and not oclgrind" --timeout 3600 $(KERNEL_TESTS) $(PYTEST_ARGS) || exit 1; done
+	$(BIN)/python benchmarks/cross_targets.py $(KERNEL_TESTS)
 
 lint: $(VENV)/.has-lint $(VENV)/.has-test $(VENV)/.has-opencl  ## Ruff, pyright strict, mypy strict.
 	$(BIN)/ruff check .
