@@ -122,9 +122,9 @@ def _activation(act: str, v: Any) -> Any:
 
     @register_jitable
     def gelu_tanh(x: Any, p: float, q: float) -> Any:
-        inner = x * splat(0.7978845608028654) * fma(x * splat(0.044715), x, splat(1.0))
-        half = x * splat(0.5)
-        return fma(half, tanh(inner), half)
+        # (1 + tanh(u)) / 2 = sigmoid(2 u)
+        inner = x * fma(x * splat(0.07135481627260025), x, splat(1.5957691216057308))
+        return x * sigmoid(inner)
 
     @register_jitable
     def mish(x: Any, p: float, q: float) -> Any:

@@ -53,7 +53,7 @@ class _Format:
 _SINGLE, _DOUBLE = _Format(True), _Format(False)
 # (e**r - 1 - r) / r**2 for |r| <= ln(2) / 2.
 _EXP = {
-    True: (0.5, 0.166666672, 0.0416664667, 0.00833331048, 0.00139336498, 0.000198909911),
+    True: (0.499999934, 0.166665204, 0.0416683909, 0.00836874557, 0.00138145356),
     False: (
         0.5,
         0.16666666666666669,
@@ -155,6 +155,11 @@ _ERF_LARGE = {
         6.070719456365928e-18,
     ),
 }
+# erf(x / sqrt(2)) / x for |x| up to _GELU_MOST as a quotient of polynomials in x**2 (relative error
+# 2.2e-8, found by reweighted least squares); beyond it erf is 1 in float32.
+_GELU_MOST = 5.6
+_GELU_OVER = (0.797884544, 0.0678496227, 0.00935414797, 3.37769948e-4, 1.25787058e-5, 4.45995785e-8)
+_GELU_UNDER = (1.0, 0.25170322, 0.0286750981, 1.88523866e-3, 7.33294725e-5, 1.17969616e-6)
 # (r - sin(r)) / r**3 and (1 - cos(r)) / r**2 in powers of r**2, |r| <= pi / 4.
 _SIN = (
     0.1666666666666387,
@@ -232,6 +237,18 @@ class Expr:
         result = self.const(coefficients[-1])
         for coefficient in coefficients[-2::-1]:
             result = result.fma(self, coefficient)
+        return result
+
+    def polynomial_in_pairs(self, coefficients: Sequence[float]) -> Expr:
+        """Return :meth:`polynomial` in half as long a chain: pairs of terms, then their squares."""
+        square = self * self
+        pairs = [
+            self.const(pair[0]) if len(pair) == 1 else self.const(pair[1]).fma(self, pair[0])
+            for pair in (coefficients[i : i + 2] for i in range(0, len(coefficients), 2))
+        ]
+        result = pairs.pop()
+        while pairs:
+            result = result.fma(square, pairs.pop())
         return result
 
     def compare(self, op: str, other: Expr | float) -> Any:
@@ -338,19 +355,19 @@ def _exp(x: Expr) -> Expr:
     return (power + 1.0) * x.power_of_two(half) * x.power_of_two(rest)
 
 
-def _exp_between(x: Expr) -> Expr:
-    """Return e**x, x clamped to where both it and its reciprocal are normal numbers.
+def _exp_between(x: Expr, sign: float = 1.0) -> Expr:
+    """Return e**(sign * x), x clamped to where both it and its reciprocal are normal numbers.
 
     The exponent is added to the bits of the power, whose lowest bits ``shifted`` keeps.
     """
     f, builder = x.format, x.builder
     x = x.at_least(-f.exp_normal).at_most(f.exp_normal)
     magic = 1.5 * 2.0**f.mantissa
-    shifted = x.fma(1.0 / math.log(2.0), magic)
+    shifted = x.fma(sign / math.log(2.0), magic)
     n = shifted - magic
-    r = n.fma(-f.ln2_high, x)
+    r = n.fma(-f.ln2_high, x if sign > 0 else -x)
     r = n.fma(-f.ln2_low, r)
-    power = r.polynomial((1.0, 1.0, *_EXP[f.single]))
+    power = r.polynomial_in_pairs((1.0, *_EXP[f.single])).fma(r, 1.0)
     exponent = builder.shl(shifted.bits(), x.integer(f.mantissa))
     return x.from_bits(builder.add(power.bits(), exponent))
 
@@ -383,7 +400,7 @@ def _expm1(x: Expr) -> Expr:
 
 def _sigmoid(x: Expr) -> Expr:
     if not _scales_in_one():
-        quotient = x.const(1.0) / (_exp_between(-x) + 1.0)
+        quotient = x.const(1.0) / (_exp_between(x, -1.0) + 1.0)
         return x.const(0.0).where(x.compare("<", -x.format.exp_normal), quotient)
     e = _exp(-x.abs())
     numerator = x.const(1.0).where(x.compare(">=", 0.0), e)
@@ -499,7 +516,14 @@ def _silu(x: Expr) -> Expr:
 
 def _gelu(x: Expr) -> Expr:
     half = x * 0.5
-    return half.fma(_erf(x * math.sqrt(0.5)), half)
+    if not x.format.single:
+        return half.fma(_erf(x * math.sqrt(0.5)), half)
+    bounded = x.at_least(-_GELU_MOST).at_most(_GELU_MOST)
+    square = bounded * bounded
+    over = bounded * square.polynomial_in_pairs(_GELU_OVER)
+    erf = over / square.polynomial_in_pairs(_GELU_UNDER)
+    one = x.const(1.0).copysign(x)
+    return half.fma(one.where(x.abs().compare(">=", _GELU_MOST), erf), half)
 
 
 def _softplus(x: Expr) -> Expr:
