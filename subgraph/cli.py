@@ -466,7 +466,3 @@ def _cut(sub: Any) -> None:
     sub.add_argument("--max-subgraphs", type=int, metavar="N", help="make at most N")
     sub.add_argument("--include", action="append", metavar="NODE", help="take this node")
     sub.add_argument("--exclude", action="append", metavar="NODE", help="leave this node")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -139,7 +139,7 @@ def test_an_error_is_one_line_and_status_1(
 def test_wrong_usage_is_status_2_and_version_is_0() -> None:
     for argv, status in ((["nonsense"], 2), (["run"], 2), (["--version"], 0), (["--help"], 0)):
         done = subprocess.run(
-            [sys.executable, "-m", "subgraph.cli", *argv], capture_output=True, text=True
+            [sys.executable, "-m", "subgraph", *argv], capture_output=True, text=True
         )
         assert done.returncode == status, done
 
@@ -181,7 +181,7 @@ def test_warmup_compiles_what_a_model_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SUBGRAPH_CACHE_DIR", str(tmp_path))
-    command = [sys.executable, "-m", "subgraph.cli", "warmup", str(DIGITS), "--json"]
+    command = [sys.executable, "-m", "subgraph", "warmup", str(DIGITS), "--json"]
     first, again = (
         json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         for _ in range(2)

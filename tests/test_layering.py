@@ -40,6 +40,7 @@ def layer(module: str) -> str:
         ("subgraph.passes", "passes"),
         ("subgraph.devices", "devices"),
         ("subgraph.testing", "testing"),
+        ("subgraph.__main__", "face"),
         ("subgraph.backend", "face"),
         ("subgraph.bench", "face"),
         ("subgraph.bench_worker", "face"),

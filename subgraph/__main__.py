@@ -1,0 +1,7 @@
+"""``python -m subgraph``: the command line where the script ``subgraph`` is not on the path."""
+
+import sys
+
+from subgraph.cli import main
+
+sys.exit(main())
