@@ -58,9 +58,9 @@ def _dtype(type_: ValueType | None) -> str:
 
 @shape_rule("BoundedNonZero", domain=DOMAIN)
 def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Give a column for each element."""
+    """Give a column for each element; the standard's columns of a scalar have no rows."""
     shape = _shape(types[0])
-    places = None if shape is None else (max(len(shape), 1), _product(shape))
+    places = None if shape is None else (len(shape), _product(shape))
     return [TensorType("int64", places), _COUNT]
 
 

@@ -50,8 +50,7 @@ def non_zero(node: Node, low: Lowering) -> None:
         return
     dtype = {"bool": "uint8", **dict.fromkeys(_HALF, "uint16")}.get(x.dtype, x.dtype)
     kernel = Kernel("selection_kernels", "non_zero", dtype=dtype, half=x.dtype in _HALF)
-    dims = x.shape or (1,)
-    words: list[Word] = [x, places, count, x.size, len(dims), *dims]
+    words: list[Word] = [x, places, count, x.size, x.rank, *x.shape]
     low.emit(kernel, words, 1, bytes=x.nbytes)
 
 

@@ -147,6 +147,38 @@ def heavy() -> Iterator[tuple[str, dict[str, Any]]]:
         yield "GridSample", {"arrays": [x, random(2, 5, 4, 2)], **sampled}
     counts = {"q_num_heads": 4, "kv_num_heads": 4, "is_causal": 1}
     yield "Attention", {"arrays": [random(2, 17, 64)] * 3, "version": 23, **counts}
+    yield from selections()
+
+
+def selections() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield masks of booleans, and what puts elements in order or picks some of them."""
+    rng = np.random.default_rng(4)
+    seen = rng.uniform(size=(17, 33)) < 0.6
+    seen[3] = False
+    heads = [random(2, 4, 17, 8), random(2, 2, 33, 8), random(2, 2, 33, 8)]
+    yield "Attention", {"arrays": [*heads, seen], "version": 23}
+    yield "Attention", {"arrays": [*heads, seen], "version": 23, "is_causal": 1, "softcap": 2.0}
+    numbers = rng.integers(-2, 3, (3, 150))
+    yield "NonZero", {"arrays": [numbers]}
+    yield "NonZero", {"arrays": [rng.integers(-2, 3, 2500).astype(np.float16)]}
+    axes: tuple[dict[str, Any], ...] = ({}, {"axis": 1})
+    for axis in axes:
+        for order in (0, 1):
+            yield "Unique", {"arrays": [numbers], "outputs": 4, "sorted": order, **axis}
+        yield "Compress", {"arrays": [numbers, rng.uniform(size=150) < 0.5], **axis}
+    yield "Unique", {"arrays": [rng.integers(0, 900, 2500)], "outputs": 4, "sorted": 0}
+    for shape, k, largest in (((3, 300), 7, 1), ((2, 40), 40, 0), ((2600,), 50, 1)):
+        arrays = [random(*shape), np.array([k])]
+        yield (
+            "TopK",
+            {"arrays": arrays, "outputs": 2, "constants": (1,), "axis": -1, "largest": largest},
+        )
+    boxes, scores = rng.uniform(size=(2, 150, 4)), rng.uniform(size=(2, 3, 150))
+    limits = [np.array([9]), np.full(1, 0.2, np.float32), np.full(1, 0.4, np.float32)]
+    arrays = [boxes.astype(np.float32), scores.astype(np.float32), *limits]
+    for centred in (0, 1):
+        options = {"constants": (2, 3, 4), "center_point_box": centred}
+        yield "NonMaxSuppression", {"arrays": arrays, **options}
 
 
 def random_bytes(*shape: int, dtype: str = "uint8") -> Array:
