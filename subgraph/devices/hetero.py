@@ -37,6 +37,7 @@ from subgraph.property import SubgraphProperty
 from subgraph.registry import nearest
 from subgraph.selector import SubgraphSelector
 from subgraph.settings import DeviceOptions, option
+from subgraph.stage_placement import place_in_stages
 from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
 
 if TYPE_CHECKING:
@@ -52,9 +53,12 @@ class HeteroOptions(DeviceOptions):
 
     DEVICE_PRIORITIES: str = option("", "devices in order of priority, separated by commas")
     PLACEMENT: str = option(
-        "PRIORITY", "by priority, or by measured times", values=("PRIORITY", "COST")
+        "PRIORITY",
+        "by priority; by measured times for the least time of a request (COST) or for the most "
+        "requests a second, in one stage for each device (STAGES)",
+        values=("PRIORITY", "COST", "STAGES"),
     )
-    PROFILE: str = option("", "file with measured times, for PLACEMENT=COST")
+    PROFILE: str = option("", "file with measured times, for PLACEMENT=COST and STAGES")
     TRANSFER_LATENCY: float = option(1e-6, "seconds that one transfer takes", minimum=0)
     TRANSFER_BANDWIDTH: float = option(5e9, "bytes/s between devices", minimum=1)
     RUNTIME_FALLBACK: bool = option(
@@ -91,7 +95,7 @@ class HeteroDevice(VirtualDevice):
         known: Mapping[str, str] | None = None,
     ) -> QueryResult:
         placed, reasons = by_priority(graph, devices, configs, known)
-        if options.PLACEMENT == "COST":
+        if options.PLACEMENT != "PRIORITY":
             placed.update(self._by_cost(graph, devices, configs, options, placed))
         self._by_hand(graph, devices, configs, placed)
         left = {name: text for name, text in reasons.items() if name not in placed}
@@ -107,7 +111,7 @@ class HeteroDevice(VirtualDevice):
     ) -> dict[str, str]:
         if not options.PROFILE:
             raise ConfigError(
-                "PLACEMENT=COST needs PROFILE: a file that `subgraph measure` or "
+                f"PLACEMENT={options.PLACEMENT} needs PROFILE: a file that `subgraph measure` or "
                 "subgraph.profiles.measure wrote"
             )
         times = read_profile(options.PROFILE)
@@ -119,7 +123,10 @@ class HeteroDevice(VirtualDevice):
             usable[device.name] = {n: known[n] for n in supported if n in known}
         fixed = {n: d for n, d in placed.items() if not any(n in row for row in usable.values())}
         link = Link(options.TRANSFER_LATENCY, options.TRANSFER_BANDWIDTH)
-        found = place_by_cost(graph, names, usable, link, fixed)
+        if options.PLACEMENT == "STAGES":
+            found = place_in_stages(graph, names, usable, link)
+        else:
+            found = place_by_cost(graph, names, usable, link, fixed)
         return {name: device for name, device in found.items() if name in placed}
 
     def _by_hand(
