@@ -17,7 +17,7 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference
-from subgraph.reference import attributes
+from subgraph.reference import attributes, standard, variant
 
 Array = np.ndarray[Any, Any]
 
@@ -214,3 +214,18 @@ def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]
     starts = [int(np.floor(k * step)) + first for k in range(count)]
     ends = [int(np.ceil((k + 1) * step)) + first for k in range(count)]
     return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in zip(starts, ends, strict=True)]
+
+
+_MOST_SAMPLES = 1 << 10
+
+
+@reference("RoiAlign")
+def roi_align(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """RoiAlign; opset 10 means output_half_pixel, and endless sampling is refused."""
+    given = attributes(node)
+    if int(given["sampling_ratio"]) > _MOST_SAMPLES:
+        raise ShapeError(f"sampling_ratio {given['sampling_ratio']} is more than {_MOST_SAMPLES}")
+    if node.version < 16:
+        mode = "output_half_pixel"
+        return standard(variant(node, version=16, coordinate_transformation_mode=mode), inputs)
+    return standard(node, inputs)

@@ -13,6 +13,7 @@ from .elementwise_expressions import text
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _WORK = 2048  # pixels made that are worth a thread
+_MOST_SAMPLES = 1 << 10
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 
@@ -37,7 +38,10 @@ def roi_align(node: Node, low: Lowering) -> None:
     usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
     half = text(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
     words: list[Word] = [given, regions, images, result, *x.shape, *y.shape[2:]]
-    words += [int(node.attrs.get("sampling_ratio", 0))]
+    ratio = int(node.attrs.get("sampling_ratio", 0))
+    if ratio > _MOST_SAMPLES:
+        raise Unsupported(f"RoiAlign with {ratio} samples along an axis of a bin")
+    words += [ratio]
     words += [float(node.attrs.get("spatial_scale", 1.0)), int(half)]
     largest = text(node.attrs.get("mode", "avg")) == "max"
     kernel = Kernel("sampling_kernels", "roi_align", dtype=given.dtype, largest=largest)

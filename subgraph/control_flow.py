@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from subgraph.errors import ModelError, UnsupportedOpError
+from subgraph.errors import ModelError, ShapeError, UnsupportedOpError
 from subgraph.graph import Graph, Node
+from subgraph.limits import memory_limit
 from subgraph.types import TensorType, numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -108,7 +109,7 @@ class _Loop:
         carried = list(inputs[2 : self._given])
         captures = inputs[self._given :]
         scans: list[list[Any]] = [[] for _ in self._graph.outputs[1 + self._carried :]]
-        number = 0
+        number = held = 0
         while going and (limit is None or number < limit):
             state = [np.array(number, np.int64), np.array(going), *carried, *captures]
             results = self._body.run(state)
@@ -116,6 +117,14 @@ class _Loop:
             carried = list(results[1 : 1 + self._carried])
             for parts, item in zip(scans, results[1 + self._carried :], strict=True):
                 parts.append(item)
+                held += int(item.nbytes)
+            if 2 * held > memory_limit():
+                # Stacking takes as much again.
+                raise ShapeError(
+                    f"node {self._node.name!r} ({self._node.op_type}): what its rounds give has "
+                    f"{held / 2**30:,.0f} GiB after {number + 1} rounds; half of the machine's "
+                    f"limit of {memory_limit() / 2**30:,.0f} GiB"
+                )
             number += 1
         first = 1 + self._carried
         return carried + [_stacked(p, self._graph, first + k) for k, p in enumerate(scans)]

@@ -130,6 +130,22 @@ def test_max_roi_pool() -> None:
     )
 
 
+@pytest.mark.parametrize("version", [10, 16])
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_roi_align_of_every_opset(version: int, ratio: int) -> None:
+    regions = np.array([[0.0, 0.5, 5.0, 6.0], [1.0, 2.0, 7.5, 8.0]], np.float32)
+    inputs = [_f(1, 2, 9, 11), regions, np.array([0, 0])]
+    _compare("RoiAlign", inputs, version, sampling_ratio=ratio, output_height=3, output_width=2)
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
+def test_sampling_without_end_is_refused(device: str) -> None:
+    inputs = [_f(1, 2, 9, 11), np.ones((1, 4), np.float32), np.array([0])]
+    model, given = _model("RoiAlign", inputs, 16, sampling_ratio=1 << 30)
+    with pytest.raises(sg.ShapeError, match="sampling_ratio"):
+        backend.run_model(model, given, device)
+
+
 # --- recurrent networks ------------------------------------------------------------------------
 
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

@@ -120,3 +120,28 @@ def test_counts_of_n_grams_that_would_take_hours() -> None:
             run(**wrong)
     with pytest.raises(sg.ShapeError, match="memory"):
         run(ngram_indexes=[0, 1, 2, 2**60])
+
+
+def test_a_loop_that_never_ends_stops_when_its_rounds_hold_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from onnx import TensorProto, helper, numpy_helper
+
+    monkeypatch.setattr("subgraph.control_flow.memory_limit", lambda: 1 << 16)
+    info = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Relu", ["a"], ["row"])],
+        "body",
+        [info("i", TensorProto.INT64, []), info("go", TensorProto.BOOL, [])],
+        [info("on", TensorProto.BOOL, []), info("row", TensorProto.FLOAT, ["n"])],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["count", ""], ["y"], body=body)],
+        "g",
+        [info("a", TensorProto.FLOAT, ["n"])],
+        [info("y", TensorProto.FLOAT, ["t", "n"])],
+        [numpy_helper.from_array(np.array(1 << 40), "count")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    with pytest.raises(sg.ShapeError, match="rounds"):
+        sg.compile_model(model, "REFERENCE")([np.ones(100, np.float32)])
