@@ -511,7 +511,11 @@ def _beyond(x: Expr, near: Expr, name: str) -> Expr:
 
 
 def _silu(x: Expr) -> Expr:
-    return x * _sigmoid(x)
+    if _scales_in_one():
+        return x * _sigmoid(x)
+    # Where the exponential is clamped the quotient is below any sum it could be part of.
+    x = x.at_least(-x.format.exp_normal)
+    return x / (_exp_between(x, -1.0) + 1.0)
 
 
 def _gelu(x: Expr) -> Expr:
