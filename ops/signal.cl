@@ -1,16 +1,17 @@
 // DFT and STFT: a work-group transforms a line by Stockham's algorithm over the factors of its
-// length, its work-items share the results of each pass. T: element; numbers are complex pairs.
+// length, its work-items share the results of each pass. T: element, W: in which it works; numbers
+// are complex pairs.
 
 #define SYNC barrier(CLK_GLOBAL_MEM_FENCE)
 #define EACH(i, many) for (int i = get_local_id(0); i < many; i += GROUP)
 #define T2_(type) type##2
 #define T2_OF(type) T2_(type)
-#define PAIR T2_OF(T)
+#define PAIR T2_OF(W)
 
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void lines(
     __global const T *x, int x0, __global T *y, int y0, __global const T *window, int window0,
-    __global const T *table, int table0, __global const int *radices, int radices0,
-    __global T *held, int held0, int passes, int given, int size, int results, int x_numbers,
+    __global const W *table, int table0, __global const int *radices, int radices0,
+    __global W *held, int held0, int passes, int given, int size, int results, int x_numbers,
     int y_numbers, int x_step, int y_step, int many, int x_outer, int y_outer, int x_line,
     int y_line, int hermitian, int turn) {
   int unit = get_group_id(0), outer = unit / many, line = unit % many;
@@ -54,7 +55,7 @@ __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void lines(
     a = b;
     b = other;
   }
-  T scale = turn > 0 ? (T)1 : 1 / (T)size;
+  W scale = turn > 0 ? (W)1 : 1 / (W)size;
   EACH(i, results) {
     y[i * y_step] = a[i].x * scale;
     if (y_numbers == 2) y[i * y_step + 1] = a[i].y * scale;

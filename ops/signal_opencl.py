@@ -1,4 +1,4 @@
-"""DFT and STFT on OPENCL: the CPU's shape work, another kernel, in the precision of the signal."""
+"""DFT and STFT on OPENCL: the CPU's shape work, another kernel, in double precision if it can."""
 
 from __future__ import annotations
 
@@ -35,13 +35,19 @@ def lines(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     assert isinstance(numbers, int)
     assert isinstance(table, Weight)
     units = y.size // (results * numbers)
-    narrowed = Weight(f"in {dtype}", partial(np.asarray, dtype=dtype), (table,))
+    work = "float64" if low.traits.fp64 else dtype
+    circle = Weight(f"in {work}", partial(np.asarray, dtype=work), (table,))
     factors = low.weight("factors", np.array, np.array(radices or [1], np.int32))
-    held = temporary(low, dtype, (units * 4 * size,))
+    held = temporary(low, work, (units * 4 * size,))
     group = _TEAM if low.traits.is_gpu else 1
     given = not isinstance(window, int)
-    defines: dict[str, str | int] = {"GROUP": group, "T": register(dtype), "WINDOW": int(given)}
-    places = [x, y, window if given else x, narrowed, factors, held]
+    defines: dict[str, str | int] = {
+        "GROUP": group,
+        "T": register(dtype),
+        "W": register(work),
+        "WINDOW": int(given),
+    }
+    places = [x, y, window if given else x, circle, factors, held]
     low.launch(
         ClSource("signal", defines=tuple(sorted(defines.items()))),
         "lines",

@@ -337,7 +337,7 @@ def test_transformed_lines(size: int, kernels: str) -> None:
     value = sg.input("x", x.shape)
     wanted = pairs(np.fft.fft(x[..., 0] + 1j * x[..., 1], size, 1))
     made = on_device(x, sg.ops.DFT(value, np.int64(size), np.int64(1)))
-    np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(made, wanted, rtol=1e-6, atol=2e-6)
     x = random(2, 3, size, 1, dtype="float64")
     value = sg.input("x", x.shape, "float64")
     half = sg.ops.DFT(value, None, np.int64(-2), onesided=1)
@@ -349,7 +349,7 @@ def test_transformed_lines(size: int, kernels: str) -> None:
     frames = np.lib.stride_tricks.sliding_window_view(x[..., 0], size, 1)[:, ::7]
     wanted = pairs(np.fft.rfft(frames * window))
     made = on_device(x, sg.ops.STFT(value, np.int64(7), window, onesided=1))
-    np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(made, wanted, rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("op", ROWS)
