@@ -28,6 +28,7 @@ from .conv_geometry import (
     depthwise_weights,
     direct_weights,
     merged,
+    strided_winograd_weights,
     winograd_weights,
 )
 from .layout_turns import blocked, blocked_target, plain, plain_target, settle
@@ -114,8 +115,8 @@ def emit(job: Job, algorithm: str) -> None:
         _depthwise(job)
     elif algorithm == "bands":
         _banded(job)
-    elif algorithm.startswith("winograd"):
-        _winograd(job, int(algorithm[-1]))
+    elif algorithm.startswith(("winograd", "strided")):
+        _winograd(job, int(algorithm[-1]), job.g.strides[1])
     else:
         _direct(job, plain=algorithm == "first")
 
@@ -125,7 +126,7 @@ def _trial(job: Job, algorithm: str, low: Lowering) -> None:
 
 
 def choose(job: Job) -> str:
-    """Return the name of the algorithm: generic, depthwise, first, direct, winograd2, winograd4."""
+    """Return the name of the algorithm: generic, bands, first, direct, winograd2, strided2, ..."""
     g, of = job.g, job.of
     if not job.w.constant or (job.bias is not None and not job.bias.constant):
         return "generic"
@@ -153,18 +154,19 @@ def choose(job: Job) -> str:
 def _square(job: Job) -> str:
     """Choose between direct convolution and the sizes of Winograd's."""
     g, of = job.g, job.of
-    plain_square = (
+    strided = g.strides == (1, 2, 2) and of.low
+    square = (
         g.kernel == (1, 3, 3)
-        and g.strides == (1, 1, 1)
+        and (strided or g.strides == (1, 1, 1))
         and g.dilations == (1, 1, 1)
         and g.source[0] == g.target[0] == 1
         and g.pads[0] == 0
     )
-    if not plain_square or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
+    if not square or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
         return "direct"
+    forms = {"strided2": 2} if strided else {"winograd2": 2, "winograd4": 4}
     if job.low.options.get("TUNE"):
-        names = ("direct", "winograd2", "winograd4")
-        trials = {name: partial(_trial, job, name) for name in names}
+        trials = {name: partial(_trial, job, name) for name in ("direct", *forms)}
         layouts = f"{job.x.layout} to {job.y.layout}"
         return fastest(job.low, f"conv {of.dtype} {g} {layouts}", trials)
     blocks_in = round_up(g.inputs, of.lanes) // of.lanes
@@ -172,13 +174,13 @@ def _square(job: Job) -> str:
     products = blocks_in * of.lanes * blocks_out
     weights = products * of.lanes * of.item
     best, least = "direct", _cost(of, g.images * g.pixels * 9 * products, 9 * weights)
-    for m in (2, 4):
+    for name, m in forms.items():
         count = g.images * math.prod(-(-o // m) for o in g.target[1:])
-        points = (m + 2) ** 2
-        transforms = count * 7 * points * (blocks_in + blocks_out)
-        cost = transforms + _cost(of, count * points * products, points * weights)
+        values, points = _winograd_sizes(m, g.strides[1])
+        transforms = count * 7 * (values * blocks_in + points * blocks_out)
+        cost = transforms + _cost(of, count * values * products, values * weights)
         if cost < 0.95 * least:
-            best, least = f"winograd{m}", cost
+            best, least = name, cost
     return best
 
 
@@ -303,15 +305,18 @@ def _depthwise(job: Job) -> None:
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 
-def _winograd(job: Job, m: int) -> None:
+def _winograd(job: Job, m: int, stride: int) -> None:
     low, of, g = job.low, job.of, job.g
-    recipe = f"conv winograd{m} {of.nv}x{of.lanes}"
-    weight = low.weight(recipe, winograd_weights(of, m), job.w)
+    if stride == 1:
+        weight = low.weight(f"conv winograd{m} {of.nv}x{of.lanes}", winograd_weights(of, m), job.w)
+    else:
+        recipe = f"conv strided winograd{m} {of.nv}x{of.lanes}"
+        weight = low.weight(recipe, strided_winograd_weights(of), job.w)
     x = blocked(low, of, job.x)
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
     pixel = of.lanes * of.item
-    points = (m + 2) ** 2
+    values, points = _winograd_sizes(m, stride)
     blocks_in, blocks_out = -(-g.inputs // of.lanes), -(-g.outputs // of.lanes)
     panels = -(-blocks_out // of.nv)
     total = g.images * math.prod(-(-o // m) for o in g.target[1:])
@@ -327,38 +332,37 @@ def _winograd(job: Job, m: int) -> None:
     blocks = -(-total // count)
     while blocks * -(-panels // part) < wanted and part > 1:
         part = -(-part // 2)
-    scratch_bytes = round_up(
-        (2 * points + points * count * (blocks_in + 1 + part * of.nv + 1)) * pixel, 64
-    )
+    room = values * (blocks_in + 1) + points * (part * of.nv + 1)
+    scratch_bytes = round_up((2 * values + (count | 1) * room) * pixel, 64)
     scratch = low.scratch(scratch_bytes, per_worker=True)
     image_in = blocks_in * math.prod(g.source) * pixel
     image_out = blocks_out * g.pixels * pixel
+    tile = of.strip(of.lanes, of.lanes, ahead=True) if of.low else of.contraction()
+    # So many steps of the sums that the weights of a panel stay in the first cache.
+    most = max(1, caches().l1 // 2 // (of.width * of.item * of.lanes))
     words: list[Word] = [x, weight, y, _bias(job, 1), residual, g.images, blocks_in, blocks_out]
     words += g.words()
-    words += [
-        of.contraction(ahead=True),
-        job.act.post,
-        job.act.flags,
-        job.act.low,
-        job.act.high,
-        count,
-        0,
-        part,
-    ]
-    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
+    words += [tile, job.act.post, job.act.flags, job.act.low, job.act.high, count, 0, part]
+    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out, *[0] * 7, most]
     panel_blocks = -(-panels // part)
     units = blocks * panel_blocks
     # Units of one block of tiles share its transform: a thread takes them together if it can.
     together = panel_blocks if blocks >= 2 * low.threads else -(-panel_blocks // low.threads)
+    variant: dict[str, int] = {"stride": stride} if stride > 1 else {}
     low.emit(
-        Kernel("winograd_kernels", "winograd", m=m, **of.variant),
+        Kernel("winograd_kernels", "winograd", m=m, **variant, **of.variant),
         words,
         units,
         grain=max(grain(units, g.flops), together) if low.threads > 1 else 0,
         flops=g.flops,
-        bytes=g.images * (image_in + image_out) + points * panels * blocks_in * pixel * of.width,
+        bytes=g.images * (image_in + image_out) + values * panels * blocks_in * pixel * of.width,
     )
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def _winograd_sizes(m: int, stride: int) -> tuple[int, int]:
+    """Return the values that a tile of Winograd's has for a channel, and the points they are at."""
+    return ((m + 2) ** 2, (m + 2) ** 2) if stride == 1 else ((2 * m + 1) ** 2, (m + 1) ** 2)
 
 
 def _generic(job: Job) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from subgraph.engine.lowering import Operand, Unsupported
 from subgraph.graph import Node
 
-from .packing import narrowed, pack_blocks, pack_matrices, pack_winograd
+from .packing import narrowed, pack_blocks, pack_matrices, pack_winograd, pack_winograd_strided
 from .tile_planning import Array, Tiles, round_up
 
 Triple = tuple[int, int, int]
@@ -269,3 +269,8 @@ def depthwise_weights(of: Tiles) -> Callable[[Array], Array]:
 def winograd_weights(of: Tiles, m: int) -> Callable[[Array], Array]:
     """Return the recipe of ``winograd_kernels``: panels of each of the (m + 2)^2 points."""
     return lambda weight: pack_winograd(weight, of, m)
+
+
+def strided_winograd_weights(of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of ``winograd_kernels`` with stride 2."""
+    return lambda weight: pack_winograd_strided(weight, of)

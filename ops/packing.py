@@ -5,7 +5,7 @@ A call holds no lock of Python's, so that several weights are made at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,28 @@ def pack_winograd(weight: Array, of: Tiles, m: int) -> Array:
     words = [weight.ctypes.data, target.ctypes.data, outputs, round_up(outputs, of.lanes)]
     _run(kernel, [*words, of.width, inputs, depth, size * of.item], -(-outputs // of.width))
     return target.reshape(-1)
+
+
+def pack_winograd_strided(weight: Array, of: Tiles) -> Array:
+    """Transform ``[O, I, 3, 3]`` for stride 2 and pack each of the 9 points; flat.
+
+    Along an axis point 0 has the first weight and the middle one, point 1 the sum of the first and
+    the last and the middle one, point 2 (infinity) the last.
+    """
+    weight = np.asarray(weight, of.dtype)
+    down = _strided_values([weight[:, :, i] for i in range(3)])
+    points: list[Array] = []
+    for rows in down:
+        across = [_strided_values([row[:, :, j] for j in range(3)]) for row in rows]
+        for j in range(3):
+            values = [value for row in across for value in row[j]]
+            points.append(pack_blocks(np.stack(values, 2)[None], of))
+    return np.concatenate(points)
+
+
+def _strided_values(w: Sequence[Array]) -> list[list[Array]]:
+    """Return what meets the inputs of a tile at each of three points."""
+    return [[w[0], w[1]], [w[0] + w[2], w[1]], [w[2]]]
 
 
 def _empty(shape: tuple[int, ...], of: Tiles) -> Array:

@@ -1,13 +1,19 @@
-"""Winograd convolution F(m x m, 3 x 3), stride 1, in the blocked layout.
+"""Winograd convolution of 3 x 3 kernels in the blocked layout, with stride 1 or 2.
 
-``m * m`` outputs are computed from ``(m + 2)^2`` inputs with as many multiplications: 2.25 times
-fewer for m = 2, 4 times fewer for m = 4. Input tiles are transformed, multiplied point by point
-with the transformed weights (a batch of GEMMs over contraction tiles) and transformed back, a block
-of tiles at a time so that everything but the weights stays in the second cache level.
+Input tiles are transformed, multiplied point by point with the transformed weights (a batch of
+GEMMs over contraction tiles) and transformed back, a block of tiles at a time so that everything
+but the weights stays in the second cache level.
 
-Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). F(4) evaluates at
-``0, 2/3, -2/3, 3/2, -3/2, infinity``: of the points tried, those with the smallest error in float32
-(about 3e-6 of the largest output over 256 channels; 1e-5 at the usual 0, 1, -1, 2, -2).
+Stride 1, F(m x m, 3 x 3): ``m * m`` outputs are computed from ``(m + 2)^2`` inputs with as many
+multiplications: 2.25 times fewer for m = 2, 4 times fewer for m = 4. Lavin and Gray, "Fast
+Algorithms for Convolutional Neural Networks" (2015). F(4) evaluates at ``0, 2/3, -2/3, 3/2, -3/2,
+infinity``: of the points tried, those with the smallest error in float32 (about 3e-6 of the largest
+output over 256 channels; 1e-5 at the usual 0, 1, -1, 2, -2).
+
+Stride 2: along an axis even inputs meet the first and the last weight, F(2, 2) at ``0, 1,
+infinity``, and odd ones the weight between, at ``0, 1``: an output of the sum of both. So
+``2 * 2`` outputs take 25 multiplications in place of 36. The values of a point are so many more
+channels of its GEMM: 4 times as many where both coordinates are finite, 2 where one is.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from numba.extending import register_jitable
 from subgraph.engine.simd import call_kernel, ld_f64, vec
 from subgraph.engine.tile import arg, item_bytes, put, rows_of, stack_words
 from subgraph.engine.tiling import (
+    LOW_ROWS,
     T_A,
     T_AHEAD,
     T_AKS,
@@ -30,83 +37,165 @@ from subgraph.engine.tiling import (
     T_C,
     T_CJS,
     T_CRS,
-    T_FLAGS,
     T_HI,
-    T_INIT,
+    T_IRS,
     T_KIN,
     T_LO,
     T_N0,
     T_N1,
     T_N2,
     T_PACE,
-    T_RBIAS,
-    T_RES,
+    T_SA2,
+    T_SB2,
     T_WORDS,
 )
 
 _words = stack_words(T_WORDS)
+_A, _B = 2.0 / 3.0, 1.5  # what F(4) evaluates at, besides 0 and infinity
 
 
-def _forward(v: Any, m: int) -> Any:
-    """Return ``f(source, step, target, step)``: the input transform of one row of vectors."""
-    load, store, fma, splat = v.load, v.store, v.fma, v.splat
+def _forward(v: Any, m: int, stride: int) -> Any:
+    """Return ``f(source, step)``: the values of an input tile along one axis."""
+    load, fma, splat = v.load, v.fma, v.splat
 
     @register_jitable
-    def forward2(s: int, ss: int, d: int, ds: int) -> None:
+    def forward2(s: int, ss: int) -> Any:
         d0, d1, d2, d3 = load(s), load(s + ss), load(s + 2 * ss), load(s + 3 * ss)
-        store(d, d0 - d2)
-        store(d + ds, d1 + d2)
-        store(d + 2 * ds, d2 - d1)
-        store(d + 3 * ds, d1 - d3)
+        return d0 - d2, d1 + d2, d2 - d1, d1 - d3
 
-    a, b = 2.0 / 3.0, 1.5
+    a, b = _A, _B
     a2, b2 = a * a, b * b
 
     @register_jitable
-    def forward4(s: int, ss: int, d: int, ds: int) -> None:
+    def forward4(s: int, ss: int) -> Any:
         d0, d1, d2 = load(s), load(s + ss), load(s + 2 * ss)
         d3, d4, d5 = load(s + 3 * ss), load(s + 4 * ss), load(s + 5 * ss)
-        store(d, fma(splat(-(a2 + b2)), d2, d0 + d4))
-        even, odd = fma(splat(-b2), d2, d4), fma(splat(-b2), d1, d3)
-        store(d + ds, fma(splat(a), odd, even))
-        store(d + 2 * ds, fma(splat(-a), odd, even))
-        even, odd = fma(splat(-a2), d2, d4), fma(splat(-a2), d1, d3)
-        store(d + 3 * ds, fma(splat(b), odd, even))
-        store(d + 4 * ds, fma(splat(-b), odd, even))
-        store(d + 5 * ds, fma(splat(-(a2 + b2)), d3, d1 + d5))
+        first = fma(splat(-(a2 + b2)), d2, d0 + d4)
+        even_a, odd_a = fma(splat(-b2), d2, d4), fma(splat(-b2), d1, d3)
+        even_b, odd_b = fma(splat(-a2), d2, d4), fma(splat(-a2), d1, d3)
+        last = fma(splat(-(a2 + b2)), d3, d1 + d5)
+        return (
+            first,
+            fma(splat(a), odd_a, even_a),
+            fma(splat(-a), odd_a, even_a),
+            fma(splat(b), odd_b, even_b),
+            fma(splat(-b), odd_b, even_b),
+            last,
+        )
 
+    @register_jitable
+    def forward_strided(s: int, ss: int) -> Any:
+        d0, d1, d2 = load(s), load(s + ss), load(s + 2 * ss)
+        d3, d4 = load(s + 3 * ss), load(s + 4 * ss)
+        # Even and odd inputs at 0, at 1, even ones at infinity.
+        return d0 - d2, d1 - d3, d2, d3, d4 - d2
+
+    if stride == 2:
+        return forward_strided
     return forward2 if m == 2 else forward4
 
 
-def _backward(v: Any, m: int) -> Any:
-    """Return ``f(source, step, target, step)``: the output transform of one row of vectors."""
-    load, store, fma, splat = v.load, v.store, v.fma, v.splat
+def _backward(v: Any, m: int, stride: int) -> Any:
+    """Return ``f(source, step)``: the outputs of a tile along one axis."""
+    load, fma, splat = v.load, v.fma, v.splat
 
     @register_jitable
-    def backward2(s: int, ss: int, d: int, ds: int) -> None:
+    def backward2(s: int, ss: int) -> Any:
         m0, m1, m2, m3 = load(s), load(s + ss), load(s + 2 * ss), load(s + 3 * ss)
-        store(d, m0 + m1 + m2)
-        store(d + ds, m1 - m2 - m3)
+        return m0 + m1 + m2, m1 - m2 - m3
 
-    a, b = 2.0 / 3.0, 1.5
+    a, b = _A, _B
     a2, b2, a3, b3 = a * a, b * b, a * a * a, b * b * b
 
     @register_jitable
-    def backward4(s: int, ss: int, d: int, ds: int) -> None:
+    def backward4(s: int, ss: int) -> Any:
         m1, m2 = load(s + ss), load(s + 2 * ss)
         sum_a, diff_a = m1 + m2, m1 - m2
         m3, m4 = load(s + 3 * ss), load(s + 4 * ss)
         sum_b, diff_b = m3 + m4, m3 - m4
-        store(d, load(s) + sum_a + sum_b)
-        store(d + ds, fma(splat(a), diff_a, splat(b) * diff_b))
-        store(d + 2 * ds, fma(splat(a2), sum_a, splat(b2) * sum_b))
         last = fma(splat(b3), diff_b, load(s + 5 * ss))
-        store(d + 3 * ds, fma(splat(a3), diff_a, last))
+        return (
+            load(s) + sum_a + sum_b,
+            fma(splat(a), diff_a, splat(b) * diff_b),
+            fma(splat(a2), sum_a, splat(b2) * sum_b),
+            fma(splat(a3), diff_a, last),
+        )
 
+    @register_jitable
+    def backward_strided(s: int, ss: int) -> Any:
+        m0, m1, m2 = load(s), load(s + ss), load(s + 2 * ss)
+        return m0 + m1, m1 + m2
+
+    if stride == 2:
+        return backward_strided
     return backward2 if m == 2 else backward4
 
 
-def winograd(*, dtype: str, lanes: int, mr: int, nv: int, m: int) -> Callable[..., None]:
+def _storer(v: Any, count: int) -> Any:
+    """Return ``f(values, target, step)`` that stores so many vectors."""
+    store = v.store
+
+    @register_jitable
+    def store2(d: Any, to: int, step: int) -> None:
+        store(to, d[0])
+        store(to + step, d[1])
+
+    @register_jitable
+    def store4(d: Any, to: int, step: int) -> None:
+        store2(d, to, step)
+        store2(d[2:], to + 2 * step, step)
+
+    @register_jitable
+    def store5(d: Any, to: int, step: int) -> None:
+        store4(d, to, step)
+        store(to + 4 * step, d[4])
+
+    @register_jitable
+    def store6(d: Any, to: int, step: int) -> None:
+        store4(d, to, step)
+        store2(d[4:], to + 4 * step, step)
+
+    return {2: store2, 4: store4, 5: store5, 6: store6}[count]
+
+
+def _finisher(v: Any, m: int) -> Any:
+    """Return ``f(args, values, bias, y, residual, rows)``: what ends a column of a tile."""
+    load, store, splat, at_least, at_most = v.load, v.store, v.splat, v.max, v.min
+    pixel = v.lanes * v.itemsize
+
+    @register_jitable
+    def finish(args: int, value: Any, bias: Any, y: int, res: int, i: int) -> None:
+        down = i * arg(args, 13) * pixel
+        value = value + bias
+        if res != 0:
+            value = value + load(res + down)
+        flags = arg(args, 28)
+        if flags & 1:
+            value = at_least(splat(ld_f64(args + 8 * 29)), value)
+        if flags & 2:
+            value = at_most(splat(ld_f64(args + 8 * 30)), value)
+        store(y + down, value)
+
+    @register_jitable
+    def finish2(args: int, d: Any, bias: Any, y: int, res: int, rows: int) -> None:
+        finish(args, d[0], bias, y, res, 0)
+        if rows > 1:
+            finish(args, d[1], bias, y, res, 1)
+
+    @register_jitable
+    def finish4(args: int, d: Any, bias: Any, y: int, res: int, rows: int) -> None:
+        finish2(args, d, bias, y, res, rows)
+        if rows > 2:
+            finish(args, d[2], bias, y, res, 2)
+        if rows > 3:
+            finish(args, d[3], bias, y, res, 3)
+
+    return finish2 if m == 2 else finish4
+
+
+def winograd(
+    *, dtype: str, lanes: int, mr: int, nv: int, m: int, stride: int = 1
+) -> Callable[..., None]:
     """Return the Winograd convolution; one unit is a block of tiles and of output panels.
 
     Args:
@@ -114,120 +203,211 @@ def winograd(*, dtype: str, lanes: int, mr: int, nv: int, m: int) -> Callable[..
         lanes: Channels of one block.
         mr: Most rows of a contraction tile.
         nv: Blocks of output channels of a panel.
-        m: 2 or 4, output pixels of a tile along each side; n = m + 2 below.
+        m: 2 or 4, output pixels of a tile along each side.
+        stride: 1, or 2 with m = 2 and low tiles.
 
     Words (numbered as those of ``conv_kernels.direct`` where they mean the same)::
 
-        0 x  1 weights [n * n][panel][input channel][columns], transformed  2 y
+        0 x  1 weights [point][panel][input block][values of the point][lane][columns]  2 y
         3 bias (padded; 0: none)  4 residual (0: none)
         5 images  6 input blocks  7 output blocks
         9 10 input H W  12 13 output H W  24 25 pads before H W
-        26 contraction tile  27 post kernel (0: none)  28 F_* flags  29 lower  30 upper (float64)
+        26 contraction tile, or strip where tiles are low
+        27 post kernel (0: none)  28 F_* flags  29 lower  30 upper (float64)
         31 tiles of a unit  33 panels of a unit
         34 scratch  35 its bytes per worker
         37 bytes between images of x  38 of y  39 of the residual
+        47 steps of a segment of the sums (strips), in blocks
 
-    A worker's scratch, aligned to 64 bytes, holds ``2 n n`` vectors, ``n n tiles`` rows of
-    ``(input blocks + 1)`` vectors and ``n n tiles`` rows of ``(panels of a unit * nv + 1)``.
+    A tile has n x n inputs and as many values (n = m + 2, or 5 with stride 2) at ``(m + 2)^2`` or 9
+    points. A worker's scratch, aligned to 64 bytes, holds ``2 n n`` vectors, then for each of
+    ``tiles | 1`` tiles ``n n (input blocks + 1)`` vectors, then ``points (panels of a unit * nv +
+    1)``.
     Units: ceil(images * tiles of an image / tiles of a unit) * panel blocks, panels innermost;
     units of one block of tiles that run in one call transform it once.
     """
     v = vec(dtype, lanes)
-    load, store, zero, splat, at_least, at_most = v.load, v.store, v.zero, v.splat, v.max, v.min
+    load, store, zero = v.load, v.store, v.zero
     item = item_bytes(dtype)
     pixel = lanes * item
-    n = m + 2
-    forward, backward = _forward(v, m), _backward(v, m)
+    strided, low = stride == 2, mr <= LOW_ROWS
+    n = 5 if strided else m + 2
+    side = 3 if strided else m + 2  # points along an axis
+    forward, backward = _forward(v, m, stride), _backward(v, m, stride)
+    store_inputs, store_outputs = _storer(v, n), _storer(v, m)
+    finish_column = _finisher(v, m)
 
     @register_jitable
-    def gather(args: int, x: int, h0: int, w0: int, patch: int) -> int:
-        """Copy an input tile that reaches over the border; return where it lies."""
+    def places(args: int) -> int:
+        """Return the tiles for which a unit has room: an odd number spreads over the caches."""
+        return arg(args, 31) | 1 if low else arg(args, 31)
+
+    @register_jitable
+    def values_of(point: int) -> int:
+        """Return how many values a tile has at a point, for each input channel."""
+        if not strided:
+            return 1
+        return (1 if point // 3 == 2 else 2) * (1 if point % 3 == 2 else 2)
+
+    @register_jitable
+    def first_of(point: int) -> int:
+        """Return how many values come before those of a point."""
+        if not strided:
+            return point
+        i, j = point // 3, point % 3
+        return 10 * i + (2 * j if i == 2 else 4 * j)
+
+    @register_jitable
+    def region(args: int, point: int) -> int:
+        """Return the bytes before the values of a point."""
+        if not strided:
+            return point * (arg(args, 6) + 1) * places(args) * pixel
+        return (first_of(point) * arg(args, 6) + point) * places(args) * pixel
+
+    @register_jitable
+    def keep_values(args: int, half: int, j: int, to: int, block: int) -> None:
+        """Transform column j of what the rows gave and store it at its points."""
+        d = forward(half + j * pixel, n * pixel)
+        if not strided:
+            step = region(args, 1)
+            apart = places(args) * pixel if low else pixel
+            store_inputs(d, to + j * step + block * apart, n * step)
+        else:
+            point, apart = j // 2, places(args) * pixel
+            values, other = (1 if point == 2 else 2), j % 2
+            at = to + (2 * values * block + other) * apart
+            top = at + region(args, point)
+            store(top, d[0])
+            store(top + values * apart, d[1])
+            top = at + region(args, point + 3)
+            store(top, d[2])
+            store(top + values * apart, d[3])
+            at = to + (values * block + other) * apart
+            store(at + region(args, point + 6), d[4])
+
+    @register_jitable
+    def transform_tile(
+        args: int, x: int, h0: int, w0: int, scratch: int, to: int, block: int
+    ) -> None:
+        """Transform the tile at row h0 and column w0 of a block of an image."""
         height, width = arg(args, 9), arg(args, 10)
-        for i in range(n):
+        patch, half = scratch, scratch + n * n * pixel
+        begin, end = max(0, -w0), min(n, width - w0)
+        whole = begin == 0 and end == n
+        if not whole:
             for j in range(n):
-                h, w = h0 + i, w0 + j
-                to = patch + (i * n + j) * pixel
-                if h >= 0 and h < height and w >= 0 and w < width:
-                    store(to, load(x + (h * width + w) * pixel))
-                else:
-                    store(to, zero())
-        return patch
+                store(patch + j * pixel, zero())
+        for i in range(n):
+            row = half + i * n * pixel
+            s = x + ((h0 + i) * width + w0) * pixel
+            if h0 + i < 0 or h0 + i >= height:
+                for j in range(n):
+                    store(row + j * pixel, zero())
+            elif whole:
+                store_inputs(forward(s, pixel), row, pixel)
+            else:
+                for j in range(begin, end):
+                    store(patch + j * pixel, load(s + j * pixel))
+                store_inputs(forward(patch, pixel), row, pixel)
+        for j in range(n):
+            keep_values(args, half, j, to, block)
 
     @register_jitable
     def transform_input(args: int, first: int, count: int, scratch: int) -> None:
-        height, width = arg(args, 9), arg(args, 10)
-        across, blocks = (arg(args, 13) + m - 1) // m, arg(args, 6)
-        per_image = across * ((arg(args, 12) + m - 1) // m)
-        patch, half = scratch, scratch + n * n * pixel
-        row = (blocks + 1) * pixel
-        point = arg(args, 31) * row
+        across, down = (arg(args, 13) + m - 1) // m, (arg(args, 12) + m - 1) // m
+        blocks = arg(args, 6)
+        area = arg(args, 9) * arg(args, 10) * pixel
+        row = pixel if low else (blocks + 1) * pixel
         target = scratch + 2 * n * n * pixel
-        for q in range(count):
-            image, place = (first + q) // per_image, (first + q) % per_image
-            h0 = place // across * m - arg(args, 24)
-            w0 = place % across * m - arg(args, 25)
-            inside = h0 >= 0 and w0 >= 0 and h0 + n <= height and w0 + n <= width
-            x = arg(args, 0) + image * arg(args, 37)
-            for b in range(blocks):
-                if inside:
-                    s, down = x + (h0 * width + w0) * pixel, width * pixel
-                else:
-                    s, down = gather(args, x, h0, w0, patch), n * pixel
-                for i in range(n):
-                    forward(s + i * down, pixel, half + i * n * pixel, pixel)
-                to = target + q * row + b * pixel
-                for j in range(n):
-                    forward(half + j * pixel, n * pixel, to + j * point, n * point)
-                x += height * width * pixel
+        # Neighbours of a tile lie beside it: in the input, and among the values of its block.
+        for b in range(blocks):
+            image, i, j = first // (across * down), first // across % down, first % across
+            for q in range(count):
+                x = arg(args, 0) + image * arg(args, 37) + b * area
+                h0, w0 = i * m * stride - arg(args, 24), j * m * stride - arg(args, 25)
+                transform_tile(args, x, h0, w0, scratch, target + q * row, b)
+                j += 1
+                if j == across:
+                    i, j = i + 1, 0
+                if i == down:
+                    image, i = image + 1, 0
+
+    @register_jitable
+    def run_tiles(args: int, t: int, count: int, vectors: int, a: int, c: int) -> None:
+        """Run the contraction tiles of a panel of a point."""
+        i = 0
+        while i < count:
+            rows = rows_of(count - i, mr)
+            put(t, T_A, a + i * arg(t, T_ARS))
+            put(t, T_C, c + i * arg(t, T_CRS))
+            call_kernel(arg(args, 26), t, rows, vectors, 0)
+            i += rows
+
+    @register_jitable
+    def run_strips(args: int, t: int, count: int, vectors: int, steps: int, a: int, c: int) -> None:
+        """Run the strips of a panel of a point, as many blocks of the sums at a time as fit."""
+        most = arg(args, 47)
+        put(t, T_SB2, lanes * vectors * pixel)
+        put(t, T_PACE, 2 * vectors * pixel // ((count + mr - 1) // mr))
+        done = 0
+        while done < steps:
+            part = min(most, steps - done)
+            put(t, T_N2, part)
+            put(t, T_IRS, done)
+            put(t, T_A, a + done * arg(t, T_SA2))
+            put(t, T_C, c)
+            put(t, T_AHEAD, arg(t, T_B) + part * arg(t, T_SB2))
+            call_kernel(arg(args, 26), t, count, vectors, 0)
+            put(t, T_B, arg(t, T_B) + part * arg(t, T_SB2))
+            done += part
 
     @register_jitable
     def multiply(
         args: int, t: int, panel: int, last_panel: int, count: int, a: int, c: int
     ) -> None:
         blocks, out_blocks = arg(args, 6), arg(args, 7)
-        depth = blocks * lanes
-        row, c_row = (blocks + 1) * pixel, (arg(args, 33) * nv + 1) * pixel
-        tiles = arg(args, 31)
-        put(t, T_ARS, row)
+        c_row = (arg(args, 33) * nv + 1) * pixel
+        apart = places(args) * pixel if low else pixel
+        put(t, T_ARS, (blocks + 1) * pixel)
         put(t, T_CRS, c_row)
-        put(t, T_KIN, depth)
-        for point in range(n * n):
+        put(t, T_SA2, apart)
+        put(t, T_CJS, apart)
+        put(t, T_KIN, blocks * lanes)
+        for point in range(side * side):
+            steps = values_of(point) * blocks
+            before = first_of(point) * blocks * out_blocks
             for p in range(panel, last_panel):
                 vectors = min(nv, out_blocks - p * nv)
-                put(t, T_B, arg(args, 1) + (point * out_blocks + p * nv) * depth * pixel)
+                put(t, T_B, arg(args, 1) + (before + p * nv * steps) * lanes * pixel)
                 put(t, T_BKS, vectors * pixel)
-                # The tiles of a panel together bring the next one closer.
-                pace = 2 * vectors * pixel // ((count + mr - 1) // mr)
-                put(t, T_PACE, pace)
-                coming = arg(t, T_B) + depth * vectors * pixel
-                i = 0
-                while i < count:
-                    rows = rows_of(count - i, mr)
-                    put(t, T_A, a + (point * tiles + i) * row)
-                    put(t, T_C, c + (point * tiles + i) * c_row + (p - panel) * nv * pixel)
-                    put(t, T_AHEAD, coming)
-                    coming += depth // 2 * pace
-                    call_kernel(arg(args, 26), t, rows, vectors, 0)
-                    i += rows
+                at = c + point * places(args) * c_row + (p - panel) * nv * apart
+                if low:
+                    run_strips(args, t, count, vectors, steps, a + region(args, point), at)
+                else:
+                    run_tiles(args, t, count, vectors, a + region(args, point), at)
 
     @register_jitable
-    def write_tile(args: int, post: int, half: int, y: int, res: int, rows: int, cols: int) -> None:
-        """Finish the m x m outputs at ``half`` and store what lies inside the image."""
-        flags, width = arg(args, 28), arg(args, 13)
-        lo, hi = splat(ld_f64(args + 8 * 29)), splat(ld_f64(args + 8 * 30))
-        for i in range(rows):
-            for j in range(cols):
-                value = load(half + (i * m + j) * pixel)
-                at = (i * width + j) * pixel
-                if res != 0:
-                    value = value + load(res + at)
-                if flags & 1:
-                    value = at_least(lo, value)
-                if flags & 2:
-                    value = at_most(hi, value)
-                store(y + at, value)
-            if arg(args, 27) != 0:
-                put(post, T_C, y + i * width * pixel)
+    def write_tile(
+        args: int,
+        post: int,
+        s: int,
+        point: int,
+        scratch: int,
+        y: int,
+        res: int,
+        bias: Any,
+        rows: int,
+        cols: int,
+    ) -> None:
+        """Transform a tile of a block back, finish what lies inside the image and store it."""
+        for i in range(side):
+            store_outputs(backward(s + i * side * point, point), scratch + i * m * pixel, pixel)
+        for j in range(cols):
+            d = backward(scratch + j * pixel, m * pixel)
+            finish_column(args, d, bias, y + j * pixel, res + j * pixel if res != 0 else 0, rows)
+        if arg(args, 27) != 0:
+            for i in range(rows):
+                put(post, T_C, y + i * arg(args, 13) * pixel)
                 call_kernel(arg(args, 27), post, cols, 1, 0)
 
     @register_jitable
@@ -235,32 +415,29 @@ def winograd(*, dtype: str, lanes: int, mr: int, nv: int, m: int) -> Callable[..
         args: int, post: int, first: int, count: int, block: int, last_block: int, scratch: int
     ) -> None:
         oh_n, ow_n = arg(args, 12), arg(args, 13)
-        across, tiles = (ow_n + m - 1) // m, arg(args, 31)
-        per_image = across * ((oh_n + m - 1) // m)
-        half = scratch + n * n * pixel
-        row = (arg(args, 33) * nv + 1) * pixel
-        point = tiles * row
-        source = scratch + 2 * n * n * pixel + n * n * tiles * (arg(args, 6) + 1) * pixel
-        for q in range(count):
-            image, place = (first + q) // per_image, (first + q) % per_image
-            oh, ow = place // across * m, place % across * m
-            rows, cols = min(m, oh_n - oh), min(m, ow_n - ow)
-            for b in range(block, last_block):
-                s = source + q * row + (b - block) * pixel
-                for i in range(n):
-                    backward(s + i * n * point, point, half + i * m * pixel, pixel)
-                for j in range(m):
-                    backward(half + j * pixel, m * pixel, scratch + j * pixel, m * pixel)
-                if arg(args, 3) != 0:
-                    bias = load(arg(args, 3) + b * pixel)
-                    for i in range(m * m):
-                        store(scratch + i * pixel, load(scratch + i * pixel) + bias)
-                at = ((b * oh_n + oh) * ow_n + ow) * pixel
+        across, down = (ow_n + m - 1) // m, (oh_n + m - 1) // m
+        c_row = (arg(args, 33) * nv + 1) * pixel
+        row, apart = (pixel, places(args) * pixel) if low else (c_row, pixel)
+        source = scratch + 2 * n * n * pixel + n * n * places(args) * (arg(args, 6) + 1) * pixel
+        for b in range(block, last_block):
+            image, i, j = first // (across * down), first // across % down, first % across
+            bias = zero()
+            if arg(args, 3) != 0:
+                bias = load(arg(args, 3) + b * pixel)
+            for q in range(count):
+                at = ((b * oh_n + i * m) * ow_n + j * m) * pixel
                 y = arg(args, 2) + image * arg(args, 38) + at
                 res = arg(args, 4)
                 if res != 0:
                     res += image * arg(args, 39) + at
-                write_tile(args, post, scratch, y, res, rows, cols)
+                rows, cols = min(m, oh_n - i * m), min(m, ow_n - j * m)
+                s = source + q * row + (b - block) * apart
+                write_tile(args, post, s, places(args) * c_row, scratch, y, res, bias, rows, cols)
+                j += 1
+                if j == across:
+                    i, j = i + 1, 0
+                if i == down:
+                    image, i = image + 1, 0
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         t, post = _words(), _words()
@@ -276,17 +453,12 @@ def winograd(*, dtype: str, lanes: int, mr: int, nv: int, m: int) -> Callable[..
         put(t, T_N2, 1)
         put(t, T_AKS, item)
         put(t, T_BJS, pixel)
-        put(t, T_CJS, pixel)
-        put(t, T_INIT, 0)
-        put(t, T_RBIAS, 0)
-        put(t, T_RES, 0)
-        put(t, T_FLAGS, 0)
         put(post, T_CRS, pixel)
         put(post, T_CJS, pixel)
         put(post, T_LO, arg(args, 29))
         put(post, T_HI, arg(args, 30))
         a = scratch + 2 * n * n * pixel
-        c = a + n * n * tiles * (arg(args, 6) + 1) * pixel
+        c = a + n * n * places(args) * (arg(args, 6) + 1) * pixel
         transformed = -1
         for unit in range(begin, end):
             block, panel = unit // panel_blocks, unit % panel_blocks * pb

@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from subgraph.engine import host
 from subgraph.engine.lowering import Layout
 from subgraph.ops import conv_cpu, tuning
+from subgraph.ops.tile_planning import tiles
 
 from .kernel_support import run_node
 
 Array = np.ndarray[Any, Any]
+LOW = tiles("float32").low
 CUTS = st.lists(st.floats(0, 1), max_size=3)
 QUICK = settings(max_examples=60, deadline=None)
 LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
@@ -354,7 +356,7 @@ def test_weights_that_come_from_far(kernel: int, stride: int, size: int) -> None
     images=st.integers(1, 2),
     act=st.sampled_from(["", "Relu", "Clip", "Silu"]),
     with_residual=st.booleans(),
-    points=st.sampled_from([2, 4]),
+    form=st.sampled_from(["winograd2", "winograd4", "strided2"]),
     threads=st.integers(1, 3),
     cuts=CUTS,
 )
@@ -365,17 +367,19 @@ def test_winograd(
     images: int,
     act: str,
     with_residual: bool,
-    points: int,
+    form: str,
     threads: int,
     cuts: list[float],
 ) -> None:
+    assume(form != "strided2" or LOW)
+    stride = 2 if form == "strided2" else 1
     source = [max(n, 3 - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
     rng = np.random.default_rng(0)
     x = rng.standard_normal((images, channels[0], *source)).astype(np.float32)
     w = rng.standard_normal((channels[1], channels[0], 3, 3)).astype(np.float32)
     w /= np.sqrt(np.float32(9 * channels[0]))
     bias = rng.standard_normal(channels[1]).astype(np.float32)
-    wanted = reference(x, w, [1, 1], [1, 1], pads, 1) + bias.reshape(-1, 1, 1)
+    wanted = reference(x, w, [stride] * 2, [1, 1], pads, 1) + bias.reshape(-1, 1, 1)
     added = rng.standard_normal(wanted.shape).astype(np.float32) if with_residual else None
     if added is not None:
         wanted += added
@@ -385,32 +389,44 @@ def test_winograd(
         wanted = np.clip(wanted, -0.3, 0.7)
     elif act == "Silu":
         wanted = wanted / (1 + np.exp(-wanted))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job: f"winograd{points}")
-        (got,) = run_node(
+    numbers = {"activation_alpha": -0.3, "activation_beta": 0.7}
+
+    def run(threads: int, cuts: list[float]) -> Array:
+        return run_node(
             "FusedConv",
             [x, w, bias, added],
             [wanted.shape],
-            {"pads": pads, "activation": act, "activation_alpha": -0.3, "activation_beta": 0.7},
+            {"pads": pads, "strides": (stride,) * 2, "activation": act, **numbers},
             domain="subgraph.cpu",
             constant=[1, 2],
             blocked=[0],
             out_layout="blocked",
             threads=threads,
             cuts=cuts,
-        )
+        )[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", lambda job: form)
+        got = run(threads, cuts)
+        assert np.array_equal(got, run(1, []))
     close(got, wanted, 1e-5)
 
 
-@pytest.mark.parametrize(("points", "bound"), [(2, 1e-6), (4, 6e-6)])
-def test_winograd_error_is_as_stated(points: int, bound: float) -> None:
+@pytest.mark.parametrize(
+    ("form", "bound"), [("winograd2", 1e-6), ("winograd4", 6e-6), ("strided2", 2e-6)]
+)
+def test_winograd_error_is_as_stated(form: str, bound: float) -> None:
+    stride = 2 if form == "strided2" else 1
+    if stride == 2 and not LOW:
+        pytest.skip("tall tiles run it directly")
     rng = np.random.default_rng(1)
     x = rng.standard_normal((1, 256, 16, 16)).astype(np.float32)
     w = (rng.standard_normal((32, 256, 3, 3)) / 48).astype(np.float32)
-    wanted = reference(x, w, [1, 1], [1, 1], [1] * 4, 1)
+    wanted = reference(x, w, [stride] * 2, [1, 1], [1] * 4, 1)
+    how = {"pads": (1,) * 4, "strides": (stride,) * 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job: f"winograd{points}")
-        (got,) = run_node("Conv", [x, w], [wanted.shape], {"pads": (1,) * 4}, constant=[1])
+        patch.setattr(conv_cpu, "choose", lambda job: form)
+        (got,) = run_node("Conv", [x, w], [wanted.shape], how, constant=[1])
     assert np.abs(got - wanted).max() < bound * np.abs(wanted).max()
 
 

@@ -77,6 +77,24 @@ def test_winograd(dtype: str, m: int) -> None:
         np.testing.assert_allclose(got, want, rtol=2 * float(np.finfo(dtype).eps), atol=1e-15)
 
 
+def test_strided_winograd() -> None:
+    """Along an axis: the first and the middle weight, the outer ones' sum and it, the last."""
+    of = tiles("float32")
+    rng = np.random.default_rng(3)
+    values = [[0, 1], [3, 1], [2]]
+    outputs, inputs = of.width + 9, 2 * of.lanes
+    weight = rng.standard_normal((outputs, inputs, 3, 3)).astype(np.float32)
+    wide = np.concatenate([weight, weight[:, :, :1] + weight[:, :, 2:]], 2)
+    wide = np.concatenate([wide, wide[..., :1] + wide[..., 2:3]], 3)
+    want: list[Array] = []
+    for rows in values:
+        for columns in values:
+            point = wide[:, :, rows][..., columns].reshape(outputs, inputs, -1)
+            want.append(packing.pack_blocks(point[None], of))
+    got = packing.pack_winograd_strided(weight, of)
+    np.testing.assert_allclose(got, np.concatenate(want), rtol=1e-6, atol=1e-6)
+
+
 def test_threads_see_the_snapshot_and_report_errors() -> None:
     parameter = Parameter("p", np.zeros(1, np.float32))
     snapshot = Snapshot((parameter,))
