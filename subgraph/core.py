@@ -49,6 +49,7 @@ class Core:
         self._makers: dict[str, tuple[Callable[[], Device], str]] = {}
         self._devices: dict[str, Device] = {}
         self._failed: dict[str, str] = {}
+        self._extensions: list[Operator] = []
         for name in _device_files():
             self._makers[name] = (partial(_device_of_file, name), f"{_GROUP}.{name.lower()}")
 
@@ -99,12 +100,23 @@ class Core:
             self._failed.pop(name, None)
 
     def add_extension(self, extension: Operator) -> None:
-        """Make a custom operator known: schema, shape rule and reference.
+        """Make a custom operator known: schema, shape rule, reference, and kernels of devices.
 
         Raises:
             UnsupportedOpError: another owner has the operator's name.
+            DeviceError: a device of its kernels is not known, or takes none.
         """
-        register_operator(extension)
+        with self._lock:
+            self._find_installed()
+            for name in extension.kernels:
+                if name not in self._makers:
+                    raise DeviceError(f"no device named {name!r}; {nearest(name, self._makers)}")
+            register_operator(extension)
+            self._extensions.append(extension)
+            for name in extension.kernels:
+                device = self._devices.get(name)
+                if device is not None:  # the others get it when they start
+                    device.add_kernel(extension.key, extension.kernels[name])
 
     @property
     def available_devices(self) -> list[str]:
@@ -160,6 +172,9 @@ class Core:
             device.name = name
             device.core = self
             device.ensure_started()
+            for extension in self._extensions:
+                if name in extension.kernels:
+                    device.add_kernel(extension.key, extension.kernels[name])
         except Exception as error:
             message = (
                 str(error)
@@ -208,10 +223,12 @@ class Core:
             self.device(device_name).set_property(properties)
             return
         devices = [self.device(name) for name in self.available_devices]
+        known = {device: known_properties(device) for device in devices}
         for key, value in device_name.items():
-            takers = [d for d in devices if key in known_properties(d)]
+            takers = [d for d in devices if known[d].get(key) == "RW"]
             if not takers:
-                raise ConfigError(f"no device has a property {key!r}")
+                options = {k for row in known.values() for k, mode in row.items() if mode == "RW"}
+                raise ConfigError(f"no device has a property {key!r}; {nearest(key, options)}")
             for taker in takers:
                 taker.set_property({key: value})
 
@@ -221,7 +238,7 @@ class Core:
         """Return which nodes a device supports, as {node name: device name}; ``.reasons`` too."""
         graph = without_defaults(read_model(model))
         device, extra = self.split(device_name)
-        found = device.query_model(graph, {**(config or {}), **extra} or None)
+        found = device.query_model(graph, _joined(config, extra) or None)
         reasons = dict(getattr(found, "reasons", {}))
         for node in graph.nodes:
             if node.name not in found:
@@ -265,7 +282,7 @@ class Core:
 
             graph = preprocessed(graph, preprocess)
         device, extra = self.split(device_name)
-        full = {**(config or {}), **extra}
+        full = _joined(config, extra)
         if self._asked(device, full, "INFERENCE_PRECISION"):
             graph = _in_float32(graph)
         folder = self._asked(device, full, "CACHE_DIR")
@@ -319,12 +336,18 @@ class Core:
         from subgraph.export import exported_device
 
         device, extra = self.split(device_name or exported_device(source))
-        full = {**(config or {}), **extra} or None
+        full = _joined(config, extra) or None
         own = type(device).import_model is not Device.import_model
         if own and isinstance(source, (str, PathLike)):
             with open(source, "rb") as stream:
                 return device.import_model(stream, full)
         return device.import_model(source, full)
+
+
+def _joined(config: Config | None, extra: Mapping[str, Any]) -> dict[str, Any]:
+    if config is not None and not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"the config is {config!r}; give a dict, such as {{'NUM_STREAMS': 2}}")
+    return {**(config or {}), **extra}
 
 
 def _in_float32(graph: Graph) -> Graph:

@@ -110,6 +110,14 @@ class Device:
         """Return what runs ``graph``, all of whose nodes are supported; inputs include weights."""
         return DefaultSubgraphOp(graph)
 
+    def add_kernel(self, operator: str, kernel: Callable[..., Any]) -> None:
+        """Take a kernel of a custom operator, named "domain::Type"; what it is, the device says.
+
+        Raises:
+            DeviceError: the device takes none.
+        """
+        raise DeviceError(f"device {self.name} takes no kernels for single operators")
+
     def device_ids(self) -> list[str]:
         """Return the ids of the devices of this kind; [""] where there is one without an id."""
         return [""]
@@ -299,6 +307,12 @@ class Device:
         Raises:
             ConfigError: a key is unknown or read-only, or a value is not allowed.
         """
+        for name in properties:
+            if (
+                name not in property_access(self.options_class)
+                and name in self.supported_properties()
+            ):
+                raise ConfigError(f"{self.name}: property {name!r} can only be read")
         checked = {
             name: check_option(self.options_class, self.name, name, value)
             for name, value in properties.items()

@@ -7,7 +7,7 @@ is one `Operator` object with all of it, registered by ``core.add_extension``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -48,11 +48,15 @@ class Operator:
         compute: ``(node, inputs) -> outputs``: the operator in NumPy, its definition.
         infer: ``(node, input types, known input values) -> output types``; None leaves the
             types of the outputs unknown.
+        kernels: What devices run it by, by the device's name: see `Device.add_kernel`. For CPU and
+            OPENCL a function ``(node, low)`` that lowers a node to steps. Every other device
+            leaves the node to ``compute``.
     """
 
     schema: Schema
     compute: Reference
     infer: ShapeRule | None = None
+    kernels: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict[str, Callable[..., Any]])
 
     @property
     def key(self) -> str:
@@ -130,7 +134,8 @@ def infer_types(
 
 def _misfit(node: Node, types: Sequence[ValueType | None], error: Exception) -> ShapeError:
     shown = ", ".join("-" if t is None else str(t) for t in types)
-    return ShapeError(f"node {node.name!r} ({node.op_type}): inputs ({shown}) do not fit: {error}")
+    where = f"node {node.name!r} ({node.op_type})" if node.name else node.op_type
+    return ShapeError(f"{where}: inputs ({shown}) do not fit: {error}")
 
 
 def _infer_by_onnx(

@@ -8,6 +8,7 @@ kernel takes goes to REFERENCE.
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ import attrs
 
 from subgraph.device import Device
 from subgraph.engine import host, pool
+from subgraph.engine.lowering import lowering
 from subgraph.engine.plan import PlanOptions
 from subgraph.engine.probe import Trial, trial
 from subgraph.engine.region_op import CpuSubgraphOp, Guards, RegionOptions
@@ -97,6 +99,11 @@ class CpuDevice(Device):
         op.device = self.name
         op.fusion = f"FUSION={options.FUSION}"
         return op
+
+    def add_kernel(self, operator: str, kernel: Callable[..., Any]) -> None:
+        """Take a lowering, ``(node, low)``, of a custom operator."""
+        domain, _, op_type = operator.rpartition("::")
+        lowering(op_type, domain=domain)(kernel)
 
     def optimal_requests(self, options: DeviceOptions) -> int:
         """Return the number of streams."""

@@ -6,7 +6,7 @@ lowerings in ``ops/*_opencl.py`` say which kernels run. What has none goes to th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -19,7 +19,7 @@ from subgraph.engine.probe import refusals
 from subgraph.engine.region_op import Guards, RegionOptions
 from subgraph.errors import DeviceError
 from subgraph.graph import Graph, Node
-from subgraph.opencl.lowering import CL_LOWERINGS, ClLowering, cl_rule_of
+from subgraph.opencl.lowering import CL_LOWERINGS, ClLowering, cl_lowering, cl_rule_of
 from subgraph.opencl.region_op import ClSubgraphOp
 from subgraph.opencl.runtime import ClTraits, Runtime, find_devices, runtime
 from subgraph.opencl.tuning import ClTuning, stored, tuned
@@ -56,6 +56,11 @@ class OpenclDevice(Device):
     def start(self) -> None:
         """Find the devices."""
         find_devices()
+
+    def add_kernel(self, operator: str, kernel: Callable[..., Any]) -> None:
+        """Take a lowering, ``(node, low)``, of a custom operator."""
+        domain, _, op_type = operator.rpartition("::")
+        cl_lowering(op_type, domain=domain)(kernel)
 
     def device_ids(self) -> list[str]:
         """Return "0", "1", ...: positions among the machine's devices, GPUs first."""
