@@ -30,7 +30,8 @@ def evaluate(node: Node, inputs: Sequence[Array | None]) -> list[Any]:
     fast = None if node.domain else _FAST.get(node.op_type)
     if fast is not None:
         try:
-            result = fast(node, inputs)
+            with np.errstate(all="ignore"):  # as on a device: infinities and NaN are results
+                result = fast(node, inputs)
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
             result = None  # inputs that do not fit: the reference says why
         if result is not None:
@@ -75,6 +76,37 @@ def _gather(node: Node, inputs: Sequence[Any]) -> Array | None:
     return np.asarray(np.take(data, index, axis=axis))
 
 
+def _gather_nd(node: Node, inputs: Sequence[Any]) -> Array | None:
+    data, index = inputs
+    if node.attrs.get("batch_dims", 0) or not index.ndim:
+        return None
+    return np.asarray(data[tuple(np.moveaxis(index, -1, 0))])
+
+
+def _scatter_nd(node: Node, inputs: Sequence[Any]) -> Array | None:
+    data, index, updates = inputs
+    if node.attrs.get("reduction", "none") != "none" or not index.ndim:
+        return None
+    if updates.shape != index.shape[:-1] + data.shape[index.shape[-1] :]:
+        return None
+    result: Array = data.copy()
+    result[tuple(np.moveaxis(index, -1, 0))] = updates
+    return result
+
+
+def _scatter_elements(node: Node, inputs: Sequence[Any]) -> Array | None:
+    data, index, updates = inputs
+    if node.attrs.get("reduction", "none") != "none" or index.shape != updates.shape:
+        return None
+    if index.ndim != data.ndim:
+        return None
+    places = list(np.ix_(*(range(size) for size in index.shape)))
+    places[int(node.attrs.get("axis", 0))] = index
+    result: Array = data.copy()
+    result[tuple(places)] = updates
+    return result
+
+
 def _constant_of_shape(node: Node, inputs: Sequence[Any]) -> Array | None:
     value = node.attrs.get("value")
     if not isinstance(value, np.ndarray):
@@ -114,6 +146,9 @@ _FAST: dict[str, Callable[[Node, Sequence[Any]], Array | None]] = {
     "Equal": _binary(np.equal, "fib"),
     "And": _binary(np.logical_and, "b"),
     "Gather": _gather,
+    "GatherND": _gather_nd,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
     "ConstantOfShape": _constant_of_shape,
     "Shape": _shape,
 }
@@ -134,27 +169,63 @@ class _Derivation:
 
 
 class _Composition:
-    """Makes inner weights on the way to an outer one; a leaf is a parameter's array or constant."""
+    """Makes a weight of the parameters' arrays, and once each weight on the way to it.
+
+    Attributes:
+        slots: Places of the arrays: the parameters', constants, and what the steps make.
+        steps: In order: the function, the slots it reads, its own, those not read again.
+    """
 
     def __init__(self, weight: Weight, positions: dict[Parameter, int]) -> None:
-        self.make = weight.make
-        self.sources: list[int | Array | _Composition] = []
-        for source in weight.sources:
-            if isinstance(source, Parameter):
-                self.sources.append(positions[source])
-            elif isinstance(source, Weight):
-                self.sources.append(_Composition(source, positions))
-            else:
-                self.sources.append(source)
+        self.slots: list[Array | None] = [None] * len(positions)
+        self.steps: list[tuple[Callable[..., Array], list[int], int, list[int]]] = []
+        place_of: dict[int, int] = {}
+        order = _inner_first(weight)
+        for inner in order:
+            reads: list[int] = []
+            for source in inner.sources:
+                if isinstance(source, Parameter):
+                    reads.append(positions[source])
+                elif isinstance(source, Weight):
+                    reads.append(place_of[id(source)])
+                else:
+                    reads.append(len(self.slots))
+                    self.slots.append(source)
+            place_of[id(inner)] = len(self.slots)
+            self.steps.append((inner.make, reads, len(self.slots), []))
+            self.slots.append(None)
+        needed: set[int] = {place_of[id(weight)]}
+        for _, reads, _, dead in reversed(self.steps):
+            dead += {slot for slot in reads if slot not in needed}
+            needed.update(reads)
 
     def __call__(self, *arrays: Array) -> Array:
-        found: list[Array] = []
-        for source in self.sources:
-            if isinstance(source, int):
-                found.append(arrays[source])
-            else:
-                found.append(source(*arrays) if isinstance(source, _Composition) else source)
-        return self.make(*found)
+        slots: list[Any] = [*arrays, *self.slots[len(arrays) :]]
+        for make, reads, own, dead in self.steps:
+            slots[own] = make(*(slots[slot] for slot in reads))
+            for slot in dead:
+                slots[slot] = None
+        result: Array = slots[-1]
+        return result
+
+
+def _inner_first(weight: Weight) -> list[Weight]:
+    """Return the weights that one is made of, itself last, each once and after its sources."""
+    order: list[Weight] = []
+    done: set[int] = set()
+    work = [weight]
+    while work:
+        top = work[-1]
+        if id(top) in done:
+            work.pop()
+            continue
+        waiting = [s for s in top.sources if isinstance(s, Weight) and id(s) not in done]
+        if waiting:
+            work += reversed(waiting)
+        else:
+            done.add(id(top))
+            order.append(work.pop())
+    return order
 
 
 def derive(node: Node, operands: Sequence[Operand | None], output: int) -> Weight:
@@ -186,15 +257,13 @@ def _digest(array: Array) -> str:
 
 
 def parameters_of(weight: Weight) -> tuple[Parameter, ...]:
-    """Return all parameters that a weight is made of, each once, in order of first use."""
-    found: dict[Parameter, None] = {}
-    work: list[Parameter | Array | Weight] = [weight]
-    while work:
-        item = work.pop()
-        if isinstance(item, Parameter):
-            found[item] = None
-        elif isinstance(item, Weight):
-            work.extend(reversed(item.sources))
+    """Return all parameters that a weight is made of, each once, inner ones first."""
+    found = dict.fromkeys(
+        source
+        for inner in _inner_first(weight)
+        for source in inner.sources
+        if isinstance(source, Parameter)
+    )
     return tuple(found)
 
 
@@ -207,15 +276,20 @@ def made(weight: Weight) -> Array:
 
 def _recipe(weight: Weight, positions: dict[Parameter, int]) -> str:
     """Return a text that tells everything a weight depends on but its parameters' content."""
-    parts: list[str] = []
-    for source in weight.sources:
-        if isinstance(source, Parameter):
-            parts.append(f"p{positions[source]}")
-        elif isinstance(source, Weight):
-            parts.append(_recipe(source, positions))
-        else:
-            parts.append(_digest(source))
-    return f"{recipe_id(weight.recipe, weight.make)}<{','.join(parts)}>"
+    texts: dict[int, str] = {}
+    text = ""
+    for inner in _inner_first(weight):
+        parts: list[str] = []
+        for source in inner.sources:
+            if isinstance(source, Parameter):
+                parts.append(f"p{positions[source]}")
+            elif isinstance(source, Weight):
+                parts.append(texts[id(source)])
+            else:
+                parts.append(_digest(source))
+        text = f"{recipe_id(inner.recipe, inner.make)}<{','.join(parts)}>"
+        texts[id(inner)] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    return text
 
 
 class Weights:
