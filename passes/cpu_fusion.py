@@ -33,7 +33,8 @@ class CpuFusion:
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the fused graph."""
-        graph = apply_pass(graph, ["IdentityElimination", "ConstantsToParameters"])
+        first = ["ExpandFunctions", "IdentityElimination", "ConstantsToParameters"]
+        graph = apply_pass(graph, first)
         if any(not _known(value) for value in graph.values()):
             graph = apply_pass(graph, "InferTypes", strict=False)
         for parameter in graph.parameters.values():

@@ -12,7 +12,7 @@ import attrs
 from subgraph.engine.lowering import LOWERINGS, LoweringRule
 from subgraph.graph import Graph, Node, Value
 from subgraph.op import operator_key
-from subgraph.pass_manager import register_pass
+from subgraph.pass_manager import apply_pass, register_pass
 from subgraph.registry import Registry
 from subgraph.types import ONNX_DTYPE, TensorType
 
@@ -33,7 +33,7 @@ class WidenHalf:
 
     def __call__(self, graph: Graph) -> Graph:
         """Return a copy with a Cast before such an operator and another behind it."""
-        graph = graph.clone()
+        graph = apply_pass(graph, "ExpandFunctions")
         widened: dict[Value, Value] = {}
         replacements: dict[Value, Value] = {}
         for node in graph.nodes:

@@ -22,7 +22,7 @@ from subgraph.graph import Node, Value
 from subgraph.limits import memory_limit, size_in_bytes
 from subgraph.op import REFERENCES, infer_types, operator_key
 from subgraph.schema import find_schema, newest_opset
-from subgraph.types import TensorType, dtype_of
+from subgraph.types import TensorType, ValueType, dtype_of
 
 Array = np.ndarray[Any, Any]
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
@@ -325,7 +325,7 @@ def expand(node: Node, inputs: Sequence[Any]) -> Compute | None:
     Raises:
         UnsupportedOpError: the body holds a control-flow operator.
     """
-    proto = _function_of(node, inputs)
+    proto = _function_of(node, [_type_of(v) for v in inputs])
     if proto is None:
         return None
     steps = [_function_step(node, proto, step) for step in proto.node]
@@ -343,7 +343,43 @@ def expand(node: Node, inputs: Sequence[Any]) -> Compute | None:
     return compute
 
 
-def _function_of(node: Node, inputs: Sequence[Any]) -> Any:
+def function_outputs(node: Node) -> list[Value | None] | None:
+    """Return what the function body in the operator's schema makes of the node's inputs.
+
+    The nodes of the body are new; a note tells that they stand for ``node``.
+
+    Returns:
+        One value for each output of the body, or None if the operator has no such body.
+
+    Raises:
+        UnsupportedOpError: the body holds a control-flow operator.
+    """
+    proto = _function_of(node, [None if v is None else v.type for v in node.inputs])
+    if proto is None:
+        return None
+    notes = node.metadata or {}
+    known: dict[str, Value | None] = dict.fromkeys(("", *proto.input))
+    known.update(zip(proto.input, node.inputs, strict=False))
+    for number, step in enumerate(proto.node):
+        inner, sources, targets = _function_step(node, proto, step)
+        made = Node(
+            inner.op_type,
+            [known[name] for name in sources],
+            outputs=len(targets),
+            name=f"{node.name}/{number}",
+            domain=inner.domain,
+            version=inner.version,
+            attrs=inner.attrs,
+            metadata={**notes, "origin": notes.get("origin", node.name)},
+        )
+        types = infer_types(made, [None if v is None else v.type for v in made.inputs])
+        for value, type_ in zip(made.outputs, types, strict=True):
+            value.type = type_
+        known.update(zip(targets, made.outputs, strict=True))
+    return [known.get(name) for name in proto.output]
+
+
+def _function_of(node: Node, given: Sequence[ValueType | None]) -> Any:
     import onnx
 
     schema = _onnx_schema(node.op_type, node.domain, _version(node))
@@ -355,8 +391,8 @@ def _function_of(node: Node, inputs: Sequence[Any]) -> Any:
         return None
     from subgraph.onnx_proto import type_to_proto
 
-    types = [type_to_proto(_type_of(v)).SerializeToString() for v in inputs]
-    message = _proto_with_defaults(node, len(inputs)).SerializeToString()
+    types = [type_to_proto(type_).SerializeToString() for type_ in given]
+    message = _proto_with_defaults(node, len(given)).SerializeToString()
     body = schema.get_context_dependent_function(message, types)
     if not body:
         return None
