@@ -34,6 +34,7 @@ def fold_scale(graph: Graph) -> Graph:
         if chain is None:
             continue
         done.update(chain.nodes)
+        chain.x = replaced.get(chain.x, chain.x)  # a chain may begin where another ends
         end = chain.nodes[-1].outputs[0]
         replaced[end] = _folded(chain, end)
     graph.rewire(replaced)

@@ -310,6 +310,18 @@ def test_a_scale_chain_as_light_models_write_it() -> None:
     assert {node.name for node in graph.nodes} == set(query)
 
 
+def test_norms_between_convolutions_go_into_both() -> None:
+    x = at = sg.input("x", (1, 16, 6, 6), "float32")
+    for name in ("a", "b", "c"):
+        at = ops.Conv(at, weight(f"w{name}", 16, 16, 1, 1))
+        parts = [weight(f"{part}{name}", 16) for part in ("scale", "bias", "mean")]
+        variance = sg.parameter(f"var{name}", np.abs(values(16)) + 0.5)
+        at = ops.BatchNormalization(at, *parts, variance)
+    graph = sg.Graph([x], [at])
+    assert fused_ops(graph) == ["Conv"] * 3
+    check(graph, values(1, 16, 6, 6))
+
+
 @pytest.mark.parametrize("op", ["Add", "Sum"])
 def test_a_residual_joins_once(op: str) -> None:
     x = sg.input("x", (1, 16, 6, 6), "float32")
