@@ -32,7 +32,14 @@ class ConfigError(SubgraphError, KeyError, ValueError):
 
 
 class DeviceError(SubgraphError, RuntimeError):
-    """A device is missing, could not start, or failed while it ran."""
+    """A device is missing, could not start, or failed while it ran.
+
+    Attributes:
+        lost: Whether the device may be out of order; False where a user's own op failed, or an
+            operator that was computed by its definition.
+    """
+
+    lost = True
 
 
 class RequestError(DeviceError):

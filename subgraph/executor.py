@@ -346,6 +346,6 @@ def explain_failure(error: Exception, node: Node) -> NoReturn:
         error.add_note(f"at {where}")
         raise error
     device = "REFERENCE" if node.op is None else node.op.device
-    raise DeviceError(
-        f"{where} failed on device {device!r}: {type(error).__name__}: {error}"
-    ) from error
+    failure = DeviceError(f"{where} failed on device {device!r}: {type(error).__name__}: {error}")
+    failure.lost = node.op is not None and device != SubgraphOp.device
+    raise failure from error

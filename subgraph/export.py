@@ -385,7 +385,11 @@ def _merged(device: Device, header: Mapping[str, Any], config: Config) -> dict[s
     """Return the options of a file with those of the call over them, if it is of this device."""
     if str(header.get("device")).partition(":")[0] != device.name:
         return dict(config)
-    return {**_table(header, "options"), **_table(header, "configs"), **config}
+    configs = _table(header, "configs")
+    if "DEVICE_PRIORITIES" in config:  # a device that is not asked for has nothing to be told
+        asked = str(config["DEVICE_PRIORITIES"]).replace(",", " ").split()
+        configs = {name: values for name, values in configs.items() if name in asked}
+    return {**_table(header, "options"), **configs, **config}
 
 
 def _offer_defaults(model: CompiledModel, graph: Graph, header: Mapping[str, Any]) -> None:

@@ -151,7 +151,7 @@ class DeviceFallback:
         """Return a session to run instead, and whether for good; None if the error stands."""
         if isinstance(error, RequestCancelledError):
             return None
-        lost = isinstance(error, (DeviceError, MemoryError))
+        lost = error.lost if isinstance(error, DeviceError) else isinstance(error, MemoryError)
         if not lost and not isinstance(error, UnsupportedOpError):
             return None
         with self._lock:

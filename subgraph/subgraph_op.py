@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from subgraph.errors import DeviceError
+from subgraph.errors import DeviceError, PartitionError, ShapeError
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
 from subgraph.types import TensorType, numpy_dtype
@@ -126,10 +126,19 @@ def _raise_wrong_result(op: SubgraphOp, position: int, result: Any) -> None:
 
 
 def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> list[Any]:
-    """Return ``results`` with those copied into ``outputs`` for which an array is given."""
+    """Return ``results`` with those copied into ``outputs`` for which an array is given.
+
+    Raises:
+        ShapeError: an array has another shape than the result of this run.
+    """
     filled: list[Any] = []
-    for result, target in zip(results, outputs, strict=True):
+    for position, (result, target) in enumerate(zip(results, outputs, strict=True)):
         if target is not None and target is not result:
+            if target.shape != np.shape(result):
+                raise ShapeError(
+                    f"output {position} has shape {np.shape(result)} in this run, the array to "
+                    f"write it into has {target.shape}"
+                )
             np.copyto(target, result, casting="no")
             result = target
         filled.append(result)
@@ -301,7 +310,15 @@ def subgraph_node(
             type as the inner inputs, over the same parameters, which the partition replaces; the
             outputs then have the names of the inner ones too.
         metadata: Notes for the node.
+
+    Raises:
+        PartitionError: ``op`` is no SubgraphOp.
     """
+    if op is not None and not isinstance(op, SubgraphOp):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PartitionError(
+            f"op of a subgraph node is {op!r}; give a SubgraphOp made of the inner graph, as in "
+            "sg.subgraph_node(subgraph, op=MyOp(subgraph))"
+        )
     outputs = [Value(v.name if inputs is None else "", v.type) for v in subgraph.outputs]
     if inputs is None:
         inputs = [Value(v.name, v.type, parameter=v.parameter) for v in subgraph.inputs]

@@ -203,6 +203,17 @@ def test_preset_outputs(gated: tuple[sg.CompiledModel, Gate]) -> None:
         request.set_output("z", target)
 
 
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE", "HETERO:CPU,REFERENCE"])
+def test_a_preset_output_of_another_shape_than_the_result(device: str) -> None:
+    x = sg.input("x", ("N", 4))
+    model = sg.compile_model(sg.Graph([x], [ops.Relu(x)]), device)
+    request = model.create_infer_request()
+    request.set_output(0, np.zeros((3, 4), np.float32))
+    with pytest.raises(sg.ShapeError, match=r"output 0 has shape \(2, 4\) in this run.*\(3, 4\)"):
+        request.infer(np.ones((2, 4), np.float32))
+    assert request.infer(np.ones((3, 4), np.float32))[0].sum() == 12
+
+
 def test_set_input_and_get_output(gated: tuple[sg.CompiledModel, Gate]) -> None:
     request = gated[0].create_infer_request()
     with pytest.raises(sg.RequestError, match="no results"):

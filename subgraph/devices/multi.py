@@ -247,7 +247,7 @@ class _MultiRunner(Runner):
             except RequestCancelledError:
                 raise
             except DeviceError as error:
-                if not self._owner.drop(self._model, error):
+                if not error.lost or not self._owner.drop(self._model, error):
                     raise
             self._move()
 

@@ -1,0 +1,72 @@
+"""Faults that are nobody's device's: a user's own op that raises; files for fewer devices."""
+
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops, passes
+
+X = np.ones((2, 4), np.float32)
+
+
+class Picky(sg.SubgraphOp):
+    """Computes Relu; refuses large numbers."""
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        if inputs[0].max() > 5:
+            raise RuntimeError("too large for me")
+        return [np.maximum(inputs[0], 0)]
+
+
+class PickyProperty(sg.SubgraphProperty):
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Relu"})
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+        return sg.subgraph_node(subgraph, op=Picky(subgraph), name=f"picky{subgraph_id}")
+
+
+def graph() -> sg.Graph:
+    x = sg.input("x", ("N", 4))
+    return sg.Graph([x], [ops.Neg(ops.Relu(x, name="relu"), name="neg")], "net")
+
+
+@pytest.mark.parametrize(
+    "device", ["CPU", "REFERENCE", "HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE", "AUTO"]
+)
+def test_a_users_op_that_raises_takes_no_device_out(device: str, caplog: Any) -> None:
+    work = graph()
+    work.attrs["subgraph_property"] = PickyProperty()
+    model = sg.compile_model(passes.apply_pass(work, "PartitionGraph"), device)
+    requests = [model.create_infer_request() for _ in range(4)]
+    with caplog.at_level(logging.WARNING):
+        for number, request in enumerate(requests):
+            request.start_async(X * (10 if number == 2 else 1))
+        for number, request in enumerate(requests):
+            if number == 2:
+                with pytest.raises(sg.DeviceError, match=r"picky0.*too large for me") as caught:
+                    request.wait()
+                assert not caught.value.lost
+            else:
+                np.testing.assert_array_equal(request.wait()[0], -X)  # type: ignore[index]
+    np.testing.assert_array_equal(requests[2].infer(X)[0], -X)
+    assert not [r for r in caplog.records if "goes on without" in r.getMessage()]
+
+
+def test_a_file_is_imported_for_fewer_devices() -> None:
+    """What was configured for a device that is not asked for is no error."""
+    core, work = sg.Core(), graph()
+    work.node("relu").metadata = {"affinity": "REFERENCE"}
+    config = {"CPU": {"FUSION": False}, "REFERENCE": {"PERFORMANCE_HINT": "LATENCY"}}
+    model = core.compile_model(work, "HETERO:CPU,REFERENCE", config)
+    stream = io.BytesIO()
+    model.export_model(stream)
+    for device in ("HETERO:REFERENCE", "HETERO:CPU", "HETERO:REFERENCE,CPU", "CPU", "AUTO"):
+        stream.seek(0)
+        np.testing.assert_array_equal(core.import_model(stream, device)(X)[0], -X)
