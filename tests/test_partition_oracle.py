@@ -7,11 +7,13 @@ region, with regions chosen as single nodes. It knows nothing of the package.
 from __future__ import annotations
 
 import random
+from itertools import chain
 
+import numpy as np
 import pytest
 
-from subgraph.partition.contraction import Contraction
-from subgraph.partition.hetero import HeteroSearch
+from subgraph.partition.search import Links as SearchLinks
+from subgraph.partition.search import Search
 
 Links = list[list[int]]
 
@@ -95,21 +97,21 @@ class Oracle:
         return grown
 
 
-def fast(preds: Links, devices: list[set[int]]) -> list[list[tuple[int, list[int]]]]:
-    succs: Links = [[] for _ in preds]
-    for node, sources in enumerate(preds):
-        for source in sources:
-            succs[source].append(node)
-    space = Contraction(preds, succs)
+def fast(
+    preds: Links, devices: list[set[int]], *, compiled: bool
+) -> list[list[tuple[int, list[int]]]]:
+    ends = np.cumsum([len(sources) for sources in preds], dtype=np.int32)
+    ins = np.array([source for sources in preds for source in sources], np.int32)
+    links = SearchLinks.of(ends, ins)
     out: list[list[tuple[int, list[int]]]] = []
     for mine in devices:
-        free = bytearray(k in mine for k in range(len(preds)))
-        search = HeteroSearch(space, free)
+        search = Search(links, compiled=compiled)
+        for _, members in chain.from_iterable(out):
+            search.choose(members)
+        search.start_roots(k in mine for k in range(len(preds)))
         regions: list[tuple[int, list[int]]] = []
-        while (best := search.best()) is not None:
-            root, members = best
-            regions.append((root, sorted(members)))
-            search.taken(members, space.choose(members))
+        while (best := search.largest(take=True)) is not None:
+            regions.append(best)
         out.append(regions)
     return out
 
@@ -141,7 +143,9 @@ def check(seed: int) -> None:
         regions = oracle.partition(mine - taken)
         taken |= {node for _, members in regions for node in members}
         expected.append(regions)
-    assert fast(preds, devices) == expected, (seed, preds, devices)
+    for compiled in (False, True):
+        found = fast(preds, devices, compiled=compiled)
+        assert found == expected, (seed, compiled, preds, devices)
 
 
 def test_the_worked_example_of_the_reference() -> None:
@@ -150,7 +154,8 @@ def test_the_worked_example_of_the_reference() -> None:
     expected = [[(4, [2, 4, 5, 6]), (0, [0, 1])], [(3, [3])]]
     oracle = Oracle(preds)
     assert [oracle.partition(mine) for mine in devices] == expected
-    assert fast(preds, devices) == expected
+    for compiled in (False, True):
+        assert fast(preds, devices, compiled=compiled) == expected
 
 
 @pytest.mark.parametrize("block", range(10))

@@ -17,7 +17,7 @@ import llvmlite.binding as ll
 from llvmlite import ir
 from numba import types
 from numba.core import compiler as numba_compiler
-from numba.core.codegen import AOTCodeLibrary, AOTCPUCodegen, JITCodeLibrary
+from numba.core.codegen import AOTCodeLibrary, AOTCPUCodegen, JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu_options import FastMathOptions
 from numba.core.registry import cpu_target
@@ -96,20 +96,35 @@ def _helpers_as_written() -> Generator[None]:
     """Let numba leave the functions that a kernel calls as they are: ours are optimised once.
 
     Its own passes over each of them, whose result is inlined and optimised again, take a third of
-    the time and unroll loops twice. The collector would look at all that a compilation makes, too.
+    the time and unroll loops twice; machine code of each alone, with all that it calls, is never
+    run. The collector would look at all that a compilation makes, too.
     """
     was_on = gc.isenabled()
-    passes = ("_optimize_functions", "_optimize_final_module")
     gc.disable()
+    skipped: list[tuple[type, str]] = [
+        (JITCodeLibrary, "_optimize_functions"),
+        (JITCodeLibrary, "_optimize_final_module"),
+        (JITCodeLibrary, "_finalize_specific"),
+        (JITCPUCodegen, "_add_module"),
+        (JITCPUCodegen, "set_env"),
+    ]
+    own = [vars(kind).get(name) for kind, name in skipped]
     try:
-        for name in passes:
-            setattr(JITCodeLibrary, name, getattr(_Library, name))
+        for kind, name in skipped:
+            setattr(kind, name, _nothing)
         yield
     finally:
-        for name in passes:
-            delattr(JITCodeLibrary, name)
+        for (kind, name), before in zip(skipped, own, strict=True):
+            if before is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, before)
         if was_on:
             gc.enable()
+
+
+def _nothing(*_arguments: Any) -> None:
+    """Stand in for a step of numba's that is left out."""
 
 
 @global_compiler_lock

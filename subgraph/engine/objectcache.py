@@ -41,6 +41,11 @@ def _path(key: str) -> Path:
     return cache_folder() / key[:2] / f"{key}.sgk"
 
 
+def holds(key: str) -> bool:
+    """Return whether there is an entry of a key, whole or not."""
+    return _path(key).is_file()
+
+
 def read(key: str) -> ObjectCode | None:
     """Return the entry of a key; None when there is none that is whole and of that key."""
     path = _path(key)

@@ -6,63 +6,20 @@ step without runs on the caller's thread.
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine import layout, toolchain
+from subgraph.engine import layout
+from subgraph.engine.entry import entry
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.pool import Pool, call, sleeps_in_kernel
+from subgraph.engine.pool import Pool, sleeps_in_kernel
 
-# Calls the walker of a run block; Python's lock is let go unless the program is tiny.
-_ENTRY = f"""
-declare ptr @PyLong_AsVoidPtr(ptr)
-declare ptr @PyLong_FromLongLong(i64)
-declare ptr @PyEval_SaveThread()
-declare void @PyEval_RestoreThread(ptr)
-
-define ptr @entry(ptr %self, ptr %unused) {{
-start:
-  %run = call ptr @PyLong_AsVoidPtr(ptr %self)
-  %args = ptrtoint ptr %run to i64
-  %walk.at = getelementptr i8, ptr %run, i64 {layout.RUN_WALK}
-  %walk = load ptr, ptr %walk.at
-  %release.at = getelementptr i8, ptr %run, i64 {layout.RUN_RELEASE}
-  %release = load i64, ptr %release.at
-  %keep = icmp eq i64 %release, 0
-  br i1 %keep, label %tiny, label %full
-tiny:
-  call void %walk(i64 %args, i64 0, i64 0, i64 0)
-  br label %done
-full:
-  %thread = call ptr @PyEval_SaveThread()
-  call void %walk(i64 %args, i64 0, i64 0, i64 0)
-  call void @PyEval_RestoreThread(ptr %thread)
-  br label %done
-done:
-  %status.at = getelementptr i8, ptr %run, i64 {layout.RUN_STATUS}
-  %status = load i64, ptr %status.at
-  %result = call ptr @PyLong_FromLongLong(i64 %status)
-  ret ptr %result
-}}
-"""
-_NO_ARGUMENTS = 0x0004  # METH_NOARGS
 # Nanoseconds. Publishing a step costs about 300; its data must also move between cores.
 _WORTH_SHARING = 4000.0
 _LEAST_CHUNK = 1000.0
-
-
-class _MethodDef(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    )
 
 
 class Step(NamedTuple):
@@ -98,36 +55,6 @@ def grain(units: int, nanoseconds: float, least: int = 1) -> int:
     return max(least, 1, round(units * _LEAST_CHUNK / nanoseconds))
 
 
-_methods: list[_MethodDef] = []  # function objects point into it: never emptied
-
-
-def _method() -> _MethodDef:
-    with toolchain.lock:
-        if not _methods:
-            entry = toolchain.native(_ENTRY)
-            _methods.append(_MethodDef(b"run_program", entry, _NO_ARGUMENTS, None))
-        return _methods[0]
-
-
-def _entry(run_block: int) -> Callable[[], int]:
-    """Return a callable that runs a run block and returns its status.
-
-    A function object of Python's C interface around compiled code: a tenth of a ctypes call.
-    """
-    if sys.implementation.name != "cpython":
-        return lambda: _plain_call(run_block)
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype = ctypes.py_object
-    make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-    return cast("Callable[[], int]", make(ctypes.byref(_method()), run_block, None))
-
-
-def _plain_call(run_block: int) -> int:
-    words = (ctypes.c_int64 * layout.RUN_WORDS).from_address(run_block)
-    call(words[layout.RUN_WALK // layout.WORD], run_block, 0, 0, 0)
-    return words[layout.RUN_STATUS // layout.WORD]
-
-
 class Program:
     """Steps in the order in which they run, ready to be called.
 
@@ -158,7 +85,7 @@ class Program:
         self._threads = threads
         self._tiny = tiny
         self._block = self._make_block(0)
-        self._call = _entry(self._block.ctypes.data)
+        self._call = entry(self._block.ctypes.data)
 
     def _make_block(self, times: int) -> NDArray[np.int64]:
         block = np.zeros(layout.RUN_WORDS, np.int64)
@@ -193,7 +120,7 @@ class Program:
         block = self._make_block(times.ctypes.data)
         if self._pool is not None:
             self._pool.rouse()
-        return not _entry(block.ctypes.data)(), times
+        return not entry(block.ctypes.data)(), times
 
     @property
     def cancel_address(self) -> int:

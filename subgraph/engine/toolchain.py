@@ -83,6 +83,12 @@ def address(kernel: Kernel) -> int:
     return found
 
 
+def is_there(kernel: Kernel) -> bool:
+    """Return whether a kernel is loaded, or in the cache, so that nothing must be compiled."""
+    isa = host.isa()
+    return (kernel, isa) in _addresses or objectcache.holds(cache_key(kernel, isa))
+
+
 def prepare(kernels: Iterable[Kernel]) -> int:
     """Compile or load kernels ahead of their use, faster than one by one.
 

@@ -97,8 +97,6 @@ class Asker:
     def filter_device(self, found: list[int], start: int) -> list[int]:
         """Let a fresh selector, which is told of ``start``, filter a region of strategy hetero."""
         selector = self.selector()
-        if type(selector).filter is SubgraphSelector.filter:
-            return found
         self.select(selector, start)
         return self.filter(selector, found)
 

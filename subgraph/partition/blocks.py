@@ -1,66 +1,83 @@
-"""Biconnected blocks of a graph: Hopcroft and Tarjan's algorithm (1973), without recursion."""
+"""Biconnected blocks of a graph: Hopcroft and Tarjan's algorithm (1973), without recursion.
+
+Two blocks share at most one node, and every way from one to the other goes through such nodes. A
+link between two nodes is in the one block that holds both.
+
+Tables: block b has the node ``top[b]`` and ``block_list[block_at[b]:block_end[b]]``. Every node has
+one block in which it is not the top, ``home`` (plus one); those in which it is the top are
+``first_block`` (plus one) and what follows it in ``next_block`` (plus one).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-Links = Sequence[Sequence[int]]
+from subgraph.partition.tables import Tables
 
 
-def find_blocks(
-    ins: Links, outs: Links, rep: Sequence[int]
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the blocks of the undirected graph, and for each node the numbers of its blocks.
-
-    Two blocks share at most one node, and every way from one to the other goes through such nodes.
-    A link between two nodes is in the one block that holds both.
-
-    Args:
-        ins: Producers of each node.
-        outs: Consumers of each node.
-        rep: The node that stands for each node; only those that stand for themselves count.
-    """
-    count = len(rep)
-    blocks: list[list[int]] = []
-    blocks_of: list[list[int]] = [[] for _ in range(count)]
-    found = [-1] * count
-    low = [0] * count
-    parent = [-1] * count
-    time = 0
+def find_blocks(s: Tables, count: int) -> None:
+    """Find the blocks of the undirected contracted graph of ``count`` nodes."""
+    used = 0
+    time = 1
+    s.blocks = 0
     for root in range(count):
-        if found[root] >= 0 or rep[root] != root:
+        if s.found[root] or s.rep[root] != root:
             continue
-        found[root] = low[root] = time
-        time += 1
-        passed = [root]
-        stack = [(root, iter((*outs[root], *ins[root])))]
-        while stack:
-            node, links = stack[-1]
-            for other in links:
-                there = rep[other]
-                if found[there] < 0:
-                    found[there] = low[there] = time
-                    time += 1
-                    parent[there] = node
-                    passed.append(there)
-                    stack.append((there, iter((*outs[there], *ins[there]))))
+        time = _visit(s, root, -1, time)
+        s.stack[0] = root
+        depth = 1
+        passed = 0
+        while depth:
+            node = s.stack[depth - 1]
+            link = next_neighbour(s, node)
+            if link >= 0:
+                there = s.rep[link]
+                if not s.found[there]:
+                    time = _visit(s, there, node, time)
+                    s.passed[passed] = there
+                    passed += 1
+                    s.stack[depth] = there
+                    depth += 1
+                elif s.found[there] < s.low[node] and there != s.parent[node]:
+                    s.low[node] = s.found[there]
+                continue
+            depth -= 1
+            above = s.parent[node]
+            if above < 0:
+                continue
+            if s.low[node] < s.found[above]:
+                s.low[above] = min(s.low[above], s.low[node])
+                continue
+            block = s.blocks
+            s.blocks += 1
+            s.top[block] = above
+            s.next_block[block] = s.first_block[above]
+            s.first_block[above] = block + 1
+            s.block_at[block] = used
+            while True:
+                passed -= 1
+                member = s.passed[passed]
+                s.block_list[used] = member
+                used += 1
+                s.home[member] = block + 1
+                if member == node:
                     break
-                if found[there] < low[node] and there != parent[node]:
-                    low[node] = found[there]
-            else:
-                stack.pop()
-                above = parent[node]
-                if above < 0:
-                    continue
-                if low[node] < found[above]:
-                    low[above] = min(low[above], low[node])
-                    continue
-                start = len(passed) - 1
-                while passed[start] != node:
-                    start -= 1
-                block = [above, *passed[start:]]
-                del passed[start:]
-                for member in block:
-                    blocks_of[member].append(len(blocks))
-                blocks.append(block)
-    return blocks, blocks_of
+            s.block_end[block] = used
+
+
+def _visit(s: Tables, node: int, parent: int, time: int) -> int:
+    s.found[node] = s.low[node] = time
+    s.parent[node] = parent
+    s.cursor[node] = 0
+    return time + 1
+
+
+def next_neighbour(s: Tables, node: int) -> int:
+    """Return the next consumer of a node, or after these the next producer; -1 after the last."""
+    at = s.cursor[node]
+    s.cursor[node] = at + 1
+    outs = s.out_end[node] - s.out_at[node]
+    if at < outs:
+        return s.out_links[s.out_at[node] + at]
+    at += s.in_at[node] - outs
+    if at < s.in_end[node]:
+        return s.in_links[at]
+    return -1

@@ -9,7 +9,6 @@ from subgraph.collector import paused_gc
 from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph import Graph
 from subgraph.partition.asking import Asker
-from subgraph.partition.contraction import Contraction
 from subgraph.partition.options import Options, check_names
 from subgraph.partition.proposal import Proposal, Proposals, propose, prune
 from subgraph.partition.record import (
@@ -144,12 +143,9 @@ class _Target:
         refused: set[tuple[int, ...]],
         count: _Count,
     ) -> tuple[Run, bool]:
-        space = Contraction(self.work.preds, self.work.succs)
-        for members in self.made:
-            space.choose(members)
         asker = Asker(self.work, owner)
         strategy = options.strategy or owner.strategy
-        found = propose(asker, space, strategy)
+        found = propose(asker, self.made, strategy)
         least = owner.min_size if options.min_size is None else options.min_size
         fates = prune(found.regions, least, cap)
         notes, cuts, kept = self._make(owner, found.regions, fates, refused, count)

@@ -13,275 +13,331 @@ twice without need:
 - Two nodes side by side between the same two neighbours, as in a wide diamond, are twins: to swap
   them changes nothing, so their regions are alike. While the first is a root, the second need not
   be grown: its region is of the same size, and covers no later root that the first does not.
+
+Tables: the growth of a root is ``kept[kept_at:kept_end]``: members, then what was seen, then the
+limits, each the number of nodes at which a search ended, that of the nodes which must stay behind
+these in the order, and both. ``watchers`` (plus one) is for each node the first place among what
+was seen that holds it, ``kept_next`` (plus one) the next, ``kept_root`` whose growth that is.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable
-from itertools import pairwise
-
-import attrs
-
 from subgraph.partition.blocks import find_blocks
-from subgraph.partition.contraction import Contraction
-from subgraph.partition.trial import Trial
+from subgraph.partition.sorting import heap_push, heap_remove
+from subgraph.partition.tables import Tables
+from subgraph.partition.trial import NEVER, grow_in_block, see
 
-# Growth in larger blocks is not kept: they change with almost every region.
-SMALL_BLOCK = 64
-# Growth in blocks of up to so many nodes is looked up by their form.
-TINY_BLOCK = 8
+NOTHING, FULL = -1, -2
 
 
-# Nodes at which searches ended, and nodes that must stay behind these in the topological order.
-Limit = tuple[set[int], set[int]]
-# Which nodes of a block are free, and the consumers and producers of each by their places.
-Form = tuple[bytes, tuple[tuple[int, ...], ...]]
+def start_roots(s: Tables, count: int) -> None:
+    """Prepare to search among the ``free`` ones of ``count`` nodes."""
+    for node in range(count):
+        s.vertex[node] = s.rep[node]
+    find_blocks(s, count)
+    for block in range(s.blocks):
+        refused = int(not s.free[s.top[block]])
+        for k in range(s.block_at[block], s.block_end[block]):
+            refused += not s.free[s.block_list[k]]
+        s.refused[block] = refused
+    _find_twins(s, count)
+    for node in range(count):
+        if s.free[node] and not _is_shadowed(s, node):
+            s.dirties = heap_push(s.dirty, s.dirty_place, s.dirty_key, s.dirties, node)
 
 
-@attrs.define(slots=True, eq=False)
-class Grown:
-    """What a root's growth gave: members, what it looked at, whether it still counts."""
-
-    root: int
-    members: set[int]
-    seen: set[int]
-    limits: list[Limit]
-    valid: bool = True
-
-
-class HeteroSearch:
-    """Finds the largest region of one device again and again.
-
-    Attributes:
-        trials: Blocks grown node by node so far.
-    """
-
-    def __init__(self, space: Contraction, free: bytearray) -> None:
-        """Search among the ``free`` nodes of ``space``; the array is changed."""
-        self.space = space
-        self.free = free
-        self.trials = 0
-        self._vertex = list(space.rep)
-        self._blocks, self._blocks_of = find_blocks(space.ins, space.outs, self._vertex)
-        self._refused = [sum(not free[k] for k in block) for block in self._blocks]
-        self._sets: dict[int, frozenset[int]] = {}
-        self._changes = [0] * len(self._blocks)
-        self._moves = [0] * len(self._blocks)
-        self._forms: dict[int, tuple[int, list[int], dict[int, tuple[int, ...]]]] = {}
-        self._known_forms: dict[Form, dict[int, tuple[int, ...]]] = {}
-        self._tried: dict[tuple[int, int], tuple[int, list[int], set[int], Limit]] = {}
-        self._grown: dict[int, Grown] = {}
-        self._holders = [0] * len(free)
-        self._watchers: dict[int, list[Grown]] = {}
-        self._largest: list[tuple[int, int, int, Grown]] = []
-        self._installed = 0
-        single = bytearray(len(self._blocks_of[vertex]) == 1 for vertex in self._vertex)
-        self._trial = Trial(space, free, self._vertex, single)
-        self._twin, self._next_twin = _find_twins(space)
-        self._dirty = [k for k in range(len(free)) if free[k] and not self._is_shadowed(k)]
-
-    def best(self) -> tuple[int, set[int]] | None:
-        """Return root and members of the largest region (of equals, the smallest root's), or None.
-
-        The caller keeps it and says so with `taken`.
-        """
-        while self._dirty:
-            self._settle(heapq.heappop(self._dirty))
-        while self._largest:
-            _, root, _, grown = self._largest[0]
-            if grown.valid:
-                return root, grown.members
-            heapq.heappop(self._largest)
-        return None
-
-    def _settle(self, root: int) -> None:
-        known = self._grown.get(root)
-        if not self.free[root] or self._holders[root] or self._is_shadowed(root):
-            if known is not None:
-                self._drop(known)
-        elif known is None:
-            self._install(self._grow(root))
-
-    def _is_shadowed(self, root: int) -> bool:
-        twin = self._twin.get(root)
-        return twin is not None and bool(self.free[twin]) and not self._holders[twin]
-
-    def _push(self, node: int) -> None:
-        """Note that ``node`` may have become a root, or may be none any more."""
-        if node in self._grown or (self.free[node] and not self._holders[node]):
-            heapq.heappush(self._dirty, node)
-
-    def _install(self, grown: Grown) -> None:
-        root, holders = grown.root, self._holders
-        self._grown[root] = grown
-        self._installed += 1
-        entry = (-len(grown.members), root, self._installed, grown)
-        heapq.heappush(self._largest, entry)
-        changed: list[int] = []
-        for node in grown.members:
-            if node > root:
-                holders[node] += 1
-                if holders[node] == 1:
-                    changed.append(node)
-        self._look_again(changed)
-        for node in grown.seen:
-            self._watchers.setdefault(node, []).append(grown)
-
-    def _look_again(self, nodes: Iterable[int]) -> None:
-        follower = self._next_twin.get
-        for node in nodes:
-            self._push(node)
-            behind = follower(node)
-            if behind is not None:
-                self._push(behind)
-
-    def _drop(self, grown: Grown) -> None:
-        root, holders = grown.root, self._holders
-        grown.valid = False
-        del self._grown[root]
-        changed: list[int] = []
-        for node in grown.members:
-            if node > root:
-                holders[node] -= 1
-                if not holders[node] and self.free[node]:
-                    changed.append(node)
-        self._look_again(changed)
-
-    def taken(self, members: Iterable[int], moved: Iterable[int]) -> None:
-        """Take note that ``members`` are free no more, and that ``moved`` changed their places."""
-        members = list(members)
-        for node in members:
-            self.free[node] = 0
-            for block in self._blocks_of[self._vertex[node]]:
-                self._refused[block] += 1
-                self._changes[block] += 1
-        self._look_again(members)
-        moved = list(moved)
-        for node in moved:
-            for block in self._blocks_of[self._vertex[node]]:
-                self._moves[block] += 1
-        for node in members:
-            for grown in self._watchers.pop(node, ()):
-                if grown.valid:
-                    self._redo(grown)
-        touched: dict[Grown, None] = {}
-        for node in moved:
-            watchers = self._watchers.get(node)
-            if watchers:
-                watchers = self._watchers[node] = [grown for grown in watchers if grown.valid]
-                touched.update(dict.fromkeys(watchers))
-        for grown in touched:
-            if not self._within_limits(grown):
-                self._redo(grown)
-
-    def _redo(self, grown: Grown) -> None:
-        self._drop(grown)
-        heapq.heappush(self._dirty, grown.root)
-
-    def _within_limits(self, grown: Grown) -> bool:
-        order = self.space.order
-        for before, behind in grown.limits:
-            first = min([order[node] for node in behind])
-            for node in before:
-                if order[node] > first:
-                    return False
-        return True
-
-    def _grow(self, root: int) -> Grown:
-        members = {root}
-        seen = {root}
-        limits: list[Limit] = []
-        blocks_of, refused = self._blocks_of, self._refused
-        work = [(root, -1)]
-        while work:
-            entry, behind = work.pop()
-            for number in blocks_of[entry]:
-                if number == behind:
-                    continue
-                block = self._blocks[number]
-                if not refused[number]:
-                    joined: Iterable[int] = block
-                elif len(block) <= TINY_BLOCK:
-                    seen.update(block)
-                    joined = self._look_up(number, entry)
-                else:
-                    joined = self._try(number, entry, seen, limits)
-                for node in joined:
-                    if node != entry:
-                        members.add(node)
-                        if len(blocks_of[node]) > 1:
-                            work.append((node, number))
-        seen |= members
-        return Grown(root, members, seen, limits)
-
-    def _try(self, number: int, entry: int, seen: set[int], limits: list[Limit]) -> list[int]:
-        """Grow in a block from ``entry``; what was grown stands until the block changes."""
-        known = self._tried.get((number, entry))
-        changes = self._changes[number] + self._moves[number]
-        if known is None or known[0] != changes:
-            inside = self._sets.get(number)
-            if inside is None:
-                inside = self._sets[number] = frozenset(self._blocks[number])
-            self.trials += 1
-            joined = self._trial.grow(entry, inside)
-            limit = (self._trial.edge, self._trial.joined)
-            known = (changes, joined, self._trial.seen, limit)
-            if len(inside) <= SMALL_BLOCK:
-                self._tried[number, entry] = known
-        seen |= known[2]
-        if known[3][0]:
-            limits.append(known[3])
-        return known[1]
-
-    def _look_up(self, number: int, entry: int) -> list[int]:
-        """Grow in a tiny block from ``entry``; blocks of the same form grow alike."""
-        known = self._forms.get(number)
-        if known is None or known[0] != self._changes[number]:
-            form, nodes = self._form(number)
-            results = self._known_forms.setdefault(form, {})
-            known = self._forms[number] = (self._changes[number], nodes, results)
-        nodes, results = known[1:]
-        place = nodes.index(entry)
-        result = results.get(place)
-        if result is None:
-            self.trials += 1
-            joined = self._trial.grow(entry, frozenset(self._blocks[number]))
-            result = results[place] = tuple(map(nodes.index, joined))
-        return [nodes[k] for k in result]
-
-    def _form(self, number: int) -> tuple[Form, list[int]]:
-        """Return a block's links and which nodes are free, by place among its nodes; and these."""
-        space, vertex, free = self.space, self._vertex, self.free
-        rep = space.rep
-        block = self._blocks[number]
-        nodes = [rep[node] for node in block]
-        links: list[tuple[int, ...]] = []
-        for node in nodes:
-            for near in (space.outs[node], space.ins[node]):
-                links.append(tuple([nodes.index(rep[k]) for k in near if vertex[k] in block]))
-        return (bytes([free[node] for node in nodes]), tuple(links)), nodes
-
-
-def _find_twins(space: Contraction) -> tuple[dict[int, int], dict[int, int]]:
-    """Return for a node its twin just before it, and the reverse.
+def _find_twins(s: Tables, count: int) -> None:
+    """Find for each node its twin just before it, and the reverse, both plus one.
 
     Twins have one producer and one consumer, the same, and stand side by side in the lists of both.
     """
-    twin: dict[int, int] = {}
-    ins, outs = space.ins, space.outs
-    for source, consumers in enumerate(outs):
-        if len(consumers) < 3 or space.rep[source] != source:
+    for node in range(count):
+        for at in range(s.in_at[node], s.in_end[node]):
+            s.spot[s.in_links[at]] = at
+    for node in range(count):
+        if s.rep[node] == node and s.out_end[node] - s.out_at[node] > 2:
+            for at in range(s.out_at[node] + 1, s.out_end[node]):
+                one, two = s.out_links[at - 1], s.out_links[at]
+                if (
+                    _has_one_each(s, one)
+                    and _has_one_each(s, two)
+                    and s.out_links[s.out_at[one]] == s.out_links[s.out_at[two]]
+                    and s.spot[two] == s.spot[one] + 1
+                ):
+                    s.twin[two] = one + 1
+                    s.next_twin[one] = two + 1
+
+
+def _has_one_each(s: Tables, node: int) -> bool:
+    return s.in_end[node] - s.in_at[node] == 1 and s.out_end[node] - s.out_at[node] == 1
+
+
+def _is_shadowed(s: Tables, root: int) -> bool:
+    twin = s.twin[root] - 1
+    return twin >= 0 and s.free[twin] != 0 and s.holders[twin] == 0
+
+
+def find_largest(s: Tables) -> int:
+    """Return the root of the largest region (of equals, the smallest root); its nodes as members.
+
+    Returns:
+        NOTHING if there is none, FULL if more room is needed for growths: the search then goes on
+        after `move_kept`.
+    """
+    while s.dirties:
+        root = s.dirty[0]
+        s.dirties = heap_remove(s.dirty, s.dirty_place, s.dirty_key, s.dirties, root)
+        known = s.kept_members[root] > 0
+        if not s.free[root] or s.holders[root] or _is_shadowed(s, root):
+            if known:
+                _drop(s, root)
+        elif not known:
+            _grow(s, root)
+            if s.kept_used + s.regions + s.seens + s.limits_end > s.kept_room:
+                _push_dirty(s, root)
+                return FULL
+            _install(s, root)
+    if not s.largests:
+        return NOTHING
+    root = s.largest[0]
+    s.size = s.kept_members[root]
+    for k in range(s.size):
+        s.members[k] = s.kept[s.kept_at[root] + k]
+    return root
+
+
+def _push_dirty(s: Tables, node: int) -> None:
+    s.dirties = heap_push(s.dirty, s.dirty_place, s.dirty_key, s.dirties, node)
+
+
+def _look_again(s: Tables, node: int) -> None:
+    """Note that ``node`` or its twin may have become a root, or may be none any more."""
+    _look_at(s, node)
+    if s.next_twin[node]:
+        _look_at(s, s.next_twin[node] - 1)
+
+
+def _look_at(s: Tables, node: int) -> None:
+    if s.kept_members[node] or (s.free[node] and not s.holders[node]):
+        _push_dirty(s, node)
+
+
+def _grow(s: Tables, root: int) -> None:
+    """Grow from ``root``: its ``region``, what was ``seen`` and the ``limits``."""
+    s.seen_epoch += 1
+    s.seens = s.limits_end = 0
+    s.region[0] = root
+    s.regions = 1
+    s.entries[0] = root
+    s.behinds[0] = 0
+    count = 1
+    while count:
+        count -= 1
+        entry, behind = s.entries[count], s.behinds[count]
+        block = s.home[entry] or s.first_block[entry]
+        while block:
+            if block != behind:
+                begin = s.regions
+                _grow_block(s, entry, block - 1)
+                for k in range(begin, s.regions):
+                    node = s.region[k]
+                    if s.first_block[node]:  # it is in other blocks too
+                        s.entries[count] = node
+                        s.behinds[count] = block
+                        count += 1
+            block = s.first_block[entry] if block == s.home[entry] else s.next_block[block - 1]
+    for k in range(s.regions):
+        see(s, s.region[k])
+
+
+def _grow_block(s: Tables, entry: int, block: int) -> None:
+    """Let what joins in a block from ``entry`` join the region."""
+    if s.refused[block]:
+        count = grow_in_block(s, entry, block)
+        for k in range(count):
+            _join(s, entry, s.grown[k])
+        if s.edges:
+            _limit(s)
+    else:
+        _join(s, entry, s.top[block])
+        for k in range(s.block_at[block], s.block_end[block]):
+            _join(s, entry, s.block_list[k])
+
+
+def _join(s: Tables, entry: int, node: int) -> None:
+    if node != entry:
+        s.region[s.regions] = node
+        s.regions += 1
+
+
+def _limit(s: Tables) -> None:
+    """Add the limits of the last trial."""
+    at = s.limits_end
+    s.limits[at] = s.edges
+    s.limits[at + 1] = s.joins
+    at += 2
+    for k in range(s.edges):
+        s.limits[at] = s.edge[k]
+        at += 1
+    for k in range(s.joins):
+        s.limits[at] = s.joined[k]
+        at += 1
+    s.limits_end = at
+
+
+def _install(s: Tables, root: int) -> None:
+    """Keep the growth of ``root``."""
+    begin = at = s.kept_used
+    s.kept_at[root] = begin
+    s.kept_members[root] = s.regions
+    s.kept_seen[root] = s.seens
+    for k in range(s.regions):
+        s.kept[at] = s.region[k]
+        at += 1
+    for k in range(s.seens):
+        _watch(s, root, s.seen[k], at)
+        at += 1
+    for k in range(s.limits_end):
+        s.kept[at] = s.limits[k]
+        at += 1
+    s.kept_end[root] = s.kept_used = at
+    s.largest_key[root] = -s.regions
+    s.largests = heap_push(s.largest, s.largest_place, s.largest_key, s.largests, root)
+    for k in range(begin, begin + s.regions):
+        node = s.kept[k]
+        if node > root:
+            s.holders[node] += 1
+            if s.holders[node] == 1:
+                _look_again(s, node)
+
+
+def _watch(s: Tables, root: int, node: int, at: int) -> None:
+    s.kept[at] = node
+    s.kept_root[at] = root
+    s.kept_next[at] = s.watchers[node]
+    s.watchers[node] = at + 1
+
+
+def _drop(s: Tables, root: int) -> None:
+    """Forget the growth of ``root``."""
+    begin = s.kept_at[root]
+    end = begin + s.kept_members[root]
+    s.kept_members[root] = s.kept_seen[root] = 0
+    s.kept_end[root] = 0
+    s.largests = heap_remove(s.largest, s.largest_place, s.largest_key, s.largests, root)
+    for k in range(begin, end):
+        node = s.kept[k]
+        if node > root:
+            s.holders[node] -= 1
+            if not s.holders[node] and s.free[node]:
+                _look_again(s, node)
+
+
+def _redo(s: Tables, root: int) -> None:
+    _drop(s, root)
+    _push_dirty(s, root)
+
+
+def take(s: Tables) -> None:
+    """Take note that the members are free no more; after `contracted.choose`."""
+    for k in range(s.size):
+        node = s.members[k]
+        vertex = s.vertex[node]
+        if s.home[vertex]:
+            s.refused[s.home[vertex] - 1] += 1
+        block = s.first_block[vertex]
+        while block:
+            s.refused[block - 1] += 1
+            block = s.next_block[block - 1]
+    for k in range(s.size):
+        _look_again(s, s.members[k])
+    for k in range(s.size):
+        node = s.members[k]
+        at = s.watchers[node]
+        s.watchers[node] = 0
+        while at:
+            root = s.kept_root[at - 1]
+            if _is_current(s, root, at - 1):
+                _redo(s, root)
+            at = s.kept_next[at - 1]
+
+
+def follow_moves(s: Tables) -> None:
+    """Grow again where the nodes that moved, after `contracted.choose`, make a difference."""
+    s.epoch += 1
+    count = 0
+    for k in range(s.moves):
+        node = s.moved[k]
+        at = s.watchers[node]
+        last = 0
+        while at:
+            root = s.kept_root[at - 1]
+            following = s.kept_next[at - 1]
+            if _is_current(s, root, at - 1):
+                if s.touched_at[root] != s.epoch:
+                    s.touched_at[root] = s.epoch
+                    s.touched[count] = root
+                    count += 1
+                last = at
+            elif last:
+                s.kept_next[last - 1] = following
+            else:
+                s.watchers[node] = following
+            at = following
+    for k in range(count):
+        if not _is_within_limits(s, s.touched[k]):
+            _redo(s, s.touched[k])
+
+
+def _is_current(s: Tables, root: int, at: int) -> bool:
+    return s.kept_at[root] <= at < s.kept_end[root]
+
+
+def _is_within_limits(s: Tables, root: int) -> bool:
+    order, kept = s.order, s.kept
+    at = s.kept_at[root] + s.kept_members[root] + s.kept_seen[root]
+    while at < s.kept_end[root]:
+        middle = at + 2 + kept[at]
+        end = middle + kept[at + 1]
+        first = NEVER
+        for k in range(middle, end):
+            first = min(first, order[kept[k]])
+        for k in range(at + 2, middle):
+            if order[kept[k]] > first:
+                return False
+        at = end
+    return True
+
+
+def count_kept(s: Tables, count: int) -> int:
+    """Return the room that the growths of ``count`` nodes and the one at hand take."""
+    room = s.regions + s.seens + s.limits_end
+    for root in range(count):
+        if s.kept_members[root]:
+            room += s.kept_end[root] - s.kept_at[root]
+    return room
+
+
+def move_kept(s: Tables, count: int, room: int) -> None:
+    """Move the growths of ``count`` nodes into the new tables, which have that room."""
+    s.kept_room = room
+    for node in range(count):
+        s.watchers[node] = 0
+    used = 0
+    for root in range(count):
+        if not s.kept_members[root]:
             continue
-        places: dict[int, dict[int, int]] = {}
-        for one, two in pairwise(consumers):
-            if len(ins[one]) == len(outs[one]) == len(ins[two]) == len(outs[two]) == 1:
-                sink = outs[one][0]
-                if outs[two][0] != sink:
-                    continue
-                place = places.get(sink)
-                if place is None:
-                    place = places[sink] = {node: k for k, node in enumerate(ins[sink])}
-                if place.get(two, -1) == place.get(one, -3) + 1:
-                    twin[two] = one
-    return twin, {one: two for two, one in twin.items()}
+        begin = used
+        seen = s.kept_at[root] + s.kept_members[root]
+        for k in range(s.kept_at[root], s.kept_end[root]):
+            node = s.kept[k]
+            s.new_kept[used] = node
+            if seen <= k < seen + s.kept_seen[root]:
+                s.new_root[used] = root
+                s.new_next[used] = s.watchers[node]
+                s.watchers[node] = used + 1
+            used += 1
+        s.kept_at[root] = begin
+        s.kept_end[root] = used
+    s.kept_used = used
+    s.kept, s.kept_root, s.kept_next = s.new_kept, s.new_root, s.new_next

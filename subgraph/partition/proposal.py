@@ -10,8 +10,9 @@ import attrs
 from subgraph.partition.asking import Asker
 from subgraph.partition.contraction import Cones, Contraction
 from subgraph.partition.growth import Growth
-from subgraph.partition.hetero import HeteroSearch
 from subgraph.partition.record import CAPPED, MADE, SMALL
+from subgraph.partition.search import Search
+from subgraph.selector import SubgraphSelector
 
 
 @attrs.define(slots=True)
@@ -42,15 +43,24 @@ class Proposals:
     selector: str = ""
 
 
-def propose(asker: Asker, space: Contraction, strategy: str) -> Proposals:
-    """Find regions over the free nodes and contract them in ``space``; they are free no more.
+def propose(asker: Asker, made: Sequence[list[int]], strategy: str) -> Proposals:
+    """Find regions over the free nodes; they are free no more.
+
+    Args:
+        asker: Asks the selectors of one property about the nodes of one graph.
+        made: The regions that were made of this graph before.
+        strategy: How regions grow.
 
     Raises:
         PartitionError: the selector misbehaved.
     """
+    if strategy == "hetero":
+        return _propose_by_device(asker, made)
     found = Proposals([], array("i", [-1]) * len(asker.work.nodes), {}, {})
-    search = _propose_by_device if strategy == "hetero" else _propose_by_growth
-    search(asker, space, found)
+    space = Contraction(asker.work.preds, asker.work.succs)
+    for members in made:
+        space.choose(members)
+    _propose_by_growth(asker, space, found)
     return found
 
 
@@ -79,27 +89,55 @@ def _propose_by_growth(asker: Asker, space: Contraction, found: Proposals) -> No
             _choose_filtered(kept, left, start, free, space, found)
 
 
-def _propose_by_device(asker: Asker, space: Contraction, found: Proposals) -> None:
-    free = asker.work.free
-    taken = bytearray(len(free))
-    name = ""
-    for node in range(len(free)):
-        if free[node]:
+def _propose_by_device(asker: Asker, made: Sequence[list[int]]) -> Proposals:
+    work = asker.work
+    taken = bytearray(len(work.free))
+    kinds: dict[type[SubgraphSelector], None] = {}
+    for node, free in enumerate(work.free):
+        if free:
             selector = asker.selector()
-            name = name or type(selector).__name__
+            kinds[type(selector)] = None
             taken[node] = asker.select(selector, node)
-    found.selector = name
-    search = HeteroSearch(space, taken)
-    while (best := search.best()) is not None:
+    name = next(iter(kinds)).__name__ if kinds else ""
+    found = Proposals([], array("i", [-1]) * len(taken), {}, {}, name)
+    search = Search(work.links)
+    for members in made:
+        search.choose(members)
+    search.start_roots(taken)
+    keeps_all = all(kind.filter is SubgraphSelector.filter for kind in kinds)
+    while (best := search.largest(take=keeps_all)) is not None:
         start, members = best
         for node in members:
             found.via[node] = start
-        left = asker.filter_device(sorted(members), start)
-        if len(left) == len(members):
-            search.taken(members, _choose(members, start, free, space, found))
+        if keeps_all:
+            found.regions.append(Proposal(members, start))
         else:
-            moved = _choose_filtered(members, left, start, free, space, found)
-            search.taken(members, moved)
+            left = asker.filter_device(members, start)
+            _choose_left(search, members, left, start, found)
+            search.take(members)
+    for region in found.regions:
+        for node in region.members:
+            work.free[node] = 0
+    return found
+
+
+def _choose_left(
+    search: Search, members: list[int], left: list[int], start: int, found: Proposals
+) -> None:
+    """Choose what a filter left of a region: each connected part one, made convex again."""
+    if len(left) == len(members):
+        found.regions.append(Proposal(members, start))
+        search.choose(members)
+        return
+    for node in set(members).difference(left):
+        found.filtered[node] = len(found.regions)
+    for part in search.components(left):
+        first = start if start in part else part[0]
+        convex, rest = search.shrink(part, first)
+        for node in rest:
+            found.given_up[node] = len(found.regions)
+        found.regions.append(Proposal(convex, first))
+        search.choose(convex)
 
 
 def _choose(

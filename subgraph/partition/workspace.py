@@ -5,9 +5,13 @@ Node k is ``graph.nodes[k]``, so numbers are a topological order.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import attrs
+import numpy as np
 
 from subgraph.graph import Graph, Node
+from subgraph.partition.search import Links
 
 
 @attrs.define(slots=True)
@@ -29,6 +33,13 @@ class Workspace:
     free: bytearray
     forced: bytearray
     names: list[str]
+
+    @property
+    def links(self) -> Links:
+        """The links as arrays."""
+        ends = np.cumsum(np.fromiter(map(len, self.preds), np.int32, len(self.preds)))
+        ins = np.fromiter(chain.from_iterable(self.preds), np.int32)
+        return Links.of(ends.astype(np.int32), ins)
 
     @classmethod
     def of(cls, graph: Graph) -> Workspace:
