@@ -46,6 +46,17 @@ int before(__global const T *x, int a, int b, int step, int length) {
   return way < 0 || (way == 0 && a < b);
 }
 
+// Moves an entry down in a heap of places from where there is room for it.
+void sink(__global const T *x, __global int *heap, int moving, int at, int count, int step,
+          int length) {
+  for (int child; (child = 2 * at + 1) < count; at = child) {
+    if (child + 1 < count && before(x, heap[child], heap[child + 1], step, length)) child++;
+    if (!before(x, moving, heap[child], step, length)) break;
+    heap[at] = heap[child];
+  }
+  heap[at] = moving;
+}
+
 #define LINE                                            \
   x += x0 + line / inner * size * inner + line % inner; \
   order += order0 + line * size;                        \
@@ -81,24 +92,53 @@ __kernel void runs(int count, __global const T *x, int x0, __global int *order, 
     for (int i = begin; i < min(end, begin + most); i++) order[i] = from[i];
 }
 
-// Runs are merged pair by pair from ``order`` to ``spare``: each of their first ``taken`` places
-// finds out how many of the other run stand before it.
-__kernel void merge(int count, __global const T *x, int x0, __global const int *order, int order0,
+// The same with a heap of the ``most`` first of each run, the last of them on top: for few of many.
+__kernel void picks(int count, __global const T *x, int x0, __global int *order, int order0,
                     __global int *spare, int spare0, __global const int *counts, int c0, int size,
-                    int inner, int length, int most, int width, int in_line, int taken) {
+                    int inner, int length, int most, int width, int in_line) {
   int id = get_global_id(0);
   if (id >= count) return;
-  int j = id % taken, run = id / taken % in_line, line = id / taken / in_line;
-  int many = MANY, begin = run * width, other = (run ^ 1) * width, step = inner * length;
+  int line = id / in_line, begin = id % in_line * width, end = min(size - begin, width) + begin;
+  int step = inner * length, held = min(most, end - begin);
   LINE;
-  if (j >= many - begin) return;
-  int place = order[begin + j], low = 0, high = clamp(many - other, 0, taken);
-  while (low < high) {
-    int middle = (low + high) / 2;
-    if (before(x, order[other + middle], place, step, length)) low = middle + 1;
-    else high = middle;
+  order += begin;
+  for (int i = 0; i < held; i++) order[i] = begin + i;
+  for (int i = held / 2 - 1; i >= 0; i--) sink(x, order, order[i], i, held, step, length);
+  for (int i = begin + held; i < end; i++)
+    if (before(x, i, order[0], step, length)) sink(x, order, i, 0, held, step, length);
+  for (int i = held - 1; i > 0; i--) {
+    int moving = order[i];
+    order[i] = order[0];
+    sink(x, order, moving, 0, i, step, length);
   }
-  if (j + low < most) spare[(run & ~1) * width + j + low] = place;
+}
+
+// Runs are merged pair by pair from ``order`` to ``spare``, of each its first ``taken``: a work-item
+// writes ``chunk`` places, and finds by bisection where in the two it begins.
+__kernel void merge(int count, __global const T *x, int x0, __global const int *order, int order0,
+                    __global int *spare, int spare0, __global const int *counts, int c0, int size,
+                    int inner, int length, int most, int width, int in_line, int taken, int chunk,
+                    int chunks) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int first = id % chunks * chunk, pair = id / chunks % in_line, line = id / chunks / in_line;
+  int begin = pair * 2 * width, many = MANY - begin, step = inner * length;
+  LINE;
+  __global const int *a = order + begin, *b = a + width;
+  int in_a = clamp(many, 0, taken), in_b = clamp(many - width, 0, taken);
+  int last = min(min(first + chunk, most), in_a + in_b);
+  int i = max(0, first - in_b), j = min(first, in_a);
+  while (i < j) {
+    int middle = (i + j) / 2;
+    if (before(x, a[middle], b[first - 1 - middle], step, length)) i = middle + 1;
+    else j = middle;
+  }
+  spare += begin;
+  j = first - i;
+  for (int k = first; k < last; k++) {
+    int from_a = i < in_a && (j >= in_b || before(x, a[i], b[j], step, length));
+    spare[k] = from_a ? a[i++] : b[j++];
+  }
 }
 
 __kernel void top(int count, __global const T *x, int x0, __global const int *order, int order0,

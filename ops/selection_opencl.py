@@ -27,6 +27,8 @@ from .opencl_code import line, require, storage, word
 _TEAM = 128  # work-items of a GPU's group
 _TEAMS = 512  # of a GPU that share a count
 _RUN = 16  # places that a work-item of a GPU sorts
+_MERGED = 8  # places that a work-item of a GPU merges
+_FEW = 4  # runs of so many times what is wanted are worth a heap
 _SHARE = 2048  # items that are worth a work-item of a CPU
 _MOST = 2**31
 
@@ -114,13 +116,21 @@ def _ordered(
         low.launch(source, kernel, [*words, *more], *line(low, count))
 
     runs = -(-size // width)
-    launch("runs", lines * runs, runs)
+    few = chosen is None and _FEW * most <= width
+    launch("picks" if few else "runs", lines * runs, runs)
     while width < size:
-        taken = min(width, most)
-        launch("merge", lines * runs * taken, runs, taken)
+        taken, pairs = min(width, most), -(-size // (2 * width))
+        found = min(2 * taken, most)
+        chunk = _chunk(low, lines * pairs * found)
+        chunks = -(-found // chunk)
+        launch("merge", lines * pairs * chunks, pairs, taken, chunk, chunks)
         order, spare, width = spare, order, 2 * width
-        runs = -(-size // width)
     return order
+
+
+def _chunk(low: ClLowering, count: int) -> int:
+    """Return how many of so many places a work-item merges."""
+    return _MERGED if low.traits.is_gpu else max(_SHARE // 8, -(-count // (4 * low.traits.units)))
 
 
 @cl_kernel("indexing_kernels", "top")
