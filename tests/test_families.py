@@ -179,6 +179,9 @@ def test_a_family_needs_no_reference(name: str, device: str) -> None:
     feeds = _feeds(graph)
     content = sg.to_onnx(graph).SerializeToString()
     expected = ort.InferenceSession(content).run(None, feeds)
-    results = sg.compile_model(graph, device)(feeds)
+    request = sg.compile_model(graph, device, {"ENABLE_PROFILING": True}).create_infer_request()
+    results = request.infer(feeds)
+    assert {entry.device for entry in request.profile()} == {device}
+    assert "reference" not in {entry.kernel for entry in request.profile()}
     for k, wanted in enumerate(expected):
         np.testing.assert_allclose(results[k], wanted, rtol=2e-3, atol=2e-4)
