@@ -320,18 +320,7 @@ def _winograd(job: Job, m: int, stride: int) -> None:
     blocks_in, blocks_out = -(-g.inputs // of.lanes), -(-g.outputs // of.lanes)
     panels = -(-blocks_out // of.nv)
     total = g.images * math.prod(-(-o // m) for o in g.target[1:])
-    if of.low:
-        # Low tiles: several must share a panel of weights that comes from far.
-        part, most = panels, 4 * of.mr
-    else:
-        part = min(panels, 8 if total <= of.mr + 2 else 4)
-        most = of.mr if blocks_in * of.lanes > 128 else -(-of.mr // 2)
-    # Few tiles: all at once, so that the weights are read once; else what the caches like.
-    count = total if total <= of.mr + 2 else -(-total // -(-total // most))
-    wanted = 2 * low.threads if low.threads > 1 else 1
-    blocks = -(-total // count)
-    while blocks * -(-panels // part) < wanted and part > 1:
-        part = -(-part // 2)
+    count, part, together = _winograd_cut(of, total, blocks_in, panels, low.threads)
     room = values * (blocks_in + 1) + points * (part * of.nv + 1)
     scratch_bytes = round_up((2 * values + (count | 1) * room) * pixel, 64)
     scratch = low.scratch(scratch_bytes, per_worker=True)
@@ -344,10 +333,7 @@ def _winograd(job: Job, m: int, stride: int) -> None:
     words += g.words()
     words += [tile, job.act.post, job.act.flags, job.act.low, job.act.high, count, 0, part]
     words += [scratch, scratch_bytes, 0, image_in, image_out, image_out, *[0] * 7, most]
-    panel_blocks = -(-panels // part)
-    units = blocks * panel_blocks
-    # Units of one block of tiles share its transform: a thread takes them together if it can.
-    together = panel_blocks if blocks >= 2 * low.threads else -(-panel_blocks // low.threads)
+    units = -(-total // count) * -(-panels // part)
     variant: dict[str, int] = {"stride": stride} if stride > 1 else {}
     low.emit(
         Kernel("winograd_kernels", "winograd", m=m, **variant, **of.variant),
@@ -358,6 +344,33 @@ def _winograd(job: Job, m: int, stride: int) -> None:
         bytes=g.images * (image_in + image_out) + values * panels * blocks_in * pixel * of.width,
     )
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def _winograd_cut(
+    of: Tiles, total: int, blocks_in: int, panels: int, threads: int
+) -> tuple[int, int, int]:
+    """Return the tiles and the panels of a unit, and the units that a thread takes together."""
+    if of.low:
+        # Low tiles: several must share a panel of weights that comes from far.
+        part, most = panels, 4 * of.mr
+    else:
+        part = min(panels, 8 if total <= of.mr + 2 else 4)
+        most = of.mr if blocks_in * of.lanes > 128 else -(-of.mr // 2)
+    # Few tiles: all at once, so that the weights are read once; else what the caches like.
+    blocks = 1 if total <= of.mr + 2 else -(-total // most)
+    if of.low and blocks >= threads:
+        # As many for each thread, a few tiles more rather than many less.
+        fewer = blocks // threads * threads
+        blocks = fewer if -(-total // fewer) <= 5 * of.mr else fewer + threads
+    count = -(-total // blocks)
+    blocks = -(-total // count)
+    # Units of one block of tiles share its transform: a thread takes them together if it can.
+    whole = blocks >= 2 * threads or (of.low and blocks % threads == 0)
+    wanted = 1 if whole else 2 * threads
+    while blocks * -(-panels // part) < wanted and part > 1:
+        part = -(-part // 2)
+    panel_blocks = -(-panels // part)
+    return count, part, panel_blocks if whole else -(-panel_blocks // threads)
 
 
 def _winograd_sizes(m: int, stride: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from subgraph.engine.lowering import Lowering, Word
 from subgraph.engine.tiling import tile_rows
 
 from .conv_geometry import Geometry
-from .tile_planning import Activation, Tiles, grain, round_up
+from .tile_planning import Activation, Tiles, even_part, grain, round_up
 
 _GATHER = 6.0  # cycles to copy a vector of channels
 _LATENCY = 4  # rows below which a tile waits for its sums
@@ -103,6 +103,10 @@ def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
         c.rows = -(-c.rows // 2)
     while c.units() < wanted and c.columns > of.mr:
         c.columns = max(of.mr, round_up(c.columns // 2, of.mr))
+    if of.low and threads > 1:
+        others = c.units() // -(-c.g.target[2] // c.columns)
+        c.columns = even_part(c.g.target[2], c.columns, others, threads)
+        c.part = even_part(c.panels, c.part, c.units() // -(-c.panels // c.part), threads)
     return c
 
 

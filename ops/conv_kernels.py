@@ -201,6 +201,14 @@ def direct(
             put(t, T_SA2, volume)
 
     @register_jitable
+    def weights_at(args: int, group: int, panel: int, begin: int) -> int:
+        """Return the address of a panel's weights from input block ``begin``."""
+        blocks, first = arg(args, 7), panel * nv
+        taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
+        before = (group * blocks + first) * arg(args, 6) + begin * min(nv, blocks - first)
+        return arg(args, 1) + before * step * taps * lanes * item_b
+
+    @register_jitable
     def panel_words(args: int, t: int, group: int, panel: int, begin: int, end: int) -> int:
         """Set weights and start values of a panel from input block begin to end; return vectors."""
         blocks = arg(args, 7)
@@ -216,8 +224,7 @@ def direct(
             end = arg(bands, 3 * panel) + arg(bands, 3 * panel + 1)
         else:
             put(t, T_N0, end - begin)
-            weights = arg(args, 1) + (group * blocks + first) * depth * lanes * item_b
-            put(t, T_B, weights + begin * taps * step * columns)
+            put(t, T_B, weights_at(args, group, panel, begin))
         put(t, T_KLAST, arg(args, 46) if end == arg(args, 6) else 0)
         if arg(args, 49) != 0 and arg(t, T_KLAST) != 0:
             put(t, T_N2, arg(t, T_N0) - 1)
@@ -436,6 +443,8 @@ def direct(
                 put(t, T_FLAGS, arg(args, 28) if done else 0)
                 for p in range(panel, min(panels, panel + pb)):
                     vectors = panel_words(args, t, group, p, first, last)
+                    if p + 1 == min(panels, panel + pb) and not done:
+                        put(t, T_AHEAD, weights_at(args, group, panel, last))
                     at = out + (group * blocks + p * nv) * plane_out
                     at += arg(args, 44)
                     y = arg(args, 2) + image * arg(args, 38) + at

@@ -26,6 +26,7 @@ from .tile_planning import (
     Array,
     Tiles,
     activation,
+    even_part,
     grain,
     round_up,
     tiles,
@@ -268,6 +269,8 @@ def _blocks(
         pb = -(-pb // 2)
     while units() < wanted and mb > of.mr:
         mb = max(of.mr, round_up(mb // 2, of.mr))
+    if of.low and threads > 1:
+        pb = even_part(panels, pb, batch * -(-m // mb), threads)
     return mb, pb
 
 

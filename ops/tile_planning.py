@@ -177,6 +177,24 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
+def even_part(total: int, part: int, others: int, threads: int) -> int:
+    """Return the size of equal parts, ``part`` or less, of which all threads get as many.
+
+    Args:
+        total: What is cut.
+        part: The largest part.
+        others: Units that there are for each part.
+        threads: Threads that share the units.
+    """
+    least = -(-total // part)
+    # With many units, one more or less is no matter.
+    for pieces in range(least, min(2 * least, 16 * threads) + 1):
+        size = -(-total // pieces)
+        if -(-total // size) * others % threads == 0:
+            return size
+    return -(-total // least)
+
+
 def grain(units: int, flops: int) -> int:
     """Return the least units that are worth a thread, 0 for a step that stays on one."""
     if flops < 2 * SMALL or units < 2:

@@ -265,6 +265,12 @@ def winograd(
         return (first_of(point) * arg(args, 6) + point) * places(args) * pixel
 
     @register_jitable
+    def weights_at(args: int, point: int, panel: int) -> int:
+        """Return the address of the weights of a panel at a point."""
+        before = first_of(point) * arg(args, 7) + panel * nv * values_of(point)
+        return arg(args, 1) + before * arg(args, 6) * lanes * pixel
+
+    @register_jitable
     def keep_values(args: int, half: int, j: int, to: int, block: int) -> None:
         """Transform column j of what the rows gave and store it at its points."""
         d = forward(half + j * pixel, n * pixel)
@@ -344,8 +350,13 @@ def winograd(
             i += rows
 
     @register_jitable
-    def run_strips(args: int, t: int, count: int, vectors: int, steps: int, a: int, c: int) -> None:
-        """Run the strips of a panel of a point, as many blocks of the sums at a time as fit."""
+    def run_strips(
+        args: int, t: int, count: int, vectors: int, steps: int, a: int, c: int, coming: int
+    ) -> None:
+        """Run the strips of a panel of a point, as many blocks of the sums at a time as fit.
+
+        ``coming`` is where the weights are that follow.
+        """
         most = arg(args, 47)
         put(t, T_SB2, lanes * vectors * pixel)
         put(t, T_PACE, 2 * vectors * pixel // ((count + mr - 1) // mr))
@@ -356,7 +367,7 @@ def winograd(
             put(t, T_IRS, done)
             put(t, T_A, a + done * arg(t, T_SA2))
             put(t, T_C, c)
-            put(t, T_AHEAD, arg(t, T_B) + part * arg(t, T_SB2))
+            put(t, T_AHEAD, arg(t, T_B) + part * arg(t, T_SB2) if done + part < steps else coming)
             call_kernel(arg(args, 26), t, count, vectors, 0)
             put(t, T_B, arg(t, T_B) + part * arg(t, T_SB2))
             done += part
@@ -375,14 +386,16 @@ def winograd(
         put(t, T_KIN, blocks * lanes)
         for point in range(side * side):
             steps = values_of(point) * blocks
-            before = first_of(point) * blocks * out_blocks
             for p in range(panel, last_panel):
                 vectors = min(nv, out_blocks - p * nv)
-                put(t, T_B, arg(args, 1) + (before + p * nv * steps) * lanes * pixel)
+                put(t, T_B, weights_at(args, point, p))
                 put(t, T_BKS, vectors * pixel)
                 at = c + point * places(args) * c_row + (p - panel) * nv * apart
                 if low:
-                    run_strips(args, t, count, vectors, steps, a + region(args, point), at)
+                    last = p + 1 == last_panel
+                    coming = weights_at(args, point + last, panel if last else p + 1)
+                    source = a + region(args, point)
+                    run_strips(args, t, count, vectors, steps, source, at, coming)
                 else:
                     run_tiles(args, t, count, vectors, a + region(args, point), at)
 
