@@ -16,10 +16,12 @@ from subgraph.errors import UnsupportedOpError
 
 @cache
 def _operator(name: str) -> Builder:
-    from subgraph.schema import CUSTOM_SCHEMAS
+    from subgraph.schema import CUSTOM_SCHEMAS, standard_operators
 
-    domain = next((of for of, op_type in CUSTOM_SCHEMAS if op_type == name), "")
-    return operator(name, domain)
+    # Sorted, so that ONNX's own domain "" comes before ai.onnx.ml and the like.
+    standard = (of for op_type, of in standard_operators() if op_type == name)
+    custom = (of for of, op_type in CUSTOM_SCHEMAS if op_type == name)
+    return operator(name, next(custom, next(standard, "")))
 
 
 def __getattr__(name: str) -> Builder:
@@ -34,4 +36,4 @@ def __getattr__(name: str) -> Builder:
 def __dir__() -> list[str]:
     from subgraph.schema import standard_operators
 
-    return sorted(name for name, domain in standard_operators() if not domain)
+    return sorted({name for name, _ in standard_operators()})

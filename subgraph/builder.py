@@ -17,7 +17,10 @@ from subgraph.op import infer_types
 from subgraph.parameters import Parameter
 from subgraph.registry import nearest
 from subgraph.schema import Schema, get_schema
-from subgraph.types import TensorType, ValueType, dtype_of
+from subgraph.types import ONNX_DTYPE, TensorType, ValueType, canonical_dtype, dtype_of
+
+# Attributes that hold the number of a dtype; its name is taken too.
+_DTYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
 class Builder(Protocol):
@@ -80,9 +83,10 @@ def operator(op_type: str, domain: str = "") -> Builder:
 
     The function takes the inputs by position (None leaves an optional one out; numbers and arrays
     become constants of the dtype of the first tensor) or by their names in the standard, and the
-    attributes by name. ``outputs=`` gives the number of outputs where the operator allows several
-    numbers, ``name=`` the node's name, ``version=`` an older version of the operator. It returns
-    the output value, or a tuple of several.
+    attributes by name; one that holds a dtype takes its name or NumPy's ("float16"). ``outputs=``
+    gives the number of outputs where the operator allows several numbers, ``name=`` the node's
+    name, ``version=`` an older version of the operator. It returns the output value, or a tuple of
+    several.
 
     Raises:
         UnsupportedOpError: there is no such operator.
@@ -101,7 +105,8 @@ def operator(op_type: str, domain: str = "") -> Builder:
         given = _inputs(schema, inputs, attributes)
         attrs = {key: _attribute(schema, key, value) for key, value in attributes.items()}
         _check_attributes(schema, attrs)
-        values = _constants(given)
+        values = _constants(schema, given)
+        _check_dtypes(schema, values)
         bodies = [value for value in attrs.values() if isinstance(value, Graph)]
         node = Node(
             op_type,
@@ -140,12 +145,36 @@ def _inputs(schema: Schema, given: Sequence[Any], attributes: dict[str, Any]) ->
             else f"{schema.min_inputs} to {schema.max_inputs}"
         )
         raise ModelError(
-            f"{schema.op_type} takes {shown} inputs ({', '.join(schema.inputs)}), got {len(values)}"
+            f"{schema.op_type} takes {shown} input{'s' * (shown != '1')} "
+            f"({', '.join(schema.inputs)}), got {len(values)}"
         )
     return values
 
 
-def _constants(given: Sequence[Any]) -> list[Value | None]:
+def _check_dtypes(schema: Schema, values: Sequence[Value | None]) -> None:
+    """Raise where the standard does not allow the dtype of an input, or two that differ."""
+    first: dict[str, tuple[str, str]] = {}
+    for position, value in enumerate(values if schema.input_dtypes else ()):
+        if value is None or not isinstance(value.type, TensorType):
+            continue
+        place = min(position, len(schema.inputs) - 1)  # the last may be variadic
+        name, dtype, allowed = schema.inputs[place], value.type.dtype, schema.input_dtypes[place]
+        if allowed is not None and dtype not in allowed:
+            raise ShapeError(
+                f"{schema.op_type} (opset {schema.since_version}): input {name!r} is {dtype}; it "
+                f"takes {', '.join(sorted(allowed))}: convert it with ops.Cast"
+            )
+        group = schema.one_dtype[place]
+        known, other = first.setdefault(group, (dtype, name)) if group else (dtype, name)
+        if known != dtype:
+            which = f"all {name!r}" if name == other else f"inputs {other!r} and {name!r}"
+            raise ShapeError(
+                f"{schema.op_type}: {which} must have one dtype, got {known} and {dtype}: convert "
+                "one with ops.Cast"
+            )
+
+
+def _constants(schema: Schema, given: Sequence[Any]) -> list[Value | None]:
     dtype = next(
         (v.type.dtype for v in given if isinstance(v, Value) and isinstance(v.type, TensorType)),
         None,
@@ -156,8 +185,14 @@ def _constants(given: Sequence[Any]) -> list[Value | None]:
             out.append(item)
             continue
         if isinstance(item, tuple) and any(isinstance(part, Value) for part in item):  # pyright: ignore[reportUnknownVariableType]
-            raise ModelError("an input is a tuple of values; unpack it, or pick one of them")
+            raise ModelError(
+                f"{schema.op_type}: an input is a tuple of values; unpack it, or pick one of them"
+            )
         array: np.ndarray[Any, Any] = np.asarray(cast(Any, item))
+        if array.dtype == object and not all(isinstance(part, str) for part in array.flat):
+            raise ModelError(
+                f"{schema.op_type}: an input is {item!r}; give a value, a number or an array"
+            )
         if not isinstance(item, (np.ndarray, np.generic)) and array.dtype.kind in "fiu":
             array = _cast_literal(array, dtype)
         held = Parameter("", array)
@@ -192,6 +227,8 @@ def _attribute(schema: Schema, key: str, value: Any) -> Any:
             f"{nearest(key, [*schema.attributes, *schema.inputs])}"
         )
     try:
+        if known.kind == "int" and key in _DTYPE_ATTRIBUTES and not hasattr(value, "__index__"):
+            return ONNX_DTYPE[canonical_dtype(value)]
         return _convert(known.kind, value)
     except (TypeError, ValueError) as error:
         raise ModelError(

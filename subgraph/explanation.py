@@ -6,7 +6,8 @@ searched for only when somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import attrs
 
@@ -25,6 +26,8 @@ from subgraph.partition.record import (
 )
 from subgraph.registry import nearest
 from subgraph.selector import Reject
+
+_MOST_REFUSALS = 6
 
 
 @attrs.frozen
@@ -130,6 +133,8 @@ def _inside(record: PartitionRecord, target: Node, holder: Node) -> Explanation:
                 continue
             else:
                 reason = _how(run, number, note.start)
+                told = (reason, *_apart(run, number, _Place(target, holder)))
+                return Explanation(target.name, target.op_type, holder.name, run.property, told)
             return Explanation(target.name, target.op_type, holder.name, run.property, (reason,))
     reason = "it was there before the graph was partitioned"
     return Explanation(target.name, target.op_type, holder.name, None, (reason,))
@@ -192,19 +197,33 @@ def _reasons(run: Run, number: int, graph: Graph, target: Node) -> Iterator[str]
     if run.forced.get(target.name) == "excluded":
         yield "the option exclude names it"
         return
-    if number in run.given_up:
-        yield _cycle(run, run.given_up[number], graph, target)
+    yield from _apart(run, number, _Place(target))
     if number in run.filtered:
         yield f"filter of selector {run.selector} dropped it from the region's candidates"
     if run.region[number] >= 0:
         yield _fate(run, run.region[number])
         return
-    if number in run.refusals:
-        yield _refusal(run, number)
+    yield from _refusals(run, number)
 
 
-def _refusal(run: Run, number: int) -> str:
-    method, source, answer = run.refusals[number]
+def _refusals(run: Run, number: int) -> Iterator[str]:
+    """Yield the noes about a node: those with a user's own words first, each reason once."""
+    found: dict[Any, str] = {}
+    entry: Any = run.refusals.get(number)
+    while entry is not None:
+        method, source, answer, entry = entry
+        own = isinstance(answer, Reject) and bool(answer.where)
+        said = _words(answer) if isinstance(answer, Reject) else repr(answer)
+        # The reasons of our own selectors are the same whatever was asked.
+        key = (own, said, method if own or not isinstance(answer, Reject) else "")
+        found[key] = _refusal(run, number, method, source, answer)
+    order = sorted(dict(reversed(found.items())), key=lambda key: not key[0])
+    yield from (found[key] for key in order[:_MOST_REFUSALS])
+    if len(order) > _MOST_REFUSALS:
+        yield f"and {len(order) - _MOST_REFUSALS} reasons more"
+
+
+def _refusal(run: Run, number: int, method: int, source: int, answer: Any) -> str:
     names = run.names
     call = f"{run.selector}.{METHODS[method]}"
     if method == SELECT:
@@ -212,9 +231,12 @@ def _refusal(run: Run, number: int) -> str:
     else:
         what = f"{call}({names[source]!r}, {names[number]!r})"
     if isinstance(answer, Reject):
-        where = f" ({answer.where})" if answer.where else ""
-        return f"{what} refused: {answer.reason}{where}"
+        return f"{what} refused: {_words(answer)}"
     return f"{what} said {answer!r}"
+
+
+def _words(refusal: Reject) -> str:
+    return f"{refusal.reason} ({refusal.where})" if refusal.where else refusal.reason
 
 
 def _fate(run: Run, position: int) -> str:
@@ -228,43 +250,97 @@ def _fate(run: Run, position: int) -> str:
         case fate if fate == CAPPED:
             return f"{region} was not among the {run.max_subgraphs} largest (max_subgraphs)"
         case fate if fate == REFUSED:
-            return f"property {run.property!r} refused {region} (create_subgraph_node gave None)"
+            why = f": {_words(note.why)}" if note.why is not None else ""
+            return f"property {run.property!r} refused {region}{why}"
         case fate if fate == UNUSED:
             return f"nothing uses what {region} computes"
         case _:
             return f"{region} became {note.node!r}"
 
 
-def _cycle(run: Run, position: int, graph: Graph, target: Node) -> str:
+@attrs.frozen
+class _Place:
+    """Where a node is in the partitioned graph: in a subgraph node, or outside."""
+
+    target: Node
+    holder: Node | None = None
+
+    @property
+    def node(self) -> Node:
+        """The node of the partitioned graph that it is, or that holds it."""
+        return self.holder or self.target
+
+    def neighbours(self) -> list[Node]:
+        """Return the nodes of the partitioned graph at the other ends of its own edges."""
+        if self.holder is None:
+            return [*self.target.predecessors(), *self.target.successors()]
+        inner = self.holder.subgraph
+        assert inner is not None, "only subgraph nodes hold others"
+        given = dict(zip(inner.inputs, self.holder.inputs, strict=True))
+        outer = [given.get(value) for value in self.target.sources]
+        found = [v.producer for v in outer if v is not None and v.producer is not None]
+        for value, result in zip(self.holder.outputs, inner.outputs, strict=True):
+            if result.producer is self.target:
+                found += value.consumers
+        return found
+
+
+def _apart(run: Run, number: int, place: _Place) -> Iterator[str]:
+    """Yield why a node is not in the regions beside it: the cycle that each would have closed."""
+    beside: dict[int, None] = {}
+    if number in run.given_up:
+        beside[run.given_up[number]] = None
+    for node in place.neighbours():
+        position = _region_of(run, node)
+        if position >= 0 and run.region[number] >= 0:
+            beside[position] = None
+    beside.pop(run.region[number], None)
+    for position in beside:
+        path = _detour(run, position, place)
+        if path:
+            start = run.names[run.regions[position].start]
+            shown = " -> ".join(map(repr, path))
+            yield f"with it the region from {start!r} would have closed a cycle: {shown}"
+        elif position == run.given_up.get(number):
+            yield "a region gave it up: with it the region would have closed a cycle"
+
+
+def _region_of(run: Run, node: Node) -> int:
+    """Return the position of the region that a node of the partitioned graph is, or was in."""
+    if node.subgraph is not None:
+        made = (k for k, note in enumerate(run.regions) if note.node == node.name)
+        return next(made, -1)
+    number = run.number(node.name)
+    return -1 if number is None else run.region[number]
+
+
+def _detour(run: Run, position: int, place: _Place) -> list[str]:
+    """Return the names along a path between a region and a node that runs outside of both."""
     if position >= len(run.regions):
-        return "it would have closed a cycle with a region that its filter emptied"
-    note = run.regions[position]
-    start = run.names[note.start]
-    text = f"with it the region from {start!r} would have closed a cycle"
-    holder = next((n for n in graph.nodes if n.name == note.node), None) if note.node else None
-    if holder is None:
-        return text
-    path = find_detour(holder, target) or find_detour(target, holder)
-    if not path:
-        return text
-    return f"{text}: {' -> '.join(repr(node.name) for node in path)}"
+        return []
+    graph = place.node.graph
+    assert graph is not None, "explain looks at nodes of graphs"
+    members = [node for node in graph.nodes if _region_of(run, node) == position]
+    members = [node for node in members if node is not place.node]
+    path = find_detour(members, [place.node]) or find_detour([place.node], members)
+    return [node.name for node in path]
 
 
-def find_detour(first: Node, last: Node) -> list[Node]:
+def find_detour(first: Iterable[Node], last: Iterable[Node]) -> list[Node]:
     """Return a shortest path from ``first`` to ``last`` over another node; empty if none."""
+    sources, targets = dict.fromkeys(first), frozenset(last)
     before: dict[Node, Node] = {}
-    level = [node for node in first.successors() if node is not last]
-    before.update((node, first) for node in level)
+    level = list(sources)
     while level:
         following: list[Node] = []
         for node in level:
             for other in node.successors():
-                if other is last:
-                    path = [last, node]
-                    while path[-1] is not first:
+                if other in targets and node not in sources:
+                    path = [other, node]
+                    while path[-1] not in sources:
                         path.append(before[path[-1]])
                     return path[::-1]
-                if other not in before:
+                if other not in before and other not in sources and other not in targets:
                     before[other] = node
                     following.append(other)
         level = following

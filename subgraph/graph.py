@@ -226,8 +226,8 @@ class Graph:
             ModelError: a cycle, a name used twice, a value that comes from nowhere.
         """
         self.name = name
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
+        self.inputs = _values(inputs, "inputs")
+        self.outputs = _values(outputs, "outputs")
         self.captures = tuple(captures)
         self.attrs: dict[str, Any] = {} if attrs is None else dict(attrs)
         self.opsets: dict[str, int] = {} if opsets is None else dict(opsets)
@@ -242,7 +242,22 @@ class Graph:
         self._nodes = tuple(ordered)
         self._list_captures()
         self._parameters: dict[str, Parameter] = {}
-        self._refresh()
+        self._check_sources(self._refresh())
+
+    def _check_sources(self, values: Iterable[Value]) -> None:
+        known: set[Value] = set()
+        for value in (*self.inputs, *self.captures):
+            if value in known:
+                raise ModelError(f"graph {self.name!r} lists input {value.name!r} twice")
+            known.add(value)
+        for value in values:
+            if value.producer is None and value.parameter is None and value not in known:
+                user = f"node {value.uses[0].name!r}" if value.uses else "its output"
+                raise ModelError(
+                    f"graph {self.name!r}: {user} needs value {value.name!r}, which is no input, "
+                    "parameter or node output of the graph; list it among the graph's inputs (a "
+                    "body takes it with sg.capture)"
+                )
 
     @classmethod
     def assembled(
@@ -438,14 +453,19 @@ class Graph:
             self._adopt_nodes(nodes)
         return unused
 
-    def _refresh(self) -> None:
-        """Recompute consumers and parameters; name what has no name; refuse a double name."""
+    def _refresh(self) -> dict[Value, None]:
+        """Recompute consumers and parameters; name what has no name; refuse a double name.
+
+        Returns:
+            All values.
+        """
         values = self._distinct_values()
         for value in values:
             value.uses = []
         self._list_uses()
         self._parameters = self._collect_parameters(values)
         self._name_all(values)
+        return values
 
     def _collect_parameters(self, values: Iterable[Value]) -> dict[str, Parameter]:
         found: dict[str, Parameter] = {}
@@ -496,6 +516,19 @@ class Graph:
             f"<Graph {self.name!r}: {len(self._nodes)} nodes, {len(self.inputs)} inputs, "
             f"{len(self.outputs)} outputs, {len(self._parameters)} parameters>"
         )
+
+
+def _values(given: Iterable[Value], what: str) -> tuple[Value, ...]:
+    if isinstance(given, Value):
+        raise ModelError(f"the graph's {what} are one value; give a list: [{given.name or 'x'}]")
+    values = tuple(given)
+    for value in values:
+        if not isinstance(value, Value):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(
+                f"the graph's {what} hold {value!r}, which is no value; an operator with several "
+                "outputs gives a tuple: unpack it"
+            )
+    return values
 
 
 class _Resolver:

@@ -96,10 +96,12 @@ def _choose(domain: str, nodes: Sequence[Node], stated: Mapping[str, int]) -> in
         return wanted or max(versions, default=1)
     if wanted is not None and (low <= wanted < high or _misfit(domain, nodes, wanted) is None):
         return wanted
+    # Runtimes are slow to take up the newest sets, which often add but dtypes.
+    for older in range(_COMMON, low) if wanted is None and domain == "" else ():
+        if _misfit(domain, nodes, older) is None:
+            return older
     if low < high:
-        # Runtimes are slow to take up the newest sets, which often add but dtypes.
-        older = range(_COMMON, low) if wanted is None and domain == "" else ()
-        return next((v for v in older if _misfit(domain, nodes, v) is None), low)
+        return low
     for candidate in sorted({low, *versions}, reverse=True):
         if _misfit(domain, nodes, candidate) is None:
             return candidate

@@ -33,6 +33,7 @@ class State(NamedTuple):
 class _Local(threading.local):
     """Per-thread view: the states that a transaction has staged, the snapshot that is pinned."""
 
+    changes: int = 0
     staged: dict[Parameter, Array] | None = None
     pinned: Snapshot | None = None
 
@@ -70,8 +71,15 @@ class Parameter:
     __slots__ = ("__weakref__", "_type", "name", "published")
 
     def __init__(self, name: str, array: npt.ArrayLike) -> None:
-        """Make a parameter that holds a copy of ``array``."""
-        self._adopt(name, np.array(array))
+        """Make a parameter that holds a copy of ``array``.
+
+        Raises:
+            ShapeError: its dtype is not one of ONNX's.
+        """
+        held = np.array(array)
+        if held.dtype == object and not all(isinstance(item, (str, bytes)) for item in held.flat):
+            raise ShapeError(f"parameter {name!r}: an array of objects; give numbers or strings")
+        self._adopt(name, held)
 
     @classmethod
     def adopt(cls, name: str, array: Array) -> Parameter:
@@ -178,6 +186,12 @@ def _commit(staged: dict[Parameter, Array]) -> None:
             _stamp += 1
             parameter.published = State(_stamp, _read_only(array))
         _epoch = _stamp
+    _local.changes += 1
+
+
+def changes_by_thread() -> int:
+    """Return how often this thread has changed parameters."""
+    return _local.changes
 
 
 class Snapshot:

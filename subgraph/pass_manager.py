@@ -23,6 +23,7 @@ import attrs
 
 from subgraph.errors import PassError, SubgraphError
 from subgraph.graph import Graph, Node, Value
+from subgraph.parameters import changes_by_thread
 from subgraph.registry import Registry, defined_at, load_files, nearest
 
 Pass = Callable[..., Graph]
@@ -154,6 +155,7 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
     for instrument in around:
         instrument.before(name, graph)
     mark = fingerprint(graph) if checks.input else None
+    changes = changes_by_thread()
     start = time.perf_counter()
     try:
         result: Any = call(graph)
@@ -174,6 +176,11 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
         raise PassError(
             f"pass {name!r} changed the graph {graph.name!r} that it was given; "
             "change a clone: new = graph.clone()"
+        )
+    if checks.input and changes_by_thread() != changes:
+        raise PassError(
+            f"pass {name!r} changed parameters of the graph {graph.name!r} that it was given; "
+            "other graphs share them: use a new one, sg.parameter(name, array)"
         )
     if checks.output:
         try:

@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 from subgraph.errors import PartitionError
 from subgraph.graph import Graph, Node
 from subgraph.registry import Registry, defined_at, nearest
-from subgraph.selector import SELECTORS, ContainOpSelector, SelectorFactory, SubgraphSelector
+from subgraph.selector import (
+    SELECTORS,
+    ContainOpSelector,
+    Reject,
+    SelectorFactory,
+    SubgraphSelector,
+)
 
 
 class SubgraphProperty:
@@ -40,8 +46,8 @@ class SubgraphProperty:
             "create_subgraph_selector"
         )
 
-    def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | None:
-        """Return the node that replaces a region, or None to leave the region as it was.
+    def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | Reject | None:
+        """Return the node that replaces a region, or None or a Reject to leave it as it was.
 
         The default node, of op ``_subgraph_op``, runs the inner graph with the default executor.
 

@@ -6,6 +6,7 @@ its own. Looked up once per operator and version; onnx is imported at the first 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, Literal, cast
 
@@ -44,7 +45,11 @@ class Attribute:
 
 @attrs.frozen
 class Schema:
-    """An operator's form: names of inputs and outputs, how many may be given, attributes."""
+    """An operator's form: names of inputs and outputs, how many may be given, attributes.
+
+    ``input_dtypes`` lists for each of ``inputs`` the dtypes of tensors that it takes (None: not
+    known, or more than tensors); ``one_dtype`` groups positions that must have the same one.
+    """
 
     op_type: str
     domain: str = ""
@@ -57,6 +62,8 @@ class Schema:
     max_outputs: int = 0
     attributes: dict[str, Attribute] = attrs.field(factory=dict[str, Attribute])
     deprecated: bool = False
+    input_dtypes: tuple[frozenset[str] | None, ...] = ()
+    one_dtype: tuple[str, ...] = ()
 
 
 # Custom operators by (domain, name); filled by subgraph.op.register_operator.
@@ -159,4 +166,25 @@ def _from_onnx(found: Any) -> Schema:
         max_outputs=found.max_output,
         attributes=attributes,
         deprecated=bool(found.deprecated),
+        input_dtypes=tuple(_dtypes(i.types) for i in found.inputs),
+        # A variadic input of mixed types binds nothing: each use is a group of its own.
+        one_dtype=tuple(i.type_str if i.is_homogeneous else "" for i in found.inputs),
     )
+
+
+def _dtypes(types: Iterable[str]) -> frozenset[str] | None:
+    """Return the dtypes of types such as ``tensor(float)``; None if others are among them."""
+    names = [name.removeprefix("tensor(").removesuffix(")") for name in types]
+    if any("(" in name for name in names):
+        return None
+    return frozenset(map(_dtype_of, names))
+
+
+@cache
+def _dtype_of(name: str) -> str:
+    """Return our name of a dtype for that of schemas: float8e4m3fn, float4e2m1, double."""
+    from subgraph.types import ONNX_DTYPE, canonical_dtype
+
+    known = {ours.replace("_", ""): ours for ours in ONNX_DTYPE}
+    longer = (full for full in known if full.startswith(f"{name}fn"))  # float4e2m1: float4_e2m1fn
+    return known[name] if name in known else canonical_dtype(known.get(next(longer, name), name))

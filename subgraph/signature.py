@@ -99,6 +99,7 @@ class Signature:
             for p in self.inputs
         ]
         self._accepted: set[tuple[Any, ...]] = set()
+        self._only: tuple[tuple[int, ...], np.dtype[Any]] | None = None  # of the one input
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Return what was given, checked, in the order of the inputs; None for a default.
@@ -107,6 +108,12 @@ class Signature:
             MissingInputError: an input is missing, or a name is none of the inputs.
             ShapeError: dtype or shape of an input do not fit; expected and got.
         """
+        if self._only is not None and len(args) == 1 and not named:
+            # The usual call of small models; dtypes are compared as objects, for they hash slowly.
+            item = args[0]
+            shape, dtype = self._only
+            if type(item) is np.ndarray and item.dtype is dtype and item.shape == shape:
+                return [item]
         items = self._ordered(args, named)
         key: list[Any] = []
         for item in items:
@@ -133,9 +140,10 @@ class Signature:
 
     def _by_name(self, args: Sequence[Any], named: Mapping[Any, Any]) -> list[Any]:
         if len(args) > len(self.inputs):
+            number = f"{len(self.inputs)} input{'s' * (len(self.inputs) != 1)}"
             raise MissingInputError(
-                f"model {self.name!r} takes {len(self.inputs)} inputs, got {len(args)}; it takes "
-                f"{self._shown()}. A list gives one item per input: wrap one array as [array]"
+                f"model {self.name!r} takes {number}, got {len(args)}; it takes {self._shown()}. A "
+                "list gives one item per input: wrap one array as [array]"
             )
         items: list[Any] = list(args) + [None] * (len(self.inputs) - len(args))
         for key, item in named.items():
@@ -181,6 +189,8 @@ class Signature:
             if len(self._accepted) >= _REMEMBERED:
                 self._accepted.clear()
             self._accepted.add(tuple(part for a in known for part in (a.shape, a.dtype)))
+            if len(known) == 1:
+                self._only = (known[0].shape, known[0].dtype)
         return arrays
 
     def _array(self, port: Port, dtype: np.dtype[Any] | None, item: Any) -> Any:
@@ -203,11 +213,15 @@ class Signature:
                 continue
             expected = port.type.shape
             if len(expected) != array.ndim:
-                raise ShapeError(f"input {port.name!r} is {port.type}, got {_shape_shown(array)}")
-            for dim, size in zip(expected, array.shape, strict=True):
+                raise ShapeError(
+                    f"input {port.name!r} is {port.type}, got {_shape_shown(array)}; give an array "
+                    f"of {len(expected)} dimensions"
+                )
+            for axis, (dim, size) in enumerate(zip(expected, array.shape, strict=True)):
                 if isinstance(dim, int) and dim != size:
                     raise ShapeError(
-                        f"input {port.name!r} is {port.type}, got {_shape_shown(array)}"
+                        f"input {port.name!r} is {port.type}, got {_shape_shown(array)}; "
+                        f"dimension {axis} must be {dim}"
                     )
                 if isinstance(dim, str):
                     known, where = sizes.setdefault(dim, (size, port.name))

@@ -111,6 +111,8 @@ def dtype_of(array: np.ndarray[Any, Any]) -> str:
 def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
     if dims is None:
         return None
+    if isinstance(dims, str) or not hasattr(dims, "__iter__"):
+        raise ShapeError(f"shape {dims!r} is not a list of dimensions; for one write ({dims!r},)")
     out: list[Dim] = []
     for dim in dims:
         if type(dim) is int and dim >= 0:  # nearly all are

@@ -78,7 +78,7 @@ def test_versions_and_metadata() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda x: ops.Relu(), "takes 1 inputs"),
+        (lambda x: ops.Relu(), "takes 1 input "),
         (lambda x: ops.Relu(x, x), "got 2"),
         (lambda x: ops.Add(x, A=x), "given twice"),
         (lambda x: ops.Relu(x, alfa=1), "no attribute or input 'alfa'"),
@@ -120,3 +120,54 @@ def test_custom_operators_are_functions_too() -> None:
     assert (y.type, y.producer.domain, y.producer.attrs) == (x.type, "test.builder", {"k": 1.5})
     loaded = sg.load(sg.to_onnx(sg.Graph([x], [y])))
     assert loaded.nodes[0].attrs == {"k": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (
+            lambda x, k: ops.Add(x, k),
+            "inputs 'A' and 'B' must have one dtype, got float32 and int64",
+        ),
+        (lambda x, k: ops.Concat(x, k, axis=0), "all 'inputs' must have one dtype"),
+        (lambda x, k: ops.Sin(k), "Sin .*: input 'input' is int64; it takes bfloat16, float16"),
+        (lambda x, k: ops.Where(x, x, x), "input 'condition' is float32; it takes bool"),
+        (lambda x, k: ops.Conv(x, np.ones((2, 3, 1, 1))), "'X' and 'W' must have one dtype"),
+        (lambda x, k: ops.Relu("x"), "input 'X' is string"),
+        (lambda x, k: ops.Relu(object()), "an input is <object"),
+        (lambda x, k: ops.Cast(x, to="floatx"), "attribute 'to' takes int, got 'floatx'"),
+    ],
+)
+def test_dtypes_that_the_standard_does_not_allow(build: Any, says: str) -> None:
+    with pytest.raises(sg.ModelError, match=says):
+        build(sg.input("x", (1, 3, 4, 4)), sg.input("k", (1, 3, 4, 4), "int64"))
+
+
+def test_inputs_of_mixed_dtypes_where_the_standard_has_them() -> None:
+    x, k = sg.input("x", (4,)), sg.input("k", (1,), "int64")
+    assert ops.Gather(x, k, axis=0).type == sg.TensorType("float32", (1,))
+    assert ops.Pow(x, k).type == sg.TensorType("float32", (4,))
+    v, n = sg.input("v", (4,)), sg.input("n", (1,), "int64")
+    i, c = sg.input("i", (), "int64"), sg.input("c", (), "bool")
+    body = sg.Graph([i, c, v, n], [ops.Identity(c), ops.Relu(v), ops.Neg(n)])
+    assert len(ops.Loop(None, None, x, k, body=body)) == 2
+
+
+def test_a_dtype_by_its_name() -> None:
+    x = sg.input("x", (2,))
+    for name in ("float16", np.float16, np.dtype("float16"), 10):
+        assert ops.Cast(x, to=name).type == sg.TensorType("float16", (2,))
+
+
+def test_operators_of_the_other_domains_of_onnx() -> None:
+    node = ops.Scaler(sg.input("x", (1, 2)), offset=[0, 1], scale=[2, 3]).producer
+    assert (node.domain, node.op_type) == ("ai.onnx.ml", "Scaler")
+    assert {"Scaler", "Conv"} <= set(dir(ops))
+
+
+def test_what_is_no_shape_or_parameter() -> None:
+    for shape in (3, "N"):
+        with pytest.raises(sg.ShapeError, match="is not a list of dimensions; for one write"):
+            sg.input("x", shape)  # type: ignore[arg-type]
+    with pytest.raises(sg.ShapeError, match="array of objects"):
+        sg.parameter("w", np.array([object()]))

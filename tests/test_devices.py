@@ -151,6 +151,12 @@ def test_wrong_options(core: sg.Core, key: str, value: Any, message: str) -> Non
     assert core.get_property("MYDEV", "RATIO") == 0.5
 
 
+def test_a_configuration_is_a_dict(core: sg.Core) -> None:
+    x = sg.input("x", (2,))
+    with pytest.raises(sg.ConfigError, match="the config is 5; give a dict"):
+        core.compile_model(sg.Graph([x], [sg.ops.Relu(x)]), "CPU", 5)  # type: ignore[arg-type]
+
+
 def test_options_take_text(core: sg.Core) -> None:
     core.set_property("MYDEV", {"SPEED": "7", "LOUD": "YES", "RATIO": "0.25", "COLOR": "blue"})
     got = [core.get_property("MYDEV", k) for k in ("SPEED", "LOUD", "RATIO", "COLOR", "SERIAL")]

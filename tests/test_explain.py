@@ -26,7 +26,7 @@ class NoSine(sg.SubgraphSelector):
     def select_input(self, node: sg.Node, input_node: sg.Node) -> bool | sg.Reject:
         return input_node.op_type != "Sin" or sg.Reject("no sine above")
 
-    def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
+    def select_output(self, node: sg.Node, output_node: sg.Node) -> bool | sg.Reject:
         return output_node.op_type != "Sin"
 
 
@@ -71,6 +71,56 @@ def test_the_path_that_would_have_closed_a_cycle() -> None:
     assert why.subgraph is None
     assert why.reasons[0] == (
         "with it the region from '1' would have closed a cycle: 'mine_0' -> '4' -> '5'"
+    )
+
+
+@pytest.mark.parametrize("strategy", ["selector", "hetero"])
+def test_why_a_node_is_not_with_its_neighbour(strategy: str) -> None:
+    x = sg.input("x", (4,))
+    a = ops.Relu(x, name="a")
+    g = sg.Graph([x], [ops.Add(a, ops.Sin(a, name="b"), name="d")])
+    cut = sg.optimize_for(g, SelectorProperty(NoSine, "mine"), strategy=strategy, min_size=2)
+    for name, other in (("a", "d"), ("d", "a")):
+        assert sg.explain(cut, name).reasons == (
+            f"with it the region from {other!r} would have closed a cycle: 'a' -> 'b' -> 'd'",
+            "its region of 1 node is smaller than min_size 2",
+        )
+    cut = sg.optimize_for(g, SelectorProperty(NoSine, "mine"), strategy=strategy)
+    names = [node.name for node in cut.nodes]
+    assert sg.explain(cut, "d").reasons[1:] == (
+        f"with it the region from 'a' would have closed a cycle: {names[0]!r} -> 'b' -> "
+        f"{names[2]!r}",
+    )
+
+
+def test_every_no_is_told_a_users_own_words_first() -> None:
+    class Three(NoSine):
+        def select(self, node: sg.Node) -> bool:
+            return node.op_type != "Sin"
+
+        def select_output(self, node: sg.Node, output_node: sg.Node) -> bool | sg.Reject:
+            return output_node.op_type != "Sin" or sg.Reject("no sine below")
+
+    why = sg.explain(sg.optimize_for(example(), Three), "4").reasons
+    assert len(why) == 3
+    assert why[0].startswith("Three.select_output('2', '4') refused: no sine below (")
+    assert why[1].startswith("Three.select_input('5', '4') refused: no sine above (")
+    assert why[2] == "Three.select('4') said False"
+
+
+def test_a_property_refuses_in_its_own_words() -> None:
+    class Small(sg.SubgraphProperty):
+        def create_subgraph_selector(self) -> sg.SubgraphSelector:
+            return NoSine()
+
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Reject:
+            return sg.Reject("too small to pay")
+
+    cut = sg.optimize_for(example(), Small())
+    assert len(cut.nodes) == 6
+    line = Small.create_subgraph_node.__code__.co_firstlineno + 1
+    assert f"refused its region of 3 nodes from '1': too small to pay ({__file__}:{line})" in told(
+        cut, "2"
     )
 
 

@@ -242,3 +242,19 @@ def test_a_long_chain_is_linear_and_needs_no_recursion() -> None:
     small, large = min(seconds(5_000) for _ in range(3)), seconds(100_000)
     # 20 times the nodes; a quadratic step would take 400 times as long.
     assert large < 100 * small
+
+
+def test_what_a_graph_cannot_be_made_of() -> None:
+    x, y = sg.input("x", (2,)), sg.input("y", (2,))
+    out = ops.Add(x, y, name="sum")
+    for inputs, outputs, says in (
+        ([x], [out], "node 'sum' needs value 'y', which is no input"),
+        ([x, y, x], [out], "lists input 'x' twice"),
+        (x, [out], r"inputs are one value; give a list: \[x\]"),
+        ([x, y], [(out, out)], "outputs hold .*unpack it"),
+        (["x"], [out], "inputs hold 'x'"),
+        ([x], [y], "its output needs value 'y'"),
+    ):
+        with pytest.raises(sg.ModelError, match=says):
+            sg.Graph(inputs, outputs)  # type: ignore[arg-type]
+        out = ops.Add(x, y, name="sum")

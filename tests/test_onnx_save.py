@@ -391,3 +391,9 @@ def test_who_made_a_model_is_not_invented() -> None:
         proto.producer_name = name
         saved = sg.to_onnx(sg.load(proto))
         assert (saved.producer_name, saved.producer_version) == (name, "")
+
+
+def test_a_node_of_an_old_version_asks_for_no_newer_opset() -> None:
+    x = sg.input("x", (4,), "bool")
+    graph = sg.Graph([x], [ops.Identity(ops.Cast(x, to="int32"), version=1)])
+    assert [entry.version for entry in sg.to_onnx(graph).opset_import] == [21]

@@ -589,3 +589,14 @@ def session_run(model: onnx.ModelProto, inputs: Any) -> list[Any]:
     session = onnxruntime.InferenceSession(model.SerializeToString())
     names = [value.name for value in session.get_inputs()]
     return session.run(None, dict(zip(names, inputs, strict=False)))
+
+
+def test_a_pass_does_not_change_parameters() -> None:
+    def zeros(graph: sg.Graph) -> sg.Graph:
+        for parameter in graph.parameters.values():
+            parameter.assign(parameter.array * 0)
+        return graph.clone()
+
+    x, w = sg.input("x", (2,)), sg.parameter("w", np.ones(2, np.float32))
+    with pytest.raises(sg.PassError, match="'zeros' changed parameters of the graph 'g'"):
+        passes.apply_pass(sg.Graph([x], [ops.Add(x, w)], "g"), zeros)

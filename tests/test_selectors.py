@@ -268,7 +268,7 @@ def test_candidates_that_were_not_offered() -> None:
         def filter(self, candidates: list[sg.Node]) -> list[Any]:
             return [*candidates, "b"]
 
-    with pytest.raises(sg.PartitionError, match=r"Foreign\.filter gave 'b', which was not"):
+    with pytest.raises(sg.PartitionError, match=r"Foreign\.filter gave 'b'; it must return"):
         sg.optimize_for(fork(), SelectorProperty(lambda: Foreign([])))
 
 
@@ -308,3 +308,47 @@ def test_a_region_keeps_what_is_near_its_start() -> None:
     inside = [{n.name for n in node.subgraph.nodes} for node in cut.nodes if node.subgraph]
     assert {"scale3", "mul3", "add3"} in inside
     assert len(inside) == 5
+
+
+def test_nodes_forced_in_stay_in() -> None:
+    """Neither a filter nor the smallest size nor the cap drops what include names."""
+
+    class Nothing(sg.SubgraphSelector):
+        def select(self, node: sg.Node) -> bool:
+            return True
+
+        def filter(self, candidates: list[sg.Node]) -> list[sg.Node]:
+            return []
+
+    x = sg.input("x", (4,))
+    a = ops.Relu(ops.Sin(ops.Relu(ops.Relu(x, name="a"), name="b"), name="c"), name="d")
+    graph = sg.Graph([x], [a])
+
+    def regions(selector: Any, **options: Any) -> list[list[str]]:
+        cut = sg.optimize_for(graph, selector, **options)
+        return [[n.name for n in node.subgraph.nodes] for node in cut.nodes if node.subgraph]
+
+    for strategy in ("selector", "hetero"):
+        assert regions(Nothing, include=["c"], strategy=strategy) == [["c"]]
+        relu = sg.ContainOpSelector({"Relu"})
+        assert regions(relu, include=["d"], min_size=2, strategy=strategy) == [["a", "b"], ["d"]]
+        kept = regions(relu, include=["d"], max_subgraphs=1, strategy=strategy)
+        assert kept == [["d"]]
+
+
+def test_a_filter_that_gives_no_list() -> None:
+    for answer in (None, "b", [5]):
+
+        class Wrong(sg.SubgraphSelector):
+            answer: Any = None
+
+            def select(self, node: sg.Node) -> bool:
+                return True
+
+            def filter(self, candidates: list[sg.Node]) -> list[sg.Node]:
+                return self.answer
+
+        Wrong.answer = answer
+        x = sg.input("x", (4,))
+        with pytest.raises(sg.PartitionError, match="it must return a list of those nodes"):
+            sg.optimize_for(sg.Graph([x], [ops.Relu(x)]), Wrong)

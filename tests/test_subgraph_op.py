@@ -115,3 +115,10 @@ def test_an_op_without_forward_says_so() -> None:
     inner = inner_graph()
     with pytest.raises(NotImplementedError, match="write forward"):
         sg.SubgraphOp(inner).forward([])
+
+
+def test_an_op_that_is_none() -> None:
+    x = sg.input("x", (2,))
+    graph = sg.Graph([x], [ops.Relu(x)])
+    with pytest.raises(sg.PartitionError, match=r"op=MyOp\(subgraph\)"):
+        sg.subgraph_node(graph, op=sg.SubgraphOp)  # type: ignore[arg-type]

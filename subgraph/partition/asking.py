@@ -17,20 +17,33 @@ SELECT, INPUT, OUTPUT = 0, 1, 2
 METHODS = ("select", "select_input", "select_output")
 
 
+class Refusals(dict[int, tuple[Any, ...]]):
+    """The noes about each node: (method, the node asked from, answer, entry of the no before).
+
+    Set an entry of three; the one before is kept behind it, unless it was over the same edge.
+    """
+
+    def __setitem__(self, node: int, refusal: tuple[Any, ...]) -> None:
+        earlier = self.get(node)
+        if earlier is not None and earlier[:2] == refusal[:2]:
+            earlier = earlier[3]
+        super().__setitem__(node, (*refusal, earlier))
+
+
 class Asker:
-    """Makes the selectors of one property, and remembers the last no about each node.
+    """Makes the selectors of one property, and remembers the noes about each node.
 
     Attributes:
         work: The graph.
         property: Whose selectors are asked.
-        refusals: For each node None or (method, the node asked from, answer).
+        refusals: What selectors said no to, by node.
     """
 
     def __init__(self, work: Workspace, property: SubgraphProperty) -> None:
         """Ask about the nodes of ``work``."""
         self.work = work
         self.property = property
-        self.refusals: dict[int, tuple[int, int, Any]] = {}
+        self.refusals = Refusals()
 
     def selector(self) -> SubgraphSelector:
         """Return a fresh selector.
@@ -66,7 +79,7 @@ class Asker:
         return False
 
     def filter(self, selector: SubgraphSelector, found: list[int]) -> list[int]:
-        """Return which of ``found`` (sorted) the selector keeps, sorted.
+        """Return which of ``found`` (sorted) the selector keeps, and those forced in, sorted.
 
         Raises:
             PartitionError: it raised, or gave nodes that were not offered.
@@ -79,20 +92,26 @@ class Asker:
         name = type(selector).__name__
         try:
             kept: Any = selector.filter(list(offered))
-            given = list(kept)
+            given = None if kept is None or isinstance(kept, str) else list(kept)
         except Exception as error:
             raise PartitionError(
                 f"selector {name}.filter raised {type(error).__name__}: {error}; it was given "
                 f"{len(found)} candidates, the first of them node {nodes[found[0]].name!r}"
             ) from error
-        wrong = [x for x in given if not isinstance(x, Node) or x not in offered]
-        if wrong:
-            shown: Any = wrong[0]
+        strange = kept if given is None else next((x for x in given if type(x) is not Node), self)
+        if given is None or strange is not self:
             raise PartitionError(
-                f"selector {name}.filter gave {getattr(shown, 'name', shown)!r}, which was not "
-                "among the candidates that it was offered; filter may only drop some of them"
+                f"selector {name}.filter gave {strange!r}; it must return a list of those nodes "
+                "among its candidates that the region shall keep"
             )
-        return sorted({offered[node] for node in given})
+        wrong = next((node for node in given if node not in offered), None)
+        if wrong is not None:
+            raise PartitionError(
+                f"selector {name}.filter gave node {wrong.name!r}, which was not among the "
+                "candidates that it was offered; filter may only drop some of them"
+            )
+        forced = (k for k in found if self.work.forced[k])
+        return sorted({*forced, *(offered[node] for node in given)})
 
     def filter_device(self, found: list[int], start: int) -> list[int]:
         """Let a fresh selector, which is told of ``start``, filter a region of strategy hetero."""

@@ -24,6 +24,7 @@ from subgraph.partition.record import (
 from subgraph.partition.replace import Cut, Cutter, ask_node, put_in
 from subgraph.partition.workspace import Workspace
 from subgraph.property import SubgraphProperty, property_name
+from subgraph.selector import Reject
 
 
 def partition(
@@ -122,7 +123,7 @@ class _Target:
         cap = _cap(owner, options)
         if cap is not None:
             cap = max(cap - len(present & earlier.made_by(property_name(owner))), 0)
-        refused: set[tuple[int, ...]] = set()
+        refused: dict[tuple[int, ...], Reject] = {}
         runs: list[Run] = []
         while True:
             run, again = self._round(owner, options, cap, refused, count)
@@ -140,14 +141,14 @@ class _Target:
         owner: SubgraphProperty,
         options: Options,
         cap: int | None,
-        refused: set[tuple[int, ...]],
+        refused: dict[tuple[int, ...], Reject],
         count: _Count,
     ) -> tuple[Run, bool]:
         asker = Asker(self.work, owner)
         strategy = options.strategy or owner.strategy
         found = propose(asker, self.made, strategy)
         least = owner.min_size if options.min_size is None else options.min_size
-        fates = prune(found.regions, least, cap)
+        fates = prune(found.regions, least, cap, self.work.forced)
         notes, cuts, kept = self._make(owner, found.regions, fates, refused, count)
         if cuts:
             self._replace(cuts)
@@ -169,7 +170,7 @@ class _Target:
         owner: SubgraphProperty,
         regions: Sequence[Proposal],
         fates: Sequence[str],
-        refused: set[tuple[int, ...]],
+        refused: dict[tuple[int, ...], Reject],
         count: _Count,
     ) -> tuple[list[RegionNote], list[Cut], list[Cut | None]]:
         cutter = Cutter(self.graph)
@@ -177,24 +178,24 @@ class _Target:
         notes: list[RegionNote] = []
         kept: list[Cut | None] = []
         for region, fate in zip(regions, fates, strict=True):
-            cut = None
+            cut = why = None
             if fate == MADE:
                 key = tuple(region.members)
                 members = [nodes[k] for k in key]
                 if key in refused:
-                    fate = REFUSED
+                    fate, why = REFUSED, refused[key]
                 elif (
                     piece := cutter.cut_out(members, f"{property_name(owner)}_{count.next}")
                 ) is None:
                     fate = UNUSED
-                elif (node := ask_node(owner, piece, count.next)) is None:
-                    fate = REFUSED
-                    refused.add(key)
+                elif isinstance(node := ask_node(owner, piece, count.next), Reject):
+                    fate, why = REFUSED, node
+                    refused[key] = node
                     count.next += 1
                 else:
                     cut = Cut(members, piece, node)
                     count.next += 1
-            notes.append(RegionNote(region.start, len(region.members), fate))
+            notes.append(RegionNote(region.start, len(region.members), fate, why=why))
             kept.append(cut)
         return notes, [cut for cut in kept if cut is not None], kept
 

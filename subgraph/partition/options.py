@@ -15,9 +15,14 @@ STRATEGIES = ("selector", "hetero")
 
 
 def _names(given: Iterable[str] | str | None) -> frozenset[str]:
-    if given is None:
-        return frozenset()
-    return frozenset([given]) if isinstance(given, str) else frozenset(given)
+    names: Any = () if given is None else [given] if isinstance(given, str) else given
+    try:
+        held: list[Any] = list(names)
+    except TypeError:
+        held = [names]
+    if not all(isinstance(name, str) for name in held):
+        raise PartitionError(f"include and exclude take names of nodes, got {given!r}")
+    return frozenset(held)
 
 
 @attrs.frozen(kw_only=True)

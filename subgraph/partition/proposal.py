@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
 from subgraph.partition.asking import Asker
-from subgraph.partition.contraction import Cones, Contraction
 from subgraph.partition.growth import Growth
 from subgraph.partition.record import CAPPED, MADE, SMALL
 from subgraph.partition.search import Search
@@ -54,19 +53,22 @@ def propose(asker: Asker, made: Sequence[list[int]], strategy: str) -> Proposals
     Raises:
         PartitionError: the selector misbehaved.
     """
-    if strategy == "hetero":
-        return _propose_by_device(asker, made)
-    found = Proposals([], array("i", [-1]) * len(asker.work.nodes), {}, {})
-    space = Contraction(asker.work.preds, asker.work.succs)
+    work = asker.work
+    found = Proposals([], array("i", [-1]) * len(work.nodes), {}, {})
+    search = Search(work.links)
     for members in made:
-        space.choose(members)
-    _propose_by_growth(asker, space, found)
+        search.choose(members)
+    if strategy == "hetero":
+        _propose_by_device(asker, search, found)
+    else:
+        _propose_by_growth(asker, search, found)
     return found
 
 
-def _propose_by_growth(asker: Asker, space: Contraction, found: Proposals) -> None:
+def _propose_by_growth(asker: Asker, search: Search, found: Proposals) -> None:
     free = asker.work.free
-    growth = Growth(asker, space, found.via)
+    search.set_free(free)
+    growth = Growth(asker, search, found.via)
     for start in range(len(free)):
         if not free[start]:
             continue
@@ -74,22 +76,22 @@ def _propose_by_growth(asker: Asker, space: Contraction, found: Proposals) -> No
         found.selector = found.selector or type(selector).__name__
         if not asker.select(selector, start):
             continue
-        kept, given_up = growth.grow(selector, start)
-        cones = space.cones(kept)
-        if not cones[0].isdisjoint(cones[1]):
-            convex = space.shrink(kept, start, cones)
-            given_up.extend(kept - convex)
-            kept, cones = convex, space.cones(convex)
+        members, given_up = growth.grow(selector, start)
         for node in given_up:
             found.given_up[node] = len(found.regions)
-        left = asker.filter(selector, sorted(kept))
-        if len(left) == len(kept):
-            _choose(left, start, free, space, found, cones)
+        left = asker.filter(selector, members)
+        first = len(found.regions)
+        if len(left) == len(members):
+            found.regions.append(Proposal(members, start))
+            search.take_grown()
         else:
-            _choose_filtered(kept, left, start, free, space, found)
+            _choose_left(search, members, left, start, found)
+        for region in found.regions[first:]:
+            for node in region.members:
+                free[node] = 0
 
 
-def _propose_by_device(asker: Asker, made: Sequence[list[int]]) -> Proposals:
+def _propose_by_device(asker: Asker, search: Search, found: Proposals) -> None:
     work = asker.work
     taken = bytearray(len(work.free))
     kinds: dict[type[SubgraphSelector], None] = {}
@@ -98,11 +100,7 @@ def _propose_by_device(asker: Asker, made: Sequence[list[int]]) -> Proposals:
             selector = asker.selector()
             kinds[type(selector)] = None
             taken[node] = asker.select(selector, node)
-    name = next(iter(kinds)).__name__ if kinds else ""
-    found = Proposals([], array("i", [-1]) * len(taken), {}, {}, name)
-    search = Search(work.links)
-    for members in made:
-        search.choose(members)
+    found.selector = next(iter(kinds)).__name__ if kinds else ""
     search.start_roots(taken)
     keeps_all = all(kind.filter is SubgraphSelector.filter for kind in kinds)
     while (best := search.largest(take=keeps_all)) is not None:
@@ -118,7 +116,6 @@ def _propose_by_device(asker: Asker, made: Sequence[list[int]]) -> Proposals:
     for region in found.regions:
         for node in region.members:
             work.free[node] = 0
-    return found
 
 
 def _choose_left(
@@ -140,51 +137,20 @@ def _choose_left(
         search.choose(convex)
 
 
-def _choose(
-    members: Iterable[int],
-    start: int,
-    free: bytearray,
-    space: Contraction,
-    found: Proposals,
-    cones: Cones | None = None,
-) -> list[int]:
-    chosen = sorted(members)
-    for node in chosen:
-        free[node] = 0
-    found.regions.append(Proposal(chosen, start))
-    return space.choose(chosen, cones)
-
-
-def _choose_filtered(
-    kept: set[int],
-    left: Sequence[int],
-    start: int,
-    free: bytearray,
-    space: Contraction,
-    found: Proposals,
-) -> list[int]:
-    """Choose what a filter left: each connected part a region, made convex again."""
-    for node in kept.difference(left):
-        found.filtered[node] = len(found.regions)
-    moved: list[int] = []
-    for part in space.components(left):
-        first = start if start in part else min(part)
-        convex = space.shrink(part, first)
-        for node in part - convex:
-            found.given_up[node] = len(found.regions)
-        moved += _choose(convex, first, free, space, found)
-    return moved
-
-
-def prune(regions: Sequence[Proposal], min_size: int, max_subgraphs: int | None) -> list[str]:
+def prune(
+    regions: Sequence[Proposal], min_size: int, max_subgraphs: int | None, forced: bytearray
+) -> list[str]:
     """Return the fate of each region: MADE, SMALL, or CAPPED; of too many the largest stay.
 
-    Between regions of one size the one chosen first stays.
+    A region with a node that is forced in is made however small, and before the others. Between
+    regions of one size the one chosen first stays.
     """
-    fates = [MADE if len(region.members) >= min_size else SMALL for region in regions]
+    must = [any(map(forced.__getitem__, region.members)) for region in regions]
+    large = [len(region.members) >= min_size for region in regions]
+    fates = [MADE if one or other else SMALL for one, other in zip(must, large, strict=True)]
     stay = [k for k, fate in enumerate(fates) if fate == MADE]
     if max_subgraphs is not None and len(stay) > max_subgraphs:
-        stay.sort(key=lambda k: (-len(regions[k].members), k))
+        stay.sort(key=lambda k: (not must[k], -len(regions[k].members), k))
         for k in stay[max_subgraphs:]:
             fates[k] = CAPPED
     return fates

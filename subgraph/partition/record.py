@@ -10,6 +10,8 @@ from typing import Any
 
 import attrs
 
+from subgraph.selector import Reject
+
 KEY = "partition_record"
 
 MADE = "made"
@@ -28,12 +30,14 @@ class RegionNote:
         size: How many nodes it had.
         fate: MADE, or why it was left as it was: SMALL, CAPPED, REFUSED, UNUSED.
         node: Name of its subgraph node, if made.
+        why: What the property said, if it refused the region.
     """
 
     start: int
     size: int
     fate: str = MADE
     node: str = ""
+    why: Reject | None = None
 
 
 @attrs.define(slots=True)
@@ -51,7 +55,7 @@ class Run:
         region: The last region that held each node, -1 if none did.
         given_up: The region that had to give up a node since it would have closed a cycle.
         filtered: The region whose filter dropped a node.
-        refusals: (method, node asked from, answer) of the last no about a node.
+        refusals: (method, node asked from, answer, entry before) of the last no about a node.
         regions: All regions.
         forced: Names that were forced in or out by options.
     """
@@ -66,7 +70,7 @@ class Run:
     region: array[int]
     given_up: dict[int, int]
     filtered: dict[int, int]
-    refusals: dict[int, tuple[int, int, Any]]
+    refusals: dict[int, tuple[Any, ...]]
     regions: list[RegionNote]
     forced: dict[str, str]
     _numbers: dict[str, int] | None = None

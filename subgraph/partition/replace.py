@@ -9,6 +9,7 @@ from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph import Graph, Node, Value, copy_node, copy_value
 from subgraph.parameters import Parameter
 from subgraph.property import SubgraphProperty, property_name
+from subgraph.selector import Reject
 from subgraph.types import TensorType, ValueType
 
 
@@ -102,8 +103,8 @@ class Cutter:
         inputs.append(value)
 
 
-def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | None:
-    """Return the node that the property makes of a region; None if it refuses.
+def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Reject:
+    """Return the node that the property makes of a region, or why it refuses.
 
     Raises:
         PartitionError: the property raised, or the node does not fit the region.
@@ -118,13 +119,20 @@ def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | No
         raise PartitionError(
             f"property {name!r}: create_subgraph_node raised {type(error).__name__}: {error} for "
             f"region {number} ({len(piece.inner.nodes)} nodes, the first of them "
-            f"{piece.inner.nodes[0].name!r}); return None to refuse a region"
+            f"{piece.inner.nodes[0].name!r}); return None or sg.Reject(why) to refuse a region"
         ) from error
-    return None if made is None else _checked(made, piece, f"property {name!r}, region {number}")
+    if made is None:
+        said_no = Reject("create_subgraph_node gave None")
+        said_no.file = ""  # nobody's words
+        return said_no
+    if isinstance(made, Reject):
+        return made
+    return _checked(made, piece, f"property {name!r}, region {number}")
 
 
 def _checked(made: Any, piece: Piece, where: str) -> Node:
     inner = piece.inner
+    shown = repr(getattr(made, "name", "")) if getattr(made, "name", "") else "that it gave"
     if not isinstance(made, Node):
         raise PartitionError(
             f"{where}: create_subgraph_node gave {made!r}; it must return a Node, as "
@@ -139,23 +147,23 @@ def _checked(made: Any, piece: Piece, where: str) -> Node:
     for value in made.inputs:
         if value is not None and value.name not in known:
             raise PartitionError(
-                f"{where}: node {made.name!r} takes value {value.name!r}, which is no input of the "
+                f"{where}: the node {shown} takes value {value.name!r}, which is no input of the "
                 f"region; its inputs are {', '.join(map(repr, sorted(known))) or 'none'}"
             )
     if len(made.outputs) != len(inner.outputs):
         raise PartitionError(
-            f"{where}: node {made.name!r} has {len(made.outputs)} outputs, the region "
+            f"{where}: the node {shown} has {len(made.outputs)} outputs, the region "
             f"{len(inner.outputs)}; give one for each output of the inner graph, in its order"
         )
     if made.subgraph is not None and len(made.subgraph.inputs) != len(made.inputs):
         raise PartitionError(
-            f"{where}: node {made.name!r} has {len(made.inputs)} inputs, its subgraph "
+            f"{where}: the node {shown} has {len(made.inputs)} inputs, its subgraph "
             f"{len(made.subgraph.inputs)}; they must correspond one to one"
         )
     for new, old in zip(made.outputs, inner.outputs, strict=True):
         if new.type is not old.type and not _compatible(new.type, old.type):
             raise PartitionError(
-                f"{where}: node {made.name!r} gives {new.type} for output {old.name!r}, which is "
+                f"{where}: the node {shown} gives {new.type} for output {old.name!r}, which is "
                 f"{old.type}"
             )
     return made
