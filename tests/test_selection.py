@@ -216,6 +216,35 @@ def test_many_are_found(device: str) -> None:
     np.testing.assert_array_equal(y[inverse], x.ravel())
 
 
+def test_a_detector_whose_numbers_vary(device: str) -> None:
+    """What was picked goes through all that detectors do with it; also when that is nothing."""
+    boxes, scores = sg.input("boxes", (1, "N", 4)), sg.input("scores", (1, 3, "N"))
+    features, least = sg.input("features", (1, 4, 16, 16)), sg.input("least", (1,))
+    limits = np.array([20]), np.array([0.4], np.float32), least
+    kept = ops.NonMaxSuppression(boxes, scores, *limits)
+    best, where = ops.TopK(score := ops.GatherND(scores, kept), ops.Min(ops.Shape(score), [7]))
+    kept = ops.Gather(kept, where)
+    picked = ops.Squeeze(ops.Gather(boxes, ops.Gather(kept, np.int64(2), axis=1), axis=1), [0])
+    images, kinds = (ops.Gather(kept, np.int64(k), axis=1) for k in range(2))
+    pooled = ops.RoiAlign(features, picked, images, output_height=2, output_width=2)
+    sure = ops.Greater(best, np.float32(0.95))
+    distinct, counts = (ops.Unique(kinds, outputs=4)[k] for k in (0, 3))
+    results = [picked, pooled, ops.Compress(kinds, sure, axis=0), ops.NonZero(sure)]
+    graph = sg.Graph([boxes, scores, features, least], [*results, distinct, counts])
+    session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    model, rng = _compile(graph, device), np.random.default_rng(1)
+    for number, threshold in ((50, 0.9), (30, 2.0), (60, 0.97), (50, 0.5)):
+        corners = rng.uniform(0, 12, (1, number, 2))
+        sizes = rng.uniform(1, 4, (1, number, 2))
+        arrays = [np.concatenate([corners, corners + sizes], -1), rng.uniform(size=(1, 3, number))]
+        arrays += [rng.standard_normal((1, 4, 16, 16)), np.array([threshold])]
+        given = {v.name: a.astype(np.float32) for v, a in zip(graph.inputs, arrays, strict=True)}
+        got = model(given)
+        for k, wanted in enumerate(session.run(None, given)):
+            assert got[k].shape == wanted.shape
+            np.testing.assert_allclose(got[k], wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_the_tables_of_pass_and_operators_agree() -> None:
     from subgraph.ops.bounded import TRIMMED
     from subgraph.passes import bound_shapes
