@@ -183,6 +183,24 @@ def scatter_nd(node: Node, low: Lowering) -> None:
     low.emit(kernel, [y, indices, updates, *rest], 1, bytes=2 * updates.nbytes)
 
 
+@lowering("TensorScatter")
+def tensor_scatter(node: Node, low: Lowering) -> None:
+    """Put the rows of an update into a copy of a cache, for each sample from a place of its own."""
+    cache, update, first, y = low.given(0), low.given(1), low.optional(2), low.output()
+    axis = normal_axis(int(node.attrs.get("axis", -2)), cache.rank)
+    if axis == 0:
+        raise Unsupported("TensorScatter along the samples")
+    _copy_data(low, cache, y)
+    if update.size == 0 or y.size == 0:
+        return
+    row = math.prod(cache.shape[axis + 1 :]) * element_bytes(cache)
+    groups = math.prod(cache.shape[1:axis])
+    words: list[Word] = [y, update, first or 0, groups, cache.shape[axis], update.shape[axis], row]
+    circular = text(node.attrs.get("mode", "linear")) == "circular"
+    kernel = Kernel("indexing_kernels", "into_cache", circular=circular, indexed=first is not None)
+    low.emit(kernel, words, cache.shape[0] * groups, bytes=2 * update.nbytes)
+
+
 @lowering("OneHot")
 def one_hot(node: Node, low: Lowering) -> None:
     """Mark an index along a new axis."""

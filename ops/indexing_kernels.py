@@ -280,3 +280,31 @@ def top(*, dtype: str, largest: bool) -> Function:
                 store_place(arg(args, 2) + (at + i * inner) * 8, place)
 
     return kernel
+
+
+def into_cache(*, circular: bool, indexed: bool) -> Function:
+    """Return the kernel of TensorScatter: rows of an update go into a cache that is longer.
+
+    Args:
+        circular: Whether places beyond the end begin anew; else rows that lie there are left out.
+        indexed: Whether each sample says where its rows begin; else at the first place.
+
+    Words: ``0 cache [samples, groups, places, row], 1 update [samples, groups, count, row],
+    2 first places (int64, one a sample), 3 groups, 4 places, 5 count, 6 bytes of a row``.
+    Units: samples * groups.
+    """
+    first_of = ld("int64")
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        groups, places, count, row = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
+        for unit in range(begin, end):
+            first = first_of(arg(args, 2) + unit // groups * 8) if indexed else 0
+            for k in range(count):
+                to = first + k
+                if circular:
+                    to %= places
+                if to >= 0 and to < places:
+                    target = arg(args, 0) + (unit * places + to) * row
+                    memcpy(target, arg(args, 1) + (unit * count + k) * row, row)
+
+    return kernel

@@ -1,0 +1,140 @@
+"""Operators between images and columns of windows on the CPU: DeformConv, Col2Im, AffineGrid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.constants import as_it_is
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import (
+    Lowering,
+    Operand,
+    Storage,
+    Unsupported,
+    Weight,
+    Word,
+    lowering,
+)
+from subgraph.graph import Node
+from subgraph.types import numpy_dtype
+
+from .composite_cpu import delegate
+from .copying_cpu import emit_copy
+from .elementwise_cpu import temporary
+from .movement_cpu import known_ints
+from .strides import contiguous
+
+Array = np.ndarray[Any, Any]
+_FLOATS = ("float32", "float64")
+_WORK = 2048  # pixels that are worth a thread
+
+
+def _whole(node: Node, name: str, usual: Sequence[int]) -> list[int]:
+    """Return an attribute of whole numbers, one for each axis."""
+    given = [int(v) for v in node.attrs.get(name) or usual]
+    if len(given) != len(usual):
+        raise Unsupported(f"{node.op_type} with {name}={given}")
+    return given
+
+
+def _reshaped(array: Array, *, shape: tuple[int, ...]) -> Array:
+    return array.reshape(shape)
+
+
+def _viewed(low: Lowering, operand: Operand, shape: Sequence[int]) -> Operand:
+    """Return the same content with another shape: the same memory, or a weight."""
+    same = Operand(operand.name, operand.dtype, tuple(shape))
+    same.storage, same.offset = operand.storage, operand.offset
+    if operand.constant:
+        recipe, make = f"as {same.shape}", partial(_reshaped, shape=same.shape)
+        same.derived = low.weight(recipe, make, operand)
+        plain = Weight("plain", as_it_is, (same.derived,))
+        same.storage, same.offset = Storage("weight", operand.nbytes, weight=plain), 0
+    return same
+
+
+@lowering("DeformConv", dtypes=_FLOATS)
+def deform_conv(node: Node, low: Lowering) -> None:
+    """Lower DeformConv of two dimensions: columns of samples, and a product for each group."""
+    x, weight, offset, y = low.given(0), low.given(1), low.given(2), low.output()
+    bias, mask = low.optional(3), low.optional(4)
+    if x.rank != 4:
+        raise Unsupported(f"DeformConv of {x.rank - 2} dimensions")
+    if y.size == 0 or x.size == 0:
+        raise Unsupported("DeformConv of an empty image")
+    images, channels = x.shape[:2]
+    outputs, each, *window = weight.shape
+    groups, offsets = (int(node.attrs.get(name, 1)) for name in ("group", "offset_group"))
+    taps, places = math.prod(window), math.prod(y.shape[2:])
+    columns = temporary(low, x.dtype, (images, groups, each * taps, places))
+    words: list[Word] = [x, offset, mask or 0, columns, *x.shape[1:], offsets, *window]
+    words += [*y.shape[2:], *_whole(node, "strides", (1, 1))]
+    words += [*_whole(node, "pads", (0, 0, 0, 0))[:2], *_whole(node, "dilations", (1, 1))]
+    name, masked = "deform_columns", mask is not None
+    kernel = Kernel("unfold_kernels", name, dtype=x.dtype, masked=masked)
+    grain = max(1, _WORK // max(places * channels // offsets, 1))
+    low.emit(kernel, words, images * offsets * taps, grain=grain, bytes=5 * columns.nbytes)
+    left = _viewed(low, weight, (groups, outputs // groups, each * taps))
+    shape = (images, groups, outputs // groups, places)
+    if bias is None:
+        delegate(low, "MatMul", [left, columns], _viewed(low, y, shape))
+        return
+    product = temporary(low, x.dtype, shape)
+    delegate(low, "MatMul", [left, columns], product)
+    added = _viewed(low, bias, (groups, outputs // groups, 1))
+    delegate(low, "Add", [product, added], _viewed(low, y, shape))
+
+
+@lowering("Col2Im", dtypes=_FLOATS)
+def col_to_im(node: Node, low: Lowering) -> None:
+    """Lower Col2Im of up to three dimensions: one unit is a channel of an image."""
+    x, y = low.given(0), low.output()
+    image, block = known_ints(low, 1, "image_shape"), known_ints(low, 2, "block_shape")
+    if image is None or block is None or not 1 <= len(image) == len(block) <= 3:
+        raise Unsupported("Col2Im without its shapes, or of more than three dimensions")
+    rank = len(image)
+    strides, dilations = (_whole(node, name, (1,) * rank) for name in ("strides", "dilations"))
+    pads = _whole(node, "pads", (0,) * (2 * rank))
+    windows = [
+        (image[d] + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1
+        for d in range(rank)
+    ]
+    if y.size == 0:
+        return
+    if x.shape[2] != math.prod(windows) or x.shape[1] % math.prod(block) or min(windows) < 1:
+        raise Unsupported(f"Col2Im of {x.shape} to {image} by {block}")
+    missing = 3 - rank
+    words: list[Word] = [x, y]
+    for sizes in (image, block, windows, strides):
+        words += [*[1] * missing, *sizes]
+    words += [*[0] * missing, *pads[:rank], *[1] * missing, *dilations]
+    pixels = math.prod(image)
+    kernel = Kernel("unfold_kernels", "columns_to_image", dtype=x.dtype)
+    low.emit(kernel, words, y.size // pixels, grain=max(1, _WORK // pixels), bytes=3 * x.nbytes)
+
+
+@lowering("AffineGrid", dtypes=_FLOATS)
+def affine_grid(node: Node, low: Lowering) -> None:
+    """Lower AffineGrid of a known size: a product with the places of the plain grid."""
+    theta, y = low.given(0), low.output()
+    size = known_ints(low, 1, "size")
+    if size is None or y.size == 0:
+        raise Unsupported("AffineGrid of a size that is computed at run time, or empty")
+    space, corners = size[2:], bool(node.attrs.get("align_corners", 0))
+    lines = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in space]
+    # The first row of theta is the last axis: x, then y, then z.
+    axes = [axis.reshape(-1) for axis in np.meshgrid(*lines, indexing="ij")][::-1]
+    places = np.stack([*axes, np.ones_like(axes[0])]).astype(numpy_dtype(theta.dtype))
+    grid = Operand(f"{node.name}.grid", theta.dtype, places.shape)
+    low.known(grid, places)
+    rank, count = len(space), places.shape[1]
+    turned = temporary(low, theta.dtype, (theta.shape[0], rank, count))
+    delegate(low, "MatMul", [theta, grid], turned)
+    shape = (theta.shape[0], count, rank)
+    steps = (rank * count, 1, count)
+    emit_copy(low, turned, y, shape, steps, contiguous(shape), item=theta.itemsize)
