@@ -94,7 +94,7 @@ class CompiledModel:
         self._plan = Plan(graph)
         self.parameters: dict[str, Parameter] = {p.name: p for p in self._plan.parameters}
         self._snapshot = Snapshot(self._plan.parameters)
-        self._threads: TaskExecutor | None = None
+        self._threads: tuple[TaskExecutor, TaskExecutor] | None = None
         turns = {name: threading.Lock() for name, _, _ in pipeline}
         self._pipeline = [(turns[name], begin, end) for name, begin, end in pipeline]
         self._idle: list[tuple[Runner, Callable[[Sequence[Any]], Any]]] = []
@@ -235,8 +235,9 @@ class CompiledModel:
     def create_stages(self, runner: Runner) -> list[Stage]:
         """Return the stages of an asynchronous run. Devices with several executors override it."""
         if self._threads is None:
-            self._threads = TaskExecutor("requests", self.optimal_requests)
-        return runner.stages(self._threads)
+            following = TaskExecutor("results", self.optimal_requests)
+            self._threads = TaskExecutor("requests", self.optimal_requests), following
+        return runner.stages(*self._threads)
 
     def create_infer_request(self) -> InferRequest:
         """Return a new request with memory of its own."""

@@ -54,8 +54,13 @@ class Runner:
         """Return what the nodes took in the last run."""
         return []
 
-    def stages(self, default: TaskExecutor) -> list[Stage]:
-        """Return the stages of an asynchronous run; one on ``default`` unless a child says more."""
+    def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
+        """Return the stages of an asynchronous run; one on ``default`` unless a child says more.
+
+        Args:
+            default: Whose threads start a run.
+            following: Whose threads wait for what runs elsewhere.
+        """
         return [Stage(default, self.run)]
 
 
@@ -84,7 +89,7 @@ class GraphRunner(Runner):
     def profile(self) -> list[ProfileEntry]:
         return self._executor.profile()
 
-    def stages(self, default: TaskExecutor) -> list[Stage]:
+    def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
         return [Stage(default, self._run_in_turns if self._pipeline else self.run)]
 
     def _run_in_turns(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -139,8 +144,7 @@ class DirectRunner(Runner):
             try:
                 return self._run_given(inputs, self.outputs)
             except Exception as error:
-                results = self._recovered(error, self._arranged(inputs))
-                return results if self.outputs is None else fill_outputs(results, self.outputs)
+                return self._recovered_given(error, inputs)
         given = self._arranged(inputs)
         try:
             if self._picks is None:
@@ -151,6 +155,36 @@ class DirectRunner(Runner):
             if self._picks is None:
                 return results if self.outputs is None else fill_outputs(results, self.outputs)
         results = [results[k] for k in self._picks]
+        return results if self.outputs is None else fill_outputs(results, self.outputs)
+
+    def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
+        halves = None if self._run_given is None else self._session.halves()
+        if halves is None:
+            return [Stage(default, self.run)]
+        begin, end = halves
+
+        def first(inputs: Sequence[Any]) -> Any:
+            if self._run_given is None:  # another device has taken over
+                return None, self.run(inputs)
+            try:
+                return inputs, begin(inputs, self.outputs)
+            except Exception as error:
+                return None, self._recovered_given(error, inputs)
+
+        def second(begun: tuple[Any, Any]) -> Sequence[Any]:
+            inputs, state = begun
+            if inputs is None:
+                results: Sequence[Any] = state
+                return results
+            try:
+                return end(state)
+            except Exception as error:
+                return self._recovered_given(error, inputs)
+
+        return [Stage(default, first), Stage(following, second)]
+
+    def _recovered_given(self, error: Exception, inputs: Sequence[Any]) -> Sequence[Any]:
+        results = self._recovered(error, self._arranged(inputs))
         return results if self.outputs is None else fill_outputs(results, self.outputs)
 
     def _recovered(self, error: Exception, given: Sequence[Any]) -> Sequence[Any]:

@@ -22,6 +22,9 @@ from subgraph.weights import WeightCache, WeightEntry
 
 Array = np.ndarray[Any, Any]
 RunGiven = Callable[[Sequence[Any], "Sequence[Array | None] | None"], Sequence[Any]]
+Halves = tuple[
+    Callable[[Sequence[Any], "Sequence[Array | None] | None"], Any], Callable[[Any], Sequence[Any]]
+]
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
 # Key of a node's metadata: the device that runs it; set by hand, or by who compiled it.
@@ -100,6 +103,14 @@ class Session:
         """Return a function that runs the op on the inputs that are no weights, None without one.
 
         It takes these arrays, and ``outputs`` as a call of the session does.
+        """
+        return None
+
+    def halves(self) -> Halves | None:
+        """Return how to run what `given_only` runs in two halves, None where it is one piece.
+
+        The first starts the run and returns at once; the second takes what the first gave and
+        returns the results. Between them other requests use the first half's thread.
         """
         return None
 

@@ -555,11 +555,11 @@ def test_hops_and_overhead_are_small(devices: Any) -> None:
         model = core.compile_model(sg.Graph([x], [value]), "HETERO:F,G")
         assert len(model.graph.nodes) == count
         best = 1.0
-        for _ in range(20):
-            start = time.perf_counter()
-            for _ in range(50):
+        for _ in range(100):  # CPU time: other processes count as little as they can
+            start = time.thread_time()
+            for _ in range(10):
                 model(X)
-            best = min(best, (time.perf_counter() - start) / 50)
+            best = min(best, (time.thread_time() - start) / 10)
         return best
 
     hop = (seconds(102) - seconds(2)) / 100

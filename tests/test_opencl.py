@@ -216,6 +216,66 @@ def test_other_threads_run_while_the_device_works() -> None:
     subprocess.run([sys.executable, "-c", GATED], check=True, timeout=120)
 
 
+def test_a_request_is_uploaded_while_the_device_works_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Waiting for results takes a thread of its own, so the next request starts meanwhile."""
+    graph, w = scaled()
+    model = core().compile_model(graph, "OPENCL")
+    assert model.optimal_requests == 2
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    begin, end = bound.ClBoundPlan.begin, bound.ClBoundPlan.end
+
+    def counted(self: Any, *args: Any) -> Any:
+        pending = begin(self, *args)
+        begun.release()
+        return pending
+
+    def gated(self: Any, pending: Any) -> Any:
+        assert go_on.wait(60)
+        return end(self, pending)
+
+    data = [random(4, 6) for _ in range(4)]
+    wanted = [np.maximum(x @ w.array, 0) for x in data]
+    requests = [model.create_infer_request() for _ in data]
+    for request in requests:
+        request.infer([data[0]])
+    monkeypatch.setattr(bound.ClBoundPlan, "begin", counted)
+    monkeypatch.setattr(bound.ClBoundPlan, "end", gated)
+    targets = [np.zeros_like(y) for y in wanted]
+    for request, x, target in zip(requests, data, targets, strict=True):
+        request.set_output(0, target)
+        request.start_async([x])
+    for _ in requests:  # all of them, though none has ended
+        assert begun.acquire(timeout=60)
+    requests[3].cancel()
+    go_on.set()
+    for request, target, y in zip(requests[:3], targets, wanted, strict=False):
+        assert request.wait()[0] is target  # type: ignore[index]
+        np.testing.assert_allclose(target, y, rtol=1e-3)
+    with pytest.raises(sg.RequestCancelledError):
+        requests[3].wait()
+    np.testing.assert_allclose(requests[3].infer([data[3]])[0], wanted[3], rtol=1e-3)
+
+
+def test_a_device_lost_while_results_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU takes over from OPENCL in the second half of a run."""
+    graph, w = scaled()
+    model = core().compile_model(graph, "OPENCL")
+    x = random(4, 6)
+
+    def lost(*_: Any) -> Any:
+        raise sg.DeviceError("lost")
+
+    monkeypatch.setattr(bound.ClBoundPlan, "end", lost)
+    request = model.create_infer_request()
+    for _ in range(2):
+        request.start_async([x])
+        results = request.wait()
+        assert results is not None
+        np.testing.assert_allclose(results[0], np.maximum(x @ w.array, 0), rtol=1e-3)
+
+
 def test_shapes_change() -> None:
     x = sg.input("x", ("N", "M"), "float32")
     model = core().compile_model(sg.Graph([x], [ops.Softmax(ops.Add(x, x))]), "OPENCL")

@@ -103,6 +103,10 @@ class OpenclDevice(Device):
     def _runtime(self, options: DeviceOptions) -> Runtime:
         return runtime(int(options.DEVICE_ID or self.get_id() or 0))
 
+    def optimal_requests(self, options: DeviceOptions) -> int:
+        """Return two: while the device works for one, the next one is uploaded."""
+        return 2
+
     def get_id(self) -> str:
         """Return the id in the device's name."""
         return self.name.partition(".")[2]

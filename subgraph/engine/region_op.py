@@ -455,30 +455,45 @@ class CpuSession(Session):
         return self._run
 
     def _run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> Sequence[Any]:
+        last = self.ready(inputs)
+        if last is None:
+            return self.run_parts(inputs, outputs)
+        if self._profiling:
+            return self._timed(last, inputs, outputs)
+        return last.run(inputs, outputs)
+
+    def ready(self, inputs: Sequence[Any]) -> BoundPlan | None:
+        """Return what runs these inputs as a whole, its weights fresh; None: they run in parts."""
         if self._cancelled is not None:
             self._cancelled.clear()
             self._cancelled = None
         snapshot = pinned_snapshot()
         assert snapshot is not None, "a request pins one"
         last = self._last
-        if last is None or last.epoch != snapshot.epoch or not self._same(inputs):
-            parts = self._region.parts()
-            if parts is None:
-                try:
-                    with paused_gc():
-                        last = self._choose(inputs, snapshot)
-                except UnknownShapeError as error:
-                    parts = self._region.parts(error)
-            if parts is not None:
-                results = self._executor(parts).run(inputs)
-                return results if outputs is None else fill_outputs(results, outputs)
-        assert last is not None, "it runs as a whole"
-        if self._profiling:
-            return self._timed(last, inputs, outputs)
-        return last.run(inputs, outputs)
+        if last is not None and last.epoch == snapshot.epoch and self._same(inputs):
+            return last
+        if self._region.parts() is not None:
+            return None
+        try:
+            with paused_gc():
+                return self._choose(inputs, snapshot)
+        except UnknownShapeError as error:
+            self._region.parts(error)
+            return None
+
+    def run_parts(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
+    ) -> Sequence[Any]:
+        """Run the parts of a graph that cannot be planned as a whole."""
+        parts = self._region.parts()
+        assert parts is not None, "it was cut when it could not be planned"
+        results = self._executor(parts).run(inputs)
+        return results if outputs is None else fill_outputs(results, outputs)
 
     def _same(self, inputs: Sequence[Any]) -> bool:
         """Return whether the plan that ran last fits these inputs without a look at values."""
+        if len(inputs) == 1:
+            return bool(inputs[0].shape == self._shapes[0])
         return [item.shape for item in inputs] == self._shapes
 
     def _choose(self, inputs: Sequence[Any], snapshot: Snapshot) -> BoundPlan:

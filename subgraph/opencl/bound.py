@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 Array = np.ndarray[Any, Any]
+# Results that are yet to be filled, and the arrays that a caller wants them in.
+Pending = tuple[list[Array], "Sequence[Array | None] | None"]
 
 
 class DeviceWeights:
@@ -252,7 +254,18 @@ class ClBoundPlan:
         outputs: Sequence[Array | None] | None,
         events: list[Any] | None,
     ) -> list[Array]:
+        return self.end(self.begin(inputs, outputs, events))
+
+    def begin(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Array | None] | None,
+        events: list[Any] | None = None,
+    ) -> Pending:
+        """Enqueue a run: uploads, launches, downloads; the arrays are filled when it `end`s."""
         with driver_errors(self._runtime, "the upload of inputs"):
+            if self._copies:  # of a run that nobody waited for
+                self._finish()
             for position, buffer in self._inputs.items():
                 array = np.ascontiguousarray(inputs[position])
                 if array.nbytes:
@@ -266,6 +279,13 @@ class ClBoundPlan:
             for position, operand in enumerate(self.plan.outputs):
                 target = None if outputs is None else outputs[position]
                 results.append(self._download(operand, self._fitting(target, operand)))
+            self._queue.flush()
+        return results, outputs
+
+    def end(self, pending: Pending) -> list[Array]:
+        """Wait for a run; return its results."""
+        results, outputs = pending
+        with driver_errors(self._runtime, "the download of results"):
             self._finish()
         return results if outputs is None else fill_outputs(results, outputs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import attrs
@@ -18,9 +18,9 @@ from subgraph.engine.region_op import (
 )
 from subgraph.engine.stored_program import StoredProgram
 from subgraph.graph import Graph
-from subgraph.opencl.bound import ClBoundPlan
+from subgraph.opencl.bound import Array, ClBoundPlan, Pending
 from subgraph.opencl.runtime import Runtime
-from subgraph.subgraph_op import Keeper, ProfileEntry, Session, SubgraphOp
+from subgraph.subgraph_op import Halves, Keeper, ProfileEntry, Session, SubgraphOp
 
 
 class ClSubgraphOp(CpuSubgraphOp):
@@ -69,6 +69,23 @@ class ClSession(CpuSession):
         op = self._cl_op
         bound = ClBoundPlan(plan, op.runtime, op.weights, op.options.profiling)
         return cast(BoundPlan, bound)
+
+    def halves(self) -> Halves | None:
+        """Upload and launch; then wait and download."""
+        return None if self._profiling else (self._begin, self._end)
+
+    def _begin(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> Any:
+        ready = self.ready(inputs)
+        if ready is None:
+            return self.run_parts(inputs, outputs)
+        bound = cast(ClBoundPlan, ready)
+        return bound, bound.begin(inputs, outputs)
+
+    def _end(self, begun: Any) -> Sequence[Any]:
+        if isinstance(begun, tuple):
+            bound, pending = cast("tuple[ClBoundPlan, Pending]", begun)
+            return bound.end(pending)
+        return cast(Sequence[Any], begun)
 
     def cancel(self) -> None:
         """Do nothing: launches that are enqueued run to their end."""
