@@ -17,11 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+import attrs
 import numpy as np
 
 import subgraph as sg
 from subgraph.cli_accuracy import accuracy
-from subgraph.cli_inputs import compiled_model, input_arrays, parse_assignments, parse_config
+from subgraph.cli_inputs import (
+    assignment,
+    compiled_model,
+    input_arrays,
+    parse_assignments,
+    parse_config,
+)
 from subgraph.cli_measure import bench, measure_nodes, profile, warmup
 from subgraph.cli_output import Output, Row, op_name
 from subgraph.graph import Graph, Node
@@ -91,6 +98,10 @@ def partition(args: argparse.Namespace) -> None:
     with out.progress("partitioning"):
         cut = _partitioned(graph, args)
     rows, facts = partition_rows(cut, graph)
+    if args.output is not None:
+        sg.save(cut, args.output)
+    if args.dot is not None:
+        args.dot.write_text(to_dot(cut))
     out.table("subgraphs", rows)
     out.facts(facts)
     outside = [node for node in cut.nodes if node.subgraph is None]
@@ -103,12 +114,10 @@ def partition(args: argparse.Namespace) -> None:
     if len(outside) > len(reasons):
         out.line(f"{len(outside) - len(reasons)} more outside (--reasons N shows more)")
     if args.dot is not None:
-        args.dot.write_text(to_dot(cut))
         out.line(f"wrote {args.dot}: draw it with dot -Tsvg {args.dot}")
     if args.output is not None:
-        sg.save(cut, args.output)
         out.line(f"wrote {args.output}")
-    out.finish({"subgraphs": rows, "outside": reasons, **facts})
+    out.finish({**facts, "subgraphs": rows, "outside": reasons})
 
 
 def explain(args: argparse.Namespace) -> None:
@@ -118,7 +127,7 @@ def explain(args: argparse.Namespace) -> None:
         cut = _partitioned(sg.load(args.model), args)
     found = sg.explain(cut, args.node)
     out.line(str(found))
-    out.finish({"node": args.node, "explanation": str(found)})
+    out.finish({**attrs.asdict(found), "explanation": str(found)})
 
 
 def info(args: argparse.Namespace) -> None:
@@ -258,7 +267,7 @@ def partition_rows(cut: Graph, original: Graph) -> tuple[list[Row], Row]:
         )
     total = len(original.nodes)
     facts: Row = {
-        "subgraphs": len(rows),
+        "number_of_subgraphs": len(rows),
         "nodes_inside": inside,
         "nodes_outside": sum(node.subgraph is None for node in cut.nodes),
         "share_inside": round(inside / max(total, 1), 4),
@@ -422,7 +431,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("accuracy", accuracy)
     _model(sub)
     _inputs(sub)
-    sub.add_argument("--config", action="append", default=[], metavar="KEY=VALUE")
+    sub.add_argument("--config", action="append", default=[], type=assignment, metavar="KEY=VALUE")
     text = "a quantised model of the same network, compared with this one"
     sub.add_argument("--quantized", type=Path, metavar="FILE", help=text)
     sub.add_argument("--samples", type=int, default=8, metavar="N", help="inputs to compare")
@@ -438,10 +447,14 @@ def _inputs(sub: Any) -> None:
         "--input",
         action="append",
         default=[],
+        type=assignment,
         metavar="NAME=SOURCE",
         help="an input: a .npy or .pb file, or random (the default for all)",
     )
-    sub.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help="a dimension")
+    text = "the size of a symbolic dimension of random inputs"
+    sub.add_argument(
+        "--dim", action="append", default=[], type=assignment, metavar="NAME=SIZE", help=text
+    )
     sub.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
 
 
@@ -452,7 +465,12 @@ def _model(sub: Any) -> None:
 def _device(sub: Any, default: str = "AUTO") -> None:
     sub.add_argument("--device", default=default, help="CPU, OPENCL, HETERO:OPENCL,CPU, ...")
     sub.add_argument(
-        "--config", action="append", default=[], metavar="KEY=VALUE", help="a device property"
+        "--config",
+        action="append",
+        default=[],
+        type=assignment,
+        metavar="KEY=VALUE",
+        help="a device property",
     )
 
 

@@ -18,6 +18,14 @@ from subgraph.signature import Port
 from subgraph.types import TensorType, numpy_dtype
 
 
+def assignment(text: str) -> str:
+    """Check the form of a ``NAME=VALUE`` argument; a wrong one is wrong usage."""
+    name, equals, _ = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return text
+
+
 def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
     """Return ``NAME=VALUE`` texts as a dict.
 
@@ -83,10 +91,31 @@ def input_arrays(
     for value in inputs:
         source = by_name.get(value.name, "random")
         if source != "random":
-            arrays[value.name] = read_array(Path(source))
+            arrays[value.name] = _fitting(read_array(Path(source)), value, source)
         elif value.default is None:
             arrays[value.name] = _random(value, dims, rng)
     return arrays
+
+
+def _fitting(array: np.ndarray[Any, Any], value: Port, source: str) -> np.ndarray[Any, Any]:
+    """Check an array from a file against its input, so that the message names the file.
+
+    Raises:
+        ShapeError: its dtype or dimensions do not fit.
+    """
+    if isinstance(value.type, TensorType) and array.dtype.kind not in "OUS":
+        got = TensorType(array.dtype, array.shape)
+        dims = value.type.shape
+        wrong = dims is not None and (
+            len(dims) != array.ndim
+            or any(
+                isinstance(dim, int) and dim != size
+                for dim, size in zip(dims, array.shape, strict=True)
+            )
+        )
+        if got.dtype != value.type.dtype or wrong:
+            raise ShapeError(f"{source}: input {value.name!r} is {value.type}, the file has {got}")
+    return array
 
 
 def read_array(path: Path) -> np.ndarray[Any, Any]:

@@ -63,7 +63,8 @@ def test_partition_shows_subgraphs_and_reasons(
         *("partition", DIGITS, "--selector", "small_kernels", "--import", SELECTOR),
         *("--min-size", "2", "--dot", dot, "-o", out, "--reasons", "99"),
     )
-    assert answer["subgraphs"]
+    assert len(answer["subgraphs"]) == answer["number_of_subgraphs"] > 0
+    assert {"subgraph", "nodes", "inputs", "operators"} <= answer["subgraphs"][0].keys()
     assert any("kernel is (5, 5)" in row["why"] for row in answer["outside"])
     assert dot.read_text().startswith("digraph {")
     proto = onnx.load_model(str(out))
@@ -76,6 +77,29 @@ def test_explain_names_the_users_reason(capsys: pytest.CaptureFixture[str]) -> N
     argv = ["explain", str(DIGITS), name, "--selector", "small_kernels", "--import", str(SELECTOR)]
     assert main(argv) == 0
     assert "kernel is (5, 5)" in capsys.readouterr().out
+    answer = run_json(capsys, *argv)
+    assert (answer["node"], answer["subgraph"]) == (name, None)
+    assert any("kernel is (5, 5)" in reason for reason in answer["reasons"])
+
+
+def test_nothing_is_shown_of_a_cut_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    argv = ["partition", str(DIGITS), "-o", str(tmp_path / "missing" / "cut.onnx")]
+    assert main(argv) == 1
+    shown = capsys.readouterr()
+    assert "cannot write" in shown.err
+    assert not shown.out
+
+
+def test_a_file_that_does_not_fit_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for array in (np.zeros((1, 1, 8, 8)), np.zeros((1, 8, 8), np.float32)):
+        np.save(tmp_path / "a.npy", array)
+        assert main(["run", str(DIGITS), "--input", f"image={tmp_path / 'a.npy'}"]) == 1
+        error = capsys.readouterr().err
+        assert "a.npy: input 'image' is float32[batch, 1, 8, 8], the file has float" in error
 
 
 def test_info_counts_nodes_and_shares(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +143,6 @@ def test_tables_for_people(capsys: pytest.CaptureFixture[str], command: str) -> 
         (["run", "nowhere.onnx"], "nowhere.onnx"),
         (["run", str(SELECTOR)], "custom_selector.py"),
         (["run", str(DIGITS), "--input", "imag=random"], "did you mean 'image'"),
-        (["run", str(DIGITS), "--input", "image"], "NAME=VALUE"),
         (["run", str(DIGITS), "--device", "GPU7"], "GPU7"),
         (["run", str(DIGITS), "--device", "CPU", "--config", "THREDS=1"], "THREDS"),
         (["explain", str(DIGITS), "no_such_node"], "no_such_node"),
@@ -137,7 +160,13 @@ def test_an_error_is_one_line_and_status_1(
 
 
 def test_wrong_usage_is_status_2_and_version_is_0() -> None:
-    for argv, status in ((["nonsense"], 2), (["run"], 2), (["--version"], 0), (["--help"], 0)):
+    for argv, status in (
+        (["nonsense"], 2),
+        (["run"], 2),
+        (["run", str(DIGITS), "--input", "image"], 2),
+        (["--version"], 0),
+        (["--help"], 0),
+    ):
         done = subprocess.run(
             [sys.executable, "-m", "subgraph", *argv], capture_output=True, text=True
         )
