@@ -389,30 +389,36 @@ def test_queue_runs_everything_and_collects_errors() -> None:
 
 
 def test_stages_of_different_requests_overlap() -> None:
-    pause = 0.02
+    """While one request computes, the next one's inputs are uploaded: each waits to see it."""
+    more = threading.Condition()
+    uploads, overlapped = [0], list[bool]()
 
     class Staged(sg.CompiledModel):
         def create_stages(self, runner: Runner) -> list[Stage]:
             def upload(inputs: Any) -> Any:
-                time.sleep(pause)
+                with more:
+                    uploads[0] += 1
+                    more.notify_all()
                 return [inputs[0] * 2]
 
             def compute(inputs: Any) -> Any:
-                time.sleep(pause)
+                following = min(len(overlapped) + 2, 12)
+                with more:
+                    overlapped.append(more.wait_for(lambda: uploads[0] >= following, 60))
                 return runner.run(inputs)
 
             return [Stage(lanes[0], upload), Stage(lanes[1], compute)]
 
     lanes = [TaskExecutor("upload"), TaskExecutor("compute")]
     model = Staged(chain()[0].graph)
-    assert model(X)[0].tolist() == [3, 5]
     pool = sg.InferQueue(model, 4)
-    start = time.perf_counter()
+    got: list[list[float]] = []
+    pool.set_callback(lambda request, _: got.append(request.results[0].tolist()))
     for _ in range(12):
         pool.start_async([X])
     pool.wait_all()
-    seconds = time.perf_counter() - start
-    assert seconds < 0.8 * 12 * 2 * pause  # one after the other it would be 12 * 2 pauses
+    assert overlapped == [True] * 12
+    assert got == [[3, 5]] * 12
 
 
 def test_requests_and_threads_go_with_their_model() -> None:

@@ -98,6 +98,8 @@ class BoundPlan:
         self._count = len(laid.outputs) + len(laid.copied)
         staged = all(end.stage is not None for end in (*self._inputs, *self._outputs))
         self._simple = not self._copied and staged
+        self._stages = [(end.stage, end.position) for end in self._inputs] if staged else []
+        self._copies = [end.stage.copy for end in self._outputs] if staged else []
 
     def _make_segments(self, laid: LaidOut, pool: Pool | None) -> list[Any]:
         """Return programs, and between them the nodes that the reference computes."""
@@ -165,10 +167,10 @@ class BoundPlan:
         if self._arena_at != self._arena.address:
             self._move()
         if self._simple and outputs is None and self._only is not None:
-            for end in self._inputs:
-                end.stage[...] = inputs[end.position]
+            for stage, position in self._stages:
+                stage[...] = inputs[position]
             self._only()
-            return [end.stage.copy() for end in self._outputs]
+            return [copy() for copy in self._copies]
         return self._run(inputs, outputs, self._only or self._walk)
 
     def _run(
