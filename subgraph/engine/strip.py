@@ -150,8 +150,7 @@ class _Strip(_Tiles):
                 e.step(a, word[T_SA2])
                 e.step(w, word[T_SB2])
             if self.steps == e.lanes:
-                with e.when(e.b.icmp_signed("!=", word[T_KLAST], e.const(0))):
-                    self.rest(a, w, word[T_KLAST])
+                self.rest(a, w, word[T_KLAST])
             e.step(at_a, word[T_SA0])
             e.step(at_b, word[T_SB0])
 
@@ -162,15 +161,12 @@ class _Strip(_Tiles):
             self.e.step(self.ahead, self.w[T_PACE])
 
     def rest(self, a: Any, w: Any, count: Any) -> None:
-        """Emit fewer products than a block has channels."""
+        """Emit fewer products than a block has channels, one by one."""
         e = self.e
-        part = e.lanes // 2
-        while part:
-            with e.when(e.flag(count, part)):
-                self.round(e.get(a), e.get(w), part)
-                e.step(a, e.const(part * e.item))
-                e.step(w, e.const(part * self.nv * self.vector))
-            part //= 2
+        with e.loop(count):
+            self.round(e.get(a), e.get(w), 1)
+            e.step(a, e.const(e.item))
+            e.step(w, e.const(self.nv * self.vector))
 
     def round(self, a: Any, w: Any, steps: int) -> None:
         """Emit some products: all addresses are constants from two registers."""
