@@ -7,7 +7,6 @@ Every block of a ladder is Relu -> {Sin, Tanh} -> Add -> Sigmoid with Sin refuse
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import json
 import random
@@ -19,9 +18,7 @@ import subgraph as sg
 from subgraph.graph import Graph, Node, Value
 from subgraph.partition import search
 from subgraph.partition.asking import Asker
-from subgraph.partition.contraction import Contraction
 from subgraph.partition.driver import partition
-from subgraph.partition.growth import Surroundings
 from subgraph.partition.machine import Machine
 from subgraph.partition.options import Options
 from subgraph.partition.proposal import propose
@@ -122,29 +119,22 @@ def build(plan: Plan) -> Graph:
 
 
 class Reachability:
-    """Adds up the time in all questions of reachability while it is active.
+    """Adds up the time in the search, what asks nobody, while it is active.
 
     Attributes:
         seconds: The sum, less what reading the clock adds to each call.
     """
 
-    methods = (
-        *((Contraction, name) for name in ("cones", "choose", "shrink")),
-        *((Surroundings, name) for name in ("is_lost", "lose")),
-    )
+    seconds = 0.0
+    _reading = 0.0
 
     def __enter__(self) -> Self:
-        """Wrap the methods."""
-        self._depth = 0
-        nothing = self._timed(lambda: None)
-        self._start()
+        """Time the machines that are made from now on."""
+        nothing = self._timed(lambda: 0)
         for _ in range(10_000):
             nothing()
-        self._reading = self._total / 10_000
-        self._start()
-        self._originals = [getattr(kind, name) for kind, name in self.methods]
-        for (kind, name), original in zip(self.methods, self._originals, strict=True):
-            setattr(kind, name, self._timed(original))
+        self._reading = self.seconds / 10_000
+        self.seconds = 0.0
         self._make_machine = search.make_machine
         search.make_machine = self._timed_machine
         return self
@@ -154,33 +144,16 @@ class Reachability:
         machine.run = self._timed(machine.run)
         return machine
 
-    def _start(self) -> None:
-        self._total = 0.0
-        self._calls = 0
-
-    @property
-    def seconds(self) -> float:
-        return max(self._total - self._calls * self._reading, 0.0)
-
     def __exit__(self, *_: object) -> None:
-        """Unwrap them."""
-        for (kind, name), original in zip(self.methods, self._originals, strict=True):
-            setattr(kind, name, original)
+        """Time no others."""
         search.make_machine = self._make_machine
 
-    def _timed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def timed(*args: Any) -> Any:
-            if self._depth:
-                return original(*args)
-            self._depth = 1
-            self._calls += 1
+    def _timed(self, original: Callable[[], int]) -> Callable[[], int]:
+        def timed() -> int:
             start = time.process_time()
-            try:
-                return original(*args)
-            finally:
-                self._depth = 0
-                self._total += time.process_time() - start
+            result = original()
+            self.seconds += time.process_time() - start - self._reading
+            return result
 
         return timed
 

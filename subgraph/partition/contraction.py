@@ -4,182 +4,279 @@ All questions of reachability are answered here, so that regions chosen one afte
 form a cycle together. The order is maintained as Pearce and Kelly do it ("A dynamic topological
 sort algorithm for directed acyclic graphs", 2006): a merge searches only between the positions of
 the region's first and last node, and moves only what it finds there.
+
+Tables: ``rep`` is for each node the one that stands for its region, itself outside of regions;
+``order`` its position; ``in_links[in_at:in_end]`` its producers and ``out_links`` its consumers, of
+a ``rep`` those of the region. Look neighbours up in ``rep``. The set in question is
+``members[:size]``; ``searched`` counts the links that searches have followed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-
-Links = Sequence[Sequence[int]]
-Cones = tuple[set[int], set[int]]
+from subgraph.partition.sorting import sort_by
+from subgraph.partition.tables import Tables
 
 
-class Contraction:
-    """Nodes 0..n-1 in topological order, and the regions among them.
+def prepare(s: Tables, count: int) -> None:
+    """Start without regions; the links are in their tables."""
+    for node in range(count):
+        s.rep[node] = node
+        s.order[node] = node
+    s.in_used = s.in_end[count - 1] if count else 0
+    s.out_used = s.out_end[count - 1] if count else 0
 
-    Attributes:
-        rep: For each node the node that stands for its region; itself outside of regions.
-        order: Position of each node (for regions: of their ``rep``) in a topological order.
-        ins: Producers of each node, distinct; of a region's ``rep``, those of the region.
-        outs: Consumers alike. Look neighbours up in ``rep``.
-        regions: The members of each region, sorted, by ``rep``.
-        searched: Links that searches have followed so far; tests watch that it stays linear.
+
+def find_cones(s: Tables) -> bool:
+    """Find what lies after and before the members, between their first and last position.
+
+    Returns:
+        Whether these sets, ``late`` and ``early``, have a node in common: the members, which are
+        free, are then not convex.
     """
+    s.epoch += 1
+    s.lates = 0
+    s.earlies = 0
+    first = last = s.order[s.members[0]]
+    for k in range(s.size):
+        member = s.members[k]
+        s.inside[member] = s.epoch
+        position = s.order[member]
+        first = min(first, position)
+        last = max(last, position)
+    if last - first < s.size:  # nothing lies between
+        return False
+    rep = s.rep
+    for k in range(s.size):
+        member = s.members[k]
+        for at in range(s.out_at[member], s.out_end[member]):
+            _reach_late(s, rep[s.out_links[at]], last)
+        s.searched += s.out_end[member] - s.out_at[member]
+    k = 0
+    while k < s.lates:
+        node = s.late[k]
+        k += 1
+        for at in range(s.out_at[node], s.out_end[node]):
+            _reach_late(s, rep[s.out_links[at]], last)
+        s.searched += s.out_end[node] - s.out_at[node]
+    common = False
+    for k in range(s.size):
+        member = s.members[k]
+        for at in range(s.in_at[member], s.in_end[member]):
+            common = _reach_early(s, rep[s.in_links[at]], first) or common
+        s.searched += s.in_end[member] - s.in_at[member]
+    k = 0
+    while k < s.earlies:
+        node = s.early[k]
+        k += 1
+        for at in range(s.in_at[node], s.in_end[node]):
+            common = _reach_early(s, rep[s.in_links[at]], first) or common
+        s.searched += s.in_end[node] - s.in_at[node]
+    return common
 
-    def __init__(self, preds: Links, succs: Links) -> None:
-        """Start without regions; the lists of links are not changed."""
-        count = len(preds)
-        self.rep = list(range(count))
-        self.order = list(range(count))
-        self.ins: list[Sequence[int]] = list(preds)
-        self.outs: list[Sequence[int]] = list(succs)
-        self.regions: dict[int, list[int]] = {}
-        self.searched = 0
 
-    def cones(self, members: Collection[int]) -> Cones:
-        """Return what lies after and before ``members``, between their first and last position.
+def _reach_late(s: Tables, node: int, last: int) -> None:
+    if s.order[node] < last and s.late_at[node] != s.epoch and s.inside[node] != s.epoch:
+        s.late_at[node] = s.epoch
+        s.late[s.lates] = node
+        s.lates += 1
 
-        Args:
-            members: Free nodes. They are convex if the two sets have nothing in common.
-        """
-        order, rep = self.order, self.rep
-        positions = [order[m] for m in members]
-        first, last = min(positions), max(positions)
-        if last - first < len(positions):  # nothing lies between
-            return set(), set()
-        after: set[int] = set()
-        before: set[int] = set()
-        for links, found, forward in ((self.outs, after, True), (self.ins, before, False)):
-            stack = list(members)
-            while stack:
-                neighbours = links[stack.pop()]
-                self.searched += len(neighbours)
-                for other in neighbours:
-                    there = rep[other]
-                    position = order[there]
-                    if (
-                        (position < last if forward else position > first)
-                        and there not in found
-                        and there not in members
-                    ):
-                        found.add(there)
-                        stack.append(there)
-        return after, before
 
-    def choose(self, members: Collection[int], cones: Cones | None = None) -> list[int]:
-        """Make a region of ``members``, free nodes that are convex; return the nodes that moved.
+def _reach_early(s: Tables, node: int, first: int) -> bool:
+    if s.order[node] > first and s.early_at[node] != s.epoch and s.inside[node] != s.epoch:
+        s.early_at[node] = s.epoch
+        s.early[s.earlies] = node
+        s.earlies += 1
+        return s.late_at[node] == s.epoch
+    return False
 
-        The region's representative is its first member.
 
-        Args:
-            members: The nodes.
-            cones: What `cones` gives for them, if known.
-        """
-        chosen = sorted(members)
-        self.regions[chosen[0]] = chosen
-        if len(chosen) == 1:
-            return []
-        inside = frozenset(chosen)
-        after, before = self.cones(inside) if cones is None else cones
-        assert after.isdisjoint(before), "a region must be convex before it is chosen"
-        moved = self._reorder(chosen, after, before) if after or before else []
-        self._contract(chosen, inside)
-        return moved
+def choose(s: Tables) -> None:
+    """Make a region of the members, sorted, which are free and convex; after `find_cones`.
 
-    def _reorder(self, chosen: list[int], after: set[int], before: set[int]) -> list[int]:
-        order = self.order
-        early = sorted(before, key=order.__getitem__)
-        late = sorted(after, key=order.__getitem__)
-        slots = sorted([order[m] for m in (*early, *chosen, *late)])
-        moved: list[int] = []
-        places = [*zip(early, slots, strict=False)]
-        if late:
-            places += zip(late, slots[-len(late) :], strict=True)
-        for node, slot in places:
-            if order[node] != slot:
-                order[node] = slot
-                moved.append(node)
-        order[chosen[0]] = slots[len(early)]
-        return moved
+    The first member is the region's representative. ``moved[:moves]`` are the other nodes whose
+    position has changed.
+    """
+    s.moves = 0
+    for k in range(s.size):
+        s.free[s.members[k]] = 0
+    if s.size == 1:
+        return
+    if s.earlies or s.lates:
+        _reorder(s)
+    _contract(s)
 
-    def _contract(self, chosen: list[int], inside: Collection[int]) -> None:
-        rep, first = self.rep, chosen[0]
-        ins: dict[int, None] = {}
-        outs: dict[int, None] = {}
-        for member in chosen:
-            for other in self.ins[member]:
-                if other not in inside:
-                    ins[other] = None
-            for other in self.outs[member]:
-                if other not in inside:
-                    outs[other] = None
-        for member in chosen:
-            rep[member] = first
-        self.ins[first] = list(ins)
-        self.outs[first] = list(outs)
 
-    def shrink(self, members: set[int], keep: int, cones: Cones | None = None) -> set[int]:
-        """Return a convex, connected part of ``members`` that holds ``keep``; linear.
+def _reorder(s: Tables) -> None:
+    """Move what is before the members to the first of all their positions, the rest behind."""
+    order, sweep, slots = s.order, s.sweep, s.slots
+    sort_by(order, s.early, 0, s.earlies)
+    sort_by(order, s.late, 0, s.lates)
+    count = 0
+    for k in range(s.earlies):
+        sweep[count] = s.early[k]
+        count += 1
+    for k in range(s.size):
+        sweep[count] = s.members[k]
+        count += 1
+    for k in range(s.lates):
+        sweep[count] = s.late[k]
+        count += 1
+    sort_by(order, sweep, 0, count)
+    for k in range(count):
+        slots[k] = order[sweep[k]]
+    for k in range(s.earlies):
+        _move(s, s.early[k], slots[k])
+    for k in range(s.lates):
+        _move(s, s.late[k], slots[count - s.lates + k])
+    order[s.members[0]] = slots[s.earlies]
 
-        First the members from which a path leaves and comes back to ``keep`` go; then, in order,
-        those that a path reaches which has left what is kept. What is no longer connected to
-        ``keep`` goes last.
-        """
-        after, before = self.cones(members) if cones is None else cones
-        between = after & before
-        kept = self._without_detours(members, between, keep) if between else members
-        return self.component(kept, keep)
 
-    def _without_detours(self, members: set[int], between: set[int], keep: int) -> set[int]:
-        rep, order = self.rep, self.order
-        sweep = sorted((*members, *between), key=order.__getitem__)
-        leads: set[int] = set()  # to keep, inside all the way
-        strays: set[int] = set()  # to keep, over a node outside
-        for node in reversed(sweep):
-            for other in self.outs[node]:
-                there = rep[other]
-                if there in strays:
-                    strays.add(node)
+def _move(s: Tables, node: int, slot: int) -> None:
+    if s.order[node] != slot:
+        s.order[node] = slot
+        s.moved[s.moves] = node
+        s.moves += 1
+
+
+def _contract(s: Tables) -> None:
+    first = s.members[0]
+    in_begin, out_begin = s.in_used, s.out_used
+    s.epoch += 1
+    for k in range(s.size):
+        s.rep[s.members[k]] = first
+    for k in range(s.size):
+        member = s.members[k]
+        for at in range(s.in_at[member], s.in_end[member]):
+            other = s.in_links[at]
+            if s.rep[other] != first and s.note[other] != s.epoch:
+                s.note[other] = s.epoch
+                s.in_links[s.in_used] = other
+                s.in_used += 1
+    s.epoch += 1
+    for k in range(s.size):
+        member = s.members[k]
+        for at in range(s.out_at[member], s.out_end[member]):
+            other = s.out_links[at]
+            if s.rep[other] != first and s.note[other] != s.epoch:
+                s.note[other] = s.epoch
+                s.out_links[s.out_used] = other
+                s.out_used += 1
+    s.in_at[first], s.in_end[first] = in_begin, s.in_used
+    s.out_at[first], s.out_end[first] = out_begin, s.out_used
+
+
+def shrink(s: Tables, keep: int, common: bool) -> None:
+    """Make the members a convex, connected part of them that holds ``keep``; after `find_cones`.
+
+    First the members from which a path leaves and comes back to ``keep`` go; then, in order, those
+    that a path reaches which has left what is kept. What is no longer connected to ``keep`` goes
+    last. What went is in ``moved[:moves]``. Linear.
+
+    Args:
+        s: The tables.
+        keep: A member.
+        common: What `find_cones` returned.
+    """
+    if common:
+        _drop_detours(s, keep)
+    else:
+        mark_inside(s)
+    keep_component(s, keep)
+
+
+def mark_inside(s: Tables) -> None:
+    """Mark the members as those inside."""
+    s.epoch += 1
+    for k in range(s.size):
+        s.inside[s.members[k]] = s.epoch
+
+
+def _drop_detours(s: Tables, keep: int) -> None:
+    """Leave only those members inside that no path over a node outside connects."""
+    rep, sweep, note = s.rep, s.sweep, s.note
+    marked = s.epoch
+    count = 0
+    for k in range(s.size):
+        sweep[count] = s.members[k]
+        count += 1
+    for k in range(s.earlies):
+        if s.late_at[s.early[k]] == marked:
+            sweep[count] = s.early[k]
+            count += 1
+    sort_by(s.order, sweep, 0, count)
+    leads = s.epoch + 1  # to keep, inside all the way
+    strays = s.epoch + 2  # to keep, over a node outside
+    s.epoch += 2
+    for k in range(count - 1, -1, -1):
+        node = sweep[k]
+        for at in range(s.out_at[node], s.out_end[node]):
+            there = rep[s.out_links[at]]
+            if note[there] == strays:
+                note[node] = strays
+                break
+            if there == keep or note[there] == leads:
+                if s.inside[node] != marked:
+                    note[node] = strays
                     break
-                if there == keep or there in leads:
-                    if node in between:
-                        strays.add(node)
-                        break
-                    leads.add(node)
-        kept: set[int] = set()
-        reached: set[int] = set()  # from what is kept, over a node outside
-        for node in sweep:
-            taken = node in members and node not in strays
-            for other in self.ins[node]:
-                there = rep[other]
-                if there in reached or (not taken and there in kept):
-                    reached.add(node)
-                    break
-            else:
-                if taken:
-                    kept.add(node)
-        return kept
+                note[node] = leads
+    kept = s.epoch + 1
+    reached = s.epoch + 2  # from what is kept, over a node outside
+    s.epoch += 2
+    for k in range(count):
+        node = sweep[k]
+        taken = s.inside[node] == marked and note[node] != strays
+        lost = False
+        for at in range(s.in_at[node], s.in_end[node]):
+            there = rep[s.in_links[at]]
+            if note[there] == reached or (not taken and note[there] == kept):
+                lost = True
+                break
+        if lost:
+            note[node] = reached
+        elif taken:
+            note[node] = kept
+            s.inside[node] = kept
+    s.epoch = kept + 2
+    for k in range(s.size):
+        member = s.members[k]
+        if s.inside[member] == kept:
+            s.inside[member] = s.epoch
 
-    def component(self, members: Collection[int], start: int) -> set[int]:
-        """Return the members connected with ``start`` over links between members."""
-        found = {start}
-        stack = [start]
-        while stack:
-            node = stack.pop()
-            for links in (self.ins[node], self.outs[node]):
-                for other in links:
-                    if other in members and other not in found:
-                        found.add(other)
-                        stack.append(other)
-        return found
 
-    def components(self, members: Iterable[int]) -> list[set[int]]:
-        """Return the connected parts of ``members``, in the order of their first nodes."""
-        left = set(members)
-        parts: list[set[int]] = []
-        for start in sorted(left):
-            if start in left:
-                part = self.component(left, start)
-                left -= part
-                parts.append(part)
-        return parts
+def keep_component(s: Tables, start: int) -> None:
+    """Make the members those, among the inside ones, that links between these join to ``start``.
+
+    Those left out are in ``moved[:moves]``.
+    """
+    inside, epoch = s.inside, s.epoch
+    s.epoch += 1
+    s.sweep[0] = start
+    inside[start] = s.epoch
+    count = 1
+    k = 0
+    while k < count:
+        node = s.sweep[k]
+        k += 1
+        for at in range(s.in_at[node], s.in_end[node]):
+            there = s.in_links[at]
+            if inside[there] == epoch:
+                inside[there] = s.epoch
+                s.sweep[count] = there
+                count += 1
+        for at in range(s.out_at[node], s.out_end[node]):
+            there = s.out_links[at]
+            if inside[there] == epoch:
+                inside[there] = s.epoch
+                s.sweep[count] = there
+                count += 1
+    s.moves = 0
+    size = 0
+    for k in range(s.size):
+        member = s.members[k]
+        if inside[member] == s.epoch:
+            s.members[size] = member
+            size += 1
+        else:
+            s.moved[s.moves] = member
+            s.moves += 1
+    s.size = size

@@ -239,7 +239,7 @@ def _redo(s: Tables, root: int) -> None:
 
 
 def take(s: Tables) -> None:
-    """Take note that the members are free no more; after `contracted.choose`."""
+    """Take note that the members are free no more; after `contraction.choose`."""
     for k in range(s.size):
         node = s.members[k]
         vertex = s.vertex[node]
@@ -263,7 +263,7 @@ def take(s: Tables) -> None:
 
 
 def follow_moves(s: Tables) -> None:
-    """Grow again where the nodes that moved, after `contracted.choose`, make a difference."""
+    """Grow again where the nodes that moved, after `contraction.choose`, make a difference."""
     s.epoch += 1
     count = 0
     for k in range(s.moves):

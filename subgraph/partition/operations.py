@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from subgraph.partition.contracted import choose, find_cones, prepare, shrink
+from subgraph.partition.contraction import choose, find_cones, prepare, shrink
+from subgraph.partition.growing import begin_growth, go_on
 from subgraph.partition.hetero import (
     count_kept,
     find_largest,
@@ -25,6 +26,9 @@ TAKE_LARGEST = 6  # alike, and makes a region of it
 TAKE = 7  # told[1]: how many members are free no more
 COUNT_KEPT = 8  # returns the room that growths take
 MOVE_KEPT = 9  # told[1]: room in the new tables
+GROW = 10  # told[1]: start; returns how many neighbours of told[1] are asked about, by told[2]; or
+ANSWER = 11  # alike; or 0 at the end: told[1] members, sorted, told[2] that were given up
+TAKE_GROWN = 12  # makes a region of them
 
 
 def serve(s: Tables) -> int:
@@ -51,9 +55,20 @@ def serve(s: Tables) -> int:
         take(s)
     elif operation == COUNT_KEPT:
         return count_kept(s, s.count)
+    elif operation in (GROW, ANSWER):
+        return _grow(s, operation == GROW)
+    elif operation == TAKE_GROWN:
+        choose(s)
     elif operation == MOVE_KEPT:
         move_kept(s, s.count, s.told[1])
     return 0
+
+
+def _grow(s: Tables, begins: bool) -> int:
+    count = begin_growth(s, s.told[1]) if begins else go_on(s)
+    s.told[1] = s.growing if count else s.size
+    s.told[2] = s.phase if count else s.given_up
+    return count
 
 
 def _choose(s: Tables) -> None:

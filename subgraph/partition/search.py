@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +38,13 @@ class Links(NamedTuple):
         outs = consumers[np.argsort(ins, kind="stable")]
         out_ends = np.cumsum(np.bincount(ins, minlength=count), dtype=np.int32)
         return cls(in_ends, ins, out_ends, outs)
+
+
+class Grown(NamedTuple):
+    """What has grown, sorted, and the candidates that had to be given up."""
+
+    members: list[int]
+    given_up: list[int]
 
 
 class Search:
@@ -102,9 +109,37 @@ class Search:
         kept, dropped = self._told[1], self._told[2]
         return machine.read("members", 0, kept), machine.read("moved", 0, dropped)
 
+    def set_free(self, free: Iterable[int]) -> None:
+        """Let the nodes that ``free`` marks with 1 be those that may join regions."""
+        self._machine.put("free", np.fromiter(free, np.int32, self.count))
+
+    def grow(self, start: int, ask: Callable[[int, int, list[int]], list[int]]) -> Grown:
+        """Grow a region from the free node ``start``; see `growing`.
+
+        Args:
+            start: The node.
+            ask: Called with a node, INPUT or OUTPUT and the neighbours in question; returns for
+                each 1 if the region may grow to it, else 0.
+        """
+        machine, told = self._machine, self._told
+        answers, asked, run = machine.tables.answers, machine.tables.asked, machine.run
+        count = self._do(operations.GROW, start)
+        told[0] = operations.ANSWER
+        while count:
+            others = [asked[0]] if count == 1 else machine.read("asked", 0, count)
+            for k, answer in enumerate(ask(told[1], told[2], others)):
+                answers[k] = answer
+            count = run()
+        size, given_up = told[1], told[2]
+        return Grown(machine.read("members", 0, size), machine.read("given", 0, given_up))
+
+    def take_grown(self) -> None:
+        """Make a region of what has grown."""
+        self._do(operations.TAKE_GROWN)
+
     def start_roots(self, free: Iterable[int]) -> None:
         """Let the nodes that ``free`` marks with 1 be those of a device; see `hetero`."""
-        self._machine.put("free", np.fromiter(free, np.int32, self.count))
+        self.set_free(free)
         self._make_room()
         self._do(operations.START_ROOTS)
 

@@ -25,13 +25,23 @@ from numba.core.typing.templates import (
 )
 from numba.extending import intrinsic, models, register_model
 
-from subgraph.partition import blocks, contracted, hetero, operations, sorting, tables, trial
+from subgraph.partition import (
+    blocks,
+    contraction,
+    growing,
+    hetero,
+    operations,
+    sorting,
+    surroundings,
+    tables,
+    trial,
+)
 
 # Without wrappers for Python a helper compiles in two thirds of the time.
 _helper = njit(
     nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
 )
-_MODULES = (sorting, contracted, blocks, trial, hetero, operations)
+_MODULES = (sorting, contraction, blocks, trial, hetero, surroundings, growing, operations)
 _WORD, _ENTRY = ir.IntType(64), ir.IntType(32)
 _OFFSETS = {name: 8 * k for k, name in enumerate(tables.FIELDS)}
 

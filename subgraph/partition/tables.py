@@ -53,6 +53,52 @@ class Tables:
     epoch: int
     searched: int
 
+    # A growth that asks; see `growing` and `surroundings`.
+    start: int
+    phase: int
+    growing: int
+    queue: PerNode
+    queue_at: int
+    queue_end: int
+    asked: PerNode
+    answers: PerNode
+    asks: int
+    complete: PerNode
+    waited: PerNode
+    stale: int
+    state: PerNode
+    barred: PerNode
+    candidates: PerNode
+    ranks: int
+    rank_above: PerNode
+    rank_below: PerNode
+    around: PerNode
+    circle: PerLink
+    circled: int
+    support: PerNode
+    leads_to: PerNode
+    far: PerNode
+    far_place: PerNode
+    far_key: PerNode
+    farthest: int
+    losing: PerLink
+    tells: PerNode
+    tells_end: int
+    telling: PerNode
+    tellings: int
+    work_frame: PerNode
+    work_next: PerNode
+    work_last: PerNode
+    frames: int
+    frame_head: PerLink
+    frame_begin: PerLink
+    frame_at: PerLink
+    frame_end: PerLink
+    frame_node: PerLink
+    frame_barred: PerLink
+    given: PerNode
+    given_up: int
+
     # Biconnected blocks; see `blocks`.
     found: PerNode
     low: PerNode
