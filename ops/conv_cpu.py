@@ -321,7 +321,9 @@ def _winograd(job: Job, m: int, stride: int) -> None:
     panels = -(-blocks_out // of.nv)
     total = g.images * math.prod(-(-o // m) for o in g.target[1:])
     count, part, together = _winograd_cut(of, total, blocks_in, panels, low.threads)
-    room = values * (blocks_in + 1) + points * (part * of.nv + 1)
+    # Sums may take the place of values that are done with.
+    over = of.low and part == panels and part * of.nv <= blocks_in
+    room = values * (blocks_in + 1) + (1 if over else points) * (part * of.nv + 1)
     scratch_bytes = round_up((2 * values + (count | 1) * room) * pixel, 64)
     scratch = low.scratch(scratch_bytes, per_worker=True)
     image_in = blocks_in * math.prod(g.source) * pixel
@@ -331,7 +333,8 @@ def _winograd(job: Job, m: int, stride: int) -> None:
     most = max(1, caches().l1 // 2 // (of.width * of.item * of.lanes))
     words: list[Word] = [x, weight, y, _bias(job, 1), residual, g.images, blocks_in, blocks_out]
     words += g.words()
-    words += [tile, job.act.post, job.act.flags, job.act.low, job.act.high, count, 0, part]
+    words += [tile, job.act.post, job.act.flags, job.act.low, job.act.high]
+    words += [count, int(over), part]
     words += [scratch, scratch_bytes, 0, image_in, image_out, image_out, *[0] * 7, most]
     units = -(-total // count) * -(-panels // part)
     variant: dict[str, int] = {"stride": stride} if stride > 1 else {}

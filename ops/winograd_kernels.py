@@ -215,6 +215,8 @@ def winograd(
         26 contraction tile, or strip where tiles are low
         27 post kernel (0: none)  28 F_* flags  29 lower  30 upper (float64)
         31 tiles of a unit  33 panels of a unit
+        32 sums lie where the values of earlier points were (1; no more blocks out than in, all
+        panels in one unit), so that half as much must stay in the cache
         34 scratch  35 its bytes per worker
         37 bytes between images of x  38 of y  39 of the residual
         47 steps of a segment of the sums (strips), in blocks
@@ -222,7 +224,7 @@ def winograd(
     A tile has n x n inputs and as many values (n = m + 2, or 5 with stride 2) at ``(m + 2)^2`` or 9
     points. A worker's scratch, aligned to 64 bytes, holds ``2 n n`` vectors, then for each of
     ``tiles | 1`` tiles ``n n (input blocks + 1)`` vectors, then ``points (panels of a unit * nv +
-    1)``.
+    1)``; with word 32 only one point of the latter, before the values.
     Units: ceil(images * tiles of an image / tiles of a unit) * panel blocks, panels innermost;
     units of one block of tiles that run in one call transform it once.
     """
@@ -319,19 +321,18 @@ def winograd(
             keep_values(args, half, j, to, block)
 
     @register_jitable
-    def transform_input(args: int, first: int, count: int, scratch: int) -> None:
+    def transform_input(args: int, first: int, count: int, scratch: int, a: int) -> None:
         across, down = (arg(args, 13) + m - 1) // m, (arg(args, 12) + m - 1) // m
         blocks = arg(args, 6)
         area = arg(args, 9) * arg(args, 10) * pixel
         row = pixel if low else (blocks + 1) * pixel
-        target = scratch + 2 * n * n * pixel
         # Neighbours of a tile lie beside it: in the input, and among the values of its block.
         for b in range(blocks):
             image, i, j = first // (across * down), first // across % down, first % across
             for q in range(count):
                 x = arg(args, 0) + image * arg(args, 37) + b * area
                 h0, w0 = i * m * stride - arg(args, 24), j * m * stride - arg(args, 25)
-                transform_tile(args, x, h0, w0, scratch, target + q * row, b)
+                transform_tile(args, x, h0, w0, scratch, a + q * row, b)
                 j += 1
                 if j == across:
                     i, j = i + 1, 0
@@ -425,13 +426,19 @@ def winograd(
 
     @register_jitable
     def transform_output(
-        args: int, post: int, first: int, count: int, block: int, last_block: int, scratch: int
+        args: int,
+        post: int,
+        first: int,
+        count: int,
+        block: int,
+        last_block: int,
+        scratch: int,
+        c: int,
     ) -> None:
         oh_n, ow_n = arg(args, 12), arg(args, 13)
         across, down = (ow_n + m - 1) // m, (oh_n + m - 1) // m
         c_row = (arg(args, 33) * nv + 1) * pixel
         row, apart = (pixel, places(args) * pixel) if low else (c_row, pixel)
-        source = scratch + 2 * n * n * pixel + n * n * places(args) * (arg(args, 6) + 1) * pixel
         for b in range(block, last_block):
             image, i, j = first // (across * down), first // across % down, first % across
             bias = zero()
@@ -444,7 +451,7 @@ def winograd(
                 if res != 0:
                     res += image * arg(args, 39) + at
                 rows, cols = min(m, oh_n - i * m), min(m, ow_n - j * m)
-                s = source + q * row + (b - block) * apart
+                s = c + q * row + (b - block) * apart
                 write_tile(args, post, s, places(args) * c_row, scratch, y, res, bias, rows, cols)
                 j += 1
                 if j == across:
@@ -472,17 +479,20 @@ def winograd(
         put(post, T_HI, arg(args, 30))
         a = scratch + 2 * n * n * pixel
         c = a + n * n * places(args) * (arg(args, 6) + 1) * pixel
+        if arg(args, 32):
+            c = a
+            a += (pb * nv + 1) * places(args) * pixel
         transformed = -1
         for unit in range(begin, end):
             block, panel = unit // panel_blocks, unit % panel_blocks * pb
             first = block * tiles
             count = min(tiles, total - first)
             if block != transformed:
-                transform_input(args, first, count, scratch)
+                transform_input(args, first, count, scratch, a)
                 transformed = block
             last_panel = min(panels, panel + pb)
             multiply(args, t, panel, last_panel, count, a, c)
             last_block = min(out_blocks, last_panel * nv)
-            transform_output(args, post, first, count, panel * nv, last_block, scratch)
+            transform_output(args, post, first, count, panel * nv, last_block, scratch, c)
 
     return kernel

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from subgraph.engine import host
 from subgraph.engine.lowering import Layout
 from subgraph.ops import conv_cpu, tuning
-from subgraph.ops.tile_planning import tiles
+from subgraph.ops.tile_planning import even_part, tiles
 
 from .kernel_support import run_node
 
@@ -612,3 +612,18 @@ def test_same_bits_for_every_split() -> None:
             for threads, cuts in [(1, []), (2, [0.5]), (6, [0.1, 0.37, 0.8])]
         ]
         assert all(np.array_equal(results[0], other) for other in results[1:])
+
+
+@QUICK
+@given(
+    total=st.integers(1, 300),
+    part=st.integers(1, 300),
+    others=st.integers(1, 9),
+    threads=st.integers(1, 5),
+)
+def test_parts_are_even(total: int, part: int, others: int, threads: int) -> None:
+    least = -(-total // part)
+    size = even_part(total, part, others, threads)
+    pieces = -(-total // size)
+    assert 1 <= size <= part
+    assert pieces == least or (pieces * others % threads == 0 and pieces <= 2 * least)
