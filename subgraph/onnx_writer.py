@@ -88,7 +88,11 @@ class _Names:
 
 
 class GraphWriter:
-    """Converts one graph; then ``weights`` lists what the model's initializers have to hold."""
+    """Converts one graph.
+
+    Then ``weights`` lists what the model's initializers have to hold, ``names`` under which name
+    each parameter is there.
+    """
 
     def __init__(self, graph: Graph) -> None:
         """Prepare to convert ``graph``.
@@ -107,6 +111,7 @@ class GraphWriter:
         self._home = self._homes()
         self._notes = False
         self.weights: list[tuple[str, Any]] = []
+        self.names: dict[Parameter, str] = {}
 
     def model(self) -> ModelProto:
         """Return the model without the initializers of its graph."""
@@ -121,6 +126,7 @@ class GraphWriter:
         )
         names = _Names()
         self._fill(proto.graph, graph, names)
+        self.names = dict(names.weights)
         self.weights = [(name, self._states[p].array) for p, name in names.weights.items()]
         _add_notes(proto, graph.metadata)
         _add_notes(proto.graph, origin.get("graph_metadata", {}))
@@ -129,10 +135,13 @@ class GraphWriter:
         proto.functions.extend(written.values())
         calling = (node for graph in all_graphs(graph) for node in graph.nodes)
         proto.opset_import.extend(self._imports(calling))
+        stated = min(origin.get("ir_version", 0), onnx.IR_VERSION)
+        # A file that states these operator sets under an older version is taken by its word.
+        as_stated = stated and self._opsets == graph.opsets
         proto.ir_version = max(
-            find_min_ir_version_for(proto.opset_import, ignore_unknown=True),
+            0 if as_stated else find_min_ir_version_for(proto.opset_import, ignore_unknown=True),
             _IR_NOTES if self._functions or self._notes else _IR_PLAIN,
-            min(origin.get("ir_version", 0), onnx.IR_VERSION),
+            stated,
         )
         return proto
 

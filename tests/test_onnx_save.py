@@ -397,3 +397,10 @@ def test_a_node_of_an_old_version_asks_for_no_newer_opset() -> None:
     x = sg.input("x", (4,), "bool")
     graph = sg.Graph([x], [ops.Identity(ops.Cast(x, to="int32"), version=1)])
     assert [entry.version for entry in sg.to_onnx(graph).opset_import] == [21]
+
+
+def test_the_ir_version_that_a_file_states_is_kept() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 23]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    )
+    assert sg.to_onnx(sg.load(proto)).ir_version == 10
