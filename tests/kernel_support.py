@@ -166,7 +166,12 @@ def run_node(
     node = cast(
         Any,
         SimpleNamespace(
-            op_type=op_type, attrs=dict(attrs or {}), domain=domain, outputs=outputs, name="node"
+            op_type=op_type,
+            attrs=dict(attrs or {}),
+            domain=domain,
+            outputs=outputs,
+            name="node",
+            subgraph=None,
         ),
     )
     low = Lowering(node, operands, results, threads=threads, options=options)
