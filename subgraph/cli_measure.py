@@ -60,11 +60,12 @@ def profile(args: argparse.Namespace) -> None:
 
 def warmup(args: argparse.Namespace) -> None:
     """Compile the kernels that models need ahead of their first run, and keep them on disk."""
-    from subgraph.warmup import warm_models
+    from subgraph.warmup import prepared_graphs, warm
 
     out = Output(args)
-    with out.counting("compiling kernels") as count:
-        compiled = warm_models(args.models, count)
+    graphs = prepared_graphs(args.models)
+    with out.bar("compiling", len(graphs)) as show:
+        compiled = warm(graphs, show)
     facts: Row = {"models": len(args.models) or "built in", "compiled": compiled}
     out.facts(facts)
     out.finish(facts)

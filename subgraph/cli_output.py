@@ -40,22 +40,22 @@ class Output:
             yield
 
     @contextmanager
-    def counting(self, what: str) -> Generator[Callable[[str], None]]:
-        """Show how many of something are done; call what this gives with the name of each."""
+    def bar(self, what: str, total: int) -> Generator[Callable[[int, str], None]]:
+        """Show a bar; call what this gives with how many are done and what is being done."""
         if self._json or not sys.stderr.isatty():
-            yield lambda name: None
+            yield lambda done, doing: None
             return
         from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-        done = 0
-        with Console(stderr=True).status(f"{what} ...") as status:
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "{task.description}")
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(what, total=total)
 
-            def count(name: str) -> None:
-                nonlocal done
-                done += 1
-                status.update(f"{what}: {done} ({name})")
+            def show(done: int, doing: str) -> None:
+                progress.update(task, completed=done, description=f"{what}: {doing}")
 
-            yield count
+            yield show
 
     def table(self, title: str, rows: Sequence[Row]) -> None:
         """Print rows under their keys."""

@@ -50,6 +50,7 @@ def layer(module: str) -> str:
         ("subgraph.cli_output", "face"),
         ("subgraph.profiling", "face"),
         ("subgraph.warmup", "face"),
+        ("subgraph.warmup_graphs", "face"),
     ):
         if module == package or module.startswith(package + "."):
             return name
