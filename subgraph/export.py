@@ -158,22 +158,17 @@ def _add_graph(
     from subgraph.onnx_proto import tensor_to_proto
     from subgraph.onnx_writer import GraphWriter
 
-    by_array = {id(p.published.array): p for p in all_parameters(graph)}
     converted = GraphWriter(graph)
     proto = converted.model()
-    names: dict[Parameter, str] = {}
     weights: dict[str, Any] = {}
     for name, array in converted.weights:
-        parameter = by_array.get(id(array))
-        if parameter is not None:
-            names[parameter] = name
         if array.nbytes < _INLINE_BELOW or dtype_of(array) in _NOT_RAW:
             proto.graph.initializer.append(tensor_to_proto(array, name))
             continue
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         weights[name] = writer.add(raw)
         _add_placeholder(proto, name, array)
-    return names, writer.add(proto.SerializeToString()), weights
+    return converted.names, writer.add(proto.SerializeToString()), weights
 
 
 def _add_placeholder(proto: onnx.ModelProto, name: str, array: Array) -> None:

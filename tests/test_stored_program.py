@@ -266,3 +266,34 @@ def test_the_model_cache_plans_nothing(
     assert again.parameters["m"] is graph.parameters["m"]
     graph.parameters["m"].assign(np.zeros((16, 10), np.float32))
     assert not again(X)[0].any()
+
+
+def test_parameters_over_one_array_are_all_in_the_file(core: sg.Core) -> None:
+    """A loader may give equal constants one array; each keeps its name."""
+    shared = np.array(2, np.float32)
+    x = sg.input("x", (2, 4))
+    a, b = sg.parameter("a", shared), sg.parameter("b", shared)
+    for value in (a, b):
+        assert value.parameter is not None
+        value.parameter.assign(shared)
+    y = ops.Mul(ops.Exp(ops.Mul(x, a)), b)
+    model = core.compile_model(sg.Graph([x], [ops.Softmax(y), y], "net"), "CPU")
+    data = np.ones((2, 4), np.float32)
+    want = model(data)
+    again = core.import_model(exported(model), "CPU")
+    got = again(data)
+    assert not region(again).subgraph.is_read
+    for one, other in zip(got.values(), want.values(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_weights_for_a_fixed_batch_and_any_size(core: sg.Core) -> None:
+    """A graph whose Reshape takes one sample only: the other sizes that are tried still count."""
+    x = sg.input("x", ("N", 3, "H", "W"))
+    w = sg.parameter("w", np.random.default_rng(0).random((16, 3, 3, 3), np.float32))
+    y = ops.GlobalAveragePool(ops.Conv(x, w, pads=[1, 1, 1, 1]))
+    flat = ops.Reshape(y, sg.parameter("s", np.array([1, 16], np.int64)))
+    model = core.compile_model(sg.Graph([x], [flat], "net"), "CPU")
+    stream = exported(model)
+    assert any("w" in item["parameters"] for item in read_header(stream)["packed"])
+    same(core.import_model(stream, "CPU"), model, X[:1])

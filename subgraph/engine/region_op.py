@@ -55,8 +55,8 @@ from subgraph.weights import WeightCache, WeightEntry
 Array = np.ndarray[Any, Any]
 Guards = tuple[tuple[Parameter, int], ...]
 _Key = tuple[Any, ...]
-# Sizes to try for a dimension that is not known when weights are prepared.
-_SIZES = (16, 64, 224)
+# Sizes to try where weights are prepared and dimensions not known: of the first one, of others.
+_SIZES = ((1, 64), (1, 224), (16, 64))
 
 
 @attrs.frozen
@@ -186,9 +186,9 @@ class CpuSubgraphOp(SubgraphOp):
     def _prepare_for_any(self, types: Sequence[TensorType]) -> None:
         """Hold the weights that plans for several sizes of what is not known have in common."""
         found: list[dict[WeightEntry, None]] = []
-        for size in _SIZES:
+        for first, others in _SIZES:
             cache = WeightCache()
-            sized = [_sized(type_, size) for type_ in types]
+            sized = [_sized(type_, first, others) for type_ in types]
             with suppress(SubgraphError):  # a size that the graph does not take
                 lay_out(make_plan(self.fused, sized, {}, self.options.plan), cache)
                 found.append(dict.fromkeys(cache))
@@ -338,10 +338,12 @@ class CpuSubgraphOp(SubgraphOp):
         return tuple(key)
 
 
-def _sized(type_: TensorType, size: int) -> TensorType:
-    """Return the type with ``size`` for what is not known."""
+def _sized(type_: TensorType, first: int, others: int) -> TensorType:
+    """Return the type with sizes for the dimensions that are not known."""
     assert type_.shape is not None
-    return TensorType(type_.dtype, [dim if isinstance(dim, int) else size for dim in type_.shape])
+    sizes = (first, *[others] * len(type_.shape))
+    pairs = zip(type_.shape, sizes, strict=False)
+    return TensorType(type_.dtype, [dim if isinstance(dim, int) else size for dim, size in pairs])
 
 
 def _parameters(graph: Graph) -> tuple[Parameter, ...]:
