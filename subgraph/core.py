@@ -182,7 +182,12 @@ class Core:
                 else (f"device {name} cannot start: {type(error).__name__}: {error}")
             )
             self._failed[name] = message
-            _log.warning("%s", message)
+            # A package that was not asked for at installation is missed by nobody.
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, ImportError):
+                cause = cause.__cause__
+            optional = cause is not None
+            _log.log(logging.INFO if optional else logging.WARNING, "%s", message)
             raise DeviceError(message) from error
         return device
 

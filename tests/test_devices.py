@@ -204,10 +204,25 @@ def test_a_device_that_cannot_start_says_why_once(caplog: pytest.LogCaptureFixtu
             assert "BROKEN" not in core.available_devices
     assert caplog.text.count("no such chip") == 1
     assert core.failed_devices["BROKEN"] == "device BROKEN cannot start: no such chip"
+
     with pytest.raises(sg.DeviceError, match="cannot start: no such chip"):
         core.compile_model(net(), "BROKEN")
     assert Broken.tries == 1
     core.compile_model(net(), "REFERENCE")
+
+
+def test_a_missing_optional_package_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    class Optional(sg.Device):
+        def start(self) -> None:
+            raise sg.DeviceError("pip install it") from ImportError("none")
+
+    core = sg.Core()
+    core.register_device("OPTIONAL", Optional)
+    with caplog.at_level(logging.WARNING):
+        assert "OPTIONAL" not in core.available_devices
+    assert not caplog.text
+    with pytest.raises(sg.DeviceError, match="pip install it"):
+        core.compile_model(sg.Graph(), "OPTIONAL")
 
 
 def test_threads_wait_while_a_registry_is_filled() -> None:
