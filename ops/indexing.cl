@@ -88,3 +88,20 @@ __kernel void one_hot(int count, __global const long *indices, int i0, __global 
   index = index < 0 ? index + depth : index;
   y[y0 + id] = values[v0 + (index == d)];
 }
+
+#if defined(CIRCULAR)
+// Rows of an update into a longer cache, for each sample from a place of its own (INDEXED).
+__kernel void into_cache(int items, __global T *cache, int cache0, __global const T *update,
+                         int update0, __global const long *firsts, int f0, int groups, int places,
+                         int count, int row) {
+  int id = get_global_id(0);
+  if (id >= items) return;
+  int w = id % row, k = id / row % count, unit = id / row / count;
+  long to = k + (INDEXED ? firsts[f0 + unit / groups] : 0);
+#if CIRCULAR
+  if (k + places < count) return;  // a later row comes to the same place
+  to = (to % places + places) % places;
+#endif
+  if (to >= 0 && to < places) cache[cache0 + (unit * places + (int)to) * row + w] = update[update0 + id];
+}
+#endif

@@ -24,6 +24,7 @@ _SHARES = 256  # work-items of a GPU that share a scatter with reduction
 
 cl_shared(
     *("Gather", "GatherElements", "GatherND", "ScatterElements", "Scatter", "ScatterND", "OneHot"),
+    "TensorScatter",
 )
 
 
@@ -134,3 +135,21 @@ def one_hot(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     assert isinstance(y, Operand)
     arguments: list[Word] = [y.size, indices, as_words(values, item), as_words(y, item)]
     low.launch(source, "one_hot", [*arguments, *words[3:]], *line(low, y.size))
+
+
+@cl_kernel("indexing_kernels", "into_cache")
+def into_cache(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch TensorScatter."""
+    cache, update, firsts = words[:3]
+    groups, places, count, row = _numbers(words[3:])
+    variant: dict[str, Any] = dict(kernel.variant)
+    assert isinstance(cache, Operand)
+    assert isinstance(update, Operand)
+    item = min(cache.itemsize, 8)
+    defines = (("CIRCULAR", int(variant["circular"])), ("DEPTH", 0), ("FROM", 1), ("I", "long"))
+    defines += (("INDEXED", int(variant["indexed"])), ("REDUCTION", 0), ("T", word(item)))
+    items = update.nbytes // item
+    arguments: list[Word] = [items, as_words(cache, item), as_words(update, item)]
+    arguments += [firsts or update, groups, places, count, row // item]
+    source = ClSource("indexing", defines=defines)
+    low.launch(source, "into_cache", arguments, *line(low, items))

@@ -1,4 +1,4 @@
-"""DeformConv, Col2Im, AffineGrid, TensorScatter and LinearAttention on CPU kernels."""
+"""DeformConv, Col2Im, AffineGrid, TensorScatter, LinearAttention on kernels of CPU and OPENCL."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ from subgraph import ops
 Array = np.ndarray[Any, Any]
 
 
+def _devices() -> list[str]:
+    found = sg.default_core().available_devices
+    return [name for name in ("CPU", "OPENCL") if name in found]
+
+
 def _agree(build: Any, *arrays: Array, held: int = 0) -> None:
-    """Compare with onnx.reference; the last ``held`` arrays are weights."""
+    """Compare each device with onnx.reference; the last ``held`` arrays are weights."""
     count = len(arrays) - held
     inputs = [sg.input(f"x{k}", a.shape, a.dtype.name) for k, a in enumerate(arrays[:count])]
     weights = [sg.parameter(f"w{k}", a) for k, a in enumerate(arrays[count:])]
     made = build(*inputs, *weights)
     graph = sg.Graph(inputs, list(made) if isinstance(made, tuple) else [made])
-    placed = sg.default_core().query_model(graph, "CPU")
-    assert set(placed) == {node.name for node in graph.nodes}, placed.reasons
     given = list(arrays[:count])
     expected = sg.compile_model(graph, "REFERENCE")(given)
-    model = sg.compile_model(graph, "CPU")
     tolerance = 1e-2 if arrays[0].dtype == np.float16 else 1e-5
-    for _ in range(2):
-        got = model(given)
-        for k in range(len(graph.outputs)):
-            assert got[k].dtype == expected[k].dtype
-            np.testing.assert_allclose(got[k], expected[k], rtol=tolerance, atol=tolerance)
+    for device in _devices():
+        placed = sg.default_core().query_model(graph, device)
+        assert set(placed) == {node.name for node in graph.nodes}, placed.reasons
+        model = sg.compile_model(graph, device)
+        for _ in range(2):
+            got = model(given)
+            for k in range(len(graph.outputs)):
+                assert got[k].dtype == expected[k].dtype
+                np.testing.assert_allclose(got[k], expected[k], rtol=tolerance, atol=tolerance)
 
 
 def _rows(size: int, window: int, stride: int, dilation: int, pads: tuple[int, int]) -> int:
@@ -82,7 +88,8 @@ def test_places_of_nowhere_are_zero() -> None:
     inputs = [sg.input("x", x.shape), sg.input("o", offset.shape)]
     weight = sg.parameter("w", np.ones((1, 1, 1, 1), np.float32))
     graph = sg.Graph(inputs, [ops.DeformConv(inputs[0], weight, inputs[1])])
-    assert not sg.compile_model(graph, "CPU")([x, offset])[0].any()
+    for device in _devices():
+        assert not sg.compile_model(graph, device)([x, offset])[0].any()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

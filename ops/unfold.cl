@@ -1,0 +1,73 @@
+// Between images and columns of windows: DeformConv's samples, Col2Im's sums. T: element; one
+// work-item for each element of the result.
+
+#if defined(DEFORM)
+T pixel(__global const T *image, int y, int x, int height, int width) {
+  return y < 0 || y >= height || x < 0 || x >= width ? (T)0 : image[y * width + x];
+}
+
+T sample(__global const T *image, T y, T x, int height, int width) {
+  int y0 = (int)floor(y), x0 = (int)floor(x);
+  T fy = y - y0, fx = x - x0;
+  T top = pixel(image, y0, x0, height, width) * (1 - fx);
+  top += pixel(image, y0, x0 + 1, height, width) * fx;
+  T low = pixel(image, y0 + 1, x0, height, width) * (1 - fx);
+  low += pixel(image, y0 + 1, x0 + 1, height, width) * fx;
+  return top * (1 - fy) + low * fy;
+}
+
+// Pixels outside an image are zero. MASKED: samples have factors.
+__kernel void deform_columns(int count, __global const T *x, int x0, __global const T *offsets,
+                             int o0, __global const T *mask, int m0, __global T *columns, int c0,
+                             int channels, int height, int width, int groups, int taps_down,
+                             int taps_across, int down, int across, int step_y, int step_x,
+                             int pad_y, int pad_x, int far_y, int far_x) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int taps = taps_down * taps_across, places = down * across;
+  int place = id % places, tap = id / places % taps, plane = id / places / taps;
+  int group = plane % channels / (channels / groups);
+  int unit = (plane / channels * groups + group) * taps + tap;
+  T y = place / across * step_y - pad_y + tap / taps_across * far_y;
+  T z = place % across * step_x - pad_x + tap % taps_across * far_x;
+  y += offsets[o0 + unit * 2 * places + place];
+  z += offsets[o0 + (unit * 2 + 1) * places + place];
+  T found = 0;
+  // Also false for NaN: such a place is nowhere.
+  if (y > -1 && y < height && z > -1 && z < width) {
+    found = sample(x + x0 + plane * height * width, y, z, height, width);
+#if MASKED
+    found *= mask[m0 + unit * places + place];
+#endif
+  }
+  columns[c0 + id] = found;
+}
+#endif
+
+#if defined(COLUMNS)
+// Which window has a pixel at a tap, -1: none.
+int window_of(int at, int tap, int windows, int step, int pad, int far) {
+  int from = at + pad - tap * far;
+  return from < 0 || from % step || from / step >= windows ? -1 : from / step;
+}
+
+// Three axes each: the image n, taps k, windows w, strides s, pads p, dilations d.
+__kernel void columns_to_image(int count, __global const T *x, int x0, __global T *y, int y0, int n0,
+                               int n1, int n2, int k0, int k1, int k2, int w0, int w1, int w2,
+                               int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1,
+                               int d2) {
+  int id = get_global_id(0);
+  if (id >= count) return;
+  int at2 = id % n2, at1 = id / n2 % n1, at0 = id / n2 / n1 % n0, plane = id / n2 / n1 / n0;
+  int taps = k0 * k1 * k2;
+  T sum = 0;
+  for (int tap = 0; tap < taps; tap++) {
+    int i = window_of(at0, tap / (k1 * k2), w0, s0, p0, d0);
+    int j = window_of(at1, tap / k2 % k1, w1, s1, p1, d1);
+    int k = window_of(at2, tap % k2, w2, s2, p2, d2);
+    if (i < 0 || j < 0 || k < 0) continue;
+    sum += x[x0 + (((plane * taps + tap) * w0 + i) * w1 + j) * w2 + k];
+  }
+  y[y0 + id] = sum;
+}
+#endif
