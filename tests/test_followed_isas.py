@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cross_targets import examine, isa_of, spills
 
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine import host
+from subgraph.engine.kernel import Kernel
 from subgraph.engine.tiling import tile_shape
 
 Array = np.ndarray[Any, Any]
@@ -98,3 +100,30 @@ def test_integer_products_are_exact(followed: host.Isa, weights: str) -> None:
     )
     graph = sg.Graph([x], [y])
     compare(graph, rng.choice([0, 255, 131], (1, 36, 7, 9)).astype(np.uint8), exact=True)
+
+
+LOOP = """\
+	vmovups	%zmm3, 64(%rsp)
+.LBB0_1:
+	vfmadd231ps	(%rax){1to16}, %zmm1, %zmm2
+{spill}	decq	%rcx
+	jg	.LBB0_1
+	vmovups	%zmm4, 128(%rsp)
+"""
+
+
+def test_sums_on_the_stack_are_found() -> None:
+    """Only what an inner loop stores counts; what is saved around it does not."""
+    assert spills(LOOP.replace("{spill}", "")) == 0
+    assert spills(LOOP.replace("{spill}", "\tvmovups\t%zmm2, -64(%rsp)\n")) == 1
+    assert spills(LOOP.replace("{spill}", "\tvmovaps\t%ymm2, (%rsp)\n")) == 1
+
+
+@pytest.mark.skipif(host.architecture() != "x86_64", reason="code for x86 is made on x86")
+def test_integer_tiles_are_one_instruction_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    isa = isa_of("sapphirerapids")
+    monkeypatch.setattr(host, "isa", lambda: isa)
+    module = "subgraph.engine.tile_int"
+    for flavour in ("quads", "pairs"):
+        tile = Kernel(module, "product_tile", flavour=flavour, weights="int8", output="int32")
+        assert examine(tile, "sapphirerapids") == []
