@@ -83,10 +83,14 @@ def address(kernel: Kernel) -> int:
     return found
 
 
-def is_there(kernel: Kernel) -> bool:
-    """Return whether a kernel is loaded, or in the cache, so that nothing must be compiled."""
-    isa = host.isa()
-    return (kernel, isa) in _addresses or objectcache.holds(cache_key(kernel, isa))
+def is_loaded(kernel: Kernel) -> bool:
+    """Return whether the machine code of a kernel is in this process already."""
+    return (kernel, host.isa()) in _addresses
+
+
+def is_cached(kernel: Kernel) -> bool:
+    """Return whether a kernel is in the cache, so that it need not be compiled."""
+    return objectcache.holds(cache_key(kernel, host.isa()))
 
 
 def prepare(kernels: Iterable[Kernel]) -> int:

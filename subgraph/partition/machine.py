@@ -1,14 +1,15 @@
 """Where a search runs: the functions as they stand on lists, or their machine code on arrays.
 
-Python takes a hundred times longer, but machine code must be loaded, and compiled once on a machine
-that has never done so. Below LOAD nodes Python is quicker than loading; below COMPILE nodes it is
-quicker than compiling, and machine code serves if it is there.
+Machine code is up to a hundred times as fast, but it must be loaded, and compiled once on a machine
+that has never done so. Below LOAD nodes Python is quicker than loading, and code serves that is
+loaded; below COMPILE nodes Python is quicker than compiling, and code serves that is in the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from subgraph.partition.tables import FIELDS, Tables
 if TYPE_CHECKING:
     from subgraph.engine.kernel import Kernel
 
+LOADED = 60
 LOAD = 2_000
 COMPILE = 50_000
 
@@ -62,45 +64,55 @@ class Machine:
 
 
 class CompiledMachine(Machine):
-    """Tables as arrays, and machine code."""
+    """Tables as arrays, and machine code; seen are ``told``, ``asked`` and ``answers`` alone."""
 
     def __init__(self, kernel: Kernel, count: int, links: int) -> None:
         """Load the code and make tables for ``count`` nodes and ``links`` links."""
         from subgraph.engine import layout
         from subgraph.engine.entry import entry
 
-        self.tables = Tables()
-        self._arrays: dict[str, Ints] = {}
         fields = dict(kernel.variant)["tables_at"]
         assert isinstance(fields, int)
-        words = fields // layout.WORD
-        self._block = np.zeros(words + len(FIELDS), np.int64)
-        self._words = {name: words + k for k, name in enumerate(FIELDS)}
-        for name, kind in FIELDS.items():
-            if kind != "int":
-                self.place(name, _size(kind, count, links))
+        self._first = fields // layout.WORD
+        sizes = [0 if kind == "int" else _size(kind, count, links) for kind in FIELDS.values()]
+        ends = np.cumsum(sizes)
+        # Pages that nobody touches take no memory, so tables of the other strategy are free.
+        memory = np.zeros(int(ends[-1]), np.int32)
+        starts = memory.ctypes.data + (ends - sizes) * memory.itemsize
+        self._block = np.zeros(self._first + len(FIELDS), np.int64)
+        self._block[self._first :] = np.where(sizes, starts, 0)
         self._block[layout.RUN_WALK // layout.WORD] = kernel.address
+        self._arrays: dict[str, Ints] = {}
+        self._memory, self._ends = memory, dict(zip(FIELDS, ends.tolist(), strict=True))
+        self._sizes = dict(zip(FIELDS, sizes, strict=True))
+        self.tables = Tables()
+        for name in ("told", "asked", "answers"):
+            setattr(self.tables, name, self._table(name).data)
         self.run = entry(self._block.ctypes.data)
+
+    def _table(self, name: str) -> Ints:
+        array = self._arrays.get(name)
+        if array is None:
+            end = self._ends[name]
+            array = self._arrays[name] = self._memory[end - self._sizes[name] : end]
+        return array
 
     def place(self, name: str, size: int) -> None:
         """Give a table that many entries, all 0."""
         array = self._arrays[name] = np.zeros(size, np.int32)
-        self._block[self._words[name]] = array.ctypes.data
-        setattr(self.tables, name, array.data)
+        self._block[self._first + list(FIELDS).index(name)] = array.ctypes.data
 
     def took_over(self, name: str, other: str) -> None:
         """Note that the search has put the table ``other`` in the place of ``name``."""
         self._arrays[name] = self._arrays[other]
-        setattr(self.tables, name, getattr(self.tables, other))
 
     def put(self, name: str, values: Sequence[int] | Ints) -> None:
         """Fill a table from its beginning."""
-        self._arrays[name][: len(values)] = values
+        self._table(name)[: len(values)] = values
 
     def read(self, name: str, begin: int, end: int) -> list[int]:
         """Return entries of a table."""
-        view: Any = getattr(self.tables, name)
-        return view[begin:end].tolist()
+        return self._table(name)[begin:end].tolist()
 
 
 def _size(kind: str, count: int, links: int) -> int:
@@ -115,15 +127,23 @@ def make_machine(count: int, links: int, *, compiled: bool | None = None) -> Mac
         links: How many links.
         compiled: Whether to use machine code; None: if it is worth its price.
     """
-    if compiled or (compiled is None and count >= LOAD):
-        from subgraph.engine import toolchain
-
-        kernel = _kernel()
-        if compiled or count >= COMPILE or toolchain.is_there(kernel):
-            return CompiledMachine(kernel, count, links)
-    return Machine(count, links)
+    if compiled is None:
+        compiled = _is_worth_it(count)
+    return CompiledMachine(_kernel(), count, links) if compiled else Machine(count, links)
 
 
+def _is_worth_it(count: int) -> bool:
+    if count < LOADED or (count < LOAD and not _kernel.cache_info().currsize):
+        return False
+    from subgraph.engine import toolchain
+
+    kernel = _kernel()
+    if count >= COMPILE or toolchain.is_loaded(kernel):
+        return True
+    return count >= LOAD and toolchain.is_cached(kernel)
+
+
+@cache
 def _kernel() -> Kernel:
     from subgraph.engine import layout
     from subgraph.engine.kernel import Kernel
