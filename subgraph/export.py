@@ -239,9 +239,11 @@ class _Keeper:
         made = entry.get()
         for parameter in entry.parameters:
             own = parameter.array
-            if made.ctypes.data == own.ctypes.data and made.nbytes == own.nbytes:
-                return self._names.get(parameter) if own.flags.c_contiguous else None
-        return None
+            same = made.ctypes.data == own.ctypes.data and made.nbytes == own.nbytes
+            if same and own.flags.c_contiguous and parameter in self._names:
+                return self._names[parameter]
+        # A part of a parameter, or made of constants that the graph holds as nodes.
+        return None if dtype_of(made) in _NOT_RAW else self.array(made)
 
 
 class _KeptFile:

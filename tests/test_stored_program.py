@@ -297,3 +297,20 @@ def test_weights_for_a_fixed_batch_and_any_size(core: sg.Core) -> None:
     stream = exported(model)
     assert any("w" in item["parameters"] for item in read_header(stream)["packed"])
     same(core.import_model(stream, "CPU"), model, X[:1])
+
+
+def test_constants_that_are_nodes_are_in_the_program(core: sg.Core) -> None:
+    """Lifted for the run, they are no parameters of the model that is written."""
+    x = sg.input("x", (2, 4))
+    index = ops.Constant(value=np.array([3, 1], np.int64))
+    table = sg.parameter("table", np.random.default_rng(0).random((5, 4), np.float32))
+    y = ops.Add(ops.Mul(x, ops.Constant(value=np.float32(3))), ops.Gather(table, index))
+    model = core.compile_model(sg.Graph([x], [ops.Exp(y)], "net"), "CPU")
+    data = np.full((2, 4), 0.1, np.float32)
+    again = core.import_model(exported(model), "CPU")
+    np.testing.assert_array_equal(again(data)[0], model(data)[0])
+    assert not region(again).subgraph.is_read
+    for each in (model, again):
+        each.parameters["table"].assign(np.zeros((5, 4), np.float32))
+    np.testing.assert_allclose(again(data)[0], np.exp(data * 3), rtol=1e-6)
+    np.testing.assert_allclose(again(data)[0], model(data)[0], rtol=1e-6)

@@ -280,12 +280,10 @@ class CpuSubgraphOp(SubgraphOp):
         if kept.get("fusion") != self.fusion:
             return
         by_name = {parameter.name: parameter for parameter in self.parameters}
-        try:
+        with suppress(KeyError, TypeError):  # it fuses by itself
             guards = tuple((by_name[name], by_name[name].version) for name in kept["guards"])
-        except (KeyError, TypeError):
-            return
-        if isinstance(kept.get("nodes"), list):
-            self._kept = (kept, guards)
+            if isinstance(kept.get("nodes"), list):
+                self._kept = (kept, guards)
         if file.own and kept.get("options") == self._plan_options:
             told = (read_program(each, file, self.parameters) for each in kept["programs"])
             self._programs = [program for program in told if program is not None]
