@@ -136,6 +136,9 @@ def _onnxruntime(model: onnx.ModelProto) -> suite.Run:
     names = [item.name for item in session.get_inputs()]
     results = [item.name for item in session.get_outputs()]
 
+    # Values of other kinds come back from the plain call only.
+    tensors = all(item.type.startswith("tensor(") for item in session.get_outputs())
+
     def to_ort(value: Any) -> Any:
         number = ONNX_DTYPE.get(value.dtype.name)
         if value.dtype.isbuiltin == 1 or number is None:
@@ -153,7 +156,9 @@ def _onnxruntime(model: onnx.ModelProto) -> suite.Run:
 
     def compute(values: Sequence[Any]) -> Sequence[Any]:
         given = [v if isinstance(v, list) or v is None else np.asarray(v) for v in values]
-        if any(not isinstance(v, np.ndarray) or v.dtype.kind in "OUS" for v in given):
+        if not tensors or any(
+            not isinstance(v, np.ndarray) or v.dtype.kind in "OUS" for v in given
+        ):
             return session.run(None, dict(zip(names, given, strict=False)))
         feeds = dict(zip(names, map(to_ort, given), strict=False))
         return [from_ort(v) for v in session.run_with_ort_values(results, feeds)]
