@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import random
 import time
@@ -189,11 +190,13 @@ def measure(plan: Plan, strategy: str, *, split: bool = True) -> dict[str, Any]:
 
 def torch_fx(plan: Plan) -> float:
     """Return the seconds that torch.fx's CapabilityBasedPartitioner takes to propose."""
-    import torch
-    from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-    from torch.fx.passes.operator_support import OperatorSupportBase
+    # Untyped here: torch is no dependency of the package.
+    torch: Any = importlib.import_module("torch")
+    passes = "torch.fx.passes"
+    partitioner: Any = importlib.import_module(f"{passes}.infra.partitioner")
+    support: Any = importlib.import_module(f"{passes}.operator_support")
 
-    class Support(OperatorSupportBase):
+    class Support(support.OperatorSupportBase):
         def is_node_supported(self, submodules: Any, node: Any) -> bool:
             return node.op == "call_function" and node.target is not torch.sin
 
@@ -206,7 +209,7 @@ def torch_fx(plan: Plan) -> float:
     graph.output(made[-1])
     module = torch.fx.GraphModule({}, graph)
     start = time.process_time()
-    CapabilityBasedPartitioner(module, Support(), True).propose_partitions()
+    partitioner.CapabilityBasedPartitioner(module, Support(), True).propose_partitions()
     return time.process_time() - start
 
 
