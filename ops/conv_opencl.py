@@ -248,7 +248,7 @@ def _pool(
     places = low.outputs[1:]
     order = 1 + int(low.node.attrs.get("storage_order", 0)) if places else 0
     lowest = _BYTES.get(y.dtype, "-INFINITY") if kind == "max" else "0"
-    flags = {"INCLUDE": include, "INDICES": order, "LOWEST": lowest}
+    flags: dict[str, str | int] = {"INCLUDE": include, "INDICES": order, "LOWEST": lowest}
     source = _program(y.dtype, POOL=_KINDS[kind], **flags)
     words: list[Word] = [y.size, x, y, *sizes_of(g), *after, *places]
     work = y.size * g.taps

@@ -230,7 +230,8 @@ def top(*, dtype: str, largest: bool) -> Function:
         if p == q or (p != p and q != q):
             return a < b
         if p != p or q != q:
-            return (p != p) == largest
+            first: bool = (p != p) == largest
+            return first
         ahead: bool = p > q if largest else p < q
         return ahead
 

@@ -146,8 +146,9 @@ def into_cache(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     assert isinstance(cache, Operand)
     assert isinstance(update, Operand)
     item = min(cache.itemsize, 8)
-    defines = (("CIRCULAR", int(variant["circular"])), ("DEPTH", 0), ("FROM", 1), ("I", "long"))
-    defines += (("INDEXED", int(variant["indexed"])), ("REDUCTION", 0), ("T", word(item)))
+    flags = {name.upper(): int(variant[name]) for name in ("circular", "indexed")}
+    rest: dict[str, str | int] = {"DEPTH": 0, "FROM": 1, "I": "long", "REDUCTION": 0}
+    defines = tuple(sorted({**rest, **flags, "T": word(item)}.items()))
     items = update.nbytes // item
     arguments: list[Word] = [items, as_words(cache, item), as_words(update, item)]
     arguments += [firsts or update, groups, places, count, row // item]

@@ -31,9 +31,9 @@ def linear_attention(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> 
     assert isinstance(keys, int)
     assert isinstance(scale, float)
     count = state.size // keys
-    defines = {name.upper(): int(variant[name]) for name in ("gated", "delta", "past")}
-    held = sorted({**defines, "T": register(dtype)}.items())
+    defines: dict[str, str | int] = {"T": register(dtype)}
+    defines |= {name.upper(): int(variant[name]) for name in ("gated", "delta", "past")}
     arguments: list[Word | np.generic[Any]] = [count, *operands, tokens, heads, owners, keys]
     arguments += [values, number(dtype, scale), decays, betas]
-    source = ClSource("linear_attention", defines=tuple(held))
+    source = ClSource("linear_attention", defines=tuple(sorted(defines.items())))
     low.launch(source, "linear_attention", arguments, *line(low, count))

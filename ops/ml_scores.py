@@ -66,12 +66,14 @@ def _probit(x: Array) -> Array:
     log = np.log((1 - x) * (1 + x))
     v = 2 / (np.float32(3.14159) * np.float32(0.147)) + np.float32(0.5) * log
     inner = np.sqrt(v * v - log / np.float32(0.147)) - v
-    return np.sqrt(np.float32(2)) * np.where(x < 0, -1, 1) * np.sqrt(inner)
+    found: Array = np.sqrt(np.float32(2)) * np.where(x < 0, -1, 1) * np.sqrt(inner)
+    return found
 
 
 def _softmax(x: Array) -> Array:
     found: Array = np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))
-    return found / found.sum(axis=1, keepdims=True)
+    shares: Array = found / found.sum(axis=1, keepdims=True)
+    return shares
 
 
 def _softmax_zero(x: Array) -> Array:
@@ -80,7 +82,8 @@ def _softmax_zero(x: Array) -> Array:
     counts: Array = np.abs(x) > 1e-7
     powers: Array = np.exp(x - most)
     found: Array = np.where(counts, powers, x * np.exp(-most))
-    return found / np.where(counts, found, 0).sum(axis=1, keepdims=True)
+    shares: Array = found / np.where(counts, found, 0).sum(axis=1, keepdims=True)
+    return shares
 
 
 _TRANSFORMS: dict[str, Callable[[Array], Array]] = {

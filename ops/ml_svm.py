@@ -52,7 +52,8 @@ class Machine:
             raise ShapeError(f"{x.shape[1]} features for vectors of {vectors.shape[1]}")
         if self.kernel == "RBF":
             away = x[:, None] - vectors[None]
-            return np.exp(-self.gamma * (away * away).sum(axis=2))
+            near: Array = np.exp(-self.gamma * (away * away).sum(axis=2))
+            return near
         found = x @ vectors.T
         if self.kernel == "POLY":
             return (self.gamma * found + self.offset) ** self.degree

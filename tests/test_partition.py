@@ -131,7 +131,9 @@ class Picky(sg.SubgraphProperty):
         made: sg.SubgraphSelector = self.recipe()
         return made
 
-    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node | None:
+    def create_subgraph_node(
+        self, subgraph: sg.Graph, subgraph_id: int
+    ) -> sg.Node | sg.Reject | None:
         if random.Random(f"{self.seed}{subgraph.nodes[0].name}").random() < 0.4:
             return None
         return super().create_subgraph_node(subgraph, subgraph_id)

@@ -12,6 +12,8 @@ convex when growth ends. How that is found out is in `surroundings`; here the se
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
+from typing import Any
 
 from subgraph.partition.asking import INPUT, OUTPUT, Asker
 from subgraph.partition.growing import PRODUCERS
@@ -40,6 +42,7 @@ class Growth:
 
         def ask(node: int, phase: int, others: list[int]) -> list[int]:
             this, answers = nodes[node], [1] * len(others)
+            question: Callable[[Any, Any], Any]
             if phase == PRODUCERS:
                 method, question = INPUT, selector.select_input
             else:

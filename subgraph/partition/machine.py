@@ -60,7 +60,8 @@ class Machine:
 
     def read(self, name: str, begin: int, end: int) -> list[int]:
         """Return entries of a table."""
-        return getattr(self.tables, name)[begin:end]
+        table: list[int] = getattr(self.tables, name)
+        return table[begin:end]
 
 
 class CompiledMachine(Machine):
@@ -112,7 +113,8 @@ class CompiledMachine(Machine):
 
     def read(self, name: str, begin: int, end: int) -> list[int]:
         """Return entries of a table."""
-        return self._table(name)[begin:end].tolist()
+        entries: list[int] = self._table(name)[begin:end].tolist()
+        return entries
 
 
 def _size(kind: str, count: int, links: int) -> int:
