@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import importlib.util
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -220,6 +222,9 @@ def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for name in names:
             for strategy in ("selector", "hetero"):
                 yield {"family": name, **measure(FAMILIES[name](size), strategy)}
+    if args.torch and importlib.util.find_spec("torch") is None:
+        print("torch.fx is left out: torch is not installed (pip install torch)", file=sys.stderr)
+        return
     for size in args.torch:
         seconds = torch_fx(ladder(size))
         yield {
