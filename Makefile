@@ -1,6 +1,8 @@
 # Every target makes what it needs: an environment in .venv from the package index, then its job.
 PYTHON ?= python3
 VENV ?= .venv
+# Tests run in this many processes.
+WORKERS ?= 2
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
 
@@ -23,7 +25,7 @@ demo: $(VENV)/.has-demo  ## Run a real network on real images through a user's o
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the tests (the slow suites apart).
-	$(BIN)/python -m pytest -m "not slow and not oclgrind" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not oclgrind" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the slow suites: 10,000 random partitions, and so on.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
