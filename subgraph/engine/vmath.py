@@ -513,9 +513,11 @@ def _beyond(x: Expr, near: Expr, name: str) -> Expr:
 def _silu(x: Expr) -> Expr:
     if _scales_in_one():
         return x * _sigmoid(x)
-    # Where the exponential is clamped the quotient is below any sum it could be part of.
-    x = x.at_least(-x.format.exp_normal)
-    return x / (_exp_between(x, -1.0) + 1.0)
+    # Where the exponential is clamped the product is 0; NaN, as written, of -inf.
+    least = -x.format.exp_normal
+    bounded = x.at_least(least)
+    quotient = bounded / (_exp_between(bounded, -1.0) + 1.0)
+    return quotient.where(x.compare(">=", least), x * 0.0)
 
 
 def _gelu(x: Expr) -> Expr:
