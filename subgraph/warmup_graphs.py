@@ -299,16 +299,12 @@ def _quantized(dtype: str) -> Graph:
     h = steps(ops.Relu(ops.Conv(steps(x), weight(32, 3, 3, 3), strides=[2, 2], pads=[1] * 4)))
     h = steps(ops.MaxPool(h, kernel_shape=[2, 2], strides=[2, 2]))
     wide = steps(ops.Relu(ops.Conv(h, weight(64, 32, 1, 1))))
-    deep = steps(ops.Relu(_grouped(wide, weight(64, 1, 3, 3))))
+    deep = steps(ops.Relu(_padded(wide, weight(64, 1, 3, 3), group=64)))
     h = steps(ops.Add(h, steps(ops.Conv(deep, weight(32, 64, 1, 1)))))
-    h = steps(ops.Relu(ops.Add(h, steps(ops.Conv(h, weight(32, 32, 3, 3), pads=[1] * 4)))))
+    h = steps(ops.Relu(ops.Add(h, steps(_padded(h, weight(32, 32, 3, 3))))))
     h = steps(ops.Flatten(ops.GlobalAveragePool(steps(h))))
     h = steps(ops.Relu(ops.Gemm(h, weight(16, 32), transB=1)))
     return Graph([x], [steps(ops.Gemm(h, weight(10, 16), transB=1))])
-
-
-def _grouped(x: Any, w: Value) -> Any:
-    return ops.Conv(x, w, group=_shape(w)[0], pads=[1] * 4)
 
 
 FAMILIES: dict[str, Callable[[], Graph]] = {
