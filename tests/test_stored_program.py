@@ -13,6 +13,7 @@ import subgraph as sg
 from subgraph import blob, ops, own_files
 from subgraph.blob import PROLOGUE, BlobWriter, read_header
 from subgraph.devices import cpu
+from subgraph.devices.multi import MultiModel
 from subgraph.engine import region_op
 from subgraph.engine.region_op import CpuSubgraphOp
 from subgraph.export import region_nodes
@@ -93,6 +94,35 @@ def test_an_import_neither_reads_nor_plans_the_graph(core: sg.Core, tmp_path: Pa
     assert region(again).subgraph.is_read
     again.graph.verify()
     assert set(again.parameters) == set(model.parameters)
+
+
+def cut_net() -> sg.Graph:
+    """The net, whose second convolution is to run on the reference device."""
+    graph = net()
+    act = graph.node("act")
+    act.metadata = {"affinity": "REFERENCE"}
+    return graph
+
+
+@pytest.mark.parametrize("device", ["HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE", "MULTI:CPU"])
+def test_neither_does_an_import_over_several_devices(core: sg.Core, device: str) -> None:
+    graph = cut_net()
+    model = core.compile_model(graph, device)
+    stream = exported(model)
+    with pytest.MonkeyPatch.context() as patch:
+        forbid_planning(patch)
+        again = core.import_model(stream)
+        same(again, model)
+    assert again.device == device
+    parts = list(again.by_device.values()) if isinstance(again, MultiModel) else [again]
+    for part in parts:
+        for node in region_nodes(part.graph):
+            assert isinstance(node.op, CpuSubgraphOp)
+            assert not node.op.subgraph.is_read
+    assert set(again.parameters) == set(model.parameters)
+    for each in (model, again):
+        each.parameters["w"].assign(np.zeros((16, 3, 3, 3), np.float32))
+    same(again, model)
 
 
 def test_every_shape_that_ran_is_in_the_file(core: sg.Core) -> None:

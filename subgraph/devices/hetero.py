@@ -26,10 +26,10 @@ from subgraph.device import (
 )
 from subgraph.devices._virtual import VirtualDevice, listed, split_config
 from subgraph.devices.reference import ReferenceDevice
-from subgraph.errors import ConfigError, DeviceError
+from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
 from subgraph.export import region_nodes
 from subgraph.graph import Graph, Node
-from subgraph.model_op import CompiledModelOp, compile_region
+from subgraph.model_op import CompiledModelOp, DeviceFallback, compile_region
 from subgraph.pass_manager import apply_pass
 from subgraph.placement import Link, place_by_cost, transfers, value_bytes
 from subgraph.profiles import read_profile
@@ -343,16 +343,37 @@ class HeteroDevice(VirtualDevice):
         options, devices = self.supported_config(config)
         configs = _split_config(config, options, devices)
         names = dict.fromkeys((*(d.name for d in devices), *_affinities_in(graph)))
+        all_devices = {name: self.peer(name) for name in names}
         for node in region_nodes(graph):
             home = (node.metadata or {}).get(AFFINITY, _REFERENCE)
-            if node.subgraph is not None and not isinstance(self.peer(home), ReferenceDevice):
-                node.op = CutOp(node.subgraph)
-        self._compile_regions(graph, [self.peer(name) for name in names], configs, options)
+            device = all_devices.get(home) or self.peer(home)
+            if node.subgraph is not None and not isinstance(device, ReferenceDevice):
+                others = [d for d in all_devices.values() if d is not device]
+                follow = others if options.RUNTIME_FALLBACK else []
+                node.op = _imported_op(node.subgraph, device, follow, configs)
+        self._compile_regions(graph, list(all_devices.values()), configs, options)
         return self._finished(graph, options, configs, stored=stored)
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics."""
         return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices as one"}
+
+
+def _imported_op(
+    subgraph: Graph, device: Device, others: Sequence[Device], configs: Mapping[str, Config]
+) -> SubgraphOp:
+    """Return what runs a region of a file, not looked into where its device need not; else a mark.
+
+    A device that compiles in its own way, or cannot make the op, is left to `compile_region`.
+    """
+    if type(device).compile_model is not Device.compile_model:
+        return CutOp(subgraph)
+    try:
+        op = device.region_op(subgraph, device.options_for(configs.get(device.name)))
+    except (DeviceError, UnsupportedOpError):
+        return CutOp(subgraph)
+    op.fallback = DeviceFallback(subgraph, op, others, configs)
+    return op
 
 
 def _with_bodies(graph: Graph) -> Iterator[Graph]:

@@ -91,7 +91,7 @@ class MultiDevice(VirtualDevice):
     def import_parts(self, parts: Mapping[str, memoryview], config: Config) -> CompiledModel:
         """Import each device's model; one that is missing is compiled of another's graph.
 
-        The models share their parameters.
+        The models share their parameters. What the others need not look into stays unread.
         """
         wanted = listed(str(config.get("DEVICE_PRIORITIES", "")), self.name)
         unused = {ALLOW_RECOMPILE, *parts} - set(wanted)
@@ -103,8 +103,7 @@ class MultiDevice(VirtualDevice):
         first = import_model(
             self.peer(name), parts[name], {**configs.get(name, {}), ALLOW_RECOMPILE: allowed}
         )
-        graph = without_regions(first.graph)
-        weights = {p.name: p for p in all_parameters(graph)}
+        weights = {p.name: p for p in all_parameters(first.graph)}
 
         def import_for(device: Device) -> CompiledModel:
             if device.name == name:
@@ -118,9 +117,11 @@ class MultiDevice(VirtualDevice):
             except BlobError:
                 if not allowed:
                     raise
+            graph = without_regions(first.graph)
             return self.known_core.compile_model(graph, device.name, options or None)
 
-        return MultiModel(graph, _for_each(devices, import_for, graph.name), options, configs)
+        models = _for_each(devices, import_for, first.name)
+        return MultiModel(first.graph, models, options, configs)
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics."""
