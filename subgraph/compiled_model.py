@@ -17,7 +17,7 @@ from subgraph.errors import ConfigError, MissingInputError, ShapeError
 from subgraph.executor import Cancel, Plan
 from subgraph.graph import Graph, Value
 from subgraph.infer_request import InferRequest
-from subgraph.parameters import Parameter, Snapshot, State, epoch, pinned
+from subgraph.parameters import Parameter, Snapshot, State, call_pinned, epoch
 from subgraph.registry import nearest
 from subgraph.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct
 from subgraph.settings import DeviceOptions, property_access
@@ -135,8 +135,7 @@ class CompiledModel:
             runner = self.create_runner(Cancel())
             idle = (runner, self._whole_run(runner))
         try:
-            with pinned(snapshot):
-                results = idle[1](given)
+            results = call_pinned(snapshot, idle[1], given)
         finally:
             self._idle.append(idle)
         return Results(self._signature.output_positions, results)

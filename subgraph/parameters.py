@@ -9,7 +9,7 @@ of states from start to end: all of a transaction or none of it (multiversion co
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -226,6 +226,16 @@ class pinned:
         traceback: TracebackType | None,
     ) -> None:
         _local.pinned = self._outer
+
+
+def call_pinned(snapshot: Snapshot, function: Callable[[Any], Any], argument: Any) -> Any:
+    """Return ``function(argument)`` as run under `pinned`, which costs a small model more."""
+    outer = _local.pinned
+    _local.pinned = snapshot
+    try:
+        return function(argument)
+    finally:
+        _local.pinned = outer
 
 
 def pinned_snapshot() -> Snapshot | None:

@@ -99,7 +99,7 @@ class Signature:
             for p in self.inputs
         ]
         self._accepted: set[tuple[Any, ...]] = set()
-        self._only: tuple[tuple[int, ...], np.dtype[Any]] | None = None  # of the one input
+        self._latest: list[tuple[tuple[int, ...], np.dtype[Any]]] | None = None  # accepted last
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Return what was given, checked, in the order of the inputs; None for a default.
@@ -108,13 +108,14 @@ class Signature:
             MissingInputError: an input is missing, or a name is none of the inputs.
             ShapeError: dtype or shape of an input do not fit; expected and got.
         """
-        if self._only is not None and len(args) == 1 and not named:
-            # The usual call of small models; dtypes are compared as objects, for they hash slowly.
-            item = args[0]
-            shape, dtype = self._only
-            if type(item) is np.ndarray and item.dtype is dtype and item.shape == shape:
-                return [item]
         items = self._ordered(args, named)
+        if self._latest is not None:
+            for item, (shape, dtype) in zip(items, self._latest, strict=True):
+                # Dtypes are compared as objects: they hash slowly.
+                if type(item) is not np.ndarray or item.dtype is not dtype or item.shape != shape:
+                    break
+            else:
+                return items
         key: list[Any] = []
         for item in items:
             if type(item) is not np.ndarray:
@@ -123,13 +124,16 @@ class Signature:
             key.append(item.dtype)
         if tuple(key) not in self._accepted:
             return self._convert(items)
+        self._latest = [(item.shape, item.dtype) for item in items]
         return items
 
     def _ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         if len(args) == 1 and not named:
             only: Any = args[0]
+            if len(self.inputs) == 1 and type(only) is np.ndarray:
+                return [only]
             if _is(only, dict) and only.keys() == self._positions.keys():
-                return [only[name] for name in self._positions]
+                return list(map(only.__getitem__, self._positions))
             if _is(only, list, tuple):
                 args = only
             elif _is(only, Mapping):
@@ -189,8 +193,7 @@ class Signature:
             if len(self._accepted) >= _REMEMBERED:
                 self._accepted.clear()
             self._accepted.add(tuple(part for a in known for part in (a.shape, a.dtype)))
-            if len(known) == 1:
-                self._only = (known[0].shape, known[0].dtype)
+            self._latest = [(a.shape, a.dtype) for a in known]
         return arrays
 
     def _array(self, port: Port, dtype: np.dtype[Any] | None, item: Any) -> Any:

@@ -87,6 +87,7 @@ class BoundPlan:
         self._threads = 1 if pool is None else pool.size
         self._segments = self._make_segments(laid, pool)
         self._only = self._segments[0].run if self._is_one_program() else None
+        self._run_staged = self._make_staged()
 
     # ------------------------------------------------------------------ preparation
 
@@ -96,10 +97,6 @@ class BoundPlan:
         self._outputs = [_End(end, self._words) for end in laid.outputs]
         self._copied = laid.copied
         self._count = len(laid.outputs) + len(laid.copied)
-        staged = all(end.stage is not None for end in (*self._inputs, *self._outputs))
-        self._simple = not self._copied and staged
-        self._stages = [(end.stage, end.position) for end in self._inputs] if staged else []
-        self._copies = [end.stage.copy for end in self._outputs] if staged else []
 
     def _make_segments(self, laid: LaidOut, pool: Pool | None) -> list[Any]:
         """Return programs, and between them the nodes that the reference computes."""
@@ -119,6 +116,26 @@ class BoundPlan:
         if begin < len(steps) or not segments:
             segments.append(Program(steps[begin:], self._threads, pool, tiny=laid.tiny))
         return segments
+
+    def _make_staged(self) -> Callable[[Sequence[Any]], list[Array]] | None:
+        """Return what runs a small plan, None for others.
+
+        One program, and places of their own for all that goes in and comes out: nothing to patch.
+        """
+        ends = (*self._inputs, *self._outputs)
+        if self._only is None or self._copied or any(end.stage is None for end in ends):
+            return None
+        execute = self._segments[0].function
+        stages = [(end.stage, end.position) for end in self._inputs]
+        copies = [end.stage.copy for end in self._outputs]
+
+        def run(inputs: Sequence[Any]) -> list[Array]:
+            for stage, position in stages:
+                stage[...] = inputs[position]
+            execute()
+            return [copy() for copy in copies]
+
+        return run
 
     def _plan_items(self) -> Sequence[Item]:
         return self.plan.items if isinstance(self.plan, Plan) else ()
@@ -166,11 +183,8 @@ class BoundPlan:
         """
         if self._arena_at != self._arena.address:
             self._move()
-        if self._simple and outputs is None and self._only is not None:
-            for stage, position in self._stages:
-                stage[...] = inputs[position]
-            self._only()
-            return [copy() for copy in self._copies]
+        if outputs is None and self._run_staged is not None:
+            return self._run_staged(inputs)
         return self._run(inputs, outputs, self._only or self._walk)
 
     def _run(

@@ -6,7 +6,7 @@ step without runs on the caller's thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -108,6 +108,11 @@ class Program:
         if self._pool is not None:
             self._pool.rouse()
         return not self._call()
+
+    @property
+    def function(self) -> Callable[[], object]:
+        """What `run` calls: with one thread the compiled program itself."""
+        return self.run if self._pool is not None else self._call
 
     def run_timed(self) -> tuple[bool, NDArray[np.int64]]:
         """Run all steps and measure each.
