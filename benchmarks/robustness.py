@@ -344,7 +344,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds for a case")
-    parser.add_argument("--memory", type=float, default=8.0, help="address space in GiB")
+    parser.add_argument("--memory", type=float, default=4.0, help="address space in GiB")
     options = parser.parse_args(given)
     start = time.perf_counter()
     counts, findings, longest, peak = run_all(options)

@@ -118,12 +118,11 @@ class _Loop:
             for parts, item in zip(scans, results[1 + self._carried :], strict=True):
                 parts.append(item)
                 held += int(item.nbytes)
-            if 2 * held > memory_limit():
-                # Stacking takes as much again.
+            if held > memory_limit():
                 raise ShapeError(
                     f"node {self._node.name!r} ({self._node.op_type}): what its rounds give has "
-                    f"{held / 2**30:,.0f} GiB after {number + 1} rounds; half of the machine's "
-                    f"limit of {memory_limit() / 2**30:,.0f} GiB"
+                    f"{held / 2**30:,.1f} GiB after {number + 1} rounds; a value may have "
+                    f"{memory_limit() / 2**30:,.1f} GiB here, half of the memory"
                 )
             number += 1
         first = 1 + self._carried

@@ -98,8 +98,8 @@ def _refuse_huge(node: Node, inputs: Sequence[Any]) -> None:
         sizes = [float(size_in_bytes(t)) for t in found if isinstance(t, TensorType)]
     if any(size > memory_limit() for size in sizes):
         raise ShapeError(
-            f"{_where(node, inputs)} ask for {max(sizes) / 2**30:,.0f} GiB; this machine's limit "
-            f"is {memory_limit() / 2**30:,.0f} GiB"
+            f"{_where(node, inputs)} ask for {max(sizes) / 2**30:,.1f} GiB; a value may have "
+            f"{memory_limit() / 2**30:,.1f} GiB here, half of the memory"
         )
 
 

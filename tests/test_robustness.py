@@ -122,6 +122,48 @@ def test_counts_of_n_grams_that_would_take_hours() -> None:
         run(ngram_indexes=[0, 1, 2, 2**60])
 
 
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
+def test_a_loop_that_doubles_a_tensor_is_refused_within_seconds(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnx import TensorProto, helper, numpy_helper
+
+    for place in ("subgraph.reference", "subgraph.engine.plan"):
+        monkeypatch.setattr(f"{place}.memory_limit", lambda: 1 << 27)
+    info = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("Concat", ["a", "a"], ["twice"], axis=0),
+        ],
+        "body",
+        [info("i", TensorProto.INT64, []), info("go", TensorProto.BOOL, []), info("a", 1, None)],
+        [info("on", TensorProto.BOOL, []), info("twice", TensorProto.FLOAT, None)],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["count", "", "x"], ["y"], body=body)],
+        "g",
+        [info("x", TensorProto.FLOAT, ["N"])],
+        [info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array(2**40), "count")],
+    )
+    opset = [helper.make_opsetid("", 22)]
+    model = sg.compile_model(helper.make_model(graph, opset_imports=opset, ir_version=10), device)
+    with pytest.raises(sg.ShapeError, match="half of the memory"):
+        model([np.ones(1, np.float32)])
+
+
+def test_what_lives_at_a_time_must_fit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subgraph.engine.plan.machine_memory", lambda: 1 << 16)
+    x = sg.input("x", ("N",))
+    turned = ops.Exp(ops.Transpose(ops.CumSum(x, np.array(0))))
+    graph = sg.Graph([x], [ops.CumSum(ops.Concat(turned, turned, axis=0), np.array(0))])
+    model = sg.compile_model(graph, "CPU")
+    assert model([np.zeros(8, np.float32)])[0].shape == (16,)
+    with pytest.raises(sg.ShapeError, match="lives at a time"):
+        model([np.zeros(1 << 16, np.float32)])
+
+
 def test_a_loop_that_never_ends_stops_when_its_rounds_hold_too_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from subgraph.control_groups import group_files
 from subgraph.errors import ConfigError
 
 # Bytes of one vector register, widest first; "scalar" still uses vectors of one element.
@@ -223,27 +225,14 @@ def cgroup_cores(root: Path = Path("/")) -> float:
     Args:
         root: Where ``proc`` and ``sys`` are mounted.
     """
-    groups = ["/"]
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-        groups += [line.split(":", 2)[2] for line in lines if line.startswith("0::")]
-    except (OSError, IndexError):
-        pass
-    base = root / "sys/fs/cgroup"
     quotas = [float("inf")]
-    for group in groups:
-        folder = base / group.strip("/")
-        # A limit of any group above holds too.
-        for place in (folder, *folder.parents):
-            if not place.is_relative_to(base):
-                break
-            try:
-                limit, period = (place / "cpu.max").read_text().split()[:2]
-                quotas.append(_quota(limit, period))
-            except (OSError, ValueError):
-                continue
+    for said in group_files("cpu.max", root):
+        with suppress(ValueError):
+            limit, period = said.split()[:2]
+            quotas.append(_quota(limit, period))
+    folder = root / "sys/fs/cgroup/cpu"
     try:
-        words = [(base / f"cpu/cpu.cfs_{name}_us").read_text() for name in ("quota", "period")]
+        words = [(folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")]
         quotas.append(_quota(words[0].strip(), words[1].strip()))
     except (OSError, ValueError):
         pass

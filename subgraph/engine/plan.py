@@ -32,7 +32,7 @@ from subgraph.engine.memory import Lives, assign_offsets, join_in_place
 from subgraph.errors import ShapeError, SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.known_values import from_array, propagate, to_array
-from subgraph.limits import memory_limit, size_in_bytes
+from subgraph.limits import machine_memory, memory_limit, size_in_bytes
 from subgraph.op import infer_types
 from subgraph.parameters import Parameter
 from subgraph.types import TensorType, ValueType, numpy_dtype
@@ -257,6 +257,11 @@ class Planner:
         joined = join_in_place(self.pairs, lives)
         placed = [(s, life) for s, life in lives.items() if s.kind == "arena"]
         offsets, total = assign_offsets(placed)
+        if total > machine_memory():
+            raise ShapeError(
+                f"graph {self.graph.name!r} asks for {total / 2**30:,.1f} GiB for what lives at a "
+                f"time between its nodes; there are {machine_memory() / 2**30:,.1f} GiB"
+            )
         return Plan(
             self.graph,
             tuple(self.items),
@@ -356,8 +361,8 @@ class Planner:
                 raise UnknownShapeError(node, self._value_inputs(node))
             if size_in_bytes(type_) > memory_limit():
                 raise ShapeError(
-                    f"node {node.name!r} ({node.op_type}) asks for {type_}, more than the "
-                    f"{memory_limit() / 2**30:,.0f} GiB that this machine has"
+                    f"node {node.name!r} ({node.op_type}) asks for {type_}; a value may have "
+                    f"{memory_limit() / 2**30:,.1f} GiB here, half of the memory"
                 )
             outputs.append((value, type_))
         return outputs
