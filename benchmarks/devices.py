@@ -30,7 +30,7 @@ import numpy as np
 import subgraph as sg
 from subgraph import ops
 from subgraph.cli_inputs import input_arrays
-from subgraph.profiles import write_profile
+from subgraph.profiles import Profile, write_profile
 
 
 class Nothing(sg.SubgraphOp):
@@ -185,7 +185,7 @@ def staged(core: sg.Core, data: Any) -> list[str]:
         times[device].update({f"relu{k}": 0.0 for k in range(LAYERS)})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "times.json"
-        write_profile(path, times)
+        write_profile(path, Profile(times))
         config = {"PLACEMENT": "STAGES", "PROFILE": str(path)}
         found = core.query_model(
             products([""] * LAYERS), f"HETERO:{','.join(PIPELINED)}", {**ONE_THREAD, **config}

@@ -29,7 +29,7 @@ from subgraph.cli_inputs import (
     parse_assignments,
     parse_config,
 )
-from subgraph.cli_measure import bench, measure_nodes, profile, warmup
+from subgraph.cli_measure import bench, profile, warmup
 from subgraph.cli_output import Output, Row, op_name
 from subgraph.graph import Graph, Node
 from subgraph.types import TensorType
@@ -421,12 +421,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--repeat", type=int, default=10, metavar="N", help="runs to measure")
     sub.add_argument("--top", type=int, default=25, metavar="N", help="steps to show")
     sub.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto")
-
-    sub = command("measure", measure_nodes)
-    _model(sub)
-    _inputs(sub)
-    sub.add_argument("--devices", default="CPU,REFERENCE", metavar="A,B", help="by priority")
-    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="keep the times")
+    text = "time each node alone on each of these devices, by priority, and transfers"
+    sub.add_argument("--devices", default="", metavar="A,B", help=text)
+    text = "keep the times of nodes and transfers, by which HETERO places nodes"
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
 
     sub = command("accuracy", accuracy)
     _model(sub)

@@ -30,9 +30,15 @@ def bench(args: argparse.Namespace) -> None:
 
 
 def profile(args: argparse.Namespace) -> None:
-    """Show where the time of a run goes, kernel by kernel, beside what the machine can do."""
+    """Show where the time of a run goes, kernel by kernel, beside what the machine can do.
+
+    With several devices, or a file to keep: what each node and a transfer takes on each of them.
+    """
     from subgraph.profiling import Limits, profile_model, write_trace
 
+    if args.devices or args.output is not None:
+        _profile_nodes(args)
+        return
     out = Output(args)
     with out.progress("loading and compiling"):
         args.config = [*args.config, "ENABLE_PROFILING=1"]
@@ -71,29 +77,33 @@ def warmup(args: argparse.Namespace) -> None:
     out.finish(facts)
 
 
-def measure_nodes(args: argparse.Namespace) -> None:
-    """Time every node alone on each of several devices; HETERO places nodes by these times."""
-    from subgraph.placement import Link, place_by_cost, placement_cost
+def _profile_nodes(args: argparse.Namespace) -> None:
+    """Time every node alone on each device, and transfers; HETERO places nodes by these times."""
+    from subgraph.placement import place_by_cost, placement_cost
     from subgraph.profiles import measure, write_profile
 
     out = Output(args)
     core = sg.Core()
     graph = sg.load(args.model)
     arrays = input_arrays(ports(graph), args.input, parse_assignments(args.dim), args.seed)
-    devices = [core.device(name) for name in args.devices.split(",")]
+    devices = [core.device(name) for name in (args.devices or args.device).split(",")]
     names = [device.name for device in devices]
     with out.progress("measuring"):
-        times = measure(graph, devices, arrays)
-    facts: Row = {}
+        measured = measure(graph, devices, arrays, repeats=args.repeat)
+    times, link = measured.times, measured.link
+    facts: Row = {
+        "transfer us": round(link.latency * 1e6, 2),
+        "transfer GB/s": round(link.bandwidth * 1e-9, 2),
+    }
     if args.output is not None:
-        write_profile(args.output, times)
+        write_profile(args.output, measured)
         facts["file"] = str(args.output)
     known = [node.name for node in graph.nodes if any(node.name in times[d] for d in names)]
     if len(known) == len(graph.nodes):
         first = {n: next(d for d in names if n in times[d]) for n in known}
-        best = place_by_cost(graph, names, times)
-        facts["ms by priority"] = placement_cost(graph, first, times, Link()) * 1e3
-        facts["ms by cost"] = placement_cost(graph, best, times, Link()) * 1e3
+        best = place_by_cost(graph, names, times, link)
+        facts["ms by priority"] = placement_cost(graph, first, times, link) * 1e3
+        facts["ms by cost"] = placement_cost(graph, best, times, link) * 1e3
     rows: list[Row] = [
         {"node": node.name, "operator": op_name(node)}
         | {f"{d} us": round(times[d][node.name] * 1e6, 2) for d in names if node.name in times[d]}

@@ -234,9 +234,11 @@ def test_an_input_file_that_is_no_array(tmp_path: Path) -> None:
 
 def test_measured_times_place_nodes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "times.json"
-    answer = run_json(capsys, "measure", DIGITS, "--devices", "CPU,REFERENCE", "-o", path)
+    answer = run_json(capsys, "profile", DIGITS, "--devices", "CPU,REFERENCE", "-o", path)
     assert {"CPU us", "REFERENCE us"} <= set(answer["rows"][0])
     assert answer["ms by cost"] <= answer["ms by priority"]
+    assert answer["transfer us"] >= 0
+    assert answer["transfer GB/s"] > 0
     config = ["--config", "PLACEMENT=COST", "--config", f"PROFILE={path}"]
     answer = run_json(capsys, "query", DIGITS, "--device", "HETERO:CPU,REFERENCE", *config)
     assert answer["taken"] == answer["nodes"]

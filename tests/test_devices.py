@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -16,11 +17,12 @@ import numpy as np
 import pytest
 
 import subgraph as sg
-from subgraph import ops
+from subgraph import ops, profiles
 from subgraph.device import origins
 from subgraph.placement import Link, place_by_cost, placement_cost, transfers
-from subgraph.profiles import measure, read_profile, write_profile
+from subgraph.profiles import measure, measure_link, read_profile, write_profile
 from subgraph.registry import Registry
+from subgraph.subgraph_op import ProfileEntry
 
 Array = np.ndarray[Any, Any]
 X = np.array([[1, -2, 3]], np.float32)
@@ -496,15 +498,58 @@ def test_transfers_are_counted_once_for_each_device_that_reads() -> None:
 
 def test_measured_times_are_kept_on_disk(tmp_path: Path, core: sg.Core) -> None:
     devices = [core.device("MYDEV"), core.device("REFERENCE")]
-    times = measure(net(), devices, {"x": X})
-    assert set(times["MYDEV"]) == {"mm", "add", "relu"}
-    assert set(times["REFERENCE"]) == {"mm", "add", "relu", "sig"}
+    profile = measure(net(), devices, {"x": X})
+    assert set(profile.times["MYDEV"]) == {"mm", "add", "relu"}
+    assert set(profile.times["REFERENCE"]) == {"mm", "add", "relu", "sig"}
     path = tmp_path / "times.json"
-    write_profile(path, times)
-    assert read_profile(path) == times
-    path.write_text("{}")
-    with pytest.raises(sg.BlobError, match="not a profile"):
-        read_profile(path)
+    write_profile(path, profile)
+    assert read_profile(path) == profile
+    text = path.read_text()
+    for bad in (
+        "{}",
+        text.replace("latency", "late"),
+        text.replace('"bandwidth": ', '"bandwidth": -'),
+    ):
+        path.write_text(bad)
+        with pytest.raises(sg.BlobError, match="not a profile"):
+            read_profile(path)
+
+
+def test_a_transfer_is_what_a_run_takes_beside_the_node(
+    core: sg.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(profiles, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    class RemoteSession(sg.Session):
+        """Moves a gigabyte a second, a millisecond later; its node takes far longer."""
+
+        def __call__(self, inputs: Any, outputs: Any = None) -> Any:
+            clock[0] += 2 * (1e-3 + inputs[0].nbytes * 1e-9) + 7
+            return (inputs[0],)
+
+        def profile(self) -> list[ProfileEntry]:
+            return [ProfileEntry("n", "Relu", "REMOTE", "k", 7.0)]
+
+    class RemoteOp(sg.SubgraphOp):
+        def session(self) -> sg.Session:
+            return RemoteSession(self)
+
+    class RemoteDevice(sg.Device):
+        def supports(self, node: sg.Node, options: Any) -> bool:
+            return True
+
+        def create_op(self, graph: sg.Graph, options: Any) -> sg.SubgraphOp:
+            return RemoteOp(graph)
+
+    core.register_device("REMOTE", RemoteDevice)
+    link = measure_link(core.device("REMOTE"))
+    assert link is not None
+    assert link.latency == pytest.approx(1e-3)
+    assert link.bandwidth == pytest.approx(1e9)
+    found = measure(net(), [core.device("REMOTE"), core.device("REFERENCE")], {"x": X})
+    assert found.link.latency == pytest.approx(1e-3)
+    assert set(found.times["REMOTE"].values()) == {7.0}
 
 
 class Minimal(sg.Device):

@@ -18,7 +18,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.profiles import write_profile
+from subgraph.placement import Link
+from subgraph.profiles import Profile, write_profile
 
 Array = np.ndarray[Any, Any]
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -345,13 +346,13 @@ def test_stages_of_two_devices_overlap(devices: Any) -> None:
     x = sg.input("x", ("N", 3))
     graph = sg.Graph([x], [ops.Neg(ops.Relu(x))], "two")
     model = core.compile_model(graph, "HETERO:A,B")
-    a.pause = b.pause = 0.02
-    pool = sg.InferQueue(model, 4)
-    start = time.perf_counter()
-    for _ in range(12):
+    pool = sg.InferQueue(model)
+    both = threading.Barrier(2)
+    a.meeting, b.meeting = (a.runs + 2, both), (b.runs + 1, both)
+    for _ in range(4):
         pool.start_async([X])
     pool.wait_all()
-    assert time.perf_counter() - start < 0.8 * 12 * 0.04
+    assert not both.broken
     plain = core.compile_model(graph, "HETERO:A,B", {"PIPELINE": False})
     assert len(plain.pipeline) == 0
     check(plain, graph)
@@ -381,11 +382,15 @@ def test_placement_by_measured_cost(devices: Any, tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     times = {"A": dict.fromkeys("123567", 1.0), "B": dict.fromkeys("1234567", 0.9)}
     times["B"]["6"] = 50.0
-    write_profile(path, times)
+    write_profile(path, Profile(times))
     config = {"PLACEMENT": "COST", "PROFILE": str(path), "TRANSFER_LATENCY": 0.01}
     found = core.query_model(seven(), "HETERO:A,B", config)
     assert {name for name, device in found.items() if device == "A"} == {"6"}
     config["TRANSFER_LATENCY"] = 0.4
+    found = core.query_model(seven(), "HETERO:A,B", config)
+    assert {name for name, device in found.items() if device == "A"} == {"6"} | {"7"}
+    write_profile(path, Profile(times, Link(latency=0.4)))
+    del config["TRANSFER_LATENCY"]
     found = core.query_model(seven(), "HETERO:A,B", config)
     assert {name for name, device in found.items() if device == "A"} == {"6"} | {"7"}
 

@@ -13,7 +13,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.placement import Link
-from subgraph.profiles import write_profile
+from subgraph.profiles import Profile, write_profile
 from subgraph.stage_placement import place_in_stages, stage_seconds
 
 FREE = Link(0.0, 1e30)
@@ -76,7 +76,7 @@ def test_hetero_places_in_stages(tmp_path: Path) -> None:
     core, graph = sg.Core(), chain(8)
     path = tmp_path / "times.json"
     times = {"CPU": 1.0, "REFERENCE": 1.1}
-    write_profile(path, {d: {f"n{k}": t for k in range(8)} for d, t in times.items()})
+    write_profile(path, Profile({d: {f"n{k}": t for k in range(8)} for d, t in times.items()}))
     config: dict[str, Any] = {"PROFILE": str(path), "PLACEMENT": "COST"}
     device = "HETERO:CPU,REFERENCE"
     assert set(core.query_model(graph, device, config).values()) == {"CPU"}

@@ -59,8 +59,12 @@ class HeteroOptions(DeviceOptions):
         values=("PRIORITY", "COST", "STAGES"),
     )
     PROFILE: str = option("", "file with measured times, for PLACEMENT=COST and STAGES")
-    TRANSFER_LATENCY: float = option(1e-6, "seconds that one transfer takes", minimum=0)
-    TRANSFER_BANDWIDTH: float = option(5e9, "bytes/s between devices", minimum=1)
+    TRANSFER_LATENCY: float = option(
+        0.0, "seconds that one transfer takes; 0: as measured in PROFILE", minimum=0
+    )
+    TRANSFER_BANDWIDTH: float = option(
+        0.0, "bytes/s between devices; 0: as measured in PROFILE", minimum=0
+    )
     RUNTIME_FALLBACK: bool = option(
         True, "run a region on the next device that can when its own fails"
     )
@@ -111,18 +115,21 @@ class HeteroDevice(VirtualDevice):
     ) -> dict[str, str]:
         if not options.PROFILE:
             raise ConfigError(
-                f"PLACEMENT={options.PLACEMENT} needs PROFILE: a file that `subgraph measure` or "
-                "subgraph.profiles.measure wrote"
+                f"PLACEMENT={options.PLACEMENT} needs PROFILE: a file of measured times, as "
+                "`subgraph profile --devices A,B -o FILE` writes it"
             )
-        times = read_profile(options.PROFILE)
+        profile = read_profile(options.PROFILE)
         names = [device.name for device in devices]
         usable: dict[str, dict[str, float]] = {name: {} for name in names}
         for device in devices:
             supported = device.query_model(graph, configs[device.name] or None)
-            known = times.get(device.name, {})
+            known = profile.times.get(device.name, {})
             usable[device.name] = {n: known[n] for n in supported if n in known}
         fixed = {n: d for n, d in placed.items() if not any(n in row for row in usable.values())}
-        link = Link(options.TRANSFER_LATENCY, options.TRANSFER_BANDWIDTH)
+        link = Link(
+            options.TRANSFER_LATENCY or profile.link.latency,
+            options.TRANSFER_BANDWIDTH or profile.link.bandwidth,
+        )
         if options.PLACEMENT == "STAGES":
             found = place_in_stages(graph, names, usable, link)
         else:
