@@ -22,6 +22,7 @@ from subgraph.registry import nearest
 from subgraph.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct
 from subgraph.settings import DeviceOptions, property_access
 from subgraph.signature import Port, Results, Signature
+from subgraph.subgraph_op import Repeat
 from subgraph.task_executor import TaskExecutor
 from subgraph.types import TensorType, dtype_of
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from subgraph.weights import StoredWeights
 
 Array = np.ndarray[Any, Any]
+
+# A runner, how it runs as a whole, and how it does the same again.
+_Idle = tuple[Runner, Callable[[Sequence[Any]], Any], Repeat | None]
 
 
 class CompiledModel:
@@ -97,7 +101,7 @@ class CompiledModel:
         self._threads: tuple[TaskExecutor, TaskExecutor] | None = None
         turns = {name: threading.Lock() for name, _, _ in pipeline}
         self._pipeline = [(turns[name], begin, end) for name, begin, end in pipeline]
-        self._idle: list[tuple[Runner, Callable[[Sequence[Any]], Any]]] = []
+        self._idle: list[_Idle] = []
 
     @property
     def name(self) -> str:
@@ -128,17 +132,27 @@ class CompiledModel:
             MissingInputError, ShapeError: the inputs do not fit.
             DeviceError: the run failed.
         """
-        given, snapshot = self.bind(args, named)
+        signature = self._signature
+        given = signature.bind(args, named)
         try:
             idle = self._idle.pop()
         except IndexError:
-            runner = self.create_runner(Cancel())
-            idle = (runner, self._whole_run(runner))
+            idle = self._new_idle()
+        _, run, repeat = idle
         try:
-            results = call_pinned(snapshot, idle[1], given)
+            results = None if repeat is None else repeat(given)
+            if results is None:
+                given, snapshot = self._with_snapshot(given)
+                results = call_pinned(snapshot, run, given)
         finally:
             self._idle.append(idle)
-        return Results(self._signature.output_positions, results)
+        return Results(signature.output_positions, results)
+
+    def _new_idle(self) -> _Idle:
+        runner = self.create_runner(Cancel())
+        run = self._whole_run(runner)
+        short = run == runner.run and not self._signature.has_defaults
+        return runner, run, runner.repeat if short else None
 
     def _whole_run(self, runner: Runner) -> Callable[[Sequence[Any]], Any]:
         if type(self).create_stages is CompiledModel.create_stages:
@@ -154,12 +168,13 @@ class CompiledModel:
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], Snapshot]:
         """Check inputs; return them in order with the snapshot that the run has to use."""
-        signature = self._signature
-        given = signature.bind(args, named)
+        return self._with_snapshot(self._signature.bind(args, named))
+
+    def _with_snapshot(self, given: list[Any]) -> tuple[list[Any], Snapshot]:
         snapshot = self._snapshot
         if snapshot.epoch != epoch():
             snapshot = self._snapshot = Snapshot(self._plan.parameters)
-        if signature.has_defaults:
+        if self._signature.has_defaults:
             given, snapshot = self._with_defaults(given, snapshot)
             if self._run_positions is not None:
                 given = [given[k] for k in self._run_positions]

@@ -18,7 +18,7 @@ import numpy as np
 from subgraph.executor import Cancel, Executor, Plan, explain_failure
 from subgraph.graph import Graph, Node
 from subgraph.parameters import Parameter
-from subgraph.subgraph_op import ProfileEntry, fill_outputs, open_session
+from subgraph.subgraph_op import ProfileEntry, Repeat, fill_outputs, open_session
 from subgraph.task_executor import TaskExecutor
 
 Array = np.ndarray[Any, Any]
@@ -39,7 +39,11 @@ class Runner:
     Attributes:
         outputs: Arrays to write the results of the next runs into, None where a run makes one.
         cancel: Flag that ends a run early.
+        repeat: Does over what the last run did, with no snapshot pinned; it gives None at once if
+            shapes or parameters are others. None where there is no such short way.
     """
+
+    repeat: Repeat | None = None
 
     def __init__(self, cancel: Cancel) -> None:
         """Make a runner that looks at ``cancel``."""
@@ -130,6 +134,7 @@ class DirectRunner(Runner):
         in_order = [v for v in node.inputs if v is not None and v.parameter is None]
         as_given = in_order == list(graph.inputs) and same
         self._run_given = self._session.given_only() if as_given else None
+        self.repeat = self._session.repeat() if as_given else None
 
     def _arranged(self, inputs: Sequence[Any]) -> list[Any]:
         """Return one item for each input of the node, weights among them."""
@@ -196,7 +201,7 @@ class DirectRunner(Runner):
         session, for_good = found
         if for_good:
             self._session = session
-            self._run_given = None
+            self._run_given = self.repeat = None
         try:
             return session(given)
         except Exception as following:

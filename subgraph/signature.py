@@ -99,7 +99,7 @@ class Signature:
             for p in self.inputs
         ]
         self._accepted: set[tuple[Any, ...]] = set()
-        self._latest: list[tuple[tuple[int, ...], np.dtype[Any]]] | None = None  # accepted last
+        self._latest: list[tuple[int, tuple[int, ...], np.dtype[Any]]] = []  # accepted last
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Return what was given, checked, in the order of the inputs; None for a default.
@@ -109,12 +109,14 @@ class Signature:
             ShapeError: dtype or shape of an input do not fit; expected and got.
         """
         items = self._ordered(args, named)
-        if self._latest is not None:
-            for item, (shape, dtype) in zip(items, self._latest, strict=True):
-                # Dtypes are compared as objects: they hash slowly.
-                if type(item) is not np.ndarray or item.dtype is not dtype or item.shape != shape:
-                    break
-            else:
+        latest = self._latest  # once: other threads replace it
+        for position, shape, dtype in latest:
+            # Dtypes are compared as objects: they hash slowly.
+            item = items[position]
+            if type(item) is not np.ndarray or item.dtype is not dtype or item.shape != shape:
+                break
+        else:
+            if latest:
                 return items
         key: list[Any] = []
         for item in items:
@@ -124,16 +126,20 @@ class Signature:
             key.append(item.dtype)
         if tuple(key) not in self._accepted:
             return self._convert(items)
-        self._latest = [(item.shape, item.dtype) for item in items]
+        self._latest = [(k, item.shape, item.dtype) for k, item in enumerate(items)]
         return items
 
     def _ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         if len(args) == 1 and not named:
             only: Any = args[0]
-            if len(self.inputs) == 1 and type(only) is np.ndarray:
+            kind: Any = only.__class__
+            if kind is np.ndarray and len(self.inputs) == 1:
                 return [only]
-            if _is(only, dict) and only.keys() == self._positions.keys():
-                return list(map(only.__getitem__, self._positions))
+            if kind is dict and len(only) == len(self._positions):
+                try:
+                    return list(map(only.__getitem__, self._positions))
+                except KeyError:
+                    return self._by_name((), only)
             if _is(only, list, tuple):
                 args = only
             elif _is(only, Mapping):
@@ -193,7 +199,7 @@ class Signature:
             if len(self._accepted) >= _REMEMBERED:
                 self._accepted.clear()
             self._accepted.add(tuple(part for a in known for part in (a.shape, a.dtype)))
-            self._latest = [(a.shape, a.dtype) for a in known]
+            self._latest = [(k, a.shape, a.dtype) for k, a in enumerate(known)]
         return arrays
 
     def _array(self, port: Port, dtype: np.dtype[Any] | None, item: Any) -> Any:

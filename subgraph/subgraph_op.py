@@ -22,6 +22,7 @@ from subgraph.weights import WeightCache, WeightEntry
 
 Array = np.ndarray[Any, Any]
 RunGiven = Callable[[Sequence[Any], "Sequence[Array | None] | None"], Sequence[Any]]
+Repeat = Callable[[Sequence[Any]], Sequence[Any] | None]
 Halves = tuple[
     Callable[[Sequence[Any], "Sequence[Array | None] | None"], Any], Callable[[Any], Sequence[Any]]
 ]
@@ -103,6 +104,14 @@ class Session:
         """Return a function that runs the op on the inputs that are no weights, None without one.
 
         It takes these arrays, and ``outputs`` as a call of the session does.
+        """
+        return None
+
+    def repeat(self) -> Repeat | None:
+        """Return a function that does over what the last run did, None where there is none.
+
+        It takes what the function of `given_only` takes, with no snapshot pinned, and returns its
+        results; None, at once, if shapes or parameters are not those of the last run.
         """
         return None
 

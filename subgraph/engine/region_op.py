@@ -36,13 +36,14 @@ from subgraph.errors import SubgraphError
 from subgraph.executor import Cancel, Executor
 from subgraph.executor import Plan as Parts
 from subgraph.graph import Graph, Node
-from subgraph.parameters import Parameter, Snapshot, pinned, pinned_snapshot
+from subgraph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
 from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.subgraph_op import (
     DefaultSubgraphOp,
     Keeper,
     KeptFile,
     ProfileEntry,
+    Repeat,
     RunGiven,
     Session,
     SubgraphOp,
@@ -454,12 +455,20 @@ class CpuSession(Session):
         """Return how to run on the inputs that are no weights, under a pinned snapshot."""
         return self._run
 
-    def _run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> Sequence[Any]:
+    def repeat(self) -> Repeat:
+        """Return how to run once more on the same shapes and weights."""
+        return self._repeat
+
+    def _repeat(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
         last = self._last
-        snapshot = pinned_snapshot()
-        same = last is not None and snapshot is not None and last.epoch == snapshot.epoch
-        if not (same and self._cancelled is None and self._same(inputs)):
-            last = self.ready(inputs)
+        if last is None or last.epoch != epoch() or not self._same(inputs):
+            return None
+        if self._cancelled is not None or self._profiling:
+            return None
+        return last.run(inputs, None)
+
+    def _run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> Sequence[Any]:
+        last = self.ready(inputs)
         if last is None:
             return self.run_parts(inputs, outputs)
         if self._profiling:
