@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from subgraph.errors import DeviceError, MissingInputError, RequestCancelledError, RequestError
 from subgraph.executor import Cancel
-from subgraph.parameters import Snapshot, pinned
+from subgraph.parameters import Snapshot, call_pinned, pinned
 from subgraph.registry import nearest
 from subgraph.runner import Stage
 from subgraph.signature import Results
@@ -80,14 +80,16 @@ class InferRequest:
         self._begin()
         self._run = None
         try:
-            with pinned(snapshot):
-                state: Any = given
-                for stage in self._stages:
-                    state = stage.function(state)
-            self._results = results = self.model.wrap(state)
+            values = call_pinned(snapshot, self._run_stages, given)
+            self._results = results = self.model.wrap(values)
         finally:
             self._busy = False
         return results
+
+    def _run_stages(self, state: Any) -> Any:
+        for stage in self._stages:
+            state = stage.function(state)
+        return state
 
     def _bound(self, inputs: Any, named: Mapping[str, Any]) -> tuple[list[Any], Snapshot]:
         if inputs is None:
