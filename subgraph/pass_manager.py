@@ -45,7 +45,8 @@ def register_pass(name: str) -> Callable[[_P], _P]:
         PassError: another pass has the name.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PassError(f'register_pass takes the pass\'s name: @register_pass("{name!r}")')
+        called = getattr(name, "__name__", "MyPass")
+        raise PassError(f'register_pass takes the pass\'s name: @register_pass("{called}")')
 
     def register(thing: _P) -> _P:
         PASSES.register(name, thing, defined_at(thing))
@@ -82,6 +83,8 @@ def apply_pass(
         PassError: the name is unknown, an option is, the pass failed with an error that is not
             Subgraph's own, changed its input, or returned something that does not verify.
     """
+    if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PassError(f"passes take a Graph, got {graph!r}; sg.load makes one of a model")
     steps = [(pass_name(p), _callable(p)) for p in _flatten(which)]
     calls = _with_options(steps, options)
     with _active(instruments):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, overload
 
 from subgraph.errors import PartitionError
 from subgraph.graph import Graph, Node
@@ -123,19 +124,28 @@ PROPERTIES: Registry[PropertyFactory] = Registry("property", PartitionError, _di
 _names: dict[Any, str] = {}
 
 
-def register_property(name: str) -> Callable[[_P], _P]:
-    """Decorate a property class (or a function that makes a property): give it a name.
+@overload
+def register_property(name: str) -> Callable[[_P], _P]: ...
+@overload
+def register_property(name: str, cls: _P) -> _P: ...
+def register_property(name: str, cls: PropertyFactory | None = None) -> Any:
+    """Give a property class (or a function that makes a property) a name.
+
+    With the class left out, returns a decorator.
 
     Raises:
-        PartitionError: another property has the name.
+        PartitionError: another property has the name, or ``cls`` cannot be called.
     """
-
-    def register(factory: _P) -> _P:
-        PROPERTIES.register(name, factory, defined_at(factory))
-        _names[factory] = name
-        return factory
-
-    return register
+    if cls is None:
+        return partial(register_property, name)
+    if not callable(cls):
+        raise PartitionError(
+            f"property {name!r}: {cls!r} makes no properties; give the class, or a function that "
+            "returns one"
+        )
+    PROPERTIES.register(name, cls, defined_at(cls))
+    _names[cls] = name
+    return cls
 
 
 def property_name(owner: SubgraphProperty) -> str:
@@ -168,6 +178,12 @@ def property_from(given: Any) -> SubgraphProperty:
 
 def _by_name(name: str) -> SubgraphProperty:
     factory = PROPERTIES.find(name)
+    selector = SELECTORS.find(name)
+    if factory is not None and selector is not None:
+        raise PartitionError(
+            f"{name!r} is a property ({defined_at(factory)}) and a selector "
+            f"({defined_at(selector)}); rename one, or give the object instead of the name"
+        )
     if factory is not None:
         made: Any = factory()
         if not isinstance(made, SubgraphProperty):
@@ -178,7 +194,6 @@ def _by_name(name: str) -> SubgraphProperty:
         if not made.name and type(made) is not factory:
             made.name = name
         return made
-    selector = SELECTORS.find(name)
     if selector is not None:
         return SelectorProperty(selector, name)
     known = [*PROPERTIES.names(), *SELECTORS.names()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from subgraph.errors import PartitionError
@@ -72,7 +73,7 @@ class SubgraphSelector:
         return candidates
 
     def reset(self) -> None:
-        """Forget the state: the same object, or a copy of it, serves again."""
+        """Forget the state: the same object, or a copy of it, serves another start node."""
 
 
 _rejects: dict[str, Reject] = {}
@@ -98,14 +99,22 @@ class ContainOpSelector(SubgraphSelector):
         """Take the operators' names.
 
         Raises:
-            PartitionError: a single string was given.
+            PartitionError: a single string was given, or what holds no strings.
         """
         if isinstance(op_types, str):
             raise PartitionError(
                 f"ContainOpSelector takes a set of operator names, got the string {op_types!r}; "
                 f"write ContainOpSelector({{{op_types!r}}})"
             )
-        self.op_types = op_types if isinstance(op_types, frozenset) else frozenset(op_types)
+        try:
+            self.op_types = op_types if isinstance(op_types, frozenset) else frozenset(op_types)
+            fits = all(type(name) is str for name in self.op_types)
+        except TypeError:
+            fits = False
+        if not fits:
+            raise PartitionError(
+                f"ContainOpSelector takes a set of operator names, got {op_types!r}"
+            )
 
     def select(self, node: Node) -> bool | Reject:
         """Take a node of one of the operators."""
@@ -151,16 +160,11 @@ def register_selector(name: str, cls: SelectorFactory | None = None) -> Any:
         PartitionError: another class has the name, or ``cls`` cannot be called.
     """
     if cls is None:
-
-        def decorate(decorated: SelectorFactory) -> SelectorFactory:
-            register_selector(name, decorated)
-            return decorated
-
-        return decorate
+        return partial(register_selector, name)
     if not callable(cls):
         raise PartitionError(
             f"selector {name!r}: {cls!r} makes no selectors; give the class, or a function that "
             "returns a fresh selector at every call"
         )
     SELECTORS.register(name, cls, defined_at(cls))
-    return None
+    return cls

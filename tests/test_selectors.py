@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 import subgraph as sg
 from subgraph import ops
 from subgraph.property import SelectorProperty
+from subgraph.selector import SELECTORS
 from subgraph.testing import check_partition, misbehaving_selectors, topologies
 
 quick = settings(
@@ -186,6 +187,44 @@ def test_every_start_has_a_fresh_selector_and_an_instance_is_reset() -> None:
     assert not once.used
 
 
+class Counting(sg.SubgraphSelector):
+    """Takes the first node that it is asked about after a reset."""
+
+    def __init__(self) -> None:
+        self.resets = 0
+        self.used = False
+
+    def select(self, node: sg.Node) -> bool:
+        first, self.used = not self.used, True
+        return first
+
+    def reset(self) -> None:
+        self.resets += 1
+        self.used = False
+
+
+@pytest.mark.parametrize("strategy", ["selector", "hetero"])
+def test_a_selector_that_a_property_gives_again_is_reset(strategy: str) -> None:
+    selector = Counting()
+
+    class Same(sg.SubgraphProperty):
+        def create_subgraph_selector(self) -> sg.SubgraphSelector:
+            return selector
+
+    cut = sg.optimize_for(fork(), Same(), strategy=strategy)
+    inside = [node.name for part in cut.nodes if part.subgraph for node in part.subgraph.nodes]
+    assert sorted(inside) == sorted(node.name for node in fork().nodes)
+    assert selector.resets == 3
+
+    def broken(self: Counting) -> None:
+        raise IndexError("no state")
+
+    failing = type("Failing", (Counting,), {"reset": broken})()
+    selector = failing
+    with pytest.raises(sg.PartitionError, match=r"Failing\.reset raised IndexError: no state"):
+        sg.optimize_for(fork(), Same(), strategy=strategy)
+
+
 def test_a_selector_sees_dtypes_and_shapes() -> None:
     class Small(sg.SubgraphSelector):
         def select(self, node: sg.Node) -> bool:
@@ -210,6 +249,9 @@ def test_contain_op_selector() -> None:
         assert not selector.select_output(yes[0], node)
     with pytest.raises(sg.PartitionError, match=r"write ContainOpSelector\(\{'Conv'\}\)"):
         sg.ContainOpSelector("Conv")
+    for wrong in (3, {3}):
+        with pytest.raises(sg.PartitionError, match="takes a set of operator names, got"):
+            sg.ContainOpSelector(wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_reject_is_false_and_knows_where_it_was_made() -> None:
@@ -241,6 +283,27 @@ def test_registering() -> None:
         sg.register_selector("test_wrong", wrong)
     with pytest.raises(sg.PartitionError, match="did you mean 'test_decorated'"):
         sg.optimize_for(fork(), "test_decorate")
+
+
+def test_registering_a_property_by_call() -> None:
+    class Sines(sg.SubgraphProperty):
+        def create_subgraph_selector(self) -> sg.SubgraphSelector:
+            return sg.ContainOpSelector({"Sin"})
+
+    assert sg.register_property("test_called", Sines) is Sines
+    cut = sg.optimize_for(fork(), "test_called")
+    assert [node.name for node in cut.nodes if node.subgraph] == ["test_called_0"]
+    wrong: Any = 3
+    with pytest.raises(sg.PartitionError, match="'test_wrong': 3 makes no properties"):
+        sg.register_property("test_wrong", wrong)
+    sg.register_selector("test_called", fork_selector)
+    try:
+        with pytest.raises(
+            sg.PartitionError, match=r"a property \(.*Sines\) and a selector \(.*fork_selector\)"
+        ):
+            sg.optimize_for(fork(), "test_called")
+    finally:
+        SELECTORS.unregister("test_called")
 
 
 @pytest.mark.parametrize("method", ["select", "select_input", "select_output", "filter"])

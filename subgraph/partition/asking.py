@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from subgraph.errors import PartitionError
@@ -11,23 +10,12 @@ from subgraph.partition.workspace import Workspace
 from subgraph.property import SubgraphProperty, property_name
 from subgraph.selector import SubgraphSelector
 
-Question = Callable[[Node, Node], Any]
-
 SELECT, INPUT, OUTPUT = 0, 1, 2
 METHODS = ("select", "select_input", "select_output")
 
 
-class Refusals(dict[int, tuple[Any, ...]]):
-    """The noes about each node: (method, the node asked from, answer, entry of the no before).
-
-    Set an entry of three; the one before is kept behind it, unless it was over the same edge.
-    """
-
-    def __setitem__(self, node: int, refusal: tuple[Any, ...]) -> None:
-        earlier = self.get(node)
-        if earlier is not None and earlier[:2] == refusal[:2]:
-            earlier = earlier[3]
-        super().__setitem__(node, (*refusal, earlier))
+# A no: the node it is about, the method, the node it was asked from, the answer.
+Refusal = tuple[int, int, int, Any]
 
 
 class Asker:
@@ -36,20 +24,21 @@ class Asker:
     Attributes:
         work: The graph.
         property: Whose selectors are asked.
-        refusals: What selectors said no to, by node.
+        refusals: What selectors said no to, in the order in which they were asked.
     """
 
     def __init__(self, work: Workspace, property: SubgraphProperty) -> None:
         """Ask about the nodes of ``work``."""
         self.work = work
         self.property = property
-        self.refusals = Refusals()
+        self.refusals: list[Refusal] = []
+        self._last: SubgraphSelector | None = None
 
     def selector(self) -> SubgraphSelector:
-        """Return a fresh selector.
+        """Return a fresh selector, or the same as before after its ``reset``.
 
         Raises:
-            PartitionError: the property raised, or gave something else.
+            PartitionError: the property or ``reset`` raised, or it gave something else.
         """
         try:
             made: Any = self.property.create_subgraph_selector()
@@ -63,6 +52,14 @@ class Asker:
                 f"property {property_name(self.property)!r}: create_subgraph_selector gave "
                 f"{made!r}; it must give a SubgraphSelector, a fresh one at every call"
             )
+        if made is self._last and type(made).reset is not SubgraphSelector.reset:
+            try:
+                made.reset()
+            except Exception as error:
+                raise PartitionError(
+                    f"selector {type(made).__name__}.reset raised {type(error).__name__}: {error}"
+                ) from error
+        self._last = made
         return made
 
     def select(self, selector: SubgraphSelector, start: int) -> bool:
@@ -75,7 +72,7 @@ class Asker:
             self.fail(selector, SELECT, start, start, error)
         if self.work.forced[start]:
             return True
-        self.refusals[start] = (SELECT, start, answer)
+        self.refusals.append((start, SELECT, start, answer))
         return False
 
     def filter(self, selector: SubgraphSelector, found: list[int]) -> list[int]:
