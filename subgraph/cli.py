@@ -32,6 +32,7 @@ from subgraph.cli_inputs import (
 from subgraph.cli_measure import bench, profile, warmup
 from subgraph.cli_output import Output, Row, op_name
 from subgraph.graph import Graph, Node
+from subgraph.settings import describe_options
 from subgraph.types import TensorType
 
 
@@ -172,21 +173,41 @@ def info(args: argparse.Namespace) -> None:
 
 
 def devices(args: argparse.Namespace) -> None:
-    """List the devices of this machine and, with --properties, their configuration."""
+    """List the devices of this machine and, with --properties, what can be set and asked."""
     out = Output(args)
     core = sg.Core()
-    rows: list[Row] = []
-    for name in core.available_devices:
-        rows.append({"device": name, "full name": core.get_property(name, "FULL_DEVICE_NAME")})
+    available = core.available_devices
+    rows: list[Row] = [
+        {"device": name, "full name": core.get_property(name, "FULL_DEVICE_NAME")}
+        for name in available
+    ]
     out.table("devices", rows)
+    failed: list[Row] = [{"device": d, "why not": why} for d, why in core.failed_devices.items()]
+    out.table("devices that cannot start", failed)
     properties: list[Row] = []
     if args.properties:
-        for name in core.available_devices:
-            for key in core.get_property(name, "SUPPORTED_PROPERTIES"):
-                value = core.get_property(name, key)
-                properties.append({"device": name, "property": key, "value": _plain(value)})
+        others = (n for n in core.registered_devices if n not in core.failed_devices)
+        virtual = [name for name in others if core.device(name).is_virtual]
+        for name in (*available, *virtual):
+            properties += _properties(core, name)
         out.table("properties", properties)
-    out.finish({"devices": rows, "properties": properties})
+    out.finish({"devices": rows, "failed": failed, "properties": properties})
+
+
+def _properties(core: sg.Core, device: str) -> list[Row]:
+    """Return the options of a device with what they mean, and its metrics."""
+    options = {row["name"]: row for row in describe_options(core.device(device).options_class)}
+    rows: list[Row] = []
+    for key in core.get_property(device, "SUPPORTED_PROPERTIES"):
+        if key == "SUPPORTED_PROPERTIES":
+            continue
+        option = options.get(key)
+        row: Row = {"device": device, "property": key}
+        row["value"] = _plain(core.get_property(device, key))
+        row["allowed"] = "read only" if option is None else option["allowed"] or option["type"]
+        row["about"] = "" if option is None else option["doc"]
+        rows.append(row)
+    return rows
 
 
 def query(args: argparse.Namespace) -> None:

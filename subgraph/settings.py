@@ -112,7 +112,7 @@ def _kind(field: attrs.Attribute[Any]) -> type:
 def _allowed(field: attrs.Attribute[Any]) -> str:
     facts = field.metadata
     if facts.get("values"):
-        return ", ".join(map(str, facts["values"]))
+        return ", ".join(str(value) or "empty" for value in facts["values"])
     low, high = facts.get("minimum"), facts.get("maximum")
     if low is None and high is None:
         return ""

@@ -114,7 +114,30 @@ def test_info_counts_nodes_and_shares(capsys: pytest.CaptureFixture[str]) -> Non
 def test_devices_and_their_properties(capsys: pytest.CaptureFixture[str]) -> None:
     answer = run_json(capsys, "devices", "--properties")
     assert {"CPU", "REFERENCE"} <= {row["device"] for row in answer["devices"]}
-    assert any(row["property"] == "INFERENCE_NUM_THREADS" for row in answer["properties"])
+    rows = {(row["device"], row["property"]): row for row in answer["properties"]}
+    threads = rows["CPU", "INFERENCE_NUM_THREADS"]
+    assert threads["value"] == 0
+    assert threads["allowed"].startswith("0..")
+    assert "threads" in threads["about"]
+    assert rows["CPU", "FULL_DEVICE_NAME"]["allowed"] == "read only"
+    assert rows["HETERO", "PLACEMENT"]["allowed"] == "PRIORITY, COST, STAGES"
+
+
+def test_a_device_that_cannot_start_is_listed_with_the_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NotThere(sg.Device):
+        def start(self) -> None:
+            raise OSError("no such board")
+
+    core = sg.Core()
+    core.register_device("BOARD", NotThere)
+    monkeypatch.setattr(sg, "Core", lambda: core)
+    answer = run_json(capsys, "devices")
+    assert [r for r in answer["failed"] if r["device"] == "BOARD"] == [
+        {"device": "BOARD", "why not": "device BOARD cannot start: no such board"}
+    ]
+    assert all(row["device"] != "BOARD" for row in answer["devices"])
 
 
 def test_query_lists_every_node(capsys: pytest.CaptureFixture[str]) -> None:
