@@ -25,7 +25,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from subgraph.errors import BlobError
+from subgraph.errors import BlobError, file_error
 from subgraph.own_files import SIGNATURE_BYTES, is_own, signature
 
 MAGIC = b"\x89SUBGRPH"
@@ -105,8 +105,12 @@ class BlobWriter:
         """Write the file to a path, whole or not at all, or to a binary stream.
 
         Raises:
-            OSError: it cannot be written.
+            FileError: it cannot be written.
         """
+        if not isinstance(target, (str, os.PathLike)) and not hasattr(target, "write"):
+            raise BlobError(
+                f"cannot export to a {type(target).__name__}; give a path or a binary stream"
+            )
         body = b"".join(self._parts)
         full = {**header, "body": {"size": len(body), "digest": digest(body)}}
         text = json.dumps(full, sort_keys=True).encode()
@@ -116,7 +120,10 @@ class BlobWriter:
         checksum = hashlib.sha256(signed + text).digest()
         pieces = [signed, checksum, text, body]
         if isinstance(target, (str, os.PathLike)):
-            write_atomically(target, pieces)
+            try:
+                write_atomically(target, pieces)
+            except OSError as error:
+                raise file_error("write", target, error) from error
         else:
             for piece in pieces:
                 target.write(piece)
@@ -240,27 +247,39 @@ def read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
 def _name(source: Any) -> str:
     if isinstance(source, (str, os.PathLike)):
         return repr(os.fspath(cast("str | os.PathLike[str]", source)))
-    return repr(getattr(source, "name", "stream"))
+    name = getattr(source, "name", None)
+    return repr(name) if isinstance(name, str) else "the stream"
 
 
 def _opened(source: str | os.PathLike[str] | IO[bytes]) -> bytes | mmap.mmap:
     if not isinstance(source, (str, os.PathLike)):
+        if not hasattr(source, "read"):
+            raise BlobError(
+                f"cannot import a {type(source).__name__}; give a path, bytes or a binary stream"
+            )
         data = source.read()
         if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BlobError("the stream is open for text; open it for bytes ('rb')")
         return data
-    with open(os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise BlobError(f"{_name(source)} is not a regular file")
-        if os.fstat(file.fileno()).st_size == 0:
-            return b""
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        with open(os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise BlobError(f"{_name(source)} is not a regular file")
+            if status.st_size == 0:
+                return b""
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise file_error("read", source, error) from error
 
 
 def _checked_header(data: Buffer, name: str) -> tuple[dict[str, Any], int, int]:
     """Return the header, and where the body begins and how long it is."""
     if len(data) < PROLOGUE or data[: len(MAGIC)] != MAGIC:
-        raise BlobError(f"{name} is no exported model of Subgraph, or its beginning is damaged")
+        raise BlobError(
+            f"{name} is no exported model of Subgraph, or its beginning is damaged; "
+            "an ONNX model goes to compile_model"
+        )
     fixed = bytes(data[: _FIXED.size])
     _, version, reserved, header_size, body_size = _FIXED.unpack(fixed)
     if version != VERSION or reserved:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import pkgutil
 import threading
@@ -26,7 +27,7 @@ from subgraph.device import (
     without_defaults,
 )
 from subgraph.devices.hetero import HeteroDevice
-from subgraph.errors import ConfigError, DeviceError
+from subgraph.errors import ConfigError, DeviceError, file_error
 from subgraph.graph import Graph
 from subgraph.op import Operator, register_operator
 from subgraph.registry import defined_at, nearest
@@ -199,6 +200,8 @@ class Core:
         Raises:
             DeviceError: no such device; or a list of devices after one that takes none.
         """
+        if not isinstance(device_name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DeviceError(f"a device is named by a string, such as 'CPU'; got {device_name!r}")
         name, colon, rest = device_name.partition(":")
         device = self.device(name.strip())
         if not colon:
@@ -323,28 +326,31 @@ class Core:
 
     def import_model(
         self,
-        source: str | PathLike[str] | IO[bytes],
+        source: str | PathLike[str] | bytes | IO[bytes],
         device_name: str = "",
         config: Config | None = None,
     ) -> CompiledModel:
         """Return the model that ``CompiledModel.export_model`` wrote.
 
         Args:
-            source: Path (its weights are then mapped, not read) or binary stream.
+            source: Path (its weights are then mapped, not read), bytes or binary stream.
             device_name: The device to run it; empty: the one that it was compiled for.
             config: The device's options; ``{"ALLOW_RECOMPILE": False}`` refuses a file that was
                 compiled for another version or other hardware, instead of compiling it anew.
 
         Raises:
             BlobError: the file is damaged or does not fit.
+            FileError: it cannot be read; a `BlobError` and an ``OSError`` too.
         """
         from subgraph.export import exported_device
 
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            source = io.BytesIO(source)
         device, extra = self.split(device_name or exported_device(source))
         full = _joined(config, extra) or None
         own = type(device).import_model is not Device.import_model
         if own and isinstance(source, (str, PathLike)):
-            with open(source, "rb") as stream:
+            with _opened(source) as stream:
                 return device.import_model(stream, full)
         return device.import_model(source, full)
 
@@ -353,6 +359,13 @@ def _joined(config: Config | None, extra: Mapping[str, Any]) -> dict[str, Any]:
     if config is not None and not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the config is {config!r}; give a dict, such as {{'NUM_STREAMS': 2}}")
     return {**(config or {}), **extra}
+
+
+def _opened(path: str | PathLike[str]) -> IO[bytes]:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise file_error("read", path, error) from error
 
 
 def _in_float32(graph: Graph) -> Graph:
@@ -419,7 +432,9 @@ def compile_model(
 
 
 def import_model(
-    source: str | PathLike[str] | IO[bytes], device_name: str = "", config: Config | None = None
+    source: str | PathLike[str] | bytes | IO[bytes],
+    device_name: str = "",
+    config: Config | None = None,
 ) -> CompiledModel:
     """Import an exported model on the default core: see `Core.import_model`."""
     return default_core().import_model(source, device_name, config)

@@ -6,6 +6,9 @@ A message says what went wrong, where, what was got, and what to do about it.
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 
 class SubgraphError(Exception):
     """Base of all errors that Subgraph raises on purpose."""
@@ -52,6 +55,22 @@ class RequestCancelledError(RequestError):
 
 class BlobError(SubgraphError, ValueError):
     """An exported model cannot be imported: damaged, foreign, or of another version."""
+
+
+class FileError(ModelError, BlobError, OSError):
+    """A model's file cannot be read or written: no permission, a folder in its place."""
+
+
+class MissingFileError(FileError, FileNotFoundError):
+    """A model's file, or the folder to write it to, does not exist."""
+
+
+def file_error(action: str, path: str | os.PathLike[Any], error: OSError) -> FileError:
+    """Return the error for a file that the system refuses to ``action`` ("read", "write")."""
+    kind = MissingFileError if isinstance(error, FileNotFoundError) else FileError
+    made = kind(f"cannot {action} {os.fspath(path)!r}: {error.strerror or error}; check the path")
+    made.errno = error.errno
+    return made
 
 
 class PassError(SubgraphError, RuntimeError):

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from subgraph.collector import paused_gc
-from subgraph.errors import ModelError, SubgraphError
+from subgraph.errors import ModelError, SubgraphError, file_error
 from subgraph.graph import Graph
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def load(
                 graph = apply_pass(graph, "ExpandGradient")  # its names mean nothing elsewhere
             return graph
     except SubgraphError as error:
-        if isinstance(error, (ModelError, NotImplementedError)):
+        if isinstance(error, (ModelError, NotImplementedError)) and repr(source) not in str(error):
             raise type(error)(f"{source}: {error}") from error
         raise
     except RecursionError as error:
@@ -124,6 +124,8 @@ def _load(model: Any, functions: Functions, folder: Path | None, mapped: bool) -
         raise ModelError(
             f"cannot load a {type(model).__name__}; give a path, bytes, a ModelProto or a file"
         )
+    if buffer[:8] == b"\x89SUBGRPH":  # `subgraph.blob.MAGIC`, which need not be loaded for this
+        raise ModelError("an exported model, not an ONNX one; core.import_model reads it")
     key = secrets.token_hex(8)
     small, spans = strip(buffer, key)
     proto = onnx.ModelProto.FromString(small)
@@ -178,7 +180,7 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
                 weights = _write_external(model, weights, files, target)
             _write_model(model, weights, files.open(target))
     except OSError as error:
-        raise ModelError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
+        raise file_error("write", target, error) from error
 
 
 def _target(path: str | os.PathLike[str]) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from subgraph.errors import ModelError
+from subgraph.errors import ModelError, file_error
 from subgraph.onnx_proto import dtype_from_number, tensor_from_proto
 from subgraph.onnx_wire import DOUBLE_DATA, FLOAT_DATA, Buffer, Span
 from subgraph.types import numpy_dtype
@@ -64,9 +64,7 @@ def map_file(path: str | os.PathLike[str], *, alone: bool = False) -> mmap.mmap:
                 raise ModelError(f"{shown} is empty")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise ModelError(
-            f"cannot read {shown}: {error.strerror or error}; check the path"
-        ) from error
+        raise file_error("read", path, error) from error
 
 
 class TensorReader:

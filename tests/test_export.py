@@ -273,12 +273,36 @@ def test_files_that_are_something_else(core: sg.Core, tmp_path: Path, data: byte
     for source in (path, io.BytesIO(data)):
         with pytest.raises(sg.BlobError):
             core.import_model(source)
-    with pytest.raises(FileNotFoundError):
-        core.import_model(tmp_path / "missing")
-    with pytest.raises((sg.BlobError, OSError)):
+    for device_name in ("", "REFERENCE"):
+        with pytest.raises(sg.MissingFileError, match=r"cannot read .*missing': No such file") as e:
+            core.import_model(tmp_path / "missing", device_name)
+        assert isinstance(e.value, sg.BlobError)
+        assert isinstance(e.value, FileNotFoundError)
+    with pytest.raises(sg.BlobError, match=r"not a regular file|cannot read"):
         core.import_model(tmp_path)
+    with pytest.raises(sg.BlobError, match="cannot import a int"):
+        core.import_model(3, "REFERENCE")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(sg.BlobError, match="open for text"):
         core.import_model(io.StringIO("text"), "REFERENCE")  # type: ignore[arg-type]
+
+
+def test_where_a_file_cannot_be_written(core: sg.Core, tmp_path: Path) -> None:
+    model = core.compile_model(net(), "REFERENCE")
+    with pytest.raises(sg.MissingFileError, match=r"cannot write .*nowhere.a.blob': No such file"):
+        model.export_model(tmp_path / "nowhere" / "a.blob")
+    with pytest.raises(sg.BlobError, match="cannot export to a int"):
+        model.export_model(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_exported_bytes_and_files_of_the_other_kind(core: sg.Core, tmp_path: Path) -> None:
+    model = core.compile_model(net(), "REFERENCE")
+    model.export_model(tmp_path / "a.blob")
+    same(core.import_model((tmp_path / "a.blob").read_bytes()), model)
+    with pytest.raises(sg.ModelError, match="an exported model, not an ONNX one"):
+        sg.load(tmp_path / "a.blob")
+    sg.save(net(), tmp_path / "a.onnx")
+    with pytest.raises(sg.BlobError, match="an ONNX model goes to compile_model"):
+        core.import_model(tmp_path / "a.onnx")
 
 
 @given(st.binary(max_size=20_000), st.data())
