@@ -1,18 +1,21 @@
 """Operators that are made of others on the CPU device: Hardmax, MeanVarianceNormalization, Einsum.
 
-`delegate` lowers another operator between operands, into the steps of the node at hand.
+`delegate` lowers another operator between operands, into the steps of the node at hand; `viewed`
+gives an operand another shape for it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from subgraph.engine.constants import as_it_is
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Lowering, Operand, Unsupported, lowering
+from subgraph.engine.lowering import Lowering, Operand, Storage, Unsupported, Weight, lowering
 from subgraph.graph import Node, Value
 from subgraph.types import TensorType
 
@@ -23,6 +26,7 @@ from .movement_cpu import element_bytes
 from .reduce_cpu import emit_extreme, emit_reduction
 from .strides import contiguous, normal_axis
 
+Array = np.ndarray[Any, Any]
 _FLOATS = ("float32", "float64")
 
 
@@ -47,6 +51,22 @@ def delegate(
     inner = type(low)(node, inputs, [output], threads=low.threads, options=low.options)
     rule.function(node, inner)
     low.steps.extend(inner.steps)
+
+
+def _reshaped(array: Array, *, shape: tuple[int, ...]) -> Array:
+    return array.reshape(shape)
+
+
+def viewed(low: Lowering, operand: Operand, shape: Sequence[int]) -> Operand:
+    """Return the same content with another shape: the same memory, or a weight."""
+    same = Operand(operand.name, operand.dtype, tuple(shape))
+    same.storage, same.offset = operand.storage, operand.offset
+    if operand.constant:
+        recipe, make = f"as {same.shape}", partial(_reshaped, shape=same.shape)
+        same.derived = low.weight(recipe, make, operand)
+        plain = Weight("plain", as_it_is, (same.derived,))
+        same.storage, same.offset = Storage("weight", operand.nbytes, weight=plain), 0
+    return same
 
 
 @lowering("Hardmax", dtypes=_FLOATS)

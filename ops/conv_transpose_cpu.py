@@ -3,6 +3,7 @@
 Output ``o`` of one dimension sums ``x[i] * w[t]`` over the taps with ``i * stride + t * dilation =
 o + pad``. The outputs ``o = phase + stride * q`` all use the same taps, and consecutive q
 consecutive inputs: each phase is a convolution of stride 1 that writes every stride-th pixel.
+Weights that are computed at run time are not worth their packing: a product, then Col2Im's sums.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from subgraph.engine.lowering import Lowering, Operand, Unsupported, lowering
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
 
+from .composite_cpu import delegate, viewed
 from .conv_direct import DirectOutput, emit_direct
 from .conv_geometry import (
     Geometry,
@@ -27,6 +30,7 @@ from .conv_geometry import (
     merged,
     triple,
 )
+from .elementwise_cpu import temporary
 from .layout_turns import blocked, blocked_target, settle
 from .packing import pack_blocks
 from .tile_planning import FLOATS, Array, Tiles, activation, tiles
@@ -113,9 +117,10 @@ def _weights(
 def conv_transpose(node: Node, low: Lowering) -> None:
     """Lower ConvTranspose."""
     x, w, y, bias = low.given(0), low.given(1), low.output(), low.optional(2)
-    if not w.constant or (bias is not None and not bias.constant):
-        raise Unsupported("weights of a transposed convolution that are computed at run time")
     if not y.size:
+        return
+    if not w.constant or (bias is not None and not bias.constant):
+        _computed(node, low, x, w, bias, y)
         return
     of = tiles(x.dtype)
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
@@ -162,3 +167,31 @@ def conv_transpose(node: Node, low: Lowering) -> None:
         out = DirectOutput(y_word, 0, strides, first, target)
         emit_direct(low, of, g, x_word, weight, kept_bias or 0, out, act, plain=False)
     settle(low, of, y, y_word, keeps_zero=act.keeps_zero)
+
+
+def _computed(
+    node: Node, low: Lowering, x: Operand, w: Operand, bias: Operand | None, y: Operand
+) -> None:
+    """Lower weights that are computed at run time: a product, whose columns add up to the image."""
+    if "blocked" in (x.layout, y.layout) or not x.size:
+        raise Unsupported("weights of a transposed convolution that are computed at run time")
+    rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
+    inputs, each = x.shape[1] // groups, w.shape[1]
+    taps, places = math.prod(w.shape[2:]), math.prod(x.shape[2:])
+    turned = temporary(low, x.dtype, (groups, each * taps, inputs))
+    flat = viewed(low, w, (groups, inputs, each * taps))
+    delegate(low, "Transpose", [flat], turned, perm=(0, 2, 1))
+    columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, places))
+    image = viewed(low, x, (x.shape[0], groups, inputs, places))
+    delegate(low, "MatMul", [turned, image], columns)
+    result = y if bias is None else temporary(low, x.dtype, y.shape)
+    words: list[Word] = [columns, result, *triple(y.shape[2:], 1), *triple(w.shape[2:], 1)]
+    words += [*triple(x.shape[2:], 1), *triple(ints(node, "strides", rank, 1), 1)]
+    words += [*triple(transpose_pads(node, x, w, y), 0)]
+    words += [*triple(ints(node, "dilations", rank, 1), 1)]
+    kernel = Kernel("unfold_kernels", "columns_to_image", dtype=x.dtype)
+    units = x.shape[0] * groups * each
+    low.emit(kernel, words, units, grain=1, bytes=2 * columns.nbytes + result.nbytes)
+    if bias is not None:
+        added = viewed(low, bias, (bias.size, *[1] * rank))
+        delegate(low, "Add", [result, added], y)

@@ -1,4 +1,8 @@
-"""ConvTranspose in groups, for the reference: onnx.reference cuts weights along a wrong axis."""
+"""ConvTranspose for the reference: groups, and the pads that follow from ``output_shape``.
+
+onnx.reference cuts the weights of groups along a wrong axis, and pads nothing where the shape of
+the output is given.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,43 @@ from subgraph.graph import Node
 from subgraph.op import reference
 from subgraph.reference import standard, variant
 
+Array = np.ndarray[Any, Any]
+_SHAPING = ("auto_pad", "output_padding", "output_shape", "pads")
+
 
 @reference("ConvTranspose")
 def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the groups' transposed convolutions side by side."""
+    wanted = node.attrs.get("output_shape")
+    if wanted is None:
+        return [_grouped(node, inputs)]
+    x, weight = inputs[:2]
+    rank = x.ndim - 2
+    size = [int(n) for n in wanted][-rank:]
+    if rank < 1 or len(size) != rank or min(size) < 0:
+        raise ShapeError(f"output_shape {list(wanted)} does not fit an input of shape {x.shape}")
+    whole = _grouped(variant(node, drop=_SHAPING), [x, weight])
+    extra = [int(n) for n in node.attrs.get("output_padding") or [0] * rank]
+    upper = node.attrs.get("auto_pad") in ("SAME_UPPER", b"SAME_UPPER")
+    result = np.zeros((*whole.shape[:2], *size), whole.dtype)
+    take, put = [slice(None)] * 2, [slice(None)] * 2
+    for full, more, n in zip(whole.shape[2:], extra, size, strict=True):
+        total = full + more - n
+        before = total // 2 if upper else total - total // 2
+        first, last = max(before, 0), min(before + n, full)
+        take.append(slice(first, max(first, last)))
+        put.append(slice(first - before, max(first, last) - before))
+    result[tuple(put)] = whole[tuple(take)]
+    if len(inputs) > 2 and inputs[2] is not None:
+        result += inputs[2].reshape(-1, *[1] * rank)
+    return [result]
+
+
+def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
     groups = int(node.attrs.get("group", 1))
     if groups == 1:
-        return standard(node, inputs)
+        only: Array = standard(node, inputs)[0]
+        return only
     x, weight = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
     if groups < 1 or x.ndim < 3 or x.shape[1] % groups or weight.shape[0] != x.shape[1]:
@@ -30,4 +64,4 @@ def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         given = [x[:, g * each : (g + 1) * each], weight[g * each : (g + 1) * each]]
         given.append(None if bias is None else bias[g * made : (g + 1) * made])
         parts.append(standard(single, given[: len(inputs)])[0])
-    return [np.concatenate(parts, axis=1)]
+    return np.concatenate(parts, axis=1)

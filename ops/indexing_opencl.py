@@ -24,7 +24,7 @@ _SHARES = 256  # work-items of a GPU that share a scatter with reduction
 
 cl_shared(
     *("Gather", "GatherElements", "GatherND", "ScatterElements", "Scatter", "ScatterND", "OneHot"),
-    "TensorScatter",
+    *("MaxUnpool", "TensorScatter"),
 )
 
 

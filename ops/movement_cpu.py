@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Lowering, Operand, Scratch, Unsupported, Word, lowering
+from subgraph.engine.lowering import (
+    Lowering,
+    Operand,
+    Scratch,
+    Unsupported,
+    ValueNeeded,
+    Word,
+    lowering,
+)
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.known_values import slice_range
@@ -29,15 +37,15 @@ _ITEMS = (1, 2, 4, 8, 16)
 _TABLE_BYTES = 16384
 
 
-def known(low: Lowering, index: int, name: str) -> Array:
+def known(low: Lowering, index: int) -> Array:
     """Return the content of an input that the plan must know.
 
     Raises:
-        Unsupported: it is computed at run time.
+        ValueNeeded: it is not known yet.
     """
     operand = low.given(index)
     if operand.known is None:
-        raise Unsupported(f"{low.node.op_type}: {name} is computed at run time")
+        raise ValueNeeded(index)
     return operand.known
 
 
@@ -45,7 +53,7 @@ def known_ints(low: Lowering, index: int, attribute: str) -> list[int] | None:
     """Return numbers that came as an attribute in old versions and as an input since; or None."""
     operand = low.optional(index)
     if operand is not None:
-        return [int(v) for v in known(low, index, attribute).reshape(-1)]
+        return [int(v) for v in known(low, index).reshape(-1)]
     value = low.node.attrs.get(attribute)
     if value is None:
         return None
@@ -148,7 +156,7 @@ def eye_like(node: Node, low: Lowering) -> None:
 @lowering("Range")
 def range_(node: Node, low: Lowering) -> None:
     """Give numbers that the plan knows."""
-    start, limit, delta = (known(low, k, "the range")[()] for k in range(3))
+    start, limit, delta = (known(low, k)[()] for k in range(3))
     y = low.output()
     dtype = numpy_dtype(y.dtype)
     count = y.size
@@ -307,7 +315,7 @@ def _permute(low: Lowering, dims: Sequence[int], order: Sequence[int]) -> None:
 def trilu(node: Node, low: Lowering) -> None:
     """Keep the upper or lower triangle."""
     x, y = low.given(0), low.output()
-    diagonal = int(known(low, 1, "the diagonal").reshape(-1)[0]) if low.optional(1) else 0
+    diagonal = int(known(low, 1).reshape(-1)[0]) if low.optional(1) else 0
     item = element_bytes(x)
     if item == 16:
         raise Unsupported("Trilu of complex numbers")

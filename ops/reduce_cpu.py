@@ -220,7 +220,7 @@ def emit_extreme(
 def cumulative(node: Node, low: Lowering) -> None:
     """Lower CumSum and CumProd."""
     x, y = low.given(0), low.output()
-    axis = normal_axis(int(known(low, 1, "the axis").reshape(-1)[0]), x.rank)
+    axis = normal_axis(int(known(low, 1).reshape(-1)[0]), x.rank)
     work = "float32" if x.dtype in ("float16", "bfloat16") else x.dtype
     if work not in (*FLOATS, *INTEGERS):
         raise Unsupported(f"{node.op_type} of {x.dtype}")

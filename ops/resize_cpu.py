@@ -16,7 +16,7 @@ from subgraph.types import numpy_dtype
 
 from .elementwise_cpu import cast_to, emit_expression, source, temporary
 from .elementwise_expressions import FLOATS, Expression, text
-from .movement_cpu import element_bytes, emit_take
+from .movement_cpu import element_bytes, emit_take, known
 from .strides import normal_axis
 
 Array = np.ndarray[Any, Any]
@@ -75,11 +75,7 @@ def _is_identity(axis: Axis, transform: str) -> bool:
 
 def _content(low: Lowering, index: int) -> Array | None:
     operand = low.optional(index)
-    if operand is None or operand.size == 0:
-        return None
-    if operand.known is None:
-        raise Unsupported(f"{low.node.op_type}: the size is computed at run time")
-    return operand.known
+    return None if operand is None or operand.size == 0 else known(low, index)
 
 
 def _axes(low: Lowering, old: bool) -> list[Axis]:

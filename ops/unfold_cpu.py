@@ -1,30 +1,21 @@
-"""Operators between images and columns of windows on the CPU: DeformConv, Col2Im, AffineGrid."""
+"""Operators that unfold or fold windows on the CPU: DeformConv, Col2Im, MaxUnpool, AffineGrid."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from subgraph.engine.constants import as_it_is
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import (
-    Lowering,
-    Operand,
-    Storage,
-    Unsupported,
-    Weight,
-    Word,
-    lowering,
-)
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
 from subgraph.types import numpy_dtype
 
-from .composite_cpu import delegate
-from .copying_cpu import emit_copy
+from .composite_cpu import delegate, viewed
+from .conv_geometry import ints
+from .copying_cpu import emit_copy, emit_fill
 from .elementwise_cpu import temporary
 from .movement_cpu import known_ints
 from .strides import contiguous
@@ -40,22 +31,6 @@ def _whole(node: Node, name: str, usual: Sequence[int]) -> list[int]:
     if len(given) != len(usual):
         raise Unsupported(f"{node.op_type} with {name}={given}")
     return given
-
-
-def _reshaped(array: Array, *, shape: tuple[int, ...]) -> Array:
-    return array.reshape(shape)
-
-
-def _viewed(low: Lowering, operand: Operand, shape: Sequence[int]) -> Operand:
-    """Return the same content with another shape: the same memory, or a weight."""
-    same = Operand(operand.name, operand.dtype, tuple(shape))
-    same.storage, same.offset = operand.storage, operand.offset
-    if operand.constant:
-        recipe, make = f"as {same.shape}", partial(_reshaped, shape=same.shape)
-        same.derived = low.weight(recipe, make, operand)
-        plain = Weight("plain", as_it_is, (same.derived,))
-        same.storage, same.offset = Storage("weight", operand.nbytes, weight=plain), 0
-    return same
 
 
 @lowering("DeformConv", dtypes=_FLOATS)
@@ -79,15 +54,15 @@ def deform_conv(node: Node, low: Lowering) -> None:
     kernel = Kernel("unfold_kernels", name, dtype=x.dtype, masked=masked)
     grain = max(1, _WORK // max(places * channels // offsets, 1))
     low.emit(kernel, words, images * offsets * taps, grain=grain, bytes=5 * columns.nbytes)
-    left = _viewed(low, weight, (groups, outputs // groups, each * taps))
+    left = viewed(low, weight, (groups, outputs // groups, each * taps))
     shape = (images, groups, outputs // groups, places)
     if bias is None:
-        delegate(low, "MatMul", [left, columns], _viewed(low, y, shape))
+        delegate(low, "MatMul", [left, columns], viewed(low, y, shape))
         return
     product = temporary(low, x.dtype, shape)
     delegate(low, "MatMul", [left, columns], product)
-    added = _viewed(low, bias, (groups, outputs // groups, 1))
-    delegate(low, "Add", [product, added], _viewed(low, y, shape))
+    added = viewed(low, bias, (groups, outputs // groups, 1))
+    delegate(low, "Add", [product, added], viewed(low, y, shape))
 
 
 @lowering("Col2Im", dtypes=_FLOATS)
@@ -138,3 +113,30 @@ def affine_grid(node: Node, low: Lowering) -> None:
     shape = (theta.shape[0], count, rank)
     steps = (rank * count, 1, count)
     emit_copy(low, turned, y, shape, steps, contiguous(shape), item=theta.itemsize)
+
+
+@lowering("MaxUnpool", dtypes=_FLOATS)
+def unpool(node: Node, low: Lowering) -> None:
+    """Lower MaxUnpool: elements scattered over zeros, with which a larger output begins."""
+    x, places, y = low.given(0), low.given(1), low.output()
+    rank = x.rank - 2
+    kernel, strides = ints(node, "kernel_shape", rank, 1), ints(node, "strides", rank, 1)
+    pads = ints(node, "pads", 2 * rank, 0)
+    image = [
+        (x.shape[2 + d] - 1) * strides[d] - pads[d] - pads[rank + d] + kernel[d]
+        for d in range(rank)
+    ]
+    shape = (*x.shape[:2], *image)
+    if places.shape != x.shape or any(n > m for n, m in zip(shape, y.shape, strict=True)):
+        raise Unsupported(f"places {places.shape} of {shape} in an output {y.shape}")
+    if y.size == 0:
+        return
+    zero = np.zeros(1, x.dtype)
+    zeros = temporary(low, x.dtype, (math.prod(shape),))
+    emit_fill(low, zeros, zeros.size, zero)
+    spread = y if y.shape == shape else temporary(low, x.dtype, shape)
+    flat = [zeros, viewed(low, places, (x.size,)), viewed(low, x, (x.size,))]
+    delegate(low, "ScatterElements", flat, viewed(low, spread, zeros.shape), axis=0)
+    if spread is not y:
+        emit_fill(low, y, y.size, zero)
+        emit_copy(low, spread, y, shape, contiguous(shape), contiguous(y.shape), item=x.itemsize)

@@ -65,3 +65,40 @@ def test_a_weight_that_changes_and_a_profile(device: str) -> None:
     model.parameters["w"].assign(np.float32(4))
     assert len(request.infer([given])[0]) == 9
     assert {entry.device for entry in request.profile()} == {device}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_axes_and_diagonals_that_are_inputs_or_computed(device: str) -> None:
+    """They say how a node is computed, not its shape: one plan for each value."""
+    x, axis = sg.input("x", (3, 4, 4)), sg.input("axis", (), "int64")
+    less = ops.Sub(axis, np.int64(1))
+    graph = sg.Graph(
+        [x, axis],
+        [
+            ops.CumSum(x, axis),
+            ops.CumSum(ops.Exp(x), less, reverse=1),
+            ops.Trilu(ops.Neg(x), less, upper=0),
+        ],
+    )
+    model = _compile(graph, device)
+    given = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
+    for k in (1, 2, 0, 1):
+        results = model([given, np.array(k)])
+        np.testing.assert_allclose(results[0], np.cumsum(given, k), rtol=1e-5, atol=1e-5)
+        turned = np.flip(np.cumsum(np.flip(np.exp(given), k - 1), k - 1), k - 1)
+        np.testing.assert_allclose(results[1], turned, rtol=1e-5)
+        np.testing.assert_array_equal(results[2], np.tril(-given, k - 1))
+    placed = sg.default_core().query_model(graph, device)
+    assert set(placed) == {node.name for node in graph.nodes}, placed.reasons
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_axis_that_data_decide(device: str) -> None:
+    x = sg.input("x", (5, 600))
+    axis = ops.Cast(ops.Greater(ops.ReduceMax(x, keepdims=0), np.float32(1)), to=7)
+    graph = sg.Graph([x], [ops.CumSum(ops.Neg(x), axis)])
+    model = _compile(graph, device)
+    for scale in (0.5, 2.0, 0.25):
+        given = np.full((5, 600), scale, np.float32)
+        expected = np.cumsum(-given, int(scale > 1))
+        np.testing.assert_allclose(model([given])[0], expected, rtol=1e-5)

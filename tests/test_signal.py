@@ -71,3 +71,13 @@ def test_stft(windowed: bool, onesided: int, dtype: str) -> None:
         np.testing.assert_allclose(got, result, rtol=2e-3, atol=2e-2)
     else:
         _close(got, result)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_dft_of_complex_lines_and_back(size: int) -> None:
+    x = np.random.default_rng(size).standard_normal((3, size, 2))
+    value = sg.input("x", x.shape, "float64")
+    back = ops.DFT(value, None, np.int64(-2), inverse=1)
+    expected = np.fft.ifft(x[..., 0] + 1j * x[..., 1])
+    got = _on_cpu(sg.Graph([value], [back]), x)
+    np.testing.assert_allclose(got, np.stack([expected.real, expected.imag], -1), atol=1e-12)

@@ -176,3 +176,52 @@ def test_linear_attention(rule: str, heads: int, own: int, per_key: bool, past: 
         return ops.LinearAttention(*slots, **attrs)
 
     _agree(build, *given)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("image", "window", "group", "options"),
+    [
+        ((5,), (3,), 1, {}),
+        ((4, 5), (3, 2), 2, {"strides": [2, 1], "pads": [1, 0, 0, 1]}),
+        ((3, 4), (2, 3), 1, {"strides": [3, 2], "dilations": [2, 1], "output_padding": [1, 0]}),
+        ((2, 3), (3, 3), 4, {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+        ((2, 3, 2), (2, 2, 3), 2, {"strides": [1, 2, 1], "output_shape": [3, 5, 4]}),
+        ((1, 1), (1, 1), 1, {}),
+    ],
+)
+def test_transposed_convolutions_with_computed_weights(
+    dtype: str,
+    bias: bool,
+    image: tuple[int, ...],
+    window: tuple[int, ...],
+    group: int,
+    options: dict[str, Any],
+) -> None:
+    rng = np.random.default_rng([len(image), group, int(bias)])
+    x = rng.standard_normal((2, 4, *image)).astype(dtype)
+    w = rng.standard_normal((4, 3, *window)).astype(dtype)
+    b = rng.standard_normal(3 * group).astype(dtype)
+
+    def build(x: Any, w: Any, *b: Any) -> Any:
+        return ops.ConvTranspose(x, ops.Neg(w), *b, group=group, **options)
+
+    _agree(build, x, w, *[b] * bias)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("larger", [0, 2])
+@pytest.mark.parametrize("image", [(9,), (6, 7), (4, 5, 6)])
+def test_maxima_go_back_to_their_places(dtype: str, larger: int, image: tuple[int, ...]) -> None:
+    rank = len(image)
+    x = np.random.default_rng(rank).standard_normal((2, 3, *image)).astype(dtype)
+    window = {"kernel_shape": [2] * rank, "strides": [2] * rank}
+
+    def build(x: Any) -> Any:
+        y, places = ops.MaxPool(x, **window, outputs=2)
+        size = [2, 3, *(n // 2 * 2 + larger for n in image)]
+        return ops.MaxUnpool(y, ops.Cast(places, to="int64"), size if larger else None, **window)
+
+    even = tuple(slice(0, n // 2 * 2) for n in image)
+    _agree(build, x[(..., *even)].copy())

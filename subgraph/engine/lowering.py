@@ -25,7 +25,7 @@ import attrs
 import numpy as np
 
 from subgraph.engine.kernel import Kernel
-from subgraph.errors import UnsupportedOpError
+from subgraph.errors import SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.op import operator_key
 from subgraph.parameters import Parameter
@@ -39,6 +39,18 @@ _F = TypeVar("_F", bound=Callable[..., None])
 
 class Unsupported(UnsupportedOpError):
     """A lowering refuses a node; the message says why, for the query's reasons."""
+
+
+class ValueNeeded(SubgraphError):
+    """A lowering must know what an input holds; the node is planned anew for each content.
+
+    Attributes:
+        index: Position of the input.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"the content of input {index} is needed")
+        self.index = index
 
 
 @attrs.define(eq=False)

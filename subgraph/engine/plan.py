@@ -25,6 +25,7 @@ from subgraph.engine.lowering import (
     Operand,
     Storage,
     Unsupported,
+    ValueNeeded,
     Weight,
     rule_of,
 )
@@ -118,10 +119,10 @@ class Plan:
 
 
 class UnknownShapeError(ShapeError):
-    """The shapes of a plan depend on values that are not known.
+    """A plan depends on values that are not known: its shapes, or how a node is computed.
 
     Attributes:
-        node: The node whose output shape is not known.
+        node: The node that cannot be planned.
         inputs: Positions of graph inputs whose values would help.
     """
 
@@ -129,8 +130,8 @@ class UnknownShapeError(ShapeError):
         self.node = node
         self.inputs = tuple(inputs)
         super().__init__(
-            f"node {node.name!r} ({node.op_type}): the shape of its output follows from values "
-            "that are only computed at run time"
+            f"node {node.name!r} ({node.op_type}): the shape of its output, or how it is computed, "
+            "follows from values that are only known at run time"
         )
 
 
@@ -358,7 +359,7 @@ class Planner:
         outputs: list[tuple[Value, TensorType]] = []
         for value, type_ in zip(node.outputs, types, strict=True):
             if not isinstance(type_, TensorType) or not type_.is_static:
-                raise UnknownShapeError(node, self._value_inputs(node))
+                raise UnknownShapeError(node, self._value_inputs(*node.sources))
             if size_in_bytes(type_) > memory_limit():
                 raise ShapeError(
                     f"node {node.name!r} ({node.op_type}) asks for {type_}; a value may have "
@@ -367,12 +368,12 @@ class Planner:
             outputs.append((value, type_))
         return outputs
 
-    def _value_inputs(self, node: Node) -> list[int]:
-        """Return graph inputs whose content a node's shape may depend on: small integers above."""
+    def _value_inputs(self, *values: Value | None) -> list[int]:
+        """Return graph inputs whose content these may depend on: small integers above."""
         position = {value: k for k, value in enumerate(self.graph.inputs)}
         found: list[int] = []
         seen: set[Value] = set()
-        work = list(node.sources)
+        work = [value for value in values if value is not None]
         while work:
             value = work.pop()
             if value in seen:
@@ -406,6 +407,8 @@ class Planner:
             else:
                 self._on_host(node, inputs, outputs, str(reason))
             return
+        except ValueNeeded as needed:
+            raise UnknownShapeError(node, self._value_inputs(node.inputs[needed.index])) from None
         first = len(self.items)
         self.items += low.steps
         self.lowerings.append(low)
@@ -503,17 +506,8 @@ class Planner:
         return lives
 
 
-_RANDOM = frozenset(
-    {
-        "RandomNormal",
-        "RandomUniform",
-        "RandomNormalLike",
-        "RandomUniformLike",
-        "Multinomial",
-        "Bernoulli",
-        "Dropout",
-    }
-)
+_RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"}
+_RANDOM |= {"Multinomial", "Bernoulli", "Dropout"}
 
 
 def concrete(type_: TensorType) -> tuple[int, ...]:
