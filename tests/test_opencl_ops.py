@@ -148,6 +148,25 @@ def heavy() -> Iterator[tuple[str, dict[str, Any]]]:
     counts = {"q_num_heads": 4, "kv_num_heads": 4, "is_causal": 1}
     yield "Attention", {"arrays": [random(2, 17, 64)] * 3, "version": 23, **counts}
     yield from selections()
+    yield from unfolded()
+
+
+def unfolded() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what takes windows apart or puts rows somewhere, and attention without a softmax."""
+    columns = {"arrays": [random(2, 18, 15), np.array([5, 6]), np.array([2, 3])]}
+    yield "Col2Im", {**columns, "constants": (1, 2), "strides": (2, 1), "pads": (1, 0, 0, 1)}
+    moved = np.random.default_rng(5).uniform(-2.5, 2.5, (2, 24, 5, 8)).astype(np.float32)
+    taps = {"group": 2, "offset_group": 2, "pads": (0, 0, 0, 0), "strides": (1, 1)}
+    arrays = [random(2, 4, 7, 9), random(8, 2, 3, 2), moved, random(8)]
+    yield "DeformConv", {"arrays": arrays, **taps}
+    for mode, first in (("linear", [4, 0, 2]), ("circular", [5, 17, 2])):
+        arrays = [random(3, 2, 6, 4), random(3, 2, 2, 4), np.array(first)]
+        yield "TensorScatter", {"arrays": arrays, "mode": mode}
+    heads = {"q_num_heads": 4, "kv_num_heads": 2, "outputs": 2}
+    arrays = [random(2, 5, 16), random(2, 5, 8), random(2, 5, 12), random(2, 2, 4, 6)]
+    gates = [-abs(random(2, 5, 8)), abs(random(2, 5, 2)) % 1]
+    yield "LinearAttention", {"arrays": arrays, **heads, "update_rule": "linear"}
+    yield "LinearAttention", {"arrays": [*arrays, *gates], **heads, "update_rule": "gated_delta"}
 
 
 def selections() -> Iterator[tuple[str, dict[str, Any]]]:
