@@ -16,7 +16,7 @@ from subgraph.graph import Capture, Graph, Node, Value
 from subgraph.op import infer_types
 from subgraph.parameters import Parameter
 from subgraph.registry import nearest
-from subgraph.schema import Schema, get_schema
+from subgraph.schema import Schema, describe, get_schema
 from subgraph.types import ONNX_DTYPE, TensorType, ValueType, canonical_dtype, dtype_of
 
 # Attributes that hold the number of a dtype; its name is taken too.
@@ -55,17 +55,20 @@ def input(
     Raises:
         ShapeError: a dimension or the dtype is not allowed.
     """
-    if not name:
-        raise ModelError("an input needs a name")
+    _check_name(name, "an input")
     return Value(name, TensorType(dtype, shape) if type is None else type)
 
 
 def parameter(name: str, array: npt.ArrayLike | Parameter) -> Value:
     """Return a value over a new Parameter that holds a copy of ``array``, or over the one given."""
-    if not name:
-        raise ModelError("a parameter needs a name")
+    _check_name(name, "a parameter")
     held = array if isinstance(array, Parameter) else Parameter(name, array)
     return Value(name, held.type, parameter=held)
+
+
+def _check_name(name: Any, whose: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise ModelError(f"{whose} needs a name, a string; got {name!r}")
 
 
 def capture(outer: Value) -> Value:
@@ -91,7 +94,7 @@ def operator(op_type: str, domain: str = "") -> Builder:
     Raises:
         UnsupportedOpError: there is no such operator.
     """
-    get_schema(op_type, domain)
+    newest = get_schema(op_type, domain)
 
     def build(
         *inputs: Any,
@@ -126,6 +129,7 @@ def operator(op_type: str, domain: str = "") -> Builder:
         return node.outputs[0] if len(node.outputs) == 1 else node.outputs
 
     build.__name__ = build.__qualname__ = op_type
+    build.__doc__ = describe(newest)
     return build
 
 

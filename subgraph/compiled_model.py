@@ -284,11 +284,14 @@ class CompiledModel:
             "EXECUTION_DEVICES": self.execution_devices,
             "SUPPORTED_PROPERTIES": self._supported(),
         }
+        options = property_access(self.options)
+        own["SUPPORTED_METRICS"] = [key for key in self._supported() if key not in options]
+        own["SUPPORTED_CONFIG_KEYS"] = list(options)
         if name in own:
             return own[name]
-        if name in property_access(self.options):
+        if name in options:
             return getattr(self.options, name)
-        known = [*own, *property_access(self.options)]
+        known = [*own, *options]
         raise ConfigError(f"a compiled model has no property {name!r}; {nearest(name, known)}")
 
     def _supported(self) -> dict[str, str]:

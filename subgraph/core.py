@@ -228,11 +228,11 @@ class Core:
         if isinstance(device_name, str):
             if properties is None:
                 raise ConfigError(f"set_property({device_name!r}) needs the properties to set")
-            self.device(device_name).set_property(properties)
+            self.device(device_name).set_property(_joined(properties, {}))
             return
         devices = [self.device(name) for name in self.available_devices]
         known = {device: known_properties(device) for device in devices}
-        for key, value in device_name.items():
+        for key, value in _joined(device_name, {}).items():
             takers = [d for d in devices if known[d].get(key) == "RW"]
             if not takers:
                 options = {k for row in known.values() for k, mode in row.items() if mode == "RW"}
@@ -358,6 +358,9 @@ class Core:
 def _joined(config: Config | None, extra: Mapping[str, Any]) -> dict[str, Any]:
     if config is not None and not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the config is {config!r}; give a dict, such as {{'NUM_STREAMS': 2}}")
+    for key in config or ():
+        if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"an option is named by a string, such as 'NUM_STREAMS'; got {key!r}")
     return {**(config or {}), **extra}
 
 

@@ -295,6 +295,8 @@ class Device:
             return getattr(self.options_for(None), name)
         if name == "SUPPORTED_PROPERTIES":
             return self.supported_properties()
+        if name in PROPERTY_LISTS:
+            return listed(name, self.supported_properties())
         metrics = self.metrics()
         if name in metrics:
             return metrics[name]
@@ -410,6 +412,15 @@ def _follow_users(graph: Graph, seen: set[str], reasons: dict[str, str]) -> None
         refused = [user for user in node.successors() if user.name in reasons]
         if refused:
             reasons[node.name] = f"only node {refused[0].name!r} needs it, which is not supported"
+
+
+# The two lists that OpenVINO's guides name, and which properties of SUPPORTED_PROPERTIES they hold.
+PROPERTY_LISTS = {"SUPPORTED_METRICS": "RO", "SUPPORTED_CONFIG_KEYS": "RW"}
+
+
+def listed(name: str, supported: Mapping[str, str]) -> list[str]:
+    """Return the property that `PROPERTY_LISTS` calls ``name``."""
+    return [key for key, access in supported.items() if access == PROPERTY_LISTS[name]]
 
 
 def known_properties(device: Device) -> dict[str, str]:

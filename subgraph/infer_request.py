@@ -14,7 +14,13 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from subgraph.errors import DeviceError, MissingInputError, RequestCancelledError, RequestError
+from subgraph.errors import (
+    ConfigError,
+    DeviceError,
+    MissingInputError,
+    RequestCancelledError,
+    RequestError,
+)
 from subgraph.executor import Cancel
 from subgraph.parameters import Snapshot, call_pinned, pinned
 from subgraph.registry import nearest
@@ -157,6 +163,7 @@ class InferRequest:
             callback(*(self, run.error)[: self._callback_arguments])
         except BaseException as error:
             _log.exception("the callback of a request of model %r raised", self.model.name)
+            error.add_note(f"raised by the callback of a request of model {self.model.name!r}")
             if run.error is None:
                 run.error = error
             else:
@@ -240,7 +247,13 @@ class InferRequest:
 
         It gets as many of (this request, the error or None) as it takes. What it raises is logged
         and raised again by `wait`.
+
+        Raises:
+            RequestError: the request is busy.
+            ConfigError: ``callback`` cannot be called.
         """
+        if callback is not None and not callable(callback):  # pyright: ignore[reportUnnecessaryComparison]
+            raise ConfigError(f"a callback is a function, or None for none; got {callback!r}")
         with self._lock:
             self._refuse_if_busy()
             self._callback = callback

@@ -6,6 +6,7 @@ its own. Looked up once per operator and version; onnx is imported at the first 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, Literal, cast
@@ -136,6 +137,26 @@ def _standard(op_type: str, domain: str, version: int) -> Schema | None:
     except onnx.defs.SchemaError:
         return None
     return _from_onnx(found)
+
+
+def describe(schema: Schema) -> str:
+    """Return an operator's call and, for one of ONNX, the text of the standard."""
+    import onnx.defs
+
+    call = list(schema.inputs[: schema.min_inputs])
+    call += [f"{name}=None" for name in schema.inputs[schema.min_inputs :]]
+    attributes = sorted(schema.attributes.values(), key=lambda each: (not each.required, each.name))
+    named = [a.name if a.required else f"{a.name}={a.default!r}" for a in attributes]
+    if schema.max_inputs > len(schema.inputs):
+        call[-1:] = [f"*{name}" for name in schema.inputs[-1:]]
+    elif named:
+        call.append("*")
+    text = f"{schema.op_type}({', '.join(call + named)}) -> {', '.join(schema.outputs)}"
+    try:
+        found = onnx.defs.get_schema(schema.op_type, schema.since_version, schema.domain)
+    except onnx.defs.SchemaError:
+        return text
+    return f"{text}\n\n{inspect.cleandoc(found.doc or '')}"
 
 
 def _from_onnx(found: Any) -> Schema:

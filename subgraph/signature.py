@@ -54,11 +54,11 @@ class Results(Mapping[str, Any]):
     def __getitem__(self, key: str | int | Port | Value) -> Any:
         if isinstance(key, int):
             return self._values[key]
-        name = key if isinstance(key, str) else key.name
+        name: Any = key if isinstance(key, str) else getattr(key, "name", key)
         position = self._positions.get(name)
         if position is None:
             raise MissingInputError(
-                f"the model has no output {name!r}; {nearest(name, self._positions)}"
+                f"the model has no output {name!r}; {nearest(str(name), self._positions)}"
             )
         return self._values[position]
 
@@ -207,6 +207,8 @@ class Signature:
             return _of_other_type(port, item)
         array = as_array(item, dtype, port)
         if array.dtype != dtype:
+            if array.dtype.newbyteorder("=") == dtype:
+                return array.astype(dtype)  # of the other byte order
             if dtype.kind == "O" and array.dtype.kind in "UST":
                 return array.astype(object)
             raise ShapeError(

@@ -26,6 +26,13 @@ def test_every_operator_of_onnx_is_there() -> None:
         _ = ops.Rellu
 
 
+def test_operators_have_a_text() -> None:
+    text = ops.Conv.__doc__ or ""
+    assert text.startswith("Conv(X, W, B=None, *, auto_pad='NOTSET'")
+    assert "-> Y\n\nThe convolution operator" in text
+    assert (ops.Concat.__doc__ or "").startswith("Concat(*inputs, axis) -> concat_result\n")
+
+
 def test_inputs_by_position_and_by_name() -> None:
     x = sg.input("x", ("N", 3, 8, 8))
     w = sg.parameter("w", np.zeros((4, 3, 3, 3), np.float32))
@@ -163,6 +170,14 @@ def test_operators_of_the_other_domains_of_onnx() -> None:
     node = ops.Scaler(sg.input("x", (1, 2)), offset=[0, 1], scale=[2, 3]).producer
     assert (node.domain, node.op_type) == ("ai.onnx.ml", "Scaler")
     assert {"Scaler", "Conv"} <= set(dir(ops))
+
+
+def test_names_are_strings() -> None:
+    wrong: Any = 3
+    with pytest.raises(sg.ModelError, match="an input needs a name, a string; got 3"):
+        sg.input(wrong, (2,))
+    with pytest.raises(sg.ModelError, match="a parameter needs a name, a string; got ''"):
+        sg.parameter("", 1.0)
 
 
 def test_what_is_no_shape_or_parameter() -> None:

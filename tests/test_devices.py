@@ -171,6 +171,18 @@ def test_set_property_for_all_devices(core: sg.Core) -> None:
     assert core.get_property("REFERENCE", "PERFORMANCE_HINT") == "THROUGHPUT"
     with pytest.raises(sg.ConfigError, match="no device has a property 'NOBODY'"):
         core.set_property({"NOBODY": 1})
+    wrong: Any = 3
+    for call in (
+        lambda: core.set_property("MYDEV", wrong),
+        lambda: core.set_property(wrong),
+        lambda: core.compile_model(net(), "MYDEV", wrong),
+    ):
+        with pytest.raises(sg.ConfigError, match="the config is 3; give a dict"):
+            call()
+    with pytest.raises(sg.ConfigError, match="an option is named by a string"):
+        core.set_property("MYDEV", {wrong: 1})
+    with pytest.raises(sg.DeviceError, match="a device is named by a string"):
+        core.compile_model(net(), wrong)
 
 
 def test_every_supported_property_can_be_read(core: sg.Core) -> None:
@@ -182,11 +194,16 @@ def test_every_supported_property_can_be_read(core: sg.Core) -> None:
         for key in supported:
             core.get_property(name, key)
     assert core.get_property("MYDEV", "SUPPORTED_PROPERTIES")["SERIAL"] == "RO"
+    assert "SERIAL" in core.get_property("MYDEV", "SUPPORTED_METRICS")
+    assert "SERIAL" not in core.get_property("MYDEV", "SUPPORTED_CONFIG_KEYS")
+    assert "SPEED" in core.get_property("MYDEV", "SUPPORTED_CONFIG_KEYS")
     with pytest.raises(sg.ConfigError, match="did you mean 'FULL_DEVICE_NAME'"):
         core.get_property("MYDEV", "FULL_NAME_DEVICE")
     model = core.compile_model(net(), "REFERENCE")
     for key in model.get_property("SUPPORTED_PROPERTIES"):
         model.get_property(key)
+    assert "NETWORK_NAME" in model.get_property("SUPPORTED_METRICS")
+    assert "DEVICE_ID" in model.get_property("SUPPORTED_CONFIG_KEYS")
     with pytest.raises(sg.ConfigError, match="did you mean 'NETWORK_NAME'"):
         model.get_property("NETWORK_NAM")
 

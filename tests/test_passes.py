@@ -98,6 +98,8 @@ def test_names_and_options_that_are_not_known(register: Register) -> None:
         apply_pass(small(), "ConstantFolding", size=3)
     with pytest.raises(sg.PassError, match="not a pass"):
         apply_pass(small(), 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(sg.PassError, match=r"passes take a Graph, got 'model\.onnx'"):
+        apply_pass("model.onnx", [])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(AttributeError, match="NoSuchPass"):
         _ = passes.NoSuchPass
     register("TestTwice")(lambda graph: graph)

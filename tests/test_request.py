@@ -118,6 +118,11 @@ def test_wrong_inputs(args: Any, named: Any, error: Any, message: str) -> None:
         two_inputs()(*args, **named)
 
 
+def test_the_other_byte_order_is_converted() -> None:
+    results = two_inputs()(A.astype(A.dtype.newbyteorder()), B.astype(B.dtype.newbyteorder()))
+    assert results["total"].tolist() == two_inputs()(A, B)["total"].tolist()
+
+
 def test_an_unsafe_python_number_is_refused() -> None:
     x = sg.input("x", (2,), "int8")
     model = sg.compile_model(sg.Graph([x], [ops.Neg(x)]), "REFERENCE")
@@ -313,9 +318,13 @@ def test_an_exception_in_a_callback_is_reported(
 
     request.set_callback(bad)
     request.start_async(X)
-    with pytest.raises(KeyError, match="user's mistake"):
+    with pytest.raises(KeyError, match="user's mistake") as caught:
         request.wait(20)
+    assert "raised by the callback of a request of model" in caught.value.__notes__[0]
     assert "callback" in caplog.text
+    wrong: Any = 3
+    with pytest.raises(sg.ConfigError, match="a callback is a function"):
+        request.set_callback(wrong)
     assert request.results[0].tolist() == [2, 3]
 
 
