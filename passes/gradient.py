@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from subgraph.errors import ModelError, UnsupportedOpError
-from subgraph.graph import Graph, Node, Value, copy_node
+from subgraph.graph import Graph, Node, Value
+from subgraph.graph_copy import copy_node
 from subgraph.pass_manager import register_pass
 
 from .gradient_rules import CONSTANT, ones_like, op, zeros_like

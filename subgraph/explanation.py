@@ -209,9 +209,7 @@ def _reasons(run: Run, number: int, graph: Graph, target: Node) -> Iterator[str]
 def _refusals(run: Run, number: int) -> Iterator[str]:
     """Yield the noes about a node: those with a user's own words first, each reason once."""
     found: dict[Any, str] = {}
-    entry: Any = run.refusals.get(number)
-    while entry is not None:
-        method, source, answer, entry = entry
+    for method, source, answer in run.refusals_of(number):
         own = isinstance(answer, Reject) and bool(answer.where)
         said = _words(answer) if isinstance(answer, Reject) else repr(answer)
         # The reasons of our own selectors are the same whatever was asked.

@@ -23,7 +23,8 @@ from subgraph.blob import BlobReader, BlobWriter, integer, read_header
 from subgraph.compiled_model import CompiledModel
 from subgraph.errors import BlobError, ConfigError, DeviceError, ModelError, SubgraphError
 from subgraph.executor import all_parameters
-from subgraph.graph import Graph, Node, Value, copy_node, copy_value
+from subgraph.graph import Graph, Node, Value
+from subgraph.graph_copy import copy_node, copy_value
 from subgraph.parameters import Parameter, transaction
 from subgraph.settings import DeviceOptions, property_access
 from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp

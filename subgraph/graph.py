@@ -304,10 +304,12 @@ class Graph:
             self.captures = tuple(dict.fromkeys((*self.captures, *used)))
 
     def _copy_from(self, nodes: Sequence[Node]) -> list[Node]:
+        from subgraph.graph_copy import copy_nodes, copy_value
+
         values: dict[Value, Value] = {}
         self.inputs = tuple(copy_value(v, values) for v in self.inputs)
         self.captures = tuple(copy_value(v, values) for v in self.captures)
-        copies = [copy_node(node, values) for node in nodes]
+        copies = copy_nodes(nodes, values)
         self.outputs = tuple(copy_value(v, values) for v in self.outputs)
         return copies
 
@@ -365,6 +367,8 @@ class Graph:
 
     def clone_with_map(self) -> tuple[Graph, dict[Value, Value]]:
         """Return a copy, and the copy's value for each of this graph's values."""
+        from subgraph.graph_copy import copy_nodes, copy_value
+
         values: dict[Value, Value] = {}
         with paused_gc():
             copy = Graph(name=self.name, attrs=self.attrs, opsets=self.opsets, doc=self.doc)
@@ -372,7 +376,7 @@ class Graph:
             copy.inputs = tuple([copy_value(v, values) for v in self.inputs])
             copy.captures = tuple([copy_value(v, values) for v in self.captures])
             # Order, names and parameters are right already: there is nothing to be found out.
-            copy._nodes = tuple([copy_node(node, values) for node in self._nodes])
+            copy._nodes = tuple(copy_nodes(self._nodes, values))
             copy.outputs = tuple([copy_value(v, values) for v in self.outputs])
             copy._parameters = dict(self._parameters)
             for node in copy._nodes:
@@ -547,40 +551,6 @@ class _Resolver:
         for passed in path:
             self._map[passed] = value
         return value
-
-
-def copy_value(value: Value, values: dict[Value, Value]) -> Value:
-    """Return the copy of ``value`` that ``values`` has; make one without producer if none."""
-    copy = values.get(value)
-    if copy is None:
-        copy = values[value] = Value(value.name, value.type, parameter=value.parameter)
-    return copy
-
-
-def copy_node(node: Node, values: dict[Value, Value]) -> Node:
-    """Return a copy of ``node`` over the copies of its values; fills ``values``."""
-    copy = Node.__new__(Node)
-    copy.name = node.name
-    copy.op_type = node.op_type
-    copy.domain = node.domain
-    copy.version = node.version
-    known = values.get
-    copy.inputs = tuple(
-        [None if v is None else known(v) or copy_value(v, values) for v in node.inputs]
-    )
-    copy.outputs = tuple([copy_value(v, values) for v in node.outputs])
-    for value in copy.outputs:
-        value.producer = copy
-    copy.attrs = {}
-    if node.attrs:
-        for key, value in node.attrs.items():
-            copy.attrs[key] = value.clone() if isinstance(value, Graph) else value
-    copy.captures = tuple([copy_value(v, values) for v in node.captures]) if node.captures else ()
-    copy.metadata = dict(node.metadata) if node.metadata else None
-    copy.subgraph = node.subgraph
-    copy.op = node.op
-    copy.graph = None
-    return copy
 
 
 def _drop_captures(node: Node) -> bool:

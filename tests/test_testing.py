@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.graph import copy_node, copy_value
+from subgraph.graph_copy import copy_node, copy_value
 from subgraph.partition.record import KEY
 from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.property import SelectorProperty

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from subgraph.errors import ModelError, SubgraphError
-from subgraph.graph import Graph, Node, Value, copy_node, copy_value
+from subgraph.graph import Graph, Node, Value
+from subgraph.graph_copy import copy_node, copy_value
 from subgraph.partition.replace import Cutter
 
 Described = list[Any]

@@ -36,28 +36,30 @@ class Growth:
 
     def grow(self, selector: SubgraphSelector, start: int) -> Grown:
         """Grow from ``start``."""
-        asker, via = self.asker, self.via
-        nodes, forced, refusals = asker.work.nodes, asker.work.forced, asker.refusals
+        asker, search, via = self.asker, self.search, self.via
+        nodes, forced, refuse = asker.work.nodes, asker.work.forced, asker.refusals.append
+        told, asked, answers, go_on = search.told, search.asked, search.answers, search.go_on
+        question: Callable[[Any, Any], Any]
         via[start] = start
-
-        def ask(node: int, phase: int, others: list[int]) -> list[int]:
-            this, answers = nodes[node], [1] * len(others)
-            question: Callable[[Any, Any], Any]
-            if phase == PRODUCERS:
+        count = search.begin_growth(start)
+        while count:
+            node = told[1]
+            this = nodes[node]
+            if told[2] == PRODUCERS:
                 method, question = INPUT, selector.select_input
             else:
                 method, question = OUTPUT, selector.select_output
-            for place, other in enumerate(others):
+            for place in range(count):
+                other = asked[place]
                 try:
                     answer = forced[other] or question(this, nodes[other])
                     taken = bool(answer)
                 except Exception as error:
                     asker.fail(selector, method, node, other, error)
+                answers[place] = taken
                 if taken:
                     via[other] = node
                 else:
-                    answers[place] = 0
-                    refusals[other] = (method, node, answer)
-            return answers
-
-        return self.search.grow(start, ask)
+                    refuse((other, method, node, answer))
+            count = go_on()
+        return search.grown()

@@ -6,10 +6,12 @@ The record is kept under the key `KEY` of the attributes of every graph (and bod
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 
+from subgraph.partition.asking import Refusal
 from subgraph.selector import Reject
 
 KEY = "partition_record"
@@ -55,7 +57,7 @@ class Run:
         region: The last region that held each node, -1 if none did.
         given_up: The region that had to give up a node since it would have closed a cycle.
         filtered: The region whose filter dropped a node.
-        refusals: (method, node asked from, answer, entry before) of the last no about a node.
+        refusals: What selectors said no to, in the order in which they were asked.
         regions: All regions.
         forced: Names that were forced in or out by options.
     """
@@ -70,16 +72,32 @@ class Run:
     region: array[int]
     given_up: dict[int, int]
     filtered: dict[int, int]
-    refusals: dict[int, tuple[Any, ...]]
+    refusals: list[Refusal]
     regions: list[RegionNote]
     forced: dict[str, str]
     _numbers: dict[str, int] | None = None
+    _noes: dict[int, list[Refusal]] | None = None
 
     def number(self, name: str) -> int | None:
         """Return the number of the node of that name, None if the run did not see it."""
         if self._numbers is None:
             self._numbers = {known: k for k, known in enumerate(self.names)}
         return self._numbers.get(name)
+
+    def refusals_of(self, node: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield method, node asked from and answer of each no about ``node``, the last one first.
+
+        Of noes over one edge that follow each other the last counts.
+        """
+        if self._noes is None:
+            self._noes = {}
+            for refusal in self.refusals:
+                self._noes.setdefault(refusal[0], []).append(refusal)
+        edge = None
+        for _, method, source, answer in reversed(self._noes.get(node, ())):
+            if edge != (method, source):
+                yield method, source, answer
+            edge = method, source
 
 
 @attrs.frozen(slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from subgraph.errors import PartitionError, SubgraphError
-from subgraph.graph import Graph, Node, Value, copy_node, copy_value
+from subgraph.graph import Graph, Node, Value
+from subgraph.graph_copy import copy_nodes, copy_value
 from subgraph.parameters import Parameter
 from subgraph.property import SubgraphProperty, property_name
 from subgraph.selector import Reject
@@ -57,50 +58,35 @@ class Cutter:
             region: Its nodes in topological order.
             name: Name of the inner graph.
         """
-        inside = set(region)
-        outputs = [
-            value
-            for node in region
-            for value in node.outputs
-            if value in self._outputs or not inside.issuperset(value.uses)
-        ]
-        if not outputs:
-            return None
         inputs: list[Value] = []
         values: dict[Value, Value] = {}
         weights: dict[Parameter, Value] = {}
-        copies: list[Node] = []
-        for node in region:
-            for value in (*node.inputs, *node.captures) if node.captures else node.inputs:
-                if value is not None and value not in values:
-                    self._source(value, values, inputs, weights)
-            copies.append(copy_node(node, values))
-        inner = Graph.assembled(
-            [values[value] for value in inputs],
-            [values[value] for value in outputs],
-            name,
-            copies,
-            self.graph.opsets,
-        )
-        return Piece(inner, inputs, outputs)
 
-    def _source(
-        self,
-        value: Value,
-        values: dict[Value, Value],
-        inputs: list[Value],
-        weights: dict[Parameter, Value],
-    ) -> None:
-        parameter = value.parameter
-        # An input with a default is no weight: who runs the graph may give another array.
-        if parameter is None or value in self._inputs:
-            values[value] = Value(value.name, value.type)
-        elif parameter in weights:
-            values[value] = weights[parameter]
-            return
-        else:
-            values[value] = weights[parameter] = Value(value.name, value.type, parameter=parameter)
-        inputs.append(value)
+        def source(value: Value) -> Value:
+            # An input with a default is no weight: who runs the graph may give another array.
+            parameter = None if value in self._inputs else value.parameter
+            copy = weights.get(parameter) if parameter is not None else None
+            if copy is None:
+                copy = Value(value.name, value.type, parameter=parameter)
+                inputs.append(value)
+                if parameter is not None:
+                    weights[parameter] = copy
+            values[value] = copy
+            return copy
+
+        copies = copy_nodes(region, values, source)
+        given = [values[value] for value in inputs]
+        inner = Graph.assembled(given, (), name, copies, self.graph.opsets)
+        outputs: list[Value] = []
+        for node in region:
+            for value in node.outputs:
+                # All uses that were are inside if the copy has as many.
+                if value in self._outputs or len(value.uses) > len(values[value].uses):
+                    outputs.append(value)
+        if not outputs:
+            return None
+        inner.outputs = tuple([values[value] for value in outputs])
+        return Piece(inner, inputs, outputs)
 
 
 def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Reject:
@@ -190,43 +176,38 @@ def put_in(graph: Graph, cuts: Sequence[Cut]) -> tuple[Graph, dict[Node, Node]]:
         The new graph, and for each node of ``graph`` its copy, or the node of its region.
     """
     values: dict[Value, Value] = {}
-    cut_of: dict[Node, Cut] = {member: cut for cut in cuts for member in cut.members}
-    taken = {node.name for node in graph.nodes if node not in cut_of}
+    new: dict[Node, Node] = {}
+    for cut in cuts:
+        new.update(dict.fromkeys(cut.members, cut.node))
+    outside = [node for node in graph.nodes if node not in new]
+    taken = {node.name for node in outside}
     for cut in cuts:
         _place(cut, values, taken)
-    copies: dict[Node, Node] = {}
-    order: list[Node] = []
-    for node in graph.nodes:
-        mine = cut_of.get(node)
-        if mine is None:
-            copies[node] = copy = copy_node(node, values)
-            order.append(copy)
-            continue
-        copies[node] = mine.node
-        if node is mine.members[0]:
-            _connect(mine, values)
-            order.append(mine.node)
+    new.update(zip(outside, copy_nodes(outside, values), strict=True))
+    for cut in cuts:
+        _connect(cut, values)
     made = Graph(
         [copy_value(v, values) for v in graph.inputs],
         [copy_value(v, values) for v in graph.outputs],
         graph.name,
-        nodes=order,
+        # The node of a region stands where the first of its nodes stood.
+        nodes=dict.fromkeys(map(new.__getitem__, graph.nodes)),
         captures=[copy_value(v, values) for v in graph.captures],
         attrs=graph.attrs,
         opsets=graph.opsets,
         metadata=graph.metadata,
         doc=graph.doc,
     )
-    return made, copies
+    return made, new
 
 
 def _connect(cut: Cut, values: dict[Value, Value]) -> None:
-    inner, outer = cut.piece.inner.inputs, cut.piece.inputs
-    behind = {mine.name: value for mine, value in zip(inner, outer, strict=True)}
-    cut.node.inputs = tuple(
-        None if value is None else copy_value(behind[value.name], values)
-        for value in cut.node.inputs
-    )
+    """Let the node take what is behind the inner inputs of the names of its own."""
+    behind = {value.name: value for value in cut.piece.inputs}
+    inputs: list[Value | None] = []
+    for value in cut.node.inputs:
+        inputs.append(None if value is None else copy_value(behind[value.name], values))
+    cut.node.inputs = tuple(inputs)
 
 
 def _place(cut: Cut, values: dict[Value, Value], taken: set[str]) -> None:

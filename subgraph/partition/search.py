@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +48,14 @@ class Grown(NamedTuple):
 
 
 class Search:
-    """Nodes 0..n-1 in topological order, and the regions among them."""
+    """Nodes 0..n-1 in topological order, and the regions among them.
+
+    Attributes:
+        told: What operation is next, its arguments, its results; see `operations`.
+        asked: See `begin_growth`.
+        answers: See `begin_growth`.
+        go_on: Does the operation that is told.
+    """
 
     def __init__(self, links: Links, *, compiled: bool | None = None) -> None:
         """Start without regions.
@@ -61,8 +68,9 @@ class Search:
         machine = make_machine(count, len(links.ins), compiled=compiled)
         self.count = count
         self._machine = machine
-        self._told = machine.tables.told
-        self._run = machine.run
+        self.told = machine.tables.told
+        self.asked, self.answers = machine.tables.asked, machine.tables.answers
+        self.go_on = machine.run
         for name, ends, items in (
             ("in", links.in_ends, links.ins),
             ("out", links.out_ends, links.outs),
@@ -73,9 +81,9 @@ class Search:
         self._do(operations.PREPARE, count)
 
     def _do(self, operation: int, one: int = 0, two: int = 0) -> int:
-        told = self._told
+        told = self.told
         told[0], told[1], told[2] = operation, one, two
-        return self._run()
+        return self.go_on()
 
     def choose(self, members: Sequence[int]) -> None:
         """Make a region of ``members``, sorted free nodes that are convex."""
@@ -106,32 +114,30 @@ class Search:
         machine = self._machine
         machine.put("members", members)
         self._do(operation, len(members), keep)
-        kept, dropped = self._told[1], self._told[2]
+        kept, dropped = self.told[1], self.told[2]
         return machine.read("members", 0, kept), machine.read("moved", 0, dropped)
 
     def set_free(self, free: Iterable[int]) -> None:
         """Let the nodes that ``free`` marks with 1 be those that may join regions."""
         self._machine.put("free", np.fromiter(free, np.int32, self.count))
 
-    def grow(self, start: int, ask: Callable[[int, int, list[int]], list[int]]) -> Grown:
-        """Grow a region from the free node ``start``; see `growing`.
+    def begin_growth(self, start: int) -> int:
+        """Begin to grow a region from the free node ``start``; see `growing`.
 
-        Args:
-            start: The node.
-            ask: Called with a node, INPUT or OUTPUT and the neighbours in question; returns for
-                each 1 if the region may grow to it, else 0.
+        Returns:
+            How many neighbours are ``asked`` about: those of ``told[1]``, its producers or
+            consumers as ``told[2]`` says. To each belongs one of ``answers``, 1 if the region may
+            grow to it, else 0; then `go_on` gives the next number, 0 at the end.
         """
-        machine, told = self._machine, self._told
-        answers, asked, run = machine.tables.answers, machine.tables.asked, machine.run
         count = self._do(operations.GROW, start)
-        told[0] = operations.ANSWER
-        while count:
-            others = [asked[0]] if count == 1 else machine.read("asked", 0, count)
-            for k, answer in enumerate(ask(told[1], told[2], others)):
-                answers[k] = answer
-            count = run()
-        size, given_up = told[1], told[2]
-        return Grown(machine.read("members", 0, size), machine.read("given", 0, given_up))
+        self.told[0] = operations.ANSWER
+        return count
+
+    def grown(self) -> Grown:
+        """Return what has grown."""
+        size, given_up = self.told[1], self.told[2]
+        members = self._machine.read("members", 0, size)
+        return Grown(members, self._machine.read("given", 0, given_up) if given_up else [])
 
     def take_grown(self) -> None:
         """Make a region of what has grown."""
@@ -156,7 +162,7 @@ class Search:
             self._make_room()
         if root < 0:
             return None
-        return root, self._machine.read("members", 0, self._told[1])
+        return root, self._machine.read("members", 0, self.told[1])
 
     def _make_room(self) -> None:
         room = 2 * self._do(operations.COUNT_KEPT) + _ROOM * self.count + 16
