@@ -81,6 +81,10 @@ class PartitionError(PassError):
     """A selector or property misbehaved, or a partition breaks an invariant."""
 
 
+class InternalError(SubgraphError, RuntimeError):
+    """Subgraph itself is at fault: it failed on something that is valid. Please report it."""
+
+
 class MissingInputError(ModelError, KeyError):
     """An input that has no default was not given, or a name is not an input."""
 

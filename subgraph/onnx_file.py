@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from subgraph.collector import paused_gc
-from subgraph.errors import ModelError, SubgraphError, file_error
+from subgraph.errors import InternalError, ModelError, SubgraphError, file_error
 from subgraph.graph import Graph
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def load(
     Raises:
         ModelError: the model is damaged, incomplete or not well formed.
         UnsupportedOpError: it uses an operator or opset that is not known.
+        InternalError: Subgraph failed on a model that `onnx.checker` passes.
     """
     source = _shown(model)
     try:
@@ -83,9 +84,22 @@ def load(
     except RecursionError as error:
         raise ModelError(f"{source}: bodies or functions are nested too deeply") from error
     except Exception as error:
-        # Bytes from anywhere: what the checks did not foresee is the file's fault as well.
-        kind = type(error).__name__
-        raise ModelError(f"{source}: not an ONNX model, or damaged: {kind}: {error}") from error
+        raise _unforeseen(model, source, error) from error
+
+
+def _unforeseen(model: Any, source: str, error: Exception) -> SubgraphError:
+    """Return the error for what no check has foreseen: the file's fault, unless onnx finds none."""
+    import onnx
+
+    kind = type(error).__name__
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except Exception:
+        return ModelError(f"{source}: not an ONNX model, or damaged: {kind}: {error}")
+    return InternalError(
+        f"{source}: Subgraph failed on a model that onnx.checker passes: {kind}: {error}; please "
+        "report it with the model"
+    )
 
 
 def _shown(model: Any) -> str:

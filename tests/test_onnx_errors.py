@@ -46,6 +46,20 @@ def edited(edit: Callable[[onnx.ModelProto], Any], *op_types: str) -> onnx.Model
     return proto
 
 
+def test_our_own_faults_are_not_called_damage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fault(*_: Any, **__: Any) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr("subgraph.type_inference.infer_graph", fault)
+    path = tmp_path / "good.onnx"
+    onnx.save(chain("Relu"), path)
+    for good in (path, str(path), path.read_bytes(), chain("Relu")):
+        fails(good, "IndexError", "report it", error=sg.InternalError)
+    fails(edited(lambda proto: proto.graph.output[0].type.Clear()), "damaged", "IndexError")
+
+
 def test_what_is_no_model(tmp_path: Path) -> None:
     fails(tmp_path / "missing.onnx", "missing.onnx", "No such file")
     fails(tmp_path, "directory")
