@@ -92,8 +92,9 @@ def _unforeseen(model: Any, source: str, error: Exception) -> SubgraphError:
     import onnx
 
     kind = type(error).__name__
+    check: Any = onnx.checker.check_model  # typed in part
     try:
-        onnx.checker.check_model(model, full_check=True)
+        check(model, full_check=True)
     except Exception:
         return ModelError(f"{source}: not an ONNX model, or damaged: {kind}: {error}")
     return InternalError(
