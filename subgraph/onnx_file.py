@@ -92,9 +92,8 @@ def _unforeseen(model: Any, source: str, error: Exception) -> SubgraphError:
     import onnx
 
     kind = type(error).__name__
-    check: Any = onnx.checker.check_model  # typed in part
     try:
-        check(model, full_check=True)
+        onnx.checker.check_model(model, full_check=True)  # pyright: ignore[reportUnknownMemberType]
     except Exception:
         return ModelError(f"{source}: not an ONNX model, or damaged: {kind}: {error}")
     return InternalError(
