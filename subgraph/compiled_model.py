@@ -140,7 +140,10 @@ class CompiledModel:
             idle = self._new_idle()
         _, run, repeat = idle
         try:
-            results = None if repeat is None else repeat(given)
+            try:
+                results = None if repeat is None else repeat(given)
+            except Exception:  # the whole run says what failed, or lets another device take over
+                results = None
             if results is None:
                 given, snapshot = self._with_snapshot(given)
                 results = call_pinned(snapshot, run, given)

@@ -11,6 +11,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.engine.bound import BoundPlan
 
 X = np.ones((2, 4), np.float32)
 
@@ -70,3 +71,22 @@ def test_a_file_is_imported_for_fewer_devices() -> None:
     for device in ("HETERO:REFERENCE", "HETERO:CPU", "HETERO:REFERENCE,CPU", "CPU", "AUTO"):
         stream.seek(0)
         np.testing.assert_array_equal(core.import_model(stream, device)(X)[0], -X)
+
+
+def test_a_device_lost_after_some_runs(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """A run like the last one takes a shorter way; what fails there is taken over all the same."""
+    model = sg.Core().compile_model(graph(), "CPU")
+    wanted = model(X)[0]
+    np.testing.assert_array_equal(model(X)[0], wanted)
+    runs: list[int] = []
+
+    def lost(*_: Any) -> Any:
+        runs.append(1)
+        raise sg.DeviceError("device lost")
+
+    monkeypatch.setattr(BoundPlan, "run", lost)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            np.testing.assert_allclose(model(X)[0], wanted, rtol=1e-6)
+    assert caplog.text.count("runs on REFERENCE from now on") == 1
+    assert runs
