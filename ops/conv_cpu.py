@@ -8,13 +8,14 @@ kernel are turned into scratch memory first.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import attrs
 
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Layout, Lowering, Operand, Word, lowering
+from subgraph.engine.lowering import Layout, Lowering, Operand, Weight, Word, lowering
 from subgraph.graph import Node
 
 from .conv_direct import DirectOutput, emit_direct
@@ -54,10 +55,15 @@ _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 
 @attrs.define
 class Job:
-    """A convolution to be lowered: ``act(conv(x, w) + bias + residual)``."""
+    """A convolution to be lowered: ``act(conv(x, w) + bias + residual)``.
+
+    ``g`` leaves out the ``taps`` of ``whole`` that read nothing but padding.
+    """
 
     low: Lowering
+    whole: Geometry
     g: Geometry
+    taps: tuple[slice, slice, slice]
     of: Tiles
     x: Operand
     w: Operand
@@ -76,6 +82,18 @@ class Job:
         """All output channels."""
         return self.g.groups * self.g.outputs
 
+    def weight(self, recipe: str, make: Callable[[Array], Array]) -> Weight:
+        """Return the weights as ``make`` packs them, of the taps that read something."""
+        kernel, taps = self.whole.kernel, self.taps
+        if self.g.kernel == kernel:
+            return self.low.weight(recipe, make, self.w)
+
+        def cut(weight: Array) -> Array:
+            return make(weight.reshape(*weight.shape[:2], *kernel)[(..., *taps)])
+
+        text = " ".join(f"{t.start}:{t.stop}" for t in taps)
+        return self.low.weight(f"{recipe} taps {text} of {kernel}", cut, self.w)
+
 
 @lowering("Conv", dtypes=FLOATS, layouts=_BOTH)
 def conv(node: Node, low: Lowering) -> None:
@@ -92,9 +110,10 @@ def fused_conv(node: Node, low: Lowering) -> None:
 def _job(node: Node, low: Lowering) -> Job:
     x, w, y = low.given(0), low.given(1), low.output()
     of = tiles(x.dtype)
-    g = conv_geometry(node, x, w, y)
+    whole = conv_geometry(node, x, w, y)
+    g, taps = whole.trimmed()
     act = activation(node, of)
-    return Job(low, g, of, x, w, low.optional(2), low.optional(3), y, act)
+    return Job(low, whole, g, taps, of, x, w, low.optional(2), low.optional(3), y, act)
 
 
 def lower_conv(job: Job) -> None:
@@ -154,13 +173,13 @@ def choose(job: Job) -> str:
 def _square(job: Job) -> str:
     """Choose between direct convolution and the sizes of Winograd's."""
     g, of = job.g, job.of
-    strided = g.strides == (1, 2, 2) and of.low
+    strided = g.strides[1:] == (2, 2) and of.low
     square = (
-        g.kernel == (1, 3, 3)
-        and (strided or g.strides == (1, 1, 1))
-        and g.dilations == (1, 1, 1)
-        and g.source[0] == g.target[0] == 1
-        and g.pads[0] == 0
+        g.kernel[1:] == (3, 3)
+        and (strided or g.strides[1:] == (1, 1))
+        and g.dilations[1:] == (1, 1)
+        # Volumes were not measured with tall tiles.
+        and (of.low or g.source[0] == g.target[0] == g.kernel[0] == 1)
     )
     if not square or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
         return "direct"
@@ -171,11 +190,12 @@ def _square(job: Job) -> str:
         return fastest(job.low, f"conv {of.dtype} {g} {layouts}", trials)
     blocks_in = round_up(g.inputs, of.lanes) // of.lanes
     blocks_out = round_up(g.outputs, of.lanes) // of.lanes
+    blocks_in *= g.kernel[0]
     products = blocks_in * of.lanes * blocks_out
     weights = products * of.lanes * of.item
     best, least = "direct", _cost(of, g.images * g.pixels * 9 * products, 9 * weights)
     for name, m in forms.items():
-        count = g.images * math.prod(-(-o // m) for o in g.target[1:])
+        count = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
         values, points = _winograd_sizes(m, g.strides[1])
         transforms = count * 7 * (values * blocks_in + points * blocks_out)
         cost = transforms + _cost(of, count * values * products, values * weights)
@@ -205,7 +225,7 @@ def _direct(job: Job, *, plain: bool) -> None:
         f"conv direct {of.nv}x{of.lanes} groups {job.g.groups}/{together} "
         f"{'plain' if plain else 'blocked'} {of.weights}"
     )
-    weight = low.weight(recipe, direct_weights(job.g, of, together, plain), job.w)
+    weight = job.weight(recipe, direct_weights(job.g, of, together, plain))
     g = attrs.evolve(
         job.g,
         groups=job.g.groups // together,
@@ -217,7 +237,7 @@ def _direct(job: Job, *, plain: bool) -> None:
     y = blocked_target(low, of, job.y)
     out = DirectOutput(y, residual, (1, 1, 1), 0)
     emit_direct(
-        low, of, g.flat(), x, weight, _bias(job, g.groups), out, job.act, plain=plain,
+        low, of, g.folded(), x, weight, _bias(job, g.groups), out, job.act, plain=plain,
         flops=job.g.flops,
     )  # fmt: skip
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
@@ -228,7 +248,7 @@ def _banded(job: Job) -> None:
     low, of = job.low, job.of
     table = low.weight("conv bands", as_given, band_table(job.g, of))
     recipe = f"conv bands {of.nv}x{of.lanes} groups {job.g.groups}"
-    weight = low.weight(recipe, band_weights(job.g, of), job.w)
+    weight = job.weight(recipe, band_weights(job.g, of))
     g = attrs.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
     x = blocked(low, of, job.x)
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
@@ -236,7 +256,7 @@ def _banded(job: Job) -> None:
     out = DirectOutput(y, residual, (1, 1, 1), 0)
     bias = _bias(job, 1)
     emit_direct(
-        low, of, g.flat(), x, weight, bias, out, job.act, plain=False, table=table,
+        low, of, g.folded(), x, weight, bias, out, job.act, plain=False, table=table,
         flops=job.g.flops,
     )  # fmt: skip
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
@@ -263,7 +283,7 @@ def _depthwise(job: Job) -> None:
     windows = _has_windows(job)
     blocks = -(-g.groups // of.lanes)
     pixel = of.lanes * of.item
-    weight = low.weight(f"conv depthwise {of.lanes}", depthwise_weights(of), job.w)
+    weight = job.weight(f"conv depthwise {of.lanes}", depthwise_weights(of))
     x = blocked(low, of, job.x)
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
@@ -308,25 +328,27 @@ def _depthwise(job: Job) -> None:
 def _winograd(job: Job, m: int, stride: int) -> None:
     low, of, g = job.low, job.of, job.g
     if stride == 1:
-        weight = low.weight(f"conv winograd{m} {of.nv}x{of.lanes}", winograd_weights(of, m), job.w)
+        weight = job.weight(f"conv winograd{m} {of.nv}x{of.lanes}", winograd_weights(of, m))
     else:
         recipe = f"conv strided winograd{m} {of.nv}x{of.lanes}"
-        weight = low.weight(recipe, strided_winograd_weights(of), job.w)
+        weight = job.weight(recipe, strided_winograd_weights(of))
     x = blocked(low, of, job.x)
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
     pixel = of.lanes * of.item
     values, points = _winograd_sizes(m, stride)
-    blocks_in, blocks_out = -(-g.inputs // of.lanes), -(-g.outputs // of.lanes)
+    blocks_out = -(-g.outputs // of.lanes)
+    image_in = -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
+    # The slices of a volume that an output reads count as so many more channels.
+    blocks_in = g.kernel[0] * -(-g.inputs // of.lanes)
     panels = -(-blocks_out // of.nv)
-    total = g.images * math.prod(-(-o // m) for o in g.target[1:])
+    total = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
     count, part, together = _winograd_cut(of, total, blocks_in, panels, low.threads)
     # Sums may take the place of values that are done with.
     over = of.low and part == panels and part * of.nv <= blocks_in
     room = values * (blocks_in + 1) + (1 if over else points) * (part * of.nv + 1)
     scratch_bytes = round_up((2 * values + (count | 1) * room) * pixel, 64)
     scratch = low.scratch(scratch_bytes, per_worker=True)
-    image_in = blocks_in * math.prod(g.source) * pixel
     image_out = blocks_out * g.pixels * pixel
     tile = of.strip(of.lanes, of.lanes, ahead=True) if of.low else of.contraction()
     # So many steps of the sums that the weights of a panel stay in the first cache.
@@ -382,7 +404,7 @@ def _winograd_sizes(m: int, stride: int) -> tuple[int, int]:
 
 
 def _generic(job: Job) -> None:
-    low, of, g = job.low, job.of, job.g
+    low, of, g = job.low, job.of, job.whole
     x = plain(low, of, job.x)
     residual = 0 if job.residual is None else plain(low, of, job.residual)
     y = plain_target(low, of, job.y)

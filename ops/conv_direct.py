@@ -138,8 +138,9 @@ def _strip(c: Cut, ahead: bool) -> Word:
     if c.gathered or g.taps == 1:
         return of.strip(pixel if c.gathered else g.strides[2] * pixel, pixel, ahead)
     # Each is a function of its own: only those that networks use.
-    usual = g.kernel[2] in ((3, 5, 7, 11) if c.plain else (3,)) and g.strides[2] in (1, 2, 4)
-    if g.kernel[0] > 1 or g.dilations[2] > 1 or not usual:
+    usual = g.kernel[2] in ((3, 5, 7, 11) if c.plain else (1, 3)) and g.strides[2] in (1, 2, 4)
+    boxed = g.kernel[0] == 1 or (c.strip and g.dilations[0] == 1)
+    if not boxed or g.dilations[2] > 1 or not usual:
         return 0
     return of.strip(g.strides[2] * pixel, g.kernel[2] * pixel, ahead)
 

@@ -90,6 +90,63 @@ class Geometry:
         line = (1, 1, self.pixels)
         return attrs.evolve(self, source=line, target=line)
 
+    def folded(self) -> Geometry:
+        """Merge neighbouring axes along which each input pixel is read once, in order."""
+        line = self.flat()
+        if line is not self:
+            return line
+        once = [
+            k == s == 1 and p == 0 and n == o
+            for k, s, p, n, o in zip(
+                self.kernel, self.strides, self.pads, self.source, self.target, strict=True
+            )
+        ]
+        if once[1] and once[2]:
+            # The first axis takes the place of the second: (D, H, W) as (1, D, H * W).
+            depth, rows, columns = self.source
+            return attrs.evolve(
+                self,
+                source=(1, depth, rows * columns),
+                target=(1, self.target[0], rows * columns),
+                kernel=(1, self.kernel[0], 1),
+                strides=(1, self.strides[0], 1),
+                dilations=(1, self.dilations[0], 1),
+                pads=(0, self.pads[0], 0),
+            )
+        if once[0] and once[1]:
+            rows = self.source[0] * self.source[1]
+            source, target = (1, rows, self.source[2]), (1, rows, self.target[2])
+            return attrs.evolve(self, source=source, target=target)
+        return self
+
+    def trimmed(self) -> tuple[Geometry, tuple[slice, slice, slice]]:
+        """Leave out the first and last taps of each axis where they read nothing but padding.
+
+        Returns:
+            The sizes, and which taps are left.
+        """
+        cuts = [self._taps_inside(axis) for axis in range(3)]
+        each = list(zip(cuts, self.pads, self.dilations, strict=True))
+        g = attrs.evolve(
+            self,
+            kernel=triple([cut.stop - cut.start for cut in cuts], 1),
+            dilations=triple([d if c.stop - c.start > 1 else 1 for c, _, d in each], 1),
+            pads=triple([pad - cut.start * d for cut, pad, d in each], 0),
+        )
+        return g, (cuts[0], cuts[1], cuts[2])
+
+    def _taps_inside(self, axis: int) -> slice:
+        """Return the taps of an axis from the first to the last that reads a pixel."""
+        step, pad, dilation = self.strides[axis], self.pads[axis], self.dilations[axis]
+
+        def reads(tap: int) -> bool:
+            output = max(0, -(-(pad - tap * dilation) // step))
+            at = output * step - pad + tap * dilation
+            return output < self.target[axis] and at < self.source[axis]
+
+        taps = [tap for tap in range(self.kernel[axis]) if reads(tap)]
+        return slice(taps[0], taps[-1] + 1) if taps else slice(0, self.kernel[axis])
+
     def words(self) -> list[int]:
         """Return words 8 to 25 of the convolution kernels."""
         sizes = (self.source, self.target, self.kernel, self.strides, self.dilations, self.pads)
@@ -268,9 +325,20 @@ def depthwise_weights(of: Tiles) -> Callable[[Array], Array]:
 
 def winograd_weights(of: Tiles, m: int) -> Callable[[Array], Array]:
     """Return the recipe of ``winograd_kernels``: panels of each of the (m + 2)^2 points."""
-    return lambda weight: pack_winograd(weight, of, m)
+    return lambda weight: pack_winograd(_slices(weight, of), of, m)
 
 
 def strided_winograd_weights(of: Tiles) -> Callable[[Array], Array]:
     """Return the recipe of ``winograd_kernels`` with stride 2."""
-    return lambda weight: pack_winograd_strided(weight, of)
+    return lambda weight: pack_winograd_strided(_slices(weight, of), of)
+
+
+def _slices(weight: Array, of: Tiles) -> Array:
+    """Return ``[O, I, (D,) 3, 3]`` with the slices of D as further blocks of inputs."""
+    outputs, inputs = weight.shape[:2]
+    deep = weight.reshape(outputs, inputs, -1, 3, 3)
+    if deep.shape[2] == 1:
+        return deep[:, :, 0]
+    whole = np.zeros((outputs, deep.shape[2], round_up(inputs, of.lanes), 3, 3), weight.dtype)
+    whole[:, :, :inputs] = deep.swapaxes(1, 2)
+    return whole.reshape(outputs, -1, 3, 3)

@@ -144,7 +144,8 @@ def direct(
         45 bands (0: none)  46 channels of the last input block that count (kernels of one tap)
         47 input blocks of a segment
         48 what the scratch holds: a box of pixels (0) or for each tap the pixels it reads (1)
-        49 strip (``subgraph.engine.strip``) that runs a row of outputs in place of tiles (0: none)
+        49 strip (``subgraph.engine.strip``) that runs a row of outputs in place of tiles (0: none);
+           with kernel D > 1 only from a box, without dilation along D
 
     The sums run over segments of the input blocks, so short that the weights of a panel stay in the
     first cache while all pixels of a unit pass; a later segment goes on from what y holds.
@@ -241,6 +242,11 @@ def direct(
         within = arg(args, 15) if plain or arg(args, 22) == 1 else arg(args, 16)
         put(t, T_SB1, within * arg(t, T_KIN) * columns)
         put(t, T_SB0, taps * step * columns)
+        if arg(args, 49) != 0 and arg(args, 14) > 1 and arg(args, 48) == 0:
+            # In the box planes lie as far apart as blocks: strips have one loop over both.
+            put(t, T_N0, arg(t, T_N0) * arg(args, 14))
+            put(t, T_SA0, arg(t, T_SA1))
+            put(t, T_SB0, arg(t, T_SB1))
         bias = arg(args, 3)
         if bias != 0:
             bias += (group * blocks + first) * lanes * item
@@ -311,6 +317,18 @@ def direct(
             if post != 0:
                 call_kernel(post, t, m, vectors, 0)
             i += m
+
+    @register_jitable
+    def skip_planes(args: int, t: int, above: int) -> int:
+        """Leave out the kernel planes that read nothing but padding; return how many come first.
+
+        ``above`` is the plane of the input that the first kernel plane reads.
+        """
+        dd, depth = arg(args, 20), arg(args, 8)
+        first = max(0, (dd - 1 - above) // dd)
+        put(t, T_N1, max(0, min(arg(args, 14), (depth - above + dd - 1) // dd) - first))
+        put(t, T_B, arg(t, T_B) + first * arg(t, T_SB1))
+        return first
 
     @register_jitable
     def skip_border(args: int, t: int, top: int, weights: int) -> int:
@@ -456,6 +474,8 @@ def direct(
                         source += arg(arg(args, 45), 3 * p) * volume
                     post = arg(args, 27) if done else 0
                     size = (last - first) * taps * step * arg(t, T_BKS)
+                    if arg(args, 14) > 1 and not gathered and arg(args, 49) == 0:
+                        source += skip_planes(args, t, d0) * arg(args, 20) * plane
                     put(t, T_PACE, 2 * arg(t, T_BKS) // max(1, runs * ((length + mr - 1) // mr)))
                     weights = arg(t, T_B)
                     for r in range(runs):

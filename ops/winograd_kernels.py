@@ -14,6 +14,8 @@ Stride 2: along an axis even inputs meet the first and the last weight, F(2, 2) 
 infinity``, and odd ones the weight between, at ``0, 1``: an output of the sum of both. So
 ``2 * 2`` outputs take 25 multiplications in place of 36. The values of a point are so many more
 channels of its GEMM: 4 times as many where both coordinates are finite, 2 where one is.
+
+Volumes, with any kernel along D: so are the values of the slices that an output reads.
 """
 
 from __future__ import annotations
@@ -210,8 +212,9 @@ def winograd(
 
         0 x  1 weights [point][panel][input block][values of the point][lane][columns]  2 y
         3 bias (padded; 0: none)  4 residual (0: none)
-        5 images  6 input blocks  7 output blocks
-        9 10 input H W  12 13 output H W  24 25 pads before H W
+        5 images  6 input blocks of the sums: of an image, times kernel D  7 output blocks
+        8..10 input D H W  11..13 output D H W  14 kernel D  17 stride D  20 dilation D
+        23..25 pads before D H W
         26 contraction tile, or strip where tiles are low
         27 post kernel (0: none)  28 F_* flags  29 lower  30 upper (float64)
         31 tiles of a unit  33 panels of a unit
@@ -326,18 +329,24 @@ def winograd(
         blocks = arg(args, 6)
         area = arg(args, 9) * arg(args, 10) * pixel
         row = pixel if low else (blocks + 1) * pixel
+        depth, slices, own = arg(args, 8), arg(args, 11), blocks // arg(args, 14)
         # Neighbours of a tile lie beside it: in the input, and among the values of its block.
         for b in range(blocks):
-            image, i, j = first // (across * down), first // across % down, first % across
+            above = b // own * arg(args, 20) - arg(args, 23)
+            plane, i, j = first // (across * down), first // across % down, first % across
             for q in range(count):
-                x = arg(args, 0) + image * arg(args, 37) + b * area
+                d = plane % slices * arg(args, 17) + above
+                image = plane // slices
+                x = arg(args, 0) + image * arg(args, 37) + (b % own * depth + d) * area
                 h0, w0 = i * m * stride - arg(args, 24), j * m * stride - arg(args, 25)
+                if d < 0 or d >= depth:
+                    h0 = -n  # no row of it lies inside
                 transform_tile(args, x, h0, w0, scratch, a + q * row, b)
                 j += 1
                 if j == across:
                     i, j = i + 1, 0
                 if i == down:
-                    image, i = image + 1, 0
+                    plane, i = plane + 1, 0
 
     @register_jitable
     def run_tiles(args: int, t: int, count: int, vectors: int, a: int, c: int) -> None:
@@ -437,15 +446,17 @@ def winograd(
     ) -> None:
         oh_n, ow_n = arg(args, 12), arg(args, 13)
         across, down = (ow_n + m - 1) // m, (oh_n + m - 1) // m
+        slices = arg(args, 11)
         c_row = (arg(args, 33) * nv + 1) * pixel
         row, apart = (pixel, places(args) * pixel) if low else (c_row, pixel)
         for b in range(block, last_block):
-            image, i, j = first // (across * down), first // across % down, first % across
+            plane, i, j = first // (across * down), first // across % down, first % across
             bias = zero()
             if arg(args, 3) != 0:
                 bias = load(arg(args, 3) + b * pixel)
             for q in range(count):
-                at = ((b * oh_n + i * m) * ow_n + j * m) * pixel
+                image, od = plane // slices, plane % slices
+                at = (((b * slices + od) * oh_n + i * m) * ow_n + j * m) * pixel
                 y = arg(args, 2) + image * arg(args, 38) + at
                 res = arg(args, 4)
                 if res != 0:
@@ -457,7 +468,7 @@ def winograd(
                 if j == across:
                     i, j = i + 1, 0
                 if i == down:
-                    image, i = image + 1, 0
+                    plane, i = plane + 1, 0
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         t, post = _words(), _words()
@@ -467,7 +478,7 @@ def winograd(
         panels = (out_blocks + nv - 1) // nv
         panel_blocks = (panels + pb - 1) // pb
         across, down = (arg(args, 13) + m - 1) // m, (arg(args, 12) + m - 1) // m
-        total = arg(args, 5) * across * down
+        total = arg(args, 5) * arg(args, 11) * across * down
         put(t, T_N0, 1)
         put(t, T_N1, 1)
         put(t, T_N2, 1)
