@@ -28,44 +28,13 @@ from subgraph.graph import Node
 
 from . import integer_cpu
 from .conv_geometry import Geometry, conv_geometry
+from .qlinear_packing import BLOCK, LINE, Tile, column_vector, guards, integer_tile, packed
 from .tile_planning import Array, grain, round_up
 
 _BYTES = ("uint8", "int8")
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 DOMAIN = "subgraph.cpu"
-BLOCK = 16
 _IMAGE = 4
-
-
-@attrs.frozen
-class Tile:
-    """How an integer product runs on this machine: the numbers of ``tile_int.int_tile``."""
-
-    lanes: int
-    mr: int
-    nv: int
-    flavour: str
-    weights: str
-
-    @property
-    def item(self) -> int:
-        """Bytes of an element of a strip."""
-        return 2 if self.flavour == "pairs" else 1
-
-    @property
-    def together(self) -> int:
-        """Elements of a step: four bytes of A."""
-        return 4 // self.item
-
-
-def integer_tile(flavour: str, weights: str) -> Tile:
-    """Return the tile of this machine; the same choice as ``tile_int.int_tile``, without numba."""
-    lanes = max(4, host.lanes("int32"))
-    if host.isa().registers >= 32:
-        mr, nv = (12, 2) if lanes == BLOCK else (6, BLOCK // lanes)
-    else:
-        mr, nv = (6, 2) if lanes == 8 else (2, BLOCK // lanes)
-    return Tile(lanes, mr, nv, flavour, weights)
 
 
 @attrs.define
@@ -159,8 +128,8 @@ def weights_fit(w: Operand, w_zero: Operand | None) -> int | None:
     return wanted if bool(np.all(w_zero.known == wanted)) else None
 
 
-def choose_tile(q: Quantised) -> Tile:
-    """Return the flavour: dot products of bytes where the machine has them and weights fit."""
+def choose_tile(q: Quantised, *, image: bool = False) -> Tile:
+    """Return the flavour: products of bytes where the machine has them and weights fit."""
     fit = weights_fit(q.w, q.w_zero)
     forced = q.low.options.get("INTEGER_FLAVOUR")
     quads = host.has_vnni() if forced is None else forced == "quads"
@@ -168,52 +137,16 @@ def choose_tile(q: Quantised) -> Tile:
         return integer_tile("pairs", "int16")
     if quads and (q.x_zero is None or q.x_zero.known is not None):
         return integer_tile("quads", "int8")
+    # An image has few channels with large bytes: most of its steps would have to be corrected.
+    if has_guarded() and not image and forced in (None, "guarded"):
+        return integer_tile("guarded", "int8")
     return integer_tile("pairs", "int8")
 
 
-def column_vector(groups: int, outputs: int, dtype: str) -> Callable[[Array], Array]:
-    """Return what spreads one number, or one for each output, to the padded columns."""
-    padded = round_up(outputs, BLOCK)
-
-    def make(values: Array) -> Array:
-        whole = np.zeros((groups, padded), dtype)
-        whole[:, :outputs] = np.broadcast_to(values.reshape(-1), groups * outputs).reshape(
-            groups, outputs
-        )
-        return whole.reshape(-1)
-
-    return make
-
-
-def packed(tile: Tile, groups: int, runs: Callable[[Array], Array]) -> Callable[..., Array]:
-    """Return the recipe of weights from ``(weights, zero points)``.
-
-    Args:
-        tile: The tile.
-        groups: Groups.
-        runs: Brings weights ``[outputs, ...]`` to ``[outputs, K]``, K in the order of the strip,
-            padded to whole double steps.
-    """
-    dtype, columns = tile.weights, tile.lanes * tile.nv
-
-    def make(weight: Array, *zeros: Array) -> Array:
-        signed = weight.astype(np.int16)
-        if zeros:
-            zero = zeros[0].astype(np.int16).reshape(-1)
-            signed = signed - zero.reshape(-1, *[1] * (weight.ndim - 1))
-        rows = runs(signed)
-        rows = rows.reshape(groups, -1, rows.shape[-1])
-        padded = np.zeros((groups, round_up(rows.shape[1], BLOCK), rows.shape[2]), dtype)
-        padded[:, : rows.shape[1]] = rows
-        pieces: list[Array] = []
-        for matrix in padded:
-            for first in range(0, matrix.shape[0], columns):
-                panel = matrix[first : first + columns]
-                steps = panel.reshape(panel.shape[0], -1, tile.together)
-                pieces.append(np.ascontiguousarray(steps.swapaxes(0, 1)).reshape(-1))
-        return np.concatenate(pieces)
-
-    return make
+def has_guarded() -> bool:
+    """Return whether this machine adds products of bytes in 16 bits, in vectors of 32 bytes."""
+    isa = host.isa()
+    return isa.name == "avx2" and not isa.like and not host.has_vnni()
 
 
 def _zero_sources(zero: Operand | None) -> list[Operand]:
@@ -221,40 +154,59 @@ def _zero_sources(zero: Operand | None) -> list[Operand]:
 
 
 def _sum_words(
-    q: Quantised, tile: Tile, groups: int, outputs: int, sums: Callable[[Array], Array]
+    q: Quantised,
+    tile: Tile,
+    groups: int,
+    outputs: int,
+    sums: Callable[[Array], Array],
+    turned: bool = False,
 ) -> list[Word]:
-    """Return the words bias, scale and shift of a product.
+    """Return the words bias, scale, shift and sums of weights of a product.
 
     Args:
         q: The product.
         tile: Its tile.
         groups: Groups.
         outputs: Outputs of a group.
-        sums: Brings weights to the sum of each output's, ``quads``' part of the bias.
+        sums: Brings weights to the sum of each output's: bytes of A have their zero point in them.
+        turned: Whether the outputs of a matrix of weights are its rows.
     """
     low = q.low
     spread = column_vector(groups, outputs, "int32")
     exact = q.bias is not None and q.bias.dtype == "int32" and q.bias_scale is None
     sources: list[Operand] = [q.bias] if exact and q.bias is not None else []
     name = f"integer bias {groups}x{outputs}"
-    if tile.flavour == "quads":
+    fit = weights_fit(q.w, q.w_zero) or 0
+    summed = f"of weights less {fit} {q.w.shape} {int(turned)}"
+
+    def of_weights(weight: Array) -> Array:
+        return sums(weight.astype(np.int64) - fit)
+
+    total: Word = 0
+    if tile.flavour != "pairs" and (q.x_zero is None or q.x_zero.known is not None):
         shifted = int(known_zero(q.x_zero)[0]) + (128 if q.x.dtype == "int8" else 0)
-        fit = weights_fit(q.w, q.w_zero) or 0
-        name += f" less {shifted} of weights less {fit}"
+        name += f" less {shifted} {summed}"
 
         def with_sums(weight: Array, *bias: Array) -> Array:
-            total = -shifted * sums(weight.astype(np.int64) - fit)
-            return spread(total + (bias[0].reshape(-1) if bias else 0))
+            part = -shifted * of_weights(weight)
+            return spread(part + (bias[0].reshape(-1) if bias else 0))
 
-        start = low.weight(f"{name} {q.w.shape}", with_sums, q.w, *sources)
+        start = low.weight(name, with_sums, q.w, *sources)
     elif sources:
         start = low.weight(name, spread, *sources)
     else:
         start = low.weight(name, spread, np.zeros(1, np.int32))
+    if tile.flavour != "pairs" and q.x_zero is not None and q.x_zero.known is None:
+        recipe = f"integer sums {groups}x{outputs} {summed}"
+
+        def spread_sums(weight: Array) -> Array:
+            return spread(of_weights(weight))
+
+        total = low.weight(recipe, spread_sums, q.w)
     if q.x_scale is None or q.w_scale is None:
-        return [start, 0, 0]
+        return [start, 0, 0, total]
     scale = _scale(q, q.x_scale, q.w_scale, groups, outputs)
-    return [start, scale, _shift(q, groups, outputs, exact)]
+    return [start, scale, _shift(q, groups, outputs, exact), total]
 
 
 def _scale(q: Quantised, x_scale: Operand, w_scale: Operand, groups: int, outputs: int) -> Weight:
@@ -337,8 +289,8 @@ def convolution(node: Node, low: Lowering) -> None:
 
 
 def _direct(q: Quantised, g: Geometry) -> None:
-    tile = choose_tile(q)
     source = "blocked" if q.x.layout == "blocked" else "image"
+    tile = choose_tile(q, image=source == "image")
     if g.groups > 1 and (source == "image" or g.inputs % BLOCK or g.outputs % BLOCK):
         raise Unsupported("groups of channels that are no whole blocks")
     if source == "image" and g.inputs > _IMAGE:
@@ -384,7 +336,13 @@ def _direct(q: Quantised, g: Geometry) -> None:
         g.groups * round_up(g.outputs, BLOCK) * g.pixels,
         BLOCK, g.pixels * BLOCK,
     )  # fmt: skip
-    _emit(q, tile, flat, shape, weight, _sum_words(q, tile, g.groups, g.outputs, sums))
+    bounds: Word = 0
+    if tile.flavour == "guarded":
+        taps = g.kernel[1] * (1 if along else g.kernel[2])
+        make = guards(tile, g.groups, (blocks, taps, kin), runs)
+        bounds = q.low.weight(f"bounds of {recipe}", make, q.w, *_zero_sources(q.w_zero))
+    words = _sum_words(q, tile, g.groups, g.outputs, sums)
+    _emit(q, tile, flat, shape, [weight, bounds], words)
 
 
 @attrs.frozen
@@ -407,7 +365,7 @@ class Shape:
 
 
 def _emit(
-    q: Quantised, tile: Tile, g: Geometry, shape: Shape, weight: Weight, sums: list[Word]
+    q: Quantised, tile: Tile, g: Geometry, shape: Shape, weights: list[Word], sums: list[Word]
 ) -> None:
     low = q.low
 
@@ -435,19 +393,26 @@ def _emit(
     while units() < wanted and part > 1:
         part = -(-part // 2)
     # A tile may read, and multiply by zero, what lies behind the last pixel.
-    scratch_bytes = round_up(strip_bytes(rows, columns) + 64, 64)
+    reach_at = round_up(strip_bytes(rows, columns) + 64, 64)
+    faults_at = scratch_bytes = reach_at
+    faults = 0
+    if tile.flavour == "guarded":
+        taps = g.kernel[1] * (1 if shape.along else g.kernel[2])
+        # A quarter of the steps: beyond, exact ones cost less than corrections.
+        faults = shape.blocks * taps * shape.kin // 2
+        faults_at = reach_at + round_up(4 * shape.blocks * shape.kin, LINE) + 64
+        scratch_bytes = round_up(faults_at + 16 * faults, 64)
     scratch = low.scratch(scratch_bytes, per_worker=True)
-    kernel = Kernel(
-        "subgraph.engine.tile_int", "product_tile",
-        flavour=tile.flavour, weights=tile.weights, output=q.output,
-    )  # fmt: skip
+    kernel = _tile_kernel(tile.flavour, tile, q)
     least, most_value, zero = q.bounds
-    words: list[Word] = [q.x, weight, q.y, *sums, g.groups, shape.blocks]
+    words: list[Word] = [q.x, weights[0], q.y, *sums[:3], g.groups, shape.blocks]
     words += g.words()
     words += [kernel, least, most_value, zero, _zero_word(q), rows, columns, part]
     words += [scratch, scratch_bytes, shape.columns, shape.image_in, shape.image_out]
     words += [shape.kin, shape.last, shape.pixel_out, shape.block_out, shape.stored]
-    words += [shape.channels, shape.pixel, int(shape.along)]
+    words += [shape.channels, shape.pixel, int(shape.along), sums[3]]
+    if tile.flavour == "guarded":
+        words += [_tile_kernel("quads", tile, q), weights[1], reach_at, faults_at, faults]
     count = units()
     low.emit(
         Kernel(
@@ -460,6 +425,13 @@ def _emit(
         grain=grain(count, g.flops // 2),
         flops=g.flops,
         bytes=q.x.nbytes + q.w.nbytes + q.y.nbytes,
+    )  # fmt: skip
+
+
+def _tile_kernel(flavour: str, tile: Tile, q: Quantised) -> Kernel:
+    return Kernel(
+        "subgraph.engine.tile_int", "product_tile",
+        flavour=flavour, weights=tile.weights, output=q.output,
     )  # fmt: skip
 
 
@@ -489,7 +461,19 @@ def _depthwise(q: Quantised, g: Geometry) -> None:
         rows = -(-rows // 2)
     scratch_bytes = round_up(16 * pairs, 64) + round_up(g.reach(1, rows) * wide + 64, 64)
     least, most, zero = q.bounds
-    words: list[Word] = [q.x, weight, q.y, *sums, blocks, 0, *g.words(), pairs, least, most, zero]
+    words: list[Word] = [
+        q.x,
+        weight,
+        q.y,
+        *sums[:3],
+        blocks,
+        0,
+        *g.words(),
+        pairs,
+        least,
+        most,
+        zero,
+    ]
     words += [_zero_word(q), rows, 0, 0, low.scratch(scratch_bytes, per_worker=True)]
     words += [scratch_bytes]
     units = g.images * blocks * -(-g.target[1] // rows)
@@ -559,17 +543,24 @@ def _product(node: Node, q: Quantised) -> None:
     def as_rows(weight: Array) -> Array:
         return weight if turned else weight.T
 
-    def make(weight: Array, *zeros: Array) -> Array:
-        signed = as_rows(weight).astype(np.int16)
-        if zeros:
-            signed = signed - zeros[0].astype(np.int16).reshape(-1, 1)
-        padded = np.zeros((outputs, kin * double), np.int16)
-        padded[:, :depth] = signed
-        return pack(padded)
+    def runs(weight: Array) -> Array:
+        padded = np.zeros((outputs, kin * double), weight.dtype)
+        padded[:, :depth] = weight
+        return padded
 
-    pack = packed(tile, 1, lambda matrix: matrix)
+    def of_rows(make: Callable[..., Array]) -> Callable[..., Array]:
+        def made(weight: Array, *zeros: Array) -> Array:
+            return make(as_rows(weight), *zeros)
+
+        return made
+
+    zeros = _zero_sources(q.w_zero)
     recipe = f"integer product {tile.flavour} {tile.weights} {tile.nv}x{tile.lanes} {int(turned)}"
-    weight = q.low.weight(recipe, make, q.w, *_zero_sources(q.w_zero))
+    weight = q.low.weight(recipe, of_rows(packed(tile, 1, runs)), q.w, *zeros)
+    bounds: Word = 0
+    if tile.flavour == "guarded":
+        make = of_rows(guards(tile, 1, (1, 1, kin), runs))
+        bounds = q.low.weight(f"bounds of {recipe}", make, q.w, *zeros)
 
     def sums(values: Array) -> Array:
         total: Array = as_rows(values).sum(1)
@@ -582,4 +573,4 @@ def _product(node: Node, q: Quantised) -> None:
         "rows", 1, kin * 8, kin, kin, True, round_up(outputs, BLOCK), outputs, depth,
         0, 0, outputs * item, BLOCK * item,
     )  # fmt: skip
-    _emit(q, tile, g, shape, weight, _sum_words(q, tile, 1, outputs, sums))
+    _emit(q, tile, g, shape, [weight, bounds], _sum_words(q, tile, 1, outputs, sums, turned))

@@ -1,7 +1,7 @@
 """Quantised convolutions and products over integer tiles, in blocks of 16 channels.
 
 What a unit reads is first laid out as a strip in scratch memory, with its padding: 16-bit integers
-less their zero point (``pairs``), or unsigned bytes (``quads``); see ``engine.tile_int``. Sources:
+less their zero point (``pairs``), or unsigned bytes; see ``engine.tile_int``. Sources:
 
 - ``blocked``: ``[N][C / 16][H][W][16]`` bytes, the strip ``[C / 16][h][w][16]``.
 - ``image``: ``[N][C][H][W]`` with at most four channels, the strip ``[h][w][4]``.
@@ -20,6 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
+from subgraph.engine.dot import emit_pairs
 from subgraph.engine.irtools import I16, I32, I64, load_at, store_at
 from subgraph.engine.simd import call_kernel, convert, ld_i8, ld_u8, st_i8, st_i16, st_i64, vec
 from subgraph.engine.tile import Emit, arg, private_function, put, rows_of, stack_words
@@ -32,9 +33,11 @@ from subgraph.engine.tile_int import (
     Q_C,
     Q_CJS,
     Q_CRS,
+    Q_FAULTS,
     Q_HIGH,
     Q_KIN,
     Q_KLAST,
+    Q_LIST,
     Q_LOW,
     Q_N0,
     Q_N1,
@@ -47,14 +50,17 @@ from subgraph.engine.tile_int import (
     Q_WORDS,
     Q_ZERO,
     Requantizer,
-    emit_pairs,
     int_tile,
     vector_bytes,
 )
 
+from .guarded_kernels import LINE, PAIRS, guards
+
 _words = stack_words(Q_WORDS)
 _where = stack_words(8)
 _corner = stack_words(256)
+_strides = stack_words(4)
+_start = stack_words(BLOCK)
 IMAGE = 4  # channels of a pixel of an image's strip
 
 
@@ -183,7 +189,7 @@ def product(
     Args:
         dtype: ``"uint8"`` or ``"int8"``: of the input.
         output: Dtype of the output; see ``tile_int.product_tile``.
-        flavour: ``"pairs"`` or ``"quads"``.
+        flavour: ``"pairs"``, ``"quads"`` or ``"guarded"`` (not for images).
         weights: ``"int8"`` or ``"int16"``: how the weights are held.
         source: ``"blocked"``, ``"image"`` or ``"rows"``.
 
@@ -204,6 +210,12 @@ def product(
         43 outputs of a group that are stored (rows; elsewhere as word 36)
         44 channels (image, rows)  45 bytes of a pixel in the strip
         46 whether the inner loop runs over kw too
+        47 address of the sum of each column's weights (int32), if the bias does not hold the part
+        of the zero point of x (0: it does, or there is none)
+        Guarded: 48 tile of quads, for panels of which too much may saturate  49 bounds
+        [group][panel][tap][input block][pair of channels], rows padded to 16 bytes
+        50 bytes of scratch before the largest bytes of a strip  51 before the list of faults
+        52 faults that are corrected in a panel
 
     Bias, scale and shift have one element for each of ``groups * word 36``. Units: images *
     groups * row blocks * column blocks * panel blocks.
@@ -215,6 +227,37 @@ def product(
     step_bytes = vector_bytes(flavour, weights, lanes)
     item = 1 if output in ("uint8", "int8") else 4
     tailed = source == "rows"
+    flip = 128 if dtype == "int8" else 0
+    find_largest, find_faults = guards()
+    whole = vec("int32", BLOCK)
+    load_sums, store_sums, splat_sum = whole.load, whole.store, whole.splat
+    correcting = flavour == "guarded"
+
+    @register_jitable
+    def start_sums(args: int, start: int, column: int, zero: int) -> int:
+        """Return the address of what the sums of a panel start from."""
+        bias = arg(args, 3) + 4 * column
+        if arg(args, 47) == 0:
+            return bias
+        factor = splat_sum(zero + flip)
+        for i in range(0, 4 * width, 4 * BLOCK):
+            sums = load_sums(arg(args, 47) + 4 * column + i)
+            store_sums(start + i, load_sums(bias + i) - factor * sums)
+        return start
+
+    @register_jitable
+    def choose_tile(args: int, t: int, bounds: int, scratch: int, vectors: int) -> int:
+        """Return the tile of a panel, its faults listed: where too much may saturate, quads."""
+        strides, most = _strides(), arg(args, 52)
+        put(strides, 0, arg(t, Q_SA0))
+        put(strides, 1, arg(t, Q_SA1))
+        put(strides, 2, arg(t, Q_SA2))
+        put(strides, 3, step_bytes * vectors)
+        reach, to = scratch + arg(args, 50), scratch + arg(args, 51)
+        count = find_faults(args, bounds, reach, to, most, strides)
+        put(t, Q_FAULTS, count)
+        put(t, Q_LIST, to)
+        return arg(args, 26) if count <= most else arg(args, 48)
 
     @register_jitable
     def copy_corner(corner: int, to: int, crs: int, rows: int, count: int) -> None:
@@ -244,7 +287,10 @@ def product(
 
     @register_jitable
     def run_panel(args: int, t: int, x: int, y: int, where: int, first: int) -> None:
-        """Run the tiles of one panel over a strip; ``where[4:6]``: output rows and columns."""
+        """Run the tiles of one panel over a strip.
+
+        ``where[4:6]``: output rows and columns; ``where[7]``: the tile.
+        """
         rows, cols = arg(where, 4), arg(where, 5)
         vectors = min(nv, (arg(args, 36) - first) // lanes)
         stored = arg(args, 43) - first
@@ -261,13 +307,13 @@ def product(
                 to = y + r * row_out + i * crs
                 put(t, Q_A, x + r * row_in + i * arg(t, Q_ARS))
                 put(t, Q_C, corner if cut else to)
-                call_kernel(arg(args, 26), t, m, vectors, 0)
+                call_kernel(arg(where, 7), t, m, vectors, 0)
                 if cut:
                     copy_corner(corner, to, crs, m, stored)
                 i += m
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        t, where = _words(), _where()
+        t, where, start = _words(), _where(), _start()
         groups, columns = arg(args, 6), arg(args, 36)
         oh_n, ow_n = arg(args, 12), arg(args, 13)
         rb, wb, pb = arg(args, 31), arg(args, 32), arg(args, 33)
@@ -280,6 +326,8 @@ def product(
         volume_in = arg(args, 7) * arg(args, 9) * arg(args, 10) * BLOCK
         steps = (arg(args, 7) - 1) * arg(args, 39) + arg(args, 40)
         steps *= 2 * arg(args, 15) * (1 if arg(args, 46) != 0 else arg(args, 16))
+        bound_row = (arg(args, 7) * arg(args, 39) * PAIRS + LINE - 1) // LINE * LINE
+        bound_rows = arg(args, 15) * (1 if arg(args, 46) != 0 else arg(args, 16))
         copied = -1
         for unit in range(begin, end):
             strip, panel = unit // panel_blocks, unit % panel_blocks * pb
@@ -296,20 +344,27 @@ def product(
                 put(where, 3, nw)
                 x = arg(args, 0) + image * arg(args, 37) + group * volume_in
                 copy_strip(args, x, scratch, zero, where)
+                if correcting:
+                    find_largest(args, scratch, nh * nw, scratch + arg(args, 50))
                 copied = strip
             put(where, 4, rows)
             put(where, 5, cols)
             put(where, 6, nw * pixel)
+            put(where, 7, arg(args, 26))
             set_loops(args, t, nw * pixel, nh * nw * pixel)
             y = arg(args, 2) + image * arg(args, 38) + (oh * ow_n + ow) * arg(args, 41)
             for p in range(panel, min(panels, panel + pb)):
                 first = p * width
                 column = group * columns + first
                 put(t, Q_B, arg(args, 1) + column // lanes * steps * step_bytes)
-                put(t, Q_BIAS, arg(args, 3) + 4 * column)
+                put(t, Q_BIAS, start_sums(args, start, column, zero))
                 put(t, Q_SCALE, arg(args, 4) + 4 * column)
                 put(t, Q_SHIFT, arg(args, 5) + 4 * column if arg(args, 5) != 0 else 0)
                 at = y + column // BLOCK * arg(args, 42)
+                if correcting:
+                    bounds = arg(args, 49) + (group * panels + p) * bound_rows * bound_row
+                    vectors = min(nv, (columns - first) // lanes)
+                    put(where, 7, choose_tile(args, t, bounds, scratch, vectors))
                 run_panel(args, t, scratch, at, where, first)
 
     return kernel

@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import ir
 
 from subgraph.engine import host
-from subgraph.engine.irtools import I32, call_intrinsic, define, vec_type
+from subgraph.engine.irtools import I16, I32, call_intrinsic, define, vec_type
 
 
 @cache
@@ -67,13 +67,32 @@ def _joined(builder: Any, low: Any, high: Any) -> Any:
 
 
 def _apart(builder: Any, sums: Any, a: Any, b: Any) -> Any:
-    lanes = int(sums.type.count)
+    """Add the products of even bytes and those of odd ones."""
+    words = ir.VectorType(I16, 2 * int(sums.type.count))
+    eight = ir.Constant(words, [8] * words.count)
+    a, b = builder.bitcast(a, words), builder.bitcast(b, words)
+    even = builder.and_(a, ir.Constant(words, [255] * words.count))
+    sums = builder.add(sums, emit_pairs(builder, even, builder.ashr(builder.shl(b, eight), eight)))
+    odd = builder.lshr(a, eight)
+    return builder.add(sums, emit_pairs(builder, odd, builder.ashr(b, eight)))
 
-    def same(number: int) -> Any:
-        return _numbers([number] * lanes)
 
-    for byte in range(4):
-        x = builder.and_(builder.lshr(a, same(8 * byte)), same(255))
-        y = builder.ashr(builder.shl(b, same(24 - 8 * byte)), same(24))
-        sums = builder.add(sums, builder.mul(x, y))
-    return sums
+def emit_pairs(builder: Any, a: Any, b: Any) -> Any:
+    """Emit ``a[2i] * b[2i] + a[2i+1] * b[2i+1]`` of 16-bit vectors, in 32 bits."""
+    lanes = a.type.count // 2
+    wide = ir.VectorType(I32, lanes)
+    names = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
+    isa = host.isa()
+    widest = {"avx512": 16, "avx2": 8}.get(isa.name, 4)
+    if host.architecture() == "x86_64" and not isa.like and lanes in names and lanes <= widest:
+        return call_intrinsic(builder, f"llvm.x86.{names[lanes]}", wide, [a, b])
+    full = ir.VectorType(I32, 2 * lanes)
+    product = builder.mul(builder.sext(a, full), builder.sext(b, full))
+    undefined = ir.Constant(full, ir.Undefined)
+    halves = [
+        builder.shuffle_vector(
+            product, undefined, ir.Constant(wide, [2 * i + odd for i in range(lanes)])
+        )
+        for odd in (0, 1)
+    ]
+    return builder.add(*halves)

@@ -8,6 +8,10 @@ of B are vectors of 32-bit sums. Two flavours of a step:
   saturate, and zero points leave no correction.
 - ``quads``: A holds unsigned, B signed bytes; four products by the dot product of ``engine.dot``
   (VNNI). The zero point of A is part of the bias.
+- ``guarded``: operands as for ``quads``; two products are added up in 16 bits (``vpmaddubsw``),
+  then in 32: three instructions where ``pairs`` has four. A sum that saturates in 16 bits is wrong,
+  so the caller names the steps in which one may, from the bytes that they read and the weights:
+  those are taken back and added again exactly.
 
 A tile ends with ``round(sum * scale + shift)`` clamped between bounds, plus a zero point: what
 QLinearConv and QLinearMatMul mean, in the order in which ONNX Runtime computes it.
@@ -22,7 +26,7 @@ from typing import Any
 from llvmlite import ir
 
 from subgraph.engine import host
-from subgraph.engine.dot import emit_dot4
+from subgraph.engine.dot import emit_dot4, emit_pairs
 from subgraph.engine.irtools import (
     F32,
     I8,
@@ -56,6 +60,8 @@ Q_SCALE = 15  # address of float32, one for each column
 Q_SHIFT = 16  # address of float32 added after scaling, one for each column; 0: none
 Q_LOW, Q_HIGH = 17, 18  # bounds of the result without its zero point (float64 bits)
 Q_ZERO = 19  # zero point of the result
+Q_FAULTS = 20  # steps to be corrected (guarded)
+Q_LIST = 21  # address of two words for each: bytes from A at row 0, bytes from B
 Q_WORDS = 24
 
 
@@ -65,27 +71,6 @@ def int_tile() -> tuple[int, int, int]:
     if host.isa().registers >= 32:
         return (lanes, 12, 2) if lanes == BLOCK else (lanes, 6, BLOCK // lanes)
     return (lanes, 6, 2) if lanes == 8 else (lanes, 2, BLOCK // lanes)
-
-
-def emit_pairs(builder: Any, a: Any, b: Any) -> Any:
-    """Emit ``a[2i] * b[2i] + a[2i+1] * b[2i+1]`` of 16-bit vectors, in 32 bits."""
-    lanes = a.type.count // 2
-    wide = ir.VectorType(I32, lanes)
-    names = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}
-    isa = host.isa()
-    widest = {"avx512": 16, "avx2": 8}.get(isa.name, 4)
-    if host.architecture() == "x86_64" and not isa.like and lanes in names and lanes <= widest:
-        return call_intrinsic(builder, f"llvm.x86.{names[lanes]}", wide, [a, b])
-    full = ir.VectorType(I32, 2 * lanes)
-    product = builder.mul(builder.sext(a, full), builder.sext(b, full))
-    undefined = ir.Constant(full, ir.Undefined)
-    halves = [
-        builder.shuffle_vector(
-            product, undefined, ir.Constant(wide, [2 * i + odd for i in range(lanes)])
-        )
-        for odd in (0, 1)
-    ]
-    return builder.add(*halves)
 
 
 def emit_joined(builder: Any, vectors: list[Any]) -> Any:
@@ -167,9 +152,20 @@ class Requantizer:
         return b.select(compare(">", found, least), found, least)
 
 
+def emit_guarded(builder: Any, a: Any, b: Any) -> Any:
+    """Emit the products of four bytes, unsigned by signed, in vectors of eight 32-bit sums.
+
+    Sums of two products saturate at 16 bits.
+    """
+    byte, word = ir.VectorType(I8, 32), ir.VectorType(I16, 16)
+    both = [builder.bitcast(value, byte) for value in (a, b)]
+    sums = call_intrinsic(builder, "llvm.x86.avx2.pmadd.ub.sw", word, both)
+    return emit_pairs(builder, sums, ir.Constant(word, [1] * 16))
+
+
 def _load_right(e: Emit, at: Any, lanes: int, flavour: str, weights: str) -> Any:
     b = e.b
-    if flavour == "quads":
+    if flavour != "pairs":
         return load_at(b, at, ir.VectorType(I32, lanes), 4)
     if weights == "int16":
         return load_at(b, at, ir.VectorType(I16, 2 * lanes), 2)
@@ -178,7 +174,7 @@ def _load_right(e: Emit, at: Any, lanes: int, flavour: str, weights: str) -> Any
 
 def vector_bytes(flavour: str, weights: str, lanes: int) -> int:
     """Return the bytes of B that one vector of sums takes in a step."""
-    return 4 * lanes if flavour == "quads" or weights == "int16" else 2 * lanes
+    return 4 * lanes if flavour != "pairs" or weights == "int16" else 2 * lanes
 
 
 def _body(
@@ -194,7 +190,7 @@ def _body(
 
     offsets = _row_offsets(e, ars, rows)
 
-    def step(a: Any, at_b: Any, number: int) -> None:
+    def step(a: Any, at_b: Any, number: int, *, correct: bool = False) -> None:
         columns = [
             _load_right(e, b.add(at_b, I64(size * (number * vectors + j))), lanes, flavour, weights)
             for j in range(vectors)
@@ -206,6 +202,13 @@ def _body(
                 held = e.get(acc[i][j])
                 if flavour == "quads":
                     e.put(acc[i][j], emit_dot4(b, held, x, columns[j]))
+                elif flavour == "guarded":
+                    sums = emit_guarded(b, x, columns[j])
+                    if correct:
+                        held = b.sub(emit_dot4(b, held, x, columns[j]), sums)
+                    else:
+                        held = b.add(held, sums)
+                    e.put(acc[i][j], held)
                 else:
                     pairs = b.bitcast(x, ir.VectorType(I16, 2 * lanes))
                     e.put(acc[i][j], b.add(held, emit_pairs(b, pairs, columns[j])))
@@ -228,6 +231,14 @@ def _body(
             step(a, at_b, 1)
             e.put(at[-1], b.add(a, I64(8)))
             e.put(right, b.add(at_b, I64(2 * size * vectors)))
+    if flavour == "guarded":
+        place = e.variable(e.word(t, Q_LIST))
+        with e.loop(e.word(t, Q_FAULTS)):
+            fault = e.get(place)
+            a = b.add(e.word(t, Q_A), e.load_i64(fault))
+            at_b = b.add(e.word(t, Q_B), e.load_i64(b.add(fault, I64(8))))
+            step(a, at_b, 0, correct=True)
+            e.put(place, b.add(fault, I64(16)))
     _finish(e, t, acc, output)
 
 
@@ -285,7 +296,7 @@ def product_tile(*, flavour: str, weights: str, output: str) -> Callable[..., No
     """Return the kernel that runs one tile: ``(address of the Q_* words, rows, vectors, 0)``.
 
     Args:
-        flavour: ``"pairs"`` or ``"quads"``, see above.
+        flavour: ``"pairs"``, ``"quads"`` or ``"guarded"``, see above.
         weights: How B is held: ``"int8"``, or ``"int16"`` (``pairs`` only).
         output: ``"uint8"`` and ``"int8"``; ``"int32"`` for the plain sums; ``"float32"`` for sums
             that are scaled but not rounded.
