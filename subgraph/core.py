@@ -21,12 +21,13 @@ from subgraph.device import (
     Config,
     Device,
     QueryResult,
+    compile_on,
     compile_queried,
     ids_of,
     known_properties,
+    query_on,
     without_defaults,
 )
-from subgraph.devices.hetero import HeteroDevice
 from subgraph.errors import ConfigError, DeviceError, file_error
 from subgraph.graph import Graph
 from subgraph.op import Operator, register_operator
@@ -80,14 +81,17 @@ class Core:
             device: The device, or its class, which is called without arguments at first use.
 
         Raises:
-            DeviceError: the name is taken or not allowed.
+            DeviceError: the name is taken or not allowed, or ``device`` is no Device.
         """
-        if not name or any(c in name for c in ".:, "):
+        given: Any = name
+        if not isinstance(given, str) or not name or any(c in name for c in ".:, "):
             raise DeviceError(f"device name {name!r} is empty or has one of '.', ':', ',' or space")
+        kind: Any = device if isinstance(device, type) else type(device)
+        if not issubclass(kind, Device):
+            raise DeviceError(f"device {name!r}: {device!r} is no sg.Device, nor a class of them")
         with self._lock:
             self._find_installed()
-            owner = defined_at(device if isinstance(device, type) else type(device))
-            self._claim(name, lambda: _made(device), owner)
+            self._claim(name, lambda: _made(device), defined_at(kind))
             self._devices.pop(name, None)
             self._failed.pop(name, None)
 
@@ -246,7 +250,7 @@ class Core:
         """Return which nodes a device supports, as {node name: device name}; ``.reasons`` too."""
         graph = without_defaults(read_model(model))
         device, extra = self.split(device_name)
-        found = device.query_model(graph, _joined(config, extra) or None)
+        found = query_on(device, graph, _joined(config, extra) or None)
         reasons = dict(getattr(found, "reasons", {}))
         for node in graph.nodes:
             if node.name not in found:
@@ -314,11 +318,13 @@ class Core:
 
     def _compile(self, device: Device, graph: Graph, config: Config) -> CompiledModel:
         if not device.fallback:
-            return device.compile_model(graph, config or None)
-        supported = device.query_model(graph, config or None)
+            return compile_on(device, graph, config or None)
+        supported = query_on(device, graph, config or None)
         if all(node.name in supported for node in graph.nodes):
             result = supported if isinstance(supported, QueryResult) else None
             return compile_queried(device, graph, config or None, result)
+        from subgraph.devices.hetero import HeteroDevice  # a model that CPU takes needs none of it
+
         hetero = self.device("HETERO")
         assert isinstance(hetero, HeteroDevice), "the name is taken by our own"
         priorities = [device, *(self.device(name) for name in device.fallback)]

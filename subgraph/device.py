@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from subgraph.compiled_model import CompiledModel
 from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError
@@ -173,7 +174,7 @@ class Device:
             UnsupportedOpError: a node is not; names and reasons.
             ConfigError: an option is unknown or its value not allowed.
         """
-        found = self.query_model(graph, config)
+        found = query_on(self, graph, config)
         require_support(found, graph, self.name)
         result = found if isinstance(found, QueryResult) else None
         return self.compile_supported(graph, config, result)
@@ -476,8 +477,54 @@ def compile_queried(
         result: What it said of this very graph; None: of a larger one.
     """
     if type(device).compile_model is Device.compile_model:
-        return device.compile_supported(graph, config, result)
-    return device.compile_model(graph, config)
+        with _named(device, "compile_model", graph):
+            return device.compile_supported(graph, config, result)
+    return compile_on(device, graph, config)
+
+
+@contextmanager
+def _named(device: Device, method: str, graph: Graph) -> Generator[None]:
+    try:
+        yield
+    except (SubgraphError, MemoryError):
+        raise
+    except Exception as error:
+        raise DeviceError(
+            f"device {device.name}: {method} raised {type(error).__name__}: {error}, given graph "
+            f"{graph.name!r}"
+        ) from error
+
+
+def query_on(device: Device, graph: Graph, config: Config | None) -> dict[str, str]:
+    """Return what a device says that it supports.
+
+    Raises:
+        DeviceError: its ``query_model`` raised, or gave no dict.
+    """
+    with _named(device, "query_model", graph):
+        found: Any = device.query_model(graph, config)
+    if not isinstance(found, Mapping):
+        raise DeviceError(
+            f"device {device.name}: query_model gave {found!r}; it must return a dict from node "
+            "names to the device's name"
+        )
+    names = cast("Mapping[str, str]", found)
+    return names if isinstance(names, dict) else dict(names)
+
+
+def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
+    """Return the model that a device makes of a graph.
+
+    Raises:
+        DeviceError: its ``compile_model`` raised, or gave something else.
+    """
+    with _named(device, "compile_model", graph):
+        model: Any = device.compile_model(graph, config)
+    if not isinstance(model, CompiledModel):
+        raise DeviceError(
+            f"device {device.name}: compile_model gave {model!r}; it must return a CompiledModel"
+        )
+    return model
 
 
 def without_defaults(graph: Graph) -> Graph:

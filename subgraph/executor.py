@@ -346,6 +346,8 @@ def explain_failure(error: Exception, node: Node) -> NoReturn:
         error.add_note(f"at {where}")
         raise error
     device = "REFERENCE" if node.op is None else node.op.device
-    failure = DeviceError(f"{where} failed on device {device!r}: {type(error).__name__}: {error}")
+    own = node.op is None or device != SubgraphOp.device or type(node.op) is DefaultSubgraphOp
+    place = f"on device {device!r}" if own else f"in {type(node.op).__name__}.forward"
+    failure = DeviceError(f"{where} failed {place}: {type(error).__name__}: {error}")
     failure.lost = node.op is not None and device != SubgraphOp.device
     raise failure from error

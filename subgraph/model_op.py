@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device, compile_queried
+from subgraph.device import Config, Device, compile_on, compile_queried
 from subgraph.errors import DeviceError, RequestCancelledError, SubgraphError, UnsupportedOpError
 from subgraph.executor import Cancel
 from subgraph.graph import Graph
@@ -44,7 +44,7 @@ def compile_region(
     for number, candidate in enumerate(candidates):
         config = configs.get(candidate.name) or None
         # The first one was asked what it supports before the cut.
-        compile_model = compile_queried if number == 0 else type(candidate).compile_model
+        compile_model = compile_queried if number == 0 else compile_on
         try:
             op = op_of(subgraph, compile_model(candidate, subgraph, config), candidate.name)
         except (DeviceError, UnsupportedOpError) as error:
@@ -171,9 +171,7 @@ class DeviceFallback:
         for device in self._others:
             try:
                 config = self._configs.get(device.name) or None
-                op = op_of(
-                    self._subgraph, device.compile_model(self._subgraph, config), device.name
-                )
+                op = op_of(self._subgraph, compile_on(device, self._subgraph, config), device.name)
             except SubgraphError:
                 continue
             op.fallback = None

@@ -84,6 +84,11 @@ class Session:
         checks = self._checks
         if checks is None:
             checks = self._checks = [_expected(value) for value in self.op.subgraph.outputs]
+        if not _is_list(results):
+            raise DeviceError(
+                f"{type(self.op).__name__}.forward gave a {type(results).__name__}; return a list "
+                "of arrays, one for each output"
+            )
         if len(results) != len(checks):
             raise DeviceError(
                 f"{type(self.op).__name__}.forward gave {len(results)} results, its subgraph "
@@ -133,6 +138,10 @@ class Session:
 
 def _expected(value: Value) -> np.dtype[Any] | None:
     return numpy_dtype(value.type.dtype) if isinstance(value.type, TensorType) else None
+
+
+def _is_list(results: Any) -> bool:
+    return isinstance(results, (list, tuple))
 
 
 def _raise_wrong_result(op: SubgraphOp, position: int, result: Any) -> None:

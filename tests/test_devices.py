@@ -610,3 +610,61 @@ def test_a_device_that_overrides_everything(tmp_path: Path) -> None:
     sg.save(net(), tmp_path / "net.onnx")
     imported = core.import_model(tmp_path / "net.onnx", "MIN")
     np.testing.assert_allclose(imported(X)[0], want, rtol=1e-6)
+
+
+def _device(**methods: Any) -> type[sg.Device]:
+    return type("Broken", (sg.Device,), methods)
+
+
+def _takes_all(self: sg.Device, graph: sg.Graph, config: Any = None) -> dict[str, str]:
+    return {node.name: self.name for node in graph.nodes}
+
+
+def _raises(self: sg.Device, graph: sg.Graph, config: Any = None) -> Any:
+    raise ValueError("no such unit")
+
+
+def _gives_nothing(self: sg.Device, graph: sg.Graph, config: Any = None) -> Any:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (_device(query_model=_raises), "device NEW: query_model raised ValueError: no such unit"),
+        (_device(query_model=_gives_nothing), "device NEW: query_model gave None; it must return"),
+        (
+            _device(query_model=_takes_all, compile_model=_raises),
+            "device NEW: compile_model raised ValueError: no such unit, given graph 'net'",
+        ),
+        (
+            _device(query_model=_takes_all, compile_model=_gives_nothing),
+            "device NEW: compile_model gave None; it must return a CompiledModel",
+        ),
+    ],
+)
+def test_a_device_that_misbehaves_is_named(
+    core: sg.Core, broken: type[sg.Device], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    core.register_device("NEW", broken)
+    graph = net()
+    graph.name = "net"
+    with pytest.raises(sg.DeviceError, match=message):
+        core.compile_model(graph, "NEW")
+    if "query" in message:
+        with pytest.raises(sg.DeviceError, match=message):
+            core.query_model(graph, "NEW")
+        with pytest.raises(sg.DeviceError, match=message):
+            core.compile_model(graph, "HETERO:NEW,REFERENCE")
+    else:  # the next device compiles what it could not
+        model = core.compile_model(graph, "HETERO:NEW,REFERENCE")
+        assert {node.op.device for node in model.graph.nodes if node.op} == {"REFERENCE"}
+        assert "cannot compile" in caplog.text
+
+
+def test_what_is_no_device_is_not_registered(core: sg.Core) -> None:
+    wrong: Any = 3
+    with pytest.raises(sg.DeviceError, match=r"'NEW': 3 is no sg\.Device"):
+        core.register_device("NEW", wrong)
+    with pytest.raises(sg.DeviceError, match="device name 3 is empty or has"):
+        core.register_device(wrong, MyDevice)

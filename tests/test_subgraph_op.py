@@ -25,6 +25,25 @@ def around(node: Any) -> sg.Graph:
     return sg.Graph([node.inputs[0]], node.outputs, "outer")
 
 
+@pytest.mark.parametrize("result", [None, np.zeros((1, 4), np.float32), iter(())])
+def test_forward_gives_a_list(result: Any) -> None:
+    class Wrong(sg.SubgraphOp):
+        def forward(self, inputs: list[Any]) -> Any:
+            return result
+
+    class Cut(sg.SubgraphProperty):
+        def create_subgraph_selector(self) -> sg.SubgraphSelector:
+            return sg.ContainOpSelector({"Relu"})
+
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+            return sg.subgraph_node(subgraph, op=Wrong(subgraph))
+
+    x = sg.input("x", (1, 4))
+    model = sg.compile_model(sg.optimize_for(sg.Graph([x], [ops.Relu(x)]), Cut()), "REFERENCE")
+    with pytest.raises(sg.DeviceError, match=r"Wrong\.forward gave a .*; return a list of arrays"):
+        model(np.zeros((1, 4), np.float32))
+
+
 def test_default_op_runs_the_inner_graph() -> None:
     node: Any = sg.subgraph_node(inner_graph(), name="region")
     assert (node.op_type, node.domain, node.name) == ("_subgraph_op", "subgraph", "region")

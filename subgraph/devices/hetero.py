@@ -21,6 +21,7 @@ from subgraph.device import (
     Device,
     QueryResult,
     known_properties,
+    query_on,
     require_support,
     without_defaults,
 )
@@ -122,7 +123,7 @@ class HeteroDevice(VirtualDevice):
         names = [device.name for device in devices]
         usable: dict[str, dict[str, float]] = {name: {} for name in names}
         for device in devices:
-            supported = device.query_model(graph, configs[device.name] or None)
+            supported = query_on(device, graph, configs[device.name] or None)
             known = profile.times.get(device.name, {})
             usable[device.name] = {n: known[n] for n in supported if n in known}
         fixed = {n: d for n, d in placed.items() if not any(n in row for row in usable.values())}
@@ -181,7 +182,7 @@ class HeteroDevice(VirtualDevice):
             raise ConfigError(
                 f"node {node.name!r} has affinity {wanted!r}; {nearest(wanted, names)}: {error}"
             ) from error
-        return device.query_model(graph, configs.get(wanted) or None)
+        return query_on(device, graph, configs.get(wanted) or None)
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Cut the graph and compile each region on its device, several at a time.
@@ -409,7 +410,7 @@ def by_priority(
         if known is not None and device is devices[0]:
             found = known
         else:
-            found = device.query_model(graph, configs.get(device.name) or None)
+            found = query_on(device, graph, configs.get(device.name) or None)
         for name in found:
             placed.setdefault(name, device.name)
         for name, reason in getattr(found, "reasons", {}).items():

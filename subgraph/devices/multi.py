@@ -16,7 +16,7 @@ from typing import IO, Any
 import attrs
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device, QueryResult
+from subgraph.device import Config, Device, QueryResult, query_on
 from subgraph.devices._virtual import VirtualDevice, listed, split_config
 from subgraph.errors import (
     BlobError,
@@ -53,7 +53,7 @@ class MultiDevice(VirtualDevice):
         devices, configs, _ = self._devices(config)
         reasons: dict[str, str] = {}
         for device in devices:
-            found = device.query_model(graph, configs[device.name] or None)
+            found = query_on(device, graph, configs[device.name] or None)
             if device.fallback:
                 continue  # it has devices behind it for what it lacks
             given = getattr(found, "reasons", {})
