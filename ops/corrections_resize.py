@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 @reference("Resize")
 def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the input at another size; opset 10 samples at floor(position / scale)."""
+    """Return the input at another size; opset 10 samples at position / scale."""
     if node.version == 10:
         return _asymmetric(node, inputs[0], inputs[1])
     given: list[Any] = [
@@ -54,20 +54,23 @@ def upsample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _asymmetric(node: Node, x: Array, scales: Array) -> Sequence[Any]:
-    mode = str(node.attrs.get("mode", "nearest"))
-    newer = Node(
-        "Resize",
-        node.inputs[:1],
-        outputs=1,
-        name=node.name,
-        version=13,
-        attrs={
-            "mode": "linear" if mode in ("linear", "bilinear") else mode,
-            "coordinate_transformation_mode": "asymmetric",
-            "nearest_mode": "floor",
-        },
-    )
+    if str(node.attrs.get("mode", "nearest")) == "nearest":
+        return [_nearest(x, scales)]
+    options = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
+    newer = Node("Resize", node.inputs[:1], outputs=1, name=node.name, version=13, attrs=options)
     return standard(newer, [x, None, scales.astype(np.float32), None])
+
+
+def _nearest(x: Array, scales: Array) -> Array:
+    """Take the element at or before position / scale, where an axis shrinks the one at or after."""
+    if len(scales) != x.ndim:
+        raise ShapeError(f"{len(scales)} scales do not fit {x.ndim} dimensions")
+    for axis, scale in enumerate(scales.astype(np.float32)):
+        size = x.shape[axis]
+        at = np.arange(int(size * scale), dtype=np.float32) / scale
+        place = np.ceil(at) if scale < 1 else np.floor(at)
+        x = np.take(x, np.clip(place, 0, size - 1).astype(np.int64), axis)
+    return x
 
 
 @reference("Pad")

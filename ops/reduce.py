@@ -71,8 +71,14 @@ def extreme(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 @reference("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare")
 def keep_dtype(node: Node, inputs: Sequence[Any]) -> list[Any]:
-    """Give the dtype of the input; onnx.reference gives NumPy's wider one for integers."""
-    return [np.asarray(y).astype(inputs[0].dtype) for y in standard(node, inputs)]
+    """Give the dtype of the input; onnx.reference gives NumPy's wider one for integers.
+
+    It refuses logarithms of integers, which were allowed up to opset 26.
+    """
+    x: Array = inputs[0]
+    if node.op_type == "ReduceLogSum" and x.dtype.kind in "iu":
+        inputs = [x.astype(np.float64), *inputs[1:]]
+    return [np.asarray(y).astype(x.dtype) for y in standard(node, inputs)]
 
 
 @reference("ReduceLogSumExp")

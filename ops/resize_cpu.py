@@ -53,7 +53,7 @@ def resize(node: Node, low: Lowering) -> None:
     transform = text(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
     rounding = text(node.attrs.get("nearest_mode", "round_prefer_floor"))
     if old:
-        transform, rounding = "asymmetric", "floor"
+        transform, rounding = "asymmetric", "outwards"
     if y.size == 0:
         return
     if x.size == 0:
@@ -148,7 +148,12 @@ def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str)
     place, shape = x, list(x.shape)
     for a in _in_order(axes):
         at, outside = _positions(a, transform)
-        table = np.clip(_rounded(at, rounding), 0, a.size - 1).astype(np.int64)
+        if rounding == "outwards":
+            # Before opset 11, in single precision: up where an axis shrinks, down where it grows.
+            at, way = at.astype(np.float32), "ceil" if a.scale < 1 else "floor"
+        else:
+            way = rounding
+        table = np.clip(_rounded(at, way), 0, a.size - 1).astype(np.int64)
         table[outside] = -1
         shape_after = [*shape]
         shape_after[a.axis] = a.taken

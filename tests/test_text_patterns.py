@@ -1,10 +1,9 @@
-"""RegexFullMatch: the automaton against Python's ``re``, and a pattern that would never end."""
+"""RegexFullMatch: the automaton against ONNX Runtime's RE2, and a pattern that would never end."""
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
+import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,16 +30,52 @@ def _matches(pattern: str, texts: list[str]) -> list[bool]:
     return found
 
 
+def _by_onnxruntime(pattern: str, texts: list[str]) -> list[bool] | None:
+    """Return what ONNX Runtime, which holds RE2, says; None if it refuses the pattern."""
+    x = sg.input("x", (len(texts),), "string")
+    graph = sg.Graph([x], [ops.RegexFullMatch(x, pattern=pattern)])
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString(), options)
+        found: list[bool] = session.run(None, {"x": np.array(texts, object)})[0].tolist()
+    except Exception:
+        return None
+    return found
+
+
+def _agree(pattern: str, texts: list[str]) -> None:
+    expected = _by_onnxruntime(pattern, texts)
+    if expected is None:
+        with pytest.raises(sg.ShapeError):
+            _matches(pattern, texts)
+    else:
+        assert _matches(pattern, texts) == expected
+
+
 @given(
     pattern=st.recursive(_ATOMS, _compound, max_leaves=6),
-    texts=st.lists(st.text("ab1 \n", max_size=6), min_size=1, max_size=6),
-    flags=st.sampled_from(["", "(?i)", "(?s)", "(?m)"]),
+    texts=st.lists(st.text("abB1 \né٣", max_size=6), min_size=1, max_size=6),
+    flags=st.sampled_from(["", "(?i)", "(?s)", "(?m)", "(?i-s:", "(?P<name>"]),
 )
 @settings(max_examples=100, deadline=None)
-def test_patterns_mean_what_they_mean_in_python(pattern: str, texts: list[str], flags: str) -> None:
-    whole = f"{flags}(?:(?:{pattern})?){{1}}{pattern}"
-    expected = [re.fullmatch(whole, text) is not None for text in texts]
-    assert _matches(whole, texts) == expected
+def test_patterns_mean_what_they_mean_in_re2(pattern: str, texts: list[str], flags: str) -> None:
+    closing = "" if flags.endswith(")") else ")" if flags else ""
+    _agree(f"{flags}(?:{pattern}){closing}", texts)
+
+
+_SYNTAX = r"""
+\d+ [\d]+ \w\W\S\D [^\w\s]+ [[:alpha:]]+ [[:^alpha:]1]+ []a] a$ a\z \Aa a\Z \Qa.b\E \Qab\E+ \x41
+\x{e9} \101 \1 \pL+ \p{Lu} \PN [\pN-]+ \p{^L} a{2 a{,2} a{1,0} a{1001} a** a*? *a |a| () (?<n>a)
+(?<=a)b (?!a) (?i:A)b (?x)a [b-a] [a-] [-a] [a \ \y \_ (?i)\x{c9} (?m)^a$\n^b$ [[:nope:]] \p{Nope}
+a) (?U)a+? x{2}{3} \bab\b a\Bb [\]a] [a\-z] (a|b)*? a{2,}b? (?s). (?P<1>a) ^* a|* (|a)+ (?i)[^a]
+"""
+
+
+@pytest.mark.parametrize("pattern", _SYNTAX.split())
+def test_the_syntax_is_re2s(pattern: str) -> None:
+    texts = ["a", "A", "aa", "ab", "b", "é", "É", "12", "٣", "a.b", "-", "a1", "]", "_", "z"]
+    _agree(pattern, ["", "a\n", "a\nb", *texts])
 
 
 def test_a_pattern_that_would_try_every_way_ends() -> None:
