@@ -166,7 +166,9 @@ class _Parser:
             case "[":
                 return "test", self._folded(self._class())
             case ".":
-                return "test", (lambda c: True) if "s" in self._flags else (lambda c: c != "\n")
+                lines = "s" not in self._flags
+                test: _Test = lambda c: c != "\n" or not lines  # noqa: E731
+                return "test", test
             case "^" | "$":
                 name = {"^": "begin", "$": "end"}[sign]
                 return "at", name + (" of line" if "m" in self._flags else "")

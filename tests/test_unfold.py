@@ -216,7 +216,7 @@ def test_transposed_convolutions_with_computed_weights(
 def test_maxima_go_back_to_their_places(dtype: str, larger: int, image: tuple[int, ...]) -> None:
     rank = len(image)
     x = np.random.default_rng(rank).standard_normal((2, 3, *image)).astype(dtype)
-    window = {"kernel_shape": [2] * rank, "strides": [2] * rank}
+    window: dict[str, Any] = {"kernel_shape": [2] * rank, "strides": [2] * rank}
 
     def build(x: Any) -> Any:
         y, places = ops.MaxPool(x, **window, outputs=2)

@@ -506,8 +506,10 @@ class Planner:
         return lives
 
 
-_RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"}
-_RANDOM |= {"Multinomial", "Bernoulli", "Dropout"}
+_RANDOM = {
+    *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"),
+    *("Multinomial", "Bernoulli", "Dropout"),
+}
 
 
 def concrete(type_: TensorType) -> tuple[int, ...]:
