@@ -1,4 +1,4 @@
-"""HETERO, MULTI and AUTO: affinities, worked example, fallback, pipelines, faults."""
+"""HETERO: priorities, affinities, regions on several devices, transfers, pipelining, faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import onnx
 import onnxruntime
@@ -21,75 +20,7 @@ from subgraph import ops
 from subgraph.placement import Link
 from subgraph.profiles import Profile, write_profile
 
-Array = np.ndarray[Any, Any]
-X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
-
-
-@attrs.frozen
-class Options(sg.DeviceOptions):
-    KNOB: int = sg.option(1, "a knob", minimum=0)
-
-
-class Recorder(sg.DefaultSubgraphOp):
-    """Runs like the default op; counts, sleeps, fails as its device says."""
-
-    def __init__(self, graph: sg.Graph, owner: Simulated) -> None:
-        super().__init__(graph)
-        self.owner = owner
-
-    def session(self) -> sg.Session:
-        return RecorderSession(self)
-
-
-class RecorderSession(sg.Session):
-    def __init__(self, op: Recorder) -> None:
-        super().__init__(op)
-        self.inner = sg.DefaultSubgraphOp.session(op)
-        self.owner = op.owner
-
-    def __call__(self, inputs: Any, outputs: Any = None) -> Any:
-        self.owner.runs += 1
-        if self.owner.pause:
-            time.sleep(self.owner.pause)
-        if self.owner.meeting is not None and self.owner.runs == self.owner.meeting[0]:
-            self.owner.meeting[1].wait(20)
-        if self.owner.lost:
-            raise sg.DeviceError("device lost")
-        if len(inputs[0]) == self.owner.refused_rows:
-            raise sg.UnsupportedOpError(f"{len(inputs[0])} rows")
-        return self.inner(inputs, outputs)
-
-
-class Simulated(sg.Device):
-    """A device that takes the operators in ``takes`` (None: all)."""
-
-    options_class = Options
-    takes: set[str] | None = None
-
-    def __init__(self, takes: set[str] | None = None) -> None:
-        self.takes = takes
-        self.runs = 0
-        self.pause = 0.0
-        self.lost = False
-        self.refused_rows = 0
-        self.meeting: tuple[int, threading.Barrier] | None = None
-        self.refuses_to_compile = False
-        self.compiled: list[list[str]] = []
-        self.threads: set[int] = set()
-        self.knobs: list[int] = []
-
-    def supports(self, node: sg.Node, options: Any) -> bool | sg.Reject:
-        if self.takes is None or node.op_type in self.takes:
-            return True
-        return sg.Reject(f"no {node.op_type} here")
-
-    def create_op(self, graph: sg.Graph, options: Any) -> sg.SubgraphOp:
-        if self.refuses_to_compile:
-            raise sg.DeviceError("kernel does not build")
-        self.compiled.append([node.name for node in graph.nodes])
-        self.threads.add(threading.get_ident())
-        self.knobs.append(options.KNOB)
-        return Recorder(graph, self)
+from .simulated_device import Array, Simulated, X, check, expected, seven
 
 
 @pytest.fixture
@@ -99,24 +30,6 @@ def devices() -> tuple[sg.Core, Simulated, Simulated]:
     core.register_device("A", a)
     core.register_device("B", b)
     return core, a, b
-
-
-def seven() -> sg.Graph:
-    """Return the worked example of the reference: 1-2-(3, 4)-5-6-7, of which A lacks 4."""
-    x = sg.input("x", ("N", 3))
-    two = ops.Relu(ops.Relu(x, name="1"), name="2")
-    five = ops.Add(ops.Relu(two, name="3"), ops.Neg(two, name="4"), name="5")
-    return sg.Graph([x], [ops.Relu(ops.Relu(five, name="6"), name="7")], "seven")
-
-
-def expected(graph: sg.Graph, x: Array = X) -> list[Array]:
-    session = onnxruntime.InferenceSession(sg.to_onnx(graph).SerializeToString())
-    return list(session.run(None, {"x": x}))
-
-
-def check(model: sg.CompiledModel, graph: sg.Graph, x: Array = X) -> None:
-    for got, want in zip(model(x).values(), expected(graph, x), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_the_worked_example(devices: Any) -> None:
@@ -403,111 +316,6 @@ def test_profile_names_the_devices(devices: Any) -> None:
     assert {entry.device for entry in request.profile()} == {"A", "B"}
 
 
-# ----------------------------------------------------------------------------- MULTI and AUTO
-
-
-def test_multi_spreads_requests(devices: Any) -> None:
-    core, a, b = devices
-    a.takes = None
-    model = core.compile_model(seven(), "MULTI:A,B")
-    assert model.execution_devices == ["A", "B"]
-    assert model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == 2
-    a.pause = b.pause = 0.01
-    pool = sg.InferQueue(model)
-    got: list[Array] = []
-    pool.set_callback(lambda request, _: got.append(request.results[0]))
-    for _ in range(10):
-        pool.start_async([X])
-    pool.wait_all()
-    assert a.runs >= 3
-    assert b.runs >= 3
-    assert a.runs + b.runs == 10
-    for each in got:
-        np.testing.assert_array_equal(each, expected(seven())[0])
-
-
-def test_multi_goes_on_without_a_lost_device(devices: Any, caplog: Any) -> None:
-    core, a, b = devices
-    a.takes = None
-    model = core.compile_model(seven(), "MULTI:A,B")
-    requests = [model.create_infer_request() for _ in range(4)]
-    a.lost = True
-    with caplog.at_level(logging.WARNING):
-        for request in requests:
-            np.testing.assert_array_equal(request.infer(X)[0], expected(seven())[0])
-    assert caplog.text.count("goes on without device A") == 1
-    b.lost = True
-    with pytest.raises(sg.DeviceError, match="device lost"):
-        requests[0].infer(X)
-
-
-def test_multi_starts_without_a_device_that_cannot(devices: Any, caplog: Any) -> None:
-    core, _, b = devices
-    with caplog.at_level(logging.WARNING):
-        model = core.compile_model(seven(), "MULTI:A,B")
-    assert model.execution_devices == ["B"]
-    assert "MULTI goes on without a device: A" in caplog.text
-    b.takes = {"Relu"}
-    with pytest.raises(sg.DeviceError, match="no device of MULTI can run 'seven'"):
-        core.compile_model(seven(), "MULTI:A,B")
-
-
-def test_auto_takes_the_first_candidate_that_can(devices: Any) -> None:
-    core, _, _ = devices
-    assert core.compile_model(seven(), "AUTO:A,B").device == "B"
-    assert core.compile_model(seven(), "AUTO:B,A").device == "B"
-    with pytest.raises(sg.DeviceError, match="no device can run 'seven'"):
-        core.compile_model(seven(), "AUTO:A")
-    check(core.compile_model(seven()), seven())
-
-
-def test_auto_measures_on_demand(devices: Any) -> None:
-    core, a, _ = devices
-    a.takes = None
-    a.pause = 0.01
-    assert core.compile_model(seven(), "AUTO:A,B", {"MEASURE": True}).device == "B"
-
-
-def test_auto_starts_on_cpu_while_another_compiles() -> None:
-    core = sg.Core()
-    gate = threading.Event()
-
-    class Slow(Simulated):
-        def create_op(self, graph: sg.Graph, options: Any) -> sg.SubgraphOp:
-            gate.wait(20)
-            return super().create_op(graph, options)
-
-    slow = Slow()
-    core.register_device("SLOW", slow)
-    if "CPU" not in core.available_devices:
-        core.register_device("CPU", Simulated())
-    model: Any = core.compile_model(seven(), "AUTO:SLOW,CPU")
-    request = model.create_infer_request()
-    check(model, seven())
-    request.infer(X)
-    assert slow.runs == 0
-    gate.set()
-    assert model.ready.wait(20)
-    check(model, seven())
-    request.infer(X)
-    assert slow.runs == 2
-    assert model.execution_devices == ["SLOW"]
-
-
-def test_auto_stays_on_cpu_when_the_other_fails(caplog: Any) -> None:
-    core = sg.Core()
-    bad = Simulated()
-    bad.refuses_to_compile = True
-    core.register_device("BAD", bad)
-    if "CPU" not in core.available_devices:
-        core.register_device("CPU", Simulated())
-    with caplog.at_level(logging.WARNING):
-        model: Any = core.compile_model(seven(), "AUTO:BAD,CPU")
-        assert model.ready.wait(20)
-    assert "AUTO stays on" in caplog.text
-    check(model, seven())
-
-
 def test_export_of_a_cut_model(devices: Any) -> None:
     core, a, _ = devices
     model = core.compile_model(seven(), "HETERO:A,B", {"A": {"KNOB": 4}})
@@ -570,9 +378,6 @@ def test_hops_and_overhead_are_small(devices: Any) -> None:
     hop = (seconds(102) - seconds(2)) / 100
     print(f"hop {hop * 1e6:.2f} us")
     assert hop < 4e-6  # about 0.6 us on an idle machine
-
-
-# ------------------------------------------------------------- models that a user has cut before
 
 
 class Doubles(sg.SubgraphOp):
