@@ -432,7 +432,9 @@ def _parser() -> argparse.ArgumentParser:
     _model(sub)
     _inputs(sub)
     sub.add_argument("--vs", default="", metavar="A,B", help="onnxruntime, openvino, torch")
-    sub.add_argument("--threads", type=int, default=1, metavar="N")
+    sub.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="threads of each runtime (default 1)"
+    )
     sub.add_argument("--seconds", type=float, default=3, help="about how long each runs")
 
     sub = command("profile", profile)
@@ -498,7 +500,11 @@ def _cut(sub: Any) -> None:
     how.add_argument("--ops", metavar="A,B", help="take these operators (default: all)")
     how.add_argument("--selector", metavar="NAME", help="a registered selector")
     how.add_argument("--property", metavar="NAME", help="a registered property")
-    sub.add_argument("--strategy", choices=("selector", "hetero"))
+    sub.add_argument(
+        "--strategy",
+        choices=("selector", "hetero"),
+        help="how regions grow: as MXNet's selectors (default), or the largest first as HETERO's",
+    )
     sub.add_argument("--min-size", type=int, metavar="N", help="smallest subgraph to make")
     sub.add_argument("--max-subgraphs", type=int, metavar="N", help="make at most N")
     sub.add_argument("--include", action="append", metavar="NODE", help="take this node")

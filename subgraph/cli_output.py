@@ -66,7 +66,8 @@ class Output:
         table = Table(title=title, title_justify="left")
         columns = list(dict.fromkeys(key for row in rows for key in row))
         for column in columns:
-            number = any(isinstance(row.get(column), (int, float)) for row in rows)
+            known = [row[column] for row in rows if row.get(column, "") != ""]
+            number = all(isinstance(value, (int, float)) for value in known)
             table.add_column(column, justify="right" if number else "left", overflow="fold")
         for row in rows:
             table.add_row(*(cell(row.get(column, "")) for column in columns))

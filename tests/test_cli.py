@@ -123,6 +123,15 @@ def test_devices_and_their_properties(capsys: pytest.CaptureFixture[str]) -> Non
     assert rows["HETERO", "PLACEMENT"]["allowed"] == "PRIORITY, COST, STAGES"
 
 
+def test_columns_of_words_and_numbers_stand_left(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "--properties"]) == 0
+    rows = [
+        line.split("│") for line in capsys.readouterr().out.splitlines() if "NUM_THREADS" in line
+    ]
+    assert rows
+    assert all(row[3].startswith(" 0 ") for row in rows)
+
+
 def test_a_device_that_cannot_start_is_listed_with_the_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
