@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -31,9 +31,9 @@ from .conv_geometry import (
     triple,
 )
 from .elementwise_cpu import temporary
-from .layout_turns import blocked, blocked_target, settle
+from .layout_turns import blocked, blocked_target, plain_target, settle
 from .packing import pack_blocks
-from .tile_planning import FLOATS, Array, Tiles, activation, tiles
+from .tile_planning import FLOATS, Activation, Array, Tiles, activation, grain, tiles
 
 
 @attrs.frozen
@@ -137,13 +137,16 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     per_axis = [phases(target[i], kernel[i], strides[i], dilations[i], pads[i]) for i in range(3)]
     if kernel[0] > 1 and any(len(p.taps) > 1 and p.dilation > 1 for p in per_axis[2]):
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
+    act = activation(node, of)
+    if groups == 1 and of.low and _packs(of, sizes, per_axis):
+        _packed(low, of, sizes, per_axis, w, bias, act)
+        return
     kept_bias = None
     if bias is not None:
         count = groups // together
         kept_bias = low.weight(
             f"conv bias {count} groups of {of.lanes}", blocked_vector(count, of), bias
         )
-    act = activation(node, of)
     x_word, y_word = blocked(low, of, x), blocked_target(low, of, y)
     for parts in itertools.product(*per_axis):
         d, h, width = parts
@@ -195,3 +198,104 @@ def _computed(
     if bias is not None:
         added = viewed(low, bias, (bias.size, *[1] * rank))
         delegate(low, "Add", [result, added], y)
+
+
+def _window(parts: Sequence[Phase]) -> tuple[int, int]:
+    """Return the first input that the phases of a dimension read, and how many they span."""
+    first = min(-p.pad for p in parts if p.taps)
+    return first, max(-p.pad + len(p.taps) for p in parts if p.taps) - first
+
+
+def _packs(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> bool:
+    """Return whether one convolution to the channels of all phases multiplies less than many."""
+    if sizes.dilations != (1, 1, 1):
+        return False
+    count = math.prod(len(parts) for parts in per_axis)
+    together = -(-count * sizes.outputs // of.lanes) * math.prod(_window(p)[1] for p in per_axis)
+    apart = -(-sizes.outputs // of.lanes) * math.prod(
+        sum(max(len(p.taps), 1) for p in parts) for parts in per_axis
+    )
+    return together < apart
+
+
+def _packed_weights(
+    per_axis: Sequence[Sequence[Phase]], kernel: tuple[int, int, int], of: Tiles
+) -> Callable[[Array], Array]:
+    """Return the recipe of all phases: their taps of ``[I, O, ...]``, zeros around them."""
+    windows = [_window(parts) for parts in per_axis]
+
+    def make(weight: Array) -> Array:
+        inputs, outputs = weight.shape[:2]
+        given = weight.reshape(inputs, outputs, *kernel)
+        count = math.prod(len(parts) for parts in per_axis)
+        whole = np.zeros((count, outputs, inputs, *(span for _, span in windows)), weight.dtype)
+        for target, parts in zip(whole, itertools.product(*per_axis), strict=True):
+            taps = given
+            place = [slice(None), slice(None)]
+            for axis, (phase, (first, _)) in enumerate(zip(parts, windows, strict=True)):
+                taps = np.take(taps, phase.taps, 2 + axis)
+                start = -phase.pad - first if phase.taps else 0
+                place.append(slice(start, start + len(phase.taps)))
+            target[tuple(place)] = taps.swapaxes(0, 1)
+        return pack_blocks(whole.reshape(1, count * outputs, inputs, -1), of)
+
+    return make
+
+
+def _repeated(count: int, of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of a bias that all phases have."""
+    padded = blocked_vector(1, of)
+
+    def make(bias: Array) -> Array:
+        return padded(np.tile(bias, count))
+
+    return make
+
+
+def _packed(
+    low: Lowering,
+    of: Tiles,
+    sizes: Geometry,
+    per_axis: Sequence[Sequence[Phase]],
+    w: Operand,
+    bias: Operand | None,
+    act: Activation,
+) -> None:
+    """Run all phases as channels of one convolution, then put them where they belong."""
+    x, y = low.given(0), low.output()
+    counts = [len(parts) for parts in per_axis]
+    count = math.prod(counts)
+    windows = [_window(parts) for parts in per_axis]
+    g = attrs.evolve(
+        sizes,
+        outputs=count * sizes.outputs,
+        target=triple([parts[0].count for parts in per_axis], 1),
+        kernel=triple([span for _, span in windows], 1),
+        strides=(1, 1, 1),
+        pads=triple([-first for first, _ in windows], 0),
+    )
+    recipe = (
+        f"conv transpose packed {of.nv}x{of.lanes} strides {sizes.strides} pads {sizes.pads} "
+        f"outputs {sizes.target} of {sizes.source}"
+    )
+    weight = low.weight(recipe, _packed_weights(per_axis, sizes.kernel, of), w)
+    kept_bias: Word = 0
+    if bias is not None:
+        recipe = f"conv bias {count} times of {of.lanes}"
+        kept_bias = low.weight(recipe, _repeated(count, of), bias)
+    blocks = -(-g.outputs // of.lanes)
+    made = low.scratch(g.images * blocks * g.pixels * of.lanes * of.item)
+    flops = 2 * sizes.images * sizes.inputs * sizes.outputs * sizes.taps * math.prod(sizes.source)
+    out = DirectOutput(made, 0, (1, 1, 1), 0)
+    x_word = blocked(low, of, x)
+    emit_direct(low, of, g, x_word, weight, kept_bias, out, act, plain=False, flops=flops)
+    target = plain_target(low, of, y)
+    units = g.images * sizes.target[0] * sizes.target[1]
+    low.emit(
+        Kernel("reorder_kernels", "interleave", dtype=of.dtype, lanes=of.lanes),
+        [made, target, sizes.outputs, blocks, *g.target, *counts, *sizes.target],
+        units,
+        grain=grain(units, 8 * y.size),
+        bytes=2 * y.nbytes,
+    )
+    settle(low, of, y, target, keeps_zero=act.keeps_zero)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from subgraph.engine.simd import vec
+from subgraph.engine.simd import ld, st, vec
 from subgraph.engine.tile import arg
 from subgraph.engine.transpose import transposer
 
@@ -64,5 +64,42 @@ def to_plain(*, dtype: str, lanes: int) -> Callable[..., None]:
             for p in range(first, last, lanes):
                 count = min(lanes, last - p)
                 turn(source + p * pixel, pixel, count, taken, target + p * item, pixels * item)
+
+    return kernel
+
+
+def interleave(*, dtype: str, lanes: int) -> Callable[..., None]:
+    """Return the kernel that puts phases of channels, held in the blocked layout, side by side.
+
+    Pixel ``q * phases + p`` of channel c of the plain target is pixel q of channel ``p * channels +
+    c`` of the source, along each axis; the last phase along D, H and W runs fastest.
+
+    Words: ``0 source, 1 target, 2 channels of the target, 3 blocks of the source, 4..6 source D H
+    W, 7..9 phases along D H W, 10..12 target D H W``. Units: N * target D * target H.
+    """
+    load, store = ld(dtype), st(dtype)
+    item = vec(dtype, lanes).itemsize
+    pixel = lanes * item
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        channels, blocks = arg(args, 2), arg(args, 3)
+        height, width = arg(args, 5), arg(args, 6)
+        area = arg(args, 4) * height * width * pixel
+        down, across = arg(args, 8), arg(args, 9)
+        rows, columns = arg(args, 11), arg(args, 12)
+        slices = arg(args, 10)
+        for unit in range(begin, end):
+            h, d, image = unit % rows, unit // rows % slices, unit // rows // slices
+            phase = (d % arg(args, 7) * down + h % down) * across
+            at = arg(args, 0) + image * blocks * area
+            at += (d // arg(args, 7) * height + h // down) * width * pixel
+            for c in range(channels):
+                to = ((image * channels + c) * slices + d) * rows + h
+                to = arg(args, 1) + to * columns * item
+                for p in range(min(across, columns)):
+                    channel = (phase + p) * channels + c
+                    source = at + channel // lanes * area + channel % lanes * item
+                    for i in range((columns - p + across - 1) // across):
+                        store(to + (i * across + p) * item, load(source + i * pixel))
 
     return kernel
