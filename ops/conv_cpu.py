@@ -15,7 +15,15 @@ import attrs
 
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Layout, Lowering, Operand, Weight, Word, lowering
+from subgraph.engine.lowering import (
+    Layout,
+    Lowering,
+    Operand,
+    Unsupported,
+    Weight,
+    Word,
+    lowering,
+)
 from subgraph.graph import Node
 
 from .conv_direct import DirectOutput, emit_direct
@@ -148,6 +156,8 @@ def choose(job: Job) -> str:
     """Return the name of the algorithm: generic, bands, first, direct, winograd2, strided2, ..."""
     g, of = job.g, job.of
     if not job.w.constant or (job.bias is not None and not job.bias.constant):
+        if job.w.layout == "blocked":
+            raise Unsupported("weights that are computed at run time, in blocks of channels")
         return "generic"
     if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
         return "depthwise"

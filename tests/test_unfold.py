@@ -225,3 +225,18 @@ def test_maxima_go_back_to_their_places(dtype: str, larger: int, image: tuple[in
 
     even = tuple(slice(0, n // 2 * 2) for n in image)
     _agree(build, x[(..., *even)].copy())
+
+
+@pytest.mark.parametrize("channels", [1, 4, 16])
+@pytest.mark.parametrize("image", [(7,), (6, 7), (3, 4, 5)])
+def test_convolutions_with_computed_weights(channels: int, image: tuple[int, ...]) -> None:
+    """Found by test_operator_versions.py: their weights were read as if in blocks of channels."""
+    rng = np.random.default_rng([channels, len(image)])
+    x = rng.standard_normal((2, channels, *image)).astype(np.float32)
+    w = rng.standard_normal((6, channels, *[2] * len(image))).astype(np.float32)
+
+    def build(x: Any, w: Any) -> Any:
+        twice = ops.Conv(ops.Relu(ops.Conv(x, w)), np.ones((2, 6, *[1] * len(image)), np.float32))
+        return twice, ops.Conv(x, ops.Neg(w), strides=[2] * len(image))
+
+    _agree(build, x, w)
