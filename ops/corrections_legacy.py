@@ -6,6 +6,7 @@ attributes what are inputs today, or another name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -171,3 +172,14 @@ def _dense(values: Array, indices: Array, shape: tuple[int, ...]) -> Array:
     else:
         dense[tuple(indices.T)] = values
     return dense
+
+
+@reference("Flatten")
+def flatten(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return a matrix: the axes before ``axis``, and the rest; of empty tensors, too."""
+    x: Array = inputs[0]
+    axis = int(node.attrs.get("axis", 1))
+    if not -x.ndim <= axis <= x.ndim:
+        raise ShapeError(f"axis {axis} is out of range for {x.ndim} dimensions")
+    axis += x.ndim if axis < 0 else 0
+    return [x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))]

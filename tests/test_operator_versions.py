@@ -32,6 +32,11 @@ _NEWEST = 26  # opset that ONNX Runtime takes
 # Dtypes of an operator for which ONNX Runtime is no judge, with the reason.
 _OTHERWISE = {
     ("ReduceLogSumExp", "int"): "its exponentials are integers",
+    **{
+        (op, kind): "it interpolates integers in single precision and cuts what is left of 1.9999"
+        for op in ("Resize", "Upsample")
+        for kind in ("int", "uint")
+    },
 }
 
 

@@ -149,6 +149,8 @@ def _broadcast(draw: Draw) -> Sample:
 def _with_divisor(draw: Draw) -> Sample:
     shape = draw.shape()
     divisor = np.abs(draw.array(*shape)) + np.asarray(1).astype(draw.dtype)
+    if draw.op == "Pow":
+        divisor %= np.asarray(4).astype(draw.dtype)  # what overflows is nobody's
     return Sample([np.abs(draw.array(*shape)), divisor])
 
 
@@ -196,6 +198,8 @@ def _reduce(draw: Draw) -> Sample:
     axes = [a - len(shape) * (draw.version >= 11 and draw.flag()) for a in draw.some(len(shape))]
     options: dict[str, Any] = {"keepdims": draw.integer(0, 1)}
     x = np.abs(draw.array(*shape)) + np.asarray(1).astype(draw.dtype)
+    if draw.op == "ReduceProd" and x.dtype.kind in "iu":
+        x = np.sign(x)  # what overflows is nobody's
     if draw.flag():
         return Sample([x], options)
     if draw.version >= (13 if draw.op == "ReduceSum" else 18):
