@@ -31,7 +31,9 @@ from subgraph.cli_inputs import (
 )
 from subgraph.cli_measure import bench, profile, warmup
 from subgraph.cli_output import Output, Row, op_name
+from subgraph.errors import PartitionError
 from subgraph.graph import Graph, Node
+from subgraph.registry import nearest
 from subgraph.settings import describe_options
 from subgraph.types import TensorType
 
@@ -259,10 +261,19 @@ def _partitioned(graph: Graph, args: argparse.Namespace) -> Graph:
         graph = graph.clone()
         graph.attrs["subgraph_property"] = args.selector
         return sg.passes.apply_pass(graph, "PartitionGraph", **options)
-    names = set(args.ops.split(",")) if args.ops else {n.op_type for n in graph.nodes}
+    names = {n.op_type for n in graph.nodes} if not args.ops else set(args.ops.split(","))
+    for name in names:
+        _check_operator(name, graph)
     graph = graph.clone()
     graph.attrs["subgraph_property"] = sg.ContainOpSelector(names)
     return sg.passes.apply_pass(graph, "PartitionGraph", **options)
+
+
+def _check_operator(name: str, graph: Graph) -> None:
+    """Refuse a name without a domain that is no operator: neither ONNX's nor of the graph."""
+    known = {*dir(sg.ops), *(node.op_type for node in graph.nodes)}
+    if name not in known and "::" not in name:
+        raise PartitionError(f"--ops: there is no operator {name!r}; {nearest(name, known)}")
 
 
 def partition_rows(cut: Graph, original: Graph) -> tuple[list[Row], Row]:

@@ -179,6 +179,7 @@ def test_tables_for_people(capsys: pytest.CaptureFixture[str], command: str) -> 
         (["run", str(DIGITS), "--device", "CPU", "--config", "THREDS=1"], "THREDS"),
         (["explain", str(DIGITS), "no_such_node"], "no_such_node"),
         (["partition", str(DIGITS), "--selector", "no_such"], "no_such"),
+        (["partition", str(DIGITS), "--ops", "Conv,Relo"], "did you mean 'Relu'"),
     ],
 )
 def test_an_error_is_one_line_and_status_1(
