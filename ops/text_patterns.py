@@ -166,9 +166,12 @@ class _Parser:
             case "[":
                 return "test", self._folded(self._class())
             case ".":
-                lines = "s" not in self._flags
-                test: _Test = lambda c: c != "\n" or not lines  # noqa: E731
-                return "test", test
+                across_lines = "s" in self._flags  # as it is here: flags change on the way
+
+                def any_character(character: str) -> bool:
+                    return across_lines or character != "\n"
+
+                return "test", any_character
             case "^" | "$":
                 name = {"^": "begin", "$": "end"}[sign]
                 return "at", name + (" of line" if "m" in self._flags else "")

@@ -102,3 +102,12 @@ def expected(graph: sg.Graph, x: Array = X) -> list[Array]:
 def check(model: sg.CompiledModel, graph: sg.Graph, x: Array = X) -> None:
     for got, want in zip(model(x).values(), expected(graph, x), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def two_devices() -> tuple[sg.Core, Simulated, Simulated]:
+    """Return a Core with the devices A, which takes three operators, and B, which takes all."""
+    core = sg.Core()
+    a, b = Simulated({"Relu", "Add", "Mul"}), Simulated()
+    core.register_device("A", a)
+    core.register_device("B", b)
+    return core, a, b

@@ -20,16 +20,9 @@ from subgraph import ops
 from subgraph.placement import Link
 from subgraph.profiles import Profile, write_profile
 
-from .simulated_device import Array, Simulated, X, check, expected, seven
+from .simulated_device import Array, Simulated, X, check, expected, seven, two_devices
 
-
-@pytest.fixture
-def devices() -> tuple[sg.Core, Simulated, Simulated]:
-    core = sg.Core()
-    a, b = Simulated({"Relu", "Add", "Mul"}), Simulated()
-    core.register_device("A", a)
-    core.register_device("B", b)
-    return core, a, b
+devices = pytest.fixture(two_devices)
 
 
 def test_the_worked_example(devices: Any) -> None:

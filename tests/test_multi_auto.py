@@ -11,16 +11,9 @@ import pytest
 
 import subgraph as sg
 
-from .simulated_device import Array, Simulated, X, check, expected, seven
+from .simulated_device import Array, Simulated, X, check, expected, seven, two_devices
 
-
-@pytest.fixture
-def devices() -> tuple[sg.Core, Simulated, Simulated]:
-    core = sg.Core()
-    a, b = Simulated({"Relu", "Add", "Mul"}), Simulated()
-    core.register_device("A", a)
-    core.register_device("B", b)
-    return core, a, b
+devices = pytest.fixture(two_devices)
 
 
 def test_multi_spreads_requests(devices: Any) -> None:
