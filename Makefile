@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
 
-.PHONY: help demo test test-slow lint format docs bench conformance fuzz check-isas check-kernels clean
+.PHONY: help demo test test-slow lint format docs bench agreement conformance fuzz check-isas check-kernels clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -58,6 +58,9 @@ docs: $(VENV)/.has-docs  ## Build the documentation into docs/_build/html.
 
 bench: $(VENV)/.has-bench  ## Time against ONNX Runtime and OpenVINO, side by side.
 	$(BIN)/python benchmarks/models.py $(BENCH_ARGS)
+
+agreement: $(VENV)/.has-test $(VENV)/.has-opencl  ## Compare whole models on every device with CPU.
+	$(BIN)/python benchmarks/agreement.py $(AGREEMENT_ARGS)
 
 # SUITE=1.21.0: the suite of that release of onnx instead of the installed one's.
 conformance: $(VENV)/.has-bench $(VENV)/.has-opencl $(SUITE:%=$(VENV)/onnx-%)  ## Run ONNX's own test suite on every device and the peers.

@@ -2,8 +2,9 @@
 
     python benchmarks/devices.py [model.onnx ...] [--json] [--pipeline [--rounds N]]
 
-A call runs a one-node model whose op does nothing; a hop is one more such region. HETERO is
-compared with its only device in turns, compile with import in turns, each to the first result.
+A call runs a one-node model whose op does nothing; a hop is one more such region, a hop on CPU one
+more region of CPU, its own run included; these in CPU time of their thread. HETERO is compared
+with its only device in turns, compile with import in turns, each to the first result.
 With --pipeline: a chain of products in two stages, one on CPU and one on OPENCL with one thread
 each, balanced by PLACEMENT=STAGES; requests per second one after the other and overlapping, for
 both orders, and on each device alone. PoCL gets its one thread by POCL_MAX_PTHREAD_COUNT. The
@@ -31,6 +32,7 @@ import numpy as np
 import subgraph as sg
 from subgraph import ops
 from subgraph.cli_inputs import input_arrays
+from subgraph.devices.cpu import CpuDevice
 from subgraph.profiles import Profile, write_profile
 
 
@@ -62,14 +64,16 @@ class NothingDevice(sg.Device):
         return Nothing(graph)
 
 
-def seconds(run: Callable[[], Any], repeats: int) -> float:
+def seconds(
+    run: Callable[[], Any], repeats: int, clock: Callable[[], float] = time.thread_time
+) -> float:
     """Return the time of one run, the least mean of ten rounds."""
     best = float("inf")
     for _ in range(10):
-        start = time.perf_counter()
+        start = clock()
         for _ in range(repeats):
             run()
-        best = min(best, (time.perf_counter() - start) / repeats)
+        best = min(best, (clock() - start) / repeats)
     return best
 
 
@@ -86,34 +90,40 @@ def ratio(first: Callable[[], Any], second: Callable[[], Any], rounds: int = 15)
     return statistics.median(found)
 
 
-def chain(core: sg.Core, count: int) -> sg.CompiledModel:
-    """Return a model of ``count`` regions in a row."""
+def chain(core: sg.Core, count: int, devices: Sequence[str] = ("F", "G")) -> sg.CompiledModel:
+    """Return a model of ``count`` regions in a row, on two devices in turns."""
     value = x = sg.input("x", ("N", 16))
     for number in range(count):
-        value = ops.Relu(value, metadata={"affinity": "FG"[number % 2]})
-    return core.compile_model(sg.Graph([x], [value]), "HETERO:F,G")
+        value = ops.Relu(value, metadata={"affinity": devices[number % 2]})
+    return core.compile_model(sg.Graph([x], [value]), f"HETERO:{','.join(devices)}")
+
+
+def hop(core: sg.Core, devices: Sequence[str], data: Any) -> float:
+    """Return the seconds that one more region takes."""
+    two, many = chain(core, 2, devices), chain(core, 102, devices)
+    return (seconds(lambda: many(data), 50) - seconds(lambda: two(data), 50)) / 100
 
 
 def overheads() -> dict[str, float]:
     """Measure what stands around the kernels, in microseconds."""
     core = sg.Core()
-    core.register_device("F", NothingDevice)
-    core.register_device("G", NothingDevice)
+    for name, device in (("F", NothingDevice), ("G", NothingDevice), ("CPU2", CpuDevice)):
+        core.register_device(name, device)
     data = np.zeros((1, 16), np.float32)
-    one, two, many = chain(core, 1), chain(core, 2), chain(core, 102)
+    one = chain(core, 1)
     request = one.create_infer_request()
 
     def asynchronous() -> None:
         request.start_async(data)
         request.wait()
 
-    hop = (seconds(lambda: many(data), 50) - seconds(lambda: two(data), 50)) / 100
     return {
         "call_us": seconds(lambda: one(data), 2000) * 1e6,
         "call_by_name_us": seconds(lambda: one(x=data), 2000) * 1e6,
         "request_us": seconds(lambda: request.infer(data), 2000) * 1e6,
-        "asynchronous_request_us": seconds(asynchronous, 200) * 1e6,
-        "hop_us": hop * 1e6,
+        "asynchronous_request_us": seconds(asynchronous, 200, time.perf_counter) * 1e6,
+        "hop_us": hop(core, ("F", "G"), data) * 1e6,
+        "hop_on_cpu_us": hop(core, ("CPU", "CPU2"), data) * 1e6,
     }
 
 

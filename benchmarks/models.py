@@ -33,7 +33,8 @@ def inputs_of(model: Path) -> dict[str, np.ndarray]:
     """Return the arrays of ``model.npz`` beside the model, else random ones."""
     graph = sg.load(model)
     names = [value.name for value in graph.inputs if value.parameter is None]
-    beside = model.with_suffix(".npz")
+    exported = model.stem.removesuffix("_op23").removesuffix("_ts17")  # see export_models.py
+    beside = model.with_name(f"{exported}.npz")
     if beside.exists():
         with np.load(beside) as held:
             return {name: held[name] for name in names}

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any, NoReturn
+from functools import cache, partial
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -27,8 +27,7 @@ from subgraph.subgraph_op import (
 )
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
-_Slots = tuple[int, ...]
-_Prepared = tuple[Run, _Slots, _Slots, _Slots]
+_Do = Callable[[list[Any]], None]
 _NONE = 0  # the slot of an omitted input
 
 
@@ -55,18 +54,28 @@ class Cancel:
 
 
 class Step:
-    """One node, prepared: where its inputs are, where its outputs go, what dies after it."""
+    """One node, prepared: where its inputs are, where its outputs go, what dies after it.
 
-    __slots__ = ("bodies", "free", "inputs", "node", "op", "outputs")
+    ``given`` are the inputs of a subgraph node that are no weights; None if a run may replace one
+    of the weights.
+    """
+
+    __slots__ = ("bodies", "free", "given", "inputs", "node", "op", "outputs")
 
     def __init__(
-        self, node: Node, op: SubgraphOp | None, inputs: tuple[int, ...], outputs: tuple[int, ...]
+        self,
+        node: Node,
+        op: SubgraphOp | None,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        given: tuple[int, ...] | None = None,
     ) -> None:
         """Prepare ``node``; ``op`` is that of a subgraph node."""
         self.node = node
         self.op = op
         self.inputs = inputs
         self.outputs = outputs
+        self.given = given
         self.free: tuple[int, ...] = ()
         self.bodies = [Plan(body) for body in node.bodies] if node.attrs else []
 
@@ -88,6 +97,7 @@ class Plan:
         self._parameter_slot: dict[Value, int] = {}
         self.arrays: list[tuple[int, Parameter]] = []  # slots that hold a parameter's array
         self.objects: list[tuple[int, Parameter]] = []  # slots that hold a parameter itself
+        self._open = {*graph.inputs, *graph.captures}  # what a run may give
         self.inputs = tuple(
             (self._new_slot(value), self._slot_of_object(value) if value.parameter else _NONE)
             for value in (*graph.inputs, *graph.captures)
@@ -123,8 +133,18 @@ class Plan:
             op = DefaultSubgraphOp(node.subgraph)
         slot_of = self._slot_of_array if op is None else self._slot_of_object
         inputs = tuple(_NONE if v is None else slot_of(v) for v in node.inputs)
+        given = None if op is None else self._given(node, op, inputs)
         inputs += tuple(self._slot_of_array(v) for v in node.captures)
-        return Step(node, op, inputs, tuple(self._slot_of_array(v) for v in node.outputs))
+        return Step(node, op, inputs, tuple(self._slot_of_array(v) for v in node.outputs), given)
+
+    def _given(self, node: Node, op: SubgraphOp, slots: Sequence[int]) -> tuple[int, ...] | None:
+        given: list[int] = []
+        for outer, inner, slot in zip(node.inputs, op.subgraph.inputs, slots, strict=True):
+            if inner.parameter is None:
+                given.append(slot)
+            elif outer is None or outer.parameter is not inner.parameter or outer in self._open:
+                return None
+        return tuple(given)
 
     def _mark_deaths(self) -> None:
         """Give each step the slots whose last reader it is, so that a run frees what is dead."""
@@ -170,19 +190,32 @@ class Executor:
         self.plan = plan
         self.profiling = profiling
         self._cancel = cancel or Cancel()
-        self._steps: list[_Prepared] = [
-            (self._runner(s), s.inputs, s.outputs, s.free) for s in plan.steps
-        ]
+        self._runs: list[Run] = []
+        self._steps: list[_Do] = []
+        for step in plan.steps:
+            self._prepare(step)
         self._profile: list[ProfileEntry] = []
         self._template: tuple[Snapshot, list[Any]] | None = None
 
+    def _prepare(self, step: Step) -> None:
+        """Say how a step runs on all its inputs, and how on a run's values."""
+        if step.op is None:
+            run = self._runner(step)
+            self._runs.append(run)
+            self._steps.append(_stepper(step, step.inputs, run))
+            return
+        session = open_session(step.op)
+        if self.profiling:
+            session.measure()
+        self._cancel.sessions.append(session)
+        self._runs.append(session)
+        run_given = None if step.given is None else session.given_only()
+        if run_given is None or step.given is None:
+            self._steps.append(_stepper(step, step.inputs, session.__call__))
+        else:
+            self._steps.append(_stepper(step, step.given, run_given))
+
     def _runner(self, step: Step) -> Run:
-        if step.op is not None:
-            session = open_session(step.op)
-            if self.profiling:
-                session.measure()
-            self._cancel.sessions.append(session)
-            return session
         if step.bodies:
             from subgraph.control_flow import control_flow
 
@@ -266,14 +299,10 @@ class Executor:
         while position < last:
             steps = self._steps[position:last] if position or end is not None else self._steps
             try:
-                for run, inputs, outputs, free in steps:
+                for step in steps:
                     if cancel.wanted:
                         raise RequestCancelledError("the request was cancelled while it ran")
-                    results = run([values[slot] for slot in inputs])
-                    for slot, result in zip(outputs, results, strict=True):
-                        values[slot] = result
-                    for slot in free:
-                        values[slot] = None
+                    step(values)
                     position += 1
             except Exception as error:
                 self._recover(error, position, values)
@@ -281,21 +310,20 @@ class Executor:
 
     def _run_timed(self, values: list[Any], begin: int, end: int | None) -> None:
         for position in range(begin, len(self._steps) if end is None else end):
-            run, inputs, outputs, free = self._steps[position]
+            step, run = self.plan.steps[position], self._runs[position]
             start = time.perf_counter()
             try:
                 if self._cancel.wanted:
                     raise RequestCancelledError("the request was cancelled while it ran")
-                results = run([values[slot] for slot in inputs])
+                results = run([values[slot] for slot in step.inputs])
             except Exception as error:
                 self._recover(error, position, values)
                 continue
             seconds = time.perf_counter() - start
-            for slot, result in zip(outputs, results, strict=True):
+            for slot, result in zip(step.outputs, results, strict=True):
                 values[slot] = result
-            entries = self._entries(self.plan.steps[position], run, seconds, values)
-            self._profile.extend(entries)
-            for slot in free:
+            self._profile.extend(self._entries(step, run, seconds, values))
+            for slot in step.free:
                 values[slot] = None
 
     def _recover(self, error: Exception, position: int, values: list[Any]) -> None:
@@ -311,7 +339,8 @@ class Executor:
         except Exception as following:
             explain_failure(following, step.node)
         if for_good:
-            self._steps[position] = (session, step.inputs, step.outputs, step.free)
+            self._runs[position] = session
+            self._steps[position] = _stepper(step, step.inputs, session.__call__)
         for slot, result in zip(step.outputs, results, strict=True):
             values[slot] = result
         for slot in step.free:
@@ -336,6 +365,40 @@ class Executor:
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes took in the last run; empty unless profiling."""
         return list(self._profile)
+
+
+def _stepper(step: Step, inputs: Sequence[int], run: Run) -> _Do:
+    """Return what runs a step on the values of a run."""
+    make = _stepper_maker(len(inputs), len(step.outputs), len(step.free))
+    return make(run, *inputs, *step.outputs, *step.free)
+
+
+@cache
+def _stepper_maker(inputs: int, outputs: int, free: int) -> Callable[..., _Do]:
+    """Return what makes steps with so many inputs, outputs and values that die.
+
+    It is written out for these numbers: between two small regions of a model, loops over the slots
+    would take most of the time.
+    """
+    sources, targets, dead = (
+        [f"{letter}{k}" for k in range(count)]
+        for letter, count in (("i", inputs), ("o", outputs), ("f", free))
+    )
+
+    def listed(slots: Sequence[str]) -> str:
+        return f"[{', '.join(f'values[{slot}]' for slot in slots)}]"
+
+    forget = "".join(f"values[{slot}] = " for slot in dead)
+    text = (
+        f"def make({', '.join(('run', *sources, *targets, *dead))}):\n"
+        "    def do(values):\n"
+        f"        {listed(targets)} = run({listed(sources)})\n"
+        f"        {forget}None\n"
+        "    return do\n"
+    )
+    scope: dict[str, Any] = {}
+    exec(text, scope)
+    return cast("Callable[..., _Do]", scope["make"])
 
 
 def explain_failure(error: Exception, node: Node) -> NoReturn:

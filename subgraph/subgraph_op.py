@@ -21,7 +21,7 @@ from subgraph.types import TensorType, numpy_dtype
 from subgraph.weights import WeightCache, WeightEntry
 
 Array = np.ndarray[Any, Any]
-RunGiven = Callable[[Sequence[Any], "Sequence[Array | None] | None"], Sequence[Any]]
+RunGiven = Callable[..., Sequence[Any]]  # see Session.given_only
 Repeat = Callable[[Sequence[Any]], Sequence[Any] | None]
 Halves = tuple[
     Callable[[Sequence[Any], "Sequence[Array | None] | None"], Any], Callable[[Any], Sequence[Any]]
@@ -108,7 +108,7 @@ class Session:
     def given_only(self) -> RunGiven | None:
         """Return a function that runs the op on the inputs that are no weights, None without one.
 
-        It takes these arrays, and ``outputs`` as a call of the session does.
+        It takes these arrays, and ``outputs`` as a call of the session does; a snapshot is pinned.
         """
         return None
 

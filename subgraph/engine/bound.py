@@ -128,6 +128,8 @@ class BoundPlan:
         execute = self._segments[0].function
         stages = [(end.stage, end.position) for end in self._inputs]
         copies = [end.stage.copy for end in self._outputs]
+        if len(stages) == len(copies) == 1:
+            return _one_to_one(*stages[0], execute, copies[0])
 
         def run(inputs: Sequence[Any]) -> list[Array]:
             for stage, position in stages:
@@ -254,6 +256,19 @@ class BoundPlan:
     def _move(self) -> None:
         self._arena_patch.put(self._words, self._arena.address)
         self._arena_at = self._arena.address
+
+
+def _one_to_one(
+    stage: Array, position: int, execute: Callable[[], object], copy: Callable[[], Array]
+) -> Callable[[Sequence[Any]], list[Array]]:
+    """Return what runs a small plan of one input and one output, where loops would cost most."""
+
+    def run(inputs: Sequence[Any]) -> list[Array]:
+        stage[...] = inputs[position]
+        execute()
+        return [copy()]
+
+    return run
 
 
 class _End:

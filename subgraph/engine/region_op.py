@@ -467,8 +467,13 @@ class CpuSession(Session):
             return None
         return last.run(inputs, None)
 
-    def _run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> Sequence[Any]:
-        last = self.ready(inputs)
+    def _run(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        last, snapshot = self._last, pinned_snapshot()
+        same = last is not None and snapshot is not None and last.epoch == snapshot.epoch
+        if not same or self._cancelled is not None or not self._same(inputs):
+            last = self.ready(inputs)
         if last is None:
             return self.run_parts(inputs, outputs)
         if self._profiling:
