@@ -15,14 +15,14 @@ import numpy as np
 
 from subgraph.errors import ConfigError, MissingInputError, ShapeError
 from subgraph.executor import Cancel, Plan
-from subgraph.graph import Graph, Value
+from subgraph.graph import Graph, Node, Value
 from subgraph.infer_request import InferRequest
 from subgraph.parameters import Parameter, Snapshot, State, call_pinned, epoch
 from subgraph.registry import nearest
 from subgraph.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct
 from subgraph.settings import DeviceOptions, property_access
 from subgraph.signature import Port, Results, Signature
-from subgraph.subgraph_op import Repeat
+from subgraph.subgraph_op import AFFINITY, Repeat, SubgraphOp
 from subgraph.task_executor import TaskExecutor
 from subgraph.types import TensorType, dtype_of
 
@@ -271,8 +271,7 @@ class CompiledModel:
         found = self.metrics.get("EXECUTION_DEVICES")
         if found is not None:
             return list(found)
-        devices = ["REFERENCE" if n.op is None else n.op.device for n in self.graph.nodes]
-        return list(dict.fromkeys(devices))
+        return list(dict.fromkeys(map(_runs_on, self.graph.nodes)))
 
     def get_property(self, name: str) -> Any:
         """Return a property of the compiled model or an option that it was compiled with.
@@ -321,6 +320,17 @@ class CompiledModel:
         inputs = ", ".join(map(str, self.inputs))
         outputs = ", ".join(map(str, self.outputs))
         return f"<CompiledModel {self.name!r} on {self.device}: ({inputs}) -> ({outputs})>"
+
+
+def _runs_on(node: Node) -> str:
+    """Return the device that runs a node now; what runs on none of them is REFERENCE's."""
+    op = node.op
+    if op is None or op.device == SubgraphOp.device:
+        return "REFERENCE"
+    taken = None if op.fallback is None else op.fallback.replacement
+    if taken is not None:
+        return taken.device
+    return (node.metadata or {}).get(AFFINITY, op.device)
 
 
 def _is_writable(array: Any) -> bool:

@@ -17,16 +17,16 @@ from typing import IO, TYPE_CHECKING, Any
 
 from subgraph.collector import paused_gc
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import (
-    Config,
-    Device,
-    QueryResult,
+from subgraph.device import Config, Device, QueryResult, without_defaults
+from subgraph.device_calls import (
     compile_on,
     compile_queried,
     ids_of,
+    import_on,
     known_properties,
+    property_of,
     query_on,
-    without_defaults,
+    set_properties,
 )
 from subgraph.errors import ConfigError, DeviceError, file_error
 from subgraph.graph import Graph
@@ -221,7 +221,7 @@ class Core:
             DeviceError: no such device.
             ConfigError: no such property; the nearest are listed.
         """
-        return self.device(device_name).get_property(name)
+        return property_of(self.device(device_name), name)
 
     def set_property(self, device_name: str | Config, properties: Config | None = None) -> None:
         """Set options of a device for later compile calls; without a name, of every device.
@@ -232,7 +232,7 @@ class Core:
         if isinstance(device_name, str):
             if properties is None:
                 raise ConfigError(f"set_property({device_name!r}) needs the properties to set")
-            self.device(device_name).set_property(_joined(properties, {}))
+            set_properties(self.device(device_name), _joined(properties, {}))
             return
         devices = [self.device(name) for name in self.available_devices]
         known = {device: known_properties(device) for device in devices}
@@ -242,7 +242,7 @@ class Core:
                 options = {k for row in known.values() for k, mode in row.items() if mode == "RW"}
                 raise ConfigError(f"no device has a property {key!r}; {nearest(key, options)}")
             for taker in takers:
-                taker.set_property({key: value})
+                set_properties(taker, {key: value})
 
     def query_model(
         self, model: Model, device_name: str = "AUTO", config: Config | None = None
@@ -313,7 +313,7 @@ class Core:
         """Return an option that Core itself follows; empty if the device does not have it."""
         if name not in known_properties(device):
             return ""
-        found = config[name] if name in config else device.get_property(name)
+        found = config[name] if name in config else property_of(device, name)
         return str(found or "")
 
     def _compile(self, device: Device, graph: Graph, config: Config) -> CompiledModel:
@@ -357,8 +357,9 @@ class Core:
         own = type(device).import_model is not Device.import_model
         if own and isinstance(source, (str, PathLike)):
             with _opened(source) as stream:
-                return device.import_model(stream, full)
-        return device.import_model(source, full)
+                return import_on(device, stream, full, str(source))
+        told = source if isinstance(source, (str, PathLike)) else "a stream"
+        return import_on(device, source, full, str(told))
 
 
 def _joined(config: Config | None, extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError
+from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph import Graph, Node, Value
 from subgraph.registry import nearest
 from subgraph.settings import (
@@ -80,7 +79,7 @@ class Device:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Prepare the state that a child need not know of."""
         self = super().__new__(cls)
-        self.name = cls.__name__.removesuffix("Device").upper()
+        self.name = class_name(cls)
         self.core = None
         self._settings = {}
         self._start_error = None
@@ -174,6 +173,8 @@ class Device:
             UnsupportedOpError: a node is not; names and reasons.
             ConfigError: an option is unknown or its value not allowed.
         """
+        from subgraph.device_calls import query_on, require_support
+
         found = query_on(self, graph, config)
         require_support(found, graph, self.name)
         result = found if isinstance(found, QueryResult) else None
@@ -207,7 +208,7 @@ class Device:
             device=self.name,
             options=options,
             requests=self.optimal_requests(options),
-            metrics={"EXECUTION_DEVICES": [self.name]},
+            metrics=None if compiled.nodes else {"EXECUTION_DEVICES": [self.name]},
             source=source,
             stored=stored,
             core=self.core,
@@ -360,6 +361,8 @@ class Device:
         Raises:
             DeviceError: there is no such id.
         """
+        from subgraph.device_calls import ids_of
+
         ids = ids_of(self)
         if device_id not in ids:
             shown = ", ".join(repr(i) for i in ids if i) or "none: leave the id out"
@@ -424,107 +427,9 @@ def listed(name: str, supported: Mapping[str, str]) -> list[str]:
     return [key for key, access in supported.items() if access == PROPERTY_LISTS[name]]
 
 
-def known_properties(device: Device) -> dict[str, str]:
-    """Return what a device calls its supported properties; none if it does not say."""
-    try:
-        found: Any = device.get_property("SUPPORTED_PROPERTIES")
-    except (SubgraphError, LookupError, ValueError, NotImplementedError):
-        return {}
-    listed = {str(key): "RW" for key in found or ()}
-    return {key: str(found[key]) for key in listed} if hasattr(found, "keys") else listed
-
-
-def ids_of(device: Device) -> list[str]:
-    """Return the ids of the devices of this kind, as its metric tells them."""
-    try:
-        found = device.get_property("AVAILABLE_DEVICES")
-    except (SubgraphError, LookupError, ValueError, NotImplementedError):
-        return [""]
-    return [str(each) for each in found or ("",)]
-
-
-def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> None:
-    """Check that a query covers the graph.
-
-    Raises:
-        UnsupportedOpError: it does not; names and reasons.
-    """
-    missing = [node for node in graph.nodes if node.name not in supported]
-    if not missing:
-        return
-    reasons = getattr(supported, "reasons", {})
-    lines = [
-        f"  {n.name!r} ({n.op_type}): {reasons.get(n.name, 'not in its query result')}"
-        for n in missing[:8]
-    ]
-    more = f"\n  and {len(missing) - 8} more" if len(missing) > 8 else ""
-    raise UnsupportedOpError(
-        f"device {device} does not support {len(missing)} of the {len(graph.nodes)} nodes of "
-        f"{graph.name!r}:\n" + "\n".join(lines) + f"{more}\n"
-        f"Compile for 'HETERO:{device},REFERENCE' to run these on the reference device"
-    )
-
-
-def compile_queried(
-    device: Device, graph: Graph, config: Config | None, result: QueryResult | None = None
-) -> CompiledModel:
-    """Compile a graph all of whose nodes the device has said to support.
-
-    Args:
-        device: The device.
-        graph: The graph.
-        config: The device's options.
-        result: What it said of this very graph; None: of a larger one.
-    """
-    if type(device).compile_model is Device.compile_model:
-        with _named(device, "compile_model", graph):
-            return device.compile_supported(graph, config, result)
-    return compile_on(device, graph, config)
-
-
-@contextmanager
-def _named(device: Device, method: str, graph: Graph) -> Generator[None]:
-    try:
-        yield
-    except (SubgraphError, MemoryError):
-        raise
-    except Exception as error:
-        raise DeviceError(
-            f"device {device.name}: {method} raised {type(error).__name__}: {error}, given graph "
-            f"{graph.name!r}"
-        ) from error
-
-
-def query_on(device: Device, graph: Graph, config: Config | None) -> dict[str, str]:
-    """Return what a device says that it supports.
-
-    Raises:
-        DeviceError: its ``query_model`` raised, or gave no dict.
-    """
-    with _named(device, "query_model", graph):
-        found: Any = device.query_model(graph, config)
-    if not isinstance(found, Mapping):
-        raise DeviceError(
-            f"device {device.name}: query_model gave {found!r}; it must return a dict from node "
-            "names to the device's name"
-        )
-    names = cast("Mapping[str, str]", found)
-    return names if isinstance(names, dict) else dict(names)
-
-
-def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
-    """Return the model that a device makes of a graph.
-
-    Raises:
-        DeviceError: its ``compile_model`` raised, or gave something else.
-    """
-    with _named(device, "compile_model", graph):
-        model: Any = device.compile_model(graph, config)
-    if not isinstance(model, CompiledModel):
-        raise DeviceError(
-            f"device {device.name}: compile_model gave {model!r}; it must return a CompiledModel"
-        )
-    return model
+def class_name(kind: type[Device]) -> str:
+    """Return what a device is called before it is registered."""
+    return kind.__name__.removesuffix("Device").upper()
 
 
 def without_defaults(graph: Graph) -> Graph:

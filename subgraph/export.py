@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import onnx
 
     from subgraph.device import Config, Device
+from subgraph.device_calls import capability_of
 
 Array = np.ndarray[Any, Any]
 Source = str | PathLike[str] | IO[bytes]
@@ -149,7 +150,7 @@ def _devices_of(model: CompiledModel) -> list[str]:
 
 def _capability(model: CompiledModel, name: str) -> dict[str, str]:
     device = model.known_device(name)
-    return {} if device is None else device.capability()
+    return {} if device is None else capability_of(device)
 
 
 def _add_graph(
@@ -416,7 +417,7 @@ def _problems(device: Device, header: Mapping[str, Any]) -> list[str]:
         problems.append(f"compiled for {told}, not for {device.name}")
     for name, capability in _table(header, "capability").items():
         try:
-            now = device.peer_named(name).capability()
+            now = capability_of(device.peer_named(name))
         except DeviceError as error:
             problems.append(str(error))
             continue

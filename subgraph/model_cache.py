@@ -20,6 +20,7 @@ import numpy as np
 from subgraph._version import __version__
 from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device
+from subgraph.device_calls import capability_of
 from subgraph.errors import BlobError, SubgraphError
 from subgraph.executor import all_parameters
 from subgraph.export import ALLOW_RECOMPILE, import_model
@@ -87,7 +88,7 @@ def cache_key(device: Device, device_name: str, graph: Graph, config: Mapping[st
         "numpy": np.__version__,
         "python": sys.version_info[:2],
         "device": device_name,
-        "capability": device.capability(),
+        "capability": capability_of(device),
         "options": {k: str(v) for k, v in config.items()},
     }
     state.update(json.dumps(facts, sort_keys=True, default=str).encode())

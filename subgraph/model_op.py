@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device, compile_on, compile_queried
+from subgraph.device import Config, Device
+from subgraph.device_calls import compile_on, compile_queried
 from subgraph.errors import DeviceError, RequestCancelledError, SubgraphError, UnsupportedOpError
 from subgraph.executor import Cancel
 from subgraph.graph import Graph
@@ -32,10 +33,10 @@ def compile_region(
     device: Device,
     others: Sequence[Device],
     configs: Mapping[str, Config],
-) -> SubgraphOp:
+) -> tuple[SubgraphOp, Device]:
     """Return what runs a region: made by ``device``, or by the next of ``others`` that can.
 
-    Those that are left take over when it fails.
+    Also says which one it was. Those that are left take over when it fails.
 
     Raises:
         DeviceError: the last device failed.
@@ -58,7 +59,7 @@ def compile_region(
             )
             continue
         op.fallback = DeviceFallback(subgraph, op, candidates[number + 1 :], configs)
-        return op
+        return op, candidate
     raise AssertionError("the last candidate returned or raised")
 
 

@@ -14,7 +14,8 @@ import attrs
 import numpy as np
 
 from subgraph.builder import input, operator
-from subgraph.device import Device, known_properties
+from subgraph.device import Device
+from subgraph.device_calls import known_properties, query_on
 from subgraph.errors import BlobError, SubgraphError
 from subgraph.executor import Executor, Plan
 from subgraph.graph import Graph, Node, Value
@@ -117,7 +118,7 @@ def _node_times(
     graph: Graph, devices: Sequence[Device], inputs: Mapping[str, Any], repeats: int
 ) -> Times:
     values = _all_values(graph, inputs)
-    supported = {d.name: d.query_model(graph) for d in devices}
+    supported = {d.name: query_on(d, graph, None) for d in devices}
     times: Times = {device.name: {} for device in devices}
     for node in graph.nodes:
         alone, feeds = _alone(node, values)

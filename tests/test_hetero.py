@@ -162,8 +162,14 @@ def test_a_region_that_does_not_compile_goes_to_the_next(devices: Any, caplog: A
     with caplog.at_level(logging.WARNING):
         model = core.compile_model(seven(), "HETERO:A,B")
     assert "kernel does not build" in caplog.text
+    assert model.execution_devices == ["B"]
+    assert model.get_property("TRANSFERS") == 0
     check(model, seven())
     assert a.runs == 0
+    stream = io.BytesIO()
+    model.export_model(stream)
+    stream.seek(0)
+    assert core.import_model(stream).execution_devices == ["B"]
     with pytest.raises(sg.DeviceError, match="kernel does not build"):
         core.compile_model(seven(), "HETERO:A,B", {"RUNTIME_FALLBACK": False})
 
@@ -184,6 +190,7 @@ def test_a_device_lost_during_a_run(devices: Any, caplog: Any) -> None:
             thread.join()
         check(model, seven())
     assert caplog.text.count("failed on device A; runs on B from now on: device lost") == 2
+    assert model.execution_devices == ["B"]
     a.lost = False
     check(strict, seven())
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device, known_properties
+from subgraph.device import Config, Device
+from subgraph.device_calls import known_properties
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.export import without_regions
 from subgraph.graph import Graph

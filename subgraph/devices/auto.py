@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import IO, Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device
+from subgraph.device_calls import query_on
 from subgraph.devices._virtual import VirtualDevice, listed, split_config
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.executor import Cancel
@@ -81,7 +83,7 @@ class AutoDevice(VirtualDevice):
     def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
         """Return what the first candidate supports."""
         _, devices, configs = self._split(config)
-        return devices[0].query_model(graph, configs[devices[0].name] or None)
+        return query_on(devices[0], graph, configs[devices[0].name] or None)
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Compile for the chosen device.
@@ -144,9 +146,9 @@ def _rank(device: Device) -> tuple[int, str]:
         return 4, device.name
     if device.name == _HELPER:
         return 1, device.name
-    metrics = device.metrics()
-    if metrics.get("DEVICE_TYPE") in ("gpu", "accelerator"):
-        return 0, device.name
+    with suppress(Exception):  # a device that does not say is one of the others
+        if device.metrics().get("DEVICE_TYPE") in ("gpu", "accelerator"):
+            return 0, device.name
     return (2 if device.name.startswith("OPENCL") else 3), device.name
 
 

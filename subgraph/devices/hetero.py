@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import (
-    Config,
-    Device,
-    QueryResult,
-    known_properties,
-    query_on,
-    require_support,
-    without_defaults,
-)
+from subgraph.device import Config, Device, QueryResult, without_defaults
+from subgraph.device_calls import known_properties, query_on, require_support
 from subgraph.devices._virtual import VirtualDevice, listed, split_config
 from subgraph.devices.reference import ReferenceDevice
 from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
@@ -278,7 +271,7 @@ class HeteroDevice(VirtualDevice):
             device = by_name.get((node.metadata or {}).get(AFFINITY, ""))
             others = [d for d in devices if d is not device] if options.RUNTIME_FALLBACK else []
             if isinstance(node.op, CutOp) and device is not None:
-                node.op = compile_region(node.subgraph, device, others, configs)
+                _compile(node, device, others, configs)
                 return
             preferred = devices if device is None else [device, *others]
             self._compile_default(node, preferred, configs, options)
@@ -306,15 +299,13 @@ class HeteroDevice(VirtualDevice):
         self._assign(work, devices, configs, options)
         homes = dict.fromkeys((n.metadata or {}).get(AFFINITY, _REFERENCE) for n in work.nodes)
         single = self.peer(next(iter(homes))) if len(homes) == 1 else None
-        note = {**(node.metadata or {}), AFFINITY: _REFERENCE}
+        node.metadata = {**(node.metadata or {}), AFFINITY: _REFERENCE}
         if single is None or any(n.subgraph is not None or n.bodies for n in work.nodes):
             model = self._cut_and_compile(inner, work, devices, configs, options)
             node.op = CompiledModelOp(node.subgraph, model, self.name)
         elif not isinstance(single, ReferenceDevice):
             others = [d for d in devices if d is not single] if options.RUNTIME_FALLBACK else []
-            node.op = compile_region(node.subgraph, single, others, configs)
-            note[AFFINITY] = single.name
-        node.metadata = note
+            _compile(node, single, others, configs)
 
     def _finished(
         self,
@@ -332,7 +323,6 @@ class HeteroDevice(VirtualDevice):
             options=options,
             requests=len(set(homes.values())),
             metrics={
-                "EXECUTION_DEVICES": list(dict.fromkeys(homes.values())),
                 "TRANSFERS": len(moved),
                 "TRANSFER_BYTES": sum(value_bytes(value) for value, _, _ in moved),
                 "NUMBER_OF_SUBGRAPHS": sum(1 for _ in region_nodes(cut)),
@@ -365,6 +355,15 @@ class HeteroDevice(VirtualDevice):
     def metrics(self) -> dict[str, Any]:
         """Return the metrics."""
         return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices as one"}
+
+
+def _compile(
+    node: Node, device: Device, others: Sequence[Device], configs: Mapping[str, Config]
+) -> None:
+    """Give a region its op, made by a device or by the next that can, and that device's name."""
+    assert node.subgraph is not None, "it is a region"
+    node.op, home = compile_region(node.subgraph, device, others, configs)
+    node.metadata = {**(node.metadata or {}), AFFINITY: home.name}
 
 
 def _imported_op(

@@ -16,7 +16,8 @@ from typing import IO, Any
 import attrs
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device, QueryResult, query_on
+from subgraph.device import Config, Device, QueryResult
+from subgraph.device_calls import query_on
 from subgraph.devices._virtual import VirtualDevice, listed, split_config
 from subgraph.errors import (
     BlobError,

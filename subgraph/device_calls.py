@@ -1,0 +1,206 @@
+"""What is asked of a device, checked: its answers, and errors that name device and method.
+
+Core, the virtual devices and exported files call a device by these functions, since it may be a
+third party's: what it raises becomes one clear error, and what it gives is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from subgraph.compiled_model import CompiledModel
+from subgraph.device import Config, Device, QueryResult, class_name
+from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError
+from subgraph.graph import Graph
+from subgraph.registry import nearest
+
+
+def known_properties(device: Device) -> dict[str, str]:
+    """Return what a device calls its supported properties; none if it does not say."""
+    try:
+        found = property_of(device, "SUPPORTED_PROPERTIES")
+    except SubgraphError:
+        return {}
+    listed = {str(key): "RW" for key in found or ()}
+    return {key: str(found[key]) for key in listed} if hasattr(found, "keys") else listed
+
+
+def ids_of(device: Device) -> list[str]:
+    """Return the ids of the devices of this kind, as its metric tells them."""
+    try:
+        found = property_of(device, "AVAILABLE_DEVICES")
+    except SubgraphError:
+        return [""]
+    return [str(each) for each in found or ("",)]
+
+
+def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> None:
+    """Check that a query covers the graph.
+
+    Raises:
+        UnsupportedOpError: it does not; names and reasons.
+    """
+    missing = [node for node in graph.nodes if node.name not in supported]
+    if not missing:
+        return
+    reasons = getattr(supported, "reasons", {})
+    lines = [
+        f"  {n.name!r} ({n.op_type}): {reasons.get(n.name, 'not in its query result')}"
+        for n in missing[:8]
+    ]
+    more = f"\n  and {len(missing) - 8} more" if len(missing) > 8 else ""
+    raise UnsupportedOpError(
+        f"device {device} does not support {len(missing)} of the {len(graph.nodes)} nodes of "
+        f"{graph.name!r}:\n" + "\n".join(lines) + f"{more}\n"
+        f"Compile for 'HETERO:{device},REFERENCE' to run these on the reference device"
+    )
+
+
+def compile_queried(
+    device: Device, graph: Graph, config: Config | None, result: QueryResult | None = None
+) -> CompiledModel:
+    """Compile a graph all of whose nodes the device has said to support.
+
+    Args:
+        device: The device.
+        graph: The graph.
+        config: The device's options.
+        result: What it said of this very graph; None: of a larger one.
+    """
+    if type(device).compile_model is Device.compile_model:
+        with _named(device, "compile_model", graph):
+            return device.compile_supported(graph, config, result)
+    return compile_on(device, graph, config)
+
+
+@contextmanager
+def _named(device: Device, method: str, given: object) -> Generator[None]:
+    """Let an error that is not ours say which method of which device raised it, given what."""
+    try:
+        yield
+    except (SubgraphError, MemoryError):
+        raise
+    except Exception as error:
+        what = f"graph {given.name!r}" if isinstance(given, Graph) else repr(given)
+        raised = f"raised {type(error).__name__}: {error}, given {what}"
+        about_properties = method in ("get_property", "set_property")
+        wrong_key = about_properties and isinstance(error, (LookupError, ValueError))
+        kind = ConfigError if wrong_key else DeviceError
+        raise kind(f"device {device.name}: {method} {raised}") from error
+
+
+def query_on(device: Device, graph: Graph, config: Config | None) -> dict[str, str]:
+    """Return what a device says that it supports.
+
+    Raises:
+        DeviceError: its ``query_model`` raised, gave no dict, or names what is not there.
+    """
+    with _named(device, "query_model", graph):
+        found: Any = device.query_model(graph, config)
+    if not isinstance(found, Mapping):
+        raise DeviceError(
+            f"device {device.name}: query_model gave {found!r}; it must return a dict from node "
+            "names to the device's name"
+        )
+    if type(device).query_model is not Device.query_model:
+        return _checked_query(device, graph, cast("Mapping[Any, Any]", found))
+    return cast("dict[str, str]", found)
+
+
+def _checked_query(device: Device, graph: Graph, found: Mapping[Any, Any]) -> dict[str, str]:
+    """Return what a device's own ``query_model`` gave, with names that are there.
+
+    Names of inputs, outputs and weights are left out, as those of nodes in bodies are: these follow
+    their users. The device may call itself by its base name, or by the one that its class has.
+    """
+    nodes = {node.name for node in graph.nodes}
+    own = {device.name, device.name.partition(".")[0], class_name(type(device))}
+    others: set[str] = set()
+    if device.is_virtual and device.core is not None:
+        others.update(device.core.registered_devices)
+    names: dict[str, str] = {}
+    for name, home in found.items():
+        if name not in nodes:
+            if name in _other_names(graph):
+                continue
+            raise DeviceError(
+                f"device {device.name}: query_model names a node {name!r}, which graph "
+                f"{graph.name!r} does not have; {nearest(str(name), nodes)}"
+            )
+        if not isinstance(home, str) or not (home in own or home.partition(".")[0] in others):
+            raise DeviceError(
+                f"device {device.name}: query_model places node {name!r} on {home!r}, which is no "
+                f"device here; it must give the device's own name, {device.name!r}"
+            )
+        names[name] = device.name if home in own else home
+    if isinstance(found, QueryResult):
+        return QueryResult(names, found.reasons, found.transformed)
+    return names
+
+
+def _other_names(graph: Graph) -> set[str]:
+    """Return the names of a graph's values, and of the nodes in bodies."""
+    bodies = [body for node in graph.nodes if node.attrs for body in node.bodies]
+    inner = [{n.name for n in body.nodes} | _other_names(body) for body in bodies]
+    return {value.name for value in graph.values()}.union(*inner)
+
+
+def property_of(device: Device, name: str) -> Any:
+    """Return a property of a device.
+
+    Raises:
+        ConfigError: there is none of that name, or its ``get_property`` raised such an error.
+        DeviceError: its ``get_property`` raised another one.
+    """
+    with _named(device, "get_property", name):
+        return device.get_property(name)
+
+
+def set_properties(device: Device, properties: Config) -> None:
+    """Set options of a device.
+
+    Raises:
+        ConfigError: a key is unknown or a value not allowed.
+        DeviceError: its ``set_property`` raised another error.
+    """
+    with _named(device, "set_property", dict(properties)):
+        device.set_property(properties)
+
+
+def capability_of(device: Device) -> dict[str, str]:
+    """Return what an exported model depends on; a DeviceError names the device."""
+    with _named(device, "capability", device.name):
+        return device.capability()
+
+
+def import_on(device: Device, source: Any, config: Config | None, told: str) -> CompiledModel:
+    """Return the model that a device imports.
+
+    Raises:
+        BlobError: the file does not fit.
+        DeviceError: its ``import_model`` raised another error, or gave something else.
+    """
+    with _named(device, "import_model", told):
+        model: Any = device.import_model(source, config)
+    if not isinstance(model, CompiledModel):
+        raise DeviceError(
+            f"device {device.name}: import_model gave {model!r}; it must return a CompiledModel"
+        )
+    return model
+
+
+def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
+    """Return the model that a device makes of a graph.
+
+    Raises:
+        DeviceError: its ``compile_model`` raised, or gave something else.
+    """
+    with _named(device, "compile_model", graph):
+        model: Any = device.compile_model(graph, config)
+    if not isinstance(model, CompiledModel):
+        raise DeviceError(
+            f"device {device.name}: compile_model gave {model!r}; it must return a CompiledModel"
+        )
+    return model

@@ -1,0 +1,208 @@
+"""Devices of third parties that do everything their own way, or something wrong."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+
+X = np.array([[1, -2, 3]], np.float32)
+
+
+@pytest.fixture
+def core() -> sg.Core:
+    return sg.Core()
+
+
+def net() -> sg.Graph:
+    x = sg.input("x", ("N", 3))
+    w = sg.parameter("w", np.arange(12, dtype=np.float32).reshape(3, 4))
+    b = sg.parameter("b", np.ones(4, np.float32))
+    hidden = ops.Relu(ops.Add(ops.MatMul(x, w, name="mm"), b, name="add"), name="relu")
+    return sg.Graph([x], [ops.Sigmoid(hidden, name="sig")], "net")
+
+
+class Minimal(sg.Device):
+    """A device as terse as the design allows: everything its own, nothing of the defaults."""
+
+    def __init__(self) -> None:  # does not call the base's
+        self.settings: dict[str, Any] = {"GAIN": 1}
+
+    def query_model(self, graph: sg.Graph, config: Any = None) -> dict[str, str]:
+        return {n.name: "MINIMAL" for n in graph.nodes if n.op_type in ("MatMul", "Relu")}
+
+    def compile_model(self, graph: sg.Graph, config: Any = None) -> sg.CompiledModel:
+        return sg.compile_model(graph, "REFERENCE")
+
+    def import_model(self, stream: Any, config: Any = None) -> sg.CompiledModel:
+        return sg.compile_model(stream.read(), "REFERENCE")
+
+    def get_property(self, name: str) -> Any:
+        return self.settings[name]
+
+    def set_property(self, properties: Any) -> None:
+        self.settings.update(properties)
+
+
+def test_a_device_that_overrides_everything(tmp_path: Path) -> None:
+    core = sg.Core()
+    core.register_device("MIN", Minimal())  # under another name than it calls itself
+    assert "MIN" in core.available_devices
+    core.set_property("MIN", {"GAIN": 2})
+    assert core.get_property("MIN", "GAIN") == 2
+    found = core.query_model(net(), "MIN")
+    assert found == {"mm": "MIN", "relu": "MIN"}
+    assert found.reasons["add"] == "MIN does not list it as supported"
+    want = core.compile_model(net(), "REFERENCE")(X)[0]
+    for device in ("MIN", "HETERO:MIN,REFERENCE", "MULTI:MIN,REFERENCE", "AUTO:MIN"):
+        graph = net()
+        model = core.compile_model(graph, device)
+        np.testing.assert_allclose(model(X)[0], want, rtol=1e-6)
+        graph.parameters["w"].assign(np.zeros((3, 4), np.float32))
+        np.testing.assert_allclose(model(X)[0], 1 / (1 + np.exp(-np.ones((1, 4)))), rtol=1e-6)
+    sg.save(net(), tmp_path / "net.onnx")
+    imported = core.import_model(tmp_path / "net.onnx", "MIN")
+    np.testing.assert_allclose(imported(X)[0], want, rtol=1e-6)
+
+
+def _device(**methods: Any) -> type[sg.Device]:
+    return type("Broken", (sg.Device,), methods)
+
+
+def _takes_all(self: sg.Device, graph: sg.Graph, config: Any = None) -> dict[str, str]:
+    return {node.name: self.name for node in graph.nodes}
+
+
+def _raises(self: sg.Device, graph: sg.Graph, config: Any = None) -> Any:
+    raise ValueError("no such unit")
+
+
+def _gives_nothing(self: sg.Device, graph: sg.Graph, config: Any = None) -> Any:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (_device(query_model=_raises), "device NEW: query_model raised ValueError: no such unit"),
+        (_device(query_model=_gives_nothing), "device NEW: query_model gave None; it must return"),
+        (
+            _device(query_model=_takes_all, compile_model=_raises),
+            "device NEW: compile_model raised ValueError: no such unit, given graph 'net'",
+        ),
+        (
+            _device(query_model=_takes_all, compile_model=_gives_nothing),
+            "device NEW: compile_model gave None; it must return a CompiledModel",
+        ),
+    ],
+)
+def test_a_device_that_misbehaves_is_named(
+    core: sg.Core, broken: type[sg.Device], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    core.register_device("NEW", broken)
+    graph = net()
+    with pytest.raises(sg.DeviceError, match=message):
+        core.compile_model(graph, "NEW")
+    if "query" in message:
+        with pytest.raises(sg.DeviceError, match=message):
+            core.query_model(graph, "NEW")
+        with pytest.raises(sg.DeviceError, match=message):
+            core.compile_model(graph, "HETERO:NEW,REFERENCE")
+    else:  # the next device compiles what it could not
+        model = core.compile_model(graph, "HETERO:NEW,REFERENCE")
+        assert {node.op.device for node in model.graph.nodes if node.op} == {"REFERENCE"}
+        assert "cannot compile" in caplog.text
+
+
+def test_what_is_no_device_is_not_registered(core: sg.Core) -> None:
+    wrong: Any = 3
+    with pytest.raises(sg.DeviceError, match=r"'NEW': 3 is no sg\.Device"):
+        core.register_device("NEW", wrong)
+    with pytest.raises(sg.DeviceError, match="device name 3 is empty or has"):
+        core.register_device(wrong, Minimal)
+
+
+def _say(method: str, error: Exception) -> type[sg.Device]:
+    """Return a device of which one method raises."""
+
+    def raising(self: sg.Device, *given: Any) -> Any:
+        raise error
+
+    takes = {"query_model": _takes_all, "supports": lambda *_: True}
+    return _device(**{**takes, method: raising})
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bus 3"), AttributeError("unit"), OSError("gone")])
+def test_errors_of_its_methods_name_device_and_method(core: sg.Core, error: Exception) -> None:
+    text = f"raised {type(error).__name__}: {error}, given"
+    core.register_device("NEW", _say("get_property", error))
+    assert "NEW" in core.available_devices
+    with pytest.raises(sg.DeviceError, match=f"device NEW: get_property {text} 'ANY'"):
+        core.get_property("NEW", "ANY")
+    core.register_device("SET", _say("set_property", error))
+    with pytest.raises(sg.DeviceError, match=f"device SET: set_property {text} {{'A': 1}}"):
+        core.set_property("SET", {"A": 1})
+    core.register_device("IN", _say("import_model", error))
+    for source in (b"bytes", io.BytesIO(b"stream")):
+        with pytest.raises(sg.DeviceError, match=f"device IN: import_model {text} 'a stream'"):
+            core.import_model(source, "IN")
+    core.register_device("ASKED", _say("query_model", error))
+    for ask in (core.query_model, core.compile_model):
+        for device in ("ASKED", "HETERO:ASKED,CPU", "MULTI:ASKED", "AUTO:ASKED"):
+            with pytest.raises(sg.DeviceError, match=f"ASKED: query_model {text} graph"):
+                ask(net(), device)
+
+
+def test_a_wrong_key_or_value_is_a_config_error(core: sg.Core) -> None:
+    core.register_device("NEW", _say("get_property", KeyError("ANY")))
+    with pytest.raises(sg.ConfigError, match="device NEW: get_property raised KeyError: 'ANY'"):
+        core.get_property("NEW", "ANY")
+    core.register_device("SET", _say("set_property", ValueError("not odd")))
+    with pytest.raises(sg.ConfigError, match="device SET: set_property raised ValueError: not odd"):
+        core.set_property("SET", {"A": 2})
+
+
+def test_an_import_that_gives_no_model(core: sg.Core, tmp_path: Path) -> None:
+    core.register_device("NEW", _device(import_model=_gives_nothing))
+    path = tmp_path / "file"
+    path.write_bytes(b"mine")
+    with pytest.raises(sg.DeviceError, match="device NEW: import_model gave None; it must return"):
+        core.import_model(path, "NEW")
+
+
+def _query(**answer: Any) -> type[sg.Device]:
+    def query_model(self: sg.Device, graph: sg.Graph, config: Any = None) -> Any:
+        return answer
+
+    return _device(query_model=query_model)
+
+
+@pytest.mark.parametrize("device", ["NEW", "HETERO:NEW,REFERENCE", "MULTI:NEW", "AUTO:NEW"])
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (_query(mmm="NEW"), "device NEW: query_model names a node 'mmm', which graph 'net' does"),
+        (_query(mm="NEWER"), "query_model places node 'mm' on 'NEWER', which is no device here"),
+        (_query(mm="CPU"), "query_model places node 'mm' on 'CPU', which is no device here; it"),
+        (_query(mm=True), "query_model places node 'mm' on True, which is no device here"),
+    ],
+)
+def test_a_query_that_names_what_is_not_there(
+    core: sg.Core, broken: type[sg.Device], message: str, device: str
+) -> None:
+    core.register_device("NEW", broken)
+    for ask in (core.query_model, core.compile_model):
+        with pytest.raises(sg.DeviceError, match=message):
+            ask(net(), device)
+
+
+def test_a_query_may_name_inputs_and_weights(core: sg.Core) -> None:
+    """As OpenVINO's plugins do; they follow their users."""
+    core.register_device("NEW", _query(mm="NEW", x="NEW", w="NEW"))
+    assert core.query_model(net(), "NEW") == {"mm": "NEW"}
