@@ -15,6 +15,7 @@ from .conv_geometry import Geometry
 from .tile_planning import Activation, Tiles, even_part, grain, round_up
 
 _GATHER = 6.0  # cycles to copy a vector of channels
+_FINE = 4  # times more units where they can be joined again
 _LATENCY = 4  # rows below which a tile waits for its sums
 
 
@@ -52,6 +53,7 @@ class Cut:
         rows: Output rows of a unit.
         columns: Output columns of a unit.
         part: Panels of a unit.
+        most: Panels that run together at most.
     """
 
     of: Tiles
@@ -64,6 +66,7 @@ class Cut:
     rows: int
     columns: int
     part: int
+    most: int
 
     @property
     def strip(self) -> bool:
@@ -79,11 +82,15 @@ class Cut:
             pixels = g.reach(0, 1) * g.reach(1, self.rows) * g.reach(2, self.columns)
         return self.segment * pixels * self.of.item * (1 if self.plain else self.of.lanes)
 
+    def places(self) -> int:
+        """Return the number of boxes of pixels."""
+        g = self.g
+        boxes = -(-g.target[1] // self.rows) * -(-g.target[2] // self.columns)
+        return g.images * g.groups * g.target[0] * boxes
+
     def units(self) -> int:
         """Return the number of units."""
-        g = self.g
-        places = -(-g.target[1] // self.rows) * -(-g.target[2] // self.columns)
-        return g.images * g.groups * g.target[0] * places * -(-self.panels // self.part)
+        return self.places() * -(-self.panels // self.part)
 
 
 def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
@@ -91,23 +98,31 @@ def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
     blocks_in = g.inputs if plain else -(-g.inputs // of.lanes)
     panels = -(-g.outputs // of.width)
     gathered = of.low and not plain and _gathers(g, of)
-    c = Cut(of, g, plain, gathered, blocks_in, panels, blocks_in, g.target[1], g.target[2], panels)
+    target = g.target
+    c = Cut(of, g, plain, gathered, blocks_in, panels, blocks_in, *target[1:], panels, panels)
     if of.low:
         _cut_low(c, banded)
     else:
         _cut_tall(c)
-    wanted = 4 * threads if threads > 1 else 1
-    while c.units() < wanted and c.part > 1:
-        c.part = -(-c.part // 2)
-    while c.units() < wanted and c.rows > 1:
-        c.rows = -(-c.rows // 2)
-    while c.units() < wanted and c.columns > of.mr:
-        c.columns = max(of.mr, round_up(c.columns // 2, of.mr))
-    if of.low and threads > 1:
-        others = c.units() // -(-c.g.target[2] // c.columns)
-        c.columns = even_part(c.g.target[2], c.columns, others, threads)
-        c.part = even_part(c.panels, c.part, c.units() // -(-c.panels // c.part), threads)
+    c.most = c.part
+    if threads > 1:
+        _share(c, threads)
     return c
+
+
+def _share(c: Cut, threads: int) -> None:
+    """Cut into so many units that threads of unequal speed end at the same time."""
+    of, enough = c.of, 4 * threads
+    if of.low and c.columns < c.g.target[2]:
+        others = c.places() // -(-c.g.target[2] // c.columns)
+        c.columns = even_part(c.g.target[2], c.columns, others, threads)
+    # Units of the same pixels run as one where one thread takes several.
+    while c.units() < (_FINE if of.low else 1) * enough and c.part > 1:
+        c.part = -(-c.part // 2)
+    while c.units() < enough and c.rows > 1:
+        c.rows = -(-c.rows // 2)
+    while c.units() < enough and c.columns > of.mr:
+        c.columns = max(of.mr, round_up(c.columns // 2, of.mr))
 
 
 def _gathers(g: Geometry, of: Tiles) -> bool:
@@ -174,6 +189,31 @@ def _cut_tall(c: Cut) -> None:
         c.part = min(c.panels, 4)
 
 
+def _gather_first(low: Lowering, of: Tiles, g: Geometry, x: Word) -> tuple[Word, Geometry]:
+    """Emit the step that lays out what each tap reads, for threads that share the same pixels.
+
+    Returns:
+        What it writes, and the sizes of the convolution of one tap that goes on from there.
+    """
+    blocks = -(-g.inputs // of.lanes)
+    pixel = of.lanes * of.item
+    written = blocks * g.taps * g.pixels * pixel
+    image = blocks * math.prod(g.source) * pixel
+    target = low.scratch(g.images * written)
+    words: list[Word] = [x, 0, target, 0, 0, 1, blocks, 0, *g.words(), *[0] * 11, image]
+    low.emit(
+        Kernel("conv_copy_kernels", "gather", dtype=of.dtype, lanes=of.lanes),
+        words,
+        g.images * blocks,
+        grain=grain(g.images * blocks, g.images * written),
+        bytes=2 * g.images * written,
+    )
+    inputs = g.inputs if g.taps == 1 else blocks * of.lanes * g.taps
+    line = (1, 1, g.pixels)
+    one = (1, 1, 1)
+    return target, Geometry(g.images, 1, inputs, g.outputs, line, line, one, one, one, (0, 0, 0))
+
+
 def emit_direct(
     low: Lowering,
     of: Tiles,
@@ -193,6 +233,10 @@ def emit_direct(
     pixel = (1 if plain else lanes) * item
     blocks_out = -(-g.outputs // lanes)
     c = cut(of, g, plain, table != 0, low.threads)
+    whole = g.groups == g.target[0] == 1 and out.steps == (1, 1, 1) and out.sizes is None
+    if low.threads > 1 and c.gathered and c.places() <= low.threads and whole and table == 0:
+        x, g = _gather_first(low, of, g, x)
+        c = cut(of, g, plain, table != 0, low.threads)
     blocks_in = c.blocks_in
     weights = blocks_in * g.taps * (1 if plain else lanes) * blocks_out * lanes * item
     scratch: Word = 0
@@ -200,7 +244,9 @@ def emit_direct(
     if c.strip:
         scratch_bytes = round_up(c.reads(), 64)
         scratch = low.scratch(scratch_bytes, per_worker=True)
-    order = 0 if c.strip else 1
+    # Low tiles: a thread keeps its pixels, which it has written itself a step before.
+    over_pixels = not c.strip and not (of.low and low.threads > 1)
+    joined = -(-c.panels // c.part) if c.most >= c.panels else max(1, c.most // c.part)
     sizes = out.sizes or g.target
     pixels = math.prod(sizes)
     image_in = g.groups * blocks_in * math.prod(g.source) * pixel
@@ -219,11 +265,11 @@ def emit_direct(
         c.columns,
         c.part,
     ]
-    words += [scratch, scratch_bytes, order, image_in, image_out, image_out]
+    words += [scratch, scratch_bytes, int(over_pixels), image_in, image_out, image_out]
     words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
     rest = g.inputs % lanes if g.taps == 1 and not plain else 0
     words += [out.offset * lanes * item, table, rest, c.segment, int(c.gathered)]
-    words.append(0 if out.steps[2] != 1 else _strip(c, ahead))
+    words += [0 if out.steps[2] != 1 else _strip(c, ahead), joined]
     count = c.units()
     flops = flops or g.flops
     low.emit(

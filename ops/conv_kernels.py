@@ -10,7 +10,6 @@ is ``nv`` blocks of output channels (the last one as many as are left) and K run
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from numba.extending import register_jitable
 
@@ -53,65 +52,12 @@ from subgraph.engine.tiling import (
     T_WORDS,
 )
 
+from .conv_copy_kernels import pixel_gatherer, strip_copier
+
 _ITEM = {"float32": 4, "float64": 8}
 _NEAR = 8  # tiles of a row whose sums wait in the first cache for their activation
 _words = stack_words(T_WORDS)
 _where = stack_words(8)
-
-
-def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> Any:
-    """Return the function that copies a box of an image, with what lies outside it filled in.
-
-    ``copy(args, blocks, x, to, where)`` copies, for each of the blocks (channels when plain), the
-    box that starts at ``(d, h, w) = where[0:3]`` and has the size ``where[3:6]``; words 8 to 10 of
-    ``args`` are the sizes of the image.
-    """
-    v = vec(dtype, lanes)
-    load, store, splat = v.load, v.store, v.splat
-    load1, store1 = ld(dtype), st(dtype)
-    item = _ITEM[dtype]
-    pixel = item if plain else lanes * item
-
-    @register_jitable
-    def clear(to: int, pixels: int) -> None:
-        if plain:
-            for i in range(pixels):
-                store1(to + i * item, border)
-        else:
-            for i in range(pixels):
-                store(to + i * pixel, splat(border))
-
-    @register_jitable
-    def copy(source: int, to: int, pixels: int) -> None:
-        if plain:
-            for i in range(0, pixels - lanes + 1, lanes):
-                store(to + i * item, load(source + i * item))
-            for i in range(pixels // lanes * lanes, pixels):
-                store1(to + i * item, load1(source + i * item))
-        else:
-            for i in range(pixels):
-                store(to + i * pixel, load(source + i * pixel))
-
-    @register_jitable
-    def copy_strip(args: int, blocks: int, x: int, to: int, where: int) -> None:
-        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
-        d0, h0, w0 = arg(where, 0), arg(where, 1), arg(where, 2)
-        nd, nh, nw = arg(where, 3), arg(where, 4), arg(where, 5)
-        left = min(max(-w0, 0), nw)
-        right = max(min(width - w0, nw), left)
-        for b in range(blocks):
-            for d in range(d0, d0 + nd):
-                for h in range(h0, h0 + nh):
-                    if d < 0 or d >= depth or h < 0 or h >= height:
-                        clear(to, nw)
-                    else:
-                        row = x + (((b * depth + d) * height + h) * width + w0) * pixel
-                        clear(to, left)
-                        copy(row + left * pixel, to + left * pixel, right - left)
-                        clear(to + right * pixel, nw - right)
-                    to += nw * pixel
-
-    return copy_strip
 
 
 def direct(
@@ -146,6 +92,7 @@ def direct(
         48 what the scratch holds: a box of pixels (0) or for each tap the pixels it reads (1)
         49 strip (``subgraph.engine.strip``) that runs a row of outputs in place of tiles (0: none);
            with kernel D > 1 only from a box, without dilation along D
+        50 units over panels that may run as one
 
     The sums run over segments of the input blocks, so short that the weights of a panel stay in the
     first cache while all pixels of a unit pass; a later segment goes on from what y holds.
@@ -167,8 +114,7 @@ def direct(
     pixel = item if plain else lanes * item
     step = 1 if plain else lanes
     copy_strip = strip_copier(dtype, lanes, plain)
-    v = vec(dtype, lanes)
-    load, store, zero = v.load, v.store, v.zero
+    gather = pixel_gatherer(dtype, lanes, plain)
 
     @register_jitable
     def set_loops(args: int, t: int, row: int, plane: int, volume: int, tap: int) -> None:
@@ -347,36 +293,6 @@ def direct(
             put(t, T_B, weights + first * arg(t, T_SB1))
         return first
 
-    @register_jitable
-    def gather(args: int, x: int, to: int, blocks: int, where: int) -> None:
-        """Copy for each block and tap the pixels that the outputs of a unit read."""
-        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
-        rows, cols, sw = arg(where, 3), arg(where, 4), arg(args, 19)
-        taps_w = arg(args, 16)
-        taps_h = arg(args, 15)
-        for b in range(blocks):
-            for tap in range(arg(args, 14) * taps_h * taps_w):
-                d = arg(where, 0) + tap // (taps_h * taps_w) * arg(args, 20)
-                h = arg(where, 1) + tap // taps_w % taps_h * arg(args, 21)
-                w = arg(where, 2) + tap % taps_w * arg(args, 22)
-                left = min(max((sw - 1 - w) // sw, 0), cols)
-                right = max(min((width - w + sw - 1) // sw, cols), left)
-                inside = d >= 0 and d < depth
-                for _ in range(rows):
-                    if inside and h >= 0 and h < height:
-                        for i in range(left):
-                            store(to + i * pixel, zero())
-                        source = x + (((b * depth + d) * height + h) * width + w) * pixel
-                        for i in range(left, right):
-                            store(to + i * pixel, load(source + i * sw * pixel))
-                        for i in range(right, cols):
-                            store(to + i * pixel, zero())
-                    else:
-                        for i in range(cols):
-                            store(to + i * pixel, zero())
-                    to += cols * pixel
-                    h += arg(args, 18)
-
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         t, where = _words(), _where()
         groups, blocks = arg(args, 5), arg(args, 7)
@@ -405,13 +321,19 @@ def direct(
         put(t, T_LO, arg(args, 29))
         put(t, T_HI, arg(args, 30))
         copied = -1
-        for unit in range(begin, end):
+        unit = begin
+        while unit < end:
             image, rest = unit // (spatial * panel_blocks), unit % (spatial * panel_blocks)
             image, group = image // groups, image % groups
+            together = 1
             if arg(args, 36) == 0:
                 place, panel = rest // panel_blocks, rest % panel_blocks * pb
+                # Units of the same pixels share what is copied of them, and their part of x.
+                together = min(end - unit, panel_blocks - rest % panel_blocks, arg(args, 50))
             else:
                 place, panel = rest % spatial, rest // spatial * pb
+            unit += together
+            last_panel = min(panels, panel + together * pb)
             cb = place % col_blocks
             rows_at = place // col_blocks % row_blocks
             od = place // col_blocks // row_blocks
@@ -459,9 +381,9 @@ def direct(
                     copied = strip
                 done = last == arg(args, 6)
                 put(t, T_FLAGS, arg(args, 28) if done else 0)
-                for p in range(panel, min(panels, panel + pb)):
+                for p in range(panel, last_panel):
                     vectors = panel_words(args, t, group, p, first, last)
-                    if p + 1 == min(panels, panel + pb) and not done:
+                    if p + 1 == last_panel and not done:
                         put(t, T_AHEAD, weights_at(args, group, panel, last))
                     at = out + (group * blocks + p * nv) * plane_out
                     at += arg(args, 44)

@@ -202,8 +202,8 @@ def _computed(
 
 def _window(parts: Sequence[Phase]) -> tuple[int, int]:
     """Return the first input that the phases of a dimension read, and how many they span."""
-    first = min(-p.pad for p in parts if p.taps)
-    return first, max(-p.pad + len(p.taps) for p in parts if p.taps) - first
+    first = min((-p.pad for p in parts if p.taps), default=0)
+    return first, max((-p.pad + len(p.taps) for p in parts if p.taps), default=first + 1) - first
 
 
 def _packs(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> bool:

@@ -34,7 +34,7 @@ from subgraph.engine.tiling import (
     T_ZERO,
 )
 
-from .conv_kernels import strip_copier
+from .conv_copy_kernels import strip_copier
 
 _words = stack_words(T_WORDS)
 _where = stack_words(8)
@@ -102,7 +102,7 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
             d0, h0, w0 = od * sd - arg(args, 23), oh * sh - arg(args, 24), -arg(args, 25)
             row, plane = width * pixel, height * width * pixel
             if scratch == 0:
-                x += d0 * plane + h0 * row
+                x += d0 * plane + h0 * row + w0 * pixel
             else:
                 put(where, 0, d0)
                 put(where, 1, h0)

@@ -69,6 +69,15 @@ def test_steps_run_in_order(tiny: bool) -> None:
     assert counters[2].workers[0, 0] == 21
 
 
+def test_more_units_than_a_ticket_counts() -> None:
+    units = (layout.TICKET_MASK << 2) + 3
+    counter = Counter(0, 0)
+    kernel = Kernel("engine_support.kernels", "tally").address
+    step = Step(kernel, counter.words.ctypes.data, units, 1 << 20)
+    assert Program([step], 2, shared(4)).run()
+    assert counter.workers[:, 0].sum() == units
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 40)), max_size=12), st.integers(1, 5))
 def test_every_unit_runs_once(steps: list[tuple[int, int]], threads: int) -> None:

@@ -518,6 +518,16 @@ def test_auto_pad(mode: str, layout: Layout) -> None:
     close(got, wanted)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_first_taps_that_read_only_padding(groups: int) -> None:
+    x = np.arange(1, 2 * groups + 1, dtype=np.float32).reshape(1, groups, 2)
+    w = np.array([[[7, 3]], [[5, 11]]], np.float32)[:groups]
+    attrs = {"pads": (1, 0), "dilations": (2,), "group": groups}
+    wanted = reference(x, w, [1], [2], [1, 0], groups)
+    (got,) = run_node("Conv", [x, w], [wanted.shape], attrs, constant=[1])
+    close(got, wanted)
+
+
 def test_same_bits_for_every_split() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 64, 28, 28)).astype(np.float32)

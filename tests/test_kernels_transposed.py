@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from subgraph.engine.lowering import Layout
@@ -36,6 +36,16 @@ LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
     layouts=st.tuples(LAYOUTS, LAYOUTS),
     threads=st.integers(1, 3),
     cuts=st.lists(st.floats(0, 1), max_size=3),
+)
+@example(  # no output reads anything
+    axes=[(1, 1, 2, 1, 0, 1)],
+    images=1,
+    inputs=1,
+    outputs=1,
+    with_bias=True,
+    layouts=("plain", "plain"),
+    threads=1,
+    cuts=[],
 )
 def test_phases_as_channels(
     axes: list[tuple[int, ...]],

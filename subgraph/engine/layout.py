@@ -14,7 +14,7 @@ LINE: Final = 128  # two cache lines: neighbours are prefetched in pairs
 ROW_KERNEL: Final = 0
 ROW_ARGS: Final = 8
 ROW_UNITS: Final = 16
-ROW_GRAIN: Final = 24  # least units of a chunk; 0: the step stays on one thread
+ROW_GRAIN: Final = 24  # least units of a piece; 0: the step stays on one thread
 ROW_WORDS: Final = 4
 
 # What one run is told.
@@ -33,22 +33,22 @@ RUN_WORDS: Final = 9
 POOL_SEQUENCE: Final = 0 * LINE  # counts published steps; helpers wait for it to change
 POOL_STOP: Final = 0 * LINE + 8
 POOL_SLEEPERS: Final = 1 * LINE
-POOL_REMAINING: Final = 2 * LINE  # chunks of the published step that are not done
+POOL_REMAINING: Final = 2 * LINE  # slices of the published step that are not done
 POOL_BUSY: Final = 3 * LINE  # 1 while a walker has a step published
 POOL_WALKERS: Final = 3 * LINE + 8  # programs running on this pool
 POOL_KERNEL: Final = 4 * LINE
 POOL_ARGS: Final = 4 * LINE + 8
 POOL_UNITS: Final = 4 * LINE + 16
-POOL_CHUNK: Final = 4 * LINE + 24
+POOL_SLICE: Final = 4 * LINE + 24  # units of a slice
+POOL_LEAST: Final = 4 * LINE + 32  # least slices to take
 POOL_SIZE: Final = 5 * LINE  # helpers + 1
 POOL_SPINS: Final = 5 * LINE + 8  # pauses before a helper sleeps
 POOL_TICKETS: Final = 6 * LINE  # one line each
 
-# A ticket: threads << 52 | chunks << 26 | next chunk.
+# A ticket: threads << 52 | slices << 26 | next slice.
 TICKET_BITS: Final = 26
 TICKET_MASK: Final = (1 << TICKET_BITS) - 1
 MAX_THREADS: Final = 1024
-CHUNKS_PER_THREAD: Final = 8
 
 
 def pool_bytes(size: int) -> int:

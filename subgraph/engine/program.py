@@ -1,6 +1,6 @@
 """A program: steps (kernel, arguments, units) that one call from Python runs from first to last.
 
-A step with a grain may be spread over a pool's threads, in chunks of at least that many units; a
+A step with a grain may be spread over a pool's threads, in pieces of at least that many units; a
 step without runs on the caller's thread.
 """
 
@@ -19,7 +19,7 @@ from subgraph.engine.pool import Pool, sleeps_in_kernel
 
 # Nanoseconds. Publishing a step costs about 300; its data must also move between cores.
 _WORTH_SHARING = 4000.0
-_LEAST_CHUNK = 1000.0
+_LEAST_PIECE = 1000.0
 
 
 class Step(NamedTuple):
@@ -47,12 +47,12 @@ def grain(units: int, nanoseconds: float, least: int = 1) -> int:
         least: Units that belong together.
 
     Returns:
-        Units per chunk so that none takes less than a microsecond; 0, one thread, when the whole
-        takes less than sharing it would gain.
+        Units of the least piece, so that none takes less than a microsecond; 0, one thread, when
+        the whole takes less than sharing it would gain.
     """
     if units < 2 or nanoseconds < _WORTH_SHARING:
         return 0
-    return max(least, 1, round(units * _LEAST_CHUNK / nanoseconds))
+    return max(least, 1, round(units * _LEAST_PIECE / nanoseconds))
 
 
 class Program:

@@ -1,12 +1,14 @@
 """The two compiled functions that run programs: the walker and the loop its helpers sit in.
 
 A *walker* (the thread that calls a program) goes through the steps. A step worth it is published to
-the helpers of the pool: its units are cut into one contiguous region per thread, a region into
-chunks. A region's ticket word holds (threads, chunks, next chunk), so one compare-and-swap both
-checks that the step is still open to this thread and takes a chunk. Everybody drains his own region
-first, then helps with the others'. The walker waits for chunks that were taken, never for a thread:
-a helper that sleeps or was descheduled delays nothing. Whoever holds a chunk keeps the step open,
-so what was published cannot change under him.
+the helpers of the pool: its units are cut into one contiguous region per thread. A region's ticket
+word holds (threads, slices, next slice), so one compare-and-swap both checks that the step is still
+open to this thread and takes the next slices: half of what is left, so that large pieces come first
+and small ones level out what one core does slower than another. Everybody drains his own region
+first, then helps with the others'. The walker waits for slices that were taken, never for a thread:
+a helper that sleeps or was descheduled delays nothing. Whoever holds slices keeps the step open,
+so what was published cannot change under him. A slice is a unit, or so many that their number fits
+in a ticket.
 """
 
 from __future__ import annotations
@@ -79,26 +81,36 @@ yield_core = define(VOID, [], _emit_yield if sys.platform != "win32" else lambda
 
 @_helper
 def _drain(pool: int, region: int, worker: int) -> int:
-    """Take and run chunks of one region until none is left; return how many."""
+    """Take and run slices of one region until none is left; return how many."""
     ticket = pool + layout.POOL_TICKETS + region * layout.LINE
     done = 0
     while True:
         word = atomic_load(ticket)
         threads = word >> (2 * layout.TICKET_BITS)
-        chunks = (word >> layout.TICKET_BITS) & layout.TICKET_MASK
-        chunk = word & layout.TICKET_MASK
-        if worker >= threads or chunk >= chunks:
+        slices = (word >> layout.TICKET_BITS) & layout.TICKET_MASK
+        first = word & layout.TICKET_MASK
+        if worker >= threads or first >= slices:
             return done
-        if atomic_cas(ticket, word, word + 1) != word:
+        least = ld_i64(pool + layout.POOL_LEAST)
+        left = slices - first
+        take = max(least, (left + 1) // 2)
+        if left - take < least:
+            take = left
+        # Should another step have come meanwhile, any number up to what is left is right.
+        if atomic_cas(ticket, word, word + take) != word:
             continue
         units = ld_i64(pool + layout.POOL_UNITS)
-        size = ld_i64(pool + layout.POOL_CHUNK)
-        begin = units * region // threads + chunk * size
-        end = min(begin + size, units * (region + 1) // threads)
+        size = ld_i64(pool + layout.POOL_SLICE)
+        total = (units + size - 1) // size
+        begin = (total * region // threads + first) * size
         call_kernel(
-            ld_i64(pool + layout.POOL_KERNEL), ld_i64(pool + layout.POOL_ARGS), begin, end, worker
+            ld_i64(pool + layout.POOL_KERNEL),
+            ld_i64(pool + layout.POOL_ARGS),
+            begin,
+            min(begin + take * size, units),
+            worker,
         )
-        done += 1
+        done += take
 
 
 @_helper
@@ -189,22 +201,17 @@ def walk(*, sleep: bool) -> Function:
     """
 
     def publish(pool: int, row: int, units: int, threads: int, grain: int) -> None:
-        per_region = (units + threads - 1) // threads
-        size = max(grain, (per_region + layout.CHUNKS_PER_THREAD - 1) // layout.CHUNKS_PER_THREAD)
-        # A unit count that does not divide evenly makes regions differ by one unit.
-        total = 0
-        for region in range(threads):
-            share = units * (region + 1) // threads - units * region // threads
-            total += (share + size - 1) // size
+        size = (units >> layout.TICKET_BITS) + 1
+        total = (units + size - 1) // size
         st_i64(pool + layout.POOL_KERNEL, ld_i64(row + layout.ROW_KERNEL))
         st_i64(pool + layout.POOL_ARGS, ld_i64(row + layout.ROW_ARGS))
         st_i64(pool + layout.POOL_UNITS, units)
-        st_i64(pool + layout.POOL_CHUNK, size)
+        st_i64(pool + layout.POOL_SLICE, size)
+        st_i64(pool + layout.POOL_LEAST, (grain + size - 1) // size)
         atomic_store(pool + layout.POOL_REMAINING, total)
         for region in range(threads):
-            share = units * (region + 1) // threads - units * region // threads
-            chunks = (share + size - 1) // size
-            word = (threads << (2 * layout.TICKET_BITS)) | (chunks << layout.TICKET_BITS)
+            slices = total * (region + 1) // threads - total * region // threads
+            word = (threads << (2 * layout.TICKET_BITS)) | (slices << layout.TICKET_BITS)
             atomic_store(pool + layout.POOL_TICKETS + region * layout.LINE, word)
         atomic_add(pool + layout.POOL_SEQUENCE, 1)
         if sleep and atomic_load(pool + layout.POOL_SLEEPERS) > 0:
@@ -220,7 +227,7 @@ def walk(*, sleep: bool) -> Function:
                 spins += 1
                 pause()
             else:
-                # The thread with the last chunk may be waiting for this very core.
+                # The thread with the last slices may be waiting for this very core.
                 yield_core()
         atomic_store(pool + layout.POOL_BUSY, 0)
 

@@ -329,6 +329,15 @@ def count() -> Function:
     return kernel
 
 
+def tally() -> Function:
+    """Add the number of units to a word of each worker."""
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        atomic_add(ld_i64(args + 8) + 128 * worker, end - begin)
+
+    return kernel
+
+
 def scale(*, lanes: int) -> Function:
     """Compute y = x * x + 1 for blocks of 64 floats, a unit each."""
     v = simd.vec("float32", lanes)
