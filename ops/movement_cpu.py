@@ -370,12 +370,24 @@ def emit_take(
     if isinstance(element, np.ndarray):
         element = low.weight("element", np.array, element)
     words = [source_, target, held, element, outer, shape[axis], len(table), inner, block]
+    words += _longest_run(table)
     units = outer * -(-len(table) // block) if inner else 0
     kernel = Kernel("movement_kernels", "take", item=item)
     moved = 2 * outer * len(table) * inner * item
     low.emit(
         kernel, words, units, grain=max(1, _TABLE_BYTES // (block * inner * item + 1)), bytes=moved
     )
+
+
+def _longest_run(table: Array) -> tuple[int, int]:
+    """Return where the longest part of a table begins that counts up by one, and its length."""
+    table = table.astype(np.int64)
+    broken = (np.diff(table) != 1) | (table[:-1] < 0)
+    edges = np.concatenate([[0], np.flatnonzero(broken) + 1, [len(table)]])
+    longest = int(np.argmax(np.diff(edges)))
+    first, size = int(edges[longest]), int(edges[longest + 1] - edges[longest])
+    # A slice or two, or padding, are not worth a case of their own.
+    return (first, size) if size > 2 and table[first] >= 0 else (0, 0)
 
 
 @lowering("Pad")

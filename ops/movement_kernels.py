@@ -198,38 +198,50 @@ def take(*, item: int) -> Callable[..., None]:
 
         0 x  1 y  2 table (int64)  3 address of the pad element
         4 outer size  5 axis size in x  6 in y  7 elements of a slice  8 slices of y in a unit
+        9 first place and  10 number of slices that lie side by side in x too
 
     Units: outer size * tiles of the axis in y.
     """
     load, store = loads(WORDS[item]), stores(WORDS[item])
     copy_row = _row_copy(item)
 
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        table, size, taken = arg(args, 2), arg(args, 5), arg(args, 6)
-        inner, block = arg(args, 7), arg(args, 8)
+    @register_jitable
+    def places(args: int, x: int, y: int, first: int, stop: int) -> None:
+        """Take slices first to stop one by one; x is the axis' begin, y that of the target's."""
+        table, inner = arg(args, 2), arg(args, 7)
         pad = load(arg(args, 3))
-        tiles = (taken + block - 1) // block
-        for unit in range(begin, end):
-            outer = unit // tiles
-            first = unit % tiles * block
-            x = arg(args, 0) + outer * size * inner * item
-            y = arg(args, 1) + (outer * taken + first) * inner * item
-            stop = min(taken, first + block)
-            if inner == 1:
-                for j in range(first, stop):
-                    at = ld_i64(table + 8 * j)
-                    value = load(x + max(at, 0) * item)
-                    store(y, value if at >= 0 else pad)
-                    y += item
-                continue
+        if inner == 1:
             for j in range(first, stop):
                 at = ld_i64(table + 8 * j)
-                if at >= 0:
-                    copy_row(y, x + at * inner * item, inner * item)
-                else:
-                    for i in range(inner):
-                        store(y + i * item, pad)
-                y += inner * item
+                value = load(x + max(at, 0) * item)
+                store(y + j * item, value if at >= 0 else pad)
+            return
+        for j in range(first, stop):
+            at = ld_i64(table + 8 * j)
+            to = y + j * inner * item
+            if at >= 0:
+                copy_row(to, x + at * inner * item, inner * item)
+            else:
+                for i in range(inner):
+                    store(to + i * item, pad)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        taken, block = arg(args, 6), arg(args, 8)
+        slice_bytes = arg(args, 7) * item
+        run, run_end = arg(args, 9), arg(args, 9) + arg(args, 10)
+        tiles = (taken + block - 1) // block
+        for unit in range(begin, end):
+            outer, first = unit // tiles, unit % tiles * block
+            stop = min(taken, first + block)
+            x = arg(args, 0) + outer * arg(args, 5) * slice_bytes
+            y = arg(args, 1) + outer * taken * slice_bytes
+            low = min(max(run, first), stop)
+            high = min(max(run_end, low), stop)
+            places(args, x, y, first, low)
+            if low < high:
+                at = ld_i64(arg(args, 2) + 8 * low)
+                copy_row(y + low * slice_bytes, x + at * slice_bytes, (high - low) * slice_bytes)
+            places(args, x, y, high, stop)
 
     return kernel
 

@@ -292,11 +292,27 @@ def _merge(
 def _pow(builder: Any, dtype: str, a: Value, b: Value) -> Value:
     if not is_float(dtype):
         return _integer_power(builder, dtype, a, b)
-    other = builder.fcmp_unordered("!=", b, _like(b, dtype, 2.0))
-    squares = builder.not_(mask_any(builder, other))
-    return _merge(
-        builder, squares, lambda: builder.fmul(a, a), lambda: _real_power(builder, dtype, a, b)
-    )
+    cases: list[tuple[float, Callable[[], Value]]] = [
+        (2.0, lambda: builder.fmul(a, a)),
+        (3.0, lambda: builder.fmul(builder.fmul(a, a), a)),
+        (0.5, lambda: _root(builder, dtype, a)),
+    ]
+
+    def power(k: int) -> Value:
+        if k == len(cases):
+            return _real_power(builder, dtype, a, b)
+        exponent, common = cases[k]
+        other = builder.fcmp_unordered("!=", b, _like(b, dtype, exponent))
+        return _merge(builder, builder.not_(mask_any(builder, other)), common, lambda: power(k + 1))
+
+    return power(0)
+
+
+def _root(builder: Any, dtype: str, a: Value) -> Value:
+    """Emit ``a ** 0.5``, which differs from the square root for -0 and -inf."""
+    endless = builder.fcmp_ordered("==", a, _like(a, dtype, float("-inf")))
+    root = _libm("sqrt")(builder, dtype, builder.fadd(a, _like(a, dtype, 0.0)))
+    return builder.select(endless, _like(a, dtype, float("inf")), root)
 
 
 def _real_power(builder: Any, dtype: str, a: Value, b: Value) -> Value:

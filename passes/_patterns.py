@@ -2,7 +2,8 @@
 
 A matcher looks at one node and says which nodes around it become one fused node (`Match`). The
 selector grows exactly these; the property makes the node, with the region as its inner graph, which
-keeps its definition: whoever cannot run the fused node runs the inner one.
+keeps its definition: whoever cannot run the fused node runs the inner one. (Activations, which are
+operators of the standard, become plain nodes, so that elementwise chains take them in.)
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Match:
         version: Its version.
         arity: How many inputs the operator may have.
         reads: Parameters whose content the match depends on.
+        opaque: The fused node keeps the region as its inner graph, and no later pass looks into it.
+            Else it is a plain node of the standard, which may be part of larger patterns.
     """
 
     nodes: tuple[Node, ...]
@@ -58,6 +61,7 @@ class Match:
     version: int = 1
     arity: int = 0
     reads: tuple[Parameter, ...] = ()
+    opaque: bool = True
 
 
 class Context:
@@ -293,5 +297,5 @@ def fused_node(inner: Graph, match: Match) -> Node:
         domain=match.domain,
         version=match.version,
         attrs=dict(match.attrs),
-        subgraph=body,
+        subgraph=body if match.opaque else None,
     )

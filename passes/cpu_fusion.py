@@ -52,9 +52,10 @@ class CpuFusion:
             PatternProperty("cpu_transformer", fuse_transformer.MATCHERS, self.guards),
             PatternProperty("cpu_epilogue", fuse_epilogue.MATCHERS, self.guards),
             PatternProperty("cpu_activation", fuse_transformer.ACTIVATIONS, self.guards),
-            ElementwiseProperty(),
         ]
-        return apply_pass(graph, "PartitionGraph", properties=properties)
+        graph = apply_pass(graph, "PartitionGraph", properties=properties)
+        # Afterwards: activations that were spelled out are single nodes now.
+        return apply_pass(graph, "PartitionGraph", properties=[ElementwiseProperty()])
 
 
 def _known(value: Value) -> bool:

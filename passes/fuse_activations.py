@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from subgraph.graph import Node, Value
 
@@ -29,6 +30,15 @@ def bounds(context: Context, node: Node) -> tuple[float, float] | None:
     return found[0], found[1]
 
 
+def activation(
+    nodes: Sequence[Node], op_type: str, x: Value | None, version: int, **attributes: float | str
+) -> Match:
+    """Return the match of an activation: a plain node of the standard, of one input."""
+    return Match(
+        tuple(nodes), op_type, (x,), attributes, "", version=version, arity=1, opaque=False
+    )
+
+
 def silu(context: Context, node: Node) -> Match | None:
     """Match ``x * sigmoid(x)`` and ``x * hard_sigmoid(x)``."""
     if not is_op(node, "Sigmoid", "HardSigmoid") or dtype_of(node.outputs[0]) not in FLOATS:
@@ -38,11 +48,11 @@ def silu(context: Context, node: Node) -> Match | None:
         return None
     nodes = (node, user)
     if node.op_type == "Sigmoid":
-        return Match(nodes, "Swish", (x,), {"alpha": 1.0}, domain="", version=24, arity=1)
+        return activation(nodes, "Swish", x, version=24, alpha=1.0)
     alpha, beta = (float(node.attrs.get(k, d)) for k, d in (("alpha", 0.2), ("beta", 0.5)))
     if not near(alpha, 1 / 6) or not near(beta, 0.5):
         return None
-    return Match(nodes, "HardSwish", (x,), domain="", version=14, arity=1)
+    return activation(nodes, "HardSwish", x, version=14)
 
 
 def hard_swish(context: Context, node: Node) -> Match | None:
@@ -64,7 +74,7 @@ def hard_swish(context: Context, node: Node) -> Match | None:
         last = _sixth(context, part) if x in first.inputs else _product(context, part, x)
         if last is None or dtype_of(x) != dtype_of(clipped):
             return None
-        return Match((add, node, first, last), "HardSwish", (x,), domain="", version=14, arity=1)
+        return activation((add, node, first, last), "HardSwish", x, version=14)
     return None
 
 
@@ -78,7 +88,7 @@ def mish(context: Context, node: Node) -> Match | None:
     last = _product(context, tanh.outputs[0], node.inputs[0])
     if last is None:
         return None
-    return Match((node, tanh, last), "Mish", (node.inputs[0],), domain="", version=18, arity=1)
+    return activation((node, tanh, last), "Mish", node.inputs[0], version=18)
 
 
 def _product(context: Context, value: Value, x: Value | None) -> Node | None:

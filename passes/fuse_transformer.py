@@ -62,7 +62,7 @@ def gelu(context: Context, node: Node) -> Match | None:
     if not exact:
         return None
     nodes = (*before, node, plus_one, *after)
-    return Match(nodes, "Gelu", (x,), {"approximate": mode}, domain="", version=20, arity=1)
+    return fuse_activations.activation(nodes, "Gelu", x, version=20, approximate=mode)
 
 
 def _is(found: Polynomial, wanted: Polynomial) -> bool:

@@ -154,7 +154,11 @@ def _more_elementwise() -> Iterator[Case]:
     yield Case("Max", [make((3, 50)), make((50,)), make((3, 1))])
     yield Case("Sum", [make((3, 50))])
     yield Case("Mod", [make((70,)), make.positive((70,))], attrs={"fmod": 1})
-    yield Case("Pow", [make((70,)), np.array(2.0, np.float32)], constants=[1])
+    # NumPy takes the root of -0 and -inf where the exponent is one number.
+    for exponent, corners in ((2.0, [-0.0, -np.inf]), (3.0, [-0.0, -np.inf]), (0.5, [0.0])):
+        base = make.positive((70,)) if exponent == 0.5 else make((70,))
+        base = np.concatenate([base, np.array([*corners, np.inf, np.nan], np.float32)])
+        yield Case("Pow", [base, np.array(exponent, np.float32)], constants=[1])
     yield Case("Pow", [make((70,)), _ints(3)])
     yield Case("Pow", [make((70,), "int32"), np.abs(make((70,), "int32")) % 5])
     for direction in ("LEFT", "RIGHT"):

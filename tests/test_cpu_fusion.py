@@ -346,6 +346,16 @@ def test_a_norm_that_stands_alone_is_one_loop() -> None:
     check(graph, values(2, 5, 6, 7))
 
 
+def test_a_spelled_out_activation_joins_the_loop_around_it() -> None:
+    # Torch writes a group norm's scale, its shift and SiLU so.
+    x = sg.input("x", (2, 6, 5), "float32")
+    scaled: Any = ops.Mul(x, sg.parameter("scale", values(6, 1)))
+    shifted = ops.Add(scaled, sg.parameter("shift", values(6, 1)))
+    graph = sg.Graph([x], [ops.Neg(ops.Mul(shifted, ops.Sigmoid(shifted)))])
+    assert fused_ops(graph) == ["FusedElementwise"]
+    check(graph, 3 * values(2, 6, 5))
+
+
 def test_an_elementwise_diamond_is_one_loop() -> None:
     x = sg.input("x", (3, 40), "float32")
     a = ops.Exp(ops.Neg(ops.Abs(x)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.engine.layouts import block_lanes
 from subgraph.engine.lowering import EmittedStep, Operand, Storage
 from subgraph.engine.memory import Life, Lives, assign_offsets, join_in_place
 from subgraph.engine.plan import HostStep, Plan, PlanOptions, UnknownShapeError, make_plan
@@ -153,6 +154,20 @@ def test_layouts_are_converted_at_the_edges_only() -> None:
     graph = sg.Graph([x], [y])
     plan = plan_of(graph, ("float32", (1, 32, 9, 9)))
     assert plan.reorders == (2 if any(o.layout == "blocked" for o in _all(plan)) else 0)
+
+
+@pytest.mark.parametrize(("channels", "blocked"), [(1, False), (24, True)])
+def test_pooling_windows_run_over_blocks_of_channels(channels: int, blocked: bool) -> None:
+    x = sg.input("x", (2, channels, 9, 11), "float32")
+    y: Any = ops.MaxPool(x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    graph = sg.Graph([x], [ops.AveragePool(y, kernel_shape=[2, 2])])
+    plan = plan_of(graph, ("float32", (2, channels, 9, 11)))
+    has_blocks = any(o.layout == "blocked" for o in _all(plan))
+    assert has_blocks == (blocked and block_lanes("float32") > 1)
+    data = np.random.default_rng(0).standard_normal((2, channels, 9, 11)).astype(np.float32)
+    expected = sg.compile_model(graph, "REFERENCE")([data])[0]
+    result = sg.compile_model(graph, "CPU")([data])[0]
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 def _all(plan: Plan) -> list[Operand]:

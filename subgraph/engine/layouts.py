@@ -1,9 +1,9 @@
 """Layouts: where a plan works in channel blocks, and the conversions at the edges of these parts.
 
-Convolutions ask for the blocked layout, ``[N, ceil(C / lanes), *spatial, lanes]``; what follows
-stays in it as long as its lowering can. Blocks of bytes (quantised values) have 16 channels, and
-those beyond C hold anything. A value is converted where it meets a node that needs the other
-layout, once for all such nodes. A conversion that moves nothing is a view.
+Convolutions and pooling windows ask for the blocked layout, ``[N, ceil(C / lanes), *spatial,
+lanes]``; what follows stays in it as long as its lowering can. Blocks of bytes (quantised values)
+have 16 channels, and those beyond C hold anything. A value is converted where it meets a node that
+needs the other layout, once for all such nodes. A conversion that moves nothing is a view.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from subgraph.types import TensorType
 
 Attempt = Callable[[Sequence[Operand | None], bool], Lowering]
 _ANCHORS = frozenset({"Conv", "FusedConv", "QLinearConv", "FusedQLinearConv"})
+# Over channel blocks they are so much faster that it pays to convert to and fro.
+_WINDOWS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 _DTYPES = frozenset({"float32", "float64", "uint8", "int8"})
 _BYTE_BLOCK = 16  # channels of a block of bytes, on every machine
 _CHUNK = 2048  # pixels of a work unit of a conversion
@@ -108,9 +110,9 @@ class Arranger:
             return True
         first = inputs[0]
         return (
-            node.op_type in _ANCHORS
-            and first is not None
+            first is not None
             and first.rank > 2
+            and (node.op_type in _ANCHORS or (node.op_type in _WINDOWS and _fills_blocks(first)))
             and types[0].dtype in _DTYPES
             and block_lanes(first.dtype) > 1
         )
@@ -128,7 +130,7 @@ class Arranger:
                 and operand.dtype in _DTYPES
                 and operand.rank == rank > 2
                 # The few channels of an image are read as they are.
-                and operand.shape[1] >= max(block_lanes(operand.dtype) // 2, 4)
+                and _fills_blocks(operand)
             )
             given.append(self._converted(operand, layout) if moves and operand else operand)
         return given
@@ -162,6 +164,11 @@ class Arranger:
                 self.reorders += 1
                 self._emit(step)
         self._pending.clear()
+
+
+def _fills_blocks(operand: Operand) -> bool:
+    """Return whether a value has enough channels for blocks of them."""
+    return operand.shape[1] >= max(block_lanes(operand.dtype) // 2, 4)
 
 
 def _same_memory(a: Operand, b: Operand) -> bool:
