@@ -222,11 +222,13 @@ class GraphWriter:
         seen: set[str] = set()
         for value in graph.outputs:
             name = names(value)
-            around = names.parent is not None and (
-                value in outside
+            # A model may list a value twice, and give a weight as it is; a body may not.
+            copied = names.parent is not None and (
+                name in seen
+                or value in outside
                 or (value.parameter is not None and value.parameter not in names.weights)
             )
-            if name in seen or around:
+            if copied:
                 copy = names.fresh(value.name)
                 proto.node.add(op_type="Identity", input=[name], output=[copy])
                 name = copy

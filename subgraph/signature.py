@@ -42,7 +42,10 @@ class Port:
 
 
 class Results(Mapping[str, Any]):
-    """What a run gave: a mapping by output name that also takes positions."""
+    """What a run gave: a mapping by output name that also takes positions.
+
+    A value that a graph lists several times among its outputs has one name and several positions.
+    """
 
     __slots__ = ("_positions", "_values")
 
@@ -77,7 +80,7 @@ class Results(Mapping[str, Any]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outputs by name."""
-        return dict(zip(self._positions, self._values, strict=True))
+        return {name: self._values[position] for name, position in self._positions.items()}
 
     def __repr__(self) -> str:
         return f"Results({self.to_dict()!r})"

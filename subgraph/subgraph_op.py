@@ -26,6 +26,7 @@ Repeat = Callable[[Sequence[Any]], Sequence[Any] | None]
 Halves = tuple[
     Callable[[Sequence[Any], "Sequence[Array | None] | None"], Any], Callable[[Any], Sequence[Any]]
 ]
+_Check = tuple[np.dtype[Any], Callable[[tuple[int, ...]], bool]]
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
 # Key of a node's metadata: the device that runs it; set by hand, or by who compiled it.
@@ -65,7 +66,7 @@ class Session:
     def __init__(self, op: SubgraphOp) -> None:
         """Open a door to ``op``."""
         self.op = op
-        self._checks: list[np.dtype[Any] | None] | None = None
+        self._checks: list[_Check | None] | None = None
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -85,18 +86,17 @@ class Session:
         if checks is None:
             checks = self._checks = [_expected(value) for value in self.op.subgraph.outputs]
         if not _is_list(results):
-            raise DeviceError(
-                f"{type(self.op).__name__}.forward gave a {type(results).__name__}; return a list "
-                "of arrays, one for each output"
-            )
+            given = f"a {type(results).__name__}"
+            raise _misbehaved(self.op, given, "return a list of arrays, one for each output")
         if len(results) != len(checks):
-            raise DeviceError(
-                f"{type(self.op).__name__}.forward gave {len(results)} results, its subgraph "
-                f"{self.op.subgraph.name!r} has {len(checks)} outputs"
-            )
-        for position, check in enumerate(checks):
-            if check is not None and getattr(results[position], "dtype", None) != check:
-                _raise_wrong_result(self.op, position, results[position])
+            wanted = f"its subgraph {self.op.subgraph.name!r} has {len(checks)} outputs"
+            raise _misbehaved(self.op, f"{len(results)} results", wanted)
+        for position, (result, check) in enumerate(zip(results, checks, strict=True)):
+            if check is None:
+                continue
+            dtype, fits = check
+            if getattr(result, "dtype", None) != dtype or not fits(result.shape):
+                raise _wrong_result(self.op, position, result)
         return results if outputs is None else fill_outputs(results, outputs)
 
     def cancel(self) -> None:
@@ -136,22 +136,40 @@ class Session:
         return []
 
 
-def _expected(value: Value) -> np.dtype[Any] | None:
-    return numpy_dtype(value.type.dtype) if isinstance(value.type, TensorType) else None
+def _expected(value: Value) -> _Check | None:
+    """Return the dtype that a value has and what tells whether a shape fits; None: not known."""
+    type_ = value.type
+    if not isinstance(type_, TensorType):
+        return None
+    dims = type_.shape
+    if dims is None:
+        return numpy_dtype(type_.dtype), lambda shape: True
+    if type_.is_static:
+        return numpy_dtype(type_.dtype), dims.__eq__
+    known = [(k, dim) for k, dim in enumerate(dims) if isinstance(dim, int)]
+
+    def fits(shape: tuple[int, ...]) -> bool:
+        return len(shape) == len(dims) and all(shape[k] == dim for k, dim in known)
+
+    return numpy_dtype(type_.dtype), fits
 
 
 def _is_list(results: Any) -> bool:
     return isinstance(results, (list, tuple))
 
 
-def _raise_wrong_result(op: SubgraphOp, position: int, result: Any) -> None:
+def _wrong_result(op: SubgraphOp, position: int, result: Any) -> DeviceError:
     value = op.subgraph.outputs[position]
     dtype = getattr(result, "dtype", None)
-    got = f"a {type(result).__name__}" if dtype is None else f"dtype {dtype}"
-    raise DeviceError(
-        f"{type(op).__name__}.forward gave {got} for output {value.name!r} of subgraph "
-        f"{op.subgraph.name!r}, which is {value.type}; return a NumPy array of that dtype"
-    )
+    got = f"a {type(result).__name__}" if dtype is None else f"{dtype}{list(result.shape)}"
+    given = f"{got} for output {value.name!r} of subgraph {op.subgraph.name!r}"
+    return _misbehaved(op, given, f"it is {value.type}: return a NumPy array of that type")
+
+
+def _misbehaved(op: SubgraphOp, given: str, wanted: str) -> DeviceError:
+    error = DeviceError(f"{type(op).__name__}.forward gave {given}; {wanted}")
+    error.lost = op.device != SubgraphOp.device
+    return error
 
 
 def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> list[Any]:

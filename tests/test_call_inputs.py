@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
@@ -120,3 +121,23 @@ def test_a_preset_output_of_another_shape_than_the_result(device: str) -> None:
     with pytest.raises(sg.ShapeError, match=r"output 0 has shape \(2, 4\) in this run.*\(3, 4\)"):
         request.infer(np.ones((2, 4), np.float32))
     assert request.infer(np.ones((3, 4), np.float32))[0].sum() == 12
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU", "HETERO:CPU,REFERENCE", "MULTI:CPU"])
+def test_a_value_that_is_an_output_twice(device: str) -> None:
+    """ONNX allows it: one name, two positions."""
+    x = sg.input("x", (2,))
+    y = ops.Relu(x, name="y")
+    model = sg.compile_model(sg.Graph([x], [y, x, y, ops.Neg(y, name="z")]), device)
+    stream = io.BytesIO()
+    model.export_model(stream)
+    stream.seek(0)
+    given = np.array([1, -2], np.float32)
+    relu = np.maximum(given, 0)
+    for each in (model, sg.import_model(stream)):
+        for results in (each(given), each.create_infer_request().infer(given)):
+            assert len(each.outputs) == 4
+            assert list(results) == ["y", "x", "z"]
+            np.testing.assert_array_equal(results.to_tuple(), [relu, given, relu, -relu])
+            np.testing.assert_array_equal(list(results.to_dict().values()), [relu, given, -relu])
+            assert "Results({'y'" in repr(results)

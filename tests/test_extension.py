@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 import subgraph as sg
 from subgraph import ops
@@ -107,6 +110,133 @@ def test_a_custom_operator_runs_by_its_kernels(kernels: None, started: bool) -> 
     assert "Blend on float64 has no kernel" in found.reasons["blend"]
     model = core.compile_model(doubles, "CPU")
     np.testing.assert_allclose(model(X.astype(np.float64))[0], want, rtol=1e-6)
+
+
+ROUNDS = 3
+BOOL, INT = TensorProto.BOOL, TensorProto.INT64
+
+
+def with_bodies(op_type: str) -> tuple[sg.Graph, Any]:
+    """Return an If, a Loop and a Scan with the operator inside, in one row; what they compute.
+
+    The Loop's body has an If of its own, whose branches read values of the two graphs around.
+    """
+
+    def info(name: str, dims: Any, dtype: int = TensorProto.FLOAT) -> Any:
+        return helper.make_tensor_value_info(name, dtype, dims)
+
+    def blend(source: str, target: str, factor: float) -> Any:
+        return helper.make_node(op_type, [source], [target], domain="test.extension", factor=factor)
+
+    def branch(name: str, source: str, factor: float) -> Any:
+        nodes = [blend(source, f"{name}_b", factor), helper.make_node("Neg", [f"{name}_b"], [name])]
+        return helper.make_graph(nodes, name, [], [info(name, [2, 300])])
+
+    def choose(source: str, target: str) -> Any:
+        then, other = branch(f"{target}_then", source, 0.5), branch(f"{target}_else", "x", 0.25)
+        return helper.make_node(
+            "If", ["wanted"], [target], then_branch=then, else_branch=other, name=target
+        )
+
+    loop = helper.make_graph(
+        [
+            blend("state", "bent", 0.75),
+            choose("bent", "next"),
+            helper.make_node("Identity", ["go"], ["on"]),
+        ],
+        "loop",
+        [info("i", [], INT), info("go", [], BOOL), info("state", [2, 300])],
+        [info("on", [], BOOL), info("next", [2, 300]), info("bent", [2, 300])],
+    )
+    scan = helper.make_graph(
+        [
+            blend("row", "turned", -0.5),
+            helper.make_node("Add", ["sum", "turned"], ["total"]),
+            helper.make_node("Identity", ["turned"], ["kept"]),
+        ],
+        "scan",
+        [info("sum", [300]), info("row", [300])],
+        [info("total", [300]), info("kept", [300])],
+    )
+    nodes = [
+        helper.make_node("Relu", ["x"], ["hot"]),
+        choose("hot", "first"),
+        helper.make_node("Loop", ["rounds", "", "first"], ["last", "all"], body=loop),
+        helper.make_node(
+            "Scan", ["zero", "last"], ["sum_of", "rows"], body=scan, num_scan_inputs=1
+        ),
+    ]
+    weights = [
+        helper.make_tensor("rounds", INT, [], [ROUNDS]),
+        helper.make_tensor("zero", TensorProto.FLOAT, [300], [0.0] * 300),
+    ]
+    outputs = [info("sum_of", [300]), info("rows", [2, 300]), info("all", [ROUNDS, 2, 300])]
+    inputs = [info("x", [2, 300]), info("wanted", [], BOOL)]
+    made = helper.make_graph(nodes, "bodies", inputs, outputs, weights)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("test.extension", 1)]
+
+    def expected(x: Any, wanted: Any) -> list[Any]:
+        def chosen(source: Any) -> Any:
+            return -(source * np.float32(0.5) + 1 if wanted else x * np.float32(0.25) + 1)
+
+        state, bents = chosen(np.maximum(x, 0)), []
+        for _ in range(ROUNDS):
+            bents.append(state * np.float32(0.75) + 1)
+            state = chosen(bents[-1])
+        turned = state * np.float32(-0.5) + 1
+        return [turned.sum(0), turned, np.stack(bents)]
+
+    return sg.load(helper.make_model(made, opset_imports=opsets, ir_version=9)), expected
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "REFERENCE",
+        "CPU",
+        "OPENCL",
+        "HETERO:CPU,REFERENCE",
+        "HETERO:OPENCL,CPU,REFERENCE",
+        "MULTI:OPENCL,CPU",
+        "AUTO",
+        "AUTO:OPENCL,CPU",
+    ],
+)
+def test_a_custom_operator_in_bodies(kernels: None, device: str, has_kernels: bool) -> None:
+    core = sg.Core()
+    op_type = "Bent" if has_kernels else "Bare"
+    by_device: dict[str, Any] = {"CPU": on_cpu, "OPENCL": on_opencl} if has_kernels else {}
+    core.add_extension(sg.Operator(schema(op_type), compute, lambda n, t, v: [t[0]], by_device))
+    net, expected = with_bodies(op_type)
+    model = core.compile_model(net, device, {})
+    stream = io.BytesIO()
+    model.export_model(stream)
+    stream.seek(0)
+    again = core.import_model(stream)
+    for wanted in (True, False):
+        given = {"x": X, "wanted": np.array(wanted)}
+        for each in (model, again):
+            for found, want in zip(each(given).values(), expected(X, wanted), strict=True):
+                np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+    if device in ("CPU", "OPENCL", "HETERO:CPU,REFERENCE"):
+        home = device.removeprefix("HETERO:").partition(",")[0] if has_kernels else "REFERENCE"
+        for each in (model, again):
+            assert set(homes_of(each.graph, op_type)) == {home}
+
+
+def homes_of(graph: sg.Graph, op_type: str) -> Iterator[str]:
+    """Yield where each node of the type runs, in bodies too."""
+    for node in graph.nodes:
+        if node.op_type == op_type:
+            yield "REFERENCE"
+        for body in node.bodies:
+            yield from homes_of(body, op_type)
+        if node.subgraph is not None and node.op is not None:
+            inside = list(homes_of(node.subgraph, op_type))
+            yield from (
+                inside if type(node.op) is sg.DefaultSubgraphOp else [node.op.device] * len(inside)
+            )
 
 
 def test_devices_say_whether_they_take_kernels() -> None:

@@ -25,23 +25,62 @@ def around(node: Any) -> sg.Graph:
     return sg.Graph([node.inputs[0]], node.outputs, "outer")
 
 
+class Fixed(sg.SubgraphOp):
+    """Gives what it is told."""
+
+    result: Any = None
+
+    def forward(self, inputs: list[Any]) -> Any:
+        return self.result
+
+
+class CutRelu(sg.SubgraphProperty):
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Relu"})
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+        return sg.subgraph_node(subgraph, op=Fixed(subgraph), name="cut")
+
+
+def fixed(
+    result: Any, monkeypatch: pytest.MonkeyPatch, device: str, rows: int | str = 1
+) -> sg.CompiledModel:
+    """Return a model of a Relu that gives ``result``, and a Neg."""
+    monkeypatch.setattr(Fixed, "result", result)
+    x = sg.input("x", (rows, 4))
+    graph = sg.Graph([x], [ops.Neg(ops.Relu(x, name="relu"))])
+    return sg.compile_model(sg.optimize_for(graph, CutRelu()), device)
+
+
 @pytest.mark.parametrize("result", [None, np.zeros((1, 4), np.float32), iter(())])
-def test_forward_gives_a_list(result: Any) -> None:
-    class Wrong(sg.SubgraphOp):
-        def forward(self, inputs: list[Any]) -> Any:
-            return result
-
-    class Cut(sg.SubgraphProperty):
-        def create_subgraph_selector(self) -> sg.SubgraphSelector:
-            return sg.ContainOpSelector({"Relu"})
-
-        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
-            return sg.subgraph_node(subgraph, op=Wrong(subgraph))
-
-    x = sg.input("x", (1, 4))
-    model = sg.compile_model(sg.optimize_for(sg.Graph([x], [ops.Relu(x)]), Cut()), "REFERENCE")
-    with pytest.raises(sg.DeviceError, match=r"Wrong\.forward gave a .*; return a list of arrays"):
+def test_forward_gives_a_list(result: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fixed(result, monkeypatch, "REFERENCE")
+    with pytest.raises(sg.DeviceError, match=r"Fixed\.forward gave a .*; return a list of arrays"):
         model(np.zeros((1, 4), np.float32))
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU", "MULTI:CPU,REFERENCE"])
+@pytest.mark.parametrize("rows", [1, "N"])
+@pytest.mark.parametrize("shape", [(), (4,), (1, 1), (1, 4, 1), (1, 5)])
+def test_forward_gives_the_right_shape(
+    shape: tuple[int, ...], rows: int | str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is broadcast into place; a device is not to blame for it."""
+    model = fixed([np.zeros(shape, np.float32)], monkeypatch, device, rows)
+    first = "1" if rows == 1 else "N"
+    message = rf"Fixed\.forward gave float32\[{str(list(shape))[1:-1]}\] for output 'relu' .*"
+    for _ in range(2):
+        with pytest.raises(sg.DeviceError, match=rf"{message} is float32\[{first}, 4\]") as caught:
+            model(np.zeros((1, 4), np.float32))
+        assert not caught.value.lost
+        assert "at node 'cut'" in caught.value.__notes__[0]
+    monkeypatch.setattr(Fixed, "result", [np.ones((1, 4), np.float32)])
+    np.testing.assert_array_equal(model(np.zeros((1, 4), np.float32))[0], -np.ones((1, 4)))
+
+
+def test_forward_chooses_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fixed([np.ones((3, 4), np.float32)], monkeypatch, "CPU", "N")
+    np.testing.assert_array_equal(model(np.zeros((1, 4), np.float32))[0], -np.ones((3, 4)))
 
 
 def test_default_op_runs_the_inner_graph() -> None:
@@ -98,7 +137,7 @@ def test_own_op_follows_its_weight() -> None:
     [
         (lambda x: [], "gave 0 results"),
         (lambda x: [x, x], "gave 2 results"),
-        (lambda x: [x.astype(np.float64)], "dtype float64 for output 'act'"),
+        (lambda x: [x.astype(np.float64)], r"float64\[1, 3\] for output 'act'"),
         (lambda x: [[1.0]], "a list for output 'act'"),
     ],
 )
