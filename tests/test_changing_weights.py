@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import io
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -156,3 +158,75 @@ def test_compiled_weights_change_during_requests(device: str) -> None:
     assert not problems, problems[:5]
     final = np.maximum(x @ weights[0].array, 0)
     np.testing.assert_allclose(model(x)[1], np.tanh(final), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["CPU", "HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE"])
+def test_files_are_written_and_read_meanwhile(device: str, rounds: int = 12) -> None:
+    """Every file holds one version, of all weights and of all that was made of them."""
+    graph, weights = coupled()
+    for number, node in enumerate(graph.nodes):
+        if device.startswith("HETERO"):
+            node.metadata = {"affinity": ["CPU", "REFERENCE"][number % 2]}
+    core = sg.Core()
+    model = core.compile_model(graph, device)
+    x = np.ones((3, 32), np.float32)
+    model(x)
+    stop = threading.Event()
+    problems: list[str] = []
+
+    def watched(work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                problems.append(f"{type(error).__name__}: {error}")
+
+        return threading.Thread(target=run)
+
+    def write() -> None:
+        rng = np.random.default_rng(1)
+        while not stop.is_set():
+            new = rng.standard_normal((32, 32)).astype(np.float32)
+            with sg.transaction():
+                for weight in weights:
+                    weight.assign(new)
+            time.sleep(0.0005)
+
+    def look(results: Any) -> None:
+        if results is None or results[0].any():
+            problems.append("timeout" if results is None else str(np.abs(results[0]).max()))
+
+    def read() -> None:
+        request = model.create_infer_request()
+        while not stop.is_set():
+            look(model(x))
+            request.start_async(x)
+            look(request.wait(60))
+
+    def files() -> None:
+        for number in range(rounds):
+            stream = io.BytesIO()
+            model.export_model(stream)
+            stream.seek(0)
+            imported = core.import_model(stream, device if number % 2 else "")
+            look(imported(x))
+            held = [p.array for name, p in imported.parameters.items() if name.startswith("w")]
+            final = np.maximum(x @ held[0], 0)
+            np.testing.assert_array_equal(held[0], held[1])
+            np.testing.assert_allclose(imported(x)[1], np.tanh(final), rtol=1e-4, atol=1e-5)
+            with sg.transaction():  # its weights are its own
+                for parameter in imported.parameters.values():
+                    parameter.assign(np.zeros((32, 32), np.float32))
+            assert not imported(x)[1].any()
+
+    going = [watched(write), *(watched(read) for _ in range(3))]
+    writers = [watched(files) for _ in range(2)]
+    for thread in (*going, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join(300)
+    stop.set()
+    for thread in going:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in (*going, *writers)), "deadlock"
+    assert not problems, problems[:5]
