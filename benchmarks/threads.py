@@ -25,6 +25,7 @@ from rich.table import Table
 import subgraph as sg
 
 Runner = Callable[[], Any]
+_REST = 0.1  # seconds in which threads that wait for more work, spinning, go to sleep
 
 
 def ours(model: Path, inputs: Mapping[str, Any], **config: Any) -> Runner:
@@ -56,6 +57,8 @@ def medians(runners: Mapping[str, Runner], rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(rounds):
         for name, run in runners.items():
+            time.sleep(_REST)
+            run()
             times[name].append(seconds_of(run))
     return {name: float(np.median(taken)) for name, taken in times.items()}
 
@@ -105,6 +108,7 @@ def concurrent(model: Path, threads: int, callers: int, seconds: float, rounds: 
     rates: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(rounds):
         for name, run in runners.items():
+            time.sleep(_REST)
             rates[name].append(throughput(run, callers, seconds))
     found = {name: float(np.median(taken)) for name, taken in rates.items()}
     best = max(found[n] for n in counts)

@@ -109,7 +109,23 @@ class WeightEntry:
             self.hits += 1
             _totals.hits += 1
             return cached[1]
+        newest = self._newest
+        if snapshot is not None and newest is not None and self._sees(snapshot, newest[0]):
+            # Another parameter of the process has changed: true of all entries but a few.
+            self._cached = (now, newest[1])
+            self.hits += 1
+            _totals.hits += 1
+            return newest[1]
         return self._get_for(snapshot)
+
+    def _sees(self, snapshot: Snapshot, versions: tuple[int, ...]) -> bool:
+        """Return whether a snapshot has these versions of the parameters."""
+        states = snapshot.states
+        for parameter, version in zip(self.parameters, versions, strict=True):
+            seen = states.get(parameter)
+            if seen is None or seen.version != version:
+                return False
+        return True
 
     def _get_for(self, snapshot: Snapshot | None) -> Array:
         latest = Snapshot(self.parameters)

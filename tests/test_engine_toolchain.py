@@ -280,6 +280,22 @@ def test_listeners_hear_of_compilations(folder: Path, caplog: pytest.LogCaptureF
     assert word[0] == 14
 
 
+def test_the_first_compilation_is_announced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(toolchain.statistics, "announced", False)
+    kernel = Kernel("engine_support.kernels", "nested")
+    for _ in range(2):
+        toolchain.forget(kernel)
+        for entry in entries(folder):
+            entry.unlink()
+        with caplog.at_level(logging.WARNING, "subgraph.engine"):
+            assert toolchain.prepare([kernel]) == 1
+    (said,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+    assert said.startswith("compiling 1 kernel(s)")
+    assert str(folder) in said
+
+
 def address_of(kernel: Kernel) -> int:
     return kernel.address
 

@@ -40,12 +40,13 @@ class CompileEvent:
 
 @dataclass
 class Statistics:
-    """What the toolchain did in this process: counts, and seconds it took."""
+    """What the toolchain did in this process: counts, seconds, whether it said that it compiles."""
 
     compiled: int = 0
     loaded: int = 0
     compile_seconds: float = 0.0
     load_seconds: float = 0.0
+    announced: bool = False
 
 
 statistics = Statistics()
@@ -123,6 +124,15 @@ def prepare(kernels: Iterable[Kernel]) -> int:
 def _compile_absent(kernels: list[Kernel]) -> None:
     from subgraph.engine import compile_crew
 
+    if not _listeners and not statistics.announced:
+        # Nobody shows progress, and it may take half a minute.
+        statistics.announced = True
+        _LOG.warning(
+            "compiling %d kernel(s) for this machine, once: they are kept in %s (`subgraph warmup` "
+            "compiles the usual ones ahead)",
+            len(kernels),
+            objectcache.cache_folder(),
+        )
     workers = compile_crew.worthwhile_workers(len(kernels))
     if workers and objectcache.writable():
         compile_crew.compile_kernels(kernels, workers, keep)
