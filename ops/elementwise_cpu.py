@@ -35,6 +35,7 @@ from .elementwise_expressions import (
     Term,
     expand,
     expand_graph,
+    in_one_order,
     register,
 )
 from .primitives import primitive
@@ -144,18 +145,22 @@ def emit_expression(
     )
     if dims[-1] == 1:
         modes = tuple("v" for _ in modes)
-    items = [_itemsize(s.dtype) for s in sources] + [o.itemsize for _, o in results]
     outputs = [o for _, o in results]
+    program, order = in_one_order(expression.instructions, modes[: len(sources)])
+    name = {f"i{old}": f"i{new}" for new, old in enumerate(order)}
     kernel = Kernel(
         "elementwise_kernels",
         "run",
-        program=tuple(expression.instructions),
-        inputs=tuple(expression.dtypes),
-        modes=modes[: len(sources)],
-        outputs=tuple(f"{term.name}:{o.dtype}" for term, o in results),
+        program=program,
+        inputs=tuple(expression.dtypes[k] for k in order),
+        modes=tuple(modes[k] for k in order),
+        outputs=tuple(f"{name.get(term.name, term.name)}:{o.dtype}" for term, o in results),
         outer=max(len(dims) - 2, 0),
         lanes=lanes,
     )
+    operands = [operands[k] for k in order]
+    strides = [*(strides[k] for k in order), *strides[len(order) :]]
+    items = [_itemsize(sources[k].dtype) for k in order] + [o.itemsize for o in outputs]
     words, units, tile = _words(expression, dims, strides, [*operands, *outputs], items)
     moved = sum(s.operand.nbytes for s in sources if isinstance(s.operand, Operand))
     low.emit(

@@ -424,6 +424,43 @@ def _term(e: Expression, terms: dict[Value, Term], value: Value) -> Term:
     return found
 
 
+_COMMUTATIVE = frozenset({"add", "mul", "and", "or", "xor", "eq", "ne"})
+
+
+def in_one_order(
+    instructions: Sequence[str], kinds: Sequence[str]
+) -> tuple[tuple[str, ...], list[int]]:
+    """Write a program so that others that compute the same share its kernel.
+
+    Args:
+        instructions: The program.
+        kinds: How each input is read; of two that may change places the later letter comes first.
+
+    Returns:
+        The program, and which of its old inputs stands at each place.
+    """
+    place: dict[str, int] = {}
+    written: list[str] = []
+
+    def rank(operand: str) -> tuple[int, int, int]:
+        group = "tic#".index(operand[0])
+        if group != 1:
+            return group, 0, 0
+        return group, -ord(kinds[int(operand[1:])]), int(operand[1:])
+
+    for instruction in instructions:
+        head, *operands = instruction.split(" ")
+        if head.split(".", 1)[0] in _COMMUTATIVE and len(operands) == 2:
+            operands.sort(key=rank)
+        for k, operand in enumerate(operands):
+            if operand[0] == "i":
+                operands[k] = f"i{place.setdefault(operand, len(place))}"
+        written.append(" ".join([head, *operands]))
+    for k in range(len(kinds)):
+        place.setdefault(f"i{k}", len(place))
+    return tuple(written), [int(name[1:]) for name in place]
+
+
 def text(value: Any) -> str:
     """Return a string attribute as str."""
     return value.decode() if isinstance(value, bytes) else str(value)

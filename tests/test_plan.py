@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import subgraph as sg
-from subgraph import ops
+from subgraph import ops, passes
 from subgraph.engine.layouts import block_lanes
 from subgraph.engine.lowering import EmittedStep, Operand, Storage
 from subgraph.engine.memory import Life, Lives, assign_offsets, join_in_place
@@ -192,3 +192,21 @@ def test_a_range_whose_limits_are_computed_from_inputs_and_weights() -> None:
         np.testing.assert_array_equal(got, -np.arange(2 * count, dtype=np.float32))
     model.parameters["factor"].assign(np.float32(3.0))
     np.testing.assert_array_equal(model(np.array(2))[0], -np.arange(6, dtype=np.float32))
+
+
+def test_the_order_of_operands_needs_no_kernel_of_its_own() -> None:
+    x, y = (sg.input(name, (3, 40), "float32") for name in "xy")
+    w = sg.parameter("w", np.arange(40, dtype=np.float32))
+    one = sg.Graph([x, y], [ops.Add(ops.Mul(x, w), y)])
+    other = sg.Graph([x, y], [ops.Add(y, ops.Mul(w, x))])
+    types = [("float32", (3, 40))] * 2
+    kernels = []
+    for graph in (one, other):
+        fused = passes.apply_pass(graph, "CpuFusion")
+        steps = [step for step in plan_of(fused, *types).items if isinstance(step, EmittedStep)]
+        kernels.append([step.kernel for step in steps])
+    assert kernels[0] == kernels[1]
+    given = [np.random.default_rng(k).standard_normal((3, 40)).astype(np.float32) for k in (0, 1)]
+    expected = given[0] * np.arange(40, dtype=np.float32) + given[1]
+    for graph in (one, other):
+        np.testing.assert_allclose(sg.compile_model(graph, "CPU")(given)[0], expected, rtol=1e-6)
