@@ -10,6 +10,7 @@ damaged file is known before a model of it is handed out. The body is summed at 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import mmap
 import os
@@ -111,6 +112,8 @@ class BlobWriter:
             raise BlobError(
                 f"cannot export to a {type(target).__name__}; give a path or a binary stream"
             )
+        if isinstance(target, io.TextIOBase):
+            raise BlobError("the stream is open for text; open it for bytes ('wb')")
         body = b"".join(self._parts)
         full = {**header, "body": {"size": len(body), "digest": digest(body)}}
         text = json.dumps(full, sort_keys=True).encode()
@@ -235,6 +238,8 @@ def read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
     """
     if isinstance(source, (str, os.PathLike)):
         return _checked_header(_opened(source), _name(source))[0]
+    if not hasattr(source, "seekable"):
+        raise _no_source(source)
     if not source.seekable():
         raise BlobError("say the device to import for: the stream cannot be read twice")
     position = source.tell()
@@ -251,12 +256,15 @@ def _name(source: Any) -> str:
     return repr(name) if isinstance(name, str) else "the stream"
 
 
+def _no_source(source: Any) -> BlobError:
+    kind = type(source).__name__
+    return BlobError(f"cannot import a {kind}; give a path, bytes or a binary stream")
+
+
 def _opened(source: str | os.PathLike[str] | IO[bytes]) -> bytes | mmap.mmap:
     if not isinstance(source, (str, os.PathLike)):
         if not hasattr(source, "read"):
-            raise BlobError(
-                f"cannot import a {type(source).__name__}; give a path, bytes or a binary stream"
-            )
+            raise _no_source(source)
         data = source.read()
         if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BlobError("the stream is open for text; open it for bytes ('rb')")

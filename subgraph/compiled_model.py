@@ -294,6 +294,10 @@ class CompiledModel:
         if name in options:
             return getattr(self.options, name)
         known = [*own, *options]
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"a property is named by a string, such as {known[0]!r}; got {name!r}"
+            )
         raise ConfigError(f"a compiled model has no property {name!r}; {nearest(name, known)}")
 
     def _supported(self) -> dict[str, str]:

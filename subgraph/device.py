@@ -15,7 +15,7 @@ from os import PathLike
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.errors import ConfigError, DeviceError
+from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.registry import nearest
 from subgraph.settings import (
@@ -150,12 +150,12 @@ class Device:
         everything that it became is. The result has ``.reasons`` for the others.
         """
         options = self.options_for(config)
-        transformed = self.transform(graph, options)
+        transformed = self._transformed(graph, options)
         known = {n.name for n in graph.nodes}
         reasons = {n.name: text for n in graph.nodes if (text := own_op(n))}
         seen = set(reasons)
         for node in transformed.nodes:
-            answer = self.supports(node, options)
+            answer = self._answer(node, options)
             names = set(origins(node))
             names.add(node.name)
             seen |= names
@@ -214,8 +214,31 @@ class Device:
             core=self.core,
         )
 
+    def _transformed(self, graph: Graph, options: DeviceOptions) -> Graph:
+        found: Any = self.transform(graph, options)
+        if not isinstance(found, Graph):
+            raise DeviceError(
+                f"device {self.name}: transform gave {found!r}; it must return a Graph"
+            )
+        return found
+
+    def _answer(self, node: Node, options: DeviceOptions) -> bool | Reject:
+        try:
+            return self.supports(node, options)
+        except (SubgraphError, MemoryError):
+            raise
+        except Exception as error:
+            raise DeviceError(
+                f"device {self.name}: supports raised {type(error).__name__}: {error}, given node "
+                f"{node.name!r} ({node.op_type})"
+            ) from error
+
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
-        op = self.create_op(self.transform(graph, options), options)
+        op: Any = self.create_op(self._transformed(graph, options), options)
+        if not isinstance(op, SubgraphOp):
+            raise DeviceError(
+                f"device {self.name}: create_op gave {op!r}; it must return a SubgraphOp"
+            )
         if op.device == SubgraphOp.device:
             op.device = self.name
         return op

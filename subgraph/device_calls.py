@@ -6,7 +6,7 @@ third party's: what it raises becomes one clear error, and what it gives is look
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -23,17 +23,23 @@ def known_properties(device: Device) -> dict[str, str]:
         found = property_of(device, "SUPPORTED_PROPERTIES")
     except SubgraphError:
         return {}
-    listed = {str(key): "RW" for key in found or ()}
-    return {key: str(found[key]) for key in listed} if hasattr(found, "keys") else listed
+    if isinstance(found, Mapping):
+        return {str(key): str(access) for key, access in cast("Mapping[Any, Any]", found).items()}
+    return dict.fromkeys(_texts(found), "RW")
 
 
 def ids_of(device: Device) -> list[str]:
     """Return the ids of the devices of this kind, as its metric tells them."""
     try:
-        found = property_of(device, "AVAILABLE_DEVICES")
+        return _texts(property_of(device, "AVAILABLE_DEVICES")) or [""]
     except SubgraphError:
         return [""]
-    return [str(each) for each in found or ("",)]
+
+
+def _texts(found: Any) -> list[str]:
+    """Return the items of a list as texts; none of anything else."""
+    listed = isinstance(found, Iterable) and not isinstance(found, str)
+    return [str(each) for each in cast("Iterable[Any]", found)] if listed else []
 
 
 def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> None:
@@ -154,6 +160,8 @@ def property_of(device: Device, name: str) -> Any:
         ConfigError: there is none of that name, or its ``get_property`` raised such an error.
         DeviceError: its ``get_property`` raised another one.
     """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"a property is named by a string, such as 'CACHE_DIR'; got {name!r}")
     with _named(device, "get_property", name):
         return device.get_property(name)
 

@@ -342,7 +342,13 @@ class InferQueue:
     """A pool of requests: start as many runs as you like, each takes the next free request."""
 
     def __init__(self, model: CompiledModel, jobs: int = 0) -> None:
-        """Make ``jobs`` requests; 0: as many as the model calls optimal."""
+        """Make ``jobs`` requests; 0: as many as the model calls optimal.
+
+        Raises:
+            ConfigError: ``jobs`` is no such number.
+        """
+        if not isinstance(jobs, int) or jobs < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"a queue takes the number of its requests, 0 or more; got {jobs!r}")
         count = jobs or int(model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self.requests = [model.create_infer_request() for _ in range(count)]
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()

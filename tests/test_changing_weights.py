@@ -17,6 +17,7 @@ import subgraph as sg
 from subgraph import ops
 
 Array = np.ndarray[Any, Any]
+FILES = 12
 
 
 class Scaled(sg.SubgraphOp):
@@ -161,7 +162,7 @@ def test_compiled_weights_change_during_requests(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["CPU", "HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE"])
-def test_files_are_written_and_read_meanwhile(device: str, rounds: int = 12) -> None:
+def test_files_are_written_and_read_meanwhile(device: str) -> None:
     """Every file holds one version, of all weights and of all that was made of them."""
     graph, weights = coupled()
     for number, node in enumerate(graph.nodes):
@@ -204,7 +205,7 @@ def test_files_are_written_and_read_meanwhile(device: str, rounds: int = 12) -> 
             look(request.wait(60))
 
     def files() -> None:
-        for number in range(rounds):
+        for number in range(FILES):
             stream = io.BytesIO()
             model.export_model(stream)
             stream.seek(0)

@@ -206,3 +206,54 @@ def test_a_query_may_name_inputs_and_weights(core: sg.Core) -> None:
     """As OpenVINO's plugins do; they follow their users."""
     core.register_device("NEW", _query(mm="NEW", x="NEW", w="NEW"))
     assert core.query_model(net(), "NEW") == {"mm": "NEW"}
+
+
+def _gives(method: str, value: Any) -> type[sg.Device]:
+    takes = {"supports": lambda *_: True}
+    return _device(**{**takes, method: lambda *_: value})
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (_gives("transform", None), "device NEW: transform gave None; it must return a Graph"),
+        (_gives("create_op", 3), "device NEW: create_op gave 3; it must return a SubgraphOp"),
+        (
+            _say("supports", KeyError("unit")),
+            r"device NEW: supports raised KeyError: 'unit', given node 'mm' \(MatMul\)",
+        ),
+    ],
+)
+def test_what_a_device_writes_for_the_defaults(
+    core: sg.Core, broken: type[sg.Device], message: str
+) -> None:
+    if "supports" in message:
+        del broken.query_model
+    core.register_device("NEW", broken)
+    with pytest.raises(sg.DeviceError, match=message):
+        core.compile_model(net(), "NEW")
+
+
+@pytest.mark.parametrize("value", [None, 3, [1], "text"])
+@pytest.mark.parametrize("method", ["metrics", "device_ids"])
+def test_odd_answers_about_itself_harm_nobody(core: sg.Core, method: str, value: Any) -> None:
+    core.register_device("NEW", _gives(method, value))
+    assert {"CPU", "REFERENCE"} <= set(core.available_devices)
+    for device in ("NEW", "AUTO", "HETERO:NEW,CPU"):
+        assert core.compile_model(net(), device)(X)[0].shape == (1, 4)
+
+
+def test_what_is_no_name_file_or_number(core: sg.Core) -> None:
+    model: Any = core.compile_model(net(), "CPU")
+    nothing: Any = None
+    for ask in (model.get_property, lambda name: core.get_property("CPU", name)):
+        with pytest.raises(sg.ConfigError, match="a property is named by a string"):
+            ask(nothing)
+    with pytest.raises(sg.BlobError, match="cannot import a NoneType; give a path, bytes or"):
+        core.import_model(nothing)
+    with pytest.raises(sg.BlobError, match="open for text"):
+        model.export_model(io.StringIO())
+    wrong: Any
+    for wrong in (-1, "2"):
+        with pytest.raises(sg.ConfigError, match="number of its requests, 0 or more; got"):
+            sg.InferQueue(model, wrong)
