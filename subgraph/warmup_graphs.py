@@ -128,6 +128,7 @@ def _lines_and_volumes() -> Graph:
     h = _gelu(ops.Conv(x, w(32, 1, 10), strides=[5]))
     h = ops.Relu(_padded(h, w(32, 32, 3), 2))
     h = ops.MaxPool(_padded(h, w(32, 2, 9), group=16), kernel_shape=[2], strides=[2])
+    h = _padded(h, w(32, 1, 9), group=32)
     video = sg.input("video", (1, 3, 8, 16, 16))
     v = ops.Relu(_padded(video, w(16, 3, 3, 3, 3)))
     v = ops.GlobalAveragePool(ops.Relu(_padded(v, w(32, 16, 3, 3, 3), 2)))
@@ -149,6 +150,8 @@ def _norms() -> Graph:
     outputs = [ops.BatchNormalization(x, *(w(32, value=1) for _ in range(4)))]
     outputs += [ops.InstanceNormalization(x, w(32), w(32))]
     outputs += [ops.GroupNormalization(x, w(32), w(32), num_groups=8)]
+    # Torch's group norms: scale and shift follow as operators of their own.
+    outputs += [_silu(ops.Add(ops.Mul(x, w(32, 1, 1)), w(32, 1, 1)))]
     rows = ops.Transpose(x, perm=[0, 2, 3, 1])
     outputs += [ops.LayerNormalization(rows, w(32), w(32)), ops.RMSNormalization(rows, w(32))]
     outputs += [ops.Softmax(rows), ops.LogSoftmax(rows)]
@@ -272,7 +275,8 @@ def _elementwise() -> Graph:
     outputs += [_silu(a), _gelu(a), ops.Gelu(a, approximate="tanh"), ops.Where(ops.IsNaN(a), b, a)]
     outputs += [ops.Div(np.float32(1), a), ops.Sub(np.float32(1), a)]
     outputs += [ops.Add(ops.Mul(a, row), row), ops.Add(ops.Mul(a, column), b)]
-    outputs += [ops.Add(ops.Add(a, b), row), ops.Add(ops.Mul(a, np.float32(2)), b)]
+    outputs += [ops.Mul(ops.Sigmoid(a), b), ops.Add(ops.Add(a, b), row)]
+    outputs += [ops.Add(ops.Mul(a, np.float32(2)), b)]
     outputs += [ops.Where(ops.Greater(a, b), a, b), ops.Expand(column, np.array([1, 4, 32]))]
     return Graph([a, b, row, column], outputs)
 
