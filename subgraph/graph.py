@@ -260,37 +260,22 @@ class Graph:
                 )
 
     @classmethod
-    def assembled(
-        cls,
-        inputs: Iterable[Value],
-        outputs: Iterable[Value],
-        name: str,
-        nodes: Sequence[Node],
-        opsets: Mapping[str, int],
-    ) -> Graph:
-        """Take ``nodes`` without looking for their order, names or captures: quick, unchecked.
-
-        They must be in topological order, named, in no graph yet, and so must all values be.
-        """
+    def bare(cls, name: str, opsets: Mapping[str, int]) -> Graph:
+        """Return a graph that has nothing yet: it takes what is copied for it with `fill`."""
         self = cls.__new__(cls)
         self.name, self.doc = name, ""
-        self.inputs, self.outputs, self.captures = tuple(inputs), tuple(outputs), ()
+        self.inputs = self.outputs = self.captures = ()
         self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
         self._by_name = None
-        self._nodes = tuple(nodes)
-        for node in self._nodes:
-            node.graph = self
-        self._list_uses()
-        self._parameters = self._collect_parameters(self.inputs)
+        self._nodes = ()
+        self._parameters = {}
         return self
 
-    def _list_uses(self) -> None:
-        for node in self._nodes:
-            for value in node.inputs:
-                if value is not None:
-                    value.uses.append(node)
-            for value in node.captures:
-                value.uses.append(node)
+    def fill(self, nodes: Iterable[Node], inputs: Iterable[Value]) -> None:
+        """Take copies that know their owner and uses, in topological order, named: unchecked."""
+        self._nodes = tuple(nodes)
+        self.inputs = tuple(inputs)
+        self._parameters = self._collect_parameters(self.inputs)
 
     def _list_captures(self) -> None:
         used = {
@@ -345,9 +330,6 @@ class Graph:
 
     def values(self) -> Iterator[Value]:
         """Yield every value once: inputs, captures, then node by node what is used and made."""
-        return iter(self._distinct_values())
-
-    def _distinct_values(self) -> dict[Value, None]:
         # A dict keeps the order; updating it costs a third of what a generator with a set does.
         found = dict.fromkeys((*self.inputs, *self.captures))
         for node in self._nodes:
@@ -359,7 +341,7 @@ class Graph:
             for value in node.outputs:
                 found[value] = None
         found.update(dict.fromkeys(self.outputs))
-        return found
+        return iter(found)
 
     def clone(self) -> Graph:
         """Return a copy: own nodes, values and bodies; parameters and subgraph ops are shared."""
@@ -376,12 +358,9 @@ class Graph:
             copy.inputs = tuple([copy_value(v, values) for v in self.inputs])
             copy.captures = tuple([copy_value(v, values) for v in self.captures])
             # Order, names and parameters are right already: there is nothing to be found out.
-            copy._nodes = tuple(copy_nodes(self._nodes, values))
+            copy._nodes = tuple(copy_nodes(self._nodes, values, owner=copy))
             copy.outputs = tuple([copy_value(v, values) for v in self.outputs])
             copy._parameters = dict(self._parameters)
-            for node in copy._nodes:
-                node.graph = copy
-            copy._list_uses()
         return copy, values
 
     def rewire(self, replacements: Mapping[Value, Value]) -> None:
@@ -463,13 +442,37 @@ class Graph:
         Returns:
             All values.
         """
-        values = self._distinct_values()
-        for value in values:
-            value.uses = []
-        self._list_uses()
+        values = self._list_uses()
         self._parameters = self._collect_parameters(values)
         self._name_all(values)
         return values
+
+    def _list_uses(self) -> dict[Value, None]:
+        """Let every value know its uses; return all values, in the order of `values`."""
+        found = dict.fromkeys((*self.inputs, *self.captures))
+        for value in found:
+            value.uses = []
+        for node in self._nodes:
+            for value in node.inputs:
+                if value in found:
+                    value.uses.append(node)
+                elif value is not None:
+                    found[value] = None
+                    value.uses = [node]
+            for value in node.captures:
+                if value not in found:
+                    found[value] = None
+                    value.uses = []
+                value.uses.append(node)
+            for value in node.outputs:
+                if value not in found:
+                    found[value] = None
+                    value.uses = []
+        for value in self.outputs:
+            if value not in found:
+                found[value] = None
+                value.uses = []
+        return found
 
     def _collect_parameters(self, values: Iterable[Value]) -> dict[str, Parameter]:
         found: dict[str, Parameter] = {}

@@ -28,8 +28,9 @@ def copy_nodes(
     nodes: Iterable[Node],
     values: dict[Value, Value],
     source: Callable[[Value], Value] | None = None,
+    owner: Graph | None = None,
 ) -> list[Node]:
-    """Return copies of ``nodes`` over the copies of their values, in no graph yet.
+    """Return copies of ``nodes`` over the copies of their values.
 
     Args:
         nodes: The nodes; what one of them takes from another comes from its copy if it stands
@@ -37,6 +38,8 @@ def copy_nodes(
         values: The copy of each value; those of outputs are added.
         source: Called with a value that has no copy yet; returns one and adds it to ``values``.
             None: makes a value without producer.
+        owner: The graph that is going to have all the copies, in this order: they are listed as
+            its own, and as uses of what they take. None: they are in no graph yet.
     """
     known = values.get
     source = source or partial(copy_value, values=values)
@@ -51,15 +54,22 @@ def copy_nodes(
         copy.version = node.version
         copy.subgraph = node.subgraph
         copy.op = node.op
-        copy.graph = None
+        copy.graph = owner
         copy.metadata = dict(node.metadata) if node.metadata else None
         inputs: list[Value | None] = []
         for value in node.inputs:
-            inputs.append(None if value is None else known(value) or source(value))
+            if value is not None:
+                value = known(value) or source(value)
+                if owner is not None:
+                    value.uses.append(copy)
+            inputs.append(value)
         copy.inputs = tuple(inputs)
         copy.captures = node.captures
         if node.captures:
             copy.captures = tuple([known(v) or source(v) for v in node.captures])
+            if owner is not None:
+                for value in copy.captures:
+                    value.uses.append(copy)
         outputs: list[Value] = []
         for value in node.outputs:
             made = known(value)

@@ -59,6 +59,7 @@ class Cutter:
             name: Name of the inner graph.
         """
         inputs: list[Value] = []
+        given: list[Value] = []
         values: dict[Value, Value] = {}
         weights: dict[Parameter, Value] = {}
 
@@ -69,19 +70,19 @@ class Cutter:
             if copy is None:
                 copy = Value(value.name, value.type, parameter=parameter)
                 inputs.append(value)
+                given.append(copy)
                 if parameter is not None:
                     weights[parameter] = copy
             values[value] = copy
             return copy
 
-        copies = copy_nodes(region, values, source)
-        given = [values[value] for value in inputs]
-        inner = Graph.assembled(given, (), name, copies, self.graph.opsets)
+        inner = Graph.bare(name, self.graph.opsets)
+        inner.fill(copy_nodes(region, values, source, inner), given)
         outputs: list[Value] = []
         for node in region:
             for value in node.outputs:
                 # All uses that were are inside if the copy has as many.
-                if value in self._outputs or len(value.uses) > len(values[value].uses):
+                if len(value.uses) > len(values[value].uses) or value in self._outputs:
                     outputs.append(value)
         if not outputs:
             return None
@@ -95,13 +96,14 @@ def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Re
     Raises:
         PartitionError: the property raised, or the node does not fit the region.
     """
-    name = property_name(property)
     try:
         made: Any = property.create_subgraph_node(piece.inner, number)
     except SubgraphError as error:
+        name = property_name(property)
         error.add_note(f"in create_subgraph_node of property {name!r}, region {number}")
         raise
     except Exception as error:
+        name = property_name(property)
         raise PartitionError(
             f"property {name!r}: create_subgraph_node raised {type(error).__name__}: {error} for "
             f"region {number} ({len(piece.inner.nodes)} nodes, the first of them "
@@ -113,46 +115,46 @@ def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Re
         return said_no
     if isinstance(made, Reject):
         return made
-    return _checked(made, piece, f"property {name!r}, region {number}")
+    wrong = _misfit(made, piece.inner)
+    if wrong:
+        raise PartitionError(f"property {property_name(property)!r}, region {number}: {wrong}")
+    return made
 
 
-def _checked(made: Any, piece: Piece, where: str) -> Node:
-    inner = piece.inner
-    shown = repr(getattr(made, "name", "")) if getattr(made, "name", "") else "that it gave"
+def _misfit(made: Any, inner: Graph) -> str:
+    """Return what is wrong with a node for a region, empty if it fits."""
     if not isinstance(made, Node):
-        raise PartitionError(
-            f"{where}: create_subgraph_node gave {made!r}; it must return a Node, as "
-            "sg.subgraph_node makes, or None"
+        return (
+            f"create_subgraph_node gave {made!r}; it must return a Node, as sg.subgraph_node "
+            "makes, or None"
         )
+    shown = f"the node {made.name!r}" if made.name else "the node that it gave"
     if made.graph is not None:
-        raise PartitionError(
-            f"{where}: create_subgraph_node gave node {made.name!r}, which is in graph "
+        return (
+            f"create_subgraph_node gave node {made.name!r}, which is in graph "
             f"{made.graph.name!r} already; return a new node"
         )
     known = {value.name for value in inner.inputs}
     for value in made.inputs:
         if value is not None and value.name not in known:
-            raise PartitionError(
-                f"{where}: the node {shown} takes value {value.name!r}, which is no input of the "
-                f"region; its inputs are {', '.join(map(repr, sorted(known))) or 'none'}"
+            return (
+                f"{shown} takes value {value.name!r}, which is no input of the region; its "
+                f"inputs are {', '.join(map(repr, sorted(known))) or 'none'}"
             )
     if len(made.outputs) != len(inner.outputs):
-        raise PartitionError(
-            f"{where}: the node {shown} has {len(made.outputs)} outputs, the region "
-            f"{len(inner.outputs)}; give one for each output of the inner graph, in its order"
+        return (
+            f"{shown} has {len(made.outputs)} outputs, the region {len(inner.outputs)}; give one "
+            "for each output of the inner graph, in its order"
         )
     if made.subgraph is not None and len(made.subgraph.inputs) != len(made.inputs):
-        raise PartitionError(
-            f"{where}: the node {shown} has {len(made.inputs)} inputs, its subgraph "
-            f"{len(made.subgraph.inputs)}; they must correspond one to one"
+        return (
+            f"{shown} has {len(made.inputs)} inputs, its subgraph {len(made.subgraph.inputs)}; "
+            "they must correspond one to one"
         )
     for new, old in zip(made.outputs, inner.outputs, strict=True):
         if new.type is not old.type and not _compatible(new.type, old.type):
-            raise PartitionError(
-                f"{where}: the node {shown} gives {new.type} for output {old.name!r}, which is "
-                f"{old.type}"
-            )
-    return made
+            return f"{shown} gives {new.type} for output {old.name!r}, which is {old.type}"
+    return ""
 
 
 def _compatible(new: ValueType | None, old: ValueType | None) -> bool:
