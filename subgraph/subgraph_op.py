@@ -359,12 +359,17 @@ def subgraph_node(
         metadata: Notes for the node.
 
     Raises:
-        PartitionError: ``op`` is no SubgraphOp.
+        PartitionError: ``op`` is no SubgraphOp, or its ``__init__`` has left out its parent's.
     """
     if op is not None and not isinstance(op, SubgraphOp):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PartitionError(
             f"op of a subgraph node is {op!r}; give a SubgraphOp made of the inner graph, as in "
             "sg.subgraph_node(subgraph, op=MyOp(subgraph))"
+        )
+    if op is not None and not hasattr(op, "subgraph"):
+        raise PartitionError(
+            f"{type(op).__name__}.__init__ does not call super().__init__(subgraph), so the op "
+            "has no subgraph; call it first"
         )
     outputs = [Value(v.name if inputs is None else "", v.type) for v in subgraph.outputs]
     if inputs is None:

@@ -180,3 +180,13 @@ def test_an_op_that_is_none() -> None:
     graph = sg.Graph([x], [ops.Relu(x)])
     with pytest.raises(sg.PartitionError, match=r"op=MyOp\(subgraph\)"):
         sg.subgraph_node(graph, op=sg.SubgraphOp)  # type: ignore[arg-type]
+
+
+def test_an_op_whose_init_forgets_its_parent() -> None:
+    class Forgetful(sg.SubgraphOp):
+        def __init__(self, subgraph: sg.Graph) -> None:  # pyright: ignore[reportMissingSuperCall]
+            self.level = 1
+
+    inner = inner_graph()
+    with pytest.raises(sg.PartitionError, match=r"super\(\)\.__init__\(subgraph\)"):
+        sg.subgraph_node(inner, op=Forgetful(inner))

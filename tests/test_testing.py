@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -269,6 +270,13 @@ def test_the_public_names() -> None:
     assert set(dir(sg.testing)) == set(sg.testing.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         sg.testing.nothing  # noqa: B018
+
+
+def test_without_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    monkeypatch.delitem(sys.modules, "subgraph.testing.checks")
+    with pytest.raises(ImportError, match=r'pip install "subgraph-ml\[testing\]"'):
+        sg.testing.check_property  # noqa: B018
 
 
 class Broken(sg.SubgraphOp):

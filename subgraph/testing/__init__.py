@@ -42,7 +42,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'subgraph.testing' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"subgraph.testing.{home}"), name)
+    try:
+        return getattr(import_module(f"subgraph.testing.{home}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise ModuleNotFoundError(
+            f"sg.testing.{name} needs hypothesis: pip install \"subgraph-ml[testing]\"",
+            name=error.name,
+        ) from None
 
 
 def __dir__() -> list[str]:
