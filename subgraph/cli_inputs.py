@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,23 @@ def assignment(text: str) -> str:
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
     return text
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a converter for arguments that are whole numbers of at least ``least``."""
+
+    def whole(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number of at least {least}, got {text!r}"
+            )
+        return number
+
+    return whole
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
@@ -79,8 +96,10 @@ def input_arrays(
 
     Raises:
         MissingInputError: a source names no input.
+        ConfigError: a name among ``dims`` is no symbolic dimension, or its size no size.
         ModelError: a file cannot be read.
     """
+    sizes = _sizes(inputs, dims)
     names = [value.name for value in inputs]
     by_name = parse_assignments(sources)
     for name in by_name:
@@ -93,8 +112,22 @@ def input_arrays(
         if source != "random":
             arrays[value.name] = _fitting(read_array(Path(source)), value, source)
         elif value.default is None:
-            arrays[value.name] = _random(value, dims, rng)
+            arrays[value.name] = _random(value, sizes, rng)
     return arrays
+
+
+def _sizes(inputs: Sequence[Port], dims: Mapping[str, str]) -> dict[str, int]:
+    types = [value.type for value in inputs if isinstance(value.type, TensorType)]
+    known = {dim for type_ in types for dim in type_.shape or () if isinstance(dim, str)}
+    for name, text in dims.items():
+        if name not in known:
+            raise ConfigError(
+                f"--dim {name}={text}: the inputs have no symbolic dimension {name!r}; "
+                f"{nearest(name, sorted(known)) if known else 'they have none at all'}"
+            )
+        if not text.isdecimal():
+            raise ConfigError(f"--dim {name}={text}: the size must be a whole number from 0 on")
+    return {name: int(text) for name, text in dims.items()}
 
 
 def _fitting(array: np.ndarray[Any, Any], value: Port, source: str) -> np.ndarray[Any, Any]:
@@ -133,7 +166,8 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
             proto = onnx.TensorProto()
             proto.ParseFromString(path.read_bytes())
             return tensor_from_proto(proto)
-        array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            array: np.ndarray[Any, Any] = np.lib.format.read_array(file)
         return array
     except OSError:
         raise
@@ -144,17 +178,14 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
         ) from error
 
 
-def _random(value: Port, dims: Mapping[str, str], rng: np.random.Generator) -> Any:
+def _random(value: Port, sizes: Mapping[str, int], rng: np.random.Generator) -> Any:
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         raise ShapeError(
             f"input {value.name!r} has type {type_ or 'unknown'}: no random array can be made; "
             f"give one with --input {value.name}=file.npy"
         )
-    try:
-        shape = [d if isinstance(d, int) else int(dims.get(d or "", 1)) for d in type_.shape]
-    except ValueError as error:
-        raise ConfigError(f"--dim takes NAME=SIZE with a whole number: {error}") from error
+    shape = [d if isinstance(d, int) else sizes.get(d or "", 1) for d in type_.shape]
     dtype = numpy_dtype(type_.dtype)
     if type_.dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)

@@ -50,6 +50,8 @@ def profile(args: argparse.Namespace) -> None:
     total = sum(entry.seconds for entry in entries)
     shown = sorted(entries, key=lambda entry: -entry.seconds)[: args.top]
     rows = [limits.row(entry, total) for entry in shown]
+    if args.trace is not None:
+        write_trace(args.trace, entries)
     out.table(f"{len(rows)} of {len(entries)} steps, slowest first", rows)
     facts: Row = {
         "total_ms": round(total * 1e3, 4),
@@ -59,7 +61,6 @@ def profile(args: argparse.Namespace) -> None:
     }
     out.facts(facts)
     if args.trace is not None:
-        write_trace(args.trace, entries)
         out.line(f"wrote {args.trace}: open it in chrome://tracing or ui.perfetto.dev")
     out.finish({"steps": rows, **facts})
 

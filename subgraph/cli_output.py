@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -12,6 +14,21 @@ from typing import Any
 from subgraph.graph import Node
 
 Row = dict[str, Any]
+
+
+def ready_streams() -> None:
+    """Let what a stream's encoding lacks be written as escapes, and a closed stream swallow all."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def drop_output() -> None:
+    """Let nothing more be written to standard output, which cannot take it, at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Output:
@@ -23,8 +40,12 @@ class Output:
         if not self._json:
             from rich.console import Console
 
+            class Lines(Console):
+                def on_broken_pipe(self) -> None:
+                    raise BrokenPipeError  # `subgraph.cli.main` ends quietly; rich would exit
+
             # Into a pipe or file, lines are as long as the tables need.
-            self._console = Console(
+            self._console = Lines(
                 width=None if sys.stdout.isatty() else 200, highlight=False, markup=False
             )
 

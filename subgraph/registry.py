@@ -127,7 +127,7 @@ def defined_at(thing: object) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a phrase that says which known names are near ``name``, for error messages."""
-    names = list(known)
+    names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if not close:
         folded = {n.lower(): n for n in names}

@@ -52,6 +52,7 @@ def test_run_makes_random_inputs_of_the_size_asked(capsys: pytest.CaptureFixture
     answer = run_json(capsys, "run", DIGITS, "--dim", "batch=5", "--repeat", "3")
     assert answer["results"][0]["type"] == "float32[5, 10]"
     assert answer["runs"] == 3
+    assert answer["first_ms"] > answer["median_ms"] > 0
 
 
 def test_partition_shows_subgraphs_and_reasons(
@@ -204,6 +205,88 @@ def test_wrong_usage_is_status_2_and_version_is_0() -> None:
             [sys.executable, "-m", "subgraph", *argv], capture_output=True, text=True
         )
         assert done.returncode == status, done
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["run", "--repeat", "0"],
+        ["profile", "--top", "x"],
+        ["bench", "--threads", "0"],
+        ["accuracy", "--samples", "-1"],
+        ["partition", "--reasons", "-1"],
+    ],
+)
+def test_counts_are_whole_numbers(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([argv[0], str(DIGITS), *argv[1:]])
+    assert caught.value.code == 2
+    assert "expected a whole number of at least" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dim", "said"),
+    [
+        ("batch=-3", "must be a whole number"),
+        ("batch=x", "must be a whole number"),
+        ("Batch=2", "did you mean 'batch'"),
+    ],
+)
+def test_a_wrong_dimension_is_named(
+    capsys: pytest.CaptureFixture[str], dim: str, said: str
+) -> None:
+    assert main(["run", str(DIGITS), "--dim", dim]) == 1
+    error = capsys.readouterr().err
+    assert f"--dim {dim}: " in error
+    assert said in error
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    line = f"{sys.executable} -m subgraph {command}"
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("json", ["", "--json"])
+def test_output_that_cannot_be_written(json: str) -> None:
+    done = shell(f"info examples/digits.onnx {json} >/dev/full")
+    assert (done.returncode, done.stderr) == (1, "subgraph: error: No space left on device\n")
+
+
+@pytest.mark.parametrize("end", ["| head -c 1; exit ${PIPESTATUS[0]}", ">&-"])
+@pytest.mark.parametrize("json", ["", "--json"])
+def test_output_that_nobody_reads(json: str, end: str) -> None:
+    done = shell(f"partition examples/digits.onnx --ops Conv {json} {end}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_without_unicode(tmp_path: Path) -> None:
+    graph = sg.load(DIGITS)
+    graph.nodes[-1].name = "größe"
+    sg.save(graph, tmp_path / "m.onnx")
+    command = f"explain {tmp_path / 'm.onnx'} $'gr\\u00f6\\u00dfe' --ops Conv"
+    done = shell(command)
+    assert (done.returncode, done.stderr) == (0, "")
+    line = f"PYTHONIOENCODING=ascii {sys.executable} -m subgraph {command}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"gr\xf6\xdfe" in done.stdout
+
+
+def test_interrupted_and_out_of_memory(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(error: BaseException) -> int:
+        def load(path: Path) -> sg.Graph:
+            raise error
+
+        monkeypatch.setattr(sg, "load", load)
+        return main(["info", str(DIGITS)])
+
+    assert raising(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "subgraph: interrupted\n"
+    assert raising(MemoryError("3 TiB")) == 1
+    assert capsys.readouterr().err == "subgraph: error: out of memory: 3 TiB\n"
 
 
 def test_unwritable_output_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

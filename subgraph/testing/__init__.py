@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
         if error.name != "hypothesis":
             raise
         raise ModuleNotFoundError(
-            f"sg.testing.{name} needs hypothesis: pip install \"subgraph-ml[testing]\"",
+            f'sg.testing.{name} needs hypothesis: pip install "subgraph-ml[testing]"',
             name=error.name,
         ) from None
 
