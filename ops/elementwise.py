@@ -189,7 +189,9 @@ def where(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 def cast(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Change the dtype to the attribute ``to``."""
     to = node.attrs["to"]
-    dtype = str(to).lower() if isinstance(to, str) else DTYPE_OF_ONNX[int(to)]
+    dtype = str(to).lower() if isinstance(to, str) else DTYPE_OF_ONNX.get(int(to))
+    if dtype is None:
+        raise ShapeError(f"to is {to}, which is no element type of ONNX")
     return [TensorType(dtype, shape_of(types[0]))]
 
 

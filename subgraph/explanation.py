@@ -199,7 +199,8 @@ def _reasons(run: Run, number: int, graph: Graph, target: Node) -> Iterator[str]
         return
     yield from _apart(run, number, _Place(target))
     if number in run.filtered:
-        yield f"filter of selector {run.selector} dropped it from the region's candidates"
+        why = f": {_words(run.dropped[number])}" if number in run.dropped else ""
+        yield f"filter of selector {run.selector} dropped it from the region's candidates{why}"
     if run.region[number] >= 0:
         yield _fate(run, run.region[number])
         return

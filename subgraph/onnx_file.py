@@ -139,7 +139,11 @@ def _load(model: Any, functions: Functions, folder: Path | None, mapped: bool) -
             f"cannot load a {type(model).__name__}; give a path, bytes, a ModelProto or a file"
         )
     if buffer[:8] == b"\x89SUBGRPH":  # `subgraph.blob.MAGIC`, which need not be loaded for this
-        raise ModelError("an exported model, not an ONNX one; core.import_model reads it")
+        raise ModelError(
+            "an exported model, not an ONNX one; core.import_model and `subgraph run` read it"
+        )
+    if buffer[:24] == b"version https://git-lfs.":
+        raise ModelError("a pointer of git-lfs, not the model itself; run git lfs pull")
     key = secrets.token_hex(8)
     small, spans = strip(buffer, key)
     proto = onnx.ModelProto.FromString(small)

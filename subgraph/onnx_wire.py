@@ -191,5 +191,6 @@ class _Stripper:
 
 def _damaged(position: int) -> ModelError:
     return ModelError(
-        f"not an ONNX model, or truncated: the wire form breaks off near byte {position}"
+        f"not an ONNX model, or truncated: the wire form breaks off near byte {position}; export "
+        "or download it again"
     )

@@ -167,13 +167,28 @@ def property_from(given: Any) -> SubgraphProperty:
         return _by_name(given)
     if isinstance(given, type):
         if issubclass(given, SubgraphProperty):
-            return given()
+            return _made(given, given.__name__)
         if issubclass(given, SubgraphSelector):
             return SelectorProperty(given)
     raise PartitionError(
         f"{given!r} is no property: give a SubgraphProperty, a SubgraphSelector, a class of "
         "these, or a name that was registered"
     )
+
+
+def _made(factory: PropertyFactory, name: str) -> SubgraphProperty:
+    try:
+        made: Any = factory()
+    except Exception as error:
+        raise PartitionError(
+            f"property {name!r}: {defined_at(factory)} raised {type(error).__name__}: {error}; "
+            "what takes arguments is given as an object, not by its class or name"
+        ) from error
+    if not isinstance(made, SubgraphProperty):
+        raise PartitionError(
+            f"property {name!r}: {defined_at(factory)} made {made!r}, which is no SubgraphProperty"
+        )
+    return made
 
 
 def _by_name(name: str) -> SubgraphProperty:
@@ -185,12 +200,7 @@ def _by_name(name: str) -> SubgraphProperty:
             f"({defined_at(selector)}); rename one, or give the object instead of the name"
         )
     if factory is not None:
-        made: Any = factory()
-        if not isinstance(made, SubgraphProperty):
-            raise PartitionError(
-                f"property {name!r}: {defined_at(factory)} made {made!r}, which is no "
-                "SubgraphProperty"
-            )
+        made = _made(factory, name)
         if not made.name and type(made) is not factory:
             made.name = name
         return made

@@ -93,6 +93,12 @@ def get_schema(op_type: str, domain: str = "", version: int = 0) -> Schema:
         return schema
     shown = f"{domain}.{op_type}" if domain else op_type
     at = f" in opset {version}" if version else ""
+    later = _standard(op_type, domain, 0) if version else None
+    if later is not None:
+        raise UnsupportedOpError(
+            f"operator {shown!r} came after opset {version}, which the model says; convert the "
+            "model (onnx.version_converter), or export it for a newer opset"
+        )
     known = [name for name, of in standard_operators() if of == domain]
     known += [name for of, name in CUSTOM_SCHEMAS if of == domain]
     raise UnsupportedOpError(

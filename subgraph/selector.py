@@ -68,8 +68,11 @@ class SubgraphSelector:
         """Return whether the region grows from ``node`` to its consumer ``output_node``."""
         return False
 
-    def filter(self, candidates: list[Node]) -> list[Node]:
-        """Return which of the nodes found, given in topological order, the region shall keep."""
+    def filter(self, candidates: list[Node]) -> list[Node] | Reject:
+        """Return which of the nodes found, given in topological order, the region shall keep.
+
+        A `Reject` drops them all.
+        """
         return candidates
 
     def reset(self) -> None:

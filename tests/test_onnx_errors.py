@@ -151,6 +151,26 @@ def test_operators_and_opsets_that_are_not_known() -> None:
     fails(edited(lambda p: p.graph.node[0].__setattr__("domain", "ai.onnx.ml")), "ai.onnx.ml")
 
 
+def test_an_operator_that_came_later() -> None:
+    words = "operator 'Gelu' came after opset 18", "version_converter"
+    fails(chain("Gelu", opset=18), *words, error=sg.UnsupportedOpError)
+
+
+@pytest.mark.parametrize("number", [0, 99])
+def test_a_cast_to_no_dtype(number: int) -> None:
+    proto = chain("Cast")
+    proto.graph.node[0].attribute.append(helper.make_attribute("to", number))
+    words = rf"'n0' \(Cast\).* to is {number}, which is no element type"
+    with pytest.raises(sg.ShapeError, match=words):
+        sg.compile_model(sg.load(proto), "CPU")(np.zeros(2, np.float32))
+
+
+def test_files_that_stand_for_others() -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    fails(pointer, "git lfs pull")
+    fails(chain("Relu").SerializeToString()[:-3], "export or download it again")
+
+
 def test_an_operator_of_a_foreign_domain_is_kept() -> None:
     def edit(proto: onnx.ModelProto) -> None:
         proto.graph.node[0].domain = "com.me"

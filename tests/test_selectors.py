@@ -399,6 +399,46 @@ def test_nodes_forced_in_stay_in() -> None:
         assert kept == [["d"]]
 
 
+def test_a_property_that_cannot_be_made_or_refuses_the_graph() -> None:
+    class Demanding(sg.SubgraphProperty):
+        def __init__(self, memory: int) -> None:
+            self.memory = memory
+
+        def create_subgraph_selector(self) -> sg.SubgraphSelector:
+            return sg.ContainOpSelector({"Relu"})
+
+        def pre_partition(self, graph: sg.Graph, options: Any) -> Any:
+            return sg.Reject("too large") if self.memory < 9 else None
+
+    x = sg.input("x", (4,))
+    graph = sg.Graph([x], [ops.Relu(x)], "net")
+    with pytest.raises(sg.PartitionError, match=r"Demanding.*'memory'; what takes arguments"):
+        sg.optimize_for(graph, Demanding)
+    with pytest.raises(sg.PartitionError, match=r"refused graph 'net': too large \(.*py:\d+\)"):
+        sg.optimize_for(graph, Demanding(8))
+    assert sg.optimize_for(graph, Demanding(9)).nodes[0].subgraph is not None
+
+
+@pytest.mark.parametrize("strategy", ["selector", "hetero"])
+def test_a_filter_may_refuse_all_with_a_reason(strategy: str) -> None:
+    class Wary(sg.ContainOpSelector):
+        def filter(self, candidates: list[sg.Node]) -> Any:
+            return sg.Reject("two do not pay") if len(candidates) == 2 else candidates
+
+    x = sg.input("x", (4,))
+    a = ops.Relu(ops.Relu(x, name="a"), name="b")
+    graph = sg.Graph([x], [ops.Relu(ops.Sin(a, name="s"), name="c")])
+    cut = sg.optimize_for(graph, Wary({"Relu"}), strategy=strategy)
+    sg.testing.check_partition(graph, cut)
+    assert sg.explain(cut, "c").subgraph is not None
+    told = str(sg.explain(cut, "a"))
+    assert "filter" in told
+    assert "two do not pay" in told
+    assert "test_selectors.py:" in told
+    forced = sg.optimize_for(graph, Wary({"Relu"}), strategy=strategy, include=["b"])
+    assert sg.explain(forced, "b").subgraph != sg.explain(forced, "a").subgraph
+
+
 def test_a_filter_that_gives_no_list() -> None:
     for answer in (None, "b", [5]):
 

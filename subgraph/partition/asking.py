@@ -8,7 +8,7 @@ from subgraph.errors import PartitionError
 from subgraph.graph import Node
 from subgraph.partition.workspace import Workspace
 from subgraph.property import SubgraphProperty, property_name
-from subgraph.selector import SubgraphSelector
+from subgraph.selector import Reject, SubgraphSelector
 
 SELECT, INPUT, OUTPUT = 0, 1, 2
 METHODS = ("select", "select_input", "select_output")
@@ -25,6 +25,7 @@ class Asker:
         work: The graph.
         property: Whose selectors are asked.
         refusals: What selectors said no to, in the order in which they were asked.
+        dropped: Why a filter dropped nodes, where it said so.
     """
 
     def __init__(self, work: Workspace, property: SubgraphProperty) -> None:
@@ -32,6 +33,7 @@ class Asker:
         self.work = work
         self.property = property
         self.refusals: list[Refusal] = []
+        self.dropped: dict[int, Reject] = {}
         self._last: SubgraphSelector | None = None
 
     def selector(self) -> SubgraphSelector:
@@ -89,6 +91,9 @@ class Asker:
         name = type(selector).__name__
         try:
             kept: Any = selector.filter(list(offered))
+            if isinstance(kept, Reject):
+                self.dropped.update(dict.fromkeys(found, kept))
+                kept = []
             given = None if kept is None or isinstance(kept, str) else list(kept)
         except Exception as error:
             raise PartitionError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 from subgraph.collector import paused_gc
 from subgraph.errors import PartitionError, SubgraphError
@@ -71,7 +72,7 @@ def _check_options(owner: SubgraphProperty, options: Options) -> None:
 def _hook(owner: SubgraphProperty, method: str, graph: Graph, options: Options) -> Graph | None:
     try:
         if method == "pre_partition":
-            given = owner.pre_partition(graph, options.as_dict())
+            given: Any = owner.pre_partition(graph, options.as_dict())
         else:
             given = owner.post_partition(graph)
     except SubgraphError as error:
@@ -81,6 +82,11 @@ def _hook(owner: SubgraphProperty, method: str, graph: Graph, options: Options) 
         raise PartitionError(
             f"property {property_name(owner)!r}: {method} raised {type(error).__name__}: {error}"
         ) from error
+    if isinstance(given, Reject):
+        raise PartitionError(
+            f"property {property_name(owner)!r}: {method} refused graph {graph.name!r}: "
+            f"{given.reason} ({given.where})"
+        )
     return given if isinstance(given, Graph) else None
 
 
@@ -248,6 +254,7 @@ def _run(
         region=region,
         given_up=found.given_up,
         filtered=found.filtered,
+        dropped=asker.dropped,
         refusals=asker.refusals,
         regions=notes,
         forced=forced,

@@ -57,6 +57,7 @@ class Run:
         region: The last region that held each node, -1 if none did.
         given_up: The region that had to give up a node since it would have closed a cycle.
         filtered: The region whose filter dropped a node.
+        dropped: Why it did, where the filter said so.
         refusals: What selectors said no to, in the order in which they were asked.
         regions: All regions.
         forced: Names that were forced in or out by options.
@@ -72,6 +73,7 @@ class Run:
     region: array[int]
     given_up: dict[int, int]
     filtered: dict[int, int]
+    dropped: dict[int, Reject]
     refusals: list[Refusal]
     regions: list[RegionNote]
     forced: dict[str, str]
