@@ -180,6 +180,11 @@ def choose(job: Job) -> str:
     return _square(job)
 
 
+# Bytes by which the weights of a volume may grow: three times as many as those of an image, they
+# would be most of the memory of a network.
+_MORE_WEIGHTS = 5 << 20
+
+
 def _square(job: Job) -> str:
     """Choose between direct convolution and the sizes of Winograd's."""
     g, of = job.g, job.of
@@ -207,6 +212,8 @@ def _square(job: Job) -> str:
     for name, m in forms.items():
         count = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
         values, points = _winograd_sizes(m, g.strides[1])
+        if g.kernel[0] > 1 and (values - 9) * weights > _MORE_WEIGHTS:
+            continue
         transforms = count * 7 * (values * blocks_in + points * blocks_out)
         cost = transforms + _cost(of, count * values * products, values * weights)
         if cost < 0.95 * least:
