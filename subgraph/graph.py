@@ -453,12 +453,12 @@ class Graph:
         for value in found:
             value.uses = []
         for node in self._nodes:
-            for value in node.inputs:
-                if value in found:
-                    value.uses.append(node)
-                elif value is not None:
-                    found[value] = None
-                    value.uses = [node]
+            for used in node.inputs:
+                if used in found:
+                    used.uses.append(node)
+                elif used is not None:
+                    found[used] = None
+                    used.uses = [node]
             for value in node.captures:
                 if value not in found:
                     found[value] = None

@@ -409,10 +409,16 @@ def wrong_type(inner: sg.Graph) -> sg.Node:
     return node
 
 
+def without_outputs(inner: sg.Graph) -> sg.Node:
+    inner.outputs = ()
+    return sg.subgraph_node(inner)
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda inner: "nonsense", "must return a Node"),
+        (without_outputs, "has 0 outputs, the region 2"),
         (lambda inner: inner.nodes[0], "which is in graph"),
         (foreign, "takes value 'elsewhere', which is no input"),
         (lambda inner: sg.Node("Relu", inner.inputs, outputs=5), "has 5 outputs, the region 2"),

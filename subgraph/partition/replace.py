@@ -115,35 +115,36 @@ def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Re
         return said_no
     if isinstance(made, Reject):
         return made
-    wrong = _misfit(made, piece.inner)
-    if wrong:
-        raise PartitionError(f"property {property_name(property)!r}, region {number}: {wrong}")
-    return made
-
-
-def _misfit(made: Any, inner: Graph) -> str:
-    """Return what is wrong with a node for a region, empty if it fits."""
-    if not isinstance(made, Node):
-        return (
+    if isinstance(made, Node):
+        wrong = _misfit(made, piece)
+        if not wrong:
+            return made
+    else:
+        wrong = (
             f"create_subgraph_node gave {made!r}; it must return a Node, as sg.subgraph_node "
             "makes, or None"
         )
+    raise PartitionError(f"property {property_name(property)!r}, region {number}: {wrong}")
+
+
+def _misfit(made: Node, piece: Piece) -> str:
+    """Return why a node does not fit a region, empty if it does."""
     shown = f"the node {made.name!r}" if made.name else "the node that it gave"
     if made.graph is not None:
         return (
             f"create_subgraph_node gave node {made.name!r}, which is in graph "
             f"{made.graph.name!r} already; return a new node"
         )
-    known = {value.name for value in inner.inputs}
+    known = {value.name for value in piece.inputs}
     for value in made.inputs:
         if value is not None and value.name not in known:
             return (
                 f"{shown} takes value {value.name!r}, which is no input of the region; its "
                 f"inputs are {', '.join(map(repr, sorted(known))) or 'none'}"
             )
-    if len(made.outputs) != len(inner.outputs):
+    if len(made.outputs) != len(piece.outputs):
         return (
-            f"{shown} has {len(made.outputs)} outputs, the region {len(inner.outputs)}; give one "
+            f"{shown} has {len(made.outputs)} outputs, the region {len(piece.outputs)}; give one "
             "for each output of the inner graph, in its order"
         )
     if made.subgraph is not None and len(made.subgraph.inputs) != len(made.inputs):
@@ -151,7 +152,7 @@ def _misfit(made: Any, inner: Graph) -> str:
             f"{shown} has {len(made.inputs)} inputs, its subgraph {len(made.subgraph.inputs)}; "
             "they must correspond one to one"
         )
-    for new, old in zip(made.outputs, inner.outputs, strict=True):
+    for new, old in zip(made.outputs, piece.outputs, strict=True):
         if new.type is not old.type and not _compatible(new.type, old.type):
             return f"{shown} gives {new.type} for output {old.name!r}, which is {old.type}"
     return ""
