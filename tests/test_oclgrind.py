@@ -1,48 +1,104 @@
-"""Every kernel under Oclgrind: no race, no access out of bounds, and the right results."""
+"""Every kernel under Oclgrind: no race, no access out of bounds, and the right results.
+
+The tests of ``test_opencl_ops.py`` run on Oclgrind's device, once for each form of the kernels, and
+no other device helps out. What was launched is compared with the kernels that there are.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from subgraph.errors import DeviceError
 from subgraph.opencl.runtime import SIMULATOR, find_devices
 
-WORKER = Path(__file__).with_name("oclgrind_worker.py")
-PARTS = 4
+HERE = Path(__file__).parent
+FORMS, PARTS = ("CPU", "GPU"), 4
+GENERATED = {"elementwise.run"}  # kernels without a file: their text is made for each chain
+# Kernels that no run can reach, and why.
+UNREACHED: dict[str, str] = {}
 
 
 def simulator() -> str:
-    """Return the name of the device that Oclgrind is, "" without it."""
+    """Return the id of the device that Oclgrind is, "" without it."""
     try:
         platforms = [device.platform.name for device in find_devices()]
     except DeviceError:
         return ""
-    return f"OPENCL.{platforms.index(SIMULATOR)}" if SIMULATOR in platforms else ""
+    return str(platforms.index(SIMULATOR)) if SIMULATOR in platforms else ""
 
 
 pytestmark = [
     pytest.mark.oclgrind,
+    pytest.mark.timeout(7200),
     pytest.mark.skipif(
         not simulator(), reason="Oclgrind is not installed; make check-kernels does it"
     ),
 ]
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("kernels", ["CPU", "GPU"])
-def test_kernels(kernels: str, part: int, tmp_path: Path) -> None:
-    log = tmp_path / "oclgrind.log"
-    environment = {**os.environ, "OCLGRIND_DATA_RACES": "1", "OCLGRIND_LOG": str(log)}
-    command = [sys.executable, str(WORKER), simulator(), kernels, str(part), str(PARTS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=550)
-    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-3000:]
-    found = log.read_text() if log.exists() else ""
-    assert not found, f"{done.stdout[-300:]}\n{found[:4000]}"
+def written() -> set[str]:
+    """Return all kernels, as "file.kernel"."""
+    names: set[str] = set()
+    for path in (HERE.parent / "ops").glob("*.cl"):
+        text = re.sub(r"__attribute__\(\(.*?\)\)\)", "", path.read_text())
+        names |= {f"{path.stem}.{name}" for name in re.findall(r"__kernel\s+void\s+(\w+)", text)}
+    return names | GENERATED
+
+
+def run_part(form: str, part: int, folder: Path) -> tuple[dict[str, Any], str]:
+    """Run a part of the tests; return the notes on it, and what failed."""
+    log, notes = folder / f"{form}{part}.log", folder / f"{form}{part}.json"
+    environment = {
+        **os.environ,
+        "OCLGRIND_DATA_RACES": "1",
+        "OCLGRIND_LOG": str(log),
+        "OCLGRIND_NOTES": str(notes),
+        "OCLGRIND_PART": f"{part}/{PARTS}",
+        # Its compiler makes vectors of addresses of some loops, which its simulator cannot follow.
+        "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable",
+        "PYOPENCL_NO_CACHE": "1",
+        "PYTHONPATH": os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", ""))),
+        "SUBGRAPH_OPENCL_DEVICE_ID": simulator(),
+        "SUBGRAPH_OPENCL_KERNELS": form,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "oclgrind_plugin",
+        "-p",
+        "no:cacheprovider",
+    ]
+    command += ["--timeout", "3600", "--tb", "short", str(HERE / "test_opencl_ops.py")]
+    done = subprocess.run(command, cwd=HERE.parent, env=environment, capture_output=True, text=True)
+    failed = "" if done.returncode == 0 else f"{form}, part {part}: {done.stdout[-6000:]}"
+    return json.loads(notes.read_text()), failed + (done.stderr[-2000:] if failed else "")
+
+
+def test_every_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [(form, part, tmp_path) for part in range(PARTS) for form in FORMS]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        ran = list(pool.map(run_part, *zip(*parts, strict=True)))
+    launched = {name for notes, _ in ran for name in notes["launched"]}
+    left_out = {test: why for notes, _ in ran for test, why in notes["left out"].items()}
+    with capsys.disabled():
+        print(f"\nkernels checked: {len(written() & launched)} of {len(written())}")
+        for name, why in {**UNREACHED, **left_out}.items():
+            print(f"not checked: {name}: {why}")
+    failures = [failed for _, failed in ran if failed]
+    assert not failures, "\n".join(failures)
+    assert written() - launched == set(UNREACHED)
 
 
 FAULTY = """
@@ -61,6 +117,7 @@ opencl().enqueue_nd_range_kernel(queue, kernel, (4,), (4,)).wait()
 def test_oclgrind_finds_what_is_wrong(tmp_path: Path) -> None:
     log = tmp_path / "oclgrind.log"
     environment = {**os.environ, "OCLGRIND_LOG": str(log)}
-    index = simulator().partition(".")[2]
-    subprocess.run([sys.executable, "-c", FAULTY, index], env=environment, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", FAULTY, simulator()], env=environment, check=True, timeout=60
+    )
     assert "Invalid write" in log.read_text()
