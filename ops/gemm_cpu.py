@@ -1,7 +1,7 @@
 """Matrix products on the CPU device: MatMul, Gemm and their fused form, over one blocked kernel.
 
 B is packed into panels, once through the weight cache when it is a weight, before the product when
-it is computed at run time and used by more than a few rows of A.
+it is computed at run time and used by more than a few rows of A; few rows read it as it lies.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
+from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
@@ -34,6 +35,8 @@ from .tile_planning import (
 )
 
 _BATCH_LEVELS = 3
+_LEAST_COLUMNS = 64  # that are worth a unit
+_COLUMNS_IN_CACHE = 2048  # bytes of a row of B
 
 
 @attrs.frozen
@@ -212,6 +215,9 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     m, n, depth = a.rows, b.columns, a.columns
     batch = math.prod(sizes)
     flops = 2 * batch * m * n * depth
+    if _reads_once(product, a, of):
+        _few_rows(low, product, a, sizes, steps, of, init, residual)
+        return
     of = weight_tiles(of, low, b.operand)
     b_word, row_of_b, b_steps = _right_side(low, product, of, m, steps[1])
     panels = -(-n // of.width)
@@ -238,6 +244,62 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     moved = (a.operand.size + 2 * batch * m * n) * item + batch * n * depth * of.weight_item
     low.emit(
         Kernel("gemm_kernels", "gemm", **of.variant),
+        words,
+        units,
+        grain=grain(units, flops + 2 * moved),
+        flops=flops,
+        bytes=moved,
+    )
+
+
+def _turned(b: Matrix) -> bool:
+    """Return whether the columns of matrices lie one after the other."""
+    return b.row_step == 1 and b.column_step != 1
+
+
+def _reads_once(product: Product, a: Matrix, of: Tiles) -> bool:
+    """Return whether so few rows meet a B computed at run time that it is read as it lies."""
+    b, act = product.b, product.act
+    if b.operand.constant or act.post != 0 or act.flags:
+        return False
+    if not of.low:  # wide tiles need not walk down B in columns of a cache line or two
+        return _turned(b) and a.column_step == 1 and a.rows <= 4
+    large = b.rows * b.columns * of.item > caches().l2 // 2
+    if _turned(b):
+        return a.column_step == 1 and a.rows <= (16 if large else 8)
+    if b.column_step != 1 or b.columns < of.lanes:
+        return False
+    return a.rows <= (16 if large else 8 if b.columns >= 128 else 2)
+
+
+def _few_rows(
+    low: Lowering,
+    product: Product,
+    a: Matrix,
+    sizes: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    of: Tiles,
+    init: Word,
+    residual: Word,
+) -> None:
+    """Emit the product of few rows, which reads B as it lies."""
+    b, turned, item = product.b, _turned(product.b), of.item
+    m, n, depth, batch = a.rows, b.columns, a.columns, math.prod(sizes)
+    block = n
+    if low.threads > 1:
+        pieces = max(1, min(-(-4 * low.threads // batch), n // _LEAST_COLUMNS))
+        block = round_up(-(-n // pieces), of.lanes)
+    if not turned and m > 1:  # eight rows of B stay in the first cache
+        block = min(block, _COLUMNS_IN_CACHE // item)
+    units = batch * -(-n // block)
+    words: list[Word] = [a.operand, b.operand, product.out, init, residual, m, n, depth]
+    words += [a.row_step * item, a.column_step * item]
+    words += [(b.column_step if turned else b.row_step) * item, product.alpha, block]
+    words += [sizes[1], sizes[2], *(step * item for each in steps for step in each)]
+    flops = 2 * batch * m * n * depth
+    moved = (a.operand.size + b.operand.size + 2 * batch * m * n) * item
+    low.emit(
+        Kernel("gemm_row_kernels", "few_rows", dtype=of.dtype, lanes=of.lanes, turned=turned),
         words,
         units,
         grain=grain(units, flops + 2 * moved),
@@ -281,7 +343,7 @@ def _right_side(
     b, alpha = product.b, product.alpha
     n, depth = b.columns, b.rows
     size = depth * round_up(n, of.lanes)
-    turned = b.row_step == 1 and b.column_step != 1
+    turned = _turned(b)
     matrix_size = max(n * depth, 1)
     matrices = math.prod(b.shape)
     packed_steps = [step // matrix_size * size for step in steps]

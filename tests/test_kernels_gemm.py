@@ -112,6 +112,59 @@ def test_gemm(
     close(again, wanted)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 130), (1, 40, 27), (2, 41, 8), (2, 7, 0), (4, 19, 133), (8, 9, 300), (16, 400, 401)],
+)
+def test_few_rows_by_a_computed_matrix(
+    sizes: tuple[int, int, int], dtype: str, turned: bool
+) -> None:
+    m, n, k = sizes
+    a, b = random(1, (m, k), dtype), random(2, (k, n), dtype)
+    c, r = random(3, (n,), dtype), random(4, (m, n), dtype)
+    wanted = 0.75 * (a.astype(np.float64) @ b) + 0.5 * c
+    given_b = np.ascontiguousarray(b.T) if turned else b
+    attrs = {"transB": int(turned), "alpha": 0.75, "beta": 0.5}
+    given = [a, given_b, c]
+    results = [
+        run_node("Gemm", given, [(m, n)], attrs, constant=[2], threads=t, cuts=cuts)[0]
+        for t, cuts in [(1, []), (2, [0.5]), (3, [0.2, 0.7])]
+    ]
+    close(results[0], wanted)
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+    given.append(r)
+    (got,) = run_node("FusedMatMul", given, [(m, n)], attrs, domain="subgraph.cpu", cuts=[0.3])
+    close(got, wanted + r)
+
+
+@QUICK
+@given(
+    shapes=st.sampled_from([((3,), (3,)), ((2, 3), (3,)), ((3,), (2, 1)), ((2, 1, 3), (2, 2, 1))]),
+    rows=st.integers(1, 9),
+    columns=st.sampled_from([1, 7, 8, 33, 140]),
+    depth=st.sampled_from([1, 8, 15, 70]),
+    threads=st.integers(1, 3),
+    cuts=CUTS,
+)
+def test_few_rows_by_computed_matrices(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    rows: int,
+    columns: int,
+    depth: int,
+    threads: int,
+    cuts: list[float],
+) -> None:
+    a, b = (
+        random(1, (*shapes[0], rows, depth), "float32"),
+        random(2, (*shapes[1], depth, columns), "float32"),
+    )
+    wanted = np.matmul(a.astype(np.float64), b)
+    (got,) = run_node("MatMul", [a, b], [wanted.shape], threads=threads, cuts=cuts)
+    close(got, wanted)
+
+
 def relu(x: Array) -> Array:
     return np.maximum(x, 0)
 
