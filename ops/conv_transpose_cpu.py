@@ -2,7 +2,8 @@
 
 Output ``o`` of one dimension sums ``x[i] * w[t]`` over the taps with ``i * stride + t * dilation =
 o + pad``. The outputs ``o = phase + stride * q`` all use the same taps, and consecutive q
-consecutive inputs: each phase is a convolution of stride 1 that writes every stride-th pixel.
+consecutive inputs: each phase is a convolution of stride 1 that writes every stride-th pixel. With
+few channels of outputs all phases are one convolution, or a product to the channels of all taps.
 Weights that are computed at run time are not worth their packing: a product, then Col2Im's sums.
 """
 
@@ -138,6 +139,9 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     if kernel[0] > 1 and any(len(p.taps) > 1 and p.dilation > 1 for p in per_axis[2]):
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
     act = activation(node, of)
+    if groups == 1 and act.post == 0 and not act.flags and _spreads(of, sizes, per_axis):
+        _spread(low, of, sizes, w, bias)
+        return
     if groups == 1 and of.low and _packs(of, sizes, per_axis):
         _packed(low, of, sizes, per_axis, w, bias, act)
         return
@@ -206,16 +210,83 @@ def _window(parts: Sequence[Phase]) -> tuple[int, int]:
     return first, max((-p.pad + len(p.taps) for p in parts if p.taps), default=first + 1) - first
 
 
+def _apart(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
+    """Return how often the convolutions of all phases multiply a pixel by a block of weights."""
+    return -(-sizes.outputs // of.lanes) * math.prod(
+        sum(p.count * max(len(p.taps), 1) for p in parts) for parts in per_axis
+    )
+
+
+def _together(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
+    """Return how often one convolution to the channels of all phases does."""
+    count = math.prod(len(parts) for parts in per_axis)
+    return -(-count * sizes.outputs // of.lanes) * math.prod(
+        parts[0].count * _window(parts)[1] for parts in per_axis
+    )
+
+
 def _packs(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> bool:
     """Return whether one convolution to the channels of all phases multiplies less than many."""
     if sizes.dilations != (1, 1, 1):
         return False
-    count = math.prod(len(parts) for parts in per_axis)
-    together = -(-count * sizes.outputs // of.lanes) * math.prod(_window(p)[1] for p in per_axis)
-    apart = -(-sizes.outputs // of.lanes) * math.prod(
-        sum(max(len(p.taps), 1) for p in parts) for parts in per_axis
+    return _together(of, sizes, per_axis) < _apart(of, sizes, per_axis)
+
+
+_SUM = 2.5  # multiplications of a pixel's channel by a block in the time of one sum
+
+
+def _spreads(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> bool:
+    """Return whether a product to the channels of all taps, then their sums, take clearly less."""
+    products = sizes.outputs * sizes.taps
+    cost = -(-products // of.lanes) + products * _SUM / max(sizes.inputs, 1)
+    cost *= math.prod(sizes.source)
+    least = _apart(of, sizes, per_axis)
+    if of.low and sizes.dilations == (1, 1, 1):
+        least = min(least, _together(of, sizes, per_axis))
+    return cost < 0.8 * least
+
+
+def _tap_weights(of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of a product to the channels of all taps of ``[I, O, ...]``."""
+
+    def make(weight: Array) -> Array:
+        flat = weight.reshape(len(weight), -1)
+        return pack_blocks(np.ascontiguousarray(flat.T)[None, :, :, None], of)
+
+    return make
+
+
+def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand | None) -> None:
+    """Multiply each pixel by the weights of all taps, then add up what the taps give."""
+    x, y = low.given(0), low.output()
+    one = (1, 1, 1)
+    g = attrs.evolve(
+        sizes,
+        outputs=sizes.outputs * sizes.taps,
+        target=sizes.source,
+        kernel=one,
+        strides=one,
+        dilations=one,
+        pads=(0, 0, 0),
     )
-    return together < apart
+    weight = low.weight(f"conv transpose taps {of.nv}x{of.lanes}", _tap_weights(of), w)
+    blocks = -(-g.outputs // of.lanes)
+    made = low.scratch(g.images * blocks * g.pixels * of.lanes * of.item)
+    nothing = Activation(0, 0, 0.0, 0.0)
+    out = DirectOutput(made, 0, one, 0)
+    emit_direct(low, of, g, blocked(low, of, x), weight, 0, out, nothing, plain=False)
+    target = plain_target(low, of, y)
+    words: list[Word] = [made, target, sizes.outputs, blocks, *sizes.source, *sizes.kernel]
+    words += [*sizes.target, *sizes.strides, *sizes.dilations, *sizes.pads, bias or 0]
+    units = g.images * sizes.target[0] * sizes.target[1]
+    low.emit(
+        Kernel("reorder_kernels", "sum_taps", dtype=of.dtype, lanes=of.lanes),
+        words,
+        units,
+        grain=grain(units, 4 * g.images * g.outputs * g.pixels),
+        bytes=(g.images * g.outputs * g.pixels + y.size) * of.item,
+    )
+    settle(low, of, y, target)
 
 
 def _packed_weights(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from numba.extending import register_jitable
+
 from subgraph.engine.simd import ld, st, vec
 from subgraph.engine.tile import arg
 from subgraph.engine.transpose import transposer
@@ -101,5 +103,68 @@ def interleave(*, dtype: str, lanes: int) -> Callable[..., None]:
                     source = at + channel // lanes * area + channel % lanes * item
                     for i in range((columns - p + across - 1) // across):
                         store(to + (i * across + p) * item, load(source + i * pixel))
+
+    return kernel
+
+
+def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
+    """Return the kernel that adds what each pixel gives to each tap up to an image.
+
+    Channel ``(c, kd, kh, kw)`` of the source, held in the blocked layout, is what its pixels give
+    to channel c of the plain target through that tap: pixel i adds to pixel ``i * stride + tap *
+    dilation - pad`` along each axis, if there is one.
+
+    Words: ``0 source, 1 target, 2 channels of the target, 3 blocks of the source, 4..6 source D H
+    W, 7..9 taps, 10..12 target D H W, 13..15 strides, 16..18 dilations, 19..21 pads before, 22 bias
+    (one element per channel; 0: none)``. Units: N * target D * target H.
+    """
+    load, store = ld(dtype), st(dtype)
+    v = vec(dtype, lanes)
+    item, zero, get = v.itemsize, v.zero, v.get
+    pixel = lanes * item
+
+    @register_jitable
+    def read(args: int, axis: int, place: int, tap: int) -> int:
+        """Return the source's pixel that gives to a place through a tap, or -1."""
+        at = place + arg(args, 19 + axis) - tap * arg(args, 16 + axis)
+        stride = arg(args, 13 + axis)
+        return at // stride if at % stride == 0 and at // stride < arg(args, 4 + axis) else -1
+
+    @register_jitable
+    def add_row(args: int, source: int, to: int, tap: int) -> None:
+        """Add a row of the source, through a tap along W, to a row of the target."""
+        stride, first = arg(args, 15), tap * arg(args, 18) - arg(args, 21)
+        begin = max(0, (stride - 1 - first) // stride)
+        end = min(arg(args, 6), (arg(args, 12) - 1 - first) // stride + 1)
+        for i in range(begin, end):
+            place = to + (i * stride + first) * item
+            store(place, load(place) + load(source + i * pixel))
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        channels, blocks = arg(args, 2), arg(args, 3)
+        height, width = arg(args, 5), arg(args, 6)
+        area = arg(args, 4) * height * width * pixel
+        slices, rows, columns = arg(args, 10), arg(args, 11), arg(args, 12)
+        for unit in range(begin, end):
+            h, d, image = unit % rows, unit // rows % slices, unit // rows // slices
+            at = arg(args, 0) + image * blocks * area
+            for c in range(channels):
+                to = ((image * channels + c) * slices + d) * rows + h
+                to = arg(args, 1) + to * columns * item
+                bias = load(arg(args, 22) + c * item) if arg(args, 22) != 0 else get(zero(), 0)
+                for i in range(columns):
+                    store(to + i * item, bias)
+                for kd in range(arg(args, 7)):
+                    z = read(args, 0, d, kd)
+                    for kh in range(arg(args, 8)):
+                        y = read(args, 1, h, kh)
+                        if z < 0 or y < 0:
+                            continue
+                        line = at + (z * height + y) * width * pixel
+                        taps = ((c * arg(args, 7) + kd) * arg(args, 8) + kh) * arg(args, 9)
+                        for kw in range(arg(args, 9)):
+                            channel = taps + kw
+                            source = line + channel // lanes * area + channel % lanes * item
+                            add_row(args, source, to, kw)
 
     return kernel

@@ -1,9 +1,9 @@
 """The pass "FoldScale": scales and shifts of channels go into weights, or become one each.
 
-After a convolution, a BatchNormalization and multiplications and additions of one number for each
-channel (written with Unsqueeze by light models) go into its weight and bias. Elsewhere a chain of
-them becomes one Mul and one Add. Nothing is computed: the new weights are nodes on parameters, made
-by the weight cache and redone when any of the parameters changes.
+After a convolution or a transposed one, a BatchNormalization and multiplications and additions of
+one number for each channel (written with Unsqueeze by light models) go into its weight and bias.
+Elsewhere a chain of them becomes one Mul and one Add. Nothing is computed: the new weights are
+nodes on parameters, made by the weight cache and redone when any of the parameters changes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Chain:
 
 
 def _chain(context: Context, node: Node) -> _Chain | None:
-    if is_op(node, "Conv"):
+    if is_op(node, "Conv", "ConvTranspose"):
         chain = _after_conv(context, node)
     elif is_op(node, "BatchNormalization"):
         chain = _after_norm(context, node)
@@ -84,11 +84,21 @@ def _after_conv(context: Context, node: Node) -> _Chain | None:
     x, weight = node.inputs[0], node.inputs[1]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     shape = shape_of(weight)
-    if x is None or shape is None or not isinstance(shape[0], int) or dtype_of(x) not in FLOATS:
+    if x is None or shape is None or dtype_of(x) not in FLOATS:
+        return None
+    channels = shape[_output_axis(node)]
+    if not isinstance(channels, int):
+        return None
+    if node.op_type == "ConvTranspose" and node.attrs.get("group", 1) != 1:
         return None
     if not context.is_weight(weight) or (bias is not None and not context.is_weight(bias)):
         return None
-    return _Chain(x, node, shape[0], [node], [])
+    return _Chain(x, node, channels, [node], [])
+
+
+def _output_axis(conv: Node) -> int:
+    """Return the dimension of a convolution's weight that is its outputs."""
+    return 1 if conv.op_type == "ConvTranspose" else 0
 
 
 def _after_norm(context: Context, node: Node) -> _Chain | None:
@@ -142,11 +152,12 @@ def _into_conv(chain: _Chain, end: Value) -> Value:
     rank = len(shape_of(weight) or ())
     factor, shift = _affine(chain, bias)
     if factor is not None:
-        column = _reshaped(factor, (chain.channels, *(1,) * (rank - 1)))
+        axis = _output_axis(conv)
+        column = _reshaped(factor, (*(1,) * axis, chain.channels, *(1,) * (rank - 1 - axis)))
         weight = _weight_node("Mul", [weight, column], shape_of(weight))
     origin = "\n".join(node.name for node in chain.nodes)
     made = Node(
-        "Conv",
+        conv.op_type,
         [chain.x, weight, shift],
         name=conv.name,
         version=conv.version,

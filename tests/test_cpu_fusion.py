@@ -308,6 +308,19 @@ def test_a_scale_chain_as_light_models_write_it() -> None:
     assert {node.name for node in graph.nodes} == set(query)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_norm_goes_into_a_transposed_convolution(groups: int) -> None:
+    x = sg.input("x", (1, 6, 5, 4), "float32")
+    w = weight("w", 6, 8 // groups, 4, 4)
+    conv = ops.ConvTranspose(x, w, weight("b", 8), strides=[2, 2], pads=[1] * 4, group=groups)
+    parts = [weight(n, 8) for n in ("scale", "bias", "mean")]
+    norm = ops.BatchNormalization(conv, *parts, sg.parameter("var", np.abs(values(8)) + 0.5))
+    graph = sg.Graph([x], [ops.Mul(norm, weight("s", 8, 1, 1))])
+    found = fused_ops(graph)
+    assert found == (["ConvTranspose"] if groups == 1 else ["ConvTranspose", "FusedElementwise"])
+    check(graph, values(1, 6, 5, 4))
+
+
 def test_norms_between_convolutions_go_into_both() -> None:
     x = at = sg.input("x", (1, 16, 6, 6), "float32")
     for name in ("a", "b", "c"):

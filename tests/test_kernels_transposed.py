@@ -1,4 +1,4 @@
-"""Transposed convolutions to few channels: their phases run as channels of one convolution."""
+"""Transposed convolutions to few channels: their phases or taps are channels of one convolution."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
     layouts=st.tuples(LAYOUTS, LAYOUTS),
     threads=st.integers(1, 3),
     cuts=st.lists(st.floats(0, 1), max_size=3),
+    dilation=st.integers(0, 3),
 )
 @example(  # no output reads anything
     axes=[(1, 1, 2, 1, 0, 1)],
@@ -46,8 +47,9 @@ LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
     layouts=("plain", "plain"),
     threads=1,
     cuts=[],
+    dilation=0,
 )
-def test_phases_as_channels(
+def test_phases_or_taps_as_channels(
     axes: list[tuple[int, ...]],
     images: int,
     inputs: int,
@@ -56,10 +58,13 @@ def test_phases_as_channels(
     layouts: tuple[Layout, Layout],
     threads: int,
     cuts: list[float],
+    dilation: int,
 ) -> None:
+    spread = dilation > 0
+    dilation = 1 if len(axes) == 3 else max(1, dilation)  # phases know none
     source, kernel, strides, before, after, extra = (list(each) for each in zip(*axes, strict=True))
     out = [
-        (n - 1) * s + k - b - a + min(e, s - 1)
+        (n - 1) * s + (k - 1) * dilation + 1 - b - a + min(e, s - 1)
         for n, k, s, b, a, e in zip(source, kernel, strides, before, after, extra, strict=True)
     ]
     assume(min(out) > 0)
@@ -68,7 +73,7 @@ def test_phases_as_channels(
     w = rng.standard_normal((inputs, outputs, *kernel)).astype(np.float32)
     bias = rng.standard_normal(outputs).astype(np.float32) if with_bias else None
     rank = len(axes)
-    wanted = transposed(x, w, strides, [1] * rank, before, out, 1)
+    wanted = transposed(x, w, strides, [dilation] * rank, before, out, 1)
     wanted += 0 if bias is None else bias.reshape(-1, *[1] * rank)
 
     def run(threads: int, cuts: list[float]) -> Array:
@@ -76,7 +81,11 @@ def test_phases_as_channels(
             "ConvTranspose",
             [x, w, bias],
             [wanted.shape],
-            {"strides": tuple(strides), "pads": (*before, *after)},
+            {
+                "strides": tuple(strides),
+                "pads": (*before, *after),
+                "dilations": (dilation,) * rank,
+            },
             constant=[1, 2],
             blocked=[0] if layouts[0] == "blocked" else [],
             out_layout=layouts[1],
@@ -86,28 +95,34 @@ def test_phases_as_channels(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conv_transpose_cpu, "_packs", lambda *_: True)
+        patch.setattr(conv_transpose_cpu, "_spreads", lambda *_: spread)
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     close(got, wanted)
 
 
-def test_phases_run_together_where_that_multiplies_less() -> None:
+def test_form_that_multiplies_least() -> None:
     of = tiles("float32")
     if of.lanes < 8:
         pytest.skip("a vector has no room for the phases")
 
-    def packs(outputs: int, kernel: int, stride: int) -> bool:
+    def form(outputs: int, kernel: int, stride: int) -> str:
+        pad = (kernel - stride) // 2
         sizes = conv_transpose_cpu.Geometry(
-            1, 1, 8, outputs, (1, 9, 9), (1, 9 * stride, 9 * stride), (1, kernel, kernel),
-            (1, stride, stride), (1, 1, 1), (0, 0, 0),
+            1, 1, 64, outputs, (1, 9, 9), (1, 9 * stride, 9 * stride), (1, kernel, kernel),
+            (1, stride, stride), (1, 1, 1), (0, pad, pad),
         )  # fmt: skip
         per_axis = [
-            conv_transpose_cpu.phases(sizes.target[i], sizes.kernel[i], sizes.strides[i], 1, 0)
+            conv_transpose_cpu.phases(
+                sizes.target[i], sizes.kernel[i], sizes.strides[i], 1, sizes.pads[i]
+            )
             for i in range(3)
         ]
-        return conv_transpose_cpu._packs(of, sizes, per_axis)
+        if conv_transpose_cpu._spreads(of, sizes, per_axis):
+            return "taps"
+        return "phases" if conv_transpose_cpu._packs(of, sizes, per_axis) else "apart"
 
-    assert packs(1, 9, 2)
-    assert packs(3, 4, 2)
-    assert not packs(32, 4, 2)
-    assert not packs(1, 3, 1)
+    assert form(3, 2, 2) == "phases"
+    assert form(3, 4, 2) == "taps"
+    assert form(1, 3, 1) == "taps"
+    assert form(32, 4, 2) == "apart"
