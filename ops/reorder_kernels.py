@@ -131,40 +131,43 @@ def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
         return at // stride if at % stride == 0 and at // stride < arg(args, 4 + axis) else -1
 
     @register_jitable
-    def add_row(args: int, source: int, to: int, tap: int) -> None:
-        """Add a row of the source, through a tap along W, to a row of the target."""
-        stride, first = arg(args, 15), tap * arg(args, 18) - arg(args, 21)
+    def add_tap(args: int, line: int, area: int, to: int, apart: int, tap: int, kw: int) -> None:
+        """Add a row of the source, through a tap, to the rows of all channels, ``apart`` bytes."""
+        stride, first = arg(args, 15), kw * arg(args, 18) - arg(args, 21)
+        taps = arg(args, 7) * arg(args, 8) * arg(args, 9)
         begin = max(0, (stride - 1 - first) // stride)
         end = min(arg(args, 6), (arg(args, 12) - 1 - first) // stride + 1)
-        for i in range(begin, end):
-            place = to + (i * stride + first) * item
-            store(place, load(place) + load(source + i * pixel))
+        for c in range(arg(args, 2)):
+            channel = c * taps + tap
+            source = line + channel // lanes * area + channel % lanes * item
+            row = to + c * apart + first * item
+            for i in range(begin, end):
+                place = row + i * stride * item
+                store(place, load(place) + load(source + i * pixel))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         channels, blocks = arg(args, 2), arg(args, 3)
         height, width = arg(args, 5), arg(args, 6)
         area = arg(args, 4) * height * width * pixel
         slices, rows, columns = arg(args, 10), arg(args, 11), arg(args, 12)
+        apart = slices * rows * columns * item
         for unit in range(begin, end):
             h, d, image = unit % rows, unit // rows % slices, unit // rows // slices
             at = arg(args, 0) + image * blocks * area
+            to = arg(args, 1) + image * channels * apart + (d * rows + h) * columns * item
             for c in range(channels):
-                to = ((image * channels + c) * slices + d) * rows + h
-                to = arg(args, 1) + to * columns * item
                 bias = load(arg(args, 22) + c * item) if arg(args, 22) != 0 else get(zero(), 0)
                 for i in range(columns):
-                    store(to + i * item, bias)
-                for kd in range(arg(args, 7)):
-                    z = read(args, 0, d, kd)
-                    for kh in range(arg(args, 8)):
-                        y = read(args, 1, h, kh)
-                        if z < 0 or y < 0:
-                            continue
-                        line = at + (z * height + y) * width * pixel
-                        taps = ((c * arg(args, 7) + kd) * arg(args, 8) + kh) * arg(args, 9)
-                        for kw in range(arg(args, 9)):
-                            channel = taps + kw
-                            source = line + channel // lanes * area + channel % lanes * item
-                            add_row(args, source, to, kw)
+                    store(to + c * apart + i * item, bias)
+            for kd in range(arg(args, 7)):
+                z = read(args, 0, d, kd)
+                for kh in range(arg(args, 8)):
+                    y = read(args, 1, h, kh)
+                    if z < 0 or y < 0:
+                        continue
+                    line = at + (z * height + y) * width * pixel
+                    first = (kd * arg(args, 8) + kh) * arg(args, 9)
+                    for kw in range(arg(args, 9)):
+                        add_tap(args, line, area, to, apart, first + kw, kw)
 
     return kernel
