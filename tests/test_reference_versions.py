@@ -30,8 +30,8 @@ _EXPECTED: dict[tuple[str, int], str] = {
     ("Cast", 1): "takes string",  # the dtype is named
     ("LpPool", 1): "takes float",
     **{(name, 0): "Mismatched" for name in ("Softmax", "LogSoftmax", "Hardmax")},  # flatten
-    ("If", 0): "no operator",  # the bodies' operators are newer
-    ("Loop", 0): "no operator|takes 1 to 1",
+    ("If", 0): "came after",  # the bodies' operators are newer
+    ("Loop", 0): "came after|takes 1 to 1",
     ("MaxPool", 0): r"tensor\(uint8\)|gives 1 to 1",
     ("OneHot", 0): r"non-negative|tensor\(bfloat16\)",
     ("Resize", 11): "marked single",  # all inputs were required
