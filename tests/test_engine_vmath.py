@@ -37,6 +37,9 @@ TRUTH: dict[str, tuple[Callable[[Array], Array], float, float]] = {
     "erf": (lambda x: _erf(x.astype(np.float64)), 1.5, 4.0),
     "sin": (np.sin, 1.0, 1.5),
     "cos": (np.cos, 1.0, 1.5),
+    "asin": (np.arcsin, 2.5, 1.5),
+    "acos": (np.arccos, 2.0, 1.5),
+    "atan": (np.arctan, 2.0, 1.5),
     "softplus": (lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), 3.0, 4.0),
     "silu": (lambda x: x * _sigmoid(x), 3.5, 4.0),
 }
@@ -100,6 +103,17 @@ def test_accuracy(name: str, dtype: str) -> None:
         # Quotients and products of subnormal numbers have few digits.
         error = error[(np.abs(want) > tiny * 1e8)[: error.size]]
     assert error.max() <= (single if dtype == "float32" else double)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["asin", "acos", "atan"])
+def test_arcs_at_their_ends(name: str, dtype: str) -> None:
+    x = np.array([0.0, -0.0, 0.5, -0.5, 1, -1, 1.5, -1.5, math.inf, -math.inf, math.nan], dtype)
+    got = run("elementary", [x], name=name, lanes=host.lanes(dtype))
+    with np.errstate(invalid="ignore"):
+        want = getattr(np, name.replace("a", "arc", 1))(x)
+    np.testing.assert_allclose(got, want, rtol=3e-7 if dtype == "float32" else 4e-16)
+    assert np.array_equal(np.signbit(got[:2]), np.signbit(want[:2]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

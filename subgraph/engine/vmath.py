@@ -30,6 +30,8 @@ from subgraph.engine.irtools import (
 )
 from subgraph.errors import ConfigError
 
+from .vmath_arc import acos, asin, atan
+
 
 class _Format:
     """The numbers of one floating-point format that the functions need."""
@@ -550,6 +552,9 @@ _FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
     "erf": _erf,
     "sin": lambda x: _sincos(x, 0),
     "cos": lambda x: _sincos(x, 1),
+    "asin": asin,
+    "acos": acos,
+    "atan": atan,
     "silu": _silu,
     "gelu": _gelu,
     "softplus": _softplus,
