@@ -12,6 +12,7 @@ MANY = 100_000
 TOO_MANY = 4_000_000
 
 _unseen = 0
+_full_collections = 0
 
 
 @contextmanager
@@ -32,14 +33,16 @@ def paused_gc() -> Generator[None]:
 
 def _spare() -> None:
     """Let many new objects, which are there to stay, pass for old ones; sometimes look at all."""
-    global _unseen
+    global _unseen, _full_collections
     made = gc.get_count()[0]
     if made < MANY or gc.get_freeze_count():
         return
+    done = gc.get_stats()[2]["collections"]
+    if done != _full_collections:  # somebody has looked at all meanwhile
+        _full_collections, _unseen = done, 0
     if _unseen < TOO_MANY:
         _unseen += made
         gc.freeze()
         gc.unfreeze()
     else:
-        _unseen = 0
         gc.collect()

@@ -57,6 +57,18 @@ def test_garbage_goes_in_the_end() -> None:
     assert sum(ref() is not None for ref in watched) <= 3
 
 
+def test_a_collection_meanwhile_counts() -> None:
+    for _ in range(4):
+        with paused_gc():
+            made = [[k] for k in range(5_000)]
+        gc.collect()
+    before = gc.get_stats()[2]["collections"]
+    with paused_gc():
+        made = [[k] for k in range(5_000)]
+    assert made
+    assert gc.get_stats()[2]["collections"] == before
+
+
 def test_what_the_user_froze_stays_frozen() -> None:
     gc.freeze()
     try:
