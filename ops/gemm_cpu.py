@@ -259,17 +259,17 @@ def _turned(b: Matrix) -> bool:
 
 def _reads_once(product: Product, a: Matrix, of: Tiles) -> bool:
     """Return whether so few rows meet a B computed at run time that it is read as it lies."""
-    b, act = product.b, product.act
+    b, act, rows = product.b, product.act, a.rows
     if b.operand.constant or act.post != 0 or act.flags:
         return False
-    if not of.low:  # wide tiles need not walk down B in columns of a cache line or two
-        return _turned(b) and a.column_step == 1 and a.rows <= 4
     large = b.rows * b.columns * of.item > caches().l2 // 2
     if _turned(b):
-        return a.column_step == 1 and a.rows <= (16 if large else 8)
-    if b.column_step != 1 or b.columns < of.lanes:
+        most = 4 if not of.low else 16 if large else 8
+        return a.column_step == 1 and rows <= most and b.rows >= 32  # sums across vectors cost
+    # Wide tiles need not walk down B in columns of a cache line or two.
+    if not of.low or b.column_step != 1 or b.columns < of.lanes:
         return False
-    return a.rows <= (16 if large else 8 if b.columns >= 128 else 2)
+    return rows == 1 or (b.rows >= 8 and rows <= (16 if large else 8 if b.columns >= 128 else 2))
 
 
 def _few_rows(
