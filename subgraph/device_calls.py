@@ -192,11 +192,7 @@ def import_on(device: Device, source: Any, config: Config | None, told: str) -> 
     """
     with _named(device, "import_model", told):
         model: Any = device.import_model(source, config)
-    if not isinstance(model, CompiledModel):
-        raise DeviceError(
-            f"device {device.name}: import_model gave {model!r}; it must return a CompiledModel"
-        )
-    return model
+    return _checked_model(device, "import_model", model)
 
 
 def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
@@ -207,8 +203,12 @@ def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledM
     """
     with _named(device, "compile_model", graph):
         model: Any = device.compile_model(graph, config)
+    return _checked_model(device, "compile_model", model)
+
+
+def _checked_model(device: Device, method: str, model: Any) -> CompiledModel:
     if not isinstance(model, CompiledModel):
         raise DeviceError(
-            f"device {device.name}: compile_model gave {model!r}; it must return a CompiledModel"
+            f"device {device.name}: {method} gave {model!r}; it must return a CompiledModel"
         )
     return model

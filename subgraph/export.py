@@ -21,6 +21,7 @@ import numpy as np
 from subgraph._version import __version__
 from subgraph.blob import BlobReader, BlobWriter, integer, read_header
 from subgraph.compiled_model import CompiledModel
+from subgraph.device_calls import capability_of
 from subgraph.errors import BlobError, ConfigError, DeviceError, ModelError, SubgraphError
 from subgraph.executor import all_parameters
 from subgraph.graph import Graph, Node, Value
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     import onnx
 
     from subgraph.device import Config, Device
-from subgraph.device_calls import capability_of
 
 Array = np.ndarray[Any, Any]
 Source = str | PathLike[str] | IO[bytes]

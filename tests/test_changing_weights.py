@@ -8,6 +8,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,36 +102,41 @@ def test_ten_thousand_requests_over_sixteen_threads_with_changing_weights() -> N
     assert traced < 1_000_000
 
 
-def coupled() -> tuple[sg.Graph, list[sg.Parameter]]:
-    """Return a graph whose first output is zero and second constant while weights are coupled."""
+def coupled(device: str) -> tuple[sg.Graph, list[sg.Parameter]]:
+    """Return a graph whose first output is zero and second constant while weights are coupled.
+
+    On HETERO its nodes take turns between the devices.
+    """
     rng = np.random.default_rng(0)
     start = rng.standard_normal((32, 32)).astype(np.float32)
     x = sg.input("x", ("N", 32))
     weights = [sg.Parameter(f"w{k}", start) for k in range(2)]
     branches = [ops.Relu(ops.Gemm(x, sg.parameter(w.name, w))) for w in weights]
     graph = sg.Graph([x], [ops.Sub(*branches), ops.Tanh(branches[0])], "coupled")
+    for number, node in enumerate(graph.nodes):
+        if device.startswith("HETERO"):
+            node.metadata = {"affinity": ["CPU", "REFERENCE"][number % 2]}
     return graph, weights
+
+
+def change_together(weights: list[sg.Parameter], stop: threading.Event) -> None:
+    """Give both weights the same new array, again and again, until told to stop."""
+    rng = np.random.default_rng(1)
+    while not stop.is_set():
+        new = rng.standard_normal((32, 32)).astype(np.float32)
+        with sg.transaction():
+            for weight in weights:
+                weight.assign(new)
+        time.sleep(0.0005)
 
 
 @pytest.mark.parametrize("device", ["CPU", "HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE"])
 def test_compiled_weights_change_during_requests(device: str) -> None:
-    graph, weights = coupled()
-    for number, node in enumerate(graph.nodes):
-        if device.startswith("HETERO"):
-            node.metadata = {"affinity": ["CPU", "REFERENCE"][number % 2]}
+    graph, weights = coupled(device)
     model = sg.compile_model(graph, device)
     x = np.ones((3, 32), np.float32)
     stop = threading.Event()
     problems: list[str] = []
-
-    def write() -> None:
-        rng = np.random.default_rng(1)
-        while not stop.is_set():
-            new = rng.standard_normal((32, 32)).astype(np.float32)
-            with sg.transaction():
-                for weight in weights:
-                    weight.assign(new)
-            time.sleep(0.0005)
 
     def read() -> None:
         request = model.create_infer_request()
@@ -146,7 +152,7 @@ def test_compiled_weights_change_during_requests(device: str) -> None:
             if results[0].any():
                 problems.append(str(np.abs(results[0]).max()))
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=change_together, args=(weights, stop))
     readers = [threading.Thread(target=read) for _ in range(8)]
     writer.start()
     for thread in readers:
@@ -164,10 +170,7 @@ def test_compiled_weights_change_during_requests(device: str) -> None:
 @pytest.mark.parametrize("device", ["CPU", "HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE"])
 def test_files_are_written_and_read_meanwhile(device: str) -> None:
     """Every file holds one version, of all weights and of all that was made of them."""
-    graph, weights = coupled()
-    for number, node in enumerate(graph.nodes):
-        if device.startswith("HETERO"):
-            node.metadata = {"affinity": ["CPU", "REFERENCE"][number % 2]}
+    graph, weights = coupled(device)
     core = sg.Core()
     model = core.compile_model(graph, device)
     x = np.ones((3, 32), np.float32)
@@ -183,15 +186,6 @@ def test_files_are_written_and_read_meanwhile(device: str) -> None:
                 problems.append(f"{type(error).__name__}: {error}")
 
         return threading.Thread(target=run)
-
-    def write() -> None:
-        rng = np.random.default_rng(1)
-        while not stop.is_set():
-            new = rng.standard_normal((32, 32)).astype(np.float32)
-            with sg.transaction():
-                for weight in weights:
-                    weight.assign(new)
-            time.sleep(0.0005)
 
     def look(results: Any) -> None:
         if results is None or results[0].any():
@@ -220,7 +214,7 @@ def test_files_are_written_and_read_meanwhile(device: str) -> None:
                     parameter.assign(np.zeros((32, 32), np.float32))
             assert not imported(x)[1].any()
 
-    going = [watched(write), *(watched(read) for _ in range(3))]
+    going = [watched(partial(change_together, weights, stop)), *(watched(read) for _ in range(3))]
     writers = [watched(files) for _ in range(2)]
     for thread in (*going, *writers):
         thread.start()
