@@ -382,7 +382,7 @@ def _winograd(job: Job, m: int, stride: int) -> None:
         words,
         units,
         grain=max(grain(units, g.flops), together) if low.threads > 1 else 0,
-        flops=g.flops,
+        flops=2 * total * values * g.kernel[0] * g.inputs * g.outputs,
         bytes=g.images * (image_in + image_out) + values * panels * blocks_in * pixel * of.width,
     )
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)

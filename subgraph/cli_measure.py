@@ -34,7 +34,7 @@ def profile(args: argparse.Namespace) -> None:
 
     With several devices, or a file to keep: what each node and a transfer takes on each of them.
     """
-    from subgraph.profiling import Limits, profile_model, write_trace
+    from subgraph.profiling import Limits, cores_of, profile_model, write_trace
 
     if args.devices or args.output is not None:
         _profile_nodes(args)
@@ -45,8 +45,10 @@ def profile(args: argparse.Namespace) -> None:
         model = compiled_model(args)
         arrays = input_arrays(model.inputs, args.input, parse_assignments(args.dim), args.seed)
     with out.progress("measuring"):
+        cores = cores_of(model)
+        limits = Limits.measure(cores)
         entries = profile_model(model, arrays, args.repeat)
-        limits = Limits.measure()
+        limits = limits.or_better(Limits.measure(cores))
     total = sum(entry.seconds for entry in entries)
     shown = sorted(entries, key=lambda entry: -entry.seconds)[: args.top]
     rows = [limits.row(entry, total) for entry in shown]
@@ -56,8 +58,9 @@ def profile(args: argparse.Namespace) -> None:
     facts: Row = {
         "total_ms": round(total * 1e3, 4),
         "gflop_per_s": round(sum(e.flops for e in entries) / max(total, 1e-12) / 1e9, 2),
-        "machine_gflop_per_s": round(limits.flops / 1e9, 1),
-        "machine_gb_per_s": round(limits.bytes / 1e9, 1),
+        "cores": cores,
+        "limit_gflop_per_s": round(limits.flops / 1e9, 1),
+        "limit_gb_per_s_of_memory": round(limits.bytes[max(limits.bytes)] / 1e9, 1),
     }
     out.facts(facts)
     if args.trace is not None:

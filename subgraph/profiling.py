@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import attrs
 import numpy as np
 
 from subgraph.compiled_model import CompiledModel
+from subgraph.engine.host import core_count
 from subgraph.engine.tiling import (
     T_A,
     T_AKS,
@@ -33,6 +35,15 @@ from subgraph.ops.tile_planning import tiles
 from subgraph.subgraph_op import ProfileEntry
 
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+_COPIES = (1 << 17, 1 << 20, 1 << 23, 1 << 27)
+"""The bytes that copies touch whose speed is measured: from a core's own caches to memory."""
+
+
+def cores_of(model: CompiledModel) -> int:
+    """Return how many cores a run of a model may use."""
+    supported: Sequence[str] = model.get_property("SUPPORTED_PROPERTIES")
+    asked = "INFERENCE_NUM_THREADS"
+    return (int(model.get_property(asked)) if asked in supported else 0) or core_count()
 
 
 def profile_model(
@@ -59,25 +70,32 @@ def profile_model(
 
 @attrs.frozen
 class Limits:
-    """What one core of this machine can do, as measured now.
+    """What cores of this machine can do at once, as measured now.
 
     Attributes:
-        flops: Float32 operations a second of a register-only multiply-add loop.
-        bytes: Bytes a second of a large copy, read and written.
+        flops: Float32 operations a second of register-only multiply-add loops, one on each core.
+        bytes: Bytes a second, read and written, of a copy on each core, by the bytes that all
+            copies together touch: small ones stay in a cache.
     """
 
     flops: float
-    bytes: float
+    bytes: Mapping[int, float]
 
     @classmethod
-    def measure(cls) -> Limits:
-        """Measure both; takes about a tenth of a second."""
-        return cls(peak_flops(), copy_bandwidth())
+    def measure(cls, cores: int) -> Limits:
+        """Measure both on ``cores`` threads at once; takes some tenths of a second."""
+        return cls(_at_once(peak_flops, cores), {n: copy_bandwidth(n, cores) for n in _COPIES})
+
+    def or_better(self, other: Limits) -> Limits:
+        """Return the better of two measurements: what other work on the machine disturbed less."""
+        fastest = {n: max(rate, other.bytes[n]) for n, rate in self.bytes.items()}
+        return Limits(max(self.flops, other.flops), fastest)
 
     def row(self, entry: ProfileEntry, total: float) -> dict[str, Any]:
         """Return an entry as a row of a table; ``total`` is the time of all entries."""
         seconds = max(entry.seconds, 1e-9)
-        bound = max(entry.flops / self.flops, entry.bytes / self.bytes) / seconds
+        size = next((n for n in self.bytes if n >= entry.bytes), max(self.bytes))
+        bound = max(entry.flops / self.flops, entry.bytes / self.bytes[size]) / seconds
         return {
             "node": entry.node,
             "operator": entry.op_type,
@@ -87,7 +105,7 @@ class Limits:
             "share": f"{entry.seconds / max(total, 1e-12):.1%}",
             "GFLOP/s": round(entry.flops / seconds / 1e9, 1) if entry.flops else "",
             "GB/s": round(entry.bytes / seconds / 1e9, 1) if entry.bytes else "",
-            "of one core's limit": f"{bound:.0%}" if bound else "",
+            "of the limit": f"{bound:.0%}" if bound else "",
         }
 
 
@@ -107,23 +125,46 @@ def peak_flops(repeats: int = 15) -> float:
     words[[T_N0, T_N1, T_N2, T_KIN]] = 1, 1, 400, depth
     words[[T_CRS, T_CJS]] = width * 4, of.lanes * 4
     tile = _KERNEL(of.contraction().address)
-    best = float("inf")
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        tile(words.ctypes.data, rows, of.nv, 0)
-        best = min(best, time.perf_counter() - begin)
+    best = _fastest(lambda: tile(words.ctypes.data, rows, of.nv, 0), repeats)
     return 2 * 400 * depth * rows * width / best
 
 
-def copy_bandwidth(nbytes: int = 1 << 26, repeats: int = 3) -> float:
-    """Return the bytes a second, read and written, of a copy larger than the caches."""
-    source, target = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+def copy_bandwidth(touched: int, cores: int = 1) -> float:
+    """Return the bytes a second, read and written, of copies on ``cores`` threads at once.
+
+    Args:
+        touched: Bytes that all copies together read and write.
+        cores: How many threads copy, each a part of its own.
+    """
+    part = touched // 2 // cores
+    # Short copies in a row, so that the call of a copy does not count.
+    row = max(1, (1 << 18) // part)
+
+    def rate() -> float:
+        source, target = np.zeros(part, np.uint8), np.ones(part, np.uint8)
+
+        def copies() -> None:
+            for _ in range(row):
+                np.copyto(target, source)
+
+        return 2 * part * row / _fastest(copies, 5)
+
+    return _at_once(rate, cores)
+
+
+def _fastest(do: Callable[[], object], repeats: int) -> float:
     best = float("inf")
     for _ in range(repeats):
         begin = time.perf_counter()
-        np.copyto(target, source)
+        do()
         best = min(best, time.perf_counter() - begin)
-    return 2 * nbytes / best
+    return best
+
+
+def _at_once(rate: Callable[[], float], cores: int) -> float:
+    """Return the sum of what threads measure that run at the same time."""
+    with ThreadPoolExecutor(cores) as threads:
+        return sum(one.result() for one in [threads.submit(rate) for _ in range(cores)])
 
 
 def write_trace(path: Path, entries: Sequence[ProfileEntry]) -> None:
