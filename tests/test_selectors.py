@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,28 @@ def test_a_selector_that_raises_is_named_with_the_node(method: str, strategy: st
     assert isinstance(caught.value.__cause__, IndexError)
     assert "node '" in str(caught.value)
     assert str(graph) == before
+
+
+@pytest.mark.parametrize("method", ["select", "select_input", "select_output"])
+@pytest.mark.parametrize("strategy", ["selector", "hetero"])
+@pytest.mark.parametrize("given", ["no", str.isalpha, np.ones(1), [], 1.0, re.match("a", "a")])
+def test_an_answer_that_is_neither_yes_nor_no(given: Any, method: str, strategy: str) -> None:
+    kind = type("Vague", (Recording,), {method: lambda *_: given})
+    graph = fork()
+    if strategy == "hetero" and method != "select":
+        return
+    no = {("output", "s", "a")} if method == "select_input" else set[tuple[str, ...]]()
+    with pytest.raises(sg.PartitionError, match=rf"Vague\.{method} answered .*True, False or a"):
+        sg.optimize_for(graph, SelectorProperty(lambda: kind([], no)), strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("given", "means"), [(np.True_, True), (np.False_, False), (None, False), (1, True), (0, False)]
+)
+def test_answers_that_are_as_good_as_yes_or_no(given: Any, means: bool) -> None:
+    kind = type("Near", (Recording,), {"select": lambda *_: given})
+    cut = sg.optimize_for(fork(), SelectorProperty(lambda: kind([])))
+    assert any(node.subgraph for node in cut.nodes) == means
 
 
 def test_candidates_that_were_not_offered() -> None:

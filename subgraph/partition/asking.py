@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import numpy as np
+
 from subgraph.errors import PartitionError
 from subgraph.graph import Node
 from subgraph.partition.workspace import Workspace
@@ -13,6 +15,8 @@ from subgraph.selector import Reject, SubgraphSelector
 SELECT, INPUT, OUTPUT = 0, 1, 2
 METHODS = ("select", "select_input", "select_output")
 
+# What says yes or no; None is what a method gives that ends without an answer.
+_ANSWERS = (Reject, bool, np.bool_, int, type(None))
 
 # A no: the node it is about, the method, the node it was asked from, the answer.
 Refusal = tuple[int, int, int, Any]
@@ -68,10 +72,10 @@ class Asker:
         """Return whether a region may start at ``start``."""
         try:
             answer: Any = selector.select(self.work.nodes[start])
-            if answer:
-                return True
         except Exception as error:
             self.fail(selector, SELECT, start, start, error)
+        if answer is True or self.is_yes(answer, selector, SELECT, start, start):
+            return True
         if self.work.forced[start]:
             return True
         self.refusals.append((start, SELECT, start, answer))
@@ -121,6 +125,21 @@ class Asker:
         self.select(selector, start)
         return self.filter(selector, found)
 
+    def is_yes(
+        self, answer: Any, selector: SubgraphSelector, method: int, node: int, other: int
+    ) -> bool:
+        """Return whether an answer is a yes.
+
+        Raises:
+            PartitionError: it is neither yes nor no: a method that was not called, a coroutine, ...
+        """
+        if isinstance(answer, _ANSWERS):
+            return bool(answer)
+        raise PartitionError(
+            f"selector {type(selector).__name__}.{METHODS[method]} answered {answer!r}; it must "
+            f"answer True, False or a Reject; {self._asked(method, node, other)}"
+        )
+
     def fail(
         self, selector: SubgraphSelector, method: int, node: int, other: int, error: Exception
     ) -> NoReturn:
@@ -129,11 +148,14 @@ class Asker:
         Raises:
             PartitionError: always.
         """
-        nodes = self.work.nodes
-        about = f"node {nodes[other].name!r} ({nodes[other].op_type})"
-        if method != SELECT:
-            about += f" as a neighbour of {nodes[node].name!r} ({nodes[node].op_type})"
         raise PartitionError(
             f"selector {type(selector).__name__}.{METHODS[method]} raised "
-            f"{type(error).__name__}: {error}; it was asked about {about}"
+            f"{type(error).__name__}: {error}; {self._asked(method, node, other)}"
         ) from error
+
+    def _asked(self, method: int, node: int, other: int) -> str:
+        nodes = self.work.nodes
+        about = f"it was asked about node {nodes[other].name!r} ({nodes[other].op_type})"
+        if method != SELECT:
+            about += f" as a neighbour of {nodes[node].name!r} ({nodes[node].op_type})"
+        return about

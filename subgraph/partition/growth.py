@@ -53,9 +53,9 @@ class Growth:
                 other = asked[place]
                 try:
                     answer = forced[other] or question(this, nodes[other])
-                    taken = bool(answer)
                 except Exception as error:
                     asker.fail(selector, method, node, other, error)
+                taken = answer is True or asker.is_yes(answer, selector, method, node, other)
                 answers[place] = taken
                 if taken:
                     via[other] = node
