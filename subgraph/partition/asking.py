@@ -16,7 +16,7 @@ SELECT, INPUT, OUTPUT = 0, 1, 2
 METHODS = ("select", "select_input", "select_output")
 
 # What says yes or no; None is what a method gives that ends without an answer.
-_ANSWERS = (Reject, bool, np.bool_, int, type(None))
+_ANSWERS: tuple[type[Any], ...] = (Reject, bool, np.bool_, int, type(None))
 
 # A no: the node it is about, the method, the node it was asked from, the answer.
 Refusal = tuple[int, int, int, Any]
