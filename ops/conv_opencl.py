@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+import attrs
+
 from subgraph.engine.lowering import Operand, Unsupported, Word
 from subgraph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
@@ -70,24 +72,38 @@ def lower_conv(node: Node, low: ClLowering) -> None:
     assert w is not None
     g = conv_geometry(node, x, w, out)
     made = narrowed(low, out)
-    convolve(low, g, x, w, made, bias, residual)
+    convolve(low, Convolution(g, x, w, made, bias, residual))
     settle(low, made, out)
 
 
-def convolve(
-    low: ClLowering,
-    g: Geometry,
-    x: Operand,
-    w: Operand,
-    y: Operand,
-    bias: Operand | None,
-    residual: Operand | None,
-) -> None:
-    """Launch a convolution between operands of one dtype, as a product where that pays."""
+@attrs.frozen
+class Convolution:
+    """A convolution between operands of one dtype.
+
+    Attributes:
+        g: Its geometry.
+        x: The input.
+        w: The weights.
+        y: The result.
+        bias: What is added to each channel.
+        residual: What is added to each element.
+    """
+
+    g: Geometry
+    x: Operand
+    w: Operand
+    y: Operand
+    bias: Operand | None = None
+    residual: Operand | None = None
+
+
+def convolve(low: ClLowering, job: Convolution) -> None:
+    """Launch a convolution, as a product where that pays."""
+    g = job.g
     if g.inputs * g.taps < _FEW or (g.groups > 1 and g.outputs < 4):
-        _direct(low, g, x, w, y, bias, residual)
+        _direct(low, job)
     else:
-        _product(low, g, x, w, y, bias, residual)
+        _product(low, job)
 
 
 def sizes_of(g: Geometry) -> list[int]:
@@ -96,20 +112,13 @@ def sizes_of(g: Geometry) -> list[int]:
     return [value for triple_ in sizes for value in triple_]
 
 
-def _direct(
-    low: ClLowering,
-    g: Geometry,
-    x: Operand,
-    w: Operand,
-    y: Operand,
-    bias: Operand | None,
-    residual: Operand | None,
-) -> None:
+def _direct(low: ClLowering, job: Convolution) -> None:
+    g, x, y = job.g, job.x, job.y
     (name, text), p, q = activation(low.node)
-    flags = {"BIAS": int(bias is not None), "RESIDUAL": int(residual is not None)}
+    flags = {"BIAS": int(job.bias is not None), "RESIDUAL": int(job.residual is not None)}
     rows = not low.traits.is_gpu
     source = _program(y.dtype, CONVOLUTION=1, LINE=_LINE, **{name: text}, **flags)
-    words: Words = [y.size, x, w, y, bias or y, residual or y]
+    words: Words = [y.size, x, job.w, y, job.bias or y, job.residual or y]
     words += [number(y.dtype, p), number(y.dtype, q), g.groups, g.inputs, g.outputs]
     words += sizes_of(g)
     if rows:
@@ -126,18 +135,11 @@ def _program(dtype: str, **defines: str | int) -> ClSource:
     return ClSource("conv", defines=tuple(sorted(defines.items())))
 
 
-def _product(
-    low: ClLowering,
-    g: Geometry,
-    x: Operand,
-    w: Operand,
-    y: Operand,
-    bias: Operand | None,
-    residual: Operand | None,
-) -> None:
+def _product(low: ClLowering, job: Convolution) -> None:
     """Launch a convolution as products of the weights of each group with its pixels."""
+    g, x, y = job.g, job.x, job.y
     depth, pixels, planes = g.inputs * g.taps, g.pixels, math.prod(g.source)
-    left = Matrix(w, (), g.outputs, depth, depth, 1)
+    left = Matrix(job.w, (), g.outputs, depth, depth, 1)
     right = Matrix(x, (), depth, pixels, pixels, 1)
     per_image = (g.inputs * planes * g.groups, g.inputs * planes)
     steps: list[tuple[int, ...]] = [
@@ -146,9 +148,9 @@ def _product(
         (0, g.groups * g.outputs * pixels, g.outputs * pixels),
     ]
     product = Product(left, right, y, low.node, (1, g.images, g.groups), steps)
-    product.residual = residual
-    if bias is not None:
-        product.bias, product.bias_steps, product.bias_step = bias, (1, 0), g.outputs
+    product.residual = job.residual
+    if job.bias is not None:
+        product.bias, product.bias_steps, product.bias_step = job.bias, (1, 0), g.outputs
     if low.traits.is_gpu:
         launch_tiles(low, product, x, _window(g), CONVOLUTION=1)
         return

@@ -15,7 +15,7 @@ from subgraph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
 
 from .conv_geometry import conv_geometry
-from .conv_opencl import convolve
+from .conv_opencl import Convolution, convolve
 from .elementwise_cpu import Source, emit_expression, source, temporary
 from .elementwise_expressions import Expression
 from .gemm_cpu import matrix
@@ -138,7 +138,7 @@ def _convolve(
         raise Unsupported("a convolution with several zero points of its input")
     values = _centred(low, x, zx)
     kernels = _centred(low, w, zw, _by_kernel(zw, w.rank))
-    convolve(low, conv_geometry(low.node, x, w, out), values, kernels, out, bias, None)
+    convolve(low, Convolution(conv_geometry(low.node, x, w, out), values, kernels, out, bias))
 
 
 @cl_lowering("ConvInteger")
