@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from subgraph.engine.host import isa
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Scratch, Weight, Word
 
@@ -20,6 +21,8 @@ Place = Operand | Scratch | Weight
 _UNIT_BYTES = 32768
 _SMALL = 16384  # fewer bytes are not worth a thread
 _TILE = 64
+_FEW = (2, 3, 4)  # rows that a kernel of its own zips
+_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -70,11 +73,9 @@ def emit_copy(
     if len(dims) == 1 and dims[0] == 1:
         origin = goal = (1,)
     places: list[Word] = [source, target, from_offset * item, to_offset * item]
-    moved = 2 * item * math.prod(dims)
-    turned = _turned(dims, origin, goal)
-    if turned is not None:
-        _emit_transpose(low, places, dims, origin, goal, turned, item, moved)
-        return
+    for emit in (_emit_zip, _emit_transpose):
+        if emit(low, places, dims, origin, goal, item):
+            return
     item, dims, origin, goal = _widen(item, dims, origin, goal)
     dims, origin, goal = _longest_last(dims, origin, goal)
     size, rows = dims[-1], dims[-2] if len(dims) > 1 else 1
@@ -92,7 +93,7 @@ def emit_copy(
     words = [*places, size, block, rows, row_block, *row_steps, *steps, len(dims[:-2]), *outer]
     units = math.prod(dims[:-2]) * -(-rows // row_block) * -(-size // block)
     grain = max(1, _SMALL // (block * row_block * item))
-    low.emit(kernel, words, units, grain=grain, bytes=moved)
+    low.emit(kernel, words, units, grain=grain, bytes=2 * item * math.prod(dims))
 
 
 def _turned(dims: Ints, origin: Ints, goal: Ints) -> int | None:
@@ -116,26 +117,61 @@ def _longest_last(dims: Ints, origin: Ints, goal: Ints) -> tuple[Ints, Ints, Int
     return first, second, third
 
 
+def _emit_zip(
+    low: Lowering, places: list[Word], dims: Ints, origin: Ints, goal: Ints, item: int
+) -> bool:
+    """Emit the copy where it only zips a few rows together, or apart; return whether it does.
+
+    The channels of an image between the layouts NCHW and NHWC are such rows.
+    """
+    last = len(dims) - 1
+    for d in range(last):
+        together = dims[last] in _FEW and (origin[d], goal[d], goal[last]) == (1, dims[last], 1)
+        apart = dims[d] in _FEW and (origin[d], origin[last], goal[last]) == (1, dims[d], 1)
+        few, long = (last, d) if together else (d, last)
+        if together or apart:
+            break
+    else:
+        return False
+    lanes = min(16, low.lanes(_WORDS[item]))
+    if dims[long] < lanes:
+        return False
+    rest = [e for e in range(last) if e != d]
+    outer = [w for e in rest for w in (dims[e], origin[e] * item, goal[e] * item)]
+    step = (origin if together else goal)[few] * item
+    block = _UNIT_BYTES // (dims[few] * item) // lanes * lanes
+    kernel = Kernel(
+        "movement_kernels", "zip_rows", item=item, lanes=lanes, count=dims[few], apart=not together
+    )
+    words = [*places, dims[long], block, step, len(rest), *outer]
+    units = math.prod(dims[e] for e in rest) * -(-dims[long] // block)
+    grain = max(1, _SMALL // (min(block, dims[long]) * dims[few] * item))
+    low.emit(kernel, words, units, grain=grain, bytes=2 * item * math.prod(dims))
+    return True
+
+
 def _emit_transpose(
-    low: Lowering,
-    places: list[Word],
-    dims: Ints,
-    origin: Ints,
-    goal: Ints,
-    turned: int,
-    item: int,
-    moved: int,
-) -> None:
+    low: Lowering, places: list[Word], dims: Ints, origin: Ints, goal: Ints, item: int
+) -> bool:
+    """Emit the copy as transpositions of matrices, if it is that; return whether it is."""
+    turned = _turned(dims, origin, goal)
+    if turned is None:
+        return False
     rest = [d for d in range(len(dims) - 1) if d != turned]
     outer = [w for d in rest for w in (dims[d], origin[d] * item, goal[d] * item)]
     columns, rows = dims[turned], dims[-1]
-    lanes = min(16, low.lanes({1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[item]))
+    lanes = min(16, low.lanes(_WORDS[item]))
+    if not isa().has("avx512vl"):
+        # Parts of blocks cost as much as many whole ones.
+        lanes = min(lanes, 1 << min(columns, rows).bit_length() - 1)
     kernel = Kernel("movement_kernels", "transpose", item=item, lanes=lanes)
     words = [*places, columns, rows, origin[-1] * item, goal[turned] * item, _TILE, _TILE, 0, 0]
     count = math.prod(dims[d] for d in rest)
     units = count * -(-columns // _TILE) * -(-rows // _TILE)
     grain = max(1, _SMALL // (min(columns, _TILE) * min(rows, _TILE) * item))
+    moved = 2 * item * math.prod(dims)
     low.emit(kernel, [*words, len(rest), *outer], units, grain=grain, bytes=moved)
+    return True
 
 
 def _widen(item: int, dims: Ints, origin: Ints, goal: Ints) -> tuple[int, Ints, Ints, Ints]:

@@ -13,7 +13,7 @@ from numba.extending import register_jitable
 from subgraph.engine.simd import ld as loads
 from subgraph.engine.simd import ld_i64, memcpy, memset, vec
 from subgraph.engine.simd import st as stores
-from subgraph.engine.transpose import transposer
+from subgraph.engine.transpose import transposer, zipper
 
 WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
@@ -133,6 +133,7 @@ def transpose(*, item: int, lanes: int) -> Callable[..., None]:
     Units: outer sizes * column tiles * row tiles.
     """
     turn = transposer(WORDS[item], lanes)
+    wide = max(lanes, 64 // item)  # a cache line of the source is read once
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         source, target = arg(args, 0) + arg(args, 2), arg(args, 1) + arg(args, 3)
@@ -150,16 +151,57 @@ def transpose(*, item: int, lanes: int) -> Callable[..., None]:
             y = target + outer_offset(args, 13, outer, rest, 1)
             row_end = min(rows, row + row_block)
             column_end = min(columns, column + column_block)
-            for c in range(column, column_end, lanes):
+            for line in range(column, column_end, wide):
                 for r in range(row, row_end, lanes):
-                    turn(
-                        x + r * from_row + c * item,
-                        from_row,
-                        min(lanes, row_end - r),
-                        min(lanes, column_end - c),
-                        y + c * to_row + r * item,
-                        to_row,
-                    )
+                    # The last block lies within the matrix, over what was copied before.
+                    high = max(min(r, rows - lanes), row)
+                    for c in range(line, min(line + wide, column_end), lanes):
+                        left = max(min(c, columns - lanes), column)
+                        turn(
+                            x + high * from_row + left * item,
+                            from_row,
+                            min(lanes, row_end - high),
+                            min(lanes, column_end - left),
+                            y + left * to_row + high * item,
+                            to_row,
+                        )
+
+    return kernel
+
+
+def zip_rows(*, item: int, lanes: int, count: int, apart: bool) -> Callable[..., None]:
+    """Return the kernel that writes elements of a few rows in turn, or puts them apart again.
+
+    Words::
+
+        0 source  1 target  2, 3 bytes added to them
+        4 elements of a row  5 of them in a unit  6 bytes between rows
+        7 outer dimensions, then (size, bytes in source, bytes in target) of each
+
+    Units: outer sizes * tiles of a row.
+    """
+    turn = zipper(WORDS[item], lanes, count, apart)
+    load, store = loads(WORDS[item]), stores(WORDS[item])
+    from_item, to_item = (count * item, item) if apart else (item, count * item)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        source, target = arg(args, 0) + arg(args, 2), arg(args, 1) + arg(args, 3)
+        size, block, step, outer = arg(args, 4), arg(args, 5), arg(args, 6), arg(args, 7)
+        from_step, to_step = (item, step) if apart else (step, item)
+        tiles = (size + block - 1) // block
+        for unit in range(begin, end):
+            first = unit % tiles * block
+            rest = unit // tiles
+            x = source + outer_offset(args, 8, outer, rest, 0) + first * from_item
+            y = target + outer_offset(args, 8, outer, rest, 1) + first * to_item
+            elements = min(block, size - first)
+            whole = elements // lanes * lanes
+            for i in range(0, whole, lanes):
+                turn(x + i * from_item, y + i * to_item, step)
+            for i in range(whole, elements):
+                for k in range(count):
+                    value = load(x + i * from_item + k * from_step)
+                    store(y + i * to_item + k * to_step, value)
 
     return kernel
 

@@ -1,6 +1,6 @@
-"""The transposition of one block of ``lanes x lanes`` elements in registers.
+"""Transpositions in registers: of blocks of ``lanes x lanes`` elements, and of a few rows.
 
-What packs operands, turns layouts and reads masks across their rows is made of this block.
+What packs operands, turns layouts and reads masks across their rows is made of the block.
 """
 
 from __future__ import annotations
@@ -11,25 +11,54 @@ from typing import Any
 
 from llvmlite import ir
 
-from subgraph.engine.irtools import I32, I64, INT64, VOID, define, first_lanes, load_at
+from subgraph.engine.irtools import (
+    I32,
+    I64,
+    INT64,
+    VOID,
+    define,
+    first_lanes,
+    load_at,
+    store_at,
+)
 from subgraph.engine.simd import vec
 
+_LANE_BYTES = 16  # shuffles inside such a part of a register are the cheapest everywhere
 
-def exchange(builder: Any, rows: list[Any]) -> list[Any]:
-    """Emit the transposition of a square of vectors: in step s, blocks of s x s change places."""
+
+def _picked(builder: Any, a: Any, b: Any, picks: Sequence[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(I32, len(picks)), [I32(e) for e in picks])
+    return builder.shuffle_vector(a, b, mask)
+
+
+def exchange(builder: Any, rows: list[Any], itemsize: int) -> list[Any]:
+    """Emit the transposition of a square of vectors, one shuffle for each vector and step.
+
+    First every part of 16 bytes with as many rows: to zip the rows of its two halves, as often as
+    row numbers have bits, turns it. Then blocks of parts change places.
+    """
     lanes = len(rows)
-    step = 1
+    part = min(lanes, _LANE_BYTES // itemsize)
+    low = [
+        p + h + e * lanes for p in range(0, lanes, part) for h in range(part // 2) for e in (0, 1)
+    ]
+    high = [e + part // 2 for e in low]
+    for _ in range(part.bit_length() - 1):
+        zipped: list[Any] = []
+        for first in range(0, lanes, part):
+            for i in range(first, first + part // 2):
+                pair = rows[i], rows[i + part // 2]
+                zipped += [_picked(builder, *pair, picks) for picks in (low, high)]
+        rows = zipped
+    step = part
     while step < lanes:
         keep = [e if not e & step else e - step + lanes for e in range(lanes)]
         take = [e + step if not e & step else e + lanes for e in range(lanes)]
-        low, high = (
-            ir.Constant(ir.VectorType(I32, lanes), [I32(e) for e in p]) for p in (keep, take)
-        )
         turned = list(rows)
         for i in range(lanes):
             if not i & step:
-                turned[i] = builder.shuffle_vector(rows[i], rows[i + step], low)
-                turned[i + step] = builder.shuffle_vector(rows[i], rows[i + step], high)
+                turned[i] = _picked(builder, rows[i], rows[i + step], keep)
+                turned[i + step] = _picked(builder, rows[i], rows[i + step], take)
         rows, step = turned, step * 2
     return rows
 
@@ -49,7 +78,7 @@ def transposer(dtype: str, lanes: int) -> Any:
         for i in range(lanes):
             at = builder.add(source, builder.mul(step, I64(i)))
             rows.append(load_at(builder, at, v.llvm, v.itemsize))
-        for i, row in enumerate(exchange(builder, rows)):
+        for i, row in enumerate(exchange(builder, rows, v.itemsize)):
             at = builder.add(target, builder.mul(to, I64(i)))
             stored = builder.store(row, builder.inttoptr(at, ir.PointerType()))
             stored.align = v.itemsize
@@ -62,7 +91,7 @@ def transposer(dtype: str, lanes: int) -> Any:
             count = builder.select(builder.icmp_signed(">", height, I64(i)), width, none)
             at = builder.add(source, builder.mul(step, I64(i)))
             rows.append(v.emit_load(builder, at, first_lanes(builder, count, lanes)))
-        for i, row in enumerate(exchange(builder, rows)):
+        for i, row in enumerate(exchange(builder, rows, v.itemsize)):
             count = builder.select(builder.icmp_signed(">", width, I64(i)), height, none)
             at = builder.add(target, builder.mul(to, I64(i)))
             v.emit_store(builder, at, first_lanes(builder, count, lanes), row)
@@ -78,3 +107,49 @@ def transposer(dtype: str, lanes: int) -> Any:
                 part(builder, args)
 
     return define(VOID, [INT64] * 6, emit)
+
+
+@cache
+def zipper(dtype: str, lanes: int, count: int, apart: bool) -> Any:
+    """Return ``zip(source, target, step)`` for ``count`` rows of ``lanes`` elements.
+
+    It writes elements of the rows in turn: the first of every row, then the second of every row.
+    The rows lie ``step`` bytes apart, what is made of them lies together. With ``apart`` the way
+    back: rows that lie ``step`` bytes apart are made of what lies together.
+    """
+    v = vec(dtype, lanes)
+
+    def at(builder: Any, start: Any, step: Any, k: int) -> Any:
+        return builder.add(start, builder.mul(step, I64(k)))
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        source, target, step = args
+        together = I64(lanes * v.itemsize)
+        steps = (together, step) if apart else (step, together)
+        rows = [
+            load_at(builder, at(builder, source, steps[0], k), v.llvm, v.itemsize)
+            for k in range(count)
+        ]
+        joined = _joined(builder, rows)
+        empty = ir.Constant(joined.type, ir.Undefined)
+        for k in range(count):
+            made = range(k * lanes, (k + 1) * lanes)
+            if apart:
+                picks = [i * count + k for i in range(lanes)]
+            else:
+                picks = [i % count * lanes + i // count for i in made]
+            row = _picked(builder, joined, empty, picks)
+            store_at(builder, at(builder, target, steps[1], k), row, v.itemsize)
+
+    return define(VOID, [INT64] * 3, emit)
+
+
+def _joined(builder: Any, rows: list[Any]) -> Any:
+    """Emit one long vector of vectors."""
+    while len(rows) > 1:
+        size = rows[0].type.count
+        rows += [ir.Constant(rows[0].type, ir.Undefined)] * (len(rows) % 2)
+        rows = [
+            _picked(builder, rows[i], rows[i + 1], range(2 * size)) for i in range(0, len(rows), 2)
+        ]
+    return rows[0]

@@ -1,0 +1,76 @@
+"""Transpositions on the CPU device: the zipping of a few rows and ragged edges, at every width."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.engine import host
+from subgraph.ops import copying_cpu
+
+Array = np.ndarray[Any, Any]
+rng = np.random.default_rng(3)
+
+# Shape and order: few channels to and from the last place, in batches, with a rest; the same inside
+# other dimensions; matrices that are no multiples of a block, or smaller than one.
+FEW = [((2, channels, 9, 31), (0, 2, 3, 1)) for channels in (2, 3, 4)] + [
+    ((2, 9, 31, channels), (0, 3, 1, 2)) for channels in (2, 3, 4)
+]
+TURNED = [
+    ((5, 3, 40, 2), (0, 2, 1, 3)),
+    ((3, 2, 20, 2, 33), (0, 2, 4, 1, 3)),
+    ((1, 84, 70), (0, 2, 1)),
+    ((7, 131), (1, 0)),
+    ((131, 7), (1, 0)),
+    ((12, 5), (1, 0)),
+    ((5, 6, 17), (2, 1, 0)),
+    ((65, 66), (1, 0)),
+    ((3, 1, 2), (2, 1, 0)),
+]
+
+
+def turn(array: Array, order: tuple[int, ...], threads: int = 1) -> Array:
+    """Return the transposition that the CPU device makes."""
+    x = sg.input("x", array.shape, str(array.dtype))
+    graph = sg.Graph([x], [ops.Transpose(x, perm=order)])
+    model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
+    return np.asarray(model([array])[0])
+
+
+def filled(shape: tuple[int, ...], dtype: str) -> Array:
+    raw = rng.integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8)
+    return raw.view(dtype)[..., 0] if dtype.startswith("uint") else raw[..., 0].astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
+@pytest.mark.parametrize(("shape", "order"), FEW + TURNED)
+def test_transpositions(shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> None:
+    x = filled(shape, dtype)
+    np.testing.assert_array_equal(turn(x, order), x.transpose(order))
+
+
+@pytest.mark.parametrize("isa", ["avx", "sse", "scalar", "like-avx512vnni", "like-neon"])
+def test_every_width(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBGRAPH_ISA", isa)
+    try:
+        host.isa()
+    except sg.ConfigError as error:
+        pytest.skip(str(error))
+    for dtype in ("uint8", "float32"):
+        for shape, order in (FEW[1], FEW[5], *TURNED[2:5]):
+            x = filled(shape, dtype)
+            np.testing.assert_array_equal(turn(x, order), x.transpose(order))
+
+
+def test_long_rows_are_cut_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many units, and threads, that do not divide the rows."""
+    monkeypatch.setattr(copying_cpu, "_UNIT_BYTES", 512)
+    monkeypatch.setattr(copying_cpu, "_SMALL", 1)
+    for shape, order in ((FEW[1]), (FEW[5])):
+        x = filled(shape, "float32")
+        for threads in (1, 3):
+            np.testing.assert_array_equal(turn(x, order, threads), x.transpose(order))
