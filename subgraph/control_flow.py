@@ -14,10 +14,18 @@ import numpy as np
 from subgraph.errors import ModelError, ShapeError, UnsupportedOpError
 from subgraph.graph import Graph, Node
 from subgraph.limits import memory_limit
-from subgraph.types import TensorType, numpy_dtype
+from subgraph.types import SequenceType, TensorType, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def is_nested(graph: Graph) -> bool:
+    """Return whether a graph has nodes with bodies, or sequences."""
+    return any(
+        (node.attrs and node.bodies) or any(type(v.type) is SequenceType for v in node.outputs)
+        for node in graph.nodes
+    )
 
 
 class BodyExecutor(Protocol):

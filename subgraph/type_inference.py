@@ -25,7 +25,7 @@ _ROUNDS = 3
 
 def infer_graph(
     graph: Graph, *, strict: bool = True, known: Mapping[Value, Array | None] | None = None
-) -> None:
+) -> Mapping[Value, Array | None]:
     """Fill in the types of the values of ``graph`` and of its bodies, in place; linear.
 
     Args:
@@ -34,20 +34,25 @@ def infer_graph(
             does not fit is left unknown.
         known: Elements of values from outside (see `subgraph.known_values`).
 
+    Returns:
+        The elements of the graph's values, where they were found.
+
     Raises:
         ShapeError: strict, and types do not fit an operator or what the graph states.
     """
-    _Inference(graph, strict, dict(known or {})).run()
+    inference = _Inference(graph, strict, dict(known or {}))
+    inference.run()
+    return inference.known
 
 
 class _Inference:
     def __init__(self, graph: Graph, strict: bool, known: dict[Value, Array | None]) -> None:
         self._graph = graph
         self._strict = strict
-        self._known = known
+        self.known = known
         self._inputs = set(graph.inputs)
         # The default of an optional input is not what it will be.
-        self._known.update((value, None) for value in graph.inputs if value not in known)
+        self.known.update((value, None) for value in graph.inputs if value not in known)
 
     def run(self) -> None:
         for node in self._graph.nodes:
@@ -65,14 +70,14 @@ class _Inference:
             self._set(node, found)
             elements = propagate(node, known, types)
             if elements is not None:
-                self._known[node.outputs[0]] = elements
+                self.known[node.outputs[0]] = elements
 
     def _elements(self, value: Value | None) -> Array | None:
         if value is None:
             return None
-        if value not in self._known and value.parameter is not None:
-            self._known[value] = from_array(value.parameter.array)
-        return self._known.get(value)
+        if value not in self.known and value.parameter is not None:
+            self.known[value] = from_array(value.parameter.array)
+        return self.known.get(value)
 
     def _array(self, value: Value | None, known: Array | None) -> Array | None:
         if value is None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import attrs
 
+from subgraph.control_flow import is_nested
 from subgraph.device import Device
 from subgraph.engine import host, pool
 from subgraph.engine.lowering import lowering
@@ -127,6 +128,8 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
     graph = graph.clone()
     # Weights are found by their parameters; what is left are the inputs that change.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
+    if is_nested(graph):
+        graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
     if any(_is_half(value) for value in graph.values()):
         graph = apply_pass(graph, "WidenHalf")
     if options.FUSION:

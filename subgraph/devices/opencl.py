@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from subgraph.builder import input, operator, parameter
+from subgraph.control_flow import is_nested
 from subgraph.device import Device
 from subgraph.engine.plan import PlanOptions
 from subgraph.engine.probe import refusals
@@ -143,6 +144,8 @@ def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
     graph = graph.clone()
     # Weights are found by their parameters; what is left are the inputs that change.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
+    if is_nested(graph):
+        graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
     graph = apply_pass(graph, "WidenHalf", rules=CL_LOWERINGS)
     if options.FUSION:
         graph = apply_pass(graph, "CpuFusion", guards=guards, integers=False)
