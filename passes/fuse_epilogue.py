@@ -66,15 +66,7 @@ def conv(context: Context, node: Node) -> Match | None:
     chain = _Chain([node], node.outputs[0], bias)
     _take_residual(context, chain)
     _take_activation(context, chain)
-    if len(chain.nodes) == 1:
-        return None
-    return Match(
-        tuple(chain.nodes),
-        "FusedConv",
-        (node.inputs[0], node.inputs[1], chain.bias, chain.residual),
-        {**node.attrs, **chain.attributes},
-        arity=4,
-    )
+    return _fused("FusedConv", chain)
 
 
 def product(context: Context, node: Node) -> Match | None:
@@ -91,11 +83,17 @@ def product(context: Context, node: Node) -> Match | None:
         _take_bias(context, chain)
     _take_residual(context, chain)
     _take_activation(context, chain)
+    return _fused("FusedMatMul", chain)
+
+
+def _fused(op_type: str, chain: _Chain) -> Match | None:
+    """Return the match of a chain, if something follows its first node."""
+    node = chain.nodes[0]
     if len(chain.nodes) == 1:
         return None
     return Match(
         tuple(chain.nodes),
-        "FusedMatMul",
+        op_type,
         (node.inputs[0], node.inputs[1], chain.bias, chain.residual),
         {**node.attrs, **chain.attributes},
         arity=4,
