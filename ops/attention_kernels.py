@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
+from subgraph.engine.emit import item_bytes
 from subgraph.engine.simd import call_kernel, ld, ld_f64, memcpy, vec
-from subgraph.engine.tile import arg, item_bytes, put, rows_of, stack_words
+from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tiling import (
     T_A,
     T_AKS,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from subgraph.engine.emit import item_bytes
 from subgraph.engine.simd import call_kernel
-from subgraph.engine.tile import arg, item_bytes, put, rows_of, stack_words
+from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tiling import (
     T_A,
     T_AKS,

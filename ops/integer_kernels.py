@@ -18,9 +18,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
 from subgraph.engine.dot import dot4, emit_dot4
+from subgraph.engine.emit import Emit, private_function
 from subgraph.engine.irtools import I32, I64, load_at, splat_value, store_at
 from subgraph.engine.simd import convert, ld_i32, ld_u8, st_u8, vec
-from subgraph.engine.tile import Emit, arg, private_function
+from subgraph.engine.tile import arg
 
 _ROWS = 8  # rows of a tile
 

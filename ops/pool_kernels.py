@@ -7,8 +7,9 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.emit import item_bytes
 from subgraph.engine.simd import st, vec
-from subgraph.engine.tile import arg, item_bytes
+from subgraph.engine.tile import arg
 
 _LOWEST = {"float32": float("-inf"), "float64": float("-inf")}
 

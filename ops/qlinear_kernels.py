@@ -21,9 +21,10 @@ from numba import types
 from numba.extending import intrinsic, register_jitable
 
 from subgraph.engine.dot import emit_pairs
+from subgraph.engine.emit import Emit, private_function
 from subgraph.engine.irtools import I16, I32, I64, load_at, store_at
 from subgraph.engine.simd import call_kernel, convert, ld_i8, ld_u8, st_i8, st_i16, st_i64, vec
-from subgraph.engine.tile import Emit, arg, private_function, put, rows_of, stack_words
+from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tile_int import (
     BLOCK,
     Q_A,

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-from subgraph.engine.tile import Emit
+from subgraph.engine.emit import Emit
 
 Function = Callable[..., Any]
 _I64 = ir.IntType(64)

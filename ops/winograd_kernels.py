@@ -25,8 +25,9 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.emit import item_bytes
 from subgraph.engine.simd import call_kernel, ld_f64, vec
-from subgraph.engine.tile import arg, item_bytes, put, rows_of, stack_words
+from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tiling import (
     LOW_ROWS,
     T_A,

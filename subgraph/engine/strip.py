@@ -18,7 +18,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-from subgraph.engine.tile import Emit, arg, item_bytes, private_function, put
+from subgraph.engine.emit import Emit, item_bytes, private_function
+from subgraph.engine.tile import arg, put
 from subgraph.engine.tiling import (
     F_HI,
     F_LO,

@@ -27,6 +27,7 @@ from llvmlite import ir
 
 from subgraph.engine import host
 from subgraph.engine.dot import emit_dot4, emit_pairs
+from subgraph.engine.emit import Emit
 from subgraph.engine.irtools import (
     F32,
     I8,
@@ -39,7 +40,7 @@ from subgraph.engine.irtools import (
     store_at,
     suffix,
 )
-from subgraph.engine.tile import Emit, dispatcher
+from subgraph.engine.tile import dispatcher
 
 BLOCK = 16  # channels of a block, outputs of a store
 
