@@ -40,6 +40,7 @@ from .conv_geometry import (
     strided_winograd_weights,
     winograd_weights,
 )
+from .conv_winograd import emit_winograd, winograd_sizes
 from .layout_turns import blocked, blocked_target, plain, plain_target, settle
 from .tile_planning import (
     FLOATS,
@@ -211,7 +212,7 @@ def _square(job: Job) -> str:
     best, least = "direct", _cost(of, g.images * g.pixels * 9 * products, 9 * weights)
     for name, m in forms.items():
         count = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
-        values, points = _winograd_sizes(m, g.strides[1])
+        values, points = winograd_sizes(m, g.strides[1])
         if g.kernel[0] > 1 and (values - 9) * weights > _MORE_WEIGHTS:
             continue
         transforms = count * 7 * (values * blocks_in + points * blocks_out)
@@ -352,72 +353,8 @@ def _winograd(job: Job, m: int, stride: int) -> None:
     x = blocked(low, of, job.x)
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
-    pixel = of.lanes * of.item
-    values, points = _winograd_sizes(m, stride)
-    blocks_out = -(-g.outputs // of.lanes)
-    image_in = -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
-    # The slices of a volume that an output reads count as so many more channels.
-    blocks_in = g.kernel[0] * -(-g.inputs // of.lanes)
-    panels = -(-blocks_out // of.nv)
-    total = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
-    count, part, together = _winograd_cut(of, total, blocks_in, panels, low.threads)
-    # Sums may take the place of values that are done with.
-    over = of.low and part == panels and part * of.nv <= blocks_in
-    room = values * (blocks_in + 1) + (1 if over else points) * (part * of.nv + 1)
-    scratch_bytes = round_up((2 * values + (count | 1) * room) * pixel, 64)
-    scratch = low.scratch(scratch_bytes, per_worker=True)
-    image_out = blocks_out * g.pixels * pixel
-    tile = of.strip(of.lanes, of.lanes, ahead=True) if of.low else of.contraction()
-    # So many steps of the sums that the weights of a panel stay in the first cache.
-    most = max(1, caches().l1 // 2 // (of.width * of.item * of.lanes))
-    words: list[Word] = [x, weight, y, _bias(job, 1), residual, g.images, blocks_in, blocks_out]
-    words += g.words()
-    words += [tile, job.act.post, job.act.flags, job.act.low, job.act.high]
-    words += [count, int(over), part]
-    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out, *[0] * 7, most]
-    units = -(-total // count) * -(-panels // part)
-    variant: dict[str, int] = {"stride": stride} if stride > 1 else {}
-    low.emit(
-        Kernel("winograd_kernels", "winograd", m=m, **variant, **of.variant),
-        words,
-        units,
-        grain=max(grain(units, g.flops), together) if low.threads > 1 else 0,
-        flops=2 * total * values * g.kernel[0] * g.inputs * g.outputs,
-        bytes=g.images * (image_in + image_out) + values * panels * blocks_in * pixel * of.width,
-    )
+    emit_winograd(low, of, g, x, weight, _bias(job, 1), residual, y, job.act, m)
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
-
-
-def _winograd_cut(
-    of: Tiles, total: int, blocks_in: int, panels: int, threads: int
-) -> tuple[int, int, int]:
-    """Return the tiles and the panels of a unit, and the units that a thread takes together."""
-    if of.low:
-        # Low tiles: several must share a panel of weights that comes from far.
-        part, most = panels, 4 * of.mr
-    else:
-        part = min(panels, 8 if total <= of.mr + 2 else 4)
-        most = of.mr if blocks_in * of.lanes > 128 else -(-of.mr // 2)
-    # Few tiles: all at once, so that the weights are read once; else what the caches like.
-    blocks = 1 if total <= of.mr + 2 else -(-total // most)
-    if of.low and blocks >= threads:
-        # As many for each thread, a few tiles more rather than many less.
-        fewer = blocks // threads * threads
-        blocks = fewer if -(-total // fewer) <= 5 * of.mr else fewer + threads
-    count = -(-total // blocks)
-    blocks = -(-total // count)
-    # Units of one block of tiles share its transform: a thread takes them together if it can.
-    whole = blocks >= 2 * threads or (of.low and blocks % threads == 0)
-    wanted = 1 if whole else 2 * threads
-    while blocks * -(-panels // part) < wanted and part > 1:
-        part = -(-part // 2)
-    panel_blocks = -(-panels // part)
-    return count, part, panel_blocks if whole else -(-panel_blocks // threads)
-
-
-def _winograd_sizes(m: int, stride: int) -> tuple[int, int]:
-    """Return the values that a tile of Winograd's has for a channel, and the points they are at."""
-    return ((m + 2) ** 2, (m + 2) ** 2) if stride == 1 else ((2 * m + 1) ** 2, (m + 1) ** 2)
 
 
 def _generic(job: Job) -> None:

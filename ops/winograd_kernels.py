@@ -222,7 +222,10 @@ def winograd(
         32 sums lie where the values of earlier points were (1; no more blocks out than in, all
         panels in one unit), so that half as much must stay in the cache
         34 scratch  35 its bytes per worker
+        36 what units do: all (0), or one stage of a single block of tiles, of which all panels are
+           one unit's: transform the input (1), multiply (2), transform the sums (3)
         37 bytes between images of x  38 of y  39 of the residual
+        40 values and sums that the stages share  41 panels of a unit that multiplies
         47 steps of a segment of the sums (strips), in blocks
 
     A tile has n x n inputs and as many values (n = m + 2, or 5 with stride 2) at ``(m + 2)^2`` or 9
@@ -230,7 +233,8 @@ def winograd(
     ``tiles | 1`` tiles ``n n (input blocks + 1)`` vectors, then ``points (panels of a unit * nv +
     1)``; with word 32 only one point of the latter, before the values.
     Units: ceil(images * tiles of an image / tiles of a unit) * panel blocks, panels innermost;
-    units of one block of tiles that run in one call transform it once.
+    units of one block of tiles that run in one call transform it once. Of the stages (low tiles):
+    input blocks of the sums; points * blocks of panels, panels innermost; output blocks.
     """
     v = vec(dtype, lanes)
     load, store, zero = v.load, v.store, v.zero
@@ -325,14 +329,16 @@ def winograd(
             keep_values(args, half, j, to, block)
 
     @register_jitable
-    def transform_input(args: int, first: int, count: int, scratch: int, a: int) -> None:
+    def transform_input(
+        args: int, first: int, count: int, begin: int, end: int, scratch: int, a: int
+    ) -> None:
         across, down = (arg(args, 13) + m - 1) // m, (arg(args, 12) + m - 1) // m
         blocks = arg(args, 6)
         area = arg(args, 9) * arg(args, 10) * pixel
         row = pixel if low else (blocks + 1) * pixel
         depth, slices, own = arg(args, 8), arg(args, 11), blocks // arg(args, 14)
         # Neighbours of a tile lie beside it: in the input, and among the values of its block.
-        for b in range(blocks):
+        for b in range(begin, end):
             above = b // own * arg(args, 20) - arg(args, 23)
             plane, i, j = first // (across * down), first // across % down, first % across
             for q in range(count):
@@ -385,8 +391,20 @@ def winograd(
 
     @register_jitable
     def multiply(
-        args: int, t: int, panel: int, last_panel: int, count: int, a: int, c: int
+        args: int,
+        t: int,
+        point: int,
+        panel: int,
+        last_panel: int,
+        then: int,
+        count: int,
+        a: int,
+        c: int,
     ) -> None:
+        """Multiply the values of a point by the weights of panels.
+
+        ``then`` is the panel with which the next point begins, ``c`` the sums of the first panel.
+        """
         blocks, out_blocks = arg(args, 6), arg(args, 7)
         c_row = (arg(args, 33) * nv + 1) * pixel
         apart = places(args) * pixel if low else pixel
@@ -395,20 +413,19 @@ def winograd(
         put(t, T_SA2, apart)
         put(t, T_CJS, apart)
         put(t, T_KIN, blocks * lanes)
-        for point in range(side * side):
-            steps = values_of(point) * blocks
-            for p in range(panel, last_panel):
-                vectors = min(nv, out_blocks - p * nv)
-                put(t, T_B, weights_at(args, point, p))
-                put(t, T_BKS, vectors * pixel)
-                at = c + point * places(args) * c_row + (p - panel) * nv * apart
-                if low:
-                    last = p + 1 == last_panel
-                    coming = weights_at(args, point + last, panel if last else p + 1)
-                    source = a + region(args, point)
-                    run_strips(args, t, count, vectors, steps, source, at, coming)
-                else:
-                    run_tiles(args, t, count, vectors, a + region(args, point), at)
+        steps = values_of(point) * blocks
+        for p in range(panel, last_panel):
+            vectors = min(nv, out_blocks - p * nv)
+            put(t, T_B, weights_at(args, point, p))
+            put(t, T_BKS, vectors * pixel)
+            at = c + point * places(args) * c_row + (p - panel) * nv * apart
+            if low:
+                last = p + 1 == last_panel
+                coming = weights_at(args, point + last, then if last else p + 1)
+                source = a + region(args, point)
+                run_strips(args, t, count, vectors, steps, source, at, coming)
+            else:
+                run_tiles(args, t, count, vectors, a + region(args, point), at)
 
     @register_jitable
     def write_tile(
@@ -471,6 +488,30 @@ def winograd(
                 if i == down:
                     plane, i = plane + 1, 0
 
+    @register_jitable
+    def run_stage(args: int, t: int, post: int, begin: int, end: int, scratch: int) -> None:
+        """Run units of one stage of a single block of tiles."""
+        stage, count, out_blocks = arg(args, 36), arg(args, 31), arg(args, 7)
+        apart = places(args) * pixel
+        a = arg(args, 40)
+        c = a + n * n * (arg(args, 6) + 1) * apart
+        if stage == 1:
+            transform_input(args, 0, count, begin, end, scratch, a)
+        elif stage == 2:
+            pb, panels = arg(args, 41), arg(args, 33)
+            panel_blocks = (panels + pb - 1) // pb
+            unit = begin
+            while unit < end:
+                point, first = unit // panel_blocks, unit % panel_blocks
+                together = min(end - unit, panel_blocks - first)
+                last = min(panels, (first + together) * pb)
+                at = c + first * pb * nv * apart
+                multiply(args, t, point, first * pb, last, 0, count, a, at)
+                unit += together
+        else:
+            at = c + begin * apart
+            transform_output(args, post, 0, count, begin, min(end, out_blocks), scratch, at)
+
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         t, post = _words(), _words()
         tiles, pb = arg(args, 31), arg(args, 33)
@@ -489,6 +530,9 @@ def winograd(
         put(post, T_CJS, pixel)
         put(post, T_LO, arg(args, 29))
         put(post, T_HI, arg(args, 30))
+        if low and arg(args, 36) != 0:
+            run_stage(args, t, post, begin, end, scratch)
+            return
         a = scratch + 2 * n * n * pixel
         c = a + n * n * places(args) * (arg(args, 6) + 1) * pixel
         if arg(args, 32):
@@ -500,10 +544,11 @@ def winograd(
             first = block * tiles
             count = min(tiles, total - first)
             if block != transformed:
-                transform_input(args, first, count, scratch, a)
+                transform_input(args, first, count, 0, arg(args, 6), scratch, a)
                 transformed = block
             last_panel = min(panels, panel + pb)
-            multiply(args, t, panel, last_panel, count, a, c)
+            for point in range(side * side):
+                multiply(args, t, point, panel, last_panel, panel, count, a, c)
             last_block = min(out_blocks, last_panel * nv)
             transform_output(args, post, first, count, panel * nv, last_block, scratch, c)
 

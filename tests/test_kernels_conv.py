@@ -341,6 +341,43 @@ def _square_or_direct(job: conv_cpu.Job, form: str) -> str:
     return form if job.g.kernel == (1, 3, 3) else "direct"
 
 
+@pytest.mark.parametrize("form", ["winograd2", "winograd4", "strided2"])
+@pytest.mark.parametrize("cuts", [[], [0.1, 0.35, 0.8]])
+def test_winograd_of_few_tiles(form: str, cuts: list[float]) -> None:
+    """Threads share the transforms of a single block of tiles: bit for bit what one computes."""
+    if form == "strided2" and not LOW:
+        pytest.skip("tall tiles run it directly")
+    side, stride = {"winograd2": (7, 1), "winograd4": (13, 1), "strided2": (9, 2)}[form]
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((1, 100, side, side)).astype(np.float32)
+    w = (rng.standard_normal((84, 100, 3, 3)) / 30).astype(np.float32)
+    bias = rng.standard_normal(84).astype(np.float32)
+    wanted = reference(x, w, [stride] * 2, [1, 1], [1] * 4, 1) + bias.reshape(-1, 1, 1)
+    added = rng.standard_normal(wanted.shape).astype(np.float32)
+    wanted += added
+    wanted /= 1 + np.exp(-wanted)
+    how = {"pads": (1,) * 4, "strides": (stride,) * 2, "activation": "Silu"}
+
+    def run(threads: int) -> Array:
+        return run_node(
+            "FusedConv",
+            [x, w, bias, added],
+            [wanted.shape],
+            how,
+            domain="subgraph.cpu",
+            constant=[1, 2],
+            threads=threads,
+            cuts=cuts if threads > 1 else [],
+        )[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", lambda job: form)
+        alone = run(1)
+        for threads in (2, 3, 8):
+            assert np.array_equal(alone, run(threads))
+    close(alone, wanted, 1e-5)
+
+
 @pytest.mark.parametrize(
     ("form", "bound"), [("winograd2", 1e-6), ("winograd4", 6e-6), ("strided2", 2e-6)]
 )
