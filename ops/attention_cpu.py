@@ -146,7 +146,8 @@ def emit_attention(low: Lowering, r: Request) -> None:
         Kernel("attention_kernels", "attention", **of.variant),
         words,
         units,
-        grain=grain(units, flops),
+        # A unit takes as long with fewer queries than fill it.
+        grain=grain(units, flops * round_up(queries, of.width) // queries),
         flops=flops,
         bytes=_moved(r, of),
     )
