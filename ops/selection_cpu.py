@@ -122,7 +122,8 @@ def non_max_suppression(node: Node, low: Lowering) -> None:
     room = found.shape[0] // units
     picked = temporary(low, "int64", (units, room))
     many = temporary(low, "int64", (units,))
-    scratch = low.scratch(8 * number, per_worker=True)
+    lanes = low.lanes("float32")
+    scratch = low.scratch(8 * number + 20 * (number + lanes), per_worker=True)
     limits = [low.optional(k) for k in (2, 3, 4)]
     most = limits[0]
     if most is not None and most.dtype != "int64":
@@ -130,7 +131,7 @@ def non_max_suppression(node: Node, low: Lowering) -> None:
     words: list[Word] = [boxes, scores, *(o or 0 for o in limits), picked, many]
     words += [number, classes, room, scratch, scratch.nbytes]
     centred = bool(node.attrs.get("center_point_box", 0))
-    kernel = Kernel("selection_kernels", "suppress", centred=centred)
+    kernel = Kernel("selection_kernels", "suppress", centred=centred, lanes=lanes)
     low.emit(kernel, words, units, grain=1, bytes=boxes.nbytes + scores.nbytes)
     words = [picked, many, found, count, units, classes, room]
     low.emit(Kernel("selection_kernels", "gather_picked"), words, 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld, memcpy, st
+from subgraph.engine.simd import ld, memcpy, st, vec
 from subgraph.types import numpy_dtype
 
 from .movement_kernels import arg
@@ -165,18 +165,25 @@ def unique(*, dtype: str, in_order: bool) -> Function:
     return kernel
 
 
-def suppress(*, centred: bool) -> Function:
+def suppress(*, centred: bool, lanes: int) -> Function:
     """Return the kernel that picks the boxes of one class, the best first.
+
+    A candidate is compared with so many picked boxes at once as a vector has lanes.
 
     Args:
         centred: Whether a box is (x, y, width, height) of its centre, not two corners.
+        lanes: Lanes of a vector.
 
     Words: ``0 boxes [batch, boxes, 4], 1 scores [batch, classes, boxes], 2 most (int64, or 0: none
     are wanted), 3 least overlap that suppresses (float32 or 0), 4 least score (float32 or 0),
     5 picked [batch * classes, room], 6 how many, 7 boxes, 8 classes, 9 room, 10 scratch, 11 bytes
-    of it for each worker (8 a box)``. Units: batch * classes.
+    of it for each worker (8 a box; 20 a box and vector for what is picked)``.
+    Units: batch * classes.
     """
-    load, get, put = ld("float32"), ld("int64"), st("int64")
+    v = vec("float32", lanes)
+    fetch, splat, zero, select = v.load, v.splat, v.zero, v.select
+    least, most_of, first_lanes, any_of = v.min, v.max, v.mask_n, v.any
+    load, store, get, put = ld("float32"), st("float32"), ld("int64"), st("int64")
 
     @register_jitable
     def corners(box: int) -> tuple[Any, Any, Any, Any]:
@@ -187,16 +194,39 @@ def suppress(*, centred: bool) -> Function:
         return min(a, c), min(b, d), max(a, c), max(b, d)
 
     @register_jitable
-    def overlap(a: int, b: int) -> Any:
-        """Return the shared part of two boxes: intersection over union."""
-        a0, a1, a2, a3 = corners(a)
-        b0, b1, b2, b3 = corners(b)
-        width, height = min(a2, b2) - max(a0, b0), min(a3, b3) - max(a1, b1)
-        first, second = (a2 - a0) * (a3 - a1), (b2 - b0) * (b3 - b1)
-        if width <= 0 or height <= 0 or first <= 0 or second <= 0:
-            return width * 0
-        shared = width * height
-        return shared / (first + second - shared)
+    def keep(box: int, place: int, row: int) -> None:
+        """Note a picked box's corners and area, each in a row of its own."""
+        left, top, right, bottom = corners(box)
+        store(place, left)
+        store(place + row, top)
+        store(place + 2 * row, right)
+        store(place + 3 * row, bottom)
+        store(place + 4 * row, (right - left) * (bottom - top))
+
+    @register_jitable
+    def covered(box: int, kept: int, row: int, count: int, limit: Any) -> bool:
+        """Return whether a box shares more than ``limit`` with one that is picked."""
+        left, top, right, bottom = corners(box)
+        area = splat((right - left) * (bottom - top))
+        a, b, c, d, none, bound = (
+            splat(left),
+            splat(top),
+            splat(right),
+            splat(bottom),
+            zero(),
+            limit,
+        )
+        for k in range(0, count, lanes):
+            at = kept + 4 * k
+            other = fetch(at + 4 * row)
+            width = least(c, fetch(at + 2 * row)) - most_of(a, fetch(at))
+            height = least(d, fetch(at + 3 * row)) - most_of(b, fetch(at + row))
+            shared = width * height
+            meets = (width > none) & (height > none) & (area > none) & (other > none)
+            part = select(meets, shared / (area + other - shared), none)
+            if any_of((part > bound) & first_lanes(count - k)):
+                return True
+        return False
 
     @register_jitable
     def before(scores: int, a: int, b: int) -> bool:
@@ -225,7 +255,9 @@ def suppress(*, centred: bool) -> Function:
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         boxes, classes, room = arg(args, 7), arg(args, 8), arg(args, 9)
         most = min(get(arg(args, 2)), room) if arg(args, 2) != 0 else 0
+        limit = splat(load(arg(args, 3))) if arg(args, 3) != 0 else zero()
         heap = arg(args, 10) + worker * arg(args, 11)
+        kept, row = heap + 8 * boxes, 4 * (boxes + lanes)
         for unit in range(begin, end):
             at = arg(args, 0) + unit // classes * boxes * 16
             scores = arg(args, 1) + unit * boxes * 4
@@ -243,15 +275,9 @@ def suppress(*, centred: bool) -> Function:
                 count -= 1
                 put(heap, get(heap + 8 * count))
                 sink(scores, heap, 0, count)
-                free = True
-                for k in range(taken):
-                    shared = overlap(at + 16 * best, at + 16 * get(picked + 8 * k))
-                    limit = load(arg(args, 3)) if arg(args, 3) != 0 else shared * 0
-                    if shared > limit:
-                        free = False
-                        break
-                if free:
+                if not covered(at + 16 * best, kept, row, taken, limit):
                     put(picked + 8 * taken, best)
+                    keep(at + 16 * best, kept + 4 * taken, row)
                     taken += 1
             put(arg(args, 6) + 8 * unit, taken)
 

@@ -64,6 +64,8 @@ def control_flow(node: Node, bodies: Sequence[BodyExecutor]) -> Run:
 
 
 def _flag(value: Any, node: Node, what: str) -> bool:
+    if type(value) is np.ndarray and not value.ndim:
+        return bool(value)
     array = np.asarray(value)
     if array.size != 1:
         raise ModelError(
@@ -118,9 +120,10 @@ class _Loop:
         captures = inputs[self._given :]
         scans: list[list[Any]] = [[] for _ in self._graph.outputs[1 + self._carried :]]
         number = held = 0
+        true = np.array(True)
         while going and (limit is None or number < limit):
-            state = [np.array(number, np.int64), np.array(going), *carried, *captures]
-            results = self._body.run(state)
+            turn = np.array(number, np.int64)
+            results = self._body.run([turn, true, *carried, *captures])
             going = _flag(results[0], self._node, "condition")
             carried = list(results[1 : 1 + self._carried])
             for parts, item in zip(scans, results[1 + self._carried :], strict=True):

@@ -102,6 +102,9 @@ class Plan:
             (self._new_slot(value), self._slot_of_object(value) if value.parameter else _NONE)
             for value in (*graph.inputs, *graph.captures)
         )
+        # Slots of the inputs, one after the other, if none of them may be a weight.
+        whole = any(slot for _, slot in self.inputs)
+        self.plain_inputs = None if whole else slice(1, 1 + len(self.inputs))
         self.steps = [self._step(node) for node in graph.nodes]
         self.outputs = tuple(self._slot_of_array(value) for value in graph.outputs)
         self._mark_deaths()
@@ -178,7 +181,12 @@ class Executor:
     """Runs a plan for one request; one run at a time."""
 
     def __init__(
-        self, plan: Plan, *, profiling: bool = False, cancel: Cancel | None = None
+        self,
+        plan: Plan,
+        *,
+        profiling: bool = False,
+        cancel: Cancel | None = None,
+        around: Executor | None = None,
     ) -> None:
         """Open the sessions of the plan's subgraph nodes.
 
@@ -186,15 +194,17 @@ class Executor:
             plan: The prepared graph.
             profiling: Whether runs measure every node.
             cancel: Flag that ends a run between two steps.
+            around: For a body: what runs the graph around, whose profile takes its nodes, too.
         """
         self.plan = plan
         self.profiling = profiling
+        self._around = around
+        self._profile: list[ProfileEntry] = [] if around is None else around._profile
         self._cancel = cancel or Cancel()
         self._runs: list[Run] = []
         self._steps: list[_Do] = []
         for step in plan.steps:
             self._prepare(step)
-        self._profile: list[ProfileEntry] = []
         self._template: tuple[Snapshot, list[Any]] | None = None
 
     def _prepare(self, step: Step) -> None:
@@ -220,13 +230,14 @@ class Executor:
             from subgraph.control_flow import control_flow
 
             bodies = [
-                Executor(plan, profiling=self.profiling, cancel=self._cancel)
+                Executor(plan, profiling=self.profiling, cancel=self._cancel, around=self)
                 for plan in step.bodies
             ]
             return control_flow(step.node, bodies)
+        from subgraph.quick_steps import quick_step
         from subgraph.reference import evaluate
 
-        return partial(evaluate, step.node)
+        return quick_step(step.node) or partial(evaluate, step.node)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the graph.
@@ -254,7 +265,15 @@ class Executor:
         """Return the values with which a run starts; a snapshot is pinned."""
         snapshot = pinned_snapshot()
         assert snapshot is not None, "run() pins one"
+        if self._around is None:
+            self._profile.clear()
         values = self._start_values(snapshot)
+        plain = self.plan.plain_inputs
+        if plain is not None:
+            if len(inputs) != len(self.plan.inputs):
+                raise ValueError(f"{len(inputs)} items for {len(self.plan.inputs)} inputs")
+            values[plain] = inputs
+            return values
         for (slot, object_slot), item in zip(self.plan.inputs, inputs, strict=True):
             if type(item) is Parameter:
                 values[object_slot or slot] = item
@@ -263,8 +282,6 @@ class Executor:
                 values[slot] = item
                 if object_slot:
                     values[object_slot] = item
-        if self.profiling:
-            self._profile = []
         return values
 
     def run_steps(self, values: list[Any], begin: int = 0, end: int | None = None) -> None:
@@ -311,6 +328,7 @@ class Executor:
     def _run_timed(self, values: list[Any], begin: int, end: int | None) -> None:
         for position in range(begin, len(self._steps) if end is None else end):
             step, run = self.plan.steps[position], self._runs[position]
+            before = len(self._profile)
             start = time.perf_counter()
             try:
                 if self._cancel.wanted:
@@ -320,6 +338,7 @@ class Executor:
                 self._recover(error, position, values)
                 continue
             seconds = time.perf_counter() - start
+            seconds -= sum(entry.seconds for entry in self._profile[before:])  # of its bodies
             for slot, result in zip(step.outputs, results, strict=True):
                 values[slot] = result
             self._profile.extend(self._entries(step, run, seconds, values))

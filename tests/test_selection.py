@@ -143,6 +143,23 @@ def test_non_max_suppression(device: str, seed: int) -> None:
     assert len(got)
 
 
+@pytest.mark.parametrize("limit", [0.0, 0.4, 0.99])
+def test_many_boxes_that_stay(device: str, limit: float) -> None:
+    rng = np.random.default_rng(11)
+    corner = rng.uniform(0, 1, (2, 300, 2))
+    boxes = np.concatenate([corner, corner + rng.uniform(0, 0.1, corner.shape)], -1)
+    boxes[:, ::50, 2:] = boxes[:, ::50, :2]  # of no area
+    boxes = boxes.astype(np.float32)
+    scores = rng.integers(0, 40, (2, 2, 300)).astype(np.float32)
+    inputs = [_input("boxes", boxes), _input("scores", scores)]
+    made = ops.NonMaxSuppression(*inputs, np.array([10**6]), np.array([limit], np.float32))
+    graph = sg.Graph(inputs, [made])
+    session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
+    (expected,) = session.run(None, {"boxes": boxes, "scores": scores})
+    (got,) = _run(device, graph, boxes, scores)
+    np.testing.assert_array_equal(got, expected)
+
+
 def test_the_number_of_boxes_may_be_an_input(device: str) -> None:
     rng = np.random.default_rng(9)
     boxes = rng.uniform(0, 1, (1, 400, 4)).astype(np.float32)

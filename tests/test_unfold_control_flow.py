@@ -261,3 +261,43 @@ def test_profile_and_export_of_unfolded_loops(tmp_path: Any) -> None:
     model.export_model(tmp_path / "loop.blob")
     again = sg.default_core().import_model(tmp_path / "loop.blob", "CPU")
     np.testing.assert_array_equal(again([given])[0], wanted)
+
+
+def test_as_many_turns_as_the_caller_says() -> None:
+    """Sequences and constants between regions, by the executor; results are arrays of their own."""
+    x = sg.input("x", (4, 3))
+    turns = sg.input("turns", (), "int64")
+    held_type = sg.SequenceType(sg.TensorType("float32", (3,)))
+    turn, going, held = _loop_inputs(sg.input("held", type=held_type))
+    first = ops.Neg(ops.Gather(x, np.int64(0)))
+    row = ops.Mul(ops.Gather(sg.capture(x), turn), ops.Constant(value=np.array([2], F4)))
+    more = ops.Identity(going)
+    body = _body([turn, going, held], [more, ops.SequenceInsert(held, row), ops.Identity(row)])
+    filled, rows = ops.Loop(turns, None, ops.SequenceConstruct(first), body=body)
+    last = ops.SequenceAt(filled, np.int64(-1))
+    count = ops.SequenceLength(filled)
+    graph = sg.Graph([x, turns], [rows, last, count, ops.ConcatFromSequence(filled, axis=0)])
+    model = sg.compile_model(graph, "CPU")
+    for number in (2, 0, 4, 2):
+        if number:
+            _compare(model, graph, [_random(4, 3), np.array(number, np.int64)])
+        else:
+            assert model([_random(4, 3), np.array(0, np.int64)])[2] == 1
+
+
+def test_the_profile_lists_what_runs_in_bodies() -> None:
+    x = sg.input("x", (4,))
+    y = ops.If(
+        ops.Greater(ops.ReduceSum(x, keepdims=0), F4(0)),
+        then_branch=_body([], [ops.Tanh(sg.capture(x), name="inside")], "then"),
+        else_branch=_body([], [ops.Exp(sg.capture(x), name="other")], "else"),
+        name="choice",
+    )
+    model = sg.compile_model(sg.Graph([x], [y]), "CPU", {"ENABLE_PROFILING": True})
+    request = model.create_infer_request()
+    for value, wanted in ((1, "inside"), (-1, "other"), (1, "inside")):
+        request.infer([np.full(4, value, F4)])
+        names = [entry.node for entry in request.profile()]
+        assert names.count(wanted) == names.count("choice") == 1
+        assert len({"inside", "other"}.intersection(names)) == 1
+        assert all(entry.seconds >= 0 for entry in request.profile())

@@ -54,7 +54,7 @@ class CpuOptions(DeviceOptions):
         values=("", "bfloat16"),
     )
     TUNE: bool = option(False, "choose kernels by measuring, and keep the choice on disk")
-    PLAN_CACHE_SIZE: int = option(16, "sets of input shapes kept ready to run", minimum=1)
+    PLAN_CACHE_SIZE: int = option(64, "sets of input shapes kept ready to run", minimum=1)
 
 
 class CpuDevice(Device):
