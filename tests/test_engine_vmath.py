@@ -25,16 +25,17 @@ def _sigmoid(x: Array) -> Array:
 
 
 # Largest error allowed, in units in the last place: float32, float64. What was measured on AVX-512
-# is 0.95 and 1.1 (exp), 1.4 and 1.7 (expm1), 0.8 and 0.8 (log), 1.5 and 1.4 (log1p), 2.5 and 2.7
-# (tanh), 2.1 and 2 (sigmoid), 1.1 and 3 (erf), 1.9 and 3 (softplus), 0.6 (sin, cos).
+# (float32 of tanh and erf: AVX2) is 0.95 and 1.1 (exp), 1.4 and 1.7 (expm1), 0.8 and 0.8 (log), 1.5
+# and 1.4 (log1p), 4.0 and 2.7
+# (tanh), 2.1 and 2 (sigmoid), 4.3 and 3 (erf), 1.9 and 3 (softplus), 0.6 (sin, cos).
 TRUTH: dict[str, tuple[Callable[[Array], Array], float, float]] = {
     "exp": (np.exp, 1.5, 2.0),
     "expm1": (np.expm1, 2.0, 2.5),
     "log": (np.log, 1.5, 1.5),
     "log1p": (np.log1p, 2.0, 2.5),
-    "tanh": (np.tanh, 3.0, 3.5),
+    "tanh": (np.tanh, 5.5, 3.5),
     "sigmoid": (_sigmoid, 2.5, 3.0),
-    "erf": (lambda x: _erf(x.astype(np.float64)), 1.5, 4.0),
+    "erf": (lambda x: _erf(x.astype(np.float64)), 5.0, 4.0),
     "sin": (np.sin, 1.0, 1.5),
     "cos": (np.cos, 1.0, 1.5),
     "asin": (np.arcsin, 2.5, 1.5),

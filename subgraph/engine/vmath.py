@@ -92,76 +92,58 @@ _LOG_DOUBLE = (
     0.13268773138656886,
     0.13086626147840102,
 )
-# erf(x) / x - 1 in powers of x**2, |x| up to 0.93 (single) and 1 (double).
-_ERF_SMALL = {
-    True: (
-        0.128379166,
-        -0.376126349,
-        0.112836912,
-        -0.0268591512,
-        0.00520036882,
-        -0.000813470921,
-        8.33471859e-05,
-    ),
-    False: (
-        0.1283791670955126,
-        -0.37612638903183754,
-        0.1128379167095512,
-        -0.02686617064512984,
-        0.0052239776254232985,
-        -0.000854832702193483,
-        0.00012055332902888736,
-        -1.4925647567519332e-05,
-        1.6462045441468418e-06,
-        -1.6364642158167616e-07,
-        1.4792401209404813e-08,
-        -1.216456005728345e-09,
-        8.709045129053106e-11,
-        -4.230945824295338e-12,
-    ),
-}
-# -log(erfc(t)) / t - 1 for larger t, up to 3.95 (single) and 6 (double).
-_ERF_LARGE = {
-    True: (
-        0.128687114,
-        0.634952962,
-        0.106628388,
-        -0.0241469666,
-        0.00384288374,
-        -0.000375557982,
-        1.67459893e-05,
-    ),
-    False: (
-        0.12837930324929545,
-        0.6366183593979604,
-        0.1027795346019184,
-        -0.019149840096447227,
-        -0.00016255281753077566,
-        0.0016197799433163777,
-        -0.0004924116640149381,
-        -7.392856934456933e-05,
-        0.00014708725172721374,
-        -8.542127890581203e-05,
-        3.3893684821510686e-05,
-        -1.0447328429503091e-05,
-        2.6113657009940175e-06,
-        -5.37988828544478e-07,
-        9.17267395120448e-08,
-        -1.2899259906677758e-08,
-        1.4820414048361458e-09,
-        -1.3691237118123421e-10,
-        9.923279927507246e-12,
-        -5.43328791282143e-13,
-        2.1122079183675947e-14,
-        -5.193832419317427e-16,
-        6.070719456365928e-18,
-    ),
-}
+# erf(x) / x - 1 in powers of x**2, |x| up to 1 (double).
+_ERF_SMALL = (
+    0.1283791670955126,
+    -0.37612638903183754,
+    0.1128379167095512,
+    -0.02686617064512984,
+    0.0052239776254232985,
+    -0.000854832702193483,
+    0.00012055332902888736,
+    -1.4925647567519332e-05,
+    1.6462045441468418e-06,
+    -1.6364642158167616e-07,
+    1.4792401209404813e-08,
+    -1.216456005728345e-09,
+    8.709045129053106e-11,
+    -4.230945824295338e-12,
+)
+# -log(erfc(t)) / t - 1 for larger t, up to 6 (double).
+_ERF_LARGE = (
+    0.12837930324929545,
+    0.6366183593979604,
+    0.1027795346019184,
+    -0.019149840096447227,
+    -0.00016255281753077566,
+    0.0016197799433163777,
+    -0.0004924116640149381,
+    -7.392856934456933e-05,
+    0.00014708725172721374,
+    -8.542127890581203e-05,
+    3.3893684821510686e-05,
+    -1.0447328429503091e-05,
+    2.6113657009940175e-06,
+    -5.37988828544478e-07,
+    9.17267395120448e-08,
+    -1.2899259906677758e-08,
+    1.4820414048361458e-09,
+    -1.3691237118123421e-10,
+    9.923279927507246e-12,
+    -5.43328791282143e-13,
+    2.1122079183675947e-14,
+    -5.193832419317427e-16,
+    6.070719456365928e-18,
+)
 # erf(x / sqrt(2)) / x for |x| up to _GELU_MOST as a quotient of polynomials in x**2 (relative error
 # 2.2e-8, found by reweighted least squares); beyond it erf is 1 in float32.
 _GELU_MOST = 5.6
 _GELU_OVER = (0.797884544, 0.0678496227, 0.00935414797, 3.37769948e-4, 1.25787058e-5, 4.45995785e-8)
 _GELU_UNDER = (1.0, 0.25170322, 0.0286750981, 1.88523866e-3, 7.33294725e-5, 1.17969616e-6)
+# tanh(x) / x for |x| up to _TANH_MOST likewise (2.1e-8); beyond it tanh is 1 in float32.
+_TANH_MOST = 9.02
+_TANH_OVER = (1.0, 0.133797273, 0.00349404593, 2.05836568e-05, 1.33192906e-08)
+_TANH_UNDER = (1.0, 0.467130423, 0.0258711167, 0.000328311085, 7.7621138e-07)
 # (r - sin(r)) / r**3 and (1 - cos(r)) / r**2 in powers of r**2, |r| <= pi / 4.
 _SIN = (
     0.1666666666666387,
@@ -410,10 +392,15 @@ def _sigmoid(x: Expr) -> Expr:
 
 
 def _tanh(x: Expr) -> Expr:
+    if x.format.single:
+        bounded = x.at_least(-_TANH_MOST).at_most(_TANH_MOST)
+        square = bounded * bounded
+        over = bounded * square.polynomial(_TANH_OVER)
+        return (over / square.polynomial(_TANH_UNDER)).at_least(-1.0).at_most(1.0)
     e = _expm1_negative(x.abs() * -2.0)
     result = (-e / (e + 2.0)).copysign(x)
     # Below this tanh(x) rounds to x; the formula would lose subnormal numbers.
-    return result.where(x.abs().compare(">=", 1e-5 if x.format.single else 1e-9), x)
+    return result.where(x.abs().compare(">=", 1e-9), x)
 
 
 def _log(x: Expr) -> Expr:
@@ -462,14 +449,26 @@ def _log1p(x: Expr) -> Expr:
 
 
 def _erf(x: Expr) -> Expr:
-    f = x.format
+    if x.format.single:
+        return _erf_single(x, math.sqrt(2.0))
     t = x.abs()
     square = x * x
-    small = square.polynomial(_ERF_SMALL[f.single]).fma(x, x)
-    bounded = t.at_most(3.95 if f.single else 6.0)
-    exponent = bounded.polynomial(_ERF_LARGE[f.single]).fma(bounded, bounded)
+    small = square.polynomial(_ERF_SMALL).fma(x, x)
+    bounded = t.at_most(6.0)
+    exponent = bounded.polynomial(_ERF_LARGE).fma(bounded, bounded)
     large = (-_expm1_negative(-exponent)).copysign(x)
-    return large.where(t.compare(">", 0.927734375 if f.single else 1.0), small)
+    return large.where(t.compare(">", 1.0), small)
+
+
+def _erf_single(x: Expr, scale: float) -> Expr:
+    """Return erf(scale * x / sqrt(2)) of float32: the coefficients take the scale in."""
+    most = _GELU_MOST / scale
+    bounded = x.at_least(-most).at_most(most)
+    square = bounded * bounded
+    over = [c * scale ** (2 * k + 1) for k, c in enumerate(_GELU_OVER)]
+    under = [c * scale ** (2 * k) for k, c in enumerate(_GELU_UNDER)]
+    quotient = bounded * square.polynomial_in_pairs(over) / square.polynomial_in_pairs(under)
+    return x.const(1.0).copysign(x).where(x.abs().compare(">=", most), quotient)
 
 
 def _sincos(x: Expr, quarter: int) -> Expr:
@@ -526,12 +525,7 @@ def _gelu(x: Expr) -> Expr:
     half = x * 0.5
     if not x.format.single:
         return half.fma(_erf(x * math.sqrt(0.5)), half)
-    bounded = x.at_least(-_GELU_MOST).at_most(_GELU_MOST)
-    square = bounded * bounded
-    over = bounded * square.polynomial_in_pairs(_GELU_OVER)
-    erf = over / square.polynomial_in_pairs(_GELU_UNDER)
-    one = x.const(1.0).copysign(x)
-    return half.fma(one.where(x.abs().compare(">=", _GELU_MOST), erf), half)
+    return half.fma(_erf_single(x, 1.0), half)
 
 
 def _softplus(x: Expr) -> Expr:
