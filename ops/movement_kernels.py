@@ -41,7 +41,7 @@ def outer_offset(args: int, first: int, count: int, rest: int, which: int) -> in
     return offset
 
 
-def _row_copy(item: int) -> Callable[..., None]:
+def row_copy(item: int) -> Callable[..., None]:
     """Return ``copy(to, source, bytes)``: short rows by vectors, long ones by the C library."""
     v = vec("uint8", 32)
     load, store = v.load, v.store
@@ -83,7 +83,7 @@ def copy(*, item: int, kind: str) -> Callable[..., None]:
     """
     load, store = loads(WORDS[item]), stores(WORDS[item])
     whole = kind == "rows"
-    copy_row = _row_copy(item)
+    copy_row = row_copy(item)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         source, target = arg(args, 0) + arg(args, 2), arg(args, 1) + arg(args, 3)
@@ -245,7 +245,7 @@ def take(*, item: int) -> Callable[..., None]:
     Units: outer size * tiles of the axis in y.
     """
     load, store = loads(WORDS[item]), stores(WORDS[item])
-    copy_row = _row_copy(item)
+    copy_row = row_copy(item)
 
     @register_jitable
     def places(args: int, x: int, y: int, first: int, stop: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from .strides import normal_axis
 
 Array = np.ndarray[Any, Any]
 _TILE = 8192  # elements of a unit
+_GATHERED = 4  # cost of an element that is gathered, against one beside the last
+_REPEATED = (1, 2, 3, 4)  # how often elements of a row may be repeated without a table
 
 
 @attrs.frozen
@@ -145,22 +148,62 @@ def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str)
         raise Unsupported("Resize of complex numbers")
     value = float(low.node.attrs.get("extrapolation_value", 0.0))
     pad = np.full(1, value).astype(numpy_dtype(x.dtype))
+    tables = {a.axis: _nearest_table(a, transform, rounding) for a in axes}
+    order = [a.axis for a in _in_order(axes, x.rank)]
+    last_two = [axis for axis in order if axis >= x.rank - 2]
+    together = all((tables[axis] >= 0).all() for axis in last_two)
+    if together:
+        # Images, the last two axes, are done at once, before or after what lies around them.
+        order = [axis for axis in order if axis not in last_two[1:]]
     place, shape = x, list(x.shape)
-    for a in _in_order(axes):
-        at, outside = _positions(a, transform)
-        if rounding == "outwards":
-            # Before opset 11, in single precision: up where an axis shrinks, down where it grows.
-            at, way = at.astype(np.float32), "ceil" if a.scale < 1 else "floor"
-        else:
-            way = rounding
-        table = np.clip(_rounded(at, way), 0, a.size - 1).astype(np.int64)
-        table[outside] = -1
+    for axis in order:
+        images = together and axis in last_two
         shape_after = [*shape]
-        shape_after[a.axis] = a.taken
-        last = shape_after == list(y.shape)
-        target = y if last else temporary(low, x.dtype, shape_after)
-        emit_take(low, place, target, shape, a.axis, table, item=item, pad=pad)
+        for done in last_two if images else (axis,):
+            shape_after[done] = len(tables[done])
+        target = y if shape_after == list(y.shape) else temporary(low, x.dtype, shape_after)
+        if images:
+            _emit_nearest(low, place, target, tables)
+        else:
+            emit_take(low, place, target, shape, axis, tables[axis], item=item, pad=pad)
         place, shape = target, shape_after
+
+
+def _emit_nearest(low: Lowering, x: Operand, y: Operand, tables: dict[int, Array]) -> None:
+    """Emit the step that resizes the last two axes."""
+    item = element_bytes(x)
+    before, after = ((1, *o.shape)[-2:] for o in (x, y))
+    rows, places = (
+        np.arange(size) if table is None else table
+        for size, table in zip(
+            before, (tables.get(x.rank - 2), tables.get(x.rank - 1)), strict=True
+        )
+    )
+    times = after[1] // before[1]
+    if times not in _REPEATED or not np.array_equal(places, np.arange(after[1]) // times):
+        times = 0
+    lanes = low.lanes({1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[item])
+    kernel = Kernel("resize_kernels", "nearest", item=item, lanes=lanes, times=times)
+    held: list[Word] = [
+        low.weight("table32", np.array, np.ascontiguousarray(table, np.int32))
+        for table in (rows, places)
+    ]
+    block = max(1, min(after[0], _TILE // after[1]))
+    words = [x, y, *held, before[0], after[0], before[1], after[1], block]
+    units = math.prod(x.shape[:-2]) * -(-after[0] // block)
+    grain = max(1, _TILE // (block * after[1]))
+    low.emit(kernel, words, units, grain=grain, bytes=x.nbytes + y.nbytes)
+
+
+def _nearest_table(a: Axis, transform: str, rounding: str) -> Array:
+    """Return which element each one of the result is; -1 outside."""
+    at, outside = _positions(a, transform)
+    if rounding == "outwards":
+        # Before opset 11, in single precision: up where an axis shrinks, down where it grows.
+        at, rounding = at.astype(np.float32), "ceil" if a.scale < 1 else "floor"
+    table = np.clip(_rounded(at, rounding), 0, a.size - 1).astype(np.int64)
+    table[outside] = -1
+    return table
 
 
 def _rounded(at: Array, rounding: str) -> Array:
@@ -171,9 +214,20 @@ def _rounded(at: Array, rounding: str) -> Array:
     return np.ceil(at - 0.5) if rounding == "round_prefer_floor" else np.floor(at + 0.5)
 
 
-def _in_order(axes: Sequence[Axis]) -> list[Axis]:
-    """Return the axes with those that shrink most first: later ones have less to do."""
-    return sorted(axes, key=lambda a: (a.taken / a.size, -a.axis))
+def _in_order(axes: Sequence[Axis], rank: int) -> list[Axis]:
+    """Return the axes in the order that costs least: later ones have less to do where some shrink.
+
+    The last axis is costly: its neighbours are gathered one by one.
+    """
+
+    def cost(order: Sequence[Axis]) -> float:
+        elements, total = 1.0, 0.0
+        for a in order:
+            elements *= a.taken / a.size
+            total += elements * (_GATHERED if a.axis == rank - 1 else 1)
+        return total
+
+    return list(min(itertools.permutations(sorted(axes, key=lambda a: -a.axis)), key=cost))
 
 
 # ---------------------------------------------------------------- weighted sums
@@ -188,7 +242,7 @@ def _blend(low: Lowering, axes: Sequence[Axis], mode: str, transform: str) -> No
     work = "float64" if x.dtype in ("float64", "int32") else "float32"
     place = cast_to(low, x, work)
     result = y if y.dtype == work else temporary(low, work, y.shape)
-    for k, a in enumerate(_in_order(axes)):
+    for k, a in enumerate(_in_order(axes, x.rank)):
         shape = [a.taken if d == a.axis else n for d, n in enumerate(place.shape)]
         target = result if k == len(axes) - 1 else temporary(low, work, shape)
         _emit_blend(low, place, target, a, _taps(low.node, a, mode, transform))

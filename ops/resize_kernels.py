@@ -1,4 +1,7 @@
-"""Kernels of Resize: weighted sums of neighbours along one axis, by tables made with the plan."""
+"""Kernels of Resize, by tables made with the plan.
+
+Nearest neighbours of the last two axes at once, and weighted sums of neighbours along one axis.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,64 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld_i32, vec
+from subgraph.engine.simd import ld, ld_i32, st, vec
+from subgraph.engine.transpose import repeater
 
-from .movement_kernels import arg
+from .movement_kernels import WORDS, arg, row_copy
 
 Function = Callable[..., Any]
+
+
+def nearest(*, item: int, lanes: int, times: int) -> Function:
+    """Return the kernel that takes the nearest elements of the last two axes.
+
+    Args:
+        item: Bytes of an element.
+        lanes: Elements of a vector.
+        times: How often each element of a row is repeated; 0: what a table says.
+
+    Words::
+
+        0 x  1 y  2 row in x of each row (int32)  3 place in x along a row (int32)
+        4 rows in x  5 in y  6 elements of a row in x  7 in y  8 rows of y in a unit
+
+    Units: images * tiles of rows.
+    """
+    load, store, copy_row = ld(WORDS[item]), st(WORDS[item]), row_copy(item)
+    repeat = repeater(WORDS[item], lanes, max(times, 1))
+
+    @register_jitable
+    def spread(args: int, x: int, y: int) -> None:
+        """Write a row."""
+        size, taken = arg(args, 6), arg(args, 7)
+        if times == 1:
+            copy_row(y, x, size * item)
+        elif times == 0 or size < lanes:
+            places = arg(args, 3)
+            for j in range(taken):
+                store(y + j * item, load(x + ld_i32(places + 4 * j) * item))
+        else:
+            for i in range(0, size, lanes):
+                at = min(i, size - lanes) * item
+                repeat(x + at, y + at * times)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        rows, size, taken, block = arg(args, 2), arg(args, 4), arg(args, 5), arg(args, 8)
+        from_row, to_row = arg(args, 6) * item, arg(args, 7) * item
+        tiles = (taken + block - 1) // block
+        for unit in range(begin, end):
+            image, first = unit // tiles, unit % tiles * block
+            before = -1
+            for j in range(first, min(taken, first + block)):
+                at = ld_i32(rows + 4 * j)
+                y = arg(args, 1) + (image * taken + j) * to_row
+                if at == before:
+                    copy_row(y, y - to_row, to_row)
+                else:
+                    spread(args, arg(args, 0) + (image * size + at) * from_row, y)
+                before = at
+
+    return kernel
 
 
 def across(*, dtype: str, lanes: int) -> Function:
@@ -83,21 +139,39 @@ def along(*, dtype: str, lanes: int) -> Function:
     Units: sizes outside the axis.
     """
     v, places_of = vec(dtype, lanes), vec("int32", lanes)
-    load_m, store_m, mask_n, gather, fma = v.load_m, v.store_m, v.mask_n, v.gather, v.fma
-    load_places, item = places_of.load_m, v.itemsize
+    load, load_n, store_n, mask_n, gather, fma = (
+        v.load,
+        v.load_n,
+        v.store_n,
+        v.mask_n,
+        v.gather,
+        v.fma,
+    )
+    load_places, load_places_n, item = places_of.load, places_of.load_n, v.itemsize
+    store, every = v.store, lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         places, weights, added = arg(args, 2), arg(args, 3), arg(args, 4)
         count, size, taken = arg(args, 5), arg(args, 6), arg(args, 7)
+        whole = taken // lanes * lanes
+        rest = taken - whole
         for unit in range(begin, end):
             x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * taken * item
-            for j in range(0, taken, lanes):
-                mask = mask_n(taken - j)
-                total = load_m(added + j * item, mask)
+            mask = mask_n(every)
+            for j in range(0, whole, lanes):
+                total = load(added + j * item)
                 for k in range(count):
                     at = k * taken + j
-                    index = load_places(places + 4 * at, mask)
-                    total = fma(load_m(weights + at * item, mask), gather(x, index, mask), total)
-                store_m(y + j * item, mask, total)
+                    value = gather(x, load_places(places + 4 * at), mask)
+                    total = fma(load(weights + at * item), value, total)
+                store(y + j * item, total)
+            if rest > 0:
+                mask = mask_n(rest)
+                total = load_n(added + whole * item, rest)
+                for k in range(count):
+                    at = k * taken + whole
+                    value = gather(x, load_places_n(places + 4 * at, rest), mask)
+                    total = fma(load_n(weights + at * item, rest), value, total)
+                store_n(y + whole * item, rest, total)
 
     return kernel

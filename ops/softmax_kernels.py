@@ -35,8 +35,9 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
     which every step is rounded, "" for none.
     """
     v = vec(dtype, lanes)
-    load, store, load_m, store_m = v.load, v.store, v.load_m, v.store_m
-    mask_n, select, splat, maximum = v.mask_n, v.select, v.splat, v.maximum
+    load, store, load_m, store_n = v.load, v.store, v.load_m, v.store_n
+    # A NaN that the greatest misses still comes into the sum.
+    mask_n, select, splat, most = v.mask_n, v.select, v.splat, v.max
     hmax, total_of, bcast = v.hmax, v.sum, v.splat
     one = vec(dtype, 1)
     splat1, get1 = one.splat, one.get
@@ -57,13 +58,13 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
             a, b = splat(least), splat(least)
             i = 0
             while i + 2 * step <= whole:
-                a, b = maximum(a, load(x + i)), maximum(b, load(x + i + step))
+                a, b = most(a, load(x + i)), most(b, load(x + i + step))
                 i += 2 * step
             if i < whole:
-                a = maximum(a, load(x + i))
+                a = most(a, load(x + i))
             if rest > 0:
-                b = maximum(b, select(mask, load_m(x + whole, mask), splat(least)))
-            top = bcast(hmax(maximum(a, b)))
+                b = most(b, select(mask, load_m(x + whole, mask), splat(least)))
+            top = bcast(hmax(most(a, b)))
             total, more = splat(0.0), splat(0.0)
             i = 0
             while i + 2 * step <= whole:
@@ -79,37 +80,35 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
                 if not log:
                     store(y + i, p)
                 total = total + p
+            last = splat(0.0)
             if rest > 0:
-                p = cut(exp(cut(load_m(x + whole, mask) - top)))
-                p = select(mask, p, splat(0.0))
-                if not log:
-                    store_m(y + whole, mask, p)
-                more = more + p
+                last = select(mask, cut(exp(cut(load_m(x + whole, mask) - top))), last)
+                more = more + last
             one_total = total_of(total + more)
             if half and log:
                 shift = cut(bcast(get1(log1(cut1(splat1(one_total))), 0)))
                 for j in range(0, whole, step):
                     store(y + j, cut(load(x + j) - top) - shift)
                 if rest > 0:
-                    store_m(y + whole, mask, cut(load_m(x + whole, mask) - top) - shift)
+                    store_n(y + whole, rest, cut(load_m(x + whole, mask) - top) - shift)
             elif half:
                 divisor = cut(bcast(one_total))
                 for j in range(0, whole, step):
                     store(y + j, load(y + j) / divisor)
                 if rest > 0:
-                    store_m(y + whole, mask, load_m(y + whole, mask) / divisor)
+                    store_n(y + whole, rest, last / divisor)
             elif log:
                 shift = top + bcast(get1(log1(splat1(one_total)), 0))
                 for j in range(0, whole, step):
                     store(y + j, load(x + j) - shift)
                 if rest > 0:
-                    store_m(y + whole, mask, load_m(x + whole, mask) - shift)
+                    store_n(y + whole, rest, load_m(x + whole, mask) - shift)
             else:
                 factor = splat(1.0) / bcast(one_total)
                 for j in range(0, whole, step):
                     store(y + j, load(y + j) * factor)
                 if rest > 0:
-                    store_m(y + whole, mask, load_m(y + whole, mask) * factor)
+                    store_n(y + whole, rest, last * factor)
 
     return kernel
 
@@ -121,7 +120,7 @@ def columns(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
     Units: sizes outside the axis * tiles of ``lanes`` elements inside it.
     """
     v = vec(dtype, lanes)
-    load_m, store_m, mask_n, splat, maximum = v.load_m, v.store_m, v.mask_n, v.splat, v.maximum
+    load_m, store_m, mask_n, splat, most = v.load_m, v.store_m, v.mask_n, v.splat, v.max
     exp, logarithm = (vmath.function(name, dtype, lanes) for name in ("exp_flushed", "log"))
     cut, half = _rounding(dtype, narrow, lanes), bool(narrow)
     item = v.itemsize
@@ -137,7 +136,7 @@ def columns(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
             x, y = arg(args, 0) + at, arg(args, 1) + at
             top, total = load_m(x, mask), splat(0.0)
             for j in range(1, size):
-                top = maximum(top, load_m(x + j * step, mask))
+                top = most(top, load_m(x + j * step, mask))
             for j in range(size):
                 p = cut(exp(cut(load_m(x + j * step, mask) - top)))
                 total = total + p

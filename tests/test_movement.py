@@ -1,4 +1,4 @@
-"""Transpositions on the CPU device: the zipping of a few rows and ragged edges, at every width."""
+"""Transpositions and nearest neighbours on the CPU device: few rows, ragged edges, every width."""
 
 from __future__ import annotations
 
@@ -46,24 +46,69 @@ def filled(shape: tuple[int, ...], dtype: str) -> Array:
     return raw.view(dtype)[..., 0] if dtype.startswith("uint") else raw[..., 0].astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
 @pytest.mark.parametrize(("shape", "order"), FEW + TURNED)
 def test_transpositions(shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> None:
     x = filled(shape, dtype)
     np.testing.assert_array_equal(turn(x, order), x.transpose(order))
 
 
-@pytest.mark.parametrize("isa", ["avx", "sse", "scalar", "like-avx512vnni", "like-neon"])
+def nearest(array: Array, sizes: tuple[int, ...], threads: int = 1) -> Array:
+    """Return what the CPU device takes from floor(j * before / after) along each axis."""
+    x = sg.input("x", array.shape, str(array.dtype))
+    y = ops.Resize(
+        *(x, None, None, np.array(sizes)),
+        mode="nearest",
+        nearest_mode="floor",
+        coordinate_transformation_mode="asymmetric",
+    )
+    model = sg.compile_model(sg.Graph([x], [y]), "CPU", {"INFERENCE_NUM_THREADS": threads})
+    return np.asarray(model([array])[0])
+
+
+def taken(array: Array, sizes: tuple[int, ...]) -> Array:
+    for axis, (before, after) in enumerate(zip(array.shape, sizes, strict=True)):
+        array = array.take(np.arange(after) * before // after, axis)
+    return array
+
+
+# Whole factors, of rows that fill a vector or not; one axis; other factors; an axis around.
+RESIZED = [
+    ((2, 3, 5, 37), (2, 3, 10, 74)),
+    ((2, 3, 5, 7), (2, 3, 15, 21)),
+    ((1, 2, 6, 40), (1, 2, 24, 160)),
+    ((1, 2, 6, 40), (1, 2, 6, 80)),
+    ((1, 2, 6, 300), (1, 2, 18, 300)),
+    ((1, 2, 9, 40), (1, 2, 4, 31)),
+    ((1, 2, 9, 8), (1, 2, 20, 4)),
+    ((1, 2, 3, 8, 16), (1, 2, 6, 4, 32)),
+    ((1, 2, 3, 8), (2, 3, 3, 8)),
+    ((1, 6, 5, 3), (1, 12, 10, 3)),
+    ((9,), (27,)),
+    ((40,), (13,)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize(("shape", "sizes"), RESIZED)
+def test_nearest(shape: tuple[int, ...], sizes: tuple[int, ...], dtype: str) -> None:
+    x = filled(shape, dtype)
+    np.testing.assert_array_equal(nearest(x, sizes), taken(x, sizes))
+
+
+@pytest.mark.parametrize("isa", ["sse", "scalar", "like-avx512vnni"])
 def test_every_width(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBGRAPH_ISA", isa)
     try:
         host.isa()
     except sg.ConfigError as error:
         pytest.skip(str(error))
-    for dtype in ("uint8", "float32"):
-        for shape, order in (FEW[1], FEW[5], *TURNED[2:5]):
-            x = filled(shape, dtype)
-            np.testing.assert_array_equal(turn(x, order), x.transpose(order))
+    for shape, order in (FEW[1], FEW[5], *TURNED[2:4]):
+        x = filled(shape, "float32")
+        np.testing.assert_array_equal(turn(x, order), x.transpose(order))
+    for shape, sizes in RESIZED[1:3]:
+        x = filled(shape, "float32")
+        np.testing.assert_array_equal(nearest(x, sizes), taken(x, sizes))
 
 
 def test_long_rows_are_cut_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +119,12 @@ def test_long_rows_are_cut_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
         x = filled(shape, "float32")
         for threads in (1, 3):
             np.testing.assert_array_equal(turn(x, order, threads), x.transpose(order))
+
+
+def test_rows_are_taken_by_threads() -> None:
+    """A row that is repeated may begin in another unit."""
+    x = filled((1, 2, 90, 130), "float32")
+    for threads in (1, 2):
+        np.testing.assert_array_equal(
+            nearest(x, (1, 2, 270, 260), threads), taken(x, (1, 2, 270, 260))
+        )

@@ -206,6 +206,35 @@ def store_masked(builder: Any, address: Any, value: Any, mask: Any, align: int) 
                     store_at(builder, at, builder.extract_element(value, I32(lane)), align)
 
 
+def store_first(builder: Any, address: Any, value: Any, count: Any, align: int) -> None:
+    """Emit a store of the first ``count`` lanes (int64, any value); the rest is not touched.
+
+    Without masked stores the bits of the count tell which halves, quarters, ... are stored.
+    """
+    lanes = value.type.count
+    if host.isa().has("avx512vl"):
+        store_masked(builder, address, value, first_lanes(builder, count, lanes), align)
+        return
+    with builder.if_else(builder.icmp_signed(">=", count, I64(lanes))) as (then, otherwise):
+        with then:
+            store_at(builder, address, value, align)
+        with otherwise:
+            count = builder.select(builder.icmp_signed("<", count, I64(0)), I64(0), count)
+            while lanes > 1:
+                lanes //= 2
+                low, high = _halves(builder, value)
+                before = builder.block
+                some = builder.icmp_signed("!=", builder.and_(count, I64(lanes)), I64(0))
+                with builder.if_then(some):
+                    store_at(builder, address, low, align)
+                    behind, inside = builder.add(address, I64(lanes * align)), builder.block
+                value, at = builder.phi(low.type), builder.phi(I64)
+                for phi, stored, skipped in ((value, high, low), (at, behind, address)):
+                    phi.add_incoming(skipped, before)
+                    phi.add_incoming(stored, inside)
+                address = at
+
+
 def mask_any(builder: Any, mask: Any) -> Any:
     whole = ir.IntType(mask.type.count)
     return builder.icmp_unsigned("!=", builder.bitcast(mask, whole), whole(0))
@@ -215,15 +244,20 @@ def fold(builder: Any, value: Any, combine: Callable[[Any, Any, Any], Any]) -> A
     """Emit a horizontal reduction: halves of the vector are combined until one lane is left."""
     lanes = value.type.count
     while lanes > 1:
-        half = lanes // 2
-        undef = ir.Constant(value.type, ir.Undefined)
-        picks = [
-            ir.Constant(ir.VectorType(I32, half), [I32(start + i) for i in range(half)])
-            for start in (0, half)
-        ]
-        low, high = (builder.shuffle_vector(value, undef, p) for p in picks)
-        value, lanes = combine(builder, low, high), half
+        low, high = _halves(builder, value)
+        value, lanes = combine(builder, low, high), lanes // 2
     return builder.extract_element(value, I32(0))
+
+
+def _halves(builder: Any, value: Any) -> tuple[Any, Any]:
+    """Emit the first and the second half of a vector."""
+    half = value.type.count // 2
+    undef = ir.Constant(value.type, ir.Undefined)
+    low, high = (
+        ir.Constant(ir.VectorType(I32, half), [I32(start + i) for i in range(half)])
+        for start in (0, half)
+    )
+    return builder.shuffle_vector(value, undef, low), builder.shuffle_vector(value, undef, high)
 
 
 def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:

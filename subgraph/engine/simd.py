@@ -98,6 +98,9 @@ from subgraph.engine.irtools import (
     store_at as store_at,
 )
 from subgraph.engine.irtools import (
+    store_first as store_first,
+)
+from subgraph.engine.irtools import (
     store_masked as store_masked,
 )
 from subgraph.engine.irtools import (
@@ -325,7 +328,7 @@ class Vec:
         self.store_n = define(
             VOID,
             [INT64, INT64, v],
-            lambda b, c, a: self.emit_store(b, a[0], first_lanes(b, a[1], lanes), a[2]),
+            lambda b, c, a: store_first(b, a[0], a[2], a[1], size),
         )
         index = vec_type("int32", lanes)
         self.gather = define(v, [INT64, index, m], self._gather)

@@ -1,4 +1,4 @@
-"""Transpositions in registers: of blocks of ``lanes x lanes`` elements, and of a few rows.
+"""Elements that change places in registers: blocks of ``lanes x lanes``, a few rows, repetitions.
 
 What packs operands, turns layouts and reads masks across their rows is made of the block.
 """
@@ -153,3 +153,19 @@ def _joined(builder: Any, rows: list[Any]) -> Any:
             _picked(builder, rows[i], rows[i + 1], range(2 * size)) for i in range(0, len(rows), 2)
         ]
     return rows[0]
+
+
+@cache
+def repeater(dtype: str, lanes: int, times: int) -> Any:
+    """Return ``repeat(source, target)``: ``lanes`` elements, each ``times`` times in a row."""
+    v = vec(dtype, lanes)
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        row = load_at(builder, args[0], v.llvm, v.itemsize)
+        empty = ir.Constant(v.llvm, ir.Undefined)
+        for k in range(times):
+            picks = [(k * lanes + i) // times for i in range(lanes)]
+            at = builder.add(args[1], I64(k * lanes * v.itemsize))
+            store_at(builder, at, _picked(builder, row, empty, picks), v.itemsize)
+
+    return define(VOID, [INT64] * 2, emit)

@@ -339,18 +339,21 @@ def _exp(x: Expr) -> Expr:
     return (power + 1.0) * x.power_of_two(half) * x.power_of_two(rest)
 
 
-def _exp_between(x: Expr, sign: float = 1.0) -> Expr:
-    """Return e**(sign * x), x clamped to where both it and its reciprocal are normal numbers.
+def _exp_unbounded(x: Expr, sign: float = 1.0, *, coarse: bool = False) -> Expr:
+    """Return e**(sign * x) where that is a normal number, anything where not.
 
-    The exponent is added to the bits of the power, whose lowest bits ``shifted`` keeps.
+    The exponent is added to the bits of the power, whose lowest bits ``shifted`` keeps. ``coarse``
+    saves a step and adds an error of |x| * 2.8e-9 in single precision.
     """
     f, builder = x.format, x.builder
-    x = x.at_least(-f.exp_normal).at_most(f.exp_normal)
     magic = 1.5 * 2.0**f.mantissa
     shifted = x.fma(sign / math.log(2.0), magic)
     n = shifted - magic
-    r = n.fma(-f.ln2_high, x if sign > 0 else -x)
-    r = n.fma(-f.ln2_low, r)
+    x = x if sign > 0 else -x
+    if coarse and f.single:
+        r = n.fma(-math.log(2.0), x)
+    else:
+        r = n.fma(-f.ln2_low, n.fma(-f.ln2_high, x))
     power = r.polynomial_in_pairs((1.0, *_EXP[f.single])).fma(r, 1.0)
     exponent = builder.shl(shifted.bits(), x.integer(f.mantissa))
     return x.from_bits(builder.add(power.bits(), exponent))
@@ -360,7 +363,8 @@ def _exp_flushed(x: Expr) -> Expr:
     """Return e**x for x up to 87 (float64: 708), 0 (or a subnormal number) below minus that."""
     if _scales_in_one():
         return _exp(x)
-    return x.const(0.0).where(x.compare("<", -x.format.exp_normal), _exp_between(x))
+    below = x.compare("<", -x.format.exp_normal)
+    return x.const(0.0).where(below, _exp_unbounded(x, coarse=True))
 
 
 def _expm1_negative(x: Expr) -> Expr:
@@ -384,7 +388,8 @@ def _expm1(x: Expr) -> Expr:
 
 def _sigmoid(x: Expr) -> Expr:
     if not _scales_in_one():
-        quotient = x.const(1.0) / (_exp_between(x, -1.0) + 1.0)
+        bounded = x.at_most(x.format.exp_normal)
+        quotient = x.const(1.0) / (_exp_unbounded(bounded, -1.0) + 1.0)
         return x.const(0.0).where(x.compare("<", -x.format.exp_normal), quotient)
     e = _exp(-x.abs())
     numerator = x.const(1.0).where(x.compare(">=", 0.0), e)
@@ -514,11 +519,10 @@ def _beyond(x: Expr, near: Expr, name: str) -> Expr:
 def _silu(x: Expr) -> Expr:
     if _scales_in_one():
         return x * _sigmoid(x)
-    # Where the exponential is clamped the product is 0; NaN, as written, of -inf.
-    least = -x.format.exp_normal
-    bounded = x.at_least(least)
-    quotient = bounded / (_exp_between(bounded, -1.0) + 1.0)
-    return quotient.where(x.compare(">=", least), x * 0.0)
+    most = x.format.exp_normal
+    quotient = x / (_exp_unbounded(x.at_most(most), -1.0) + 1.0)
+    # Where the exponential has no end the product is 0; NaN, as written, of -inf.
+    return quotient.where(x.compare(">=", -most), x * 0.0)
 
 
 def _gelu(x: Expr) -> Expr:
