@@ -122,6 +122,9 @@ def emit_attention(low: Lowering, r: Request) -> None:
         steps = mask_steps(r.mask, (batch, heads, queries, keys))
         if steps[2] and not steps[3] and keys > 1:
             raise Unsupported("a mask that is the same for all keys")
+    if _few(r, of, steps):
+        _emit_few(low, r, of, steps)
+        return
     block = min(_KEYS, keys)
     whole = r.k.steps[3] == 1 and r.v.steps[3] == 1
     copies = whole and (r.k.steps[2] * of.item % 2048 == 0 or r.v.steps[2] * of.item % 2048 == 0)
@@ -150,6 +153,56 @@ def emit_attention(low: Lowering, r: Request) -> None:
         grain=grain(units, flops * round_up(queries, of.width) // queries),
         flops=flops,
         bytes=_moved(r, of),
+    )
+
+
+def _few(r: Request, of: Tiles, mask: Sequence[int]) -> bool:
+    """Return whether so few queries look at each key that they are rows, not a panel."""
+    lie = r.v.steps[3] == 1 and 1 in (r.k.steps[2], r.k.steps[3]) and mask[3] in (0, 1)
+    return _rows(r) <= of.width // 4 and lie and (r.mask is None or mask[3] == 1)
+
+
+def _rows(r: Request) -> int:
+    """Return how many queries look at the same key: of one query, all heads that share it."""
+    _, heads, queries, _ = r.q.sizes
+    return queries if queries > 1 or _hides(r) else heads // r.k.sizes[1]
+
+
+def _hides(r: Request) -> bool:
+    """Return whether there is a key that the first query must not see."""
+    return r.causal and r.offset + 1 < r.k.sizes[2]
+
+
+def _emit_few(low: Lowering, r: Request, of: Tiles, mask: Sequence[int]) -> None:
+    """Emit the step of an attention of few queries."""
+    batch, heads, queries, depth = r.q.sizes
+    _, shared, keys, values = r.v.sizes
+    q, out, rows, group = list(r.q.steps), list(r.out.steps), _rows(r), heads // shared
+    mask = list(mask)
+    if queries < rows:
+        # Heads that share keys look at them as queries do.
+        for steps in (q, out, mask):
+            steps[1:3] = [steps[1] * rows, steps[1]]
+        heads, group = shared, 1
+    turned = r.k.steps[3] != 1
+    scratch_bytes = round_up((rows * round_up(keys, of.lanes) + rows) * of.item, 64)
+    scratch = low.scratch(scratch_bytes, per_worker=True)
+    words: list[Word] = [r.q.operand, r.k.operand, r.v.operand, r.out.operand, r.mask or 0]
+    words += [rows, keys, depth, values, heads, group]
+    for steps in (q[:3], r.k.steps, r.v.steps, out[:3], mask):
+        words += [step * of.item for step in steps]
+    words += [0, r.scale, int(_hides(r)), r.offset, 0, scratch, scratch_bytes, 0, int(r.spare)]
+    flops = 2 * batch * heads * rows * keys * (depth + values)
+    moved = _moved(r, of)
+    low.emit(
+        Kernel(
+            "attention_row_kernels", "few_queries", dtype=of.dtype, lanes=of.lanes, turned=turned
+        ),
+        words,
+        batch * heads,
+        grain=grain(batch * heads, flops + 2 * moved),
+        flops=flops,
+        bytes=moved,
     )
 
 

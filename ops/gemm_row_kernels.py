@@ -7,6 +7,7 @@ few rows of A the product takes no longer than reading B does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numba.extending import register_jitable
 
@@ -21,41 +22,17 @@ def _offset(args: int, index: int, b0: int, b1: int, b2: int) -> int:
     return b0 * arg(args, index) + b1 * arg(args, index + 1) + b2 * arg(args, index + 2)
 
 
-def few_rows(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
-    """Return the kernel of ``C = init + alpha * A @ B + residual`` for few rows of A.
+def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
+    """Return what adds ``alpha * A @ B`` to C: B by its rows, and B by its columns.
 
-    Args:
-        dtype: ``"float32"`` or ``"float64"``.
-        lanes: Elements of a vector.
-        turned: The columns of B lie one after the other (so do the rows of A), not its rows.
-
-    Words::
-
-        0 A  1 B  2 C  3 init (one element per column; 0: none)  4 residual, shaped as C (0: none)
-        5 M  6 N  7 K  8 bytes between rows of A  9 bytes between columns of A
-        10 bytes between rows of B, turned: between its columns  11 alpha (float64)
-        12 columns of a unit  13 b1 size  14 b2 size  (batch b0 is what units leave)
-        15..17 bytes between matrices of A along b0, b1, b2  18..20 of B  21..23 of C
-
-    Rows of C and of the residual follow one another. Units: batch * blocks of columns.
+    Both take addresses and bytes between rows: M, K, A, its row step (by rows of B also the step
+    between its elements), B, its row or column step, C, its row step, columns, alpha.
     """
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
     zero, splat, fma, total = v.zero, v.splat, v.fma, v.sum
     load1, store1 = ld(dtype), st(dtype)
     item = _ITEM[dtype]
-
-    @register_jitable
-    def start(c: int, count: int, init: int, res: int) -> None:
-        """Write what the sums of a row begin with."""
-        for j in range(0, count, lanes):
-            n, at = min(lanes, count - j), j * item
-            value = zero()
-            if init != 0:
-                value = load_n(init + at, n)
-            if res != 0:
-                value = value + load_n(res + at, n)
-            store_n(c + at, n, value)
 
     @register_jitable
     def add_eight(c: int, a: int, aks: int, b: int, ldb: int, count: int, alpha: float) -> None:
@@ -93,10 +70,20 @@ def few_rows(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
             store_n(c + at, n, fma(factor, load_n(b + at, n), load_n(c + at, n)))
 
     @register_jitable
-    def along_rows(args: int, a: int, b: int, c: int, count: int) -> None:
-        """Add all rows of B to a block of columns."""
-        m, depth, aks, ldb = arg(args, 5), arg(args, 7), arg(args, 9), arg(args, 10)
-        ars, crs, alpha = arg(args, 8), arg(args, 6) * item, ld_f64(args + 8 * 11)
+    def along_rows(
+        m: int,
+        depth: int,
+        a: int,
+        ars: int,
+        aks: int,
+        b: int,
+        ldb: int,
+        c: int,
+        crs: int,
+        count: int,
+        alpha: float,
+    ) -> None:
+        """Add all rows of B to ``count`` columns."""
         whole = depth // 8 * 8
         for k in range(0, whole, 8):
             for i in range(m):
@@ -144,10 +131,19 @@ def few_rows(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
         store1(c, load1(c) + total(s + t) * alpha)
 
     @register_jitable
-    def along_columns(args: int, a: int, b: int, c: int, count: int) -> None:
-        """Add the products with a block of columns."""
-        m, depth, ldb = arg(args, 5), arg(args, 7), arg(args, 10)
-        ars, crs, alpha = arg(args, 8), arg(args, 6) * item, ld_f64(args + 8 * 11)
+    def along_columns(
+        m: int,
+        depth: int,
+        a: int,
+        ars: int,
+        b: int,
+        ldb: int,
+        c: int,
+        crs: int,
+        count: int,
+        alpha: float,
+    ) -> None:
+        """Add the products with ``count`` columns, each contiguous as rows of A are."""
         whole = count // 4 * 4
         for j in range(0, whole, 4):
             for i in range(m):
@@ -156,8 +152,48 @@ def few_rows(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
             for i in range(m):
                 dot_one(c + i * crs + j * item, a + i * ars, b + j * ldb, depth, alpha)
 
+    return along_rows, along_columns
+
+
+def few_rows(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
+    """Return the kernel of ``C = init + alpha * A @ B + residual`` for few rows of A.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+        turned: The columns of B lie one after the other (so do the rows of A), not its rows.
+
+    Words::
+
+        0 A  1 B  2 C  3 init (one element per column; 0: none)  4 residual, shaped as C (0: none)
+        5 M  6 N  7 K  8 bytes between rows of A  9 bytes between columns of A
+        10 bytes between rows of B, turned: between its columns  11 alpha (float64)
+        12 columns of a unit  13 b1 size  14 b2 size  (batch b0 is what units leave)
+        15..17 bytes between matrices of A along b0, b1, b2  18..20 of B  21..23 of C
+
+    Rows of C and of the residual follow one another. Units: batch * blocks of columns.
+    """
+    v = vec(dtype, lanes)
+    load_n, store_n, zero = v.load_n, v.store_n, v.zero
+    along_rows, along_columns = row_products(dtype, lanes)
+    item = _ITEM[dtype]
+
+    @register_jitable
+    def start(c: int, count: int, init: int, res: int) -> None:
+        """Write what the sums of a row begin with."""
+        for j in range(0, count, lanes):
+            n, at = min(lanes, count - j), j * item
+            value = zero()
+            if init != 0:
+                value = load_n(init + at, n)
+            if res != 0:
+                value = value + load_n(res + at, n)
+            store_n(c + at, n, value)
+
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        m, n, block = arg(args, 5), arg(args, 6), arg(args, 12)
+        m, n, depth, block = arg(args, 5), arg(args, 6), arg(args, 7), arg(args, 12)
+        ars, aks, ldb = arg(args, 8), arg(args, 9), arg(args, 10)
+        alpha = ld_f64(args + 8 * 11)
         blocks = (n + block - 1) // block
         for unit in range(begin, end):
             batch, first = unit // blocks, unit % blocks * block
@@ -175,8 +211,8 @@ def few_rows(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
                 at = init + first * item if init != 0 else 0
                 start(c + row, count, at, res + beyond + row if res != 0 else 0)
             if turned:
-                along_columns(args, a, b, c, count)
+                along_columns(m, depth, a, ars, b, ldb, c, n * item, count, alpha)
             else:
-                along_rows(args, a, b, c, count)
+                along_rows(m, depth, a, ars, aks, b, ldb, c, n * item, count, alpha)
 
     return kernel
