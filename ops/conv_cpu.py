@@ -181,9 +181,9 @@ def choose(job: Job) -> str:
     return _square(job)
 
 
-# Bytes by which the weights of a volume may grow: three times as many as those of an image, they
-# would be most of the memory of a network.
-_MORE_WEIGHTS = 5 << 20
+# Bytes by which the weights of a convolution of volumes may grow: such networks have many weights
+# for what they compute, and those of Winograd would be much of their memory.
+_MORE_WEIGHTS = 4_000_000
 
 
 def _square(job: Job) -> str:
@@ -213,7 +213,7 @@ def _square(job: Job) -> str:
     for name, m in forms.items():
         count = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
         values, points = winograd_sizes(m, g.strides[1])
-        if g.kernel[0] > 1 and (values - 9) * weights > _MORE_WEIGHTS:
+        if g.source[0] > 1 and (values - 9) * weights > _MORE_WEIGHTS:
             continue
         transforms = count * 7 * (values * blocks_in + points * blocks_out)
         cost = transforms + _cost(of, count * values * products, values * weights)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.kernel import Kernel
+from subgraph.engine.mapped import release_array
 from subgraph.engine.pool import call
 from subgraph.weights import aligned_empty
 
@@ -18,6 +19,7 @@ from .tile_planning import Tiles, round_up
 
 Array = np.ndarray[Any, Any]
 _NARROWED = 1 << 16  # elements that are rounded together
+_SLICE = 16 << 20  # bytes of weights that are packed before their pages of the file are given back
 _BLOCK = 16  # rows of a matrix that are packed together: they lie in one line of the cache
 
 
@@ -112,9 +114,16 @@ def _pack(source: Array, target: Array, depth: int, block: int, of: Tiles) -> No
     columns, inputs, taps = source.shape
     words = [source.ctypes.data, target.ctypes.data, columns, round_up(columns, of.lanes)]
     words += [of.width, inputs, depth, block, taps, *source.strides]
-    _run(Kernel("packing_kernels", "pack", item=of.item), words, -(-columns // of.width))
+    kernel = Kernel("packing_kernels", "pack", item=of.item)
+    units = -(-columns // of.width)
+    part = max(1, _SLICE * units // max(1, source.nbytes))
+    for first in range(0, units, part):
+        last = min(first + part, units)
+        _run(kernel, words, last, first)
+        if part < units:
+            release_array(source[first * of.width : last * of.width])
 
 
-def _run(kernel: Kernel, words: list[int], units: int) -> None:
+def _run(kernel: Kernel, words: list[int], units: int, first: int = 0) -> None:
     block = np.array(words, np.int64)
-    call(kernel.address, block.ctypes.data, 0, units, 0)
+    call(kernel.address, block.ctypes.data, first, units, 0)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 # More objects than this go to the oldest generation unseen; after so many in all, the next time,
 # all are looked through: what became garbage meanwhile stays no longer.
-MANY = 100_000
+MANY = 10_000
 TOO_MANY = 4_000_000
 
 _unseen = 0

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import onnx
-from onnx import AttributeProto, NodeProto
-
 from subgraph.errors import ModelError, UnsupportedOpError
+from subgraph.onnx_messages import AttributeProto, NodeProto, OperatorSetIdProto
 from subgraph.schema import Schema, canonical_domain, get_schema, newest_opset
 
 _KIND_OF = {number: name.lower() for name, number in AttributeProto.AttributeType.items()}
@@ -24,7 +22,7 @@ def text_of(text: str) -> str:
     return text
 
 
-def read_opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+def read_opsets(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
     opsets: dict[str, int] = {}
     for entry in imports:
         domain = canonical_domain(text_of(entry.domain))

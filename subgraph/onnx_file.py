@@ -7,7 +7,6 @@ rest goes through the onnx parser and `subgraph.onnx_reader`; weights become vie
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -111,15 +110,14 @@ def _shown(model: Any) -> str:
 
 
 def _load(model: Any, functions: Functions, folder: Path | None, mapped: bool) -> Graph:
-    import onnx
-
+    from subgraph.onnx_messages import ModelProto
     from subgraph.onnx_reader import GraphReader
     from subgraph.onnx_tensors import TensorReader, map_file
     from subgraph.onnx_wire import strip
 
     if functions not in ("inline", "keep"):
         raise ModelError(f"functions is {functions!r}; it is 'inline' or 'keep'")
-    if isinstance(model, onnx.ModelProto):
+    if isinstance(model, ModelProto):
         return GraphReader(model, TensorReader(folder), functions).read()
     buffer: Buffer
     if isinstance(model, (str, os.PathLike)):
@@ -144,9 +142,9 @@ def _load(model: Any, functions: Functions, folder: Path | None, mapped: bool) -
         )
     if buffer[:24] == b"version https://git-lfs.":
         raise ModelError("a pointer of git-lfs, not the model itself; run git lfs pull")
-    key = secrets.token_hex(8)
+    key = os.urandom(8).hex()
     small, spans = strip(buffer, key)
-    proto = onnx.ModelProto.FromString(small)
+    proto = ModelProto.FromString(small)
     del small
     tensors = TensorReader(folder, buffer=buffer, key=key, spans=spans, mapped=mapped)
     return GraphReader(proto, tensors, functions).read()
@@ -308,7 +306,7 @@ class _Files:
 
     def open(self, target: Path) -> IO[bytes]:
         """Return a new file that is to become ``target``."""
-        hidden = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+        hidden = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
         file = hidden.open("xb")
         self._open.append((file, hidden, target))
         return file

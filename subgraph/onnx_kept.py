@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
-from onnx import GraphProto, ModelProto
 
 from subgraph.graph import Graph, Node, Value
 from subgraph.onnx_checks import text_of
+from subgraph.onnx_messages import GraphProto, ModelProto
 from subgraph.parameters import Parameter
 
 KEY = "onnx_kept"

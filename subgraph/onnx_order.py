@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 
-from onnx import AttributeProto, GraphProto, NodeProto
-
 from subgraph.errors import ModelError
+from subgraph.onnx_messages import AttributeProto, GraphProto, NodeProto
 
 
 def used(proto: NodeProto) -> Iterator[str]:

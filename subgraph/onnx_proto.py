@@ -5,16 +5,23 @@ Used by the ONNX file reader and writer and by type inference; loaded only when 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import attrs
 import numpy as np
-import onnx
-from onnx import AttributeProto, TensorProto, TypeProto, numpy_helper
 
 from subgraph.errors import ModelError
 from subgraph.graph import Graph, Node
+from subgraph.onnx_messages import (
+    AttributeProto,
+    GraphProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    TypeProto,
+)
 from subgraph.schema import AttributeKind, find_schema
 from subgraph.types import (
     DTYPE_OF_ONNX,
@@ -27,8 +34,8 @@ from subgraph.types import (
     ValueType,
 )
 
-GraphToProto = Callable[[Graph], onnx.GraphProto]
-ProtoToGraph = Callable[[onnx.GraphProto], Graph]
+GraphToProto = Callable[[Graph], GraphProto]
+ProtoToGraph = Callable[[GraphProto], Graph]
 
 
 @attrs.frozen(eq=False, slots=True)
@@ -126,6 +133,8 @@ def tensor_to_proto(array: np.ndarray[Any, Any], name: str = "") -> TensorProto:
             s if isinstance(s, bytes) else str(s).encode() for s in array.ravel().tolist()
         )
         return proto
+    from onnx import numpy_helper
+
     return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
 
 
@@ -141,7 +150,7 @@ def tensor_from_proto(proto: TensorProto) -> np.ndarray[Any, Any]:
             strings = [_text(s) for s in proto.string_data]
             array = np.array(strings, dtype=object).reshape(tuple(proto.dims))
         else:
-            array = numpy_helper.to_array(proto)
+            array = _array(proto)
     except (ValueError, TypeError, OverflowError, MemoryError) as error:
         raise ModelError(
             f"tensor {proto.name!r} (dtype {DTYPE_OF_ONNX[proto.data_type]}, dims "
@@ -149,6 +158,33 @@ def tensor_from_proto(proto: TensorProto) -> np.ndarray[Any, Any]:
         ) from error
     array.flags.writeable = False
     return array
+
+
+# Dtypes that lie in a file as in an array, and the field of those that may have one of their own.
+_LYING = {
+    "float32": "float_data",
+    "float64": "double_data",
+    "int32": "int32_data",
+    "int64": "int64_data",
+    "uint64": "",
+    "uint32": "",
+    "int8": "",
+    "uint8": "",
+}
+
+
+def _array(proto: TensorProto) -> np.ndarray[Any, Any]:
+    dtype = DTYPE_OF_ONNX[proto.data_type]
+    field = _LYING.get(dtype)
+    inside = proto.data_location != TensorProto.EXTERNAL and not proto.HasField("segment")
+    if field is not None and inside and sys.byteorder == "little":
+        if proto.HasField("raw_data"):
+            return np.frombuffer(proto.raw_data, dtype).reshape(proto.dims)
+        if field:
+            return np.array(getattr(proto, field), dtype).reshape(proto.dims)
+    from onnx import numpy_helper  # takes a while to import, and few models need it
+
+    return numpy_helper.to_array(proto)
 
 
 def _text(raw: bytes) -> str | bytes:
@@ -215,7 +251,7 @@ def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def _fill_sparse(proto: onnx.SparseTensorProto, value: SparseTensor) -> None:
+def _fill_sparse(proto: SparseTensorProto, value: SparseTensor) -> None:
     proto.values.CopyFrom(tensor_to_proto(value.values))
     proto.indices.CopyFrom(tensor_to_proto(value.indices))
     proto.dims.extend(value.shape)
@@ -301,19 +337,19 @@ def attr_from_proto(proto: AttributeProto, graph_from_proto: ProtoToGraph) -> An
             raise ModelError(f"attribute {proto.name!r} has unknown type {proto.type}")
 
 
-def sparse_from_proto(proto: onnx.SparseTensorProto) -> SparseTensor:
+def sparse_from_proto(proto: SparseTensorProto) -> SparseTensor:
     """Return the sparse tensor of a message."""
     values, indices = tensor_from_proto(proto.values), tensor_from_proto(proto.indices)
     return SparseTensor(values, indices, tuple(proto.dims))
 
 
-def node_to_proto(node: Node, graph_to_proto: GraphToProto | None = None) -> onnx.NodeProto:
+def node_to_proto(node: Node, graph_to_proto: GraphToProto | None = None) -> NodeProto:
     """Return ONNX's message for a node; omitted inputs have an empty name.
 
     Raises:
         ModelError: an attribute has no form in ONNX.
     """
-    proto = onnx.NodeProto(
+    proto = NodeProto(
         name=node.name,
         op_type=node.op_type,
         domain=node.domain,

@@ -11,14 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
-import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 from subgraph.errors import ModelError
 from subgraph.graph import Graph, Node, Value
 from subgraph.lazy_graph import LazyGraph
 from subgraph.onnx_checks import check_node, read_opsets, refuse_unknown, text_of, version_of
 from subgraph.onnx_kept import keep
+from subgraph.onnx_messages import (
+    IR_VERSION,
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    StringStringEntryProto,
+)
 from subgraph.onnx_order import sort_nodes, used
 from subgraph.onnx_proto import attr_from_proto, type_from_proto
 from subgraph.onnx_tensors import Array, TensorReader
@@ -159,9 +166,9 @@ class GraphReader:
         model = self._model
         if not model.HasField("graph"):
             raise ModelError("the message has no graph; it is not an ONNX model")
-        if not 0 < model.ir_version <= onnx.IR_VERSION:
+        if not 0 < model.ir_version <= IR_VERSION:
             raise ModelError(
-                f"IR version {model.ir_version} is not one of 1 to {onnx.IR_VERSION}, which the "
+                f"IR version {model.ir_version} is not one of 1 to {IR_VERSION}, which the "
                 "onnx package here knows; the file is damaged, or upgrade onnx"
             )
         opsets = read_opsets(model.opset_import)
@@ -505,7 +512,7 @@ class _Body(tuple[Graph, tuple[Value, ...]]):
     __slots__ = ()
 
 
-def _noted(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str]:
+def _noted(entries: Iterable[StringStringEntryProto]) -> dict[str, str]:
     return {text_of(entry.key): text_of(entry.value) for entry in entries}
 
 

@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
 from subgraph.errors import ModelError, file_error
+from subgraph.onnx_messages import TensorProto
 from subgraph.onnx_proto import dtype_from_number, tensor_from_proto
 from subgraph.onnx_wire import DOUBLE_DATA, FLOAT_DATA, Buffer, Span
 from subgraph.types import numpy_dtype

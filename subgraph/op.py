@@ -15,7 +15,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
-from subgraph.registry import Registry, defined_at, load_files
+from subgraph.registry import Files, Registry, defined_at
 from subgraph.schema import CUSTOM_SCHEMAS, Schema
 from subgraph.types import ValueType
 
@@ -29,14 +29,11 @@ Reference = Callable[[Node, Sequence[Any]], Sequence[Any]]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def _load_families() -> None:
-    # The files of one device (`conv_cpu`, `opencl_code`, `conv_kernels`) load with the device.
-    devices = frozenset(("cpu", "opencl", "kernels"))
-    load_files("subgraph.ops", lambda name: devices.isdisjoint(name.split("_")))
-
-
-SHAPE_RULES: Registry[ShapeRule] = Registry("shape rule", UnsupportedOpError, _load_families)
-REFERENCES: Registry[Reference] = Registry("reference", UnsupportedOpError, _load_families)
+# The files of one device (`conv_cpu`, `opencl_code`, `conv_kernels`) load with the device.
+_DEVICES = frozenset(("cpu", "opencl", "kernels"))
+_FAMILIES = Files("subgraph.ops", lambda name: _DEVICES.isdisjoint(name.split("_")))
+SHAPE_RULES: Registry[ShapeRule] = Registry("shape rule", UnsupportedOpError, _FAMILIES)
+REFERENCES: Registry[Reference] = Registry("reference", UnsupportedOpError, _FAMILIES)
 
 
 @attrs.frozen

@@ -24,14 +24,14 @@ import attrs
 from subgraph.errors import PassError, SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import changes_by_thread
-from subgraph.registry import Registry, defined_at, load_files, nearest
+from subgraph.registry import Files, Registry, defined_at, nearest
 
 Pass = Callable[..., Graph]
 PassLike = str | Pass | type[Any] | Sequence["PassLike"]
 _P = TypeVar("_P", bound=Callable[..., Any])
 
 PASSES: Registry[Pass] = Registry(
-    "pass", PassError, lambda: load_files("subgraph.passes", lambda name: not name.startswith("_"))
+    "pass", PassError, Files("subgraph.passes", lambda name: not name.startswith("_"))
 )
 _names: dict[Any, str] = {}
 

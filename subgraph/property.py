@@ -106,10 +106,10 @@ _P = TypeVar("_P", bound=PropertyFactory)
 def _discover() -> None:
     from importlib.metadata import entry_points
 
-    from subgraph.registry import load_files
+    from subgraph.registry import Files
 
     # Pattern properties stand beside the passes.
-    load_files("subgraph.passes", lambda name: not name.startswith("_"))
+    Files("subgraph.passes", lambda name: not name.startswith("_")).load_all()
     for entry in entry_points(group="subgraph.properties"):
         try:
             PROPERTIES.register(entry.name, entry.load(), f"entry point {entry.value}")

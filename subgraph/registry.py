@@ -1,6 +1,8 @@
 """Registries: one name, one owner; the files of a folder are found, sorted, and loaded on demand.
 
-Ops, passes, selectors, properties and devices each have one. Nothing depends on import order.
+Ops, passes, selectors, properties and devices each have one. Nothing depends on import order. A
+name that is looked up loads the files in which it stands as a literal, and all others only if these
+do not register it: a process that runs one model needs few of them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import pkgutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from subgraph.errors import SubgraphError
@@ -20,6 +23,46 @@ T = TypeVar("T")
 _discovery = threading.RLock()
 
 
+class Files:
+    """The files of a package's folder that register names, each loaded once, when it is needed."""
+
+    def __init__(self, package: str, keep: Callable[[str], bool]) -> None:
+        """Name the folder; ``keep`` says of each file's name whether it is one of them."""
+        self._package = package
+        self._keep = keep
+        self._waiting: dict[str, bytes] | None = None
+
+    def load_all(self) -> None:
+        """Import all, sorted by name."""
+        self._import(sorted(self._texts()))
+
+    def load_naming(self, name: str) -> None:
+        """Import those in which ``name``, without its domain, stands in quotes."""
+        literal = f'"{name.rpartition("::")[2]}"'.encode()
+        self._import(sorted(file for file, text in self._texts().items() if literal in text))
+
+    def _texts(self) -> dict[str, bytes]:
+        """Return the sources of the files not yet imported."""
+        if self._waiting is None:
+            folder = importlib.import_module(self._package).__path__
+            files = [info for info in pkgutil.iter_modules(folder) if self._keep(info.name)]
+            self._waiting = {info.name: _source(info) for info in files}
+        return self._waiting
+
+    def _import(self, files: Iterable[str]) -> None:
+        for file in files:
+            importlib.import_module(f"{self._package}.{file}")
+            self._texts().pop(file, None)
+
+
+def _source(info: pkgutil.ModuleInfo) -> bytes:
+    """Return the source of a module; nothing where it is installed without."""
+    try:
+        return Path(getattr(info.module_finder, "path", ""), f"{info.name}.py").read_bytes()
+    except OSError:
+        return b""
+
+
 class Registry(Generic[T]):
     """Names to owners of one kind ("pass", "device", ...); looked up names say what is near."""
 
@@ -27,12 +70,20 @@ class Registry(Generic[T]):
         self,
         kind: str,
         error: type[SubgraphError],
-        discover: Callable[[], None] | None = None,
+        discover: Callable[[], None] | Files | None = None,
     ) -> None:
-        """Make an empty registry; ``discover`` runs once, before the first look-up."""
+        """Make an empty registry.
+
+        Args:
+            kind: What it holds, for messages.
+            error: What it raises.
+            discover: Called once, before the first look-up; or the files that register names.
+        """
         self.kind = kind
         self._error = error
-        self._discover = discover
+        self._files = discover if isinstance(discover, Files) else None
+        self._discover = discover.load_all if isinstance(discover, Files) else discover
+        self._sought: set[str] = set()
         self._discovering = False
         self._entries: dict[str, tuple[T, str]] = {}
         self._lock = threading.RLock()
@@ -69,7 +120,7 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> T | None:
         """Return what is registered as ``name``, or None."""
-        self._load()
+        self._load(name)
         entry = self._entries.get(name)
         return None if entry is None else entry[0]
 
@@ -84,29 +135,26 @@ class Registry(Generic[T]):
             yield name, self._entries[name][0]
 
     def __contains__(self, name: object) -> bool:
-        self._load()
-        return name in self._entries
+        return isinstance(name, str) and self.find(name) is not None
 
-    def _load(self) -> None:
-        if self._discover is None:
+    def _load(self, name: str | None = None) -> None:
+        """Load what may register ``name``; without one, everything."""
+        if self._discover is None or name in self._sought:
             return
         with _discovery:
             if self._discover is None or self._discovering:
                 return  # another thread was first, or the files being loaded look into themselves
             self._discovering = True
             try:
-                self._discover()
-                self._discover = None
+                if self._files is not None and name is not None:
+                    self._files.load_naming(name)
+                if name is None or self._files is None or name not in self._entries:
+                    self._discover()
+                    self._discover = None
+                else:
+                    self._sought.add(name)
             finally:
                 self._discovering = False
-
-
-def load_files(package: str, keep: Callable[[str], bool]) -> None:
-    """Import the modules of ``package`` whose name ``keep`` accepts, sorted by name."""
-    folder = importlib.import_module(package).__path__
-    for name in sorted(info.name for info in pkgutil.iter_modules(folder)):
-        if keep(name):
-            importlib.import_module(f"{package}.{name}")
 
 
 def defined_at(thing: object) -> str:

@@ -1,20 +1,25 @@
 """Schemas: what an operator's inputs, outputs and attributes are, in every version.
 
-The standard's operators come from ``onnx.defs``; a custom operator (`subgraph.op.Operator`) brings
-its own. Looked up once per operator and version; onnx is imported at the first look-up.
+The standard's operators come from ``onnx.defs``, by way of the user's cache folder while that is
+not imported; a custom operator (`subgraph.op.Operator`) brings its own. Looked up once per operator
+and version.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import attrs
 
 from subgraph.errors import UnsupportedOpError
 from subgraph.registry import nearest
+
+if TYPE_CHECKING:
+    from subgraph.kept_schemas import KeptSchemas
 
 AttributeKind = Literal[
     "float",
@@ -120,6 +125,9 @@ def standard_operators() -> tuple[tuple[str, str], ...]:
 @cache
 def newest_opset(domain: str = "") -> int:
     """Return the newest operator set version of ``domain`` that the onnx package defines."""
+    kept = _kept()
+    if kept is not None:
+        return kept.newest.get(domain, 1)
     import onnx.defs
 
     if domain == "":
@@ -136,13 +144,25 @@ def newest_opset(domain: str = "") -> int:
 
 @cache
 def _standard(op_type: str, domain: str, version: int) -> Schema | None:
+    kept = _kept()
+    if kept is not None:
+        return kept.find(op_type, domain, version or newest_opset(domain))
     import onnx.defs
 
     try:
         found = onnx.defs.get_schema(op_type, version or newest_opset(domain), domain)
     except onnx.defs.SchemaError:
         return None
-    return _from_onnx(found)
+    return from_onnx(found)
+
+
+def _kept() -> KeptSchemas | None:
+    """Return the schemas of the cache folder; None where onnx is there to be asked itself."""
+    if "onnx.defs" in sys.modules:
+        return None
+    from subgraph.kept_schemas import kept_schemas
+
+    return kept_schemas()
 
 
 def describe(schema: Schema) -> str:
@@ -165,7 +185,8 @@ def describe(schema: Schema) -> str:
     return f"{text}\n\n{inspect.cleandoc(found.doc or '')}"
 
 
-def _from_onnx(found: Any) -> Schema:
+def from_onnx(found: Any) -> Schema:
+    """Return the schema that the onnx package describes by ``found``."""
     import onnx
     import onnx.helper
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,28 @@ def test_matrices(dtype: str) -> None:
         want = np.concatenate([np.zeros(0, dtype), *(panels(matrix, of) for matrix in plain)])
         for stack in (plain, turned, spread):
             np.testing.assert_array_equal(packing.pack_matrices(stack, of), want)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_large_matrix_of_a_file_gives_its_pages_back_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turned: bool
+) -> None:
+    of = tiles("float32")
+    plain = np.random.default_rng(4).standard_normal((3000, 5 * of.width + 3)).astype(of.dtype)
+    (tmp_path / "file").write_bytes((plain.T if turned else plain).tobytes())
+    with (tmp_path / "file").open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    flat = np.frombuffer(mapping, of.dtype)
+    matrix = flat.reshape(plain.T.shape).T if turned else flat.reshape(plain.shape)
+    parts: list[int] = []
+    monkeypatch.setattr(packing, "release_array", lambda part: parts.append(part.shape[0]))
+    want = panels(plain, of)
+    np.testing.assert_array_equal(packing.pack_matrices(matrix[None], of), want)
+    assert parts == []
+    monkeypatch.setattr(packing, "_SLICE", plain.nbytes // 3)
+    np.testing.assert_array_equal(packing.pack_matrices(matrix[None], of), want)
+    assert sum(parts) == plain.shape[1]
+    assert len(parts) == 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -29,7 +29,7 @@ from subgraph.errors import SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.op import operator_key
 from subgraph.parameters import Parameter
-from subgraph.registry import Registry, defined_at, load_files
+from subgraph.registry import Files, Registry, defined_at
 from subgraph.types import numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -205,11 +205,11 @@ class LoweringRule:
     layouts: frozenset[Layout]
 
 
-def _load_lowerings() -> None:
-    load_files("subgraph.ops", lambda name: name.endswith("_cpu"))
-
-
-LOWERINGS: Registry[LoweringRule] = Registry("CPU lowering", UnsupportedOpError, _load_lowerings)
+LOWERINGS: Registry[LoweringRule] = Registry(
+    "CPU lowering",
+    UnsupportedOpError,
+    Files("subgraph.ops", lambda name: name.endswith("_cpu")),
+)
 
 
 def lowering(

@@ -28,10 +28,11 @@ def release(parameters: Iterable[Parameter], made: Array) -> None:
     for parameter in parameters:
         array = parameter.array
         if array.nbytes >= _LEAST and not np.may_share_memory(array, made):
-            _release(array)
+            release_array(array)
 
 
-def _release(array: Array) -> None:
+def release_array(array: Array) -> None:
+    """Give back the pages of an array that lies in a mapped file; do nothing for any other."""
     mapping = _mapping_of(array)
     advice = getattr(mmap, "MADV_DONTNEED", None)
     if mapping is None or advice is None:

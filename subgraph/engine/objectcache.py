@@ -103,13 +103,14 @@ def _warn(error: OSError) -> None:
         )
 
 
-def writable() -> bool:
-    """Return whether entries can be written."""
+def writable(*, warn: bool = True) -> bool:
+    """Return whether entries can be written; where not, ``warn`` once."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder):
             return True
     except OSError as error:
-        _warn(error)
+        if warn:
+            _warn(error)
         return False

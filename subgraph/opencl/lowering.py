@@ -33,7 +33,7 @@ from subgraph.graph import Node
 from subgraph.op import operator_key
 from subgraph.opencl.runtime import ClSource, ClTraits
 from subgraph.opencl.tuning import ClTuning
-from subgraph.registry import Registry, defined_at, load_files
+from subgraph.registry import Files, Registry, defined_at
 
 _F = TypeVar("_F", bound=Callable[[Node, "ClLowering"], None])
 _P = TypeVar("_P", bound=Callable[..., None])
@@ -67,12 +67,10 @@ class ClLaunch:
         return f"{self.source.name}.{self.name}"
 
 
-def _load_lowerings() -> None:
-    load_files("subgraph.ops", lambda name: name.endswith("_opencl"))
-
-
+# All together: lowerings launch what other files give for kernels and primitives of the CPU.
+_FILES = Files("subgraph.ops", lambda name: name.endswith("_opencl"))
 CL_LOWERINGS: Registry[LoweringRule] = Registry(
-    "OPENCL lowering", UnsupportedOpError, _load_lowerings
+    "OPENCL lowering", UnsupportedOpError, _FILES.load_all
 )
 
 
