@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
@@ -18,6 +19,7 @@ from .primitives import primitive
 from .tile_planning import FLOATS, Tiles, grain, round_up, tiles
 
 _KEYS = 512  # keys of a block at most
+_KEYS_LOW = 192  # the same for low tiles
 _ORDERS = ("bhtd", "bthd", "bhdt")
 
 
@@ -125,13 +127,19 @@ def emit_attention(low: Lowering, r: Request) -> None:
     if _few(r, of, steps):
         _emit_few(low, r, of, steps)
         return
-    block = min(_KEYS, keys)
-    whole = r.k.steps[3] == 1 and r.v.steps[3] == 1
-    copies = whole and (r.k.steps[2] * of.item % 2048 == 0 or r.v.steps[2] * of.item % 2048 == 0)
-    elements = (depth + values + block + 3) * of.width + of.lanes * of.lanes
-    if copies:
-        elements += block * (max(depth, values) + 16)
-    scratch_bytes = round_up(elements * of.item, 64)
+    panels = -(-queries // of.width)
+    together = _panels(of, panels, batch * heads, low.threads, (depth + values + 3) * of.width)
+    block = _block(of, keys)
+    k_turned, v_turned = r.k.steps[3] != 1, r.v.steps[3] != 1
+    k_pitch = _copied(of, r.k, block, together)
+    v_pitch = _copied(of, r.v, block, together)
+    elements = ((depth + values + 3) * together + block) * of.width
+    scratch_bytes = round_up(
+        elements * of.item
+        + k_pitch * (depth if k_turned else block)
+        + v_pitch * (values if v_turned else block),
+        64,
+    )
     scratch = low.scratch(scratch_bytes, per_worker=True)
 
     def bytes_of(steps: Sequence[int]) -> list[int]:
@@ -139,18 +147,20 @@ def emit_attention(low: Lowering, r: Request) -> None:
 
     words: list[Word] = [r.q.operand, r.k.operand, r.v.operand, r.out.operand, r.mask or 0]
     words += [queries, keys, depth, values, heads, heads // shared]
-    words += [*bytes_of(r.q.steps[:3]), *bytes_of(r.k.steps), *bytes_of(r.v.steps)]
+    words += bytes_of(r.q.steps[:3])
+    words += [*bytes_of(_lines(r.k)), int(k_turned), *bytes_of(_lines(r.v)), int(v_turned)]
     words += [*bytes_of(r.out.steps[:3]), *bytes_of(steps)]
-    words += [of.contraction(), r.scale, int(r.causal), r.offset, block, scratch, scratch_bytes]
-    words += [int(copies), int(r.spare)]
-    units = batch * heads * -(-queries // of.width)
+    words += [of.panel(across=k_turned), of.panel(across=not v_turned), r.scale]
+    words += [int(r.causal), r.offset, block, together, scratch, scratch_bytes]
+    words += [k_pitch, v_pitch, int(r.spare)]
+    units = batch * heads * -(-panels // together)
     flops = 2 * batch * heads * queries * keys * (depth + values)
     low.emit(
         Kernel("attention_kernels", "attention", **of.variant),
         words,
         units,
-        # A unit takes as long with fewer queries than fill it.
-        grain=grain(units, flops * round_up(queries, of.width) // queries),
+        # A vector takes as long with fewer queries than fill it.
+        grain=grain(units, flops * round_up(queries, of.lanes) // queries),
         flops=flops,
         bytes=_moved(r, of),
     )
@@ -204,6 +214,45 @@ def _emit_few(low: Lowering, r: Request, of: Tiles, mask: Sequence[int]) -> None
         flops=flops,
         bytes=moved,
     )
+
+
+def _block(of: Tiles, keys: int) -> int:
+    """Return the keys of a block: equal blocks of whole tiles."""
+    if not of.low:
+        return min(_KEYS, keys)
+    blocks = -(-keys // _KEYS_LOW)
+    return min(round_up(-(-keys // blocks), of.mr), keys)
+
+
+def _panels(of: Tiles, panels: int, others: int, threads: int, elements: int) -> int:
+    """Return the panels of queries of a unit: equal units, enough of them for all threads.
+
+    ``elements`` is what a panel holds; those of a unit fill a part of the second cache.
+    """
+    if not of.low:
+        return 1
+    most = max(1, host.caches().l2 // 4 // (elements * of.item))
+    pieces = -(-panels // most)
+    if threads > 1:
+        pieces = max(pieces, min(panels, -(-4 * threads // others)))
+    return -(-panels // pieces)
+
+
+def _lines(heads: Heads) -> tuple[int, int, int]:
+    """Return the strides of batch, head and line, a line being adjacent elements."""
+    batch, head, position, element = heads.steps
+    return batch, head, position if element == 1 else element
+
+
+def _copied(of: Tiles, heads: Heads, block: int, together: int) -> int:
+    """Return the bytes between the lines of a copy of a block, 0 where it is read in place."""
+    positions = heads.steps[3] == 1
+    length = heads.sizes[3] if positions else block
+    step = _lines(heads)[2] * of.item
+    if step % 2048 and (not of.low or together < 2 or step == length * of.item):
+        return 0
+    # An odd number of cache lines apart, they spread over all sets.
+    return 64 * (-(-length * of.item // 64) | 1)
 
 
 def _moved(r: Request, of: Tiles) -> int:

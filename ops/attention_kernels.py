@@ -1,9 +1,9 @@
 """Fused attention: softmax(scale * Q K^T + mask) V without the matrix of scores in memory.
 
-Everything is computed transposed: keys are rows, queries are lanes. K and V are then read in place
-as the broadcast operand of contraction tiles, and the softmax runs down the rows without any
+Everything is computed transposed: keys are rows, queries are lanes. K and V are then the broadcast
+operand of panels (``subgraph.engine.panel``), and the softmax runs down the rows without any
 horizontal step. Keys come in blocks, with running maximum and sum of the softmax (Milakov and
-Gimelshein 2018; Dao et al., "FlashAttention", 2022).
+Gimelshein 2018; Dao et al., "FlashAttention", 2022); several panels of queries share a block.
 """
 
 from __future__ import annotations
@@ -13,79 +13,73 @@ from collections.abc import Callable
 from numba.extending import register_jitable
 
 from subgraph.engine.emit import item_bytes
-from subgraph.engine.simd import call_kernel, ld, ld_f64, memcpy, vec
-from subgraph.engine.tile import arg, put, rows_of, stack_words
+from subgraph.engine.simd import call_kernel, ld, ld_f64, vec
+from subgraph.engine.tile import arg, put, stack_words
 from subgraph.engine.tiling import (
     T_A,
-    T_AKS,
     T_ARS,
     T_B,
-    T_BJS,
-    T_BKS,
     T_C,
-    T_CJS,
-    T_CRS,
-    T_FLAGS,
-    T_IJS,
     T_INIT,
     T_IRS,
     T_KIN,
-    T_N0,
-    T_N1,
-    T_N2,
     T_RBIAS,
-    T_RES,
     T_WORDS,
 )
 from subgraph.engine.transpose import transposer
 from subgraph.engine.vmath import function
 
-_words = stack_words(T_WORDS)
+# Where the lines of the block of K and V are and how far apart, behind the words of a panel.
+_K_AT, _K_STEP, _V_AT, _V_STEP = range(T_WORDS, T_WORDS + 4)
+_words = stack_words(T_WORDS + 4)
 
 
 def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
-    """Return the fused attention; one unit is a panel of ``nv * lanes`` queries of one head.
+    """Return the fused attention; a unit is some panels of ``nv * lanes`` queries of one head.
 
-    All strides are bytes. Elements of Q and of the output along a row are contiguous.
+    All strides are bytes. Elements of Q and of the output along a row are contiguous. K and V are
+    lines of adjacent elements: each the elements of one key, or one element of all keys.
 
     Words::
 
         0 Q  1 K  2 V  3 output  4 mask, added to the scaled scores (0: none)
         5 queries  6 keys  7 size of a key  8 size of a value  9 heads  10 query heads of a key head
         11 12 13 strides of Q: batch, head, query
-        14 15 16 17 of K: batch, head, key, element
-        18 19 20 21 of V: batch, head, key, element
+        14 15 16 of K: batch, head, line  17 a line of K is an element of all keys (1)
+        18 19 20 of V: batch, head, line  21 a line of V is an element of all keys (1)
         22 23 24 of the output: batch, head, query
         25 26 27 28 of the mask: batch, head, query (0: one row for all), key
-        29 contraction tile  30 scale (float64)
-        31 causal: 1 if query q sees keys up to q + word 32 only  32 offset
-        33 keys of a block  34 scratch, aligned to 64 bytes  35 its bytes per worker
-        36 copy blocks of K and V first (1): for keys a multiple of 2048 bytes apart
-        37 a query that may look at no key gives 0 (1), not NaN (0)
+        29 panel for K's kind of lines  30 panel for V's  31 scale (float64)
+        32 causal: 1 if query q sees keys up to q + word 33 only  33 offset
+        34 keys of a block  35 panels of a unit
+        36 scratch, aligned to 64 bytes  37 its bytes per worker
+        38 39 bytes between the lines of copies of K's and V's blocks, 0: they are read in place
+        40 a query that may look at no key gives 0 (1), not NaN (0)
 
-    A worker's scratch holds ``size of a key + size of a value + keys of a block + 3`` rows of
-    ``nv * lanes`` elements and ``lanes * lanes`` more, with word 36 another keys of a block times
-    ``(max(size of a key, size of a value) + 16)``. A mask with a stride of queries needs keys one
-    element apart, word 36 contiguous elements in K and V.
-    Units: batch * heads * ceil(queries / (nv * lanes)).
+    A worker's scratch holds ``size of a key + size of a value + 3`` rows of ``nv * lanes`` elements
+    for each panel of a unit, a row for each key of a block, and the copies. A mask with a stride of
+    queries needs keys one element apart.
+    Units: batch * heads * ceil(panels / panels of a unit).
     """
     v = vec(dtype, lanes)
     load, store, splat, zero = v.load, v.store, v.splat, v.zero
     largest, select, iota = v.max, v.select, v.iota
+    load_m, store_m, first_lanes = v.load_m, v.store_m, v.mask_n
     load1 = ld(dtype)
     exp, turn = function("exp_flushed", dtype, lanes), transposer(dtype, lanes)
     item = item_bytes(dtype)
     size = lanes * item
     width = nv * lanes
-    row = width * item
     lowest = float("-inf")
 
     @register_jitable
     def pack_queries(q: int, step: int, count: int, depth: int, to: int, scale: float) -> None:
+        """Turn queries into lanes; lanes without one are zeros."""
         factor = splat(scale)
-        for d in range(depth):
-            for j in range(nv):
-                store(to + d * row + j * size, zero())
+        row = (count + lanes - 1) // lanes * size
+        if count * item < row:
+            for d in range(depth):
+                store(to + (d + 1) * row - size, zero())
         for d in range(0, depth, lanes):
             for j in range(0, count, lanes):
                 turn(
@@ -96,84 +90,93 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                     to + d * row + j * item,
                     row,
                 )
-        for d in range(depth):
-            for j in range(nv):
-                store(to + d * row + j * size, load(to + d * row + j * size) * factor)
+        for at in range(to, to + depth * row, size):
+            store(at, load(at) * factor)
 
     @register_jitable
-    def add_mask(mask: int, step: int, count: int, keys: int, scores: int, spare: int) -> None:
-        """Add a mask that differs between queries: blocks of it are turned through ``spare``."""
-        for k in range(0, keys, lanes):
-            taken = min(lanes, keys - k)
-            for j in range(0, count, lanes):
-                turn(mask + j * step + k * item, step, min(lanes, count - j), taken, spare, size)
-                for i in range(taken):
-                    at = scores + (k + i) * row + j * item
-                    store(at, load(at) + load(spare + i * size))
+    def copy(source: int, step: int, lines: int, count: int, to: int, pitch: int) -> None:
+        """Copy lines to where they do not all fall into the same cache sets."""
+        whole, rest = count // lanes * size, count % lanes
+        mask = first_lanes(rest)
+        for r in range(lines):
+            x, y = source + r * step, to + r * pitch
+            for i in range(0, whole, size):
+                store(y + i, load(x + i))
+            if rest > 0:
+                store_m(y + whole, mask, load_m(x + whole, mask))
 
     @register_jitable
-    def hide_future(first_query: int, key: int, keys: int, offset: int, scores: int) -> None:
-        for k in range(keys):
-            for j in range(nv):
-                limit = key + k - offset - first_query - j * lanes
-                if limit > 0:
-                    at = scores + k * row + j * size
-                    seen = iota() >= splat(float(limit))
-                    store(at, select(seen, load(at), splat(lowest)))
-
-    @register_jitable
-    def soften(scores: int, keys: int, out: int, values: int, state: int) -> None:
-        """Turn a block of scores into weights; bring maximum, sum and output to the new maximum."""
-        for j in range(nv):
-            at = scores + j * size
-            top_at, sum_at = state + j * size, state + row + j * size
-            before = load(top_at)
-            top = before
+    def lay_mask(mask: int, step: int, key_step: int, count: int, keys: int, scores: int) -> None:
+        """Lay a mask where the scores will be added to it."""
+        row = (count + lanes - 1) // lanes * size
+        if step == 0:
             for k in range(keys):
-                top = largest(load(at + k * row), top)
+                for at in range(scores + k * row, scores + (k + 1) * row, size):
+                    store(at, splat(load1(mask + k * key_step)))
+            return
+        for k in range(0, keys, lanes):
+            for j in range(0, count, lanes):
+                turn(
+                    mask + j * step + k * item,
+                    step,
+                    min(lanes, count - j),
+                    min(lanes, keys - k),
+                    scores + k * row + j * item,
+                    row,
+                )
+
+    @register_jitable
+    def hide_future(limit: int, keys: int, vectors: int, scores: int) -> None:
+        """Hide key k of a block from the queries before ``limit + k``."""
+        for k in range(max(0, 1 - limit), keys):
+            for j in range(vectors):
+                at = scores + (k * vectors + j) * size
+                seen = iota() >= splat(float(limit + k - j * lanes))
+                store(at, select(seen, load(at), splat(lowest)))
+
+    @register_jitable
+    def soften(scores: int, keys: int, vectors: int, state: int, later: bool) -> None:
+        """Turn a block of scores into weights; bring maximum and sum to the new maximum.
+
+        In a later block what sums so far are to be multiplied with is left behind them.
+        """
+        row = vectors * size
+        even = scores + keys // 2 * 2 * row
+        for j in range(0, row, size):
+            top, other = splat(lowest), splat(lowest)
+            if later:
+                top = load(state + j)
+            before = top
+            for at in range(scores + j, even, 2 * row):
+                top, other = largest(load(at), top), largest(load(at + row), other)
+            if keys & 1:
+                top = largest(load(even + j), top)
+            top = largest(other, top)
             # A row of nothing but -inf must not become NaN here: a later block may hold more.
             base = select(top > splat(lowest), top, zero())
-            factor = exp(before - base)
-            total = load(sum_at) * factor
-            for k in range(keys):
-                weight = exp(load(at + k * row) - base)
-                store(at + k * row, weight)
+            total = zero()
+            if later:
+                factor = exp(before - base)
+                total = load(state + row + j) * factor
+                store(state + 2 * row + j, factor)
+            for at in range(scores + j, scores + keys * row, row):
+                weight = exp(load(at) - base)
+                store(at, weight)
                 total = total + weight
-            store(top_at, top)
-            store(sum_at, total)
-            for d in range(values):
-                to = out + d * row + j * size
-                store(to, load(to) * factor)
-
-    @register_jitable
-    def rows_times(t: int, tile: int, count: int, a: int, step: int, c: int, mask: int) -> None:
-        """Run tiles over ``count`` rows of A."""
-        vectors = nv
-        masked, mask_step = mask != 0, arg(t, T_IRS)
-        put(t, T_CRS, row)
-        i = 0
-        while i < count:
-            m = rows_of(count - i, mr)
-            put(t, T_A, a + i * step)
-            put(t, T_C, c + i * row)
-            if masked:
-                put(t, T_RBIAS, mask + i * item)
-            if mask_step != 0:
-                put(t, T_INIT, c + i * row)
-            call_kernel(tile, t, m, vectors, 0)
-            i += m
+            store(state + j, top)
+            store(state + row + j, total)
 
     @register_jitable
     def write(
         out: int, step: int, count: int, values: int, source: int, state: int, spare: int
     ) -> None:
-        for j in range(nv):
-            total = load(state + row + j * size)
+        row = (count + lanes - 1) // lanes * size
+        for j in range(0, row, size):
+            total = load(state + row + j)
             if spare != 0:  # a row that may look at nothing gives 0
                 total = select(total > zero(), total, splat(1.0))
             inverse = splat(1.0) / total
-            for d in range(values):
-                at = source + d * row + j * size
+            for at in range(source + j, source + values * row, row):
                 store(at, load(at) * inverse)
         for d in range(0, values, lanes):
             for j in range(0, count, lanes):
@@ -187,107 +190,119 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                 )
 
     @register_jitable
-    def gather(source: int, step: int, rows: int, count: int, to: int) -> None:
-        """Copy rows to where they do not all fall into the same cache set."""
-        for r in range(rows):
-            memcpy(to + r * (count + 16) * item, source + r * step, count * item)
+    def block_lines(
+        args: int, at: int, which: int, key: int, keys: int, length: int, pitch: int, to: int
+    ) -> tuple[int, int]:
+        """Return where the lines of a block of K (14) or V (18) are and how far apart."""
+        step, turned = arg(args, which + 2), arg(args, which + 3)
+        at += key * (item if turned != 0 else step)
+        if pitch == 0:
+            return at, step
+        if turned != 0:
+            copy(at, step, length, keys, to, pitch)
+        else:
+            copy(at, step, keys, length, to, pitch)
+        return to, pitch
 
     @register_jitable
-    def block(args: int, t: int, scratch: int, unit_words: int) -> None:
-        """Run one block of keys: the six words are its first key, its keys, and addresses."""
-        key, keys = arg(unit_words, 0), arg(unit_words, 1)
-        k, v_at = arg(unit_words, 2), arg(unit_words, 3)
-        mask, first = arg(unit_words, 4), arg(unit_words, 5)
-        count = arg(unit_words, 6)
+    def attend(
+        args: int, t: int, place: int, first: int, key: int, keys: int, mask: int, scores: int
+    ) -> None:
+        """Attend with a panel of queries to a block of keys, whose lines ``t`` holds."""
         depth, values = arg(args, 7), arg(args, 8)
-        scores = scratch + depth * row
-        out = scores + arg(args, 33) * row
-        state = out + values * row
-        copies = state + 3 * row + lanes * size
-        source, step = k + key * arg(args, 16), arg(args, 16)
-        if arg(args, 36) != 0:
-            gather(source, step, keys, depth, copies)
-            source, step = copies, (depth + 16) * item
-        put(t, T_ARS, step)
-        put(t, T_AKS, arg(args, 17))
-        put(t, T_B, scratch)
-        put(t, T_KIN, depth)
-        put(t, T_INIT, 0)
+        count = min(width, arg(args, 5) - first)
+        vectors = (count + lanes - 1) // lanes
+        row = width * item
+        out, state = place + depth * row, place + (depth + values) * row
+        put(t, T_RBIAS, 0)
         put(t, T_IRS, 0)
+        put(t, T_INIT, 0)
+        if mask != 0:
+            step, key_step = arg(args, 27), arg(args, 28)
+            at = mask + first * step + key * key_step
+            if step == 0 and key_step == item:
+                put(t, T_RBIAS, at)
+            else:
+                lay_mask(at, step, key_step, count, keys, scores)
+                put(t, T_IRS, 1)
+        put(t, T_A, arg(t, _K_AT))
+        put(t, T_ARS, arg(t, _K_STEP))
+        put(t, T_B, place)
+        put(t, T_C, scores)
+        put(t, T_KIN, depth)
+        call_kernel(arg(args, 29), t, keys, vectors, 0)
+        limit = key - arg(args, 33) - first
+        if arg(args, 32) != 0:
+            hide_future(limit, keys, vectors, scores)
+        soften(scores, keys, vectors, state, key > 0)
         put(t, T_RBIAS, 0)
-        row_mask = mask if arg(args, 27) == 0 and arg(args, 28) == item else 0
-        bias = row_mask + key * item if row_mask != 0 else 0
-        rows_times(t, arg(args, 29), keys, source, step, scores, bias)
-        put(t, T_RBIAS, 0)
-        if mask != 0 and arg(args, 27) != 0:
-            add_mask(mask + key * item, arg(args, 27), count, keys, scores, state + 3 * row)
-        elif mask != 0 and row_mask == 0:
-            for i in range(keys):
-                extra = splat(load1(mask + (key + i) * arg(args, 28)))
-                for j in range(nv):
-                    at = scores + i * row + j * size
-                    store(at, load(at) + extra)
-        if arg(args, 31) != 0:
-            hide_future(first, key, keys, arg(args, 32), scores)
-        soften(scores, keys, out, values, state)
-        source, step = v_at + key * arg(args, 20), arg(args, 20)
-        if arg(args, 36) != 0:
-            gather(source, step, keys, values, copies)
-            source, step = copies, (values + 16) * item
-        put(t, T_ARS, arg(args, 21))
-        put(t, T_AKS, step)
+        put(t, T_IRS, 0)
+        if key > 0:
+            put(t, T_INIT, state + 2 * vectors * size)
+        put(t, T_A, arg(t, _V_AT))
+        put(t, T_ARS, arg(t, _V_STEP))
         put(t, T_B, scores)
+        put(t, T_C, out)
         put(t, T_KIN, keys)
-        put(t, T_IRS, row)
-        rows_times(t, arg(args, 29), values, source, arg(args, 21), out, 0)
+        call_kernel(arg(args, 30), t, values, vectors, 0)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        t, unit_words = _words(), _words()
+        t = _words()
         queries, keys, depth, values = arg(args, 5), arg(args, 6), arg(args, 7), arg(args, 8)
-        heads, shared, keys_block = arg(args, 9), arg(args, 10), arg(args, 33)
-        scratch = arg(args, 34) + worker * arg(args, 35)
-        panels = (queries + width - 1) // width
-        out = scratch + (depth + keys_block) * row
-        state = out + values * row
-        put(t, T_N0, 1)
-        put(t, T_N1, 1)
-        put(t, T_N2, 1)
-        put(t, T_BKS, row)
-        put(t, T_BJS, size)
-        put(t, T_CJS, size)
-        put(t, T_IJS, size)
-        put(t, T_RES, 0)
-        put(t, T_FLAGS, 0)
+        heads, keys_block, panels = arg(args, 9), arg(args, 34), arg(args, 35)
+        row = width * item
+        place_bytes = (depth + values + 3) * row
+        places = arg(args, 36) + worker * arg(args, 37)
+        scores = places + panels * place_bytes
+        k_copy = scores + keys_block * row
+        v_copy = k_copy + arg(args, 38) * (depth if arg(args, 17) != 0 else keys_block)
+        pieces = (queries + panels * width - 1) // (panels * width)
         for unit in range(begin, end):
-            first = unit % panels * width
-            head, batch = unit // panels % heads, unit // panels // heads
-            count = min(width, queries - first)
-            step = arg(args, 13)
-            q = arg(args, 0) + batch * arg(args, 11) + head * arg(args, 12) + first * step
-            pack_queries(q, step, count, depth, scratch, ld_f64(args + 8 * 30))
-            for j in range(nv):
-                store(state + j * size, splat(lowest))
-                store(state + row + j * size, zero())
-            for d in range(values * nv):
-                store(out + d * size, zero())
-            key_head = head // shared
-            put(unit_words, 2, arg(args, 1) + batch * arg(args, 14) + key_head * arg(args, 15))
-            put(unit_words, 3, arg(args, 2) + batch * arg(args, 18) + key_head * arg(args, 19))
+            start = unit % pieces * panels * width
+            stop = min(queries, start + panels * width)
+            head, batch = unit // pieces % heads, unit // pieces // heads
+            q = arg(args, 0) + batch * arg(args, 11) + head * arg(args, 12)
+            key_head = head // arg(args, 10)
+            k = arg(args, 1) + batch * arg(args, 14) + key_head * arg(args, 15)
+            v_at = arg(args, 2) + batch * arg(args, 18) + key_head * arg(args, 19)
             mask = arg(args, 4)
             if mask != 0:
-                mask += batch * arg(args, 25) + head * arg(args, 26) + first * arg(args, 27)
-            put(unit_words, 4, mask)
-            put(unit_words, 5, first)
-            put(unit_words, 6, count)
+                mask += batch * arg(args, 25) + head * arg(args, 26)
+            for first in range(start, stop, width):
+                place = places + (first - start) // width * place_bytes
+                step, count = arg(args, 13), min(width, queries - first)
+                pack_queries(q + first * step, step, count, depth, place, ld_f64(args + 8 * 31))
             seen = keys
-            if arg(args, 31) != 0:
-                seen = max(min(keys, first + count + arg(args, 32)), 1)
+            if arg(args, 32) != 0:
+                seen = max(min(keys, stop + arg(args, 33)), 1)
             for key in range(0, seen, keys_block):
-                put(unit_words, 0, key)
-                put(unit_words, 1, min(keys_block, seen - key))
-                block(args, t, scratch, unit_words)
-            to = arg(args, 3) + batch * arg(args, 22) + head * arg(args, 23)
-            spare = arg(args, 37)
-            write(to + first * arg(args, 24), arg(args, 24), count, values, out, state, spare)
+                taken = min(keys_block, seen - key)
+                at, step = block_lines(args, k, 14, key, taken, depth, arg(args, 38), k_copy)
+                put(t, _K_AT, at)
+                put(t, _K_STEP, step)
+                at, step = block_lines(args, v_at, 18, key, taken, values, arg(args, 39), v_copy)
+                put(t, _V_AT, at)
+                put(t, _V_STEP, step)
+                for first in range(start, stop, width):
+                    place = places + (first - start) // width * place_bytes
+                    of_panel = taken
+                    if arg(args, 32) != 0:
+                        last = min(first + width, queries) + arg(args, 33)
+                        of_panel = min(taken, max(last, 1) - key)
+                    if of_panel > 0:
+                        attend(args, t, place, first, key, of_panel, mask, scores)
+            out = arg(args, 3) + batch * arg(args, 22) + head * arg(args, 23)
+            for first in range(start, stop, width):
+                place = places + (first - start) // width * place_bytes
+                step, count = arg(args, 24), min(width, queries - first)
+                write(
+                    out + first * step,
+                    step,
+                    count,
+                    values,
+                    place + depth * row,
+                    place + (depth + values) * row,
+                    arg(args, 40),
+                )
 
     return kernel

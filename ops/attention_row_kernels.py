@@ -26,10 +26,13 @@ def few_queries(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
         lanes: Elements of a vector.
         turned: The elements of a key do not lie one after the other, but those of all keys do.
 
-    Words: 0 to 28, 31, 32 and 37 as in ``attention_kernels.attention``, with the elements of a
+    Words 0 to 13 and 22 to 28 are those of ``attention_kernels.attention``, with the elements of a
     value (and of a key, unless turned) one after the other, a mask's keys too::
 
-        30 scale (float64)  34 scratch, aligned to 64 bytes  35 its bytes per worker
+        14 15 16 17 strides of K: batch, head, key, element  18 19 20 21 of V likewise
+        30 scale (float64)  31 causal: 1 if query q sees keys up to q + word 32 only  32 offset
+        34 scratch, aligned to 64 bytes  35 its bytes per worker
+        37 a query that may look at no key gives 0 (1), not NaN (0)
 
     A worker's scratch holds for each query the scores of all keys, rounded up to whole vectors, and
     one element more. Units: batch * heads.

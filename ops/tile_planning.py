@@ -75,6 +75,10 @@ class Tiles:
         extra: dict[str, bool] = {"ahead": True} if ahead and self.mr <= 6 else {}
         return Kernel("subgraph.engine.tile", "contraction", masked=masked, **extra, **self.variant)
 
+    def panel(self, across: bool) -> Kernel:
+        """Return the panel whose A has adjacent rows (``across``) or steps."""
+        return Kernel("subgraph.engine.panel", "panel", across=across, **self.variant)
+
     def strip(self, step: int, steps: int, ahead: bool = False) -> Kernel:
         """Return the strip of rows ``step`` elements apart and rounds of ``steps`` products.
 

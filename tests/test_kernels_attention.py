@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from subgraph.engine.tiling import row_counts, tile_run
+
 from .kernel_support import run_node
 
 Array = np.ndarray[Any, Any]
@@ -119,6 +121,34 @@ def test_long_sequences_go_in_blocks() -> None:
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("orders", ["bhtd bhtd", "bthd bthd", "bhdt bhdt"])
+@pytest.mark.parametrize("mask", ["none", "keys", "heads", "one"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_several_blocks_of_keys_and_panels_of_queries(orders: str, mask: str, causal: bool) -> None:
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 3, 300, 24)).astype(np.float32)
+    k = rng.standard_normal((2, 3, 512, 24)).astype(np.float32)
+    v = rng.standard_normal((2, 3, 512, 40)).astype(np.float32)
+    shapes = {"keys": (2, 1, 1, 512), "heads": (1, 3, 300, 512), "one": (1, 1, 1, 1)}
+    added = rng.standard_normal(shapes[mask]).astype(np.float32) if mask != "none" else None
+    wanted = reference(q, k, v, added, 0.2, causal)
+    of_k, of_v = orders.split()
+    arrays = [q, k.transpose(ORDERS[of_k]), v.transpose(ORDERS[of_v])]
+    results = [
+        run_node(
+            "FusedAttention",
+            [*(np.ascontiguousarray(a) for a in arrays), added],
+            [wanted.shape],
+            {"scale": 0.2, "causal": int(causal), "k_order": of_k, "v_order": of_v},
+            domain="subgraph.cpu",
+            threads=threads,
+        )[0]
+        for threads in (1, 2)
+    ]
+    np.testing.assert_allclose(results[0], wanted, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(results[0], results[1])
+
+
 def test_rows_a_multiple_of_a_page_apart() -> None:
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 40, 16, 64)).astype(np.float32) for _ in range(3))
@@ -144,3 +174,16 @@ def test_onnx_attention(rank: int) -> None:
     node_outputs = [wanted.shape]
     (got,) = run_node("Attention", arrays, node_outputs, attrs)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [3, 4, 6, 8, 14])
+def test_runs_of_tiles_take_every_row_once(most: int) -> None:
+    heights = row_counts(most)
+    for all_rows in range(1, 200):
+        left = all_rows
+        while left > 0:
+            rows, count = tile_run(left, most)
+            assert rows in heights
+            assert count >= 1
+            left -= rows * count
+        assert left == 0

@@ -117,6 +117,18 @@ class Emit:
         kind = ir.FunctionType(_I64, [_I64])
         return self.b.call(ir.InlineAsm(kind, "", "=r,0"), [value])
 
+    def multiples(self, step: Any, count: int) -> list[Any]:
+        """Return 0, 1, 2, ... times a step, at most eight of them, in few registers."""
+        b = self.b
+        odd = {k: self.opaque(b.mul(step, self.const(k))) for k in (3, 5, 7) if k < count}
+        odd[1] = step
+
+        def times(i: int) -> Any:
+            shift = (i & -i).bit_length() - 1
+            return b.shl(odd[i >> shift], self.const(shift)) if i else self.const(0)
+
+        return [times(i) for i in range(count)]
+
     def fence(self) -> None:
         """Keep loads on their side: LLVM's scheduler hoists them all and spills accumulators."""
         kind = ir.FunctionType(ir.VoidType(), [])

@@ -50,6 +50,8 @@ from subgraph.engine.tiling import (
     T_SB1,
     T_SB2,
     T_ZERO,
+    row_counts,
+    tile_run,
 )
 
 _I64 = ir.IntType(64)
@@ -60,7 +62,12 @@ def _most(mr: int, nv: int, vectors: int) -> int:
     return mr if vectors == nv else max(mr, min(8, mr * nv // vectors))
 
 
-most_rows = register_jitable(_most)
+most_rows, run_of = register_jitable(_most), register_jitable(tile_run)
+
+
+def strip_sizes(mr: int, nv: int) -> list[tuple[int, int]]:
+    """Return the rows and vectors of the tiles of strips."""
+    return [(r, v) for v in range(1, nv + 1) for r in row_counts(_most(mr, nv, v))]
 
 
 class _Tiles:
@@ -279,16 +286,12 @@ def strip(
     def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
         _Strip(e, t, rows, vectors, step, steps, ahead).run(count)
 
-    sizes = [(r, v) for v in range(1, nv + 1) for r in range(1, _most(mr, nv, v) + 1)]
-    tiles = _switch(f"strip_{step}_{steps}", dtype, lanes, sizes, emit)
+    tiles = switch(f"strip_{step}_{steps}", dtype, lanes, strip_sizes(mr, nv), emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         left, most = begin, most_rows(mr, nv, end)
         while left > 0:
-            # Two heights that differ by one row: low tiles wait for their sums.
-            total = (left + most - 1) // most
-            rows = (left + total - 1) // total
-            count = left - total * (rows - 1)
+            rows, count = run_of(left, most)
             tiles(args, rows, end, count)
             done = rows * count
             left -= done
@@ -323,7 +326,7 @@ def windows(*, dtype: str, lanes: int, mr: int, taps: int, step: int) -> Callabl
         _Windows(e, t, rows, taps, step).run(count)
 
     sizes = [(r, 1) for r in range(1, mr + 1)]
-    tiles = _switch(f"windows_{taps}_{step}", dtype, lanes, sizes, emit)
+    tiles = switch(f"windows_{taps}_{step}", dtype, lanes, sizes, emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         tiles(args, begin, 1, end)
@@ -331,7 +334,7 @@ def windows(*, dtype: str, lanes: int, mr: int, taps: int, step: int) -> Callabl
     return kernel
 
 
-def _switch(
+def switch(
     name: str,
     dtype: str,
     lanes: int,

@@ -143,19 +143,6 @@ class _Tile:
         bits = load_at(self.e.b, address, ir.VectorType(ir.IntType(16), self.e.lanes), 2)
         return bf16_to_f32(self.e.b, bits)
 
-    def row_offsets(self) -> list[Any]:
-        """Return the bytes from the first row to each of up to eight, in few registers."""
-        e, b = self.e, self.e.b
-        one = self.w["ars"]
-        odd = {k: e.opaque(b.mul(one, e.const(k))) for k in (3, 5, 7) if k < self.mr}
-        odd[1] = one
-
-        def offset(i: int) -> Any:
-            shift = (i & -i).bit_length() - 1
-            return b.shl(odd[i >> shift], e.const(shift)) if i else e.const(0)
-
-        return [offset(i) for i in range(self.mr)]
-
     def start(self) -> None:
         """Load the accumulators' start values where there are any."""
         e, t = self.e, self.t
@@ -306,7 +293,7 @@ def _contraction_body(
             e.fence()
 
     low = mr <= LOW_ROWS
-    offsets = tile.row_offsets() if low else []
+    offsets = e.multiples(w["ars"], mr) if low else []
 
     def dense_step(a: Any, at_b: Any, number: int) -> None:
         step = number * nv * lanes_bytes

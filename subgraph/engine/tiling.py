@@ -60,6 +60,16 @@ def tile_rows(left: int, mr: int) -> int:
     return rows + 1 if rows < left else (rows + 1) // 2
 
 
+def tile_run(left: int, mr: int) -> tuple[int, int]:
+    """Return how many rows the next tiles take of ``left``, and how many tiles take as many.
+
+    Low tiles come in two heights that differ by one row: they wait for their sums. Usable inside
+    kernels.
+    """
+    rows = tile_rows(left, mr)
+    return rows, left - (left + rows - 1) // rows * (rows - 1) if rows <= 8 else 1
+
+
 def row_counts(mr: int) -> tuple[int, ...]:
     """Return the tile heights that are compiled for a largest height ``mr`` (even above 8)."""
     return tuple(r for r in range(1, mr + 1) if r <= 8 or r % 2 == 0)
