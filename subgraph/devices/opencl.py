@@ -20,7 +20,7 @@ from subgraph.engine.probe import refusals
 from subgraph.engine.region_op import Guards, RegionOptions
 from subgraph.errors import DeviceError
 from subgraph.graph import Graph, Node
-from subgraph.opencl.lowering import CL_LOWERINGS, ClLowering, cl_lowering, cl_rule_of
+from subgraph.opencl.lowering import CL_LOWERINGS, ClLowering, cl_lowering
 from subgraph.opencl.region_op import ClSubgraphOp
 from subgraph.opencl.runtime import ClTraits, Runtime, find_devices, runtime
 from subgraph.opencl.tuning import ClTuning, stored, tuned
@@ -154,9 +154,7 @@ def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
 
 def _plan_options(traits: ClTraits, tuning: ClTuning) -> PlanOptions:
     properties = {"traits": traits, "tuning": tuning}
-    return PlanOptions(
-        blocked=False, properties=properties, rule_of=cl_rule_of, lowering=ClLowering
-    )
+    return PlanOptions(blocked=False, properties=properties, lowering=ClLowering)
 
 
 def _product_seconds(found: Runtime, traits: ClTraits, tuning: ClTuning) -> float:

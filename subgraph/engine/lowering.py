@@ -237,18 +237,6 @@ def lowering(
     return register
 
 
-def rule_of(node: Node) -> LoweringRule:
-    """Return the lowering of a node's operator.
-
-    Raises:
-        Unsupported: there is none.
-    """
-    rule = LOWERINGS.find(operator_key(node.op_type, node.domain))
-    if rule is None:
-        raise Unsupported(f"{operator_key(node.op_type, node.domain)} has no CPU kernel")
-    return rule
-
-
 class Lowering:
     """What a lowering function sees of one node, and where it puts the steps.
 
@@ -260,10 +248,25 @@ class Lowering:
         steps: The steps emitted so far.
         primitives: Functions of this device in place of the CPU's primitives, by name.
         registry: The lowerings of this device.
+        kernels: What the device's kernels are called in messages.
     """
 
     registry: ClassVar[Registry[LoweringRule]] = LOWERINGS
+    kernels: ClassVar[str] = "CPU"
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = {}
+
+    @classmethod
+    def rule_of(cls, node: Node) -> LoweringRule:
+        """Return the lowering of a node's operator.
+
+        Raises:
+            Unsupported: there is none.
+        """
+        key = operator_key(node.op_type, node.domain)
+        rule = cls.registry.find(key)
+        if rule is None:
+            raise Unsupported(f"{key} has no {cls.kernels} kernel")
+        return rule
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ Then the memory plan places what is left in one arena. A plan holds no memory of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -27,7 +27,6 @@ from subgraph.engine.lowering import (
     Unsupported,
     ValueNeeded,
     Weight,
-    rule_of,
 )
 from subgraph.engine.memory import Lives, assign_offsets, join_in_place
 from subgraph.errors import ShapeError, SubgraphError
@@ -72,14 +71,12 @@ class PlanOptions:
         threads: Threads that a step may use.
         blocked: Whether convolutions may work in the blocked layout.
         properties: The device's options, for lowerings.
-        rule_of: Finds the lowering of a node: whose device's.
-        lowering: What that lowering talks to.
+        lowering: What the lowering of a node talks to: whose device's.
     """
 
     threads: int = 1
     blocked: bool = True
     properties: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
-    rule_of: Callable[[Node], LoweringRule] = rule_of
     lowering: type[Lowering] = Lowering
 
 
@@ -398,7 +395,7 @@ class Planner:
         outputs: Sequence[tuple[Value, TensorType]],
     ) -> None:
         try:
-            rule = self.options.rule_of(node)
+            rule = self.options.lowering.rule_of(node)
             _check_dtype(node, rule, inputs)
             low = self._attempt(node, rule, inputs, outputs)
         except Unsupported as reason:

@@ -124,7 +124,7 @@ class _Probe:
 
     def _by_name(self, node: Node) -> str:
         try:
-            rule = self.planner.options.rule_of(node)
+            rule = self.planner.options.lowering.rule_of(node)
         except Unsupported as reason:
             return str(reason)
         first = next((value.type for value in node.sources), None)

@@ -128,22 +128,11 @@ def cl_kernel(module: str, *factories: str) -> Callable[[_K], _K]:
     return register
 
 
-def cl_rule_of(node: Node) -> LoweringRule:
-    """Return the lowering of a node's operator.
-
-    Raises:
-        Unsupported: there is none.
-    """
-    rule = CL_LOWERINGS.find(operator_key(node.op_type, node.domain))
-    if rule is None:
-        raise Unsupported(f"{operator_key(node.op_type, node.domain)} has no OpenCL kernel")
-    return rule
-
-
 class ClLowering(Lowering):
     """What a lowering function of OPENCL sees of one node, and where it puts launches."""
 
     registry: ClassVar[Registry[LoweringRule]] = CL_LOWERINGS
+    kernels: ClassVar[str] = "OpenCL"
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = _PRIMITIVES
 
     def emit(
