@@ -279,17 +279,18 @@ def test_a_run_is_cancelled_between_its_steps() -> None:
     model = sg.compile_model(sg.Graph([x], [y]), "CPU", {"INFERENCE_NUM_THREADS": 1})
     data = np.ones(1 << 20, np.float32)
     request = model.create_infer_request()
-    start = time.perf_counter()
     whole = request.infer([data])[0]
+    # Processor time: what else runs on the machine does not count.
+    start = time.process_time()
     request.infer([data])
-    full = (time.perf_counter() - start) / 2
+    full = time.process_time() - start
+    start = time.process_time()
     request.start_async([data])
     time.sleep(full / 10)
-    start = time.perf_counter()
     request.cancel()
     with pytest.raises(sg.RequestCancelledError):
         request.wait(60)
-    assert time.perf_counter() - start < full / 2
+    assert time.process_time() - start < 0.7 * full
     np.testing.assert_array_equal(request.infer([data])[0], whole)
 
 
