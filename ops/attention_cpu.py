@@ -199,8 +199,8 @@ def _emit_few(low: Lowering, r: Request, of: Tiles, mask: Sequence[int]) -> None
     scratch = low.scratch(scratch_bytes, per_worker=True)
     words: list[Word] = [r.q.operand, r.k.operand, r.v.operand, r.out.operand, r.mask or 0]
     words += [rows, keys, depth, values, heads, group]
-    for steps in (q[:3], r.k.steps, r.v.steps, out[:3], mask):
-        words += [step * of.item for step in steps]
+    for strides in (q[:3], r.k.steps, r.v.steps, out[:3], mask):
+        words += [step * of.item for step in strides]
     words += [0, r.scale, int(_hides(r)), r.offset, 0, scratch, scratch_bytes, 0, int(r.spare)]
     flops = 2 * batch * heads * rows * keys * (depth + values)
     moved = _moved(r, of)

@@ -67,7 +67,8 @@ def few_queries(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
             weight = exp(load(scores + at) - base)
             store(scores + at, weight)
             total = total + weight
-        return sum_of(total)
+        whole: float = sum_of(total)
+        return whole
 
     @register_jitable
     def score(args: int, q: int, k: int, scores: int, row: int) -> None:

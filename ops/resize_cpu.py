@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -220,7 +220,7 @@ def _in_order(axes: Sequence[Axis], rank: int) -> list[Axis]:
     The last axis is costly: its neighbours are gathered one by one.
     """
 
-    def cost(order: Sequence[Axis]) -> float:
+    def cost(order: Iterable[Axis]) -> float:
         elements, total = 1.0, 0.0
         for a in order:
             elements *= a.taken / a.size
