@@ -169,6 +169,28 @@ def same_shape(a: Value | None, b: Value | None) -> bool:
     return first is not None and first == second and None not in first
 
 
+def reshaped(value: Value, shape: tuple[int, ...]) -> Value:
+    """Return a weight in another shape."""
+    if shape_of(value) == shape:
+        return value
+    return weight_node("Reshape", [value], shape, attributes={"shape": shape}, version=1)
+
+
+def weight_node(
+    op_type: str,
+    inputs: Sequence[Value | None],
+    shape: Sequence[Any] | None,
+    domain: str = "",
+    attributes: dict[str, Any] | None = None,
+    version: int = 14,
+) -> Value:
+    """Return the result of a node on weights, made again when any of them changes."""
+    node = Node(op_type, inputs, domain=domain, version=version, attrs=attributes)
+    dtype = next(dtype_of(v) for v in inputs if v is not None)
+    node.outputs[0].type = TensorType(dtype, shape)
+    return node.outputs[0]
+
+
 def static_size(shape: Sequence[object] | None) -> int | None:
     """Return the number of elements of a shape of numbers, None for every other."""
     if shape is None:

@@ -9,15 +9,13 @@ nodes on parameters, made by the weight cache and redone when any of the paramet
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 
 from subgraph.graph import Graph, Node, Value
 from subgraph.pass_manager import register_pass
-from subgraph.types import TensorType
 
-from ._patterns import DOMAIN, FLOATS, Context, dtype_of, is_op, shape_of
+from ._patterns import DOMAIN, FLOATS, Context, dtype_of, is_op, reshaped, shape_of, weight_node
 
 
 @register_pass("FoldScale")
@@ -153,8 +151,8 @@ def _into_conv(chain: _Chain, end: Value) -> Value:
     factor, shift = _affine(chain, bias)
     if factor is not None:
         axis = _output_axis(conv)
-        column = _reshaped(factor, (*(1,) * axis, chain.channels, *(1,) * (rank - 1 - axis)))
-        weight = _weight_node("Mul", [weight, column], shape_of(weight))
+        column = reshaped(factor, (*(1,) * axis, chain.channels, *(1,) * (rank - 1 - axis)))
+        weight = weight_node("Mul", [weight, column], shape_of(weight))
     origin = "\n".join(node.name for node in chain.nodes)
     made = Node(
         conv.op_type,
@@ -179,7 +177,7 @@ def _into_affine(chain: _Chain, end: Value) -> Value:
         if value is not None:
             node = Node(
                 op_type,
-                [at, _reshaped(value, shape)],
+                [at, reshaped(value, shape)],
                 name=f"{chain.nodes[0].name}.{op_type}",
                 version=14,
                 metadata=origin,
@@ -198,34 +196,14 @@ def _affine(chain: _Chain, bias: Value | None) -> tuple[Value | None, Value | No
         if kind == "norm":
             epsilon = {"epsilon": float(node.attrs.get("epsilon", 1e-5))}
             scale, offset, mean, var = weights
-            own = _weight_node("BatchNormScale", [scale, var], size, DOMAIN, epsilon)
-            shift = _weight_node("ScaledShift", [own, offset, mean, shift], size, DOMAIN)
-            factor = own if factor is None else _weight_node("Mul", [factor, own], size)
+            own = weight_node("BatchNormScale", [scale, var], size, DOMAIN, epsilon)
+            shift = weight_node("ScaledShift", [own, offset, mean, shift], size, DOMAIN)
+            factor = own if factor is None else weight_node("Mul", [factor, own], size)
         elif kind == "scale":
-            own = _reshaped(weights[0], size)
-            shift = None if shift is None else _weight_node("Mul", [shift, own], size)
-            factor = own if factor is None else _weight_node("Mul", [factor, own], size)
+            own = reshaped(weights[0], size)
+            shift = None if shift is None else weight_node("Mul", [shift, own], size)
+            factor = own if factor is None else weight_node("Mul", [factor, own], size)
         else:
-            own = _reshaped(weights[0], size)
-            shift = own if shift is None else _weight_node("Add", [shift, own], size)
+            own = reshaped(weights[0], size)
+            shift = own if shift is None else weight_node("Add", [shift, own], size)
     return factor, shift
-
-
-def _reshaped(value: Value, shape: tuple[int, ...]) -> Value:
-    if shape_of(value) == shape:
-        return value
-    return _weight_node("Reshape", [value], shape, attributes={"shape": shape}, version=1)
-
-
-def _weight_node(
-    op_type: str,
-    inputs: Sequence[Value | None],
-    shape: Sequence[Any] | None,
-    domain: str = "",
-    attributes: dict[str, Any] | None = None,
-    version: int = 14,
-) -> Value:
-    node = Node(op_type, inputs, domain=domain, version=version, attrs=attributes)
-    dtype = next(dtype_of(v) for v in inputs if v is not None)
-    node.outputs[0].type = TensorType(dtype, shape)
-    return node.outputs[0]
