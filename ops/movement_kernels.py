@@ -133,7 +133,6 @@ def transpose(*, item: int, lanes: int) -> Callable[..., None]:
     Units: outer sizes * column tiles * row tiles.
     """
     turn = transposer(WORDS[item], lanes)
-    wide = max(lanes, 64 // item)  # a cache line of the source is read once
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         source, target = arg(args, 0) + arg(args, 2), arg(args, 1) + arg(args, 3)
@@ -151,20 +150,26 @@ def transpose(*, item: int, lanes: int) -> Callable[..., None]:
             y = target + outer_offset(args, 13, outer, rest, 1)
             row_end = min(rows, row + row_block)
             column_end = min(columns, column + column_block)
-            for line in range(column, column_end, wide):
-                for r in range(row, row_end, lanes):
-                    # The last block lies within the matrix, over what was copied before.
-                    high = max(min(r, rows - lanes), row)
-                    for c in range(line, min(line + wide, column_end), lanes):
-                        left = max(min(c, columns - lanes), column)
-                        turn(
-                            x + high * from_row + left * item,
-                            from_row,
-                            min(lanes, row_end - high),
-                            min(lanes, column_end - left),
-                            y + left * to_row + high * item,
-                            to_row,
-                        )
+            row_whole = row_end - (row_end - row) % lanes
+            column_whole = column_end - (column_end - column) % lanes
+            for c in range(column, column_whole, lanes):
+                for r in range(row, row_whole, lanes):
+                    block = x + r * from_row + c * item
+                    turn(block, from_row, lanes, lanes, y + c * to_row + r * item, to_row)
+            # Blocks at the edges lie within the matrix, over what is copied beside them.
+            last_row, last_column = max(row_end - lanes, 0), max(column_end - lanes, 0)
+            for c in range(column, column_end, lanes):
+                left = c if c < column_whole else last_column
+                for r in range(row_whole if c < column_whole else row, row_end, lanes):
+                    high = r if r < row_whole else last_row
+                    turn(
+                        x + high * from_row + left * item,
+                        from_row,
+                        min(lanes, row_end - high),
+                        min(lanes, column_end - left),
+                        y + left * to_row + high * item,
+                        to_row,
+                    )
 
     return kernel
 
