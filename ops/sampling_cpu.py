@@ -14,6 +14,8 @@ from .elementwise_expressions import text
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _WORK = 2048  # pixels made that are worth a thread
 _MOST_SAMPLES = 1 << 10
+_TABLE = 1024  # pixels around the places of a block
+_TAPS = {"linear": 2, "cubic": 4}
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 
@@ -71,12 +73,12 @@ def max_roi_pool(node: Node, low: Lowering) -> None:
 
 @lowering("GridSample", dtypes=_FLOATS)
 def grid_sample(node: Node, low: Lowering) -> None:
-    """Lower GridSample: one unit is a place, whose neighbours serve all channels."""
+    """Lower GridSample: one unit is a block of places, whose neighbours serve all channels."""
     x, y = low.given(0), low.output()
     if y.size == 0:
         return
     rank = x.rank - 2
-    if x.size == 0 or not 1 <= rank <= 3:
+    if x.size == 0 or not 1 <= rank <= 3 or math.prod(x.shape[2:]) >= 1 << 31:
         raise Unsupported(f"GridSample of {x.shape}")
     given, result = _work(low, x, y)
     grid = low.given(1)
@@ -84,20 +86,26 @@ def grid_sample(node: Node, low: Lowering) -> None:
     places = math.prod(y.shape[2:])
     usual = "bilinear" if 0 < node.version < 20 else "linear"
     mode = text(node.attrs.get("mode", usual))
+    mode = _MODES.get(mode, mode)
+    lanes = low.lanes(given.dtype)
     kernel = Kernel(
         "sampling_kernels",
         "grid_sample",
         dtype=given.dtype,
+        lanes=lanes,
         grid=grid.dtype,
-        mode=_MODES.get(mode, mode),
+        mode=mode,
         padding=text(node.attrs.get("padding_mode", "zeros")),
         corners=bool(node.attrs.get("align_corners", 0)),
     )
-    scratch = low.scratch(192, per_worker=True)
+    around = _TAPS.get(mode, 1) ** rank
+    block = max(1, _TABLE // around // lanes) * lanes
+    scratch = low.scratch(192 + around * block * (4 + given.itemsize), per_worker=True)
     space = (1,) * (3 - rank) + x.shape[2:]
     words: list[Word] = [given, grid, result, x.shape[1], *space, rank, places]
-    words += [scratch, scratch.nbytes]
-    grain = max(1, _WORK // x.shape[1])
-    low.emit(kernel, words, x.shape[0] * places, grain=grain, bytes=2 * y.nbytes)
+    words += [scratch, scratch.nbytes, block]
+    grain = max(1, _WORK // (x.shape[1] * block))
+    units = x.shape[0] * -(-places // block)
+    low.emit(kernel, words, units, grain=grain, bytes=2 * y.nbytes)
     if result is not y:
         emit_cast(low, result, y)

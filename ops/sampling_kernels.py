@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld, st
+from subgraph.engine.simd import ld, st, vec
 
 from .movement_kernels import arg
 
@@ -167,21 +167,35 @@ def max_roi_pool(*, dtype: str) -> Function:
     return kernel
 
 
-def grid_sample(*, dtype: str, grid: str, mode: str, padding: str, corners: bool) -> Function:
+def grid_sample(
+    *, dtype: str, lanes: int, grid: str, mode: str, padding: str, corners: bool
+) -> Function:
     """Return the kernel of GridSample over up to three dimensions.
+
+    For each place of a block it writes down the pixels around and their weights; then each channel
+    is a sum over them, vectors of places at once.
 
     Args:
         dtype: Dtype of the image, ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
         grid: Dtype of the grid.
         mode: ``"nearest"``, ``"linear"`` or ``"cubic"``.
         padding: ``"zeros"``, ``"border"`` or ``"reflection"``.
         corners: Whether -1 and 1 are the centres of the outermost pixels, not their edges.
 
     Words: ``0 x [images, channels, D, H, W], 1 grid [images, places, dimensions], 2 y, 3 channels,
-    4 D, 5 H, 6 W, 7 dimensions, 8 places, 9 scratch, 10 bytes of it for each worker (192)``.
-    Units: images * places. The scratch has, for each dimension, four places and four weights.
+    4 D, 5 H, 6 W, 7 dimensions, 8 places, 9 scratch, 10 bytes of it for each worker,
+    11 places of a block (a multiple of ``lanes``)``. Units: images * blocks.
+
+    The scratch has, for each dimension, four places and four weights (192 bytes); then for each
+    pixel around where it lies in the image (int32, -1 for none) for all places of the block; then
+    the weights of these.
     """
-    load, store, get = ld(dtype), st(dtype), ld(grid)
+    v, numbers_of = vec(dtype, lanes), vec("int32", lanes)
+    load_all, store_all, store_n, gather, fma = v.load, v.store, v.store_n, v.gather, v.fma
+    nothing, select, all_of = v.zero, v.select, v.mask_n
+    load_numbers, none, larger = numbers_of.load, numbers_of.zero, numbers_of.max
+    get, put, put_number = ld(grid), st(dtype), st("int32")
     place_of, put_place, put_weight = ld("int64"), st("int64"), st("float64")
     item, step, real = _ITEM[dtype], _ITEM[grid], _REAL[grid]
     taps = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
@@ -246,40 +260,64 @@ def grid_sample(*, dtype: str, grid: str, mode: str, padding: str, corners: bool
             put_weight(table + 32 + 8 * k, 1.0 if nearest else weight(at - (first + k)))
 
     @register_jitable
-    def sampled(image: int, table: int, height: int, width: int, deep: int, tall: int) -> float:
-        total = 0.0
+    def write(args: int, table: int, at: int, deep: int, tall: int) -> None:
+        """Write down the pixels around place ``at`` of the block, and their weights."""
+        height, width, block = arg(args, 5), arg(args, 6), arg(args, 11)
+        number = table + 192 + 4 * at
+        share = table + 192 + deep * tall * taps * block * 4 + item * at
         for i in range(deep):
-            z = place_of(table + 8 * i)
+            z, of_z = place_of(table + 8 * i), _word(table + 32 + 8 * i)
             for j in range(tall):
-                y = place_of(table + 64 + 8 * j)
-                if z < 0 or y < 0:
-                    continue
-                row = image + (z * height + y) * width * item
-                inner = 0.0
+                y, of_y = place_of(table + 64 + 8 * j), of_z * _word(table + 96 + 8 * j)
                 for k in range(taps):
-                    x = place_of(table + 128 + 8 * k)
-                    if x >= 0:
-                        inner += _word(table + 160 + 8 * k) * load(row + x * item)
-                total += _word(table + 32 + 8 * i) * _word(table + 96 + 8 * j) * inner
+                    x, of_x = place_of(table + 128 + 8 * k), _word(table + 160 + 8 * k)
+                    inside = min(min(z, y), x) >= 0
+                    put_number(number, (z * height + y) * width + x if inside else -1)
+                    put(share, of_y * of_x)
+                    number += 4 * block
+                    share += item * block
+
+    @register_jitable
+    def sampled(image: int, numbers: int, shares: int, count: int, block: int) -> Any:
+        """Return a vector of places."""
+        total, every = nothing(), all_of(lanes)
+        for t in range(count):
+            at = load_numbers(numbers + 4 * t * block)
+            # All are read and some cleared: where the machine has no gathering, masks are branches.
+            value = gather(image, larger(at, none()), every)
+            value = select(at >= none(), value, nothing())
+            total = fma(load_all(shares + item * t * block), value, total)
         return total
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, depth, height, width = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
-        rank, places = arg(args, 7), arg(args, 8)
+        channels, plane = arg(args, 3), arg(args, 4) * arg(args, 5) * arg(args, 6) * item
+        rank, places, block = arg(args, 7), arg(args, 8), arg(args, 11)
         table = arg(args, 9) + worker * arg(args, 10)
-        plane = depth * height * width * item
         for d in range(3 - rank):
             put_place(table + 64 * d, 0)
             put_weight(table + 64 * d + 32, 1.0)
         deep, tall = taps if rank > 2 else 1, taps if rank > 1 else 1
+        around = deep * tall * taps
+        numbers, shares = table + 192, table + 192 + around * block * 4
+        blocks = (places + block - 1) // block
         for unit in range(begin, end):
-            numbers = arg(args, 1) + unit * rank * step
-            for d in range(3 - rank, 3):
-                prepare(table + 64 * d, get(numbers + (2 - d) * step), arg(args, 4 + d))
-            image = arg(args, 0) + unit // places * channels * plane
-            y = arg(args, 2) + (unit // places * channels * places + unit % places) * item
-            for c in range(channels):
-                value = sampled(image + c * plane, table, height, width, deep, tall)
-                store(y + c * places * item, value)
+            image, first = unit // blocks, unit % blocks * block
+            count = min(block, places - first)
+            # Vectors read beyond the last place: the first one stands there once more.
+            for p in range((count + lanes - 1) // lanes * lanes):
+                at = image * places + first + (p if p < count else 0)
+                for d in range(3 - rank, 3):
+                    where = arg(args, 1) + (at * rank + 2 - d) * step
+                    prepare(table + 64 * d, get(where), arg(args, 4 + d))
+                write(args, table, p, deep, tall)
+            for c in range(image * channels, (image + 1) * channels):
+                x = arg(args, 0) + c * plane
+                y = arg(args, 2) + (c * places + first) * item
+                for p in range(0, count, lanes):
+                    found = sampled(x, numbers + 4 * p, shares + item * p, around, block)
+                    if p + lanes <= count:
+                        store_all(y + p * item, found)
+                    else:
+                        store_n(y + p * item, count - p, found)
 
     return kernel
