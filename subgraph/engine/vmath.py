@@ -30,7 +30,7 @@ from subgraph.engine.irtools import (
 )
 from subgraph.errors import ConfigError
 
-from .vmath_arc import acos, asin, atan
+from .vmath_angles import acos, asin, atan, sincos
 
 
 class _Format:
@@ -144,24 +144,6 @@ _GELU_UNDER = (1.0, 0.25170322, 0.0286750981, 1.88523866e-3, 7.33294725e-5, 1.17
 _TANH_MOST = 9.02
 _TANH_OVER = (1.0, 0.133797273, 0.00349404593, 2.05836568e-05, 1.33192906e-08)
 _TANH_UNDER = (1.0, 0.467130423, 0.0258711167, 0.000328311085, 7.7621138e-07)
-# (r - sin(r)) / r**3 and (1 - cos(r)) / r**2 in powers of r**2, |r| <= pi / 4.
-_SIN = (
-    0.1666666666666387,
-    -0.00833333333107021,
-    0.00019841266908224796,
-    -2.7555988280021416e-06,
-    2.4805390945766067e-08,
-)
-_COS = (
-    0.4999999999996371,
-    -0.04166666663727906,
-    0.001388888508002599,
-    -2.4799858750748857e-05,
-    2.7236822001886194e-07,
-)
-# pi / 2 in two parts of which the first has 33 bits (fdlibm).
-_HALF_PI = (1.57079632673412561417, 6.07710050650619224932e-11)
-_TRIG_LIMIT = 2.0**19
 
 
 class Expr:
@@ -476,46 +458,6 @@ def _erf_single(x: Expr, scale: float) -> Expr:
     return x.const(1.0).copysign(x).where(x.abs().compare(">=", most), quotient)
 
 
-def _sincos(x: Expr, quarter: int) -> Expr:
-    """Return sin(x + quarter * pi / 2), for float32 computed in float64."""
-    builder, ty = x.builder, x.value.type
-    if not x.format.single:
-        return x.libm("cos" if quarter else "sin")
-    wide = ir.VectorType(F64, ty.count)
-    d = x.like(builder.fpext(x.value, wide))
-    n, integer = d.nearest(2.0 / math.pi)
-    r = n.fma(-_HALF_PI[0], d)
-    r = n.fma(-_HALF_PI[1], r)
-    z = r * r
-    sine = (-z.polynomial(_SIN)).fma(z * r, r)
-    cosine = (-z.polynomial(_COS)).fma(z, 1.0)
-    step = builder.add(integer, d.integer(quarter))
-    swap = builder.icmp_signed("!=", builder.and_(step, d.integer(1)), d.integer(0))
-    flip = builder.icmp_signed("!=", builder.and_(step, d.integer(2)), d.integer(0))
-    result = cosine.where(swap, sine)
-    near = x.like(builder.fptrunc((-result).where(flip, result).value, ty))
-    if not quarter:
-        near = x.where(x.compare("==", 0.0), near)  # keeps the sign of zero
-    return _beyond(x, near, "cos" if quarter else "sin")
-
-
-def _beyond(x: Expr, near: Expr, name: str) -> Expr:
-    """Return ``near``, or the maths library's function when any |x| is too large for it."""
-    builder = x.builder
-    far = builder.not_(x.abs().compare("<=", _TRIG_LIMIT))
-    whole = ir.IntType(x.value.type.count)
-    any_far = builder.icmp_unsigned("!=", builder.bitcast(far, whole), whole(0))
-    before = builder.block
-    with builder.if_then(any_far, likely=False):
-        called = x.libm(name)
-        chosen = called.where(far, near)
-        inside = builder.block
-    merged = builder.phi(x.value.type)
-    merged.add_incoming(near.value, before)
-    merged.add_incoming(chosen.value, inside)
-    return x.like(merged)
-
-
 def _silu(x: Expr) -> Expr:
     if _scales_in_one():
         return x * _sigmoid(x)
@@ -548,8 +490,8 @@ _FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
     "tanh": _tanh,
     "sigmoid": _sigmoid,
     "erf": _erf,
-    "sin": lambda x: _sincos(x, 0),
-    "cos": lambda x: _sincos(x, 1),
+    "sin": lambda x: sincos(x, 0),
+    "cos": lambda x: sincos(x, 1),
     "asin": asin,
     "acos": acos,
     "atan": atan,
