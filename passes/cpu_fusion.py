@@ -47,7 +47,7 @@ class CpuFusion:
             graph = apply_pass(graph, "PartitionGraph", properties=[quantized])
             graph = apply_pass(graph, "CommonSubexpressionElimination")
         graph = apply_pass(graph, "FoldPad", guards=self.guards)
-        graph = apply_pass(graph, ["FoldScale", "MixChannels", "BoundShapes"])
+        graph = apply_pass(graph, ["SinkTransposes", "FoldScale", "MixChannels", "BoundShapes"])
         properties = [
             PatternProperty("cpu_transformer", fuse_transformer.MATCHERS, self.guards),
             PatternProperty("cpu_epilogue", fuse_epilogue.MATCHERS, self.guards),
