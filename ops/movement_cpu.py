@@ -6,7 +6,7 @@ What keeps the elements in order is an alias and costs nothing; the rest is one 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ from .strides import contiguous, normal_axis
 Array = np.ndarray[Any, Any]
 _ITEMS = (1, 2, 4, 8, 16)
 _TABLE_BYTES = 16384
+_UNIT_BYTES = 32768
+_REPEATED = (1, 2, 3, 4)  # how often elements of a row may be repeated without a table
 
 
 def known(low: Lowering, index: int) -> Array:
@@ -379,6 +381,40 @@ def emit_take(
     )
 
 
+@primitive
+def emit_take_places(
+    low: Lowering,
+    source_: Operand | Scratch,
+    target: Operand | Scratch,
+    shape: Sequence[int],
+    tables: Mapping[int, Array],
+    *,
+    item: int,
+) -> None:
+    """Emit the step that takes elements of the last two axes by a table for each; none as it is."""
+    before = (1, *shape)[-2:]
+    rows, places = (
+        np.asarray(tables.get(len(shape) + axis, np.arange(before[axis]))) for axis in (-2, -1)
+    )
+    times = len(places) // before[1]
+    if times not in _REPEATED or not np.array_equal(places, np.arange(len(places)) // times):
+        times = 0
+    lanes = low.lanes({1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[item])
+    kernel = Kernel("movement_kernels", "take_places", item=item, lanes=lanes, times=times)
+    held: list[Word] = [
+        low.weight("table32", np.array, np.ascontiguousarray(table, np.int32))
+        for table in (rows, places)
+    ]
+    row_bytes = len(places) * item
+    block = max(1, min(len(rows), _UNIT_BYTES // row_bytes))
+    words = [source_, target, *held, before[0], len(rows), before[1], len(places), block]
+    images = math.prod(shape[:-2])
+    grain = max(1, _UNIT_BYTES // (block * row_bytes))
+    moved = images * (math.prod(before) * item + len(rows) * row_bytes)
+    words += _longest_run(places)
+    low.emit(kernel, words, images * -(-len(rows) // block), grain=grain, bytes=moved)
+
+
 def _longest_run(table: Array) -> tuple[int, int]:
     """Return where the longest part of a table begins that counts up by one, and its length."""
     table = table.astype(np.int64)
@@ -416,14 +452,21 @@ def pad(node: Node, low: Lowering) -> None:
         raise Unsupported("Pad of complex numbers")
     shape = list(x.shape)
     place: Operand | Scratch = x
-    padded = [axis for axis in range(x.rank) if before[axis] or after[axis]]
-    for axis in padded:
-        table = _pad_table(mode, shape[axis], before[axis], after[axis])
-        shape_after = [*shape[:axis], len(table), *shape[axis + 1 :]]
-        last = axis == padded[-1]
+    tables = {
+        axis: _pad_table(mode, shape[axis], before[axis], after[axis])
+        for axis in range(x.rank)
+        if before[axis] or after[axis]
+    }
+    # Images, the last two axes, are padded at once.
+    around = [axis for axis in tables if axis < x.rank - 2]
+    for axis in around:
+        shape_after = [*shape[:axis], len(tables[axis]), *shape[axis + 1 :]]
+        last = len(tables) == len(around) and axis == around[-1]
         target = y if last else low.scratch(math.prod(shape_after) * item)
-        emit_take(low, place, target, shape, axis, table, item=item)
+        emit_take(low, place, target, shape, axis, tables[axis], item=item)
         place, shape = target, shape_after
+    if len(tables) > len(around):
+        emit_take_places(low, place, y, shape, tables, item=item)
 
 
 def _pad_constant(

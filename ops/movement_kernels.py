@@ -11,9 +11,9 @@ from collections.abc import Callable
 from numba.extending import register_jitable
 
 from subgraph.engine.simd import ld as loads
-from subgraph.engine.simd import ld_i64, memcpy, memset, vec
+from subgraph.engine.simd import ld_i32, ld_i64, memcpy, memset, vec
 from subgraph.engine.simd import st as stores
-from subgraph.engine.transpose import transposer, zipper
+from subgraph.engine.transpose import repeater, transposer, zipper
 
 WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
@@ -289,6 +289,65 @@ def take(*, item: int) -> Callable[..., None]:
                 at = ld_i64(arg(args, 2) + 8 * low)
                 copy_row(y + low * slice_bytes, x + at * slice_bytes, (high - low) * slice_bytes)
             places(args, x, y, high, stop)
+
+    return kernel
+
+
+def take_places(*, item: int, lanes: int, times: int) -> Callable[..., None]:
+    """Return the kernel that takes elements of the last two axes by tables made with the plan.
+
+    Args:
+        item: Bytes of an element.
+        lanes: Elements of a vector.
+        times: How often each element of a row is repeated; 0: what a table says.
+
+    Words::
+
+        0 x  1 y  2 row in x of each row (int32)  3 place in x along a row (int32)
+        4 rows in x  5 in y  6 elements of a row in x  7 in y  8 rows of y in a unit
+        9 first place along a row and  10 number of places that lie side by side in x too
+
+    Units: images * tiles of rows.
+    """
+    load, store, copy_row = loads(WORDS[item]), stores(WORDS[item]), row_copy(item)
+    repeat = repeater(WORDS[item], lanes, max(times, 1))
+
+    @register_jitable
+    def spread(args: int, x: int, y: int) -> None:
+        """Write a row."""
+        size, taken = arg(args, 6), arg(args, 7)
+        if times == 1:
+            copy_row(y, x, size * item)
+        elif times == 0 or size < lanes:
+            places, run = arg(args, 3), arg(args, 9)
+            behind = run + arg(args, 10)
+            for j in range(run):
+                store(y + j * item, load(x + ld_i32(places + 4 * j) * item))
+            if run < behind:
+                first = ld_i32(places + 4 * run)
+                copy_row(y + run * item, x + first * item, (behind - run) * item)
+            for j in range(behind, taken):
+                store(y + j * item, load(x + ld_i32(places + 4 * j) * item))
+        else:
+            for i in range(0, size, lanes):
+                at = min(i, size - lanes) * item
+                repeat(x + at, y + at * times)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        rows, size, taken, block = arg(args, 2), arg(args, 4), arg(args, 5), arg(args, 8)
+        from_row, to_row = arg(args, 6) * item, arg(args, 7) * item
+        tiles = (taken + block - 1) // block
+        for unit in range(begin, end):
+            image, first = unit // tiles, unit % tiles * block
+            before = -1
+            for j in range(first, min(taken, first + block)):
+                at = ld_i32(rows + 4 * j)
+                y = arg(args, 1) + (image * taken + j) * to_row
+                if at == before:
+                    copy_row(y, y - to_row, to_row)
+                else:
+                    spread(args, arg(args, 0) + (image * size + at) * from_row, y)
+                before = at
 
     return kernel
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,6 +160,26 @@ def emit_take(
     words += [as_words(element, item), shape[axis], len(table), inner]
     source = _source(item, LEVELS=2)
     low.launch(source, "take", words, *line(low, count), bytes=2 * count * item)
+
+
+@cl_primitive
+def emit_take_places(
+    low: Lowering,
+    source_: Operand | Scratch,
+    target: Operand | Scratch,
+    shape: Sequence[int],
+    tables: Mapping[int, Array],
+    *,
+    item: int,
+) -> None:
+    """Launch elements taken along the last two axes, one after the other."""
+    axes = [axis for axis in (len(shape) - 2, len(shape) - 1) if axis in tables]
+    axes.sort(key=lambda axis: len(tables[axis]) / shape[axis])  # later ones have less to do
+    for axis in axes:
+        after = [*shape[:axis], len(tables[axis]), *shape[axis + 1 :]]
+        place = target if axis == axes[-1] else low.scratch(math.prod(after) * item)
+        emit_take(low, source_, place, shape, axis, tables[axis], item=item)
+        source_, shape = place, after
 
 
 def _item(kernel: Kernel) -> int:

@@ -17,13 +17,12 @@ from subgraph.types import numpy_dtype
 
 from .elementwise_cpu import cast_to, emit_expression, source, temporary
 from .elementwise_expressions import FLOATS, Expression, text
-from .movement_cpu import element_bytes, emit_take, known
+from .movement_cpu import element_bytes, emit_take, emit_take_places, known
 from .strides import normal_axis
 
 Array = np.ndarray[Any, Any]
 _TILE = 8192  # elements of a unit
 _GATHERED = 4  # cost of an element that is gathered, against one beside the last
-_REPEATED = (1, 2, 3, 4)  # how often elements of a row may be repeated without a table
 
 
 @attrs.frozen
@@ -163,36 +162,10 @@ def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str)
             shape_after[done] = len(tables[done])
         target = y if shape_after == list(y.shape) else temporary(low, x.dtype, shape_after)
         if images:
-            _emit_nearest(low, place, target, tables)
+            emit_take_places(low, place, target, shape, tables, item=item)
         else:
             emit_take(low, place, target, shape, axis, tables[axis], item=item, pad=pad)
         place, shape = target, shape_after
-
-
-def _emit_nearest(low: Lowering, x: Operand, y: Operand, tables: dict[int, Array]) -> None:
-    """Emit the step that resizes the last two axes."""
-    item = element_bytes(x)
-    before, after = ((1, *o.shape)[-2:] for o in (x, y))
-    rows, places = (
-        np.arange(size) if table is None else table
-        for size, table in zip(
-            before, (tables.get(x.rank - 2), tables.get(x.rank - 1)), strict=True
-        )
-    )
-    times = after[1] // before[1]
-    if times not in _REPEATED or not np.array_equal(places, np.arange(after[1]) // times):
-        times = 0
-    lanes = low.lanes({1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[item])
-    kernel = Kernel("resize_kernels", "nearest", item=item, lanes=lanes, times=times)
-    held: list[Word] = [
-        low.weight("table32", np.array, np.ascontiguousarray(table, np.int32))
-        for table in (rows, places)
-    ]
-    block = max(1, min(after[0], _TILE // after[1]))
-    words = [x, y, *held, before[0], after[0], before[1], after[1], block]
-    units = math.prod(x.shape[:-2]) * -(-after[0] // block)
-    grain = max(1, _TILE // (block * after[1]))
-    low.emit(kernel, words, units, grain=grain, bytes=x.nbytes + y.nbytes)
 
 
 def _nearest_table(a: Axis, transform: str, rounding: str) -> Array:

@@ -1,7 +1,4 @@
-"""Kernels of Resize, by tables made with the plan.
-
-Nearest neighbours of the last two axes at once, and weighted sums of neighbours along one axis.
-"""
+"""Kernels of Resize: weighted sums of neighbours along one axis, by tables made with the plan."""
 
 from __future__ import annotations
 
@@ -10,64 +7,11 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld, ld_i32, st, vec
-from subgraph.engine.transpose import repeater
+from subgraph.engine.simd import ld_i32, vec
 
-from .movement_kernels import WORDS, arg, row_copy
+from .movement_kernels import arg
 
 Function = Callable[..., Any]
-
-
-def nearest(*, item: int, lanes: int, times: int) -> Function:
-    """Return the kernel that takes the nearest elements of the last two axes.
-
-    Args:
-        item: Bytes of an element.
-        lanes: Elements of a vector.
-        times: How often each element of a row is repeated; 0: what a table says.
-
-    Words::
-
-        0 x  1 y  2 row in x of each row (int32)  3 place in x along a row (int32)
-        4 rows in x  5 in y  6 elements of a row in x  7 in y  8 rows of y in a unit
-
-    Units: images * tiles of rows.
-    """
-    load, store, copy_row = ld(WORDS[item]), st(WORDS[item]), row_copy(item)
-    repeat = repeater(WORDS[item], lanes, max(times, 1))
-
-    @register_jitable
-    def spread(args: int, x: int, y: int) -> None:
-        """Write a row."""
-        size, taken = arg(args, 6), arg(args, 7)
-        if times == 1:
-            copy_row(y, x, size * item)
-        elif times == 0 or size < lanes:
-            places = arg(args, 3)
-            for j in range(taken):
-                store(y + j * item, load(x + ld_i32(places + 4 * j) * item))
-        else:
-            for i in range(0, size, lanes):
-                at = min(i, size - lanes) * item
-                repeat(x + at, y + at * times)
-
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        rows, size, taken, block = arg(args, 2), arg(args, 4), arg(args, 5), arg(args, 8)
-        from_row, to_row = arg(args, 6) * item, arg(args, 7) * item
-        tiles = (taken + block - 1) // block
-        for unit in range(begin, end):
-            image, first = unit // tiles, unit % tiles * block
-            before = -1
-            for j in range(first, min(taken, first + block)):
-                at = ld_i32(rows + 4 * j)
-                y = arg(args, 1) + (image * taken + j) * to_row
-                if at == before:
-                    copy_row(y, y - to_row, to_row)
-                else:
-                    spread(args, arg(args, 0) + (image * size + at) * from_row, y)
-                before = at
-
-    return kernel
 
 
 def across(*, dtype: str, lanes: int) -> Function:
