@@ -26,6 +26,7 @@ import subgraph as sg
 
 Runner = Callable[[], Any]
 _REST = 0.1  # seconds in which threads that wait for more work, spinning, go to sleep
+_RUNS = 3  # timed in a turn, after one that wakes a core that rested
 
 
 def ours(model: Path, inputs: Mapping[str, Any], **config: Any) -> Runner:
@@ -59,7 +60,7 @@ def medians(runners: Mapping[str, Runner], rounds: int) -> dict[str, float]:
         for name, run in runners.items():
             time.sleep(_REST)
             run()
-            times[name].append(seconds_of(run))
+            times[name] += [seconds_of(run) for _ in range(_RUNS)]
     return {name: float(np.median(taken)) for name, taken in times.items()}
 
 
@@ -131,7 +132,7 @@ def main() -> None:
     two = Table("model", "THROUGHPUT", "LATENCY", "onnxruntime", "ours / theirs")
     one.title, two.title = "milliseconds", f"runs per second, {args.requests} at a time"
     for model in args.models:
-        one.add_row(*scaling(model, n, 3 * args.rounds))
+        one.add_row(*scaling(model, n, 2 * args.rounds))
         two.add_row(*concurrent(model, n, args.requests, args.seconds, args.rounds))
     console = Console(width=120, highlight=False)
     console.print(one)
