@@ -62,7 +62,8 @@ def pack_blocks(stack: Array, of: Tiles) -> Array:
     depth = round_up(inputs, of.lanes)
     target = _empty((count, packed_size(outputs, depth * taps, of)), of)
     for weight, place in zip(stack, target, strict=True):
-        _pack(weight, place, depth, of.lanes, of)
+        # One tap: the blocks of inputs lie in their order.
+        _pack(weight, place, depth, of.lanes if taps > 1 else _BLOCK, of)
     return target.reshape(-1)
 
 
@@ -85,14 +86,15 @@ def pack_winograd_strided(weight: Array, of: Tiles) -> Array:
     Along an axis point 0 has the first weight and the middle one, point 1 the sum of the first and
     the last and the middle one, point 2 (infinity) the last.
     """
-    weight = np.asarray(weight, of.dtype)
-    down = _strided_values([weight[:, :, i] for i in range(3)])
+    # Each tap lies together, as what is added and packed does.
+    taps = np.ascontiguousarray(weight.transpose(2, 3, 0, 1), of.dtype)
+    down = _strided_values(list(taps))
     points: list[Array] = []
     for rows in down:
-        across = [_strided_values([row[:, :, j] for j in range(3)]) for row in rows]
+        across = [_strided_values(list(row)) for row in rows]
         for j in range(3):
             values = [value for row in across for value in row[j]]
-            points.append(pack_blocks(np.stack(values, 2)[None], of))
+            points.append(pack_blocks(np.stack(values).transpose(1, 2, 0)[None], of))
     return np.concatenate(points)
 
 
@@ -114,7 +116,7 @@ def _pack(source: Array, target: Array, depth: int, block: int, of: Tiles) -> No
     columns, inputs, taps = source.shape
     words = [source.ctypes.data, target.ctypes.data, columns, round_up(columns, of.lanes)]
     words += [of.width, inputs, depth, block, taps, *source.strides]
-    kernel = Kernel("packing_kernels", "pack", item=of.item)
+    kernel = Kernel("packing_kernels", "pack", item=of.item, lanes=of.lanes)
     units = -(-columns // of.width)
     part = max(1, _SLICE * units // max(1, source.nbytes))
     for first in range(0, units, part):

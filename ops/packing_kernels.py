@@ -19,11 +19,12 @@ from subgraph.engine.irtools import F64, I32, I64, INT64, VOID, define, emit_con
 from subgraph.engine.simd import ld as loads
 from subgraph.engine.simd import memcpy, memset, vec
 from subgraph.engine.simd import st as stores
+from subgraph.engine.transpose import transposer
 
 from .movement_kernels import WORDS, arg
 
 
-def pack(*, item: int) -> Callable[..., None]:
+def pack(*, item: int, lanes: int) -> Callable[..., None]:
     """Return the kernel that packs ``[columns, inputs, taps]`` of any strides into panels.
 
     The rows of a panel are (block of inputs, tap, input in the block). What lies behind the inputs
@@ -31,6 +32,7 @@ def pack(*, item: int) -> Callable[..., None]:
 
     Args:
         item: Bytes of an element.
+        lanes: Elements of a vector.
 
     Words::
 
@@ -41,6 +43,7 @@ def pack(*, item: int) -> Callable[..., None]:
     Units: panels.
     """
     load, store = loads(WORDS[item]), stores(WORDS[item])
+    turn = transposer(WORDS[item], lanes)
 
     @register_jitable
     def pack_block(
@@ -60,6 +63,19 @@ def pack(*, item: int) -> Callable[..., None]:
                 for tap in range(taps):
                     row = y + (tap * block + k) * wide * item
                     memcpy(row, x + k * by_input + tap * by_tap, columns * item)
+            return
+        if by_input == item:
+            for tap in range(taps):
+                for k in range(0, inputs, lanes):
+                    for column in range(0, columns, lanes):
+                        turn(
+                            x + column * by_column + k * item + tap * by_tap,
+                            by_column,
+                            min(lanes, columns - column),
+                            min(lanes, inputs - k),
+                            y + ((tap * block + k) * wide + column) * item,
+                            wide * item,
+                        )
             return
         # Along a column first: its elements lie together, and what is written stays in the cache.
         for column in range(columns):
