@@ -265,7 +265,7 @@ _UNARY = (
 
 
 def _elementwise() -> Graph:
-    a, b = sg.input("a", (1, 4, 32)), sg.input("b", (1, 4, 32))
+    a, b, c, d = (sg.input(name, (1, 4, 32)) for name in "abcd")
     row, column = sg.input("row", (32,)), sg.input("column", (1, 4, 1))
     outputs: list[Value] = [getattr(ops, name)(a) for name in _UNARY]
     for name in _BINARY:
@@ -277,8 +277,14 @@ def _elementwise() -> Graph:
     outputs += [ops.Add(ops.Mul(a, row), row), ops.Add(ops.Mul(a, column), b)]
     outputs += [ops.Mul(ops.Sigmoid(a), b), ops.Add(ops.Add(a, b), row)]
     outputs += [ops.Add(ops.Mul(a, np.float32(2)), b)]
+    outputs += [ops.Mul(column, a), ops.Add(ops.Mul(column, a), b), ops.Add(ops.Mul(row, a), b)]
+    outputs += [ops.Add(ops.Relu(a), b), ops.Mul(ops.Relu(a), b)]
+    outputs += [ops.Relu(ops.Add(ops.Add(a, b), c)), ops.Add(ops.Add(a, b), c)]
+    outputs += [ops.Add(ops.Mul(a, b), ops.Mul(c, d)), ops.Add(ops.Mul(a, b), c)]  # turned pairs
+    scaled = ops.Mul(a, np.float32(2))
+    outputs += [ops.Add(b, scaled), ops.Relu(ops.Add(scaled, b))]
     outputs += [ops.Where(ops.Greater(a, b), a, b), ops.Expand(column, np.array([1, 4, 32]))]
-    return Graph([a, b, row, column], outputs)
+    return Graph([a, b, c, d, row, column], outputs)
 
 
 def _reductions() -> Graph:
