@@ -33,6 +33,8 @@ class CpuFusion:
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the fused graph."""
+        if self.integers and any(is_op(node, "ConvInteger") for node in graph.nodes):
+            graph = apply_pass(graph, "SplitZeroPoint")
         first = ["ExpandFunctions", "IdentityElimination", "ConstantsToParameters"]
         graph = apply_pass(graph, first)
         if any(not _known(value) for value in graph.values()):

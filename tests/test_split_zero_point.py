@@ -1,0 +1,53 @@
+"""ConvInteger with zero points that are computed: exactly what NumPy and ONNX Runtime give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+
+
+def _graph(
+    given: tuple[int, ...], kernel: tuple[int, ...], zero: Any, **attributes: Any
+) -> sg.Graph:
+    rng = np.random.default_rng(1)
+    weight = sg.parameter("w", rng.integers(-128, 128, kernel).astype(np.int8))
+    x = sg.input("x", given)
+    quantised, scale, shift = ops.DynamicQuantizeLinear(x)
+    sums = ops.ConvInteger(quantised, weight, shift, zero, **attributes)
+    return sg.Graph([x], [sums, ops.Mul(ops.Cast(sums, to=1), scale)])
+
+
+@pytest.mark.parametrize(
+    ("given", "kernel", "attributes"),
+    [
+        ((2, 3, 9, 8), (5, 3, 3, 3), {"pads": [1, 0, 2, 1], "strides": [2, 1]}),
+        ((1, 4, 6, 6), (8, 2, 3, 3), {"group": 2, "pads": [1, 1, 1, 1]}),
+        ((1, 6, 11, 3), (6, 1, 3, 1), {"group": 6, "dilations": [2, 1]}),
+        ((3, 7, 5, 5), (4, 7, 1, 1), {}),
+    ],
+)
+@pytest.mark.parametrize("zero", ["none", "one", "each"])
+def test_conv_integer(
+    given: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any], zero: str
+) -> None:
+    own = {"none": None, "one": np.int8(3), "each": np.arange(kernel[0], dtype=np.int8) - 2}[zero]
+    graph = _graph(given, kernel, own, **attributes)
+    assert not sg.default_core().query_model(graph, "CPU").reasons
+    model = sg.compile_model(graph, "CPU")
+    for seed in (0, 1):
+        x = np.random.default_rng(seed).standard_normal(given).astype(np.float32) - seed
+        wanted = sg.compile_model(graph, "REFERENCE")([x])
+        found = model([x])
+        np.testing.assert_array_equal(found[0], wanted[0])
+        np.testing.assert_allclose(found[1], wanted[1], rtol=1e-6)
+        if zero == "none" and len(given) == 4:
+            session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
+            np.testing.assert_array_equal(found[0], session.run(None, {"x": x})[0])
+        model.parameters["w"].assign(np.full(kernel, -5 + seed, np.int8))
+        graph = model.source
