@@ -360,8 +360,8 @@ def _right_side(
         recipe += f" {of.weights}"
         weight = low.weight(recipe, matrix_panels(of, change), b.operand)
         return weight, 0, packed_steps
-    # In the first cache it need not be packed: columns are read from row to row without loss.
-    near = of.low and depth * n * of.item <= caches().l1
+    # With room left in the first cache it need not be packed: rows are read without loss.
+    near = of.low and depth * n * of.item <= caches().l1 // 2
     if not turned and (rows <= of.mr or n < of.lanes or near) and alpha == 1.0:
         return b.operand, b.row_step * of.item, list(steps)
     panels = -(-n // of.width)
