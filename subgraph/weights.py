@@ -200,6 +200,41 @@ class WeightEntry:
         )
 
 
+class Changes:
+    """Which of some entries are out of date: asked of their parameters, which is quick.
+
+    Among many weights that did not change, each entry would be asked, one by one.
+    """
+
+    def __init__(self, entries: Sequence[WeightEntry]) -> None:
+        """Watch ``entries``; at first all are out of date."""
+        self._all = range(len(entries))
+        self._users: dict[Parameter, list[int]] = {}
+        for place, entry in enumerate(entries):
+            for parameter in entry.parameters:
+                self._users.setdefault(parameter, []).append(place)
+        self._epoch: int | None = None
+        self._newest = self._asked = 0
+
+    def since(self, snapshot: Snapshot) -> Sequence[int]:
+        """Return the places of the entries to ask again, under ``snapshot``, which is pinned."""
+        states = snapshot.states
+        stamps = [
+            p.version if (state := states.get(p)) is None else state.version for p in self._users
+        ]
+        self._asked = max(stamps, default=0)
+        if self._epoch is None or snapshot.epoch < self._epoch:
+            return self._all
+        # Stamps only grow: what is newer than all that was seen has changed since.
+        newest = self._newest
+        newer = (u for u, n in zip(self._users.values(), stamps, strict=True) if n > newest)
+        return sorted({place for users in newer for place in users})
+
+    def taken(self, snapshot: Snapshot) -> None:
+        """Note that the entries to ask again were asked."""
+        self._newest, self._epoch = self._asked, snapshot.epoch
+
+
 class WeightCache:
     """One user's door to the cache; what it asked for stays as long as it does.
 

@@ -12,7 +12,7 @@ import pytest
 
 import subgraph as sg
 from subgraph.parameters import Snapshot, pinned
-from subgraph.weights import StoredWeights, recipe_id
+from subgraph.weights import Changes, StoredWeights, recipe_id
 
 Array = np.ndarray[Any, Any]
 
@@ -248,3 +248,25 @@ def test_a_recipe_that_counts_its_calls_keeps_its_name() -> None:
 
     assert ask() is ask()
     assert calls == 1
+
+
+def test_only_entries_of_changed_parameters_are_out_of_date() -> None:
+    a, b, c = (param(1, name, 2) for name in "abc")
+    cache, make = sg.WeightCache(), Counter()
+    changes = Changes([cache.entry("sum", make, *of) for of in ((a,), (b,), (a, c))])
+    before = Snapshot([a, b, c])
+    assert list(changes.since(before)) == [0, 1, 2]
+    changes.taken(before)
+    assert list(changes.since(Snapshot([a, b, c]))) == []
+    a.assign(a.array + 1)
+    after = Snapshot([a, b, c])
+    assert list(changes.since(after)) == [0, 2]
+    # What was not taken, for a recipe raised, is asked for again.
+    assert list(changes.since(after)) == [0, 2]
+    changes.taken(after)
+    c.assign(c.array + 1)
+    assert list(changes.since(Snapshot([a, b, c]))) == [2]
+    # A request that still runs under an older snapshot gets all as they were.
+    assert list(changes.since(before)) == [0, 1, 2]
+    changes.taken(before)
+    assert list(changes.since(after)) == [0, 2]

@@ -23,10 +23,11 @@ from subgraph.engine.pool import Pool
 from subgraph.engine.program import Program, Step
 from subgraph.engine.sharing import shared_out
 from subgraph.engine.stored_program import StoredProgram
+from subgraph.parameters import Snapshot
 from subgraph.reference import evaluate
 from subgraph.subgraph_op import DefaultSubgraphOp, fill_outputs
 from subgraph.types import numpy_dtype
-from subgraph.weights import WeightEntry, aligned_empty
+from subgraph.weights import Changes, WeightEntry, aligned_empty
 
 Array = np.ndarray[Any, Any]
 # Copying that much costs less than asking an array for its address and patching words.
@@ -82,6 +83,7 @@ class BoundPlan:
             else:
                 self._held.append(weight)
                 patch.put(self._words, weight.ctypes.data)
+        self._changes = Changes([entry for entry, _ in self._entry_patches])
         self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
         self._place_ends(laid)
         self._threads = 1 if pool is None else pool.size
@@ -147,9 +149,9 @@ class BoundPlan:
 
     # ------------------------------------------------------------------ runs
 
-    def refresh(self, epoch: int) -> None:
-        """Take the weights as the pinned snapshot of that epoch has them."""
-        work = range(len(self._entry_patches))
+    def refresh(self, snapshot: Snapshot) -> None:
+        """Take the weights as ``snapshot``, which is pinned, has them."""
+        work = self._changes.since(snapshot)
         first = self.epoch is None
         size = self._weight_bytes() if first else 0
         if size >= _LARGE:
@@ -159,7 +161,8 @@ class BoundPlan:
         else:
             for k in work:
                 self._take(k)
-        self.epoch = epoch
+        self._changes.taken(snapshot)
+        self.epoch = snapshot.epoch
 
     def _take(self, k: int) -> None:
         """Make a weight anew if it has changed, and note where it lies."""

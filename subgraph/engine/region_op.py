@@ -526,7 +526,7 @@ class CpuSession(Session):
                 self._bound.popitem(last=False)
         self._bound.move_to_end(key)
         if bound.epoch != snapshot.epoch:
-            bound.refresh(snapshot.epoch)
+            bound.refresh(snapshot)
         self._shapes = [item.shape for item in inputs]
         self._last = None if region.depends_on_values else bound
         self._chosen = bound

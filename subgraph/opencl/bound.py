@@ -22,6 +22,7 @@ from subgraph.engine.plan import HostStep, Plan
 from subgraph.errors import DeviceError, SubgraphError
 from subgraph.opencl.lowering import ClLaunch
 from subgraph.opencl.runtime import Runtime, opencl
+from subgraph.parameters import Snapshot
 from subgraph.reference import evaluate
 from subgraph.subgraph_op import DefaultSubgraphOp, fill_outputs
 from subgraph.types import numpy_dtype
@@ -214,15 +215,15 @@ class ClBoundPlan:
 
     # ------------------------------------------------------------------ runs
 
-    def refresh(self, epoch: int) -> None:
-        """Take the weights as the pinned snapshot of that epoch has them."""
+    def refresh(self, snapshot: Snapshot) -> None:
+        """Take the weights as ``snapshot``, which is pinned, has them."""
         store = device_weights(self._runtime)
         with driver_errors(self._runtime, "the upload of weights"):
             buffers = [store.buffer(entry, self._queue) for entry in self._weights.entries]
             for kernel, position, entry in self._entry_arguments:
                 kernel.set_arg(position, buffers[entry])
         self._entry_buffers = buffers
-        self.epoch = epoch
+        self.epoch = snapshot.epoch
 
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
         """Run the plan; the weights are fresh. See the CPU's `BoundPlan.run`."""
