@@ -343,7 +343,8 @@ def attention(context: Context, node: Node) -> Match | None:
         return None
     scores = node.inputs[0]
     rank = len(shape_of(scores) or ())
-    if rank != 4 or int(node.attrs.get("axis", -1 if node.version >= 13 else 1)) not in (-1, 3):
+    axis = int(node.attrs.get("axis", -1 if node.version >= 13 else 1))
+    if rank not in (3, 4) or axis not in (-1, rank - 1):
         return None
     found = _scores(context, scores)
     weighted = context.user(node.outputs[0])
@@ -353,13 +354,15 @@ def attention(context: Context, node: Node) -> Match | None:
         return None
     q, k, v = found.q, found.k, weighted.inputs[1]
     nodes = [*found.nodes, node, weighted]
-    split = _split_heads(context, q, found.k_transpose, v, weighted)
+    split = _split_heads(context, q, found.k_transpose, v, weighted) if rank == 4 else None
     if split is None:
-        inputs: Sequence[Value | None] = (q, k, v, found.mask)
-        attributes = {"scale": found.scale}
-        ordered = _ordered([*found.k_nodes, *nodes])
-        if k is None:
+        if k is None or (rank == 3 and not _is_one_head(q, k, v, found.mask)):
             return None
+        inputs: Sequence[Value | None] = (q, k, v, found.mask)
+        attributes: dict[str, object] = {"scale": found.scale}
+        if rank == 3:
+            attributes |= {"q_num_heads": 1, "kv_num_heads": 1}
+        ordered = _ordered([*found.k_nodes, *nodes])
         return Match(
             tuple(ordered), "Attention", tuple(inputs), attributes, "", version=23, arity=7
         )
@@ -372,6 +375,15 @@ def attention(context: Context, node: Node) -> Match | None:
         version=23,
         arity=7,
     )
+
+
+def _is_one_head(q: Value | None, k: Value, v: Value | None, mask: Value | None) -> bool:
+    """Return whether batches of matrices are attention of one head each."""
+    shapes: list[Sequence[object]] = [shape_of(value) or () for value in (q, k, v)]
+    if any(len(shape) != 3 or shape[0] != shapes[0][0] for shape in shapes):
+        return False
+    # A mask of three dimensions would be one for each head.
+    return mask is None or len(shape_of(mask) or ()) == 2
 
 
 class _Scores:
@@ -414,7 +426,7 @@ def _scores(context: Context, value: Value | None) -> _Scores | None:
     found.q = _unscaled(context, node.inputs[0], found)
     found.k_transpose = _unscaled(context, node.inputs[1], found)
     turn = produced_by(found.k_transpose, "Transpose")
-    if turn is not None and tuple(turn.attrs.get("perm", ())) == (0, 1, 3, 2):
+    if turn is not None and tuple(turn.attrs.get("perm", ())) in ((0, 1, 3, 2), (0, 2, 1)):
         found.k, found.k_nodes = turn.inputs[0], [turn]
     return found
 

@@ -2,7 +2,9 @@
 
 Models in which every convolution stands between two transposes (as TensorFlow's and Keras's
 exporters write them) do what lies between in the other order of axes. Here it is done in the
-convolution's own order, with weights turned to fit, where that leaves fewer transposes.
+convolution's own order, with weights turned to fit, where that leaves fewer transposes. Matrices
+that are transposed before their batches are reshaped are transposed afterwards, beside the product
+that takes them so.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from subgraph.graph import Graph, Node, Value
 from subgraph.pass_manager import register_pass
 from subgraph.types import TensorType
 
-from ._patterns import Context, is_op, reshaped, weight_node
+from ._patterns import Context, is_op, produced_by, reshaped, shape_of, weight_node
 
 Perm = tuple[int, ...]
 _UNARY = frozenset(
@@ -34,12 +36,45 @@ _BROADCAST = frozenset({"Add", "Div", "Max", "Min", "Mul", "PRelu", "Pow", "Sub"
 def sink_transposes(graph: Graph) -> Graph:
     """Return a copy of ``graph`` with fewer transposes."""
     graph = graph.clone()
+    graph.rewire(_reshaped_first(graph))
     while any(is_op(node, "Transpose") for node in graph.nodes):
         replaced = _Search(graph).replacements()
         if not replaced:
             break
         graph.rewire(replaced)
     return graph
+
+
+def _reshaped_first(graph: Graph) -> dict[Value, Value]:
+    """Return what stands for matrices whose batches are reshaped after they were transposed."""
+    replaced: dict[Value, Value] = {}
+    context = Context(graph)
+    for node in graph.nodes:
+        turn = produced_by(node.inputs[0], "Transpose") if is_op(node, "Reshape") else None
+        if turn is None or turn.inputs[0] is None or context.user(turn.outputs[0]) is None:
+            continue
+        before, after = shape_of(turn.outputs[0]) or (), shape_of(node.outputs[0]) or ()
+        sizes = [dim for dim in after if isinstance(dim, int)]
+        rank = len(sizes)
+        if rank != len(after) or rank < 2 or before[-2:] != after[-2:]:
+            continue
+        if _perm(turn) != _swap(len(before)):
+            continue
+        perm = _swap(rank)
+        source = reshaped(turn.inputs[0], tuple(sizes[axis] for axis in perm))
+        made = Node("Transpose", [source], version=13, attrs={"perm": perm}, name=node.name)
+        made.metadata = {"origin": (node.metadata or {}).get("origin") or node.name}
+        if source.producer is not None and source is not turn.inputs[0]:
+            source.producer.metadata = made.metadata
+        node.name += _OLD
+        made.outputs[0].type = node.outputs[0].type
+        replaced[node.outputs[0]] = made.outputs[0]
+    return replaced
+
+
+def _swap(rank: int) -> Perm:
+    """Return the order that transposes matrices."""
+    return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def _perm(node: Node) -> Perm | None:

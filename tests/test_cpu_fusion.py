@@ -291,6 +291,32 @@ def test_attention_on_heads_that_were_there() -> None:
     check(graph, values(*shape), values(*shape), values(*shape))
 
 
+@pytest.mark.parametrize("split", ["before", "after"])
+@pytest.mark.parametrize("mask", [(), (7, 7), (4, 7, 7)])
+def test_attention_of_torch_multihead_attention(split: str, mask: tuple[int, ...]) -> None:
+    """Batches and heads in one dimension; the dynamo exporter splits them off after K is turned."""
+    x = sg.input("x", (7, 1, 24), "float32")
+
+    def heads(name: str) -> Any:
+        rows = ops.Reshape(ops.MatMul(x, weight(f"w{name}", 24, 24)), np.array([7, 4, 6]))
+        return ops.Transpose(rows, perm=[1, 0, 2])
+
+    q, k, v = (heads(name) for name in "qkv")
+    k = ops.Transpose(k, perm=[0, 2, 1])
+    if split == "after":
+        q, v = (ops.Reshape(part, np.array([1, 4, 7, 6])) for part in (q, v))
+        k = ops.Mul(ops.Reshape(k, np.array([1, 4, 6, 7])), number("rk", 6**-0.25))
+        q = ops.Mul(q, number("rq", 6**-0.25))
+    scores = ops.MatMul(q, k)
+    if mask:
+        scores = ops.Add(scores, weight("mask", *mask))
+    graph = sg.Graph([x], [ops.MatMul(ops.Softmax(scores, axis=-1), v)])
+    found = fused_ops(graph)
+    # Without a dimension for heads of its own, a mask for each head does not fit.
+    assert ("Attention" in found) == (split == "after" or mask != (4, 7, 7))
+    check(graph, values(7, 1, 24))
+
+
 # ---------------------------------------------------------------- convolutions and chains
 
 
