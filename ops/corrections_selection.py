@@ -1,4 +1,4 @@
-"""Unique and NonMaxSuppression, for the reference: onnx.reference is wrong in some forms."""
+"""Shape, Unique and NonMaxSuppression, for the reference: onnx.reference is wrong in some forms."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from subgraph.graph import Node
 from subgraph.op import reference
 
 Array = np.ndarray[Any, Any]
+
+
+@reference("Shape")
+def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the sizes from ``start`` to ``end``, counted from the back where they are negative.
+
+    What lies before the first dimension or behind the last is brought to it, as in Python's slices.
+    """
+    sizes = np.shape(inputs[0])[node.attrs.get("start", 0) : node.attrs.get("end")]
+    return [np.array(sizes, np.int64)]
 
 
 @reference("Unique")

@@ -253,6 +253,14 @@ def test_split(version: int) -> None:
         _compare("Split", [_f(2, 7)], 18, outputs=3, axis=1, num_outputs=3)
 
 
+@pytest.mark.parametrize("start", [None, 0, 1, -1, -4, 5])
+@pytest.mark.parametrize("end", [None, 0, 2, -1, -4, 7])
+def test_a_part_of_a_shape(start: int | None, end: int | None) -> None:
+    bounds = {"start": start, "end": end}
+    given = {key: bound for key, bound in bounds.items() if bound is not None}
+    _compare("Shape", [_f(2, 3, 4)], 15, **given)
+
+
 def test_scatter_is_scatter_elements() -> None:
     indices = np.array([[1, 0, 2], [0, 2, 1]])
     _compare("Scatter", [np.zeros((3, 3), np.float32), indices, _f(2, 3)], 10, axis=0)
