@@ -83,7 +83,8 @@ class Sequences:
                 at = self._position(node.inputs[1], len(items))
                 return {} if at is None else {made: items[at]}
             pieces = self._changed(node, inputs, items)
-        if pieces is not None:
+        # Strings have no kernels: what works on them stays whole, and with the default executor.
+        if pieces is not None and not any(_is_text(piece) for piece in pieces):
             self._items[made] = pieces
         return {}
 
@@ -144,6 +145,10 @@ class Sequences:
         step = numbers[0]
         whole, rest = divmod(length, step)
         return [step] * whole + [rest] * (rest > 0)
+
+
+def _is_text(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.dtype == "string"
 
 
 def _joined(node: Node, items: Items) -> Value | None:

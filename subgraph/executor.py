@@ -269,7 +269,7 @@ class Executor:
             self._profile.clear()
         values = self._start_values(snapshot)
         plain = self.plan.plain_inputs
-        if plain is not None:
+        if plain is not None and Parameter not in map(type, inputs):
             if len(inputs) != len(self.plan.inputs):
                 raise ValueError(f"{len(inputs)} items for {len(self.plan.inputs)} inputs")
             values[plain] = inputs
