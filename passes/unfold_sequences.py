@@ -10,6 +10,8 @@ import numpy as np
 from subgraph.graph import Node, Value
 from subgraph.types import TensorType, dtype_of
 
+from . import _patterns
+
 Array = np.ndarray[Any, Any]
 Items = tuple[Value, ...]
 Numbers = Callable[[Value | None], "list[int] | None"]
@@ -84,7 +86,9 @@ class Sequences:
                 return {} if at is None else {made: items[at]}
             pieces = self._changed(node, inputs, items)
         # Strings have no kernels: what works on them stays whole, and with the default executor.
-        if pieces is not None and not any(_is_text(piece) for piece in pieces):
+        if pieces is not None and not any(
+            _patterns.dtype_of(piece) == "string" for piece in pieces
+        ):
             self._items[made] = pieces
         return {}
 
@@ -145,10 +149,6 @@ class Sequences:
         step = numbers[0]
         whole, rest = divmod(length, step)
         return [step] * whole + [rest] * (rest > 0)
-
-
-def _is_text(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.dtype == "string"
 
 
 def _joined(node: Node, items: Items) -> Value | None:

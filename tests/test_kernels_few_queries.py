@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from .kernel_support import run_node
-from .test_kernels_attention import ORDERS, reference
+from .test_kernels_attention import check_attention, reference
 
 Array = np.ndarray[Any, Any]
 
@@ -40,36 +40,10 @@ def test_few_queries(
     threads: int,
     cuts: list[float],
 ) -> None:
-    rng = np.random.default_rng(0)
-    queries, keys = positions
-    q = rng.standard_normal((batch, heads[0], queries, sizes[0])).astype(dtype)
-    k = rng.standard_normal((batch, heads[1], keys, sizes[0])).astype(dtype)
-    v = rng.standard_normal((batch, heads[1], keys, sizes[1])).astype(dtype)
-    shape = {
-        "none": (1,),
-        "keys": (batch, 1, 1, keys),
-        "pairs": (queries, keys),
-        "full": (batch, heads[0], queries, keys),
-    }[mask]
-    added = rng.standard_normal(shape).astype(dtype)
-    added[rng.random(shape) < 0.3] = -np.inf
-    added[..., 0] = 0
-    wanted = reference(q, k, v, None if mask == "none" else added, 0.4, causal)
-    order = {"q": orders[0], "k": orders[3] or orders[1], "v": orders[1], "o": orders[2]}
-    (got,) = run_node(
-        "FusedAttention",
-        [
-            *(a.transpose(ORDERS[order[n]]).copy() for n, a in zip("qkv", (q, k, v), strict=True)),
-            None if mask == "none" else added,
-        ],
-        [wanted.transpose(ORDERS[order["o"]]).shape],
-        {"scale": 0.4, "causal": int(causal), **{f"{n}_order": o for n, o in order.items()}},
-        domain="subgraph.cpu",
-        threads=threads,
-        cuts=cuts,
+    q, k, v, o = orders[0], orders[3] or orders[1], orders[1], orders[2]
+    check_attention(
+        batch, heads, positions, sizes, (q, k, v, o), mask, causal, dtype, threads, cuts
     )
-    tolerance = 1e-5 if dtype == "float32" else 1e-12
-    np.testing.assert_allclose(got.transpose(ORDERS[order["o"]]), wanted, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
