@@ -15,15 +15,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llvmlite import binding
 
-from subgraph.engine import compile_crew, host, toolchain
+from subgraph.engine import compile_crew, host, loader, processor, toolchain
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.objectfile import undefined_symbols
+from subgraph.engine.objectfile import linked, undefined_symbols
 from subgraph.engine.pool import call
 from subgraph.engine.toolchain import CompileEvent, KernelError
 from subgraph.errors import ConfigError, DeviceError
 
 TESTS = Path(__file__).parent
+# Where kernels are kept so that they need no linker.
+IMAGES = sys.platform.startswith("linux") and host.architecture() == "x86_64"
 # Runs one kernel and says what that took.
 SCRIPT = """
 import json, sys
@@ -38,7 +41,8 @@ kernel = Kernel("engine_support.kernels", "scale", lanes=8)
 Program([Step(kernel.address, words.ctypes.data, 2)]).run()
 assert np.array_equal(y, x * x + 1), y
 done = toolchain.statistics
-print(json.dumps([done.compiled, done.loaded, "numba" in sys.modules]))
+heavy = [name for name in ("numba", "llvmlite.binding") if name in sys.modules]
+print(json.dumps([done.compiled, done.loaded, heavy]))
 """
 
 
@@ -80,11 +84,12 @@ def entries(folder: Path) -> list[Path]:
 
 
 def test_a_warm_process_compiles_nothing_and_has_no_numba(tmp_path: Path) -> None:
-    compiled, loaded, numba = finish(start(tmp_path))
-    assert (compiled, numba) == (2, True)  # the kernel and the walker; the entry needs no numba
+    compiled, loaded, heavy = finish(start(tmp_path))
+    assert compiled == 2  # the kernel and the walker; the entry needs no numba
+    assert heavy == ["numba", "llvmlite.binding"]
     assert len(entries(tmp_path)) == compiled + 1
     assert loaded == 0
-    assert finish(start(tmp_path)) == [0, 3, False]
+    assert finish(start(tmp_path)) == [0, 3, ["llvmlite.binding"][: not IMAGES]]
 
 
 def damage(raw: bytes, how: str) -> bytes:
@@ -150,7 +155,7 @@ def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
         assert compiled + loaded in (2, 3)
     assert len(entries(tmp_path)) == 3
     assert not list(tmp_path.rglob("*.tmp"))
-    assert finish(start(tmp_path)) == [0, 3, False]
+    assert finish(start(tmp_path)) == [0, 3, ["llvmlite.binding"][: not IMAGES]]
 
 
 def test_a_folder_that_cannot_be_written_warns_once(
@@ -307,6 +312,120 @@ def test_kernels_are_loaded_from_many_threads() -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(address_of, kernels * 8))
     assert found == [k.address for k in kernels] * 8
+
+
+# Calls, constants, a switch and a local function, as LLVM writes them.
+PARTS = """
+@table = private constant [4 x i64] [i64 3, i64 5, i64 7, i64 11]
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+declare double @cos(double)
+declare double @tan(double)
+
+define internal double @both(double %x) noinline {
+  %c = call double @cos(double %x)
+  %t = call double @tan(double %x)
+  %sum = fadd double %c, %t
+  %more = fmul double %sum, 0x3FF3AE147AE147AE
+  ret double %more
+}
+
+define void @entry(i64 %to, i64 %from, i64 %size, i64 %which) {
+start:
+  %at = inttoptr i64 %to to ptr
+  %source = inttoptr i64 %from to ptr
+  call void @llvm.memcpy.p0.p0.i64(ptr %at, ptr %source, i64 %size, i1 false)
+  %x = load double, ptr %at
+  %y = call double @both(double %x)
+  store double %y, ptr %at
+  switch i64 %which, label %done [ i64 1, label %a
+    i64 2, label %b
+    i64 3, label %c
+    i64 4, label %d
+    i64 5, label %e ]
+a:
+  %z = fneg double %y
+  store double %z, ptr %at
+  br label %done
+b:
+  %i = load i64, ptr getelementptr ([4 x i64], ptr @table, i64 0, i64 2)
+  store i64 %i, ptr %at
+  br label %done
+c:
+  %p = getelementptr [4 x i64], ptr @table, i64 0, i64 %size
+  store ptr %p, ptr %at
+  br label %done
+d:
+  %s = call double @both(double %y)
+  store double %s, ptr %at
+  br label %done
+e:
+  store i64 %from, ptr %at
+  br label %done
+done:
+  ret void
+}
+"""
+
+
+@pytest.mark.skipif(not IMAGES, reason="object code is linked by LLVM here")
+def test_images_run_as_what_llvm_links() -> None:
+    module = binding.parse_assembly(PARTS)
+    data = bytes(loader.machine().emit_object(module))
+    needs = undefined_symbols(data)
+    assert {"cos", "memcpy", "tan"} <= set(needs)
+    code = loader.as_image("entry", loader.ObjectCode(needs, data))
+    assert code.start is not None
+    [found] = loader.load([("entry", code)])
+    [want] = loader._link([("entry", loader.ObjectCode(needs, data))])
+    source = np.linspace(0.3, 2, 3)
+    for which in range(7):
+        results = [np.zeros(3), np.zeros(3)]
+        for address, target in zip((found, want), results, strict=True):
+            call(address, target.ctypes.data, source.ctypes.data, source.nbytes, which)
+        if which != 3:  # that gives an address
+            np.testing.assert_array_equal(results[0], results[1])
+
+
+def test_objects_that_are_no_image_are_left_to_llvm() -> None:
+    text = "@state = global i64 0\ndefine void @entry() {\n store i64 1, ptr @state\n ret void\n}"
+    data = bytes(loader.machine().emit_object(binding.parse_assembly(text)))
+    assert linked(data, "entry", undefined_symbols(data)) is None  # it writes to memory of its own
+    good = bytes(loader.machine().emit_object(binding.parse_assembly(PARTS)))
+    assert linked(good, "other", undefined_symbols(good)) is None
+    assert linked(good, "entry", ()) is None
+    for size in range(0, len(good), 61):
+        linked(good[:size], "entry", undefined_symbols(good))  # None, or whole: it never raises
+    code = loader.ObjectCode(undefined_symbols(data), data)
+    assert loader.load([("entry", code)]) != [0]
+
+
+def test_the_processor_is_asked_once_for_a_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = folder / "cpuinfo"
+    asked: list[int] = []
+
+    def ask() -> processor.Processor:
+        asked.append(1)
+        return processor.Processor("some", {"avx": True, "fma": False})
+
+    monkeypatch.setattr(processor, "_asked", ask)
+    assert processor.processor(folder / "none") == ask()  # nothing tells when it is another
+    description.write_text("processor : 0\ncpu MHz : 1\nflags : avx\n\nprocessor : 1\n")
+    asked.clear()
+    for megahertz in (1, 2):
+        description.write_text(f"processor : 0\ncpu MHz : {megahertz}\nflags : avx\n")
+        assert processor.processor(description) == ("some", {"avx": True, "fma": False})
+    assert len(asked) == 1
+    [kept] = (folder / "kernels").iterdir()
+    good = kept.read_text()
+    for bad in ("", good[:-5], good.replace("some", "same")):
+        kept.write_text(bad)
+        assert processor.processor(description).name == "some"
+        assert kept.read_text() == good
+    description.write_text("processor : 0\nflags : avx sse\n")
+    processor.processor(description)
+    assert len(asked) == 5
 
 
 def test_undefined_symbols_of_a_damaged_object() -> None:

@@ -26,11 +26,11 @@ start:
   %release.at = getelementptr i8, ptr %run, i64 {layout.RUN_RELEASE}
   %release = load i64, ptr %release.at
   %keep = icmp eq i64 %release, 0
-  br i1 %keep, label %tiny, label %full
-tiny:
+  br i1 %keep, label %held, label %free
+held:
   call void %walk(i64 %args, i64 0, i64 0, i64 0)
   br label %done
-full:
+free:
   %thread = call ptr @PyEval_SaveThread()
   call void %walk(i64 %args, i64 0, i64 0, i64 0)
   call void @PyEval_RestoreThread(ptr %thread)

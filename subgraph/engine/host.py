@@ -10,13 +10,13 @@ one (slowly). That is how kernels for other machines are tested.
 from __future__ import annotations
 
 import os
-import platform
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from subgraph.control_groups import group_files
+from subgraph.engine.processor import processor
 from subgraph.errors import ConfigError
 
 # Bytes of one vector register, widest first; "scalar" still uses vectors of one element.
@@ -52,8 +52,7 @@ _ITEM_BYTES = {
 }
 
 
-@dataclass(frozen=True)
-class Isa:
+class Isa(NamedTuple):
     """The instruction set that kernels are compiled for.
 
     Attributes:
@@ -82,8 +81,7 @@ class Isa:
         return f"+{feature}" in self.features.split(",")
 
 
-@dataclass(frozen=True)
-class Caches:
+class Caches(NamedTuple):
     """Data cache sizes in bytes: level 1 and 2 of one core, level 3 as a core sees it."""
 
     l1: int
@@ -93,19 +91,18 @@ class Caches:
 
 def architecture() -> str:
     """Return ``"x86_64"``, ``"aarch64"`` or the machine name that Python reports."""
-    machine = platform.machine().lower()
+    if hasattr(os, "uname"):
+        machine = os.uname().machine.lower()
+    else:
+        import platform  # it takes longer than all else here
+
+        machine = platform.machine().lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
 
 @cache
 def _host_cpu() -> tuple[str, dict[str, bool]]:
-    from llvmlite import binding
-
-    try:
-        features = dict(binding.get_host_cpu_features())
-    except RuntimeError:  # LLVM cannot tell on every platform
-        features = {}
-    return str(binding.get_host_cpu_name()), features
+    return processor()
 
 
 def _levels() -> dict[str, int]:

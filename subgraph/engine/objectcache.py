@@ -9,32 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import struct
-from functools import cache
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from subgraph.engine import pruning
+from subgraph.engine.folders import cache_folder as cache_folder
 from subgraph.engine.loader import ObjectCode
 
 _MAGIC = b"SGKERN01"
 _PREFIX = struct.Struct("<8s32sI")  # magic, SHA-256 of the rest, length of the JSON header
 _LOG = logging.getLogger("subgraph.engine")
 _warned: set[str] = set()
-
-
-def cache_folder() -> Path:
-    """Return the folder of compiled kernels: ``SUBGRAPH_CACHE_DIR``, else the user's cache."""
-    chosen = os.environ.get("SUBGRAPH_CACHE_DIR")
-    return (Path(chosen) if chosen else _user_cache()) / "kernels"
-
-
-@cache
-def _user_cache() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("subgraph", appauthor=False)
 
 
 def _path(key: str) -> Path:
@@ -62,16 +47,19 @@ def read(key: str) -> ObjectCode | None:
         if header["key"] != key:
             raise ValueError("of another kernel")
         needs = tuple(str(name) for name in header["needs"])
+        start = None if header.get("start") is None else int(header["start"])
     except (struct.error, ValueError, KeyError, TypeError) as error:
         _LOG.info("ignoring the cache entry %s: %s", path, error)
         return None
     pruning.used(path)
-    return ObjectCode(needs, rest[length:])
+    return ObjectCode(needs, rest[length:], start)
 
 
 def write(key: str, code: ObjectCode) -> bool:
     """Keep an entry, whole or not at all; return whether that worked, and warn once if not."""
-    header = json.dumps({"key": key, "needs": code.needs}).encode()
+    from tempfile import NamedTemporaryFile  # a warm process does without
+
+    header = json.dumps({"key": key, "needs": code.needs, "start": code.start}).encode()
     rest = header + code.data
     raw = _PREFIX.pack(_MAGIC, hashlib.sha256(rest).digest(), len(header)) + rest
     path = _path(key)
@@ -105,6 +93,8 @@ def _warn(error: OSError) -> None:
 
 def writable(*, warn: bool = True) -> bool:
     """Return whether entries can be written; where not, ``warn`` once."""
+    from tempfile import NamedTemporaryFile
+
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)

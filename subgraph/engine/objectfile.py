@@ -1,14 +1,39 @@
-"""Which symbols an object file needs from outside: read before it is loaded, so nothing surprises.
+"""Object files: what they need from outside, and their code as an image that needs no linker.
 
-Only ELF is read; on other systems the linker itself reports what is missing.
+An image holds the code and constants of one object file, which lie to each other as they will in
+memory, wherever that is. What it calls outside it reaches through a table at its end: the only
+part that is filled in when the image is loaded. So a warm process starts without LLVM. Only ELF is
+read; objects that hold anything else than kernels on x86-64 do are left to LLVM's linker.
 """
 
 from __future__ import annotations
 
 import struct
+from functools import cached_property
+from typing import NamedTuple
 
 _ELF_MAGIC = b"\x7fELF\x02\x01"  # 64 bit, little endian
-_SYMBOL_TABLE = 2
+_X86_64 = 62
+# Kinds of sections: content, symbols, relocations with addends, tables for unwinding.
+_CONTENT, _SYMBOLS, _RELOCATIONS, _UNWIND = 1, 2, 4, 0x70000001
+_WRITABLE, _LOADED = 1, 2  # flags of sections
+_UNDEFINED, _NO_SECTION = 0, 0xFF00  # where symbols are that lie in no section, and from which on
+# Kinds of relocations: a distance; the same for code elsewhere; that of an address in the table.
+_DISTANCE, _CALL, _IN_TABLE = 2, 4, (9, 41, 42)
+_LEAST_ALIGN, _MOST_ALIGN, _WORD = 16, 64, 8
+_JUMP = b"\xff\x25"  # to the address that lies at a distance of four bytes
+
+
+class Image(NamedTuple):
+    """Code for any address that is a multiple of 64.
+
+    Attributes:
+        data: The code; its last words, one for each name that it needs, are for their addresses.
+        start: Where the function begins.
+    """
+
+    data: bytes
+    start: int
 
 
 def undefined_symbols(data: bytes) -> tuple[str, ...]:
@@ -23,27 +48,125 @@ def undefined_symbols(data: bytes) -> tuple[str, ...]:
     if not data.startswith(_ELF_MAGIC):
         return ()
     try:
-        return tuple(sorted(_undefined_elf(data)))
+        symbols = _File(data).symbols
     except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise ValueError(f"damaged object file: {error}") from error
+    names = {symbol.name for symbol in symbols if symbol.section == _UNDEFINED and symbol.name}
+    return tuple(sorted(names - {"_GLOBAL_OFFSET_TABLE_"}))  # which the linker makes
 
 
-def _undefined_elf(data: bytes) -> set[str]:
-    section_offset = struct.unpack_from("<Q", data, 0x28)[0]
-    entry_size, count = struct.unpack_from("<HH", data, 0x3A)
-    sections = [
-        struct.unpack_from("<IIQQQQIIQQ", data, section_offset + i * entry_size)
-        for i in range(count)
-    ]
-    names: set[str] = set()
-    for _, kind, _, _, offset, size, link, _, _, item_size in sections:
-        if kind != _SYMBOL_TABLE or item_size == 0:
-            continue
-        strings = sections[link][4]
-        for at in range(offset + item_size, offset + size, item_size):
-            name, _info, _other, section = struct.unpack_from("<IBBH", data, at)
-            if section == 0 and name:
-                start = strings + name
-                names.add(data[start : data.index(b"\0", start)].decode())
-    names.discard("_GLOBAL_OFFSET_TABLE_")  # made by the linker
-    return names
+def linked(data: bytes, symbol: str, needs: tuple[str, ...]) -> Image | None:
+    """Return the image of an object file; None where LLVM has to link it.
+
+    Args:
+        data: An object file of any format.
+        symbol: The name of the function.
+        needs: The names that it does not define.
+    """
+    try:
+        file = _File(data)
+        return _image(file, symbol, needs) if file.machine == _X86_64 else None
+    except (_Other, KeyError, struct.error, IndexError, OverflowError, ValueError):
+        return None
+
+
+class _Other(Exception):
+    """The object holds what no image does."""
+
+
+class _Section(NamedTuple):
+    name: int
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+    item_size: int
+
+
+class _Symbol(NamedTuple):
+    name: str
+    section: int
+    value: int
+
+
+class _File:
+    """An ELF object."""
+
+    def __init__(self, data: bytes) -> None:
+        if not data.startswith(_ELF_MAGIC):
+            raise ValueError("no ELF")
+        self._data = data
+        (self.machine,) = struct.unpack_from("<H", data, 18)
+        (offset,) = struct.unpack_from("<Q", data, 0x28)
+        size, count = struct.unpack_from("<HH", data, 0x3A)
+        self.sections = [
+            _Section(*struct.unpack_from("<IIQQQQIIQQ", data, offset + k * size))
+            for k in range(count)
+        ]
+
+    def content(self, section: _Section) -> bytes:
+        return self._data[section.offset : section.offset + section.size]
+
+    @cached_property
+    def symbols(self) -> list[_Symbol]:
+        found: list[_Symbol] = []
+        for table in self.sections:
+            if table.kind == _SYMBOLS and table.item_size:
+                names = self.content(self.sections[table.link])
+                for at in range(table.offset, table.offset + table.size, table.item_size):
+                    name, _, _, section, value = struct.unpack_from("<IBBHQ", self._data, at)
+                    found.append(
+                        _Symbol(names[name : names.index(b"\0", name)].decode(), section, value)
+                    )
+        return found
+
+
+def _image(file: _File, symbol: str, needs: tuple[str, ...]) -> Image:
+    image, places = bytearray(), dict[int, int]()
+    for number, section in enumerate(file.sections):
+        if section.flags & _LOADED and section.kind != _UNWIND:
+            if section.kind != _CONTENT or section.flags & _WRITABLE or section.align > _MOST_ALIGN:
+                raise _Other
+            _pad(image, max(section.align, _LEAST_ALIGN))
+            places[number] = len(image)
+            image += file.content(section)
+    jumps, table = _add_needs(image, needs)
+
+    def target(symbol: _Symbol, kind: int) -> int:
+        if symbol.section == _UNDEFINED and kind in (_CALL, *_IN_TABLE):
+            return (jumps if kind == _CALL else table)[symbol.name]
+        if symbol.section >= _NO_SECTION or kind not in (_DISTANCE, _CALL):
+            raise _Other
+        return places[symbol.section] + symbol.value
+
+    for section in file.sections:
+        if section.kind == _RELOCATIONS and section.info in places:
+            begin = places[section.info]
+            for at, info, addend in struct.iter_unpack("<QQq", file.content(section)):
+                to = target(file.symbols[info >> 32], info & 0xFFFFFFFF)
+                struct.pack_into("<i", image, begin + at, to + addend - begin - at)
+    (start,) = (places[s.section] + s.value for s in file.symbols if s.name == symbol)
+    return Image(bytes(image), start)
+
+
+def _add_needs(image: bytearray, needs: tuple[str, ...]) -> tuple[dict[str, int], dict[str, int]]:
+    """Append a jump for each name, and the table of their addresses; return where these are."""
+    _pad(image, _LEAST_ALIGN)
+    jumps, table = len(image), len(image) + _WORD * len(needs)
+    for k in range(len(needs)):
+        here = len(image) + len(_JUMP) + 4
+        image += _JUMP + struct.pack("<i", table + _WORD * k - here)
+        _pad(image, _WORD)
+    image += bytes(_WORD * len(needs))
+    return (
+        {name: jumps + _WORD * k for k, name in enumerate(needs)},
+        {name: table + _WORD * k for k, name in enumerate(needs)},
+    )
+
+
+def _pad(image: bytearray, align: int) -> None:
+    image += bytes(-len(image) % align)

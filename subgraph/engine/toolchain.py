@@ -1,6 +1,6 @@
 """From kernels to addresses: object code from the cache, or compiled once and kept there.
 
-A warm process loads object code with llvmlite alone and never imports numba.
+A warm process imports neither numba nor, where code is kept as images, LLVM.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from subgraph.engine import host, loader, objectcache
 from subgraph.engine.keys import cache_key, text_key
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("subgraph.engine")
 
 
-@dataclass(frozen=True)
-class CompileEvent:
+class CompileEvent(NamedTuple):
     """Told to listeners before and after a kernel is compiled.
 
     Attributes:
@@ -38,15 +36,15 @@ class CompileEvent:
     seconds: float | None
 
 
-@dataclass
 class Statistics:
     """What the toolchain did in this process: counts, seconds, whether it said that it compiles."""
 
-    compiled: int = 0
-    loaded: int = 0
-    compile_seconds: float = 0.0
-    load_seconds: float = 0.0
-    announced: bool = False
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.loaded = 0
+        self.compile_seconds = 0.0
+        self.load_seconds = 0.0
+        self.announced = False
 
 
 statistics = Statistics()
@@ -194,17 +192,17 @@ def _assemble(text: str, symbol: str) -> ObjectCode:
     machine = loader.machine()
     try:
         module = binding.parse_assembly(text.replace("@entry", f"@{symbol}"))
-        return _checked("native code", bytes(machine.emit_object(module)))
+        return _checked("native code", symbol, bytes(machine.emit_object(module)))
     except RuntimeError as error:
         if isinstance(error, KernelError):
             raise
         raise KernelError(f"native code: cannot be compiled: {error}") from error
 
 
-def _checked(what: str, data: bytes) -> ObjectCode:
+def _checked(what: str, symbol: str, data: bytes) -> ObjectCode:
     code = ObjectCode(undefined_symbols(data), data)
     loader.check_symbols(what, code.needs)
-    return code
+    return loader.as_image(symbol, code)
 
 
 def _symbol(key: str) -> str:
@@ -249,7 +247,7 @@ def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> ObjectCode:
         data = compiler.compile_object(function, symbol, isa)
     except Exception as error:
         raise KernelError(f"{kernel.description}: cannot be compiled: {error}") from error
-    code = _checked(kernel.description, data)
+    code = _checked(kernel.description, symbol, data)
     tell(CompileEvent(kernel, time.perf_counter() - start))
     return code
 
