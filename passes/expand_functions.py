@@ -1,7 +1,15 @@
-"""The pass "ExpandFunctions": operators that the standard defines by others become these."""
+"""The pass "ExpandFunctions": operators that are defined by others become these.
+
+Those of the standard by the function bodies of its schemas, where no device has kernels for them;
+those that ONNX Runtime has added by the bodies in ``ops/contrib_*.py``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from subgraph.errors import ShapeError, UnsupportedOpError
+from subgraph.functions import expanded
 from subgraph.graph import Graph, Node, Value
 from subgraph.pass_manager import register_pass
 from subgraph.reference import function_outputs
@@ -22,17 +30,22 @@ def expand_functions(graph: Graph) -> Graph:
     while True:
         replaced: dict[Value, Value] = {}
         for node in graph.nodes:
-            if not node.domain and node.op_type in _EXPANDED:
-                replaced.update(_expanded(node))
+            if any(value in replaced for value in node.inputs if value is not None):
+                # What stands for it is made of what stands for its inputs.
+                node.inputs = tuple(v if v is None else replaced.get(v, v) for v in node.inputs)
+            for old, new in zip(node.outputs, _stand_ins(node), strict=False):
+                if new is not None:
+                    replaced[old] = new
         if not replaced:
             return graph
         graph.rewire(replaced)  # a body may hold such operators again
 
 
-def _expanded(node: Node) -> dict[Value, Value]:
-    """Return what stands for each output of a node."""
-    made = function_outputs(node)
-    if made is None:
-        return {}
-    pairs = zip(node.outputs, made, strict=False)
-    return {old: new for old, new in pairs if new is not None}
+def _stand_ins(node: Node) -> Sequence[Value | None]:
+    """Return what stands for each output of a node; nothing for one that stays."""
+    if not node.domain and node.op_type in _EXPANDED:
+        return function_outputs(node) or ()
+    try:
+        return expanded(node) or ()
+    except (ShapeError, UnsupportedOpError):
+        return ()  # the reference knows the types then, or says what is wrong

@@ -193,6 +193,10 @@ def _bias(
         weight = value.parameter is not None and dtype_of(value) == "float32"
         return ([], value, None) if weight else None
     step = _Step(producer)
+    made = produced_by(step.scale, "Mul")
+    if made is not None and set(made.inputs) == {x.scale, w.scale} and step.zero is None:
+        alone = context.user(step.scale) is producer
+        return ([made, producer], step.source, None) if alone else None
     arrays = [context.array(v) for v in (step.scale, x.scale, w.scale)]
     if any(a is None for a in arrays) or context.user(producer.outputs[0]) is None:
         return None

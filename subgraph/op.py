@@ -15,8 +15,8 @@ import numpy as np
 
 from subgraph.errors import ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
-from subgraph.registry import Files, Registry, defined_at
-from subgraph.schema import CUSTOM_SCHEMAS, Schema
+from subgraph.registry import Registry, defined_at
+from subgraph.schema import CUSTOM_SCHEMAS, FAMILIES, Schema
 from subgraph.types import ValueType
 
 Array = np.ndarray[Any, Any]
@@ -29,11 +29,8 @@ Reference = Callable[[Node, Sequence[Any]], Sequence[Any]]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-# The files of one device (`conv_cpu`, `opencl_code`, `conv_kernels`) load with the device.
-_DEVICES = frozenset(("cpu", "opencl", "kernels"))
-_FAMILIES = Files("subgraph.ops", lambda name: _DEVICES.isdisjoint(name.split("_")))
-SHAPE_RULES: Registry[ShapeRule] = Registry("shape rule", UnsupportedOpError, _FAMILIES)
-REFERENCES: Registry[Reference] = Registry("reference", UnsupportedOpError, _FAMILIES)
+SHAPE_RULES: Registry[ShapeRule] = Registry("shape rule", UnsupportedOpError, FAMILIES)
+REFERENCES: Registry[Reference] = Registry("reference", UnsupportedOpError, FAMILIES)
 
 
 @attrs.frozen

@@ -1,8 +1,8 @@
 """Schemas: what an operator's inputs, outputs and attributes are, in every version.
 
 The standard's operators come from ``onnx.defs``, by way of the user's cache folder while that is
-not imported; a custom operator (`subgraph.op.Operator`) brings its own. Looked up once per operator
-and version.
+not imported; a custom operator (`subgraph.op.Operator`) brings its own, and so do those that
+runtimes have added (`subgraph.functions`). Looked up once per operator and version.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import inspect
 import sys
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import attrs
 
 from subgraph.errors import UnsupportedOpError
-from subgraph.registry import nearest
+from subgraph.registry import Files, Registry, nearest
 
 if TYPE_CHECKING:
     from subgraph.kept_schemas import KeptSchemas
@@ -37,6 +37,7 @@ AttributeKind = Literal[
     "sparse_tensors",
     "type_protos",
 ]
+ATTRIBUTE_KINDS: tuple[AttributeKind, ...] = get_args(AttributeKind)
 
 
 @attrs.frozen
@@ -75,6 +76,14 @@ class Schema:
 # Custom operators by (domain, name); filled by subgraph.op.register_operator.
 CUSTOM_SCHEMAS: dict[tuple[str, str], Schema] = {}
 
+# The files of ``ops/``; those of one device (`conv_cpu`, `opencl_code`, `conv_kernels`) load with
+# the device.
+_DEVICES = frozenset(("cpu", "opencl", "kernels"))
+FAMILIES = Files("subgraph.ops", lambda name: _DEVICES.isdisjoint(name.split("_")))
+# Operators of other runtimes by their key; filled by subgraph.functions.function.
+CONTRIBUTED: Registry[Schema] = Registry("operator", UnsupportedOpError, FAMILIES)
+MICROSOFT = "com.microsoft"
+
 
 def canonical_domain(domain: str) -> str:
     """Return "" for both spellings of ONNX's own domain."""
@@ -84,7 +93,18 @@ def canonical_domain(domain: str) -> str:
 def find_schema(op_type: str, domain: str = "", version: int = 0) -> Schema | None:
     """Return the schema in force at opset ``version`` of ``domain`` (0: the newest), or None."""
     custom = CUSTOM_SCHEMAS.get((domain, op_type))
-    return custom if custom is not None else _standard(op_type, domain, version)
+    if custom is not None:
+        return custom
+    if contributed(op_type, domain):
+        return CONTRIBUTED.find(f"{domain}::{op_type}" if domain else op_type)
+    if op_type == "LayerNormalization" and not domain and version:
+        version = max(version, 17)  # ONNX Runtime writes it in files of any operator set
+    return _standard(op_type, domain, version)
+
+
+def contributed(op_type: str, domain: str) -> bool:
+    """Return whether an operator is, by its name, one that ONNX Runtime has added."""
+    return domain == MICROSOFT or (op_type == "SimplifiedLayerNormalization" and not domain)
 
 
 def get_schema(op_type: str, domain: str = "", version: int = 0) -> Schema:
@@ -106,6 +126,7 @@ def get_schema(op_type: str, domain: str = "", version: int = 0) -> Schema:
         )
     known = [name for name, of in standard_operators() if of == domain]
     known += [name for of, name in CUSTOM_SCHEMAS if of == domain]
+    known += [s.op_type for _, s in CONTRIBUTED.items() if s.domain == domain]
     raise UnsupportedOpError(
         f"no operator {shown!r}{at}; {nearest(op_type, sorted(known))} A custom operator is "
         "registered with core.add_extension(...)"
