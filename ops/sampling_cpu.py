@@ -14,6 +14,8 @@ from .elementwise_expressions import text
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _WORK = 2048  # pixels made that are worth a thread
 _MOST_SAMPLES = 1 << 10
+_MOST_SCRATCH = 1 << 26  # bytes of a thread, for the weights of a region
+_CHANNELS = 32  # that share the weights of a region, and make a unit
 _TABLE = 1024  # pixels around the places of a block
 _TAPS = {"linear": 2, "cubic": 4}
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
@@ -28,7 +30,7 @@ def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
 
 @lowering("RoiAlign", dtypes=_FLOATS)
 def roi_align(node: Node, low: Lowering) -> None:
-    """Lower RoiAlign: one unit is a channel of a region."""
+    """Lower RoiAlign: one unit is a region's block of channels, for maxima one of them."""
     x, numbers, y = low.given(0), low.given(2), low.output()
     if y.size == 0:
         return
@@ -45,10 +47,22 @@ def roi_align(node: Node, low: Lowering) -> None:
         raise Unsupported(f"RoiAlign with {ratio} samples along an axis of a bin")
     words += [ratio]
     words += [float(node.attrs.get("spatial_scale", 1.0)), int(half)]
-    largest = text(node.attrs.get("mode", "avg")) == "max"
-    kernel = Kernel("sampling_kernels", "roi_align", dtype=given.dtype, largest=largest)
     bins = math.prod(y.shape[2:])
-    low.emit(kernel, words, y.size // bins, grain=max(1, _WORK // (4 * bins)), bytes=4 * y.nbytes)
+    grain = max(1, _WORK // (4 * bins))
+    if text(node.attrs.get("mode", "avg")) == "max":
+        kernel = Kernel("roi_kernels", "roi_largest", dtype=given.dtype)
+        low.emit(kernel, words, y.size // bins, grain=grain, bytes=4 * y.nbytes)
+    else:
+        channels, height, width = x.shape[1:]
+        lanes, across = low.lanes(given.dtype), y.shape[3]
+        nbytes = 16 * (height + across * width) + 8 * across + (width + lanes) * given.itemsize
+        if nbytes > _MOST_SCRATCH:
+            raise Unsupported(f"RoiAlign of rows of {width} into {across} bins")
+        each = min(channels, _CHANNELS)
+        words += [low.scratch(nbytes, per_worker=True), -(-nbytes // 64) * 64, each]
+        kernel = Kernel("roi_kernels", "roi_average", dtype=given.dtype, lanes=lanes)
+        units = y.shape[0] * -(-channels // each)
+        low.emit(kernel, words, units, grain=-(-grain // each), bytes=4 * y.nbytes)
     if result is not y:
         emit_cast(low, result, y)
 
@@ -65,7 +79,7 @@ def max_roi_pool(node: Node, low: Lowering) -> None:
     words: list[Word] = [given, cast_to(low, low.given(1), given.dtype), result, *x.shape]
     words += [*y.shape[2:], float(node.attrs.get("spatial_scale", 1.0))]
     bins = math.prod(y.shape[2:])
-    kernel = Kernel("sampling_kernels", "max_roi_pool", dtype=given.dtype)
+    kernel = Kernel("roi_kernels", "max_roi_pool", dtype=given.dtype)
     low.emit(kernel, words, y.size // bins, grain=max(1, _WORK // (4 * bins)), bytes=x.nbytes)
     if result is not y:
         emit_cast(low, result, y)

@@ -25,19 +25,19 @@ def _numbers(dtype: str, words: Sequence[Word]) -> list[Word | np.generic[Any]]:
     return [number(dtype, word) if isinstance(word, float) else word for word in words]
 
 
-@cl_kernel("sampling_kernels", "roi_align")
+@cl_kernel("roi_kernels", "roi_average", "roi_largest")
 def roi_align(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     """Launch RoiAlign."""
     variant: dict[str, Any] = dict(kernel.variant)
     dtype, y = variant["dtype"], words[3]
     require(low, dtype)
     assert isinstance(y, Operand)
-    flags = {"HALF": int(bool(words[12])), "LARGEST": int(variant["largest"])}
+    flags = {"HALF": int(bool(words[12])), "LARGEST": int(kernel.factory == "roi_largest")}
     source = ClSource("sampling", defines=definitions({"ROI": 1, "T": register(dtype), **flags}))
     low.launch(source, "roi_align", [y.size, *_numbers(dtype, words[:12])], *line(low, y.size))
 
 
-@cl_kernel("sampling_kernels", "max_roi_pool")
+@cl_kernel("roi_kernels", "max_roi_pool")
 def max_roi_pool(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     """Launch MaxRoiPool."""
     dtype, y = str(dict(kernel.variant)["dtype"]), words[2]

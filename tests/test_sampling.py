@@ -49,6 +49,32 @@ def test_roi_align(ratio: int, mode: str, where: str) -> None:
     _agree(lambda *v: ops.RoiAlign(*v, **options), x, regions.astype(np.float32), images)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("ratio", [0, 1, 3])
+def test_regions_of_every_size(dtype: str, ratio: int) -> None:
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((2, 37, 40, 150)).astype(dtype)  # more channels than share weights
+    corner = rng.uniform(-10, 100, (12, 2))
+    regions = np.concatenate([corner, corner + rng.uniform(0, 1, (12, 2)) ** 4 * 160], 1)
+    regions[-1] = [30, 20, 10, 5]  # from right to left
+    options: dict[str, Any] = {"sampling_ratio": ratio, "output_height": 2, "output_width": 5}
+    numbers = rng.integers(0, 2, 12)
+    _agree(lambda *v: ops.RoiAlign(*v, **options), x, regions.astype(dtype), numbers)
+
+
+def test_endless_pixels_reach_the_bins_that_take_them_alone() -> None:
+    x = np.ones((1, 1, 8, 40), np.float32)
+    x[0, 0, 5, 3], x[0, 0, 1, 33] = np.inf, np.nan
+    regions = np.array([[0, 0, 40, 8]], np.float32)
+    inputs = [sg.input("x", x.shape), sg.input("r", regions.shape), sg.input("i", (1,), "int64")]
+    made = ops.RoiAlign(*inputs, output_height=2, output_width=4, sampling_ratio=20)
+    model = sg.compile_model(sg.Graph(inputs, [made]), "CPU")
+    found = model([x, regions, np.zeros(1, np.int64)])[0]
+    expected = np.ones((1, 1, 2, 4), np.float32)
+    expected[0, 0, 1, 0], expected[0, 0, 0, 3] = np.inf, np.nan
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_regions_of_nowhere_stay_inside_memory() -> None:
     x = np.ones((1, 2, 4, 4), np.float32)
     regions = np.array([[np.nan] * 4, [-1e30, -1e30, 1e30, 1e30], [3, 3, 1, 1]], np.float32)
