@@ -9,8 +9,10 @@ from subgraph.engine.lowering import Layout, Lowering, Operand, Unsupported, Wor
 from subgraph.graph import Node
 
 from .conv_geometry import Geometry, auto_pad, ints, pads_before, triple
-from .tile_planning import FLOATS, Tiles, grain, tiles
+from .tile_planning import FLOATS, Tiles, grain, round_up, tiles
 
+_LINE = 4096  # columns of an image that are joined at once
+_LINES = 512  # columns of several lines, short ones
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 _BYTES = ("int8", "uint8")
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
@@ -29,6 +31,9 @@ def window(node: Node, low: Lowering) -> None:
     of = tiles(x.dtype)
     g = pool_geometry(node, x, y)
     kind = pool_kind(node, _KINDS[node.op_type])
+    if g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
+        emit_whole(low, x, y, kind)
+        return
     lanes, images, blocks = _split(x, of)
     pixel = lanes * of.item
     after = [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
@@ -36,12 +41,28 @@ def window(node: Node, low: Lowering) -> None:
     image_in, image_out = (blocks * math.prod(s) * pixel for s in (g.source, g.target))
     while rows > 1 and images * blocks * -(-g.target[1] // rows) < 4 * low.threads > 4:
         rows = -(-rows // 2)
-    words: list[Word] = [x, y, int(node.attrs.get("count_include_pad", 0)), 0, 0, 0, blocks, 0]
+    line: list[Word] = [0, 0, 0, blocks, 0]
+    if x.layout == "plain":
+        stride, reach = g.strides[2], (g.kernel[2] - 1) * g.dilations[2]
+        columns = min(g.target[2], max(1, _LINE // stride))
+        length = stride * (columns + of.lanes) + reach
+        lines = max(1, min(g.target[1], _LINES // length))
+        nbytes = (lines * length + columns + of.lanes) * of.item
+        line = [low.scratch(nbytes, per_worker=True), round_up(nbytes, 64), columns, blocks, lines]
+        variant = {"stride": stride if stride <= 2 else 0}
+        taps = g.kernel[2] if x.dtype == "float32" and stride <= 2 else 0
+        variant["across"] = taps if taps in (2, 3) else 0
+        kernel = Kernel(
+            "pool_row_kernels", "rows", dtype=of.dtype, lanes=of.lanes, kind=kind, **variant
+        )
+    else:
+        kernel = Kernel("pool_kernels", "window", dtype=of.dtype, lanes=lanes, kind=kind)
+    words: list[Word] = [x, y, int(node.attrs.get("count_include_pad", 0)), *line]
     words += [*g.words(), *after, 0, 0, rows, 0, 0, 0, 0, 0, image_in, image_out]
     units = images * blocks * g.target[0] * -(-g.target[1] // rows)
     work = images * blocks * lanes * g.pixels * g.taps
     low.emit(
-        Kernel("pool_kernels", "window", dtype=of.dtype, lanes=lanes, kind=kind),
+        kernel,
         words,
         units,
         grain=grain(units, 2 * work),

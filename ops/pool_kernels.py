@@ -1,4 +1,4 @@
-"""Pooling kernels: windows and whole images, in the blocked and in the plain layout."""
+"""Pooling kernels: windows in the blocked layout, whole images in both (pool_row_kernels.py)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from subgraph.engine.emit import item_bytes
 from subgraph.engine.simd import st, vec
 from subgraph.engine.tile import arg
 
-_LOWEST = {"float32": float("-inf"), "float64": float("-inf")}
+LOWEST = {"float32": float("-inf"), "float64": float("-inf")}
 
 
-def _combiner(kind: str, v: Any) -> Any:
+def combiner(kind: str, v: Any) -> Any:
+    """Return ``(total, vector of the image) -> total``."""
     largest, absolute = v.max, v.abs
 
     @register_jitable
@@ -36,12 +37,33 @@ def _combiner(kind: str, v: Any) -> Any:
     return {"max": take_max, "average": take_sum, "l1": take_abs, "l2": take_square}[kind]
 
 
+def window_taps() -> tuple[Any, Any]:
+    """Return the first tap of a window that lies inside a dimension, and the end of these.
+
+    The first takes where the window begins and its dilation; the second also how many taps it has
+    and the size of the dimension.
+    """
+
+    @register_jitable
+    def first_tap(at: int, dilation: int) -> int:
+        return (-at + dilation - 1) // dilation if at < 0 else 0
+
+    @register_jitable
+    def end_tap(at: int, dilation: int, taps: int, size: int) -> int:
+        left = size - at
+        if (taps - 1) * dilation < left:
+            return taps
+        return (left + dilation - 1) // dilation if left > 0 else 0
+
+    return first_tap, end_tap
+
+
 def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
     """Return the kernel of a pooling window; one unit is a block of output rows of one block.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
-        lanes: Channels of one block; 1 for the plain layout (a block is a channel).
+        lanes: Channels of one block.
         kind: ``"max"``, ``"average"``, ``"l1"`` or ``"l2"``.
 
     Words (8 to 25 as in ``conv_kernels.direct``)::
@@ -59,8 +81,8 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
     load, store, splat, sqrt = v.load, v.store, v.splat, v.sqrt
     item = item_bytes(dtype)
     pixel = lanes * item
-    combine = _combiner(kind, v)
-    start = _LOWEST[dtype] if kind == "max" else 0.0
+    combine = combiner(kind, v)
+    start = LOWEST[dtype] if kind == "max" else 0.0
     average, root = kind == "average", kind == "l2"
 
     @register_jitable
@@ -71,18 +93,7 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
             total = sqrt(total)
         return total
 
-    @register_jitable
-    def first_tap(at: int, dilation: int) -> int:
-        return (-at + dilation - 1) // dilation if at < 0 else 0
-
-    @register_jitable
-    def end_tap(at: int, dilation: int, taps: int, size: int) -> int:
-        left = size - at
-        return min(taps, (left + dilation - 1) // dilation) if left > 0 else 0
-
-    @register_jitable
-    def counted(at: int, dilation: int, taps: int, limit: int) -> int:
-        return end_tap(at, dilation, taps, limit)
+    first_tap, end_tap = window_taps()
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         include, blocks = arg(args, 2), arg(args, 6)
@@ -103,11 +114,11 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
             y += ((block * od_n + od) * oh_n + oh0) * ow_n * pixel
             d = od * arg(args, 17) - arg(args, 23)
             d_first, d_end = first_tap(d, dd), end_tap(d, dd, kd, depth)
-            d_count = counted(d, dd, kd, depth + arg(args, 26))
+            d_count = end_tap(d, dd, kd, depth + arg(args, 26))
             for oh in range(oh0, min(oh_n, oh0 + rb)):
                 h = oh * arg(args, 18) - arg(args, 24)
                 h_first, h_end = first_tap(h, dh), end_tap(h, dh, kh, height)
-                h_count = counted(h, dh, kh, height + arg(args, 27))
+                h_count = end_tap(h, dh, kh, height + arg(args, 27))
                 plane = x + (d * height + h) * width * pixel
                 ow = 0
                 while ow < ow_n:
@@ -142,7 +153,7 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
                                 total = combine(total, load(at))
                                 at += dw * pixel
                     if include != 0:
-                        count = d_count * h_count * counted(w, dw, kw, width + arg(args, 28))
+                        count = d_count * h_count * end_tap(w, dw, kw, width + arg(args, 28))
                     else:
                         count = max(d_end - d_first, 0) * max(h_end - h_first, 0)
                         count *= max(w_end - w_first, 0)
@@ -169,9 +180,9 @@ def whole(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., No
     one = vec(dtype, 1)
     load_one, splat_one, get_one = one.load, one.splat, one.get
     item = item_bytes(dtype)
-    combine, combine_one = _combiner(kind, v), _combiner(kind, one)
-    merge = _combiner("max" if kind == "max" else "average", v)
-    start = _LOWEST[dtype] if kind == "max" else 0.0
+    combine, combine_one = combiner(kind, v), combiner(kind, one)
+    merge = combiner("max" if kind == "max" else "average", v)
+    start = LOWEST[dtype] if kind == "max" else 0.0
     average, root, largest = kind == "average", kind == "l2", kind == "max"
     pixel = lanes * item
 

@@ -107,6 +107,25 @@ def test_window(
     np.testing.assert_allclose(got[keep], wanted[keep], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 1), (5, 4), (8000, 50), (1, 2)])
+def test_long_rows_are_cut(op_type: str, kernel: int, stride: int) -> None:
+    pads, height = (1, kernel // 2, 0, kernel // 3), (2, kernel)
+    x = np.random.default_rng(kernel).standard_normal((1, 2, 3, 9001)).astype(np.float32)
+    wide = np.pad(x, ((0, 0), (0, 0), (1, 0), pads[1::2]), constant_values=np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(wide, height, (2, 3))[..., ::stride, :, :]
+    join = np.nanmax if op_type == "MaxPool" else np.nanmean
+    wanted = join(windows.astype(np.float64) if kernel < 9 else windows, axis=(4, 5))
+    (got,) = run_node(
+        op_type,
+        [x],
+        [wanted.shape],
+        {"kernel_shape": height, "strides": (1, stride), "pads": pads},
+        cuts=[0.4],
+    )
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     op_type=st.sampled_from(["GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"]),

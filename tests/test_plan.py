@@ -156,18 +156,15 @@ def test_layouts_are_converted_at_the_edges_only() -> None:
     assert plan.reorders == (2 if any(o.layout == "blocked" for o in _all(plan)) else 0)
 
 
-@pytest.mark.parametrize(("channels", "blocked"), [(1, False), (24, True)])
-def test_pooling_windows_run_over_blocks_of_channels(channels: int, blocked: bool) -> None:
-    x = sg.input("x", (2, channels, 9, 11), "float32")
-    y: Any = ops.MaxPool(x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    graph = sg.Graph([x], [ops.AveragePool(y, kernel_shape=[2, 2])])
-    plan = plan_of(graph, ("float32", (2, channels, 9, 11)))
+@pytest.mark.parametrize("first", ["Conv", ""])
+def test_pooling_windows_stay_in_the_layout_they_meet(first: str) -> None:
+    x = sg.input("x", (2, 24, 9, 11), "float32")
+    w = sg.parameter("w", np.ones((24, 24, 1, 1), np.float32))
+    y: Any = ops.MaxPool(ops.Conv(x, w) if first else x, kernel_shape=[3, 3], strides=[2, 2])
+    plan = plan_of(sg.Graph([x], [y]), ("float32", (2, 24, 9, 11)))
     has_blocks = any(o.layout == "blocked" for o in _all(plan))
-    assert has_blocks == (blocked and block_lanes("float32") > 1)
-    data = np.random.default_rng(0).standard_normal((2, channels, 9, 11)).astype(np.float32)
-    expected = sg.compile_model(graph, "REFERENCE")([data])[0]
-    result = sg.compile_model(graph, "CPU")([data])[0]
-    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert has_blocks == (bool(first) and block_lanes("float32") > 1)
+    assert plan.reorders == (2 if has_blocks else 0)
 
 
 def _all(plan: Plan) -> list[Operand]:

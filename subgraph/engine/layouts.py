@@ -1,6 +1,6 @@
 """Layouts: where a plan works in channel blocks, and the conversions at the edges of these parts.
 
-Convolutions and pooling windows ask for the blocked layout, ``[N, ceil(C / lanes), *spatial,
+Convolutions ask for the blocked layout, ``[N, ceil(C / lanes), *spatial,
 lanes]``; what follows stays in it as long as its lowering can. Blocks of bytes (quantised values)
 have 16 channels, and those beyond C hold anything. A value is converted where it meets a node that
 needs the other layout, once for all such nodes. A conversion that moves nothing is a view.
@@ -27,8 +27,6 @@ from subgraph.types import TensorType
 
 Attempt = Callable[[Sequence[Operand | None], bool], Lowering]
 _ANCHORS = frozenset({"Conv", "FusedConv", "QLinearConv", "FusedQLinearConv"})
-# Over channel blocks they are so much faster that it pays to convert to and fro.
-_WINDOWS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 _DTYPES = frozenset({"float32", "float64", "uint8", "int8"})
 _BYTE_BLOCK = 16  # channels of a block of bytes, on every machine
 _CHUNK = 2048  # pixels of a work unit of a conversion
@@ -112,7 +110,7 @@ class Arranger:
         return (
             first is not None
             and first.rank > 2
-            and (node.op_type in _ANCHORS or (node.op_type in _WINDOWS and _fills_blocks(first)))
+            and node.op_type in _ANCHORS
             and types[0].dtype in _DTYPES
             and block_lanes(first.dtype) > 1
         )
