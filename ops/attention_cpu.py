@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
-
+from subgraph import records
 from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
@@ -23,7 +22,7 @@ _KEYS_LOW = 192  # the same for low tiles
 _ORDERS = ("bhtd", "bthd", "bhdt")
 
 
-@attrs.frozen
+@records.frozen
 class Heads:
     """A stack of heads inside an operand: sizes, and strides in elements.
 
@@ -62,7 +61,7 @@ def split_heads(operand: Operand, heads: int) -> Heads:
     return Heads(operand, (batch, heads, positions, size), (positions * hidden, size, hidden, 1))
 
 
-@attrs.define
+@records.define
 class Request:
     """``softmax(scale * Q K^T + mask) V``."""
 

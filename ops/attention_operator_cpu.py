@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import attrs
-
+from subgraph import records
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
@@ -25,7 +24,7 @@ from .tile_planning import FLOATS
 _WORK = 4096  # numbers of the mask that are worth a thread
 
 
-@attrs.frozen
+@records.frozen
 class _Sizes:
     """Batch, heads, heads of keys, queries, keys before, keys in all, sizes of heads."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-import attrs
-
+from subgraph import records
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Word
@@ -19,7 +18,7 @@ _FINE = 4  # times more units where they can be joined again
 _LATENCY = 4  # rows below which a tile waits for its sums
 
 
-@attrs.frozen
+@records.frozen
 class DirectOutput:
     """Where a direct convolution writes: every ``steps``-th pixel from ``offset`` (in pixels).
 
@@ -38,7 +37,7 @@ class DirectOutput:
     sizes: tuple[int, int, int] | None = None
 
 
-@attrs.define
+@records.define
 class Cut:
     """How the work of a direct convolution is cut into units.
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 
-import attrs
-
+from subgraph import records
 from subgraph.engine.lowering import Operand, Unsupported, Word
 from subgraph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
@@ -76,7 +75,7 @@ def lower_conv(node: Node, low: ClLowering) -> None:
     settle(low, made, out)
 
 
-@attrs.frozen
+@records.frozen
 class Convolution:
     """A convolution between operands of one dtype.
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import attrs
 import numpy as np
 
+from subgraph import records
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import (
     Lowering,
@@ -72,7 +72,7 @@ _KEEPS_ZERO = frozenset(
 )
 
 
-@attrs.frozen
+@records.frozen
 class Source:
     """An input of an expression: where it lies and with which shape it is read.
 

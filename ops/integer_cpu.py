@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import attrs
 import numpy as np
 
+from subgraph import records
 from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
@@ -17,7 +17,7 @@ _BYTES = ("uint8", "int8")
 _VECTORS = 2
 
 
-@attrs.define
+@records.define
 class Sides:
     """The two sides of a product as the kernel reads them, and what takes out zero points."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import attrs
 import numpy as np
 
+from subgraph import records
 from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported
@@ -20,7 +20,7 @@ _NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus", "HardSigmoid"})
 SMALL = 200_000  # multiplications that are not worth a second thread
 
 
-@attrs.frozen
+@records.frozen
 class Tiles:
     """The contraction tile of a dtype on this machine.
 
@@ -138,10 +138,10 @@ def weight_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:
     asked = low.options.get("WEIGHTS_PRECISION") == "bfloat16"
     if not asked or of.dtype != "float32" or not weight.constant:
         return of
-    return attrs.evolve(of, weights="bfloat16")
+    return records.evolve(of, weights="bfloat16")
 
 
-@attrs.frozen
+@records.frozen
 class Activation:
     """The words of an activation: post kernel, flags and the two numbers.
 

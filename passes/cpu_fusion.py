@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-import attrs
-
+from subgraph import records
 from subgraph.graph import Graph, Value
 from subgraph.known_values import LIMIT
 from subgraph.parameters import Parameter
@@ -18,7 +17,7 @@ from .fuse_elementwise import ElementwiseProperty
 
 
 @register_pass("CpuFusion")
-@attrs.frozen
+@records.frozen
 class CpuFusion:
     """Lift constants, fold scales into weights, bound what a run finds, fuse patterns and chains.
 
@@ -29,7 +28,7 @@ class CpuFusion:
     """
 
     integers: bool = True
-    guards: dict[Parameter, int] = attrs.field(factory=dict[Parameter, int])
+    guards: dict[Parameter, int] = records.field(factory=dict[Parameter, int])
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the fused graph."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
-
+from subgraph import records
 from subgraph.graph import Graph, Node, Value
 from subgraph.pass_manager import register_pass
 
@@ -39,7 +38,7 @@ def fold_scale(graph: Graph) -> Graph:
     return graph
 
 
-@attrs.define
+@records.define
 class _Chain:
     """A convolution or nothing, and the scales and shifts after it.
 

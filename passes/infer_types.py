@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import attrs
-
+from subgraph import records
 from subgraph.graph import Graph
 from subgraph.pass_manager import register_pass
 from subgraph.type_inference import infer_graph
 
 
 @register_pass("InferTypes")
-@attrs.frozen
+@records.frozen
 class InferTypes:
     """Fill in the types of values.
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 
-import attrs
-
+from subgraph import records
 from subgraph.graph import Graph, Node, Value
 from subgraph.pass_manager import register_pass
 from subgraph.types import Dim, TensorType
@@ -44,7 +43,7 @@ def mix_channels(graph: Graph) -> Graph:
     return graph
 
 
-@attrs.define
+@records.define
 class _Mix:
     """A product over channels.
 

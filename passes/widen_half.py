@@ -7,8 +7,7 @@ they are reformatted.
 
 from __future__ import annotations
 
-import attrs
-
+from subgraph import records
 from subgraph.engine.lowering import LOWERINGS, LoweringRule
 from subgraph.graph import Graph, Node, Value
 from subgraph.op import operator_key
@@ -21,7 +20,7 @@ _CAST_VERSION = 13
 
 
 @register_pass("WidenHalf")
-@attrs.frozen
+@records.frozen
 class WidenHalf:
     """Let operators without kernels for halves work in float32.
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import attrs
-
+from subgraph import records
 from subgraph.errors import PartitionError
 from subgraph.graph import Graph, Node
 from subgraph.partition.asking import METHODS, SELECT
@@ -30,7 +29,7 @@ from subgraph.selector import Reject
 _MOST_REFUSALS = 6
 
 
-@attrs.frozen
+@records.frozen
 class Explanation:
     """Why a node is where it is; ``str()`` gives it in words.
 
@@ -257,7 +256,7 @@ def _fate(run: Run, position: int) -> str:
             return f"{region} became {note.node!r}"
 
 
-@attrs.frozen
+@records.frozen
 class _Place:
     """Where a node is in the partitioned graph: in a subgraph node, or outside."""
 

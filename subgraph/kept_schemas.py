@@ -15,13 +15,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-import attrs
-
+from subgraph import records
 from subgraph import schema as schemas
 from subgraph.schema import Attribute, Schema
 
 
-@attrs.frozen
+@records.frozen
 class KeptSchemas:
     """Schemas as text: ``domain``, operator, version and the rest as JSON, tabs between them.
 
@@ -96,9 +95,9 @@ def _from_package() -> bytes:
 
 
 def _line(schema: Schema) -> str:
-    attributes = [attrs.astuple(attribute) for attribute in schema.attributes.values()]
+    attributes = [records.astuple(attribute) for attribute in schema.attributes.values()]
     dtypes = [None if group is None else sorted(group) for group in schema.input_dtypes]
-    rest = attrs.asdict(schema, recurse=False)
+    rest = records.asdict(schema, recurse=False)
     rest.update(attributes=attributes, input_dtypes=dtypes)
     return f"{schema.domain}\t{schema.op_type}\t{schema.since_version}\t{json.dumps(rest)}"
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import attrs
-
+from subgraph import records
 from subgraph.graph import Graph, Node, Value
 from subgraph.onnx_checks import text_of
 from subgraph.onnx_messages import GraphProto, ModelProto
@@ -20,7 +19,7 @@ KEY = "onnx_kept"
 _Notes = tuple[str, dict[str, str]]
 
 
-@attrs.frozen(eq=False)
+@records.frozen(eq=False)
 class Kept:
     """What was said of one graph or body.
 
@@ -34,10 +33,10 @@ class Kept:
     """
 
     unused: tuple[Parameter, ...] = ()
-    nodes: Mapping[str, str] = attrs.field(factory=dict[str, str])
-    values: Mapping[str, _Notes] = attrs.field(factory=dict[str, _Notes])
-    graph: Mapping[str, Sequence[bytes]] = attrs.field(factory=dict[str, Sequence[bytes]])
-    model: Mapping[str, Sequence[bytes]] = attrs.field(factory=dict[str, Sequence[bytes]])
+    nodes: Mapping[str, str] = records.field(factory=dict[str, str])
+    values: Mapping[str, _Notes] = records.field(factory=dict[str, _Notes])
+    graph: Mapping[str, Sequence[bytes]] = records.field(factory=dict[str, Sequence[bytes]])
+    model: Mapping[str, Sequence[bytes]] = records.field(factory=dict[str, Sequence[bytes]])
     doc: str | None = None
 
 

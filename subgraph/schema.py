@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-import attrs
-
+from subgraph import records
 from subgraph.errors import UnsupportedOpError
 from subgraph.registry import Files, Registry, nearest
 
@@ -40,7 +39,7 @@ AttributeKind = Literal[
 ATTRIBUTE_KINDS: tuple[AttributeKind, ...] = get_args(AttributeKind)
 
 
-@attrs.frozen
+@records.frozen
 class Attribute:
     """An attribute of an operator; ``default`` None means that it has none."""
 
@@ -50,7 +49,7 @@ class Attribute:
     default: Any = None
 
 
-@attrs.frozen
+@records.frozen
 class Schema:
     """An operator's form: names of inputs and outputs, how many may be given, attributes.
 
@@ -67,7 +66,7 @@ class Schema:
     max_inputs: int = 0
     min_outputs: int = 0
     max_outputs: int = 0
-    attributes: dict[str, Attribute] = attrs.field(factory=dict[str, Attribute])
+    attributes: dict[str, Attribute] = records.field(factory=dict[str, Attribute])
     deprecated: bool = False
     input_dtypes: tuple[frozenset[str] | None, ...] = ()
     one_dtype: tuple[str, ...] = ()

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from functools import cache
 from operator import index
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 
+from subgraph import records
 from subgraph.errors import ShapeError
 
 Dim = int | str | None
@@ -128,15 +128,19 @@ def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
     return tuple(out)
 
 
-@attrs.frozen(slots=True)
+@records.frozen
 class TensorType:
     """Type of a tensor: a dtype, and a shape of ints, names (symbolic) or None (unknown).
 
     ``shape`` None means that even the rank is unknown.
     """
 
-    dtype: str = attrs.field(converter=canonical_dtype)
-    shape: Shape | None = attrs.field(converter=_shape, default=None)
+    dtype: str = records.field(converter=canonical_dtype)
+    shape: Shape | None = records.field(converter=_shape, default=None)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, dtype: Any, shape: Iterable[Dim] | None = None) -> None: ...
 
     @property
     def rank(self) -> int | None:
@@ -154,18 +158,22 @@ class TensorType:
         return f"{self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
 
 
-@attrs.frozen(slots=True)
+@records.frozen
 class SparseTensorType:
     """Type of a sparse tensor."""
 
-    dtype: str = attrs.field(converter=canonical_dtype)
-    shape: Shape | None = attrs.field(converter=_shape, default=None)
+    dtype: str = records.field(converter=canonical_dtype)
+    shape: Shape | None = records.field(converter=_shape, default=None)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, dtype: Any, shape: Iterable[Dim] | None = None) -> None: ...
 
     def __str__(self) -> str:
         return f"sparse({TensorType(self.dtype, self.shape)})"
 
 
-@attrs.frozen(slots=True)
+@records.frozen
 class SequenceType:
     """Type of a sequence; ``element`` None means unknown."""
 
@@ -175,7 +183,7 @@ class SequenceType:
         return f"seq({self.element or '?'})"
 
 
-@attrs.frozen(slots=True)
+@records.frozen
 class OptionalType:
     """Type of an optional value; ``element`` None means unknown."""
 
@@ -185,12 +193,16 @@ class OptionalType:
         return f"optional({self.element or '?'})"
 
 
-@attrs.frozen(slots=True)
+@records.frozen
 class MapType:
     """Type of a map from ``key`` (a dtype) to ``value``."""
 
-    key: str = attrs.field(converter=canonical_dtype)
+    key: str = records.field(converter=canonical_dtype)
     value: ValueType | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(self, key: Any, value: ValueType | None = None) -> None: ...
 
     def __str__(self) -> str:
         return f"map({self.key}, {self.value or '?'})"

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-import attrs
-
+from subgraph import records
 from subgraph.control_flow import is_nested
 from subgraph.device import Device
 from subgraph.engine import host, pool
@@ -26,7 +25,7 @@ from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
 from subgraph.pass_manager import Checks, apply_pass
 from subgraph.selector import Reject
-from subgraph.settings import DeviceOptions, option
+from subgraph.settings import DeviceOptions, own_option
 from subgraph.subgraph_op import SubgraphOp
 from subgraph.types import TensorType
 
@@ -34,27 +33,29 @@ _TRIAL = "cpu_trial"
 _GUARDS = "cpu_guards"
 
 
-@attrs.frozen
+@records.frozen
 class CpuOptions(DeviceOptions):
     """Options of CPU."""
 
-    INFERENCE_NUM_THREADS: int = option(
+    INFERENCE_NUM_THREADS: int = own_option(
         0, "threads of all streams together; 0: one for each core", minimum=0, maximum=1024
     )
-    NUM_STREAMS: int = option(
+    NUM_STREAMS: int = own_option(
         0, "requests that run at a time; 0: as PERFORMANCE_HINT says", minimum=0, maximum=1024
     )
-    FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
-    BLOCKED_LAYOUT: bool = option(True, "let convolutions work in blocks of channels")
-    WINOGRAD: bool = option(True, "allow Winograd convolution, which rounds a little differently")
-    WEIGHTS_PRECISION: str = option(
+    FUSION: bool = own_option(True, "fuse operators into one kernel where that is possible")
+    BLOCKED_LAYOUT: bool = own_option(True, "let convolutions work in blocks of channels")
+    WINOGRAD: bool = own_option(
+        True, "allow Winograd convolution, which rounds a little differently"
+    )
+    WEIGHTS_PRECISION: str = own_option(
         "",
         "hold float32 weights of products and convolutions in bfloat16: half the memory, sums stay "
         "float32; empty: as the model says",
         values=("", "bfloat16"),
     )
-    TUNE: bool = option(False, "choose kernels by measuring, and keep the choice on disk")
-    PLAN_CACHE_SIZE: int = option(64, "sets of input shapes kept ready to run", minimum=1)
+    TUNE: bool = own_option(False, "choose kernels by measuring, and keep the choice on disk")
+    PLAN_CACHE_SIZE: int = own_option(64, "sets of input shapes kept ready to run", minimum=1)
 
 
 class CpuDevice(Device):
@@ -148,7 +149,7 @@ def plan_options(options: CpuOptions) -> PlanOptions:
     """Return what plans depend on."""
     properties = {
         field.name: getattr(options, field.name)
-        for field in attrs.fields(CpuOptions)
+        for field in records.fields(CpuOptions)
         if field.name in ("WINOGRAD", "TUNE", "WEIGHTS_PRECISION")
     }
     return PlanOptions(

@@ -10,12 +10,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
-from numpy.typing import NDArray
 
+from subgraph import records
 from subgraph.engine.constants import Weights
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
@@ -23,13 +22,16 @@ from subgraph.engine.plan import Item, Plan
 from subgraph.subgraph_op import ProfileEntry
 from subgraph.weights import WeightCache, WeightEntry
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 Array = np.ndarray[Any, Any]
 _TINY_FLOPS = 2_000_000
 _BLOCK = 8  # argument blocks begin on cache lines
 Row = tuple[Kernel, int, int, int]
 
 
-@attrs.frozen(eq=False)
+@records.frozen(eq=False)
 class Patch:
     """Words that hold addresses in one piece of memory: where they stand, and how far in."""
 
@@ -41,7 +43,7 @@ class Patch:
         words[self.positions] = address + self.offsets
 
 
-@attrs.frozen(eq=False)
+@records.frozen(eq=False)
 class End:
     """An input or output of the program: what it is, and the words that point into it."""
 
@@ -52,7 +54,7 @@ class End:
     patch: Patch
 
 
-@attrs.frozen(eq=False)
+@records.frozen(eq=False)
 class LaidOut:
     """A program without addresses; immutable.
 
@@ -124,12 +126,12 @@ def _end(position: int, operand: Operand, notes: dict[int, _Notes]) -> End:
     return End(position, operand.dtype, operand.shape, operand.nbytes, patch)
 
 
-@attrs.define
+@records.define
 class _Notes:
     """A `Patch` in the making."""
 
-    positions: list[int] = attrs.field(factory=list[int])
-    offsets: list[int] = attrs.field(factory=list[int])
+    positions: list[int] = records.field(factory=list[int])
+    offsets: list[int] = records.field(factory=list[int])
 
     def frozen(self) -> Patch:
         return Patch(np.array(self.positions, np.intp), np.array(self.offsets, np.int64))
@@ -243,4 +245,4 @@ def _is_tiny(plan: Plan) -> bool:
 def timed(entries: Sequence[ProfileEntry], seconds: Sequence[float]) -> list[ProfileEntry]:
     """Return the entries of steps with what each took."""
     pairs = zip(entries, seconds, strict=True)
-    return [attrs.evolve(entry, seconds=taken) for entry, taken in pairs]
+    return [records.evolve(entry, seconds=taken) for entry, taken in pairs]

@@ -21,9 +21,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
-import attrs
 import numpy as np
 
+from subgraph import records
 from subgraph.engine.kernel import Kernel
 from subgraph.errors import SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
@@ -53,7 +53,7 @@ class ValueNeeded(SubgraphError):
         self.index = index
 
 
-@attrs.define(eq=False)
+@records.define(eq=False)
 class Storage:
     """Memory of one or several operands (views share it).
 
@@ -85,7 +85,7 @@ class Storage:
         return storage, offset
 
 
-@attrs.define(eq=False)
+@records.define(eq=False)
 class Operand:
     """A value of the plan: concrete dtype and shape, dense, row-major in its layout.
 
@@ -156,7 +156,7 @@ class Operand:
         return padded * self.itemsize
 
 
-@attrs.frozen(eq=False)
+@records.frozen(eq=False)
 class Scratch:
     """Memory that only the steps of one node use; ``per_worker``: that much for each thread."""
 
@@ -165,7 +165,7 @@ class Scratch:
     nbytes: int
 
 
-@attrs.frozen(eq=False)
+@records.frozen(eq=False)
 class Weight:
     """What a recipe makes of parameters (or of known arrays), kept by the weight cache.
 
@@ -183,7 +183,7 @@ class Weight:
 Word = int | float | Operand | Scratch | Weight | Kernel
 
 
-@attrs.frozen(eq=False)
+@records.frozen(eq=False)
 class EmittedStep:
     """One kernel call of a plan: see `Lowering.emit`."""
 
@@ -196,7 +196,7 @@ class EmittedStep:
     bytes: int
 
 
-@attrs.frozen(eq=False)
+@records.frozen(eq=False)
 class LoweringRule:
     """What is registered for an operator."""
 

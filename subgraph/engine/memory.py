@@ -9,8 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Sequence
 
-import attrs
-
+from subgraph import records
 from subgraph.engine.lowering import Operand, Storage
 
 ALIGN = 64
@@ -19,7 +18,7 @@ FOREVER = 1 << 60
 _MANY = 3000
 
 
-@attrs.define
+@records.define
 class Life:
     """First and last step that mention a storage."""
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
-
+from subgraph import records
 from subgraph.engine.lowering import Unsupported
 from subgraph.engine.plan import HostStep, Planner, PlanOptions, concrete
 from subgraph.errors import SubgraphError
@@ -20,7 +19,7 @@ from subgraph.types import TensorType
 _SAMPLES = (2, 8, 16, 3, 4, 32, 1)
 
 
-@attrs.frozen(eq=False)
+@records.frozen(eq=False)
 class Trial:
     """What a trial found.
 

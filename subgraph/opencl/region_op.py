@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import attrs
-
+from subgraph import records
 from subgraph.engine.bound import BoundPlan
 from subgraph.engine.plan import Plan
 from subgraph.engine.region_op import (
@@ -93,4 +92,4 @@ class ClSession(CpuSession):
     def profile(self) -> list[ProfileEntry]:
         """Return what each step of the last run took on the device."""
         device = self._cl_op.device
-        return [attrs.evolve(e, device=device) for e in super().profile()]
+        return [records.evolve(e, device=device) for e in super().profile()]

@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
+from subgraph import records
 from subgraph.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ _SOURCES = "subgraph.ops"
 SIMULATOR = "Oclgrind"  # a platform that checks kernels; it says that it is a GPU
 
 
-@attrs.frozen
+@records.frozen
 class ClSource:
     """An OpenCL program: a file ``<name>.cl`` beside the operators, or text, with definitions.
 
@@ -52,7 +51,7 @@ def _file_text(name: str) -> str:
     return files(_SOURCES).joinpath(f"{name}.cl").read_text()
 
 
-@attrs.frozen
+@records.frozen
 class ClTraits:
     """What the kernels' variants are chosen by.
 

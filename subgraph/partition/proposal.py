@@ -5,8 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-import attrs
-
+from subgraph import records
 from subgraph.partition.asking import Asker
 from subgraph.partition.growth import Growth
 from subgraph.partition.record import CAPPED, MADE, SMALL
@@ -14,7 +13,7 @@ from subgraph.partition.search import Search
 from subgraph.selector import SubgraphSelector
 
 
-@attrs.define(slots=True)
+@records.define
 class Proposal:
     """A region: numbers of its nodes, sorted, and the node at which it started."""
 
@@ -22,7 +21,7 @@ class Proposal:
     start: int
 
 
-@attrs.define(slots=True)
+@records.define
 class Proposals:
     """Everything that one search found.
 

@@ -9,8 +9,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-import attrs
-
+from subgraph import records
 from subgraph.partition.asking import Refusal
 from subgraph.selector import Reject
 
@@ -23,7 +22,7 @@ REFUSED = "refused"
 UNUSED = "unused"
 
 
-@attrs.define(slots=True)
+@records.define
 class RegionNote:
     """What became of one region.
 
@@ -42,7 +41,7 @@ class RegionNote:
     why: Reject | None = None
 
 
-@attrs.define(slots=True)
+@records.define
 class Run:
     """One search for the regions of one property in one graph.
 
@@ -102,7 +101,7 @@ class Run:
             edge = method, source
 
 
-@attrs.frozen(slots=True)
+@records.frozen
 class PartitionRecord:
     """All runs that made a graph what it is, oldest first."""
 
