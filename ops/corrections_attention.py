@@ -1,4 +1,7 @@
-"""Attention: the types of all outputs, of which onnx infers some; raw scores without softcap."""
+"""Attention: the types of all outputs, of which onnx infers some; raw scores without softcap.
+
+And causal attention with a mask of one row for all queries: onnx.reference takes its rows for them.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,12 @@ def attention(
 
 
 @reference("Attention")
-def raw_scores(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+def all_results(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Attention's results; the raw scores (mode 0) without the softcap."""
+    inputs = list(inputs)
+    if len(inputs) > 3 and inputs[3] is not None and node.attrs.get("is_causal", 0):
+        mask, queries = inputs[3], inputs[0].shape[-2]
+        inputs[3] = np.broadcast_to(mask, (*mask.shape[:-2], queries, mask.shape[-1]))
     results = list(standard(node, inputs))
     mode = int(node.attrs.get("qk_matmul_output_mode", 0))
     if len(results) > 3 and mode == 0 and float(node.attrs.get("softcap", 0.0)):

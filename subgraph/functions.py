@@ -127,17 +127,26 @@ class Call:
         self.node = node
         self.inputs = [*inputs, *[None] * (len(function.schema.inputs) - len(inputs))]
         self.nodes: list[Node] = []
-        self._attributes = function.schema.attributes
+        self._schema = function.schema
         self._known = {v: k for v, k in zip(inputs, known, strict=False) if v is not None}
 
     def attribute(self, name: str) -> Any:
         """Return an attribute, or its default."""
-        return self.node.attrs.get(name, self._attributes[name].default)
+        return self.node.attrs.get(name, self._schema.attributes[name].default)
 
-    def wants(self, position: int) -> bool:
-        """Return whether the node has this output."""
-        outputs = self.node.outputs
-        return position < len(outputs) and (position == 0 or bool(outputs[position].name))
+    def given(self, name: str) -> Value | None:
+        """Return an input by its name; None if it is left out, or the form has none of it."""
+        formals = self._schema.inputs
+        return self.inputs[formals.index(name)] if name in formals else None
+
+    def wants(self, name: str) -> bool:
+        """Return whether somebody may need the output of this name."""
+        formals, outputs = self._schema.outputs, self.node.outputs
+        position = formals.index(name) if name in formals else len(outputs)
+        if position >= len(outputs):
+            return False
+        value, graph = outputs[position], self.node.graph
+        return graph is None or bool(value.uses) or value in graph.outputs
 
     def dtype(self, value: Value) -> str:
         """Return a value's dtype.

@@ -24,6 +24,7 @@ from subgraph.engine.region_op import CpuSubgraphOp, Guards, RegionOptions
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
 from subgraph.pass_manager import Checks, apply_pass
+from subgraph.schema import contributed
 from subgraph.selector import Reject
 from subgraph.settings import DeviceOptions, own_option
 from subgraph.subgraph_op import SubgraphOp
@@ -131,6 +132,8 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     if is_nested(graph):
         graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
+    if any(contributed(node.op_type, node.domain) for node in graph.nodes):
+        graph = apply_pass(graph, "ExpandFunctions")
     if any(_is_half(value) for value in graph.values()):
         graph = apply_pass(graph, "WidenHalf")
     if options.FUSION:

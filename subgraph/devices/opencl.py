@@ -26,6 +26,7 @@ from subgraph.opencl.runtime import ClTraits, Runtime, find_devices, runtime
 from subgraph.opencl.tuning import ClTuning, stored, tuned
 from subgraph.parameters import Parameter
 from subgraph.pass_manager import apply_pass
+from subgraph.schema import contributed
 from subgraph.selector import Reject
 from subgraph.settings import DeviceOptions, own_option
 from subgraph.subgraph_op import SubgraphOp
@@ -148,6 +149,8 @@ def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     if is_nested(graph):
         graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
+    if any(contributed(node.op_type, node.domain) for node in graph.nodes):
+        graph = apply_pass(graph, "ExpandFunctions")
     graph = apply_pass(graph, "WidenHalf", rules=CL_LOWERINGS)
     if options.FUSION:
         graph = apply_pass(graph, "CpuFusion", guards=guards, integers=False)

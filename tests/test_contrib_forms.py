@@ -1,0 +1,56 @@
+"""The forms of ONNX Runtime's operators, as they are declared here, against its own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import onnx
+import onnx.helper
+import pytest
+
+from subgraph.functions import FUNCTIONS
+
+
+def theirs() -> dict[tuple[str, str], Any]:
+    """Return ONNX Runtime's schemas, by domain and name."""
+    native: Any = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    found = native.get_all_operator_schema()
+    return {(s.domain, s.name): s for s in found if s.since_version == 1}
+
+
+def default_of(attribute: Any) -> Any:
+    """Return the default of an attribute; None if it has none."""
+    raw: bytes = attribute._default_value
+    proto = onnx.AttributeProto.FromString(raw)
+    if proto.type == onnx.AttributeProto.UNDEFINED:
+        return None
+    value = onnx.helper.get_attribute_value(proto)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+@pytest.mark.parametrize("name", FUNCTIONS.names())
+def test_a_form_is_that_of_onnx_runtime(name: str) -> None:
+    ours = FUNCTIONS.get(name).schema
+    other = theirs()[ours.domain, ours.op_type]
+    assert ours.inputs == tuple(formal.name for formal in other.inputs)
+    assert ours.outputs == tuple(formal.name for formal in other.outputs)
+    optional = [
+        [str(f.option).endswith("Optional") for f in fs] for fs in (other.inputs, other.outputs)
+    ]
+    assert ours.min_inputs == len(optional[0]) - _trailing(optional[0])
+    assert ours.min_outputs == len(optional[1]) - _trailing(optional[1])
+    assert set(ours.attributes) == set(other.attributes)
+    for key, attribute in ours.attributes.items():
+        of = other.attributes[key]
+        assert attribute.kind == str(of.type).rpartition(".")[2].lower(), key
+        assert attribute.required == of.required, key
+        default = default_of(of)
+        if default is not None:
+            assert attribute.default == pytest.approx(default), key
+
+
+def _trailing(optional: list[bool]) -> int:
+    return next(
+        (k for k, is_optional in enumerate(optional[::-1]) if not is_optional), len(optional)
+    )
