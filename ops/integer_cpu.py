@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from subgraph import records
@@ -65,15 +67,19 @@ def _emit(
     m, n, depth = sizes
     lanes = _lanes()
     width = lanes * _VECTORS
-    scratch_bytes = 8 * width * 4
+    # Where a step takes several instructions the sums and what they need fill 16 registers.
+    rows = 8 if host.has_vnni() or host.isa().registers > 16 else 4
+    scratch_bytes = rows * width * 4
     scratch = low.scratch(scratch_bytes, per_worker=True)
-    words: list[Word] = [sides.a, sides.b, y, m, n, round_up(depth, 4), stack[1]]
+    words: list[Word] = [sides.a, sides.b, y, m, n, depth, stack[1]]
     words += [sides.za, sides.ra, sides.sb, sides.zb, sums, scale, int(per_row), zero]
     words += [scratch, scratch_bytes, b_bytes, bias]
-    units = stack[0] * -(-m // 8) * -(-n // width)
+    units = stack[0] * -(-m // rows) * -(-n // width)
     flops = 2 * stack[0] * m * n * depth
     low.emit(
-        Kernel("integer_kernels", "product", lanes=lanes, vectors=_VECTORS, output=y.dtype),
+        Kernel(
+            "integer_kernels", "product", lanes=lanes, vectors=_VECTORS, rows=rows, output=y.dtype
+        ),
         words,
         units,
         grain=grain(units, flops),
@@ -110,7 +116,8 @@ def _conv(
     lanes = _lanes()
     width = lanes * _VECTORS
     depth, outputs = g.inputs * g.taps, g.groups * g.outputs
-    step, matrices = round_up(depth, 4), g.images * g.groups
+    quads, matrices = -(-g.inputs // 4), g.images * g.groups
+    step = 4 * quads * g.taps
     zx, zw = _zero_point(x_zero), _zero_point(w_zero)
     if zx.size != 1 or zw.size not in (1, outputs):
         raise Unsupported("a convolution with several zero points of its input")
@@ -118,8 +125,9 @@ def _conv(
     za = (np.zeros(outputs, np.int32) + zw + flip_w).astype(np.int32)
 
     def bytes_of(weight: Array) -> Array:
-        rows = np.zeros((outputs, step), np.uint8)
-        rows[:, :depth] = (weight.reshape(outputs, depth).astype(np.int16) + flip_w) & 255
+        rows = np.zeros((outputs, g.taps, 4 * quads), np.uint8)
+        own = weight.reshape(outputs, g.inputs, g.taps).swapaxes(1, 2)
+        rows[:, :, : g.inputs] = (own.astype(np.int16) + flip_w) & 255
         return rows
 
     def row_sums(weight: Array) -> Array:
@@ -127,15 +135,24 @@ def _conv(
         sums: Array = rows.sum(1, dtype=np.int32) - depth * za
         return sums
 
-    left = low.weight(f"integer rows {step} of {w.dtype}", bytes_of, w)
+    left = low.weight(f"integer rows {outputs}x{g.inputs}x{g.taps} of {w.dtype}", bytes_of, w)
     ra = low.weight(f"integer row sums of {w.dtype} less {zw.tolist()}", row_sums, w)
     panels = -(-g.pixels // width)
     b_bytes = panels * step * width
     right = low.scratch(matrices * b_bytes)
     sums = low.scratch(matrices * panels * width * 4)
-    byte = int(zx[0]) & 255
-    words: list[Word] = [x, right, sums, flip_x, byte, g.groups, g.inputs, panels]
-    words += [*g.words(), step // 4]
+    pixels = math.prod(g.source)
+    four = low.scratch(matrices * quads * pixels * 4)
+    low.emit(
+        Kernel("integer_kernels", "quads_s8", dtype=x.dtype),
+        [x, four, g.inputs, pixels],
+        matrices * quads,
+        grain=grain(matrices * quads, 4 * x.size),
+        bytes=2 * x.size,
+    )
+    pad = ((int(zx[0]) & 255) ^ flip_x) * 0x01010101
+    last = pad & (2 ** (8 * (g.inputs - 4 * (quads - 1))) - 1)
+    words: list[Word] = [four, right, sums, pad, last, 0, quads, panels, *g.words()]
     units = matrices * panels
     low.emit(
         Kernel("integer_kernels", "columns_s8", lanes=lanes, vectors=_VECTORS),
@@ -147,7 +164,7 @@ def _conv(
     zb = np.full(panels * width, int(zx[0]) - flip_x, np.int32)
     sides = Sides(left, right, _constant(low, za), ra, sums, _constant(low, zb))
     _emit(
-        low, sides, y, (g.outputs, g.pixels, depth), stack=(matrices, g.groups),
+        low, sides, y, (g.outputs, g.pixels, step), stack=(matrices, g.groups),
         b_bytes=b_bytes, sums=panels * width, scale=scale, per_row=True,
         zero=zero, bias=bias,
     )  # fmt: skip

@@ -20,10 +20,10 @@ from numba.extending import intrinsic, register_jitable
 from subgraph.engine.dot import dot4, emit_dot4
 from subgraph.engine.emit import Emit, private_function
 from subgraph.engine.irtools import I32, I64, load_at, splat_value, store_at
-from subgraph.engine.simd import convert, ld_i32, ld_u8, st_u8, vec
+from subgraph.engine.simd import convert, ld_i32, shuffle, st_i32, st_u8, vec
 from subgraph.engine.tile import arg
 
-_ROWS = 8  # rows of a tile
+_BYTES = 16  # pixels that are brought into quads at once
 
 
 def _tile(lanes: int, rows: int, vectors: int) -> Any:
@@ -80,18 +80,65 @@ def _tile(lanes: int, rows: int, vectors: int) -> Any:
     return tile
 
 
+def quads_s8(*, dtype: str) -> Callable[..., None]:
+    """Return the kernel that puts four channels beside each other; a unit is four channels.
+
+    Args:
+        dtype: ``"uint8"`` (128 is taken off) or ``"int8"``.
+
+    Words: ``0 x [image, group][C][pixels], 1 y [image, group][C / 4][pixels][4] (int8), 2 channels
+    of a group, 3 pixels of an image``. Channels beyond C are zero. Units: images * groups * C / 4.
+    """
+    v = vec("uint8", _BYTES)
+    load, load_n, splat, zero = v.load, v.load_n, v.splat, v.zero
+    pairs = [k for i in range(_BYTES) for k in (i, _BYTES + i)]
+    fours = [
+        k for i in range(0, 2 * _BYTES, 2) for k in (i, i + 1, 2 * _BYTES + i, 2 * _BYTES + i + 1)
+    ]
+    mix, mix_pairs = shuffle("uint8", _BYTES, pairs), shuffle("uint8", 2 * _BYTES, fours)
+    whole = vec("uint8", 4 * _BYTES)
+    store_all, store_n, mask = whole.store, whole.store_n, 128 if dtype == "uint8" else 0
+
+    @register_jitable
+    def line(x: int, plane: int, channel: int, count: int, rest: int) -> Any:
+        """Return bytes of a channel of ``count``, zero beyond these."""
+        if channel >= count:
+            return zero()
+        at = x + channel * plane
+        return (load(at) if rest >= _BYTES else load_n(at, rest)) ^ splat(mask)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        channels, plane = arg(args, 2), arg(args, 3)
+        quads = (channels + 3) // 4
+        for unit in range(begin, end):
+            first = unit % quads * 4
+            x = arg(args, 0) + (unit // quads * channels + first) * plane
+            y, count = arg(args, 1) + unit * plane * 4, channels - first
+            for p in range(0, plane, _BYTES):
+                rest = plane - p
+                a, b = line(x + p, plane, 0, count, rest), line(x + p, plane, 1, count, rest)
+                c, d = line(x + p, plane, 2, count, rest), line(x + p, plane, 3, count, rest)
+                four = mix_pairs(mix(a, b), mix(c, d))
+                if rest >= _BYTES:
+                    store_all(y + 4 * p, four)
+                else:
+                    store_n(y + 4 * p, 4 * rest, four)
+
+    return kernel
+
+
 def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
     """Return the kernel that lays out the windows of a convolution; a unit is a panel of pixels.
 
     A panel is ``lanes * vectors`` pixels wide. Words (8 to 25 as in ``conv_kernels.generic``)::
 
-        0 x (bytes)  1 panels [image, group][panel][K / 4][width][4]  2 sb [image, group][pixels]
-        3 what is added to a byte (0 or 128)  4 the byte of the padding (as stored in x)
-        5 groups  6 input channels of one group  7 panels of one matrix
+        0 x as `quads_s8` makes it  1 panels [image, group][panel][K / 4][width][4]
+        2 sb [image, group][pixels]  3 four bytes of the padding  4 those of the last channels
+        6 C / 4: channels of one group  7 panels of one matrix
         8..10 input D H W  11..13 output D H W  14..16 kernel  17..19 strides  20..22 dilations
-        23..25 pads before  26 K / 4
+        23..25 pads before
 
-    K runs over (channel, kd, kh, kw). Units: images * groups * panels.
+    K runs over (kd, kh, kw, channel). Units: images * groups * panels.
     """
     width = lanes * vectors
     v = vec("int32", lanes)
@@ -100,66 +147,70 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
     @register_jitable
     def fill(to: int, start: int, stop: int, value: int) -> None:
         for p in range(start, stop):
-            st_u8(to + 4 * p, value)
+            st_i32(to + 4 * p, value)
 
     @register_jitable
-    def line(args: int, source: int, to: int, w: int, run: int) -> None:
-        """Lay out one step of K for pixels of one row: bytes w, w + stride, ... of the source."""
-        wide, stride, flip = arg(args, 10), arg(args, 19), arg(args, 3)
-        pad = (arg(args, 4) + flip) & 255
-        start = 0
-        if w < 0:
-            start = min(run, -w if stride == 1 else (-w + stride - 1) // stride)
-        stop = run
-        if w + (run - 1) * stride >= wide:
-            stop = max(start, (wide - w + stride - 1) // stride) if wide > w else start
+    def line(args: int, source: int, to: int, start: int, stop: int, run: int, pad: int) -> None:
+        """Lay out pixels of one row, those from ``start`` to ``stop`` from the source on."""
+        stride = arg(args, 19)
         fill(to, 0, start, pad)
-        for p in range(start, stop):
-            st_u8(to + 4 * p, (ld_u8(source + w + p * stride) + flip) & 255)
         fill(to, stop, run, pad)
+        if stride == 1:
+            for p in range(start, stop, lanes):
+                left = stop - p
+                if left >= lanes:
+                    store(to + 4 * p, load(source + 4 * p))
+                else:
+                    for k in range(p, stop):
+                        st_i32(to + 4 * k, ld_i32(source + 4 * k))
+        else:
+            for p in range(start, stop):
+                st_i32(to + 4 * p, ld_i32(source + 4 * p * stride))
 
     @register_jitable
-    def row(args: int, x: int, base: int, pixel: int, run: int) -> None:
+    def row(args: int, x: int, to: int, pixel: int, run: int) -> None:
         """Lay out all of K for pixels of one row of the output."""
-        depth, height, wide = arg(args, 8), arg(args, 9), arg(args, 10)
-        oh_n, ow_n = arg(args, 12), arg(args, 13)
-        pad = (arg(args, 4) + arg(args, 3)) & 255
-        w0 = pixel % ow_n * arg(args, 19) - arg(args, 25)
+        quads, depth, height, wide = arg(args, 6), arg(args, 8), arg(args, 9), arg(args, 10)
+        oh_n, ow_n, stride = arg(args, 12), arg(args, 13), arg(args, 19)
+        plane = depth * height * wide * 4
+        w0 = pixel % ow_n * stride - arg(args, 25)
         h0 = pixel // ow_n % oh_n * arg(args, 18) - arg(args, 24)
         d0 = pixel // ow_n // oh_n * arg(args, 17) - arg(args, 23)
-        k = 0
-        for c in range(arg(args, 6)):
-            for a in range(arg(args, 14)):
-                d = d0 + a * arg(args, 20)
-                for i in range(arg(args, 15)):
-                    h = h0 + i * arg(args, 21)
-                    outside = d < 0 or d >= depth or h < 0 or h >= height
-                    source = x + ((c * depth + d) * height + h) * wide
-                    for j in range(arg(args, 16)):
-                        to = base + (k >> 2) * width * 4 + (k & 3)
-                        if outside:
-                            fill(to, 0, run, pad)
-                        else:
-                            line(args, source, to, w0 + j * arg(args, 22), run)
-                        k += 1
+        for a in range(arg(args, 14)):
+            d = d0 + a * arg(args, 20)
+            for i in range(arg(args, 15)):
+                h = h0 + i * arg(args, 21)
+                outside = d < 0 or d >= depth or h < 0 or h >= height
+                for j in range(arg(args, 16)):
+                    w = w0 + j * arg(args, 22)
+                    start, stop = min(max((stride - 1 - w) // stride, 0), run), run
+                    if w + (run - 1) * stride >= wide:
+                        stop = max(start, (wide - w + stride - 1) // stride)
+                    if outside:
+                        start = stop = run
+                    source = x + ((d * height + h) * wide + w) * 4
+                    for q in range(quads):
+                        pad = arg(args, 3) if q < quads - 1 else arg(args, 4)
+                        line(args, source + q * plane, to, start, stop, run, pad)
+                        to += width * 4
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        inputs, panels, quads = arg(args, 6), arg(args, 7), arg(args, 26)
-        size = arg(args, 8) * arg(args, 9) * arg(args, 10)
-        pixels = arg(args, 11) * arg(args, 12) * arg(args, 13)
-        ow_n = arg(args, 13)
+        panels, ow_n = arg(args, 7), arg(args, 13)
+        quads = arg(args, 6) * arg(args, 14) * arg(args, 15) * arg(args, 16)
+        size = arg(args, 6) * arg(args, 8) * arg(args, 9) * arg(args, 10) * 4
+        pixels = arg(args, 11) * arg(args, 12) * ow_n
         for unit in range(begin, end):
             panel, matrix = unit % panels, unit // panels
             base = arg(args, 1) + unit * quads * width * 4
             first = panel * width
             count = min(width, pixels - first)
-            for i in range(0, quads * width * 4, 4 * lanes):
-                if count < width or i >= (quads - 1) * width * 4:
+            if count < width:
+                for i in range(0, quads * width * 4, 4 * lanes):
                     store(base + i, splat(0))
             done = 0
             while done < count:
                 run = min(count - done, ow_n - (first + done) % ow_n)
-                row(args, arg(args, 0) + matrix * inputs * size, base + 4 * done, first + done, run)
+                row(args, arg(args, 0) + matrix * size, base + 4 * done, first + done, run)
                 done += run
             sums = arg(args, 2) + (matrix * panels * width + first) * 4
             for j in range(0, width, lanes):
@@ -171,12 +222,13 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
     return kernel
 
 
-def product(*, lanes: int, vectors: int, output: str) -> Callable[..., None]:
-    """Return the kernel of a stack of products; one unit is up to eight rows of one panel.
+def product(*, lanes: int, vectors: int, rows: int, output: str) -> Callable[..., None]:
+    """Return the kernel of a stack of products; one unit is a tile's rows of one panel.
 
     Args:
         lanes: int32 elements of a vector.
         vectors: Vectors of a panel.
+        rows: Rows of a tile.
         output: ``"int32"``, or ``"uint8"`` and ``"int8"`` for sums that are scaled and rounded to
             nearest even, the zero point added, and clamped.
 
@@ -197,7 +249,7 @@ def product(*, lanes: int, vectors: int, output: str) -> Callable[..., None]:
     to_float, to_int = convert("int32", "float32", lanes), convert("float32", "int32", lanes)
     f_load, f_splat, f_bcast, rint = f.load, f.splat, f.bcast, f.rint
     f_max, f_min = f.max, f.min
-    full, one = _tile(lanes, _ROWS, vectors), _tile(lanes, 1, vectors)
+    full, one = _tile(lanes, rows, vectors), _tile(lanes, 1, vectors)
     width = lanes * vectors
     item = 4 if output == "int32" else 1
     least, most = (0.0, 255.0) if output == "uint8" else (-128.0, 127.0)
@@ -230,19 +282,19 @@ def product(*, lanes: int, vectors: int, output: str) -> Callable[..., None]:
                     st_u8(to + j + i, ld_i32(sums + 4 * (j + i)) & 255)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        rows, columns, step = arg(args, 3), arg(args, 4), arg(args, 5)
-        panels, blocks = (columns + width - 1) // width, (rows + _ROWS - 1) // _ROWS
+        height, columns, step = arg(args, 3), arg(args, 4), arg(args, 5)
+        panels, blocks = (columns + width - 1) // width, (height + rows - 1) // rows
         scratch = arg(args, 15) + worker * arg(args, 16)
         quads = step // 4
         for unit in range(begin, end):
             block, panel = unit % blocks, unit // blocks % panels
             matrix = unit // blocks // panels
             group = matrix % arg(args, 6)
-            row = block * _ROWS
-            a = arg(args, 0) + (group * rows + row) * step
+            row = block * rows
+            a = arg(args, 0) + (group * height + row) * step
             b = arg(args, 1) + matrix * arg(args, 17) + panel * quads * width * 4
-            count = min(_ROWS, rows - row)
-            if count == _ROWS:
+            count = min(rows, height - row)
+            if count == rows:
                 full(a, step, b, quads, scratch, width * 4)
             else:
                 for i in range(count):

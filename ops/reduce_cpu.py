@@ -233,9 +233,9 @@ def cumulative(node: Node, low: Lowering) -> None:
     op = "sum" if node.op_type == "CumSum" else "prod"
     kernel = Kernel("reduce_kernels", "cumulative", dtype=work, lanes=lanes, op=op)
     flags = [int(node.attrs.get(name, 0)) for name in ("reverse", "exclusive")]
-    units = math.prod(x.shape[:axis]) * -(-inner // lanes)
+    units = math.prod(x.shape[:axis]) * -(-inner // (4 * lanes))
     size = x.shape[axis] if x.rank else 1
-    grain = max(1, _WORK // (size * lanes))
+    grain = max(1, _WORK // (4 * size * lanes))
     low.emit(kernel, [x, result, size, inner, *flags], units, grain=grain, bytes=2 * x.nbytes)
     if result is not y:
         emit_cast(low, result, y)

@@ -13,6 +13,7 @@ from numba.extending import register_jitable
 
 from subgraph.engine import vmath
 from subgraph.engine.simd import st_i64, vec
+from subgraph.engine.tile import stack_words
 
 from .movement_kernels import arg, outer_offset
 
@@ -107,6 +108,14 @@ def _finish(v: Any, op: str) -> Function:
     return named.get(op, plain)
 
 
+@register_jitable
+def _offset(args: int, first: int, dimensions: int, rest: int) -> int:
+    """Return `outer_offset` without a division where there is one dimension."""
+    if dimensions == 1:
+        return rest * arg(args, first + 1)
+    return outer_offset(args, first, dimensions, rest, 0)
+
+
 def rows(*, dtype: str, lanes: int, op: str) -> Function:
     """Return the kernel that reduces contiguous elements, and dimensions outside them.
 
@@ -124,42 +133,60 @@ def rows(*, dtype: str, lanes: int, op: str) -> Function:
     Units: elements of y.
     """
     v = vec(dtype, lanes)
-    one = vec(dtype, 1)
-    load, load_m, select, mask_n, splat = v.load, v.load_m, v.select, v.mask_n, v.splat
-    combine, change, finish = _combiner(v, op), _transform(v, op), _finish(one, op)
-    total_of = {"max": v.hmax, "min": v.hmin, "prod": v.prod}.get(op, v.sum)
+    load, load_m, load_n, select, mask_n = v.load, v.load_m, v.load_n, v.select, v.mask_n
+    store, store_n, splat = v.store, v.store_n, v.splat
+    combine, change, finish = _combiner(v, op), _transform(v, op), _finish(v, op)
+    totals = {"max": v.row_max, "min": v.row_min, "prod": v.row_prod}.get(op, v.row_sum)
     start, item = start_of(dtype, op), v.itemsize
     step = lanes * item
     needs_shift = op == "sumexp"
-    load1, store1, splat1, bcast = one.load, one.store, one.splat, v.bcast
+    bcast, held = v.bcast, stack_words(lanes * max(1, step // 8))
+
+    @register_jitable
+    def one_row(args: int, base: int, shift: Any) -> Any:
+        """Return partial results of a row, one for each lane."""
+        size, kept, others, turns = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
+        a, b, c, d = splat(start), splat(start), splat(start), splat(start)
+        for turn in range(turns):
+            x = base + _offset(args, 8 + 3 * kept, others, turn)
+            stop = x + size * item
+            while x + 4 * step <= stop:
+                a = combine(a, change(load(x), shift))
+                b = combine(b, change(load(x + step), shift))
+                c = combine(c, change(load(x + 2 * step), shift))
+                d = combine(d, change(load(x + 3 * step), shift))
+                x += 4 * step
+            while x + step <= stop:
+                a = combine(a, change(load(x), shift))
+                x += step
+            if x < stop:
+                mask = mask_n((stop - x) // item)
+                b = combine(b, select(mask, change(load_m(x, mask), shift), splat(start)))
+        if turns == 1 and size < 4 * lanes:
+            return combine(a, b)
+        return combine(combine(a, b), combine(c, d))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size, kept, others, turns = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
-        for unit in range(begin, end):
-            base = arg(args, 0) + outer_offset(args, 8, kept, unit, 0)
-            shift, shift1 = splat(0), splat1(0)
+        kept, number, rows = arg(args, 4), float(arg(args, 7)), held()
+        size, short = arg(args, 3), arg(args, 6) == 1 and arg(args, 3) <= lanes
+        mask = mask_n(size)
+        for first in range(begin, end, lanes):
+            count = min(lanes, end - first)
+            shift = splat(0)
+            for i in range(count):
+                base = arg(args, 0) + _offset(args, 8, kept, first + i)
+                if needs_shift:
+                    shift = bcast(arg(args, 2) + (first + i) * item)
+                if short:
+                    row = select(mask, change(load_m(base, mask), shift), splat(start))
+                else:
+                    row = one_row(args, base, shift)
+                store(rows + i * step, row)
+            for i in range(count, lanes):
+                store(rows + i * step, splat(start))
             if needs_shift:
-                shift, shift1 = bcast(arg(args, 2) + unit * item), load1(arg(args, 2) + unit * item)
-            a, b, c, d = splat(start), splat(start), splat(start), splat(start)
-            for turn in range(turns):
-                x = base + outer_offset(args, 8 + 3 * kept, others, turn, 0)
-                stop = x + size * item
-                while x + 4 * step <= stop:
-                    a = combine(a, change(load(x), shift))
-                    b = combine(b, change(load(x + step), shift))
-                    c = combine(c, change(load(x + 2 * step), shift))
-                    d = combine(d, change(load(x + 3 * step), shift))
-                    x += 4 * step
-                while x + step <= stop:
-                    a = combine(a, change(load(x), shift))
-                    x += step
-                if x < stop:
-                    mask = mask_n((stop - x) // item)
-                    last = select(mask, change(load_m(x, mask), shift), splat(start))
-                    b = combine(b, last)
-            total = total_of(combine(combine(a, b), combine(c, d)))
-            result = finish(splat1(total), shift1, float(arg(args, 7)))
-            store1(arg(args, 1) + unit * item, result)
+                shift = load_n(arg(args, 2) + first * item, count)
+            store_n(arg(args, 1) + first * item, count, finish(totals(rows), shift, number))
 
     return kernel
 
@@ -204,7 +231,7 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
                     s, t = load(shifts), load(shifts + step)
                     u, w = load(shifts + 2 * step), load(shifts + 3 * step)
                 for turn in range(turns):
-                    x = base + outer_offset(args, 8 + 3 * kept, others, turn, 0)
+                    x = base + _offset(args, 8 + 3 * kept, others, turn)
                     a = combine(a, change(load(x), s))
                     b = combine(b, change(load(x + step), t))
                     c = combine(c, change(load(x + 2 * step), u))
@@ -220,7 +247,7 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
                 if needs_shift:
                     s = load_m(shifts, mask)
                 for turn in range(turns):
-                    x = base + outer_offset(args, 8 + 3 * kept, others, turn, 0)
+                    x = base + _offset(args, 8 + 3 * kept, others, turn)
                     a = combine(a, change(load_m(x, mask), s))
                 store_m(y, mask, finish(a, s, number))
                 base += step
@@ -345,32 +372,59 @@ def cumulative(*, dtype: str, lanes: int, op: str) -> Function:
     """Return the kernel of CumSum and CumProd along an axis.
 
     Words: ``0 x, 1 y, 2 size of the axis, 3 elements inside it, 4 reverse, 5 exclusive``.
-    Units: sizes outside the axis * tiles of ``lanes`` elements inside it.
+    Units: sizes outside the axis * tiles of ``4 * lanes`` elements inside it.
     """
     v = vec(dtype, lanes)
-    load_m, store_m, mask_n, splat = v.load_m, v.store_m, v.mask_n, v.splat
+    load, store, load_n, store_n, splat = v.load, v.store, v.load_n, v.store_n, v.splat
     combine, item, start = _combiner(v, op), v.itemsize, start_of(dtype, op)
+    wide = lanes * item
+
+    @register_jitable
+    def whole_tile(x: int, y: int, size: int, by: int, exclusive: bool) -> None:
+        a, b, c, d = splat(start), splat(start), splat(start), splat(start)
+        for _ in range(size):
+            if exclusive:
+                store(y, a)
+                store(y + wide, b)
+                store(y + 2 * wide, c)
+                store(y + 3 * wide, d)
+            a, b = combine(a, load(x)), combine(b, load(x + wide))
+            c, d = combine(c, load(x + 2 * wide)), combine(d, load(x + 3 * wide))
+            if not exclusive:
+                store(y, a)
+                store(y + wide, b)
+                store(y + 2 * wide, c)
+                store(y + 3 * wide, d)
+            x += by
+            y += by
+
+    @register_jitable
+    def part(x: int, y: int, size: int, by: int, exclusive: bool, count: int) -> None:
+        total = splat(start)
+        for _ in range(size):
+            before = total
+            total = combine(total, load(x) if count >= lanes else load_n(x, count))
+            store_n(y, count, before if exclusive else total)
+            x += by
+            y += by
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size, inner, reverse, exclusive = arg(args, 2), arg(args, 3), arg(args, 4), arg(args, 5)
-        tiles = (inner + lanes - 1) // lanes
-        step = inner * item
+        size, inner, reverse = arg(args, 2), arg(args, 3), arg(args, 4) != 0
+        tiles = (inner + 4 * lanes - 1) // (4 * lanes)
+        step, exclusive = inner * item, arg(args, 5) != 0
         for unit in range(begin, end):
-            outer, first = unit // tiles, unit % tiles * lanes
-            mask = mask_n(inner - first)
+            outer, first = unit // tiles, unit % tiles * 4 * lanes
             at = (outer * size * inner + first) * item
-            by = step
-            if reverse != 0:
+            if reverse:
                 at += (size - 1) * step
-                by = -step
-            total = splat(start)
-            for _ in range(size):
-                x = load_m(arg(args, 0) + at, mask)
-                if exclusive != 0:
-                    store_m(arg(args, 1) + at, mask, total)
-                total = combine(total, x)
-                if exclusive == 0:
-                    store_m(arg(args, 1) + at, mask, total)
-                at += by
+            by = -step if reverse else step
+            x, y = arg(args, 0) + at, arg(args, 1) + at
+            if inner - first >= 4 * lanes:
+                whole_tile(x, y, size, by, exclusive)
+                continue
+            for j in range(first, inner, lanes):
+                part(x, y, size, by, exclusive, inner - j)
+                x += wide
+                y += wide
 
     return kernel

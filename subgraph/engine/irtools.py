@@ -249,6 +249,27 @@ def fold(builder: Any, value: Any, combine: Callable[[Any, Any, Any], Any]) -> A
     return builder.extract_element(value, I32(0))
 
 
+def fold_rows(builder: Any, rows: list[Any], combine: Callable[[Any, Any, Any], Any]) -> Any:
+    """Emit `fold` of as many vectors as they have lanes: one vector of the results."""
+    lanes = rows[0].type.count
+    size = lanes
+    while size > 1:
+        # Parts of ``size`` lanes belong to a row: their halves, of two vectors at a time.
+        low, high = (
+            ir.Constant(
+                ir.VectorType(I32, lanes),
+                [I32(i) for i in range(2 * lanes) if (i % size >= size // 2) == upper],
+            )
+            for upper in (False, True)
+        )
+        rows = [
+            combine(builder, builder.shuffle_vector(a, b, low), builder.shuffle_vector(a, b, high))
+            for a, b in zip(rows[::2], rows[1::2], strict=True)
+        ]
+        size //= 2
+    return rows[0]
+
+
 def _halves(builder: Any, value: Any) -> tuple[Any, Any]:
     """Emit the first and the second half of a vector."""
     half = value.type.count // 2

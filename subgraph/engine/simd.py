@@ -86,6 +86,9 @@ from subgraph.engine.irtools import (
     fold as fold,
 )
 from subgraph.engine.irtools import (
+    fold_rows as fold_rows,
+)
+from subgraph.engine.irtools import (
     load_at as load_at,
 )
 from subgraph.engine.irtools import (
@@ -280,6 +283,8 @@ class Vec:
         shl, shr: ``(vec, scalar or vec count)``; shr keeps the sign of signed dtypes.
         sum, hmax, hmin: ``(vec) -> scalar`` in a fixed order (halves folded together).
         prod: the same for products.
+        row_sum, row_max, row_min, row_prod: ``(address) -> vec``: the same of each of as many
+            vectors as there are lanes, one after the other in memory.
         get: ``(vec, lane) -> scalar``; put: ``(vec, lane, scalar) -> vec``.
         bits: float vec -> int vec of the same bytes; from_bits: back.
         mask_n: ``(n) -> mask`` of the first n lanes; any, all: ``(mask) -> bool``.
@@ -389,6 +394,15 @@ class Vec:
 
             return define(self.scalar, [self.type], emit)
 
+        def of_rows(combine: Callable[[Any, Any, Any], Any]) -> Any:
+            def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+                steps = (I64(k * self.lanes * self.itemsize) for k in range(self.lanes))
+                at = [builder.add(args[0], step) for step in steps]
+                rows = [load_at(builder, address, self.llvm, self.itemsize) for address in at]
+                return fold_rows(builder, rows, combine)
+
+            return define(self.type, [INT64], emit)
+
         def extreme(op: str) -> Callable[[Any, Any, Any], Any]:
             def combine(builder: Any, a: Any, b: Any) -> Any:
                 chosen = builder.select(emit_compare(builder, op, self.dtype, a, b), a, b)
@@ -399,9 +413,13 @@ class Vec:
 
             return combine
 
-        self.sum = reduction(lambda b, x, y: emit_binary(b, "+", self.dtype, x, y))
-        self.prod = reduction(lambda b, x, y: emit_binary(b, "*", self.dtype, x, y))
+        def binary(op: str) -> Callable[[Any, Any, Any], Any]:
+            return lambda b, x, y: emit_binary(b, op, self.dtype, x, y)
+
+        self.sum, self.prod = reduction(binary("+")), reduction(binary("*"))
         self.hmax, self.hmin = reduction(extreme(">")), reduction(extreme("<"))
+        self.row_sum, self.row_prod = of_rows(binary("+")), of_rows(binary("*"))
+        self.row_max, self.row_min = of_rows(extreme(">")), of_rows(extreme("<"))
 
     def _floats(self) -> None:
         v, ty = self.type, self.llvm

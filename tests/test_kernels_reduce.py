@@ -1,0 +1,84 @@
+"""Reductions and running sums against NumPy: shapes, axes, dtypes, NaN, any cut into units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .kernel_support import run_node
+
+Array = np.ndarray[Any, Any]
+CUTS = st.lists(st.floats(0, 1), max_size=3)
+SIZES = st.lists(st.sampled_from([1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 40, 70]), min_size=1, max_size=3)
+
+
+def _draw(shape: list[int], dtype: str, special: bool) -> Array:
+    rng = np.random.default_rng(len(shape))
+    if dtype == "int64":
+        return rng.integers(-3, 4, shape).astype(dtype)
+    x = rng.standard_normal(shape).astype(dtype)
+    if special:
+        x.reshape(-1)[:: max(5, x.size // 3)] = np.nan
+        x.reshape(-1)[1 :: max(7, x.size // 4)] = -np.inf
+    return x
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    sizes=SIZES,
+    kept=st.integers(0, 7),
+    op=st.sampled_from(["Sum", "Max", "Mean"]),
+    dtype=st.sampled_from(["float32", "int64"]),
+    special=st.booleans(),
+    cuts=CUTS,
+)
+def test_reductions(
+    sizes: list[int], kept: int, op: str, dtype: str, special: bool, cuts: list[float]
+) -> None:
+    op = "Max" if op == "Mean" and dtype == "int64" else op
+    x = _draw(sizes, dtype, special and op == "Max")
+    axes = tuple(d for d in range(x.ndim) if not kept >> d & 1) or tuple(range(x.ndim))
+    function = {"Sum": np.sum, "Max": np.max, "Mean": np.mean}[op]
+    wide = x.astype(np.float64) if dtype == "float32" else x
+    wanted = function(wide, axis=axes, keepdims=True)
+    order = np.array(axes, np.int64)
+    (got,) = run_node(f"Reduce{op}", [x, order], [wanted.shape], constant=[1], cuts=cuts)
+    (whole,) = run_node(f"Reduce{op}", [x, order], [wanted.shape], constant=[1])
+    np.testing.assert_array_equal(got, whole)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=SIZES,
+    axis=st.integers(0, 2),
+    dtype=st.sampled_from(["float32", "int64"]),
+    flags=st.tuples(st.integers(0, 1), st.integers(0, 1)),
+    cuts=CUTS,
+)
+def test_running_sums(
+    sizes: list[int], axis: int, dtype: str, flags: tuple[int, int], cuts: list[float]
+) -> None:
+    x = _draw(sizes, dtype, False)
+    axis = min(axis, x.ndim - 1)
+    turned = np.flip(x, axis) if flags[0] else x
+    wanted = np.cumsum(turned, axis, dtype=x.dtype if dtype != "float32" else np.float64)
+    wanted = wanted - turned if flags[1] else wanted
+    wanted = np.flip(wanted, axis) if flags[0] else wanted
+    attrs = {"reverse": flags[0], "exclusive": flags[1]}
+    (got,) = run_node("CumSum", [x, np.array(axis)], [x.shape], attrs, constant=[1], cuts=cuts)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("op", ["Max", "Min"])
+@pytest.mark.parametrize("size", [3, 8, 30, 33])
+def test_nan_is_passed_on_from_every_place(op: str, size: int) -> None:
+    x = np.zeros((size, size), np.float32)
+    np.fill_diagonal(x, np.nan)
+    axes = np.array([1], np.int64)
+    (got,) = run_node(f"Reduce{op}", [x, axes], [(size, 1)], constant=[1])
+    assert np.isnan(got).all()
