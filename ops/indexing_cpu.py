@@ -229,10 +229,13 @@ def top_k(node: Node, low: Lowering) -> None:
         return
     k = values.shape[axis]
     inner = math.prod(x.shape[axis + 1 :])
-    scratch = low.scratch(8 * k, per_worker=True)
+    scratch = low.scratch(16 * k, per_worker=True)
     words: list[Word] = [x, values, places, x.shape[axis], inner, k, scratch, scratch.nbytes]
-    kernel = Kernel(
-        "indexing_kernels", "top", dtype=x.dtype, largest=bool(node.attrs.get("largest", 1))
-    )
+    largest = bool(node.attrs.get("largest", 1))
+    if x.itemsize > 4 or x.shape[axis] >= 1 << 32:
+        kernel = Kernel("indexing_kernels", "top", dtype=x.dtype, largest=largest)
+    else:
+        lanes = low.lanes(x.dtype)
+        kernel = Kernel("top_kernels", "keys", dtype=x.dtype, lanes=lanes, largest=largest)
     units = x.size // x.shape[axis]
     low.emit(kernel, words, units, grain=max(1, _SMALL // x.shape[axis]), bytes=x.nbytes)

@@ -214,7 +214,7 @@ def one_hot(*, item: int) -> Function:
 
 
 def top(*, dtype: str, largest: bool) -> Function:
-    """Return the kernel of TopK: sorted, of equals the one with the lower index first.
+    """Return the kernel of TopK (of 64 bits; others: top_kernels.py): sorted, of equals the first.
 
     Words: ``0 x, 1 values, 2 indices, 3 size of the axis, 4 elements inside it, 5 k,
     6 scratch, 7 bytes of it for each worker (8 k at least)``. Units: elements outside the axis.

@@ -134,6 +134,7 @@ def _chunk(low: ClLowering, count: int) -> int:
 
 
 @cl_kernel("indexing_kernels", "top")
+@cl_kernel("top_kernels", "keys")
 def top(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     """Launch TopK."""
     variant: dict[str, Any] = dict(kernel.variant)
