@@ -20,6 +20,7 @@ from .tile_planning import Tiles, round_up
 Array = np.ndarray[Any, Any]
 _NARROWED = 1 << 16  # elements that are rounded together
 _SLICE = 16 << 20  # bytes of weights that are packed before their pages of the file are given back
+_STRIDED_VALUES = 25  # that meet the inputs of a tile at the 9 points of Winograd with stride 2
 _BLOCK = 16  # rows of a matrix that are packed together: they lie in one line of the cache
 
 
@@ -88,14 +89,18 @@ def pack_winograd_strided(weight: Array, of: Tiles) -> Array:
     """
     # Each tap lies together, as what is added and packed does.
     taps = np.ascontiguousarray(weight.transpose(2, 3, 0, 1), of.dtype)
-    down = _strided_values(list(taps))
-    points: list[Array] = []
-    for rows in down:
+    outputs, inputs = weight.shape[:2]
+    size = packed_size(outputs, round_up(inputs, of.lanes), of)
+    target = _empty((_STRIDED_VALUES * size,), of)
+    done = 0
+    for rows in _strided_values(list(taps)):
         across = [_strided_values(list(row)) for row in rows]
         for j in range(3):
             values = [value for row in across for value in row[j]]
-            points.append(pack_blocks(np.stack(values).transpose(1, 2, 0)[None], of))
-    return np.concatenate(points)
+            place = target[done : done + len(values) * size]
+            place[...] = pack_blocks(np.stack(values).transpose(1, 2, 0)[None], of)
+            done += len(values) * size
+    return target
 
 
 def _strided_values(w: Sequence[Array]) -> list[list[Array]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from subgraph import records
 from subgraph.graph import Graph, Value
@@ -14,6 +15,15 @@ from subgraph.types import TensorType
 from . import fuse_epilogue, fuse_quantized, fuse_transformer
 from ._patterns import PatternProperty, is_op
 from .fuse_elementwise import ElementwiseProperty
+
+# What a pass is about: without any of these operators it would return a copy.
+_ABOUT = {
+    "BoundShapes": ("Compress", "NonMaxSuppression", "NonZero", "Unique"),
+    "ConstantsToParameters": ("Constant",),
+    "FoldPad": ("Pad",),
+    "MixChannels": ("Transpose",),
+    "SinkTransposes": ("Transpose",),
+}
 
 
 @register_pass("CpuFusion")
@@ -34,8 +44,8 @@ class CpuFusion:
         """Return the fused graph."""
         if self.integers and any(is_op(node, "ConvInteger") for node in graph.nodes):
             graph = apply_pass(graph, "SplitZeroPoint")
-        first = ["ExpandFunctions", "IdentityElimination", "ConstantsToParameters"]
-        graph = apply_pass(graph, first)
+        graph = apply_pass(graph, ["ExpandFunctions", "IdentityElimination"])
+        graph = _applied(graph, "ConstantsToParameters")
         if any(not _known(value) for value in graph.values()):
             graph = apply_pass(graph, "InferTypes", strict=False)
         for parameter in graph.parameters.values():
@@ -47,16 +57,39 @@ class CpuFusion:
             graph = apply_pass(graph, "SplitDequantize")
             graph = apply_pass(graph, "PartitionGraph", properties=[quantized])
             graph = apply_pass(graph, "CommonSubexpressionElimination")
-        graph = apply_pass(graph, "FoldPad", guards=self.guards)
-        graph = apply_pass(graph, ["SinkTransposes", "FoldScale", "MixChannels", "BoundShapes"])
-        properties = [
-            PatternProperty("cpu_transformer", fuse_transformer.MATCHERS, self.guards),
-            PatternProperty("cpu_epilogue", fuse_epilogue.MATCHERS, self.guards),
-            PatternProperty("cpu_activation", fuse_transformer.ACTIVATIONS, self.guards),
-        ]
-        graph = apply_pass(graph, "PartitionGraph", properties=properties)
+        graph = _applied(graph, "FoldPad", guards=self.guards)
+        graph = _applied(graph, "SinkTransposes")
+        graph = apply_pass(graph, "FoldScale")
+        graph = _applied(graph, "MixChannels")
+        graph = _applied(graph, "BoundShapes")
+        graph = apply_pass(graph, "PartitionGraph", properties=self._properties(graph))
         # Afterwards: activations that were spelled out are single nodes now.
         return apply_pass(graph, "PartitionGraph", properties=[ElementwiseProperty()])
+
+    def _properties(self, graph: Graph) -> list[PatternProperty]:
+        held = _operators(graph)
+        rows = (
+            ("cpu_transformer", fuse_transformer.MATCHERS, fuse_transformer.NEEDED),
+            ("cpu_epilogue", fuse_epilogue.MATCHERS, ((),)),
+            ("cpu_activation", fuse_transformer.ACTIVATIONS, fuse_transformer.ACTIVATIONS_NEEDED),
+        )
+        return [
+            PatternProperty(name, matchers, self.guards)
+            for name, matchers, needed in rows
+            if any(held.issuperset(row) for row in needed)
+        ]
+
+
+def _operators(graph: Graph) -> set[str]:
+    """Return the operators of a graph and its bodies: looking for what is not there takes time."""
+    return {node.op_type for level in graph.levels() for node in level.nodes}
+
+
+def _applied(graph: Graph, name: str, **options: Any) -> Graph:
+    """Apply a pass if the graph holds what it is about."""
+    if _operators(graph).isdisjoint(_ABOUT[name]):
+        return graph
+    return apply_pass(graph, name, **options)
 
 
 def _known(value: Value) -> bool:

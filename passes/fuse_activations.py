@@ -110,3 +110,5 @@ def _sixth(context: Context, value: Value) -> Node | None:
 
 
 ACTIVATIONS = (silu, hard_swish, mish)
+# Operators of which a graph has one row at least, if any of these is to match.
+NEEDED = (("Sigmoid", "Mul"), ("HardSigmoid", "Mul"), ("Clip", "Add", "Mul"), ("Softplus", "Tanh"))

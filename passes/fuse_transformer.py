@@ -538,6 +538,9 @@ def _ordered(nodes: Sequence[Node]) -> list[Node]:
 
 MATCHERS = (attention, layer_norm, rms_norm, softmax)
 ACTIVATIONS = (gelu, *fuse_activations.ACTIVATIONS)
+# Operators of which a graph has one row at least, if any of these is to match.
+NEEDED = (("Softmax", "MatMul"), ("ReduceMean",), ("ReduceMax", "Exp"))
+ACTIVATIONS_NEEDED = (("Erf",), ("Tanh",), *fuse_activations.NEEDED)
 
 
 @register_property("cpu_transformer")

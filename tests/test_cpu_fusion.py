@@ -12,6 +12,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.passes import bound_shapes, cpu_fusion
 from subgraph.passes._patterns import weight_values
 
 Array = np.ndarray[Any, Any]
@@ -438,6 +439,29 @@ def test_activations_after_convolution_and_product(name: str, attributes: dict[s
     graph = sg.Graph([y], [act(product, **attributes)])
     assert fused_ops(graph) == ["FusedMatMul"]
     check(graph, values(5, 8))
+
+
+def test_passes_run_where_there_is_something_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[str] = []
+    apply = cpu_fusion.apply_pass
+
+    def listening(graph: sg.Graph, which: Any, **options: Any) -> sg.Graph:
+        names = [which] if isinstance(which, str) else which
+        found = [p.name for p in options.get("properties", ())]
+        applied.extend([*names, *found])
+        return apply(graph, which, **options)
+
+    monkeypatch.setattr(cpu_fusion, "apply_pass", listening)
+    x = sg.input("x", shape=(1, 3, 8, 8), dtype="float32")
+    passes.apply_pass(sg.Graph([x], [ops.Relu(x)]), "CpuFusion")
+    assert {"PartitionGraph", "cpu_epilogue", "FoldScale"} <= set(applied)
+    assert not {*cpu_fusion._ABOUT, "cpu_transformer", "cpu_activation"} & set(applied)
+    applied.clear()
+    y = ops.Pad(ops.Transpose(x, perm=[0, 1, 3, 2]), ops.Constant(value_ints=[0] * 8))
+    z = ops.NonZero(ops.Mul(y, ops.Sigmoid(y)))
+    passes.apply_pass(sg.Graph([x], [z, ops.ReduceMean(y)]), "CpuFusion")
+    assert {*cpu_fusion._ABOUT, "cpu_transformer", "cpu_activation"} <= set(applied)
+    assert set(cpu_fusion._ABOUT["BoundShapes"]) == set(bound_shapes._CUT)
 
 
 def test_reasons_and_names_survive_fusion() -> None:
