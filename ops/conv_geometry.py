@@ -164,7 +164,7 @@ def triple(values: Sequence[int], fill: int) -> Triple:
     """Put ones (or ``fill``) before one to three numbers."""
     if not 1 <= len(values) <= 3:
         raise Unsupported(f"{len(values)} spatial dimensions; 1 to 3 have kernels")
-    full = [fill] * (3 - len(values)) + [int(v) for v in values]
+    full = [*[fill] * (3 - len(values)), *values]
     return full[0], full[1], full[2]
 
 

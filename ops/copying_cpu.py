@@ -163,7 +163,8 @@ def _emit_transpose(
     lanes = min(16, low.lanes(_WORDS[item]))
     if not isa().has("avx512vl"):
         # Parts of blocks cost as much as many whole ones.
-        lanes = min(lanes, 1 << min(columns, rows).bit_length() - 1)
+        while lanes > min(columns, rows):
+            lanes //= 2
     kernel = Kernel("movement_kernels", "transpose", item=item, lanes=lanes)
     words = [*places, columns, rows, origin[-1] * item, goal[turned] * item, _TILE, _TILE, 0, 0]
     count = math.prod(dims[d] for d in rest)

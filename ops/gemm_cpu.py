@@ -20,7 +20,7 @@ from subgraph.graph import Node
 from .elementwise_cpu import emit_expression, source, temporary
 from .elementwise_expressions import Expression
 from .packing import matrix_panels
-from .strides import broadcast_strides, collapse
+from .strides import broadcast_sizes, broadcast_strides, collapse
 from .tile_planning import (
     FLOATS,
     Activation,
@@ -187,7 +187,7 @@ def _batch(product: Product) -> tuple[Matrix, list[int], list[list[int]]]:
     Batches of A that share one B become rows of A.
     """
     a, b = product.a, product.b
-    stack = tuple(np.broadcast_shapes(a.shape, b.shape))
+    stack = broadcast_sizes(a.shape, b.shape)
     if (
         math.prod(b.shape) == 1
         and a.row_step == a.columns

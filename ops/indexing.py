@@ -26,6 +26,28 @@ def gather(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))]
 
 
+@shape_rule("GatherElements")
+def as_many_as_indices(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give as many elements as there are indices."""
+    x, indices = tensor(types[0]), tensor(types[1])
+    if x is None:
+        return [None]
+    if indices is None or indices.shape is None:
+        return [TensorType(x.dtype)]
+    if x.rank is not None and x.rank != indices.rank:
+        raise ShapeError(f"indices of rank {indices.rank} for a tensor of rank {x.rank}")
+    return [TensorType(x.dtype, indices.shape)]
+
+
+@shape_rule("Scatter", "ScatterElements", "ScatterND", "Trilu", "ReverseSequence")
+def like_the_first(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the type of the first input."""
+    x = tensor(types[0])
+    if node.op_type == "Trilu" and x is not None and x.rank is not None and x.rank < 2:
+        raise ShapeError(f"a triangle of rank {x.rank}; it takes two dimensions or more")
+    return [x]
+
+
 @shape_rule("GatherND")
 def gather_nd(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Put the shape of the indices, their last dimension left out, before that of a slice."""

@@ -6,6 +6,7 @@ dimensions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
-from subgraph.known_values import slice_range
+from subgraph.known_values import slice_range, slice_size
 from subgraph.op import reference, shape_rule
 from subgraph.reference import standard
 from subgraph.types import Dim, Shape, TensorType, ValueType
@@ -35,9 +36,14 @@ def stated(node: Node, values: Values, index: int, name: str) -> list[int] | Non
     """
     if index < len(node.inputs) and node.inputs[index] is not None:
         found = values[index] if index < len(values) else None
-        return None if found is None else [int(v) for v in found.reshape(-1)]
+        return None if found is None else whole_numbers(found)
     value = node.attrs.get(name)
     return [] if value is None else [int(v) for v in np.asarray(value).reshape(-1)]
+
+
+def whole_numbers(array: Array) -> list[int]:
+    """Return the elements of a small array as Python's numbers, traced ones as they are."""
+    return [v if isinstance(v, int) else int(v) for v in array.reshape(-1).tolist()]
 
 
 def _unknown(x: TensorType | None, rank: int | None = None) -> list[ValueType | None]:
@@ -86,11 +92,12 @@ def _sum(dims: Sequence[Dim]) -> Dim:
 
 
 def _agreed(dims: Sequence[Dim], position: int) -> Dim:
-    numbers = {dim for dim in dims if isinstance(dim, int)}
-    if len(numbers) > 1:
-        raise ShapeError(f"the inputs differ in dimension {position}: {sorted(numbers)}")
+    numbers = [dim for dim in dims if isinstance(dim, int)]
+    if any(number != numbers[0] for number in numbers):
+        differing = sorted(set(numbers))
+        raise ShapeError(f"the inputs differ in dimension {position}: {differing}")
     if numbers:
-        return numbers.pop()
+        return numbers[0]
     names = set(dims)
     return names.pop() if len(names) == 1 else None
 
@@ -270,7 +277,7 @@ def slice_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 def _taken(size: Dim, start: int, end: int, step: int) -> Dim:
     if isinstance(size, int):
-        return len(slice_range(size, start, end, step))
+        return slice_size(size, start, end, step)
     return size if start == 0 and step == 1 and end >= 2**31 - 1 else None
 
 
@@ -360,3 +367,89 @@ def constant_of_shape(node: Node, types: Types, values: Values) -> list[ValueTyp
         count = _length(types, 0)
         return [TensorType(dtype, None if count is None else [None] * count)]
     return [TensorType(dtype, dims)]
+
+
+@shape_rule("Range")
+def range_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Count the numbers from start to before limit."""
+    kinds = [kind for kind in map(tensor, types) if kind is not None]
+    if len(kinds) < len(types):
+        return [None]
+    parts = [None if value is None or value.size != 1 else value.reshape(-1) for value in values]
+    if len(parts) < len(types) or any(part is None for part in parts):
+        return [TensorType(kinds[0].dtype, [None])]
+    start, limit, delta = (part.tolist()[0] for part in parts if part is not None)
+    if delta == 0:
+        raise ShapeError("a Range by steps of 0 has no end")
+    if isinstance(start, int) and isinstance(limit, int) and isinstance(delta, int):
+        count = -((start - limit) // delta)
+    else:
+        count = math.ceil((limit - start) / delta)
+    return [TensorType(kinds[0].dtype, [max(count, 0)])]
+
+
+@shape_rule("Tile")
+def tile(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Repeat each dimension."""
+    x = tensor(types[0])
+    repeats = stated(node, values, 1, "repeats")
+    if x is None or x.shape is None or repeats is None:
+        return _unknown(x, None if x is None else x.rank)
+    if len(node.inputs) > 2:  # version 1: one axis, and how often
+        return [TensorType(x.dtype, [None] * len(x.shape))]
+    if len(repeats) != len(x.shape):
+        raise ShapeError(f"{len(repeats)} repeats for {len(x.shape)} dimensions")
+    if any(times < 0 for times in repeats):
+        raise ShapeError(f"repeats {repeats} hold a negative number")
+    pairs = zip(x.shape, repeats, strict=True)
+    return [TensorType(x.dtype, [product((dim, times)) for dim, times in pairs])]
+
+
+@shape_rule("Pad")
+def pad(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Add what stands before and after each dimension."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return _unknown(x)
+    pads = stated(node, values, 1, "paddings" if "paddings" in node.attrs else "pads")
+    axes = stated(node, values, 3, "axes")
+    if pads is None or axes is None:
+        return _unknown(x, len(x.shape))
+    places = [normal_axis(axis, len(x.shape)) for axis in axes] or list(range(len(x.shape)))
+    if len(pads) != 2 * len(places):
+        raise ShapeError(f"{len(pads)} pads for {len(places)} dimensions")
+    dims = list(x.shape)
+    for place, before, after in zip(places, pads, pads[len(places) :], strict=False):
+        dim = dims[place]
+        if isinstance(dim, int):
+            if dim + before + after < 0:
+                raise ShapeError(f"pads {before} and {after} cut off more than dimension {dim}")
+            dims[place] = dim + before + after
+        elif before or after:
+            dims[place] = None
+    return [TensorType(x.dtype, dims)]
+
+
+@shape_rule("DepthToSpace", "SpaceToDepth")
+def blocks_of_pixels(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Move a square of pixels into the channels, or back."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return _unknown(x, 4)
+    if len(x.shape) != 4:
+        raise ShapeError(f"an image has 4 dimensions, not {len(x.shape)}")
+    size = int(node.attrs["blocksize"])
+    batch, channels, *space = x.shape
+    if node.op_type == "SpaceToDepth":
+        deep = product((channels, size * size))
+        return [TensorType(x.dtype, [batch, deep, *(_divided(dim, size) for dim in space)])]
+    wide = [product((dim, size)) for dim in space]
+    return [TensorType(x.dtype, [batch, _divided(channels, size * size), *wide])]
+
+
+def _divided(dim: Dim, parts: int) -> Dim:
+    if not isinstance(dim, int):
+        return dim if parts == 1 else None
+    if dim % parts:
+        raise ShapeError(f"dimension {dim} is no multiple of {parts}")
+    return dim // parts

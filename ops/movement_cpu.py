@@ -23,12 +23,14 @@ from subgraph.engine.lowering import (
 )
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph import Node
-from subgraph.known_values import slice_range
+from subgraph.known_values import has_traced, slice_ends
+from subgraph.traced import is_traced
 from subgraph.types import numpy_dtype
 
 from .copying_cpu import emit_copy, emit_fill, is_contiguous
 from .elementwise_cpu import emit_expression, source
 from .elementwise_expressions import Expression, text
+from .movement import whole_numbers
 from .primitives import primitive
 from .strides import contiguous, normal_axis
 
@@ -55,7 +57,7 @@ def known_ints(low: Lowering, index: int, attribute: str) -> list[int] | None:
     """Return numbers that came as an attribute in old versions and as an input since; or None."""
     operand = low.optional(index)
     if operand is not None:
-        return [int(v) for v in known(low, index).reshape(-1)]
+        return whole_numbers(known(low, index))
     value = low.node.attrs.get(attribute)
     if value is None:
         return None
@@ -138,7 +140,7 @@ def constant_of_shape(node: Node, low: Lowering) -> None:
     """Fill with the attribute's element."""
     y = low.output()
     value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32))).reshape(-1)[:1]
-    if y.size <= 1024:
+    if not is_traced(y.size) and y.size <= 1024:
         low.known(y, np.full(y.shape, value[0], numpy_dtype(y.dtype)))
     else:
         element_bytes(y)
@@ -157,14 +159,18 @@ def eye_like(node: Node, low: Lowering) -> None:
 
 @lowering("Range")
 def range_(node: Node, low: Lowering) -> None:
-    """Give numbers that the plan knows."""
-    start, limit, delta = (known(low, k)[()] for k in range(3))
+    """Give numbers that the plan knows, or, where it is for several sizes, compute them."""
+    start, _, delta = (known(low, k) for k in range(3))
     y = low.output()
+    if is_traced(y.size) or has_traced(start) or has_traced(delta):
+        block = _UNIT_BYTES // y.itemsize
+        kernel = Kernel("movement_kernels", "sequence", dtype=y.dtype)
+        words: list[Word] = [y, y.size, block, low.given(0), low.given(2)]
+        low.emit(kernel, words, -(-y.size // block), grain=1, bytes=y.nbytes)
+        return
     dtype = numpy_dtype(y.dtype)
-    count = y.size
     with np.errstate(all="ignore"):
-        low.known(y, (start + np.arange(count, dtype=dtype) * delta).astype(dtype))
-    del limit
+        low.known(y, (start[()] + np.arange(y.size, dtype=dtype) * delta[()]).astype(dtype))
 
 
 @lowering("Transpose")
@@ -189,7 +195,7 @@ def slice_(node: Node, low: Lowering) -> None:
     offset = 0
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis = normal_axis(axis, x.rank)
-        offset += slice_range(x.shape[axis], start, end, step).start * strides[axis]
+        offset += slice_ends(x.shape[axis], start, end, step)[0] * strides[axis]
         strides[axis] *= step
     emit_view(low, strides, offset)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
+from subgraph.engine.irtools import ELEMENTS
 from subgraph.engine.simd import ld as loads
 from subgraph.engine.simd import ld_i32, ld_i64, memcpy, memset, vec
 from subgraph.engine.simd import st as stores
@@ -232,6 +233,24 @@ def fill(*, item: int) -> Callable[..., None]:
         while i < stop:
             store(target + i * item, value)
             i += 1
+
+    return kernel
+
+
+def sequence(*, dtype: str) -> Callable[..., None]:
+    """Return the kernel that writes ``start + i * delta``.
+
+    Words: ``0 target, 1 elements, 2 elements of a unit, 3 address of start, 4 of delta``.
+    Units: tiles.
+    """
+    load, store = loads(dtype), stores(dtype)
+    number, _, item = ELEMENTS[dtype]
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        target, size, block = arg(args, 0), arg(args, 1), arg(args, 2)
+        start, delta = load(arg(args, 3)), load(arg(args, 4))
+        for i in range(begin * block, min(size, end * block)):
+            store(target + i * item, number(start + number(i) * delta))
 
     return kernel
 

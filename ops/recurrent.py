@@ -15,13 +15,37 @@ import numpy as np
 from subgraph import records
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph import Node
-from subgraph.op import reference
+from subgraph.op import reference, shape_rule
 from subgraph.reference import attributes
+from subgraph.types import Dim, TensorType, ValueType
+
+from .elementwise import Types, Values, tensor
 
 Array = np.ndarray[Any, Any]
 Activation = Callable[[Array], Array]
 # (x, state) -> state; the first entry of a state is the hidden state
 Cell = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
+
+
+@shape_rule("GRU", "LSTM", "RNN")
+def states(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give every hidden state, and the last one of each kind."""
+    x, r = tensor(types[0]), tensor(types[2])
+    if x is None or x.shape is None:
+        return [None if x is None else TensorType(x.dtype)] * 3
+    if len(x.shape) != 3:
+        raise ShapeError(f"a sequence of rank {len(x.shape)}; it has 3 dimensions")
+    hidden: Dim = node.attrs.get("hidden_size")
+    if hidden is None and r is not None and r.shape is not None:
+        hidden = r.shape[-1]
+    both = node.attrs.get("direction", "forward") in ("bidirectional", b"bidirectional")
+    length, batch, count = x.shape[0], x.shape[1], 2 if both else 1
+    if node.attrs.get("layout", 0):
+        batch, length = length, batch
+        last = TensorType(x.dtype, [batch, count, hidden])
+        return [TensorType(x.dtype, [batch, length, count, hidden]), last, last]
+    last = TensorType(x.dtype, [count, batch, hidden])
+    return [TensorType(x.dtype, [length, count, batch, hidden]), last, last]
 
 
 def _sigmoid(x: Array) -> Array:

@@ -62,13 +62,24 @@ def broadcast_shapes(shapes: Iterable[Sequence[Dim] | None]) -> Shape | None:
     return tuple(result)
 
 
+def broadcast_sizes(*shapes: Ints) -> Ints:
+    """Return the shape to which concrete shapes broadcast together.
+
+    Raises:
+        ShapeError: they do not fit.
+    """
+    found = broadcast_shapes(shapes)
+    assert found is not None, "their ranks are known"
+    return tuple(dim for dim in found if isinstance(dim, int))
+
+
 def _together(dims: Sequence[Dim], shapes: Sequence[Sequence[Dim]]) -> Dim:
-    numbers = {dim for dim in dims if isinstance(dim, int) and dim != 1}
-    if len(numbers) > 1:
+    numbers = [dim for dim in dims if isinstance(dim, int) and dim != 1]
+    if any(number != numbers[0] for number in numbers):
         shown = " and ".join(str(list(shape)) for shape in shapes)
         raise ShapeError(f"shapes {shown} do not broadcast together")
     if numbers:
-        return numbers.pop()
+        return numbers[0]
     names = {dim for dim in dims if not isinstance(dim, int)}
     if not names:
         return 1

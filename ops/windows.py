@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
-from subgraph.op import shape_rule
+from subgraph.op import infer_by_onnx, shape_rule
 from subgraph.types import Dim, Shape, TensorType, ValueType
 
 from .elementwise import Types, Values, tensor
@@ -100,3 +103,28 @@ def whole(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     if x is None or x.shape is None:
         return [None if x is None else TensorType(x.dtype)]
     return [TensorType(x.dtype, (*x.shape[:2], *(1 for _ in x.shape[2:])))]
+
+
+@shape_rule("Resize", "Upsample")
+def resized(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Multiply each dimension by its scale; other ways of saying the size are left to onnx."""
+    x = tensor(types[0])
+    scales = values[-1] if len(values) == (2 if node.op_type == "Upsample" else 3) else None
+    if scales is None and "scales" in node.attrs:
+        scales = np.asarray(node.attrs["scales"])
+    plain = {"axes", "keep_aspect_ratio_policy"}.isdisjoint(node.attrs)
+    cropped = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if x is None or x.shape is None or scales is None or not plain or cropped:
+        return infer_by_onnx(node, types, values)
+    if scales.size != len(x.shape):
+        return infer_by_onnx(node, types, values)
+    pairs = zip(x.shape, scales.reshape(-1).tolist(), strict=True)
+    return [TensorType(x.dtype, [_scaled(dim, scale) for dim, scale in pairs])]
+
+
+def _scaled(dim: Dim, scale: float) -> Dim:
+    if not isinstance(dim, int):
+        return dim if scale == 1 else None
+    if scale == int(scale):
+        return dim * int(scale)
+    return math.floor(float(np.float32(dim) * np.float32(scale)))

@@ -16,6 +16,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
+from subgraph.traced import is_traced
 from subgraph.types import (
     DTYPE_OF_ONNX,
     ONNX_DTYPE,
@@ -36,20 +37,35 @@ LIMIT = 256
 def from_array(array: Array) -> Array | None:
     """Return the elements of a small array of numbers, None for every other."""
     if array.size > LIMIT or array.dtype.kind not in "biuf":
-        return None
+        return array if has_traced(array) else None
     return array.astype(object)
 
 
 def to_array(known: Array | None, type_: ValueType | None) -> Array | None:
-    """Return a known value as an array of its dtype; None if an element is not a number."""
+    """Return a known value as an array of its dtype; None if an element is not a number.
+
+    With traced numbers among its elements it stays an array of objects.
+    """
     if known is None or not isinstance(type_, TensorType) or type_.dtype == "string":
         return None
     if any(item is None or isinstance(item, str) for item in known.ravel()):
         return None
+    if has_traced(known):
+        return known
     try:
         return known.astype(numpy_dtype(type_.dtype))
     except OverflowError:
         return None  # more than its dtype holds, as the sizes of a damaged model can be
+
+
+def has_traced(array: Array) -> bool:
+    """Return whether traced numbers are among the elements."""
+    return array.dtype.kind == "O" and any(map(is_traced, array.ravel()))
+
+
+def settled(array: Array, dtype: str) -> Array:
+    """Return an array of ``dtype`` whose traced numbers, if it has any, are pinned."""
+    return array.astype(numpy_dtype(dtype)) if has_traced(array) else array
 
 
 def dims_of(known: Array | None) -> list[Dim] | None:
@@ -147,7 +163,9 @@ def _cast(
     def one(item: Any) -> Any:
         if isinstance(item, str):
             return item if convert is not bool else None
-        return None if item is None else convert(item)
+        if item is None or (convert is int and isinstance(item, int)):
+            return item
+        return convert(item)
 
     return _map(one, inputs[0])
 
@@ -226,11 +244,31 @@ def _slice(
             if inputs[4] is None:
                 return None
             step = int(inputs[4].ravel()[0])
-    return data[list(slice_range(len(data), int(starts[0]), int(ends[0]), step))]
+    return data[list(slice_range(len(data), starts[0], ends[0], step))]
+
+
+def slice_size(size: int, start: int, end: int, step: int) -> int:
+    """Return how many elements of an axis Slice takes.
+
+    Raises:
+        ShapeError: the step is 0.
+    """
+    begin, stop = slice_ends(size, start, end, step)
+    return max(-((begin - stop) // step), 0)
 
 
 def slice_range(size: int, start: int, end: int, step: int) -> range:
     """Return the elements of an axis that Slice takes.
+
+    Raises:
+        ShapeError: the step is 0.
+    """
+    begin, stop = slice_ends(size, start, end, step)
+    return range(begin, stop, step)
+
+
+def slice_ends(size: int, start: int, end: int, step: int) -> tuple[int, int]:
+    """Return where Slice begins on an axis, and before what it stops.
 
     With a negative step a start before the first element means the first; Python's slices are
     empty then.
@@ -240,16 +278,18 @@ def slice_range(size: int, start: int, end: int, step: int) -> range:
     """
     if step == 0:
         raise ShapeError("a step of 0")
+    if size == 0:
+        return 0, 0
     start, end = (at + size if at < 0 else at for at in (start, end))
     first, last = (-1, size - 1) if step < 0 else (0, size)
-    return range(min(max(start, 0), last), min(max(end, first), last), step) if size else range(0)
+    return min(max(start, 0), last), min(max(end, first), last)
 
 
 def _reshape(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
     data, shape = inputs
-    if data is None or shape is None:
+    if data is None or shape is None or has_traced(shape):
         return None
     return data.reshape([int(dim) for dim in shape])
 
@@ -267,7 +307,7 @@ def _pick(condition: Any, one: Any, other: Any) -> Any:
 def _constant_of_shape(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
-    if inputs[0] is None:
+    if inputs[0] is None or has_traced(inputs[0]):
         return None
     shape = [int(dim) for dim in inputs[0]]
     if math.prod(shape) > LIMIT or any(dim < 0 for dim in shape):
@@ -280,7 +320,7 @@ def _expand(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
     data, shape = inputs
-    if data is None or shape is None:
+    if data is None or shape is None or has_traced(shape):
         return None
     wanted = np.broadcast_shapes(data.shape, tuple(int(dim) for dim in shape))
     return np.broadcast_to(data, wanted) if math.prod(wanted) <= LIMIT else None
@@ -293,6 +333,8 @@ def _range(
         return None
     start, limit, delta = (item.item() for item in inputs if item is not None)
     count = max(math.ceil((limit - start) / delta), 0)
+    if is_traced(count):
+        return None
     return _objects([start + k * delta for k in range(count)]) if count <= LIMIT else None
 
 

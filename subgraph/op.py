@@ -17,7 +17,7 @@ from subgraph.errors import ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.registry import Registry, defined_at
 from subgraph.schema import CUSTOM_SCHEMAS, FAMILIES, Schema
-from subgraph.types import ValueType
+from subgraph.types import TensorType, ValueType
 
 Array = np.ndarray[Any, Any]
 # (node, types of its inputs, arrays of the inputs whose value is known) -> types of its outputs
@@ -115,7 +115,7 @@ def infer_types(
     rule = SHAPE_RULES.find(operator_key(node.op_type, node.domain))
     try:
         if rule is None:
-            return _infer_by_onnx(node, input_types, values)
+            return infer_by_onnx(node, input_types, values)
         found = list(rule(node, input_types, values))
     except SubgraphError as error:
         if not isinstance(error, ShapeError) or str(error).startswith("node "):
@@ -132,9 +132,17 @@ def _misfit(node: Node, types: Sequence[ValueType | None], error: Exception) -> 
     return ShapeError(f"{where}: inputs ({shown}) do not fit: {error}")
 
 
-def _infer_by_onnx(
+def infer_by_onnx(
     node: Node, input_types: Sequence[ValueType | None], input_values: Sequence[Array | None]
 ) -> list[ValueType | None]:
+    """Return the output types that onnx infers, for operators without a rule of ours."""
+    from subgraph.known_values import settled
     from subgraph.onnx_infer import infer_node
 
-    return infer_node(node, input_types, input_values)
+    values = [
+        settled(value, type_.dtype)
+        if value is not None and isinstance(type_, TensorType)
+        else value
+        for value, type_ in zip(input_values, input_types, strict=True)
+    ]
+    return infer_node(node, input_types, values)

@@ -243,3 +243,26 @@ def call_pinned(snapshot: Snapshot, function: Callable[[Any], Any], argument: An
 def pinned_snapshot() -> Snapshot | None:
     """Return the snapshot that this thread runs under, to hand it to a helper thread."""
     return _local.pinned
+
+
+class Versions:
+    """Versions of parameters on whose content something depends.
+
+    Attributes:
+        read: Each parameter with the version that was read.
+    """
+
+    def __init__(self, read: Iterable[tuple[Parameter, int]]) -> None:
+        """Keep what was read."""
+        self.read = tuple(read)
+        self._asked_at = -1
+
+    def hold(self) -> bool:
+        """Return whether they are what this thread sees; each epoch looks at them once."""
+        snapshot = _local.pinned
+        stamp = _epoch if snapshot is None else snapshot.epoch
+        if stamp != self._asked_at:
+            if any(parameter.version != version for parameter, version in self.read):
+                return False
+            self._asked_at = stamp
+        return True

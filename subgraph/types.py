@@ -16,6 +16,7 @@ import numpy as np
 
 from subgraph import records
 from subgraph.errors import ShapeError
+from subgraph.traced import is_traced
 
 Dim = int | str | None
 Shape = tuple[Dim, ...]
@@ -119,6 +120,8 @@ def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
             out.append(dim)
         elif dim is None or isinstance(dim, str):
             out.append(dim or None)
+        elif is_traced(dim) and dim >= 0:
+            out.append(dim)
         elif not isinstance(dim, bool) and hasattr(dim, "__index__") and index(dim) >= 0:
             out.append(index(dim))
         else:

@@ -42,13 +42,14 @@ def test_storages_that_live_together_do_not_overlap(
     storages = [
         (Storage("arena", size), Life(first, first + length)) for size, first, length in specs
     ]
-    many = storages * 1
+    sizes, whole = [s.nbytes for s, _ in storages], [life for _, life in storages]
     if by_time:
         from subgraph.engine import memory
 
-        offsets, total = memory._by_time(many)  # pyright: ignore[reportPrivateUsage]
+        found, total = memory._by_time(sizes, whole)  # pyright: ignore[reportPrivateUsage]
     else:
-        offsets, total = assign_offsets(many)
+        found, total = assign_offsets(sizes, whole)
+    offsets = {storage: at for (storage, _), at in zip(storages, found, strict=True)}
     for k, (a, life) in enumerate(storages):
         assert offsets[a] % 64 == 0
         assert offsets[a] + a.nbytes <= total

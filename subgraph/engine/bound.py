@@ -15,7 +15,7 @@ import numpy as np
 
 from subgraph.engine import loader, toolchain
 from subgraph.engine.constants import made
-from subgraph.engine.laid_out import End, LaidOut, Patch
+from subgraph.engine.laid_out import End, LaidOut, Numbers, Patch
 from subgraph.engine.lowering import Operand, Storage
 from subgraph.engine.mapped import release
 from subgraph.engine.plan import HostStep, Item, Plan
@@ -23,9 +23,10 @@ from subgraph.engine.pool import Pool
 from subgraph.engine.program import Program, Step
 from subgraph.engine.sharing import shared_out
 from subgraph.engine.stored_program import StoredProgram
+from subgraph.engine.template import Instance, Template
 from subgraph.parameters import Snapshot
 from subgraph.reference import evaluate
-from subgraph.subgraph_op import DefaultSubgraphOp, fill_outputs
+from subgraph.subgraph_op import DefaultSubgraphOp, ProfileEntry, fill_outputs
 from subgraph.types import numpy_dtype
 from subgraph.weights import Changes, WeightEntry, aligned_empty
 
@@ -57,16 +58,15 @@ class BoundPlan:
 
     Attributes:
         plan: What was bound: a plan, or a program that came without one.
-        entries: What is known of every step for a profile.
         epoch: Snapshot that the weights' addresses are of, None before the first.
     """
 
     def __init__(
-        self, plan: Plan | StoredProgram, laid: LaidOut, arena: Arena, pool: Pool | None
+        self, plan: Plan | Instance | StoredProgram, laid: LaidOut, arena: Arena, pool: Pool | None
     ) -> None:
         """Copy the argument words; compile or load the kernels that are not yet there."""
         self.plan = plan
-        self.entries = laid.entries
+        self._entries: tuple[ProfileEntry, ...] | None = laid.entries
         self.epoch: int | None = None
         self._arena = arena
         self._arena_at = -1
@@ -81,11 +81,11 @@ class BoundPlan:
             if isinstance(weight, WeightEntry):
                 self._entry_patches.append((weight, patch))
             else:
-                self._held.append(weight)
-                patch.put(self._words, weight.ctypes.data)
+                assert not isinstance(weight, Numbers), "an instance holds arrays"
+                self._held.append(self._hold(weight, patch))
         self._changes = Changes([entry for entry, _ in self._entry_patches])
         self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
-        self._place_ends(laid)
+        self._place_ends(laid.inputs, laid.outputs, laid.copied)
         self._threads = 1 if pool is None else pool.size
         self._segments = self._make_segments(laid, pool)
         self._only = self._segments[0].run if self._is_one_program() else None
@@ -93,12 +93,53 @@ class BoundPlan:
 
     # ------------------------------------------------------------------ preparation
 
-    def _place_ends(self, laid: LaidOut) -> None:
+    @property
+    def entries(self) -> tuple[ProfileEntry, ...]:
+        """What is known of every step for a profile."""
+        if self._entries is None:
+            assert isinstance(self.plan, Instance), "others have said it at once"
+            self._entries = self.plan.template.entries(self.plan.numbers)
+        return self._entries
+
+    @property
+    def template(self) -> Template | None:
+        """The template of which this is an instance."""
+        return self.plan.template if isinstance(self.plan, Instance) else None
+
+    def become(self, instance: Instance) -> None:
+        """Take the numbers of another instance of the same template; the weights stay."""
+        template, numbers = instance.template, instance.numbers
+        self.plan, self._entries = instance, None
+        template.words.fill(self._words, numbers)
+        for k, weight, patch in template.moved_weights(numbers):
+            self._move_weight(k, weight, patch)
+        self._arena_patch, self._arena_at = template.arena(numbers), -1
+        self._place_ends(*template.ends(numbers), ())
+        self._segments[0].resize(template.rows.filled(numbers))
+        self._run_staged = self._make_staged()
+
+    def _move_weight(self, k: int, weight: WeightEntry | Array, patch: Patch) -> None:
+        """Let the words of weight ``k`` of the program point elsewhere."""
+        if not isinstance(weight, WeightEntry):
+            self._held[k - len(self._entry_patches)] = self._hold(weight, patch)
+            return
+        self._entry_patches[k] = weight, patch
+        array = self._entry_arrays[k]
+        if array is not None:
+            patch.put(self._words, array.ctypes.data)
+
+    def _hold(self, array: Array, patch: Patch) -> Array:
+        patch.put(self._words, array.ctypes.data)
+        return array
+
+    def _place_ends(
+        self, inputs: Sequence[End], outputs: Sequence[End], copied: tuple[int, ...]
+    ) -> None:
         """Give small inputs and outputs places of their own; prepare patches for the others."""
-        self._inputs = [_End(end, self._words) for end in laid.inputs]
-        self._outputs = [_End(end, self._words) for end in laid.outputs]
-        self._copied = laid.copied
-        self._count = len(laid.outputs) + len(laid.copied)
+        self._inputs = [_End(end, self._words) for end in inputs]
+        self._outputs = [_End(end, self._words) for end in outputs]
+        self._copied = copied
+        self._count = len(outputs) + len(copied)
 
     def _make_segments(self, laid: LaidOut, pool: Pool | None) -> list[Any]:
         """Return programs, and between them the nodes that the reference computes."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Final
 
 from subgraph.engine import toolchain
+from subgraph.traced import pinned
 
 Option = int | float | str | bool | tuple[int | str, ...]
 
@@ -36,12 +37,13 @@ class Kernel:
         variant: Sorted (name, value) pairs.
     """
 
-    __slots__ = ("_hash", "factory", "module", "variant")
+    __slots__ = ("_description", "_hash", "factory", "module", "variant")
 
     def __init__(self, module: str, factory: str, /, **variant: Option) -> None:
         self.module: Final = module if "." in module else f"subgraph.ops.{module}"
         self.factory: Final = factory
-        self.variant: Final = tuple(sorted(variant.items()))
+        self.variant: Final = tuple(sorted((name, _plain(v)) for name, v in variant.items()))
+        self._description = ""
         # 1 == True == 1.0, but the factories they make may differ.
         typed = tuple((name, type(value), value) for name, value in self.variant)
         self._hash: Final = hash((self.module, factory, typed))
@@ -68,8 +70,17 @@ class Kernel:
     @property
     def description(self) -> str:
         """The kernel as text, the same in every process; part of its cache key."""
-        options = ", ".join(f"{name}={value!r}" for name, value in self.variant)
-        return f"{self.module}.{self.factory}({options})"
+        if not self._description:
+            options = ", ".join(f"{name}={value!r}" for name, value in self.variant)
+            self._description = f"{self.module}.{self.factory}({options})"
+        return self._description
 
     def __repr__(self) -> str:
         return f"Kernel({self.description})"
+
+
+def _plain(option: Option) -> Option:
+    """Return an option without traced numbers: a kernel is chosen for the sizes that it names."""
+    if isinstance(option, tuple):
+        return tuple(map(pinned, option))
+    return pinned(option)

@@ -7,8 +7,7 @@ session and puts the addresses in.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,9 @@ from subgraph.engine.constants import Weights
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.plan import Item, Plan
+from subgraph.known_values import has_traced
 from subgraph.subgraph_op import ProfileEntry
+from subgraph.traced import float_bits, is_traced
 from subgraph.weights import WeightCache, WeightEntry
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ Array = np.ndarray[Any, Any]
 _TINY_FLOPS = 2_000_000
 _BLOCK = 8  # argument blocks begin on cache lines
 Row = tuple[Kernel, int, int, int]
+AsArray = Callable[[Sequence[int]], Array]
 
 
 @records.frozen(eq=False)
@@ -52,6 +54,17 @@ class End:
     shape: tuple[int, ...]
     nbytes: int
     patch: Patch
+
+
+@records.frozen(eq=False)
+class Numbers:
+    """A constant with traced numbers: what it holds, and the dtype that it is to have."""
+
+    dtype: str
+    array: Array
+
+
+Held = WeightEntry | Array | Numbers
 
 
 @records.frozen(eq=False)
@@ -79,7 +92,7 @@ class LaidOut:
     inputs: tuple[End, ...]
     outputs: tuple[End, ...]
     copied: tuple[int, ...]
-    weights: tuple[tuple[WeightEntry | Array, Patch], ...]
+    weights: tuple[tuple[Held, Patch], ...]
     kernels: tuple[tuple[Kernel, Patch], ...]
     steps: tuple[Row, ...]
     breaks: tuple[int, ...]
@@ -87,8 +100,18 @@ class LaidOut:
     tiny: bool
 
 
-def lay_out(plan: Plan, cache: WeightCache) -> LaidOut:
-    """Return the words of a plan; ``cache`` is the op's door to the weight cache."""
+def _whole_numbers(items: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(items, np.int64)
+
+
+def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) -> LaidOut:
+    """Return the words of a plan.
+
+    Args:
+        plan: The plan.
+        cache: The op's door to the weight cache.
+        as_array: Makes the arrays of words and offsets.
+    """
     block = _Block(plan, Weights(cache))
     steps: list[Row] = []
     breaks: list[int] = []
@@ -101,14 +124,14 @@ def lay_out(plan: Plan, cache: WeightCache) -> LaidOut:
     at_their_place = {k for k, _ in written}
     given = [(k, operand) for k, operand in enumerate(plan.inputs) if operand is not None]
     return LaidOut(
-        np.array(block.words, np.int64),
-        block.arena.frozen(),
+        as_array(block.words),
+        block.arena.frozen(as_array),
         plan.arena_bytes,
-        tuple(_end(k, operand, block.inputs) for k, operand in given),
-        tuple(_end(k, operand, block.outputs) for k, operand in written),
+        tuple(_end(k, operand, block.inputs, as_array) for k, operand in given),
+        tuple(_end(k, operand, block.outputs, as_array) for k, operand in written),
         tuple(k for k in range(len(plan.outputs)) if k not in at_their_place),
-        block.weight_patches(),
-        tuple((kernel, noted.frozen()) for kernel, noted in block.kernels.items()),
+        block.weight_patches(as_array),
+        tuple((kernel, noted.frozen(as_array)) for kernel, noted in block.kernels.items()),
         tuple(steps),
         tuple(breaks),
         entries_of(plan),
@@ -121,8 +144,8 @@ def _is_at(plan: Plan, position: int, operand: Operand) -> bool:
     return root.kind == "output" and root.index == position
 
 
-def _end(position: int, operand: Operand, notes: dict[int, _Notes]) -> End:
-    patch = notes.get(position, _Notes()).frozen()
+def _end(position: int, operand: Operand, notes: dict[int, _Notes], as_array: AsArray) -> End:
+    patch = notes.get(position, _Notes()).frozen(as_array)
     return End(position, operand.dtype, operand.shape, operand.nbytes, patch)
 
 
@@ -133,8 +156,8 @@ class _Notes:
     positions: list[int] = records.field(factory=list[int])
     offsets: list[int] = records.field(factory=list[int])
 
-    def frozen(self) -> Patch:
-        return Patch(np.array(self.positions, np.intp), np.array(self.offsets, np.int64))
+    def frozen(self, as_array: AsArray) -> Patch:
+        return Patch(np.array(self.positions, np.intp), as_array(self.offsets))
 
 
 class _Block:
@@ -149,7 +172,7 @@ class _Block:
         self.outputs: dict[int, _Notes] = {}
         self.kernels: dict[Kernel, _Notes] = {}
         self._entries: dict[int, _Notes] = {}
-        self._arrays: dict[int, tuple[Array, _Notes]] = {}
+        self._arrays: dict[int, tuple[Array | Numbers, _Notes]] = {}
 
     def add(self, step: EmittedStep) -> int:
         """Append a step's words; return where they begin."""
@@ -162,12 +185,12 @@ class _Block:
                 self._word(word)
         return begin
 
-    def weight_patches(self) -> tuple[tuple[WeightEntry | Array, Patch], ...]:
+    def weight_patches(self, as_array: AsArray) -> tuple[tuple[Held, Patch], ...]:
         """Return the weights, with the words that point to each."""
-        entries = [(self.weights.entries[k], n.frozen()) for k, n in self._entries.items()]
+        entries = [(self.weights.entries[k], n.frozen(as_array)) for k, n in self._entries.items()]
         # The largest weight is made while the fewest others are there: the least peak of memory.
         entries.sort(key=lambda item: -sum(p.array.nbytes for p in item[0].parameters))
-        arrays = [(array, notes.frozen()) for array, notes in self._arrays.values()]
+        arrays = [(array, notes.frozen(as_array)) for array, notes in self._arrays.values()]
         return (*entries, *arrays)
 
     def _word(self, word: Any) -> None:
@@ -178,9 +201,9 @@ class _Block:
         elif isinstance(word, Kernel):
             self._note(self.kernels.setdefault(word, _Notes()), 0)
         elif isinstance(word, float):
-            self.words.append(struct.unpack("<q", struct.pack("<d", word))[0])
+            self.words.append(float_bits(word))
         else:
-            self.words.append(index(word))
+            self.words.append(word if is_traced(word) else index(word))
 
     def _address(self, word: Operand | Scratch) -> None:
         storage = word.storage
@@ -198,13 +221,20 @@ class _Block:
             self._note(self.outputs.setdefault(root.index, _Notes()), offset)
         elif root.kind == "constant":
             assert root.array is not None
-            self._weight(root.array, offset)
+            self._constant(root.array, word, offset)
         elif root.weight is not None:
             self._weight(self.weights.add(root.weight), offset)
         else:
-            assert isinstance(word, Operand)
-            assert word.parameter is not None, "a weight without a recipe is a parameter"
-            self._weight(self.weights.add_parameter(word.parameter), offset)
+            assert root.parameter is not None, "a weight without a recipe is a parameter"
+            self._weight(self.weights.add_parameter(root.parameter), offset)
+
+    def _constant(self, array: Array, word: Operand | Scratch, offset: int) -> None:
+        known = self._arrays.get(id(array))
+        if known is None:
+            traced = isinstance(word, Operand) and has_traced(array)
+            held = Numbers(word.dtype, array) if traced and isinstance(word, Operand) else array
+            known = self._arrays[id(array)] = held, _Notes()
+        self._note(known[1], offset)
 
     def _weight(self, found: int | Array, offset: int) -> None:
         if isinstance(found, int):

@@ -27,6 +27,7 @@ from subgraph import records
 from subgraph.engine.kernel import Kernel
 from subgraph.errors import SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
+from subgraph.known_values import settled
 from subgraph.op import operator_key
 from subgraph.parameters import Parameter
 from subgraph.registry import Files, Registry, defined_at
@@ -63,7 +64,8 @@ class Storage:
         nbytes: Its size.
         index: Position among the graph's inputs or outputs, for these kinds.
         array: The constant.
-        weight: The weight.
+        weight: The weight, where it is made by a recipe.
+        parameter: The weight, where it is one as it stands.
         parent: The memory of which this is a part (a part of a concatenation, an output that
             overwrites an input), or None; it begins ``parent_offset`` bytes in.
     """
@@ -73,6 +75,7 @@ class Storage:
     index: int = -1
     array: Array | None = None
     weight: Weight | None = None
+    parameter: Parameter | None = None
     parent: Storage | None = None
     parent_offset: int = 0
 
@@ -357,6 +360,10 @@ class Lowering:
             if held is None:
                 name = source.name if isinstance(source, Operand) else ""
                 raise Unsupported(f"input {name!r} is computed at run time, no weight")
+            if isinstance(held, np.ndarray) and isinstance(source, Operand):
+                held = settled(held, source.dtype)
+            if isinstance(held, np.ndarray) and held.dtype.hasobject:
+                raise Unsupported(f"recipe {recipe!r} of an array of objects")
             found.append(held)
         return Weight(recipe, make, tuple(found))
 
@@ -395,7 +402,7 @@ class Lowering:
         """Say that ``output`` is the constant ``array`` in this plan."""
         array = np.ascontiguousarray(array).reshape(output.shape)
         output.known = array
-        output.storage = Storage("constant", array.nbytes, array=array)
+        output.storage = Storage("constant", output.nbytes, array=array)
         output.offset = 0
 
     def in_place(self, output: Operand, source: Operand) -> None:

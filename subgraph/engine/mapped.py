@@ -78,7 +78,7 @@ def _clean_parts(maps: str, name: str) -> list[tuple[int, int]]:
 
     What is read-only right before what is writable may have been relocated: it is no such part.
     """
-    rows = [line.split(maxsplit=5) for line in maps.splitlines()]
+    rows = [line.split(maxsplit=5) for line in maps.splitlines() if f"/{name}" in line]
     mine = [row for row in rows if len(row) == 6 and Path(row[5]).name.startswith(name)]
     parts: list[tuple[int, int]] = []
     for row, after in pairwise([*mine, ["", "rw-p"]]):

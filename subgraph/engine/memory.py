@@ -109,20 +109,24 @@ def _may_overwrite(output: Operand, source: Operand, step: int, lives: Lives) ->
     return True
 
 
-def assign_offsets(storages: Sequence[tuple[Storage, Life]]) -> tuple[dict[Storage, int], int]:
-    """Return the offset of each storage in the arena, and the arena's size in bytes."""
-    if len(storages) > _MANY:
-        return _by_time(storages)
-    order = sorted(range(len(storages)), key=lambda k: (-storages[k][0].nbytes, k))
+def assign_offsets(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:
+    """Return the offset in the arena of each storage, and the arena's size in bytes.
+
+    Args:
+        sizes: Bytes of each storage.
+        lives: When each lives.
+    """
+    if len(sizes) > _MANY:
+        return _by_time(sizes, lives)
+    order = sorted(range(len(sizes)), key=lambda k: (-sizes[k], k))
     placed: list[tuple[int, int, Life]] = []  # begin, end, life; sorted by begin
-    offsets: dict[Storage, int] = {}
+    offsets = [0] * len(sizes)
     total = 0
     for k in order:
-        storage, life = storages[k]
-        size = _rounded(storage.nbytes)
-        begin = _tightest(placed, life, size)
-        insort(placed, (begin, begin + size, life), key=lambda entry: entry[0])
-        offsets[storage] = begin
+        size = _rounded(sizes[k])
+        begin = _tightest(placed, lives[k], size)
+        insort(placed, (begin, begin + size, lives[k]), key=lambda entry: entry[0])
+        offsets[k] = begin
         total = max(total, begin + size)
     return offsets, total
 
@@ -144,20 +148,21 @@ def _tightest(placed: Sequence[tuple[int, int, Life]], life: Life, size: int) ->
     return at if best < 0 else best
 
 
-def _by_time(storages: Sequence[tuple[Storage, Life]]) -> tuple[dict[Storage, int], int]:
+def _by_time(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:
     """Place in order of birth into the first gap that fits, freeing what has died before."""
-    offsets: dict[Storage, int] = {}
+    offsets = [0] * len(sizes)
     alive: list[tuple[int, int, int]] = []  # begin, end, last step; sorted by begin
     total = 0
-    for storage, life in sorted(storages, key=lambda item: item[1].first):
+    for k in sorted(range(len(sizes)), key=lambda k: lives[k].first):
+        life = lives[k]
         alive = [entry for entry in alive if entry[2] >= life.first]
-        size = _rounded(storage.nbytes)
+        size = _rounded(sizes[k])
         at = 0
         for begin, end, _ in alive:
             if begin - at >= size:
                 break
             at = max(at, end)
         insort(alive, (at, at + size, life.last))
-        offsets[storage] = at
+        offsets[k] = at
         total = max(total, at + size)
     return offsets, total

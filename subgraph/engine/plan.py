@@ -28,10 +28,10 @@ from subgraph.engine.lowering import (
     ValueNeeded,
     Weight,
 )
-from subgraph.engine.memory import Lives, assign_offsets, join_in_place
+from subgraph.engine.memory import Life, Lives, assign_offsets, join_in_place
 from subgraph.errors import ShapeError, SubgraphError
 from subgraph.graph import Graph, Node, Value
-from subgraph.known_values import from_array, propagate, to_array
+from subgraph.known_values import from_array, has_traced, propagate, to_array
 from subgraph.limits import machine_memory, memory_limit, size_in_bytes
 from subgraph.op import infer_types
 from subgraph.parameters import Parameter
@@ -204,7 +204,7 @@ class Planner:
     def _weight(self, name: str, parameter: Parameter) -> Operand:
         type_ = parameter.type
         operand = Operand(name, type_.dtype, concrete(type_), parameter=parameter)
-        operand.storage = Storage("weight", operand.nbytes)
+        operand.storage = Storage("weight", operand.nbytes, parameter=parameter)
         if _is_shape_like(parameter):
             operand.known = parameter.array
             self.guards[parameter] = parameter.version
@@ -254,7 +254,7 @@ class Planner:
         lives = self._lives(outputs)
         joined = join_in_place(self.pairs, lives)
         placed = [(s, life) for s, life in lives.items() if s.kind == "arena"]
-        offsets, total = assign_offsets(placed)
+        offsets, total = self.placed([s.nbytes for s, _ in placed], [life for _, life in placed])
         if total > machine_memory():
             raise ShapeError(
                 f"graph {self.graph.name!r} asks for {total / 2**30:,.1f} GiB for what lives at a "
@@ -265,13 +265,17 @@ class Planner:
             tuple(self.items),
             tuple(self.inputs),
             outputs,
-            offsets,
+            {storage: offset for (storage, _), offset in zip(placed, offsets, strict=True)},
             total,
             tuple(self.guards.items()),
             self.arranger.reorders,
             joined,
             tuple(self.lowerings),
         )
+
+    def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
+        """Return where in the arena storages lie, and its size."""
+        return assign_offsets(sizes, lives)
 
     def add(self, node: Node) -> None:
         """Plan one node; those before it are planned."""
@@ -300,6 +304,8 @@ class Planner:
         """Compute a node on constants now, or make its outputs weights; False: it has to run."""
         if node.bodies or node.op_type in _RANDOM:
             return False
+        if any(o is not None and o.known is not None and has_traced(o.known) for o in inputs):
+            return False  # it differs from call to call
         if node.subgraph is not None:
             self._one_by_one(node, inputs)
             return True
@@ -343,7 +349,7 @@ class Planner:
     ) -> list[tuple[Value, TensorType]] | None:
         """Return the outputs with concrete types; None when their values became known."""
         types = self._infer(node, inputs)
-        partial = propagate(
+        partial = _known_concrete(
             node,
             [self._partial(v) for v in node.inputs],
             [None if o is None else TensorType(o.dtype, o.shape) for o in inputs],
@@ -351,7 +357,8 @@ class Planner:
         self.partial[node.outputs[0]] = partial
         first = to_array(partial, types[0])
         if first is not None and len(node.outputs) == 1:
-            self.operands[node.outputs[0]] = constant(node.outputs[0].name, first)
+            assert isinstance(types[0], TensorType), "its elements are known"
+            self.operands[node.outputs[0]] = constant(node.outputs[0].name, first, types[0].dtype)
             return None
         outputs: list[tuple[Value, TensorType]] = []
         for value, type_ in zip(node.outputs, types, strict=True):
@@ -517,11 +524,17 @@ def concrete(type_: TensorType) -> tuple[int, ...]:
     return tuple(dim for dim in shape if isinstance(dim, int))
 
 
-def constant(name: str, array: Array) -> Operand:
-    """Return the operand of a constant of the plan."""
+def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
+    """Return the operand of a constant of the plan.
+
+    Args:
+        name: The value's name.
+        array: Its content, which may be traced numbers.
+        dtype: Its dtype; None: that of the array.
+    """
     array = np.ascontiguousarray(array).reshape(array.shape)
-    operand = Operand(name, array.dtype.name, array.shape, known=array)
-    operand.storage = Storage("constant", array.nbytes, array=array)
+    operand = Operand(name, dtype or array.dtype.name, array.shape, known=array)
+    operand.storage = Storage("constant", operand.nbytes, array=array)
     return operand
 
 
@@ -543,11 +556,27 @@ def infer_concrete(
     """Return output types; those of a fused node follow from its inner graph."""
     if node.subgraph is None:
         return infer_types(node, types, values)
-    inner = node.subgraph
+    known = [None if array is None else from_array(array) for array in values]
+    return _followed(node.subgraph, types, known)[0]
+
+
+def _known_concrete(
+    node: Node, known: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    """Return what the first output is, as far as it is known; as `propagate`."""
+    if node.subgraph is None:
+        return propagate(node, known, types)
+    if any(elements is None for elements in known):
+        return None
+    return _followed(node.subgraph, types, known)[1]
+
+
+def _followed(
+    inner: Graph, types: Sequence[ValueType | None], values: Sequence[Array | None]
+) -> tuple[list[ValueType | None], Array | None]:
+    """Return the types of a fused node's outputs, and the elements of the first that are known."""
     known_types: dict[Value, ValueType | None] = dict(zip(inner.inputs, types, strict=False))
-    known_values: dict[Value, Array | None] = {
-        v: None if a is None else from_array(a) for v, a in zip(inner.inputs, values, strict=False)
-    }
+    known_values: dict[Value, Array | None] = dict(zip(inner.inputs, values, strict=False))
 
     def type_of(value: Value | None) -> ValueType | None:
         if value is None:
@@ -571,7 +600,7 @@ def infer_concrete(
         found = infer_concrete(inside, given, arrays)
         known_types.update(zip(inside.outputs, found, strict=True))
         known_values[inside.outputs[0]] = propagate(inside, partial, given)
-    return [type_of(value) for value in inner.outputs]
+    return [type_of(value) for value in inner.outputs], known_values.get(inner.outputs[0])
 
 
 def _is_shape_like(parameter: Parameter) -> bool:

@@ -105,6 +105,10 @@ class Program:
             block[offset // layout.WORD] = value
         return block
 
+    def resize(self, sizes: NDArray[np.int64]) -> None:
+        """Give the steps other units and grains, int64 (steps, 2)."""
+        self.rows[:, 2:] = sizes
+
     def run(self) -> bool:
         """Run all steps; return False when ``cancel`` ended the run before the last."""
         if self._pool is not None:

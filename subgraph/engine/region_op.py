@@ -32,11 +32,12 @@ from subgraph.engine.stored_fusion import describe, rebuild
 from subgraph.engine.stored_program import StoredProgram
 from subgraph.engine.stored_program import describe as describe_program
 from subgraph.engine.stored_program import read as read_program
+from subgraph.engine.template import Instance, Template, Templates
 from subgraph.errors import SubgraphError
 from subgraph.executor import Cancel, Executor
 from subgraph.executor import Plan as Parts
 from subgraph.graph import Graph, Node
-from subgraph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
+from subgraph.parameters import Parameter, Snapshot, Versions, epoch, pinned, pinned_snapshot
 from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.subgraph_op import (
     DefaultSubgraphOp,
@@ -56,6 +57,7 @@ from subgraph.weights import WeightCache, WeightEntry
 Array = np.ndarray[Any, Any]
 Guards = tuple[tuple[Parameter, int], ...]
 _Key = tuple[Any, ...]
+_SIDE_BY_SIDE = 4  # programs of a template that a session keeps: one for each shape
 # Sizes to try where weights are prepared and dimensions not known: of the first one, of others.
 _SIZES = ((1, 64), (1, 224), (16, 64))
 
@@ -111,9 +113,10 @@ class CpuSubgraphOp(SubgraphOp):
         self._sessions = count()
         self._fuse = fuse
         self._lock = threading.RLock()
-        self._plans: OrderedDict[_Key, Plan] = OrderedDict()
+        self._plans: OrderedDict[_Key, Plan | Instance] = OrderedDict()
+        self._templates = Templates()
         self._laid: WeakKeyDictionary[Plan, LaidOut] = WeakKeyDictionary()
-        self._fused: tuple[Graph, Guards] | None = None
+        self._fused: tuple[Graph, Versions] | None = None
         self._kept: tuple[Mapping[str, Any], Guards] | None = None
         self._programs: list[StoredProgram] = []
         self._trial: Trial | None = None
@@ -127,18 +130,19 @@ class CpuSubgraphOp(SubgraphOp):
         with self._lock:
             if self._fused is None:
                 self._fused = self._fused_before()
-            if self._fused is None or not _holds(self._fused[1]):
-                self._fused = self._fuse(self.subgraph)
+            if self._fused is None or not self._fused[1].hold():
+                graph, guards = self._fuse(self.subgraph)
+                self._fused = graph, Versions(guards)
                 self._plans.clear()
             return self._fused[0]
 
-    def _fused_before(self) -> tuple[Graph, Guards] | None:
+    def _fused_before(self) -> tuple[Graph, Versions] | None:
         """Return the graph fused as the file that it came from says, None if it does not."""
         kept, self._kept = self._kept, None
         if kept is None:
             return None
         try:
-            return rebuild(self.subgraph, kept[0]["nodes"]), kept[1]
+            return rebuild(self.subgraph, kept[0]["nodes"]), Versions(kept[1])
         except (SubgraphError, KeyError, TypeError, ValueError, AttributeError):
             return None
 
@@ -202,7 +206,7 @@ class CpuSubgraphOp(SubgraphOp):
         """Run the graph as it was given by the reference, node by node."""
         return DefaultSubgraphOp(self.subgraph).forward(list(inputs))
 
-    def plan_for(self, inputs: Sequence[Any]) -> Plan:
+    def plan_for(self, inputs: Sequence[Any]) -> Plan | Instance:
         """Return the plan for the shapes of these inputs and the versions that this thread sees.
 
         Args:
@@ -218,12 +222,13 @@ class CpuSubgraphOp(SubgraphOp):
             while True:
                 key = self.key(inputs)
                 plan = self._plans.get(key)
-                if plan is not None and _holds(plan.guards):
+                if plan is not None and _is_valid(plan):
                     self._plans.move_to_end(key)
                     return plan
                 values = {k: np.array(inputs[k]) for k in self._value_inputs}
                 try:
-                    plan = self._tried(types) or make_plan(graph, types, values, self.options.plan)
+                    plan = self._instance(graph, types) or self._tried(types)
+                    plan = plan or make_plan(graph, types, values, self.options.plan)
                 except UnknownShapeError as error:
                     more = set(error.inputs) - set(self._value_inputs)
                     if not more:
@@ -235,8 +240,16 @@ class CpuSubgraphOp(SubgraphOp):
                     self._plans.popitem(last=False)
                 return plan
 
-    def laid_out(self, plan: Plan) -> LaidOut:
+    def _instance(self, graph: Graph, types: Sequence[TensorType]) -> Instance | None:
+        """Return the program that a template gives for these types, None if there is none."""
+        if self._value_inputs:
+            return None
+        return self._templates.instance(graph, types, self.options.plan, self.weights)
+
+    def laid_out(self, plan: Plan | Instance) -> LaidOut:
         """Return the argument words of a plan, which all sessions share."""
+        if isinstance(plan, Instance):
+            return plan.laid()
         with self._lock:
             laid = self._laid.get(plan)
             if laid is None:
@@ -249,7 +262,7 @@ class CpuSubgraphOp(SubgraphOp):
         outputs = [[v.name for v in g.outputs] for g in (fused, self.subgraph)]
         if ends[0] == ends[1] and outputs[0] == outputs[1]:
             with self._lock:
-                self._fused = (fused, guards)
+                self._fused = fused, Versions(guards)
                 self._trial = trial
 
     def to_keep(self, file: Keeper) -> dict[str, Any] | None:
@@ -258,7 +271,7 @@ class CpuSubgraphOp(SubgraphOp):
             fused = self.fused
             assert self._fused is not None, "fused just now"
             nodes = describe(self.subgraph, fused)
-            guards = [parameter.name for parameter, _ in self._fused[1]]
+            guards = [parameter.name for parameter, _ in self._fused[1].read]
             told = [self._told(plan, file) for plan in self._plans.values()]
         programs = [each for each in told if each is not None]
         if nodes is None and not programs:
@@ -266,8 +279,8 @@ class CpuSubgraphOp(SubgraphOp):
         kept = {"fusion": self.fusion, "nodes": nodes, "guards": guards}
         return {**kept, "options": self._plan_options, "programs": programs}
 
-    def _told(self, plan: Plan, file: Keeper) -> dict[str, Any] | None:
-        if self._value_inputs or not _holds(plan.guards):
+    def _told(self, plan: Plan | Instance, file: Keeper) -> dict[str, Any] | None:
+        if self._value_inputs or not _is_valid(plan):
             return None
         return describe_program(self.laid_out(plan), file)
 
@@ -305,7 +318,7 @@ class CpuSubgraphOp(SubgraphOp):
             return None
         planner = trial.planner
         fits = planner.graph is self.fused and list(trial.types) == list(types)
-        return planner.finish() if fits and _holds(tuple(planner.guards.items())) else None
+        return planner.finish() if fits and holds(tuple(planner.guards.items())) else None
 
     def parts(self, error: UnknownShapeError | None = None) -> Parts | None:
         """Return the fused graph in parts, None while it is planned as a whole.
@@ -351,7 +364,13 @@ def _parameters(graph: Graph) -> tuple[Parameter, ...]:
     return all_parameters(graph)
 
 
-def _holds(guards: Guards) -> bool:
+def _is_valid(plan: Plan | Instance) -> bool:
+    """Return whether the parameters that a plan depends on are as they were read."""
+    return plan.template.versions.hold() if isinstance(plan, Instance) else holds(plan.guards)
+
+
+def holds(guards: Guards) -> bool:
+    """Return whether all parameters still have the versions that were read."""
     return all(parameter.version == version for parameter, version in guards)
 
 
@@ -541,8 +560,14 @@ class CpuSession(Session):
         self._cancel_parts.wanted = False
         return self._parts[1]
 
-    def _bind(self, plan: Plan | StoredProgram) -> BoundPlan:
+    def _bind(self, plan: Plan | Instance | StoredProgram) -> BoundPlan:
         """Return the plan bound to this session's memory."""
+        if isinstance(plan, Instance):
+            spare = self._spare(plan.template)
+            if spare is not None:
+                self._arena.reserve(plan.arena_bytes)
+                spare.become(plan)
+                return spare
         if isinstance(plan, StoredProgram):
             laid = plan.laid
             release(plan.sources, laid.words)
@@ -550,6 +575,11 @@ class CpuSession(Session):
             laid = self._region.laid_out(plan)
         self._arena.reserve(laid.arena_bytes)
         return BoundPlan(plan, laid, self._arena, self._pool)
+
+    def _spare(self, template: Template) -> BoundPlan | None:
+        """Take out the oldest of several programs of a template; it can be made any other."""
+        found = [key for key, bound in self._bound.items() if bound.template is template]
+        return self._bound.pop(found[0]) if len(found) >= _SIDE_BY_SIDE else None
 
     def _timed(
         self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None

@@ -17,7 +17,7 @@ from subgraph import records
 from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.keys import cache_key
-from subgraph.engine.laid_out import End, LaidOut, Patch
+from subgraph.engine.laid_out import End, LaidOut, Numbers, Patch
 from subgraph.parameters import Parameter, Snapshot
 from subgraph.subgraph_op import Keeper, KeptFile, ProfileEntry
 from subgraph.types import dtype_of
@@ -62,6 +62,7 @@ def describe(laid: LaidOut, file: Keeper) -> dict[str, Any] | None:
     weights: list[Any] = []
     numbers = _Numbers()
     for weight, patch in laid.weights:
+        assert not isinstance(weight, Numbers), "only templates have them"
         told = file.weight(weight) if isinstance(weight, WeightEntry) else file.array(weight)
         if told is None:
             return None

@@ -16,10 +16,12 @@ from subgraph.engine.region_op import (
     without_weights,
 )
 from subgraph.engine.stored_program import StoredProgram
+from subgraph.engine.template import Instance
 from subgraph.graph import Graph
 from subgraph.opencl.bound import Array, ClBoundPlan, Pending
 from subgraph.opencl.runtime import Runtime
 from subgraph.subgraph_op import Halves, Keeper, ProfileEntry, Session, SubgraphOp
+from subgraph.types import TensorType
 
 
 class ClSubgraphOp(CpuSubgraphOp):
@@ -47,7 +49,10 @@ class ClSubgraphOp(CpuSubgraphOp):
     def prepare(self) -> None:
         """Do nothing: the weights lie on the device."""
 
-    def _told(self, plan: Plan, file: Keeper) -> dict[str, Any] | None:
+    def _instance(self, graph: Graph, types: Sequence[TensorType]) -> Instance | None:
+        return None  # launches are bound plan by plan
+
+    def _told(self, plan: Plan | Instance, file: Keeper) -> dict[str, Any] | None:
         return None  # launches are set anew
 
     def session(self) -> Session:
@@ -63,7 +68,7 @@ class ClSession(CpuSession):
         super().__init__(op)
         self._cl_op = op
 
-    def _bind(self, plan: Plan | StoredProgram) -> BoundPlan:
+    def _bind(self, plan: Plan | Instance | StoredProgram) -> BoundPlan:
         assert isinstance(plan, Plan), "no file holds programs of OPENCL"
         op = self._cl_op
         bound = ClBoundPlan(plan, op.runtime, op.weights, op.options.profiling)
