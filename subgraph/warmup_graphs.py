@@ -75,6 +75,7 @@ def _dense() -> Graph:
     w, x = _Weights(), sg.input("image", (1, 3, 112, 112))
     h = ops.Relu(ops.Conv(x, w(64, 3, 7, 7), w(64), strides=[2, 2], pads=[3] * 4))
     outputs = [ops.Relu(_padded(x, w(32, 3, 3, 3), stride)) for stride in (1, 2)]
+    outputs += [ops.Conv(x, w(32, 3, 7, 7), strides=[4, 4], pads=[3] * 4)]  # patches
     h = ops.MaxPool(h, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
     for width, stride in ((64, 1), (128, 2), (256, 2)):
         before = _shape(h)[1]
@@ -102,6 +103,7 @@ def _strided() -> Graph:
         outputs += [
             kind(x, kernel_shape=[3, 3], strides=[stride] * 2, pads=[1] * 4) for stride in (1, 2)
         ]
+        outputs += [kind(x, kernel_shape=[2, 2], strides=[stride] * 2) for stride in (1, 2)]
     return Graph([x], outputs)
 
 
@@ -129,10 +131,13 @@ def _lines_and_volumes() -> Graph:
     h = ops.Relu(_padded(h, w(32, 32, 3), 2))
     h = ops.MaxPool(_padded(h, w(32, 2, 9), group=16), kernel_shape=[2], strides=[2])
     h = _padded(h, w(32, 1, 9), group=32)
+    speech = sg.input("speech", (1, 512, 64))
+    deep = [_padded(speech, w(512, 512, 3), stride) for stride in (1, 2)]
     video = sg.input("video", (1, 3, 8, 16, 16))
     v = ops.Relu(_padded(video, w(16, 3, 3, 3, 3)))
     v = ops.GlobalAveragePool(ops.Relu(_padded(v, w(32, 16, 3, 3, 3), 2)))
-    return Graph([x, video], [ops.ConvTranspose(h, w(32, 16, 4), strides=[2]), v])
+    h = ops.ConvTranspose(h, w(32, 16, 4), strides=[2])
+    return Graph([x, speech, video], [h, *deep, v])
 
 
 def _upwards() -> Graph:
@@ -189,7 +194,9 @@ def _encoder(width: int = 64) -> Graph:
     pooled = ops.Tanh(ops.Gemm(ops.ReduceMean(h, [1], keepdims=0), w(64, 8)))
     chances = ops.Softmax(ops.MatMul(x, ops.Transpose(h, perm=[0, 2, 1])))
     safe = ops.Where(ops.IsNaN(chances), np.float32(0), chances)
-    return Graph([x, mask], [pooled, ops.MatMul(safe, h)])
+    rows = sg.input("rows", (1, 4, 196, 64))
+    wide = ops.MatMul(rows, ops.Reshape(rows, np.array([1, 4, 64, 196])))
+    return Graph([x, mask, rows], [pooled, ops.MatMul(safe, h), wide])
 
 
 def _decoder(width: int = 64, heads: int = 4) -> Graph:
@@ -228,6 +235,7 @@ def _indices() -> Graph:
     outputs += [ops.Cast(ids, to=to) for to in ("int32", "float32", "bool")]
     outputs += [ops.Greater(ids, padding), ops.Less(ids, padding), ops.Mul(ids, allowed)]
     outputs += [ops.CumSum(ids, np.int64(1)), ops.GatherElements(ids, allowed, axis=1)]
+    outputs += [ops.Gather(ids, allowed, axis=1)]
     outputs += [ops.ArgMax(x, axis=-1), *ops.TopK(x, np.array([4], np.int64))]
     return Graph([ids, allowed], outputs)
 
@@ -284,6 +292,10 @@ def _elementwise() -> Graph:
     scaled = ops.Mul(a, np.float32(2))
     outputs += [ops.Add(b, scaled), ops.Relu(ops.Add(scaled, b))]
     outputs += [ops.Where(ops.Greater(a, b), a, b), ops.Expand(column, np.array([1, 4, 32]))]
+    two, one = np.float32(2), np.float32(1)
+    outputs += [ops.Div(ops.Sub(a, one), two), ops.Greater(a, two), ops.Mul(ops.Gelu(a), b)]
+    outputs += [ops.Gelu(ops.Add(ops.Mul(a, two), one)), ops.Expand(a, np.array([2, 4, 32]))]
+    outputs += [ops.Slice(a, np.array([0]), np.array([32]), np.array([2]), np.array([2]))]
     return Graph([a, b, c, d, row, column], outputs)
 
 
