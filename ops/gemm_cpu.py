@@ -17,10 +17,11 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
 
+from .copying_cpu import emit_copy
 from .elementwise_cpu import emit_expression, source, temporary
 from .elementwise_expressions import Expression
 from .packing import matrix_panels
-from .strides import broadcast_sizes, broadcast_strides, collapse
+from .strides import broadcast_sizes, broadcast_strides, collapse, contiguous
 from .tile_planning import (
     FLOATS,
     Activation,
@@ -35,6 +36,8 @@ from .tile_planning import (
 )
 
 _BATCH_LEVELS = 3
+_SHALLOW = 8  # steps of a product that is bound by what it writes
+_ROWS_WORK = 4096  # elements of the result that are worth a unit
 _LEAST_COLUMNS = 64  # that are worth a unit
 _COLUMNS_IN_CACHE = 2048  # bytes of a row of B
 
@@ -215,6 +218,9 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     m, n, depth = a.rows, b.columns, a.columns
     batch = math.prod(sizes)
     flops = 2 * batch * m * n * depth
+    if 0 < depth <= _SHALLOW and of.low and not (residual or act.post or act.flags):
+        _shallow(low, product, a, sizes, steps, of, init)
+        return
     if _reads_once(product, a, of):
         _few_rows(low, product, a, sizes, steps, of, init, residual)
         return
@@ -300,6 +306,49 @@ def _few_rows(
     moved = (a.operand.size + b.operand.size + 2 * batch * m * n) * item
     low.emit(
         Kernel("gemm_row_kernels", "few_rows", dtype=of.dtype, lanes=of.lanes, turned=turned),
+        words,
+        units,
+        grain=grain(units, flops + 2 * moved),
+        flops=flops,
+        bytes=moved,
+    )
+
+
+def _shallow(
+    low: Lowering,
+    product: Product,
+    a: Matrix,
+    sizes: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    of: Tiles,
+    init: Word,
+) -> None:
+    """Emit the product of few steps, over rows of B."""
+    b, item = product.b, of.item
+    m, n, depth, batch = a.rows, b.columns, a.columns, math.prod(sizes)
+    b_word: Word = b.operand
+    if b.column_step != 1 and n > 1:
+        shape = (*b.shape, depth, n)
+        if b.operand.constant:
+
+            def turn(array: Array) -> Array:
+                return np.ascontiguousarray(array.reshape(*b.shape, n, depth).swapaxes(-1, -2))
+
+            b_word = low.weight(f"gemm rows {shape}", turn, b.operand)
+        else:
+            b_word = turned = temporary(low, of.dtype, shape)
+            outside = contiguous(shape)[:-2]
+            given = (*outside, b.row_step, b.column_step)
+            emit_copy(low, b.operand, turned, shape, given, contiguous(shape), item=item)
+    rows = m if low.threads == 1 else min(m, max(1, _ROWS_WORK // n))
+    units = batch * -(-m // rows)
+    words: list[Word] = [a.operand, b_word, product.out, init, 0, m, n, depth]
+    words += [a.row_step * item, a.column_step * item, n * item, product.alpha, rows]
+    words += [sizes[1], sizes[2], *(step * item for each in steps for step in each)]
+    flops = 2 * batch * m * n * depth
+    moved = (a.operand.size + b.operand.size + batch * m * n) * item
+    low.emit(
+        Kernel("gemm_row_kernels", "shallow", dtype=of.dtype, lanes=of.lanes, depth=depth),
         words,
         units,
         grain=grain(units, flops + 2 * moved),

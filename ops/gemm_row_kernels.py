@@ -1,5 +1,6 @@
-"""Kernels of products of few rows by a matrix computed at run time, which is read once, as it lies.
+"""Kernels of products that need no blocks: of few rows, and of few steps (`shallow`).
 
+Few rows by a matrix computed at run time, which is read once, as it lies:
 Blocked kernels would pack it first, or walk down it in narrow columns, a page for each row; with
 few rows of A the product takes no longer than reading B does.
 """
@@ -214,5 +215,130 @@ def few_rows(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
                 along_columns(m, depth, a, ars, b, ldb, c, n * item, count, alpha)
             else:
                 along_rows(m, depth, a, ars, aks, b, ldb, c, n * item, count, alpha)
+
+    return kernel
+
+
+def shallow(*, dtype: str, lanes: int, depth: int) -> Callable[..., None]:
+    """Return the kernel of ``C = init + alpha * A @ B`` for few steps, bound by what it writes.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+        depth: K, 1 to 8; up to 4 two rows share what is read of B.
+
+    Words: as of `few_rows`, but ``4`` is unused and ``12 rows of a unit``. Units: batch * blocks of
+    rows.
+    """
+    v = vec(dtype, lanes)
+    load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
+    zero, splat, fma = v.zero, v.splat, v.fma
+    load1 = ld(dtype)
+    item = _ITEM[dtype]
+    wide = lanes * item
+
+    @register_jitable
+    def factors(a: int, aks: int, alpha: float) -> Any:
+        """Return the elements of a row of A, zero beyond K."""
+        p0, p1, p2, p3 = splat(load1(a) * alpha), zero(), zero(), zero()
+        p4, p5, p6, p7 = zero(), zero(), zero(), zero()
+        if depth > 1:
+            p1 = splat(load1(a + aks) * alpha)
+        if depth > 2:
+            p2 = splat(load1(a + 2 * aks) * alpha)
+        if depth > 3:
+            p3 = splat(load1(a + 3 * aks) * alpha)
+        if depth > 4:
+            p4 = splat(load1(a + 4 * aks) * alpha)
+        if depth > 5:
+            p5 = splat(load1(a + 5 * aks) * alpha)
+        if depth > 6:
+            p6 = splat(load1(a + 6 * aks) * alpha)
+        if depth > 7:
+            p7 = splat(load1(a + 7 * aks) * alpha)
+        return p0, p1, p2, p3, p4, p5, p6, p7
+
+    @register_jitable
+    def part(b: int, n: int) -> Any:
+        return load(b) if n >= lanes else load_n(b, n)
+
+    @register_jitable
+    def mix(p: Any, b: int, ldb: int, n: int, total: Any) -> Any:
+        """Add a row's products with up to a vector of columns."""
+        total = fma(p[0], part(b, n), total)
+        if depth > 1:
+            total = fma(p[1], part(b + ldb, n), total)
+        if depth > 2:
+            total = fma(p[2], part(b + 2 * ldb, n), total)
+        if depth > 3:
+            total = fma(p[3], part(b + 3 * ldb, n), total)
+        if depth > 4:
+            total = fma(p[4], part(b + 4 * ldb, n), total)
+        if depth > 5:
+            total = fma(p[5], part(b + 5 * ldb, n), total)
+        if depth > 6:
+            total = fma(p[6], part(b + 6 * ldb, n), total)
+        if depth > 7:
+            total = fma(p[7], part(b + 7 * ldb, n), total)
+        return total
+
+    @register_jitable
+    def start(init: int, at: int, n: int) -> Any:
+        return part(init + at, n) if init != 0 else zero()
+
+    @register_jitable
+    def one_row(c: int, p: Any, b: int, ldb: int, n: int, room: int, init: int) -> None:
+        """Write a row, and anything behind it into the room."""
+        whole = n // lanes * wide
+        for at in range(0, whole, wide):
+            store(c + at, mix(p, b + at, ldb, lanes, start(init, at, lanes)))
+        rest = n % lanes
+        if rest > 0:
+            total = mix(p, b + whole, ldb, rest, start(init, whole, rest))
+            if n - rest + lanes <= room:
+                store(c + whole, total)
+            else:
+                store_n(c + whole, rest, total)
+
+    @register_jitable
+    def two_rows(c: int, p: Any, q: Any, b: int, ldb: int, n: int, init: int) -> None:
+        whole, crs = n // lanes * wide, n * item
+        for at in range(0, whole, wide):
+            first = start(init, at, lanes)
+            one = mix(p, b + at, ldb, lanes, first)
+            two = mix(q, b + at, ldb, lanes, first)
+            store(c + at, one)
+            store(c + crs + at, two)
+        rest = n % lanes
+        if rest > 0:
+            first = start(init, whole, rest)
+            store_n(c + whole, rest, mix(p, b + whole, ldb, rest, first))
+            store_n(c + crs + whole, rest, mix(q, b + whole, ldb, rest, first))
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        m, n, block, init = arg(args, 5), arg(args, 6), arg(args, 12), arg(args, 3)
+        ars, aks, ldb = arg(args, 8), arg(args, 9), arg(args, 10)
+        alpha = ld_f64(args + 8 * 11)
+        blocks = (m + block - 1) // block
+        for unit in range(begin, end):
+            batch, i = unit // blocks, unit % blocks * block
+            b2 = batch % arg(args, 14)
+            b1 = batch // arg(args, 14) % arg(args, 13)
+            b0 = batch // arg(args, 14) // arg(args, 13)
+            a = arg(args, 0) + _offset(args, 15, b0, b1, b2) + i * ars
+            b = arg(args, 1) + _offset(args, 18, b0, b1, b2)
+            c = arg(args, 2) + _offset(args, 21, b0, b1, b2) + i * n * item
+            left = min(block, m - i)
+            while left > 0:
+                p = factors(a, aks, alpha)
+                if depth <= 4 and left > 1 and n >= lanes:
+                    two_rows(c, p, factors(a + ars, aks, alpha), b, ldb, n, init)
+                    done = 2
+                else:
+                    one_row(c, p, b, ldb, n, left * n, init)
+                    done = 1
+                a += done * ars
+                c += done * n * item
+                left -= done
 
     return kernel

@@ -113,6 +113,26 @@ def test_gemm(
 
 
 @pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize(("columns", "depth"), [(1, 1), (3, 2), (9, 3), (8, 4), (41, 5), (100, 8)])
+def test_few_steps(columns: int, depth: int, weight: bool, turned: bool) -> None:
+    a, b = random(1, (23, depth), "float32"), random(2, (depth, columns), "float32")
+    c = random(3, (columns,), "float32")
+    wanted = -0.5 * (a.astype(np.float64) @ b) + c
+    given = [a, np.ascontiguousarray(b.T) if turned else b, c]
+    attrs, known = {"transB": int(turned), "alpha": -0.5}, [1, 2] if weight else []
+    results = [
+        run_node("Gemm", given, [(23, columns)], attrs, constant=known, threads=t, cuts=cuts)[0]
+        for t, cuts in [(1, []), (2, [0.5]), (3, [0.1, 0.7])]
+    ]
+    close(results[0], wanted)
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+    wide = np.stack([a, -a])[:, None], np.stack([b, 2 * b, b])
+    wanted = np.matmul(wide[0].astype(np.float64), wide[1])
+    close(run_node("MatMul", list(wide), [wanted.shape], cuts=[0.4])[0], wanted)
+
+
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     "sizes",
