@@ -13,6 +13,7 @@ import numpy as np
 from subgraph.engine.host import isa
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Scratch, Weight, Word
+from subgraph.traced import larger, smaller
 
 from .primitives import primitive
 from .strides import Ints, collapse
@@ -84,15 +85,15 @@ def emit_copy(
         for triple in zip(dims[:-2], origin[:-2], goal[:-2], strict=True)
         for word, scale in zip(triple, (1, item, item), strict=True)
     ]
-    block = min(size, _UNIT_BYTES // item)
-    row_block = max(1, min(rows, _UNIT_BYTES // (block * item)))
+    block = smaller(size, _UNIT_BYTES // item)
+    row_block = larger(1, smaller(rows, _UNIT_BYTES // (block * item)))
     whole = origin[-1] == goal[-1] == 1
     kernel = Kernel("movement_kernels", "copy", item=item, kind="rows" if whole else "strided")
     row_steps = [origin[-2] * item, goal[-2] * item] if len(dims) > 1 else [0, 0]
     steps = [origin[-1] * item, goal[-1] * item]
     words = [*places, size, block, rows, row_block, *row_steps, *steps, len(dims[:-2]), *outer]
     units = math.prod(dims[:-2]) * -(-rows // row_block) * -(-size // block)
-    grain = max(1, _SMALL // (block * row_block * item))
+    grain = larger(1, _SMALL // (block * row_block * item))
     low.emit(kernel, words, units, grain=grain, bytes=2 * item * math.prod(dims))
 
 
@@ -169,7 +170,8 @@ def _emit_transpose(
     words = [*places, columns, rows, origin[-1] * item, goal[turned] * item, _TILE, _TILE, 0, 0]
     count = math.prod(dims[d] for d in rest)
     units = count * -(-columns // _TILE) * -(-rows // _TILE)
-    grain = max(1, _SMALL // (min(columns, _TILE) * min(rows, _TILE) * item))
+    tile = smaller(columns, _TILE) * smaller(rows, _TILE)
+    grain = larger(1, _SMALL // (tile * item))
     moved = 2 * item * math.prod(dims)
     low.emit(kernel, [*words, len(rest), *outer], units, grain=grain, bytes=moved)
     return True

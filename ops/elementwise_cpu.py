@@ -27,6 +27,7 @@ from subgraph.engine.lowering import (
 )
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph import Node
+from subgraph.traced import larger, smaller
 
 from .elementwise import is_legacy_broadcast
 from .elementwise_expressions import (
@@ -167,7 +168,7 @@ def emit_expression(
         kernel,
         words,
         units,
-        grain=max(1, _SMALL // tile),
+        grain=larger(1, _SMALL // tile),
         flops=len(expression.instructions) * target.size,
         bytes=moved + sum(o.nbytes for o in outputs),
     )
@@ -235,8 +236,8 @@ def _words(
     size = dims[-1]
     rows = dims[-2] if len(dims) > 1 else 1
     outer = dims[:-2]
-    block = min(size, TILE)
-    row_block = max(1, min(rows, TILE // block))
+    block = smaller(size, TILE)
+    row_block = larger(1, smaller(rows, TILE // block))
     chunks, row_chunks = -(-size // block), -(-rows // row_block)
     words: list[Word] = [size, block, rows, row_block, chunks, row_chunks]
     words += [_signed(number) for number in expression.numbers]

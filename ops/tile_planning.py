@@ -13,6 +13,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported
 from subgraph.engine.tiling import F_HI, F_LO, LOW_ROWS, tile_shape
 from subgraph.graph import Node
+from subgraph.traced import larger
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64")
@@ -203,4 +204,4 @@ def grain(units: int, flops: int) -> int:
     """Return the least units that are worth a thread, 0 for a step that stays on one."""
     if flops < 2 * SMALL or units < 2:
         return 0
-    return max(1, math.ceil(units * SMALL / flops))
+    return larger(1, math.ceil(units * SMALL / flops))

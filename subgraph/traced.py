@@ -186,6 +186,18 @@ def float_bits(number: float) -> int:
     return bits
 
 
+def larger(one: int, other: int) -> int:
+    """Return the larger number; unlike ``max``, without a decision which one that is."""
+    largest: int = _applied("max(%s, %s)", max, one, other)
+    return largest
+
+
+def smaller(one: int, other: int) -> int:
+    """Return the smaller number; unlike ``min``, without a decision which one that is."""
+    smallest: int = _applied("min(%s, %s)", min, one, other)
+    return smallest
+
+
 def _bits(number: float) -> int:
     bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
     return bits

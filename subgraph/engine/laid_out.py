@@ -20,7 +20,7 @@ from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Wei
 from subgraph.engine.plan import Item, Plan
 from subgraph.known_values import has_traced
 from subgraph.subgraph_op import ProfileEntry
-from subgraph.traced import float_bits, is_traced
+from subgraph.traced import float_bits, is_traced, larger
 from subgraph.weights import WeightCache, WeightEntry
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _is_tiny(plan: Plan) -> bool:
     """Return whether a run takes some microseconds only."""
     steps = [item for item in plan.items if isinstance(item, EmittedStep)]
     work = sum(step.flops for step in steps)
-    moved = sum(max(step.bytes, 64 * step.units) for step in steps)
+    moved = sum(larger(step.bytes, 64 * step.units) for step in steps)
     return len(steps) <= 64 and work < _TINY_FLOPS and moved < 200_000
 
 

@@ -1,0 +1,106 @@
+"""New input shapes beside ONNX Runtime: what the first run of a shape costs, and the next.
+
+usage: python benchmarks/shapes.py MODEL.onnx --dim past [--sizes 16 80] [--threads 1]
+
+The dimensions of that name (or names) go from the first size to the last; every other free
+dimension is 1. Each size runs twice on both, in turns. The table has the medians, and what the
+whole row of sizes took when each ran once, as a sequence that grows does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from rich.console import Console
+from rich.table import Table
+
+import subgraph as sg
+from subgraph.types import TensorType, numpy_dtype
+
+Array = np.ndarray[Any, Any]
+Runner = Callable[[Mapping[str, Array]], Sequence[Array]]
+_WARM = 4  # sizes that are not counted: the first shapes show what differs
+
+
+def feed(graph: sg.Graph, names: Sequence[str], size: int) -> dict[str, Array]:
+    """Return inputs: floats at random, whole numbers 1."""
+    rng = np.random.default_rng(size)
+    inputs: dict[str, Array] = {}
+    for value in graph.inputs:
+        if value.parameter is not None:
+            continue
+        assert isinstance(value.type, TensorType)
+        assert value.type.shape is not None
+        sizes = [d if isinstance(d, int) else size if d in names else 1 for d in value.type.shape]
+        dtype = numpy_dtype(value.type.dtype)
+        floats = dtype.kind == "f"
+        inputs[value.name] = (rng.standard_normal(sizes) if floats else np.ones(sizes)).astype(
+            dtype
+        )
+    return inputs
+
+
+def runners(model: Path, graph: sg.Graph, threads: int) -> dict[str, Runner]:
+    """Return how both run."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    compiled = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
+    return {
+        "subgraph": lambda inputs: list(compiled(inputs).values()),
+        "onnxruntime": lambda inputs: list(session.run(None, dict(inputs))),
+    }
+
+
+def measure(
+    model: Path, names: Sequence[str], sizes: Sequence[int], threads: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Return the seconds of the first and the second run at each size, for both."""
+    graph = sg.load(model)
+    both = runners(model, graph, threads)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in both}
+    for size in sizes:
+        inputs = feed(graph, names, size)
+        results: dict[str, Sequence[Array]] = {}
+        for name, run in both.items():
+            start = time.perf_counter()
+            results[name] = run(inputs)
+            middle = time.perf_counter()
+            run(inputs)
+            times[name].append((middle - start, time.perf_counter() - middle))
+        for one, other in zip(*results.values(), strict=True):
+            scale = max(float(np.abs(other).max(initial=0.0)), 1e-6)
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-4 * scale)
+    return times
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--dim", action="append", required=True, help="name of a dimension")
+    parser.add_argument("--sizes", type=int, nargs=2, default=(16, 80), metavar=("FROM", "TO"))
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    table = Table(title=f"a new shape at every call, {given.threads} thread(s), ms")
+    for title in ("model", "runtime", "first run", "next run", "ratio", "whole row"):
+        table.add_column(title, justify="left" if title in ("model", "runtime") else "right")
+    for model in given.models:
+        times = measure(model, given.dim, range(*given.sizes), given.threads)
+        for name, pairs in times.items():
+            first, again = np.median(np.array(pairs[_WARM:]), axis=0) * 1e3
+            whole = sum(pair[0] for pair in pairs) * 1e3
+            row = [f"{first:.2f}", f"{again:.2f}", f"{first / again:.2f}", f"{whole:.0f}"]
+            table.add_row(model.stem, name, *row)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
