@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from subgraph.errors import SubgraphError
 
 T = TypeVar("T")
+_FUNCTION = b"\n@function("
 # One for all registries: the files of one look into others, in any order.
 _discovery = threading.RLock()
 
@@ -36,9 +37,17 @@ class Files:
         self._import(sorted(self._texts()))
 
     def load_naming(self, name: str) -> None:
-        """Import those in which ``name``, without its domain, stands in quotes."""
+        """Import those in which ``name``, without its domain, stands in quotes.
+
+        Of files of functions, whose bodies are full of names, those that define one of the name.
+        """
         literal = f'"{name.rpartition("::")[2]}"'.encode()
-        self._import(sorted(file for file, text in self._texts().items() if literal in text))
+        defined = [_FUNCTION + literal, _FUNCTION + b"\n    " + literal]
+        found: list[str] = []
+        for file, text in self._texts().items():
+            if literal in text and (_FUNCTION not in text or any(each in text for each in defined)):
+                found.append(file)
+        self._import(sorted(found))
 
     def _texts(self) -> dict[str, bytes]:
         """Return the sources of the files not yet imported."""

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import le
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from subgraph import records
 from subgraph.engine.laid_out import End, LaidOut, Numbers, Patch, lay_out
@@ -26,6 +25,9 @@ from subgraph.subgraph_op import ProfileEntry
 from subgraph.traced import Evaluate, Trace, is_traced, plain
 from subgraph.types import TensorType, numpy_dtype
 from subgraph.weights import WeightCache
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _SEEN = 4  # shapes by which it is told what differs
 _TEMPLATES = 16  # that are kept
