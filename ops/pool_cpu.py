@@ -74,6 +74,9 @@ def window(node: Node, low: Lowering) -> None:
 def _largest(node: Node, low: Lowering) -> None:
     """Lower MaxPool of bytes, or with the places of the maxima."""
     x, y = low.given(0), low.output()
+    if node.op_type == "MaxPool" and x.layout == "blocked" and len(node.outputs) == 1:
+        emit_blocked_bytes(node, low)
+        return
     if node.op_type != "MaxPool" or x.layout != "plain" or not x.size:
         raise Unsupported(f"{node.op_type} of {x.dtype} in layout {x.layout}")
     g = pool_geometry(node, x, y)
@@ -90,6 +93,28 @@ def _largest(node: Node, low: Lowering) -> None:
     work = units * g.pixels * g.taps
     kernel = Kernel("pool_places_kernels", "largest", dtype=x.dtype)
     low.emit(kernel, words, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
+
+
+def emit_blocked_bytes(node: Node, low: Lowering) -> None:
+    """Emit MaxPool of bytes in blocks of channels.
+
+    Raises:
+        Unsupported: the layout is another one, or the image has three dimensions.
+    """
+    x, y = low.given(0), low.output()
+    if x.layout != "blocked" or y.layout != "blocked" or x.dtype not in _BYTES:
+        raise Unsupported("MaxPool of bytes in the plain layout")
+    g = pool_geometry(node, x, y)
+    if g.kernel[0] != 1 or g.source[0] != 1:
+        raise Unsupported("MaxPool of bytes in three dimensions")
+    units = x.shape[0] * x.blocks * g.target[1]
+    low.emit(
+        Kernel("qpool_kernels", "largest", dtype=x.dtype),
+        [x, y, 0, 0, 0, 0, 0, 0, *g.words()],
+        units,
+        grain=grain(units, g.taps * y.size),
+        bytes=x.nbytes + y.nbytes,
+    )
 
 
 @lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool", dtypes=FLOATS, layouts=_BOTH)

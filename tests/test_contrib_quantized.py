@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph import ops
 
 sys.path.insert(0, str(Path(__file__).parent))
 from contrib_support import check, node_model, oracle
@@ -242,3 +243,42 @@ def test_lstm(dtype: Any, direction: str, columns: bool) -> None:
     form: dict[str, Any] = {"hidden_size": hidden, "direction": direction, "outputs": [True] * 3}
     # ONNX Runtime rounds the input and each state to bytes.
     check("DynamicQuantizeLSTM", given, constants=range(1, 12), rtol=0, atol=0.02, **form)
+
+
+@BYTES
+@pytest.mark.parametrize("stack", [(), (2, 3)])
+def test_products_of_two_computed_operands_run_on_kernels(
+    dtype: Any, stack: tuple[int, ...]
+) -> None:
+    a, b = quantised((*stack, 17, 40), dtype, 80), quantised((*stack, 40, 9), dtype, 81)
+    inputs = [*a, *b, *scale_of(dtype, 82, 0.9)]
+    form: dict[str, Any] = {"constants": [1, 2, 4, 5, 6, 7], "domain": "", "standard": 21}
+    model = node_model("QLinearMatMul", inputs, **form)
+    fed = {"x0": inputs[0], "x3": inputs[3]}
+    expected = sg.compile_model(sg.load(model), "REFERENCE")(fed)[0].astype(int)
+    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True})
+    request = compiled.create_infer_request()
+    found = request.infer(fed)[0]
+    assert np.abs(found.astype(int) - expected).max() <= 1
+    assert np.mean(found != expected) < 0.02
+    assert {entry.device for entry in request.profile()} == {"CPU"}
+
+
+@BYTES
+def test_pool_of_bytes_stays_in_blocks(dtype: Any) -> None:
+    x = sg.input("x", (1, 16, 9, 9), dtype)
+    w = rng(83).integers(-60, 60, (32, 16, 3, 3)).astype(np.int8)
+    scale, zero = np.array(np.float32(0.02)), np.array(dtype(3))
+    made = ops.QLinearConv(
+        x, scale, zero, w, scale, np.array(np.int8(0)), np.array(np.float32(0.5)), zero
+    )
+    form: dict[str, Any] = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 1, 0, 1]}
+    graph = sg.Graph([x], [ops.MaxPool(made, **form)])
+    info = np.iinfo(dtype)
+    fed = {"x": rng(84).integers(info.min, info.max + 1, (1, 16, 9, 9)).astype(dtype)}
+    compiled = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True})
+    request = compiled.create_infer_request()
+    found = request.infer(fed)[0].astype(int)
+    expected = sg.compile_model(graph, "REFERENCE")(fed)[0].astype(int)
+    assert np.abs(found - expected).max() <= 1
+    assert any("qpool_kernels" in entry.kernel for entry in request.profile())
