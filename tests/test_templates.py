@@ -377,3 +377,11 @@ def test_wrong_inputs_between_shapes_are_refused_and_harm_nothing() -> None:
         with pytest.raises(sg.SubgraphError, match=r"23|22"):
             model([a, b, c[:-1]])
     _running((23, 24, 40, 8), model, "broadcast")
+
+
+def test_floats_that_follow_from_sizes_make_no_template() -> None:
+    """The whole numbers of a template would cut them off."""
+    trace = Trace()
+    items = np.array([1, trace.dimension(3) * 0.5], object)
+    with pytest.raises(sg.UnsupportedOpError, match="floats"):
+        template._Numbers().slots(items)  # pyright: ignore[reportPrivateUsage]

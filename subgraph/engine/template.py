@@ -17,6 +17,7 @@ import numpy as np
 
 from subgraph import records
 from subgraph.engine.laid_out import End, LaidOut, Numbers, Patch, lay_out
+from subgraph.engine.lowering import Unsupported
 from subgraph.engine.memory import Life, assign_offsets
 from subgraph.engine.plan import Plan, Planner, PlanOptions
 from subgraph.graph import Graph
@@ -77,8 +78,14 @@ class _Numbers:
         return found
 
     def slots(self, items: NDArray[Any]) -> _Slots:
-        """Return an array of whole numbers, some of them traced, as a form to fill."""
+        """Return an array of whole numbers, some of them traced, as a form to fill.
+
+        Raises:
+            Unsupported: there are other numbers among them.
+        """
         flat = items.reshape(-1)
+        if any(isinstance(item, float) for item in flat):
+            raise Unsupported("an array of floats that follow from sizes")
         at = [k for k, item in enumerate(flat) if is_traced(item)]
         base = np.array([0 if is_traced(item) else item for item in flat], np.int64)
         source = [self.index(flat[k]) for k in at]
@@ -130,7 +137,6 @@ class Template:
 
     Attributes:
         versions: Parameters whose content it depends on, as they were read.
-        decisions: What the dimensions have to fulfil, for inspection.
     """
 
     def __init__(
@@ -144,7 +150,6 @@ class Template:
     ) -> None:
         """Take a plan that was traced on ``types``, laid out in arrays of objects."""
         self.versions = Versions(plan.guards)
-        self.decisions = trace.decisions()
         self._groups = groups
         varying = {place for group in groups for place in group}
         self._fixed = [
