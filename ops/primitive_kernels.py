@@ -221,14 +221,29 @@ def _safe_divisor(builder: Any, dtype: str, b: Value) -> tuple[Value, Value, Val
     return safe, is_zero, is_minus
 
 
+def _quotient(builder: Any, dtype: str, a: Value, b: Value) -> Value:
+    """Divide integers by ones that cannot trap, towards zero.
+
+    No machine divides vectors of integers. float64 holds those of 32 bits, and a quotient of two of
+    them is never so near to the next integer that rounding would reach it.
+    """
+    signed = is_signed(dtype)
+    if a.type.element.width > 32:
+        return (builder.sdiv if signed else builder.udiv)(a, b)
+    wide = ir.VectorType(ir.DoubleType(), a.type.count)
+    over, under = ((builder.sitofp if signed else builder.uitofp)(v, wide) for v in (a, b))
+    to_integer = builder.fptosi if signed else builder.fptoui
+    return to_integer(builder.fdiv(over, under), a.type)
+
+
 def _div(builder: Any, dtype: str, a: Value, b: Value) -> Value:
     """Divide; integers towards zero, by zero gives 0."""
     if is_float(dtype):
         return builder.fdiv(a, b)
     safe, is_zero, is_minus = _safe_divisor(builder, dtype, b)
     if not is_signed(dtype):
-        return builder.select(is_zero, _like(a, dtype, 0), builder.udiv(a, safe))
-    result = builder.select(is_minus, builder.neg(a), builder.sdiv(a, safe))
+        return builder.select(is_zero, _like(a, dtype, 0), _quotient(builder, dtype, a, safe))
+    result = builder.select(is_minus, builder.neg(a), _quotient(builder, dtype, a, safe))
     return builder.select(is_zero, _like(a, dtype, 0), result)
 
 
@@ -238,7 +253,7 @@ def _fmod(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         return builder.frem(a, b)
     safe, _, _ = _safe_divisor(builder, dtype, b)
     # By 1 the remainder is 0: what 0 and -1 give as well.
-    return (builder.srem if is_signed(dtype) else builder.urem)(a, safe)
+    return builder.sub(a, builder.mul(_quotient(builder, dtype, a, safe), safe))
 
 
 def _mod(builder: Any, dtype: str, a: Value, b: Value) -> Value:
@@ -296,6 +311,8 @@ def _pow(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         (2.0, lambda: builder.fmul(a, a)),
         (3.0, lambda: builder.fmul(builder.fmul(a, a), a)),
         (0.5, lambda: _root(builder, dtype, a)),
+        (-0.5, lambda: _recip(builder, dtype, _root(builder, dtype, a))),
+        (-1.0, lambda: _recip(builder, dtype, a)),
     ]
 
     def power(k: int) -> Value:

@@ -159,6 +159,16 @@ def _more_elementwise() -> Iterator[Case]:
         base = make.positive((70,)) if exponent == 0.5 else make((70,))
         base = np.concatenate([base, np.array([*corners, np.inf, np.nan], np.float32)])
         yield Case("Pow", [base, np.array(exponent, np.float32)], constants=[1])
+    for exponent in (-0.5, -1.0):
+        base = np.concatenate([make.positive((70,)), np.array([0, 1e-38, np.inf], np.float32)])
+        yield Case("Pow", [base, np.array(exponent, np.float32)], constants=[1])
+    for dtype in ("int8", "uint8", "int32", "uint32"):
+        ends = np.iinfo(dtype)
+        near = [ends.min, ends.min + 1, 0, 1, 2, 3, ends.max - 1, ends.max]
+        wide = np.array([*near, 7, ends.max // 2, ends.max // 2 + 1, ends.max // 3], dtype)
+        divisors = wide[wide != 0]
+        for op in ("Div", "Mod"):
+            yield Case(op, [wide[:, None], divisors])
     yield Case("Pow", [make((70,)), _ints(3)])
     yield Case("Pow", [make((70,), "int32"), np.abs(make((70,), "int32")) % 5])
     for direction in ("LEFT", "RIGHT"):
