@@ -382,6 +382,7 @@ def test_wrong_inputs_between_shapes_are_refused_and_harm_nothing() -> None:
 def test_floats_that_follow_from_sizes_make_no_template() -> None:
     """The whole numbers of a template would cut them off."""
     trace = Trace()
-    items = np.array([1, trace.dimension(3) * 0.5], object)
+    half: Any = trace.dimension(3)
+    items = np.array([1, half * 0.5], object)
     with pytest.raises(sg.UnsupportedOpError, match="floats"):
         template._Numbers().slots(items)  # pyright: ignore[reportPrivateUsage]
