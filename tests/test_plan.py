@@ -124,7 +124,7 @@ def test_shapes_are_computed_while_planning() -> None:
     plan = plan_of(graph, ("float32", (3, 5, 12)))
     assert [step.node.op_type for step in plan.items] == ["Relu"]
     assert plan.outputs[0].shape == (3, 15, 4)
-    assert {p.name for p, _ in plan.guards} == {"zero", "rest"}
+    assert {p.name for p, _ in plan.versions.read} == {"zero", "rest"}
 
 
 def test_a_shape_that_an_input_holds() -> None:

@@ -34,7 +34,7 @@ from subgraph.graph import Graph, Node, Value
 from subgraph.known_values import from_array, has_traced, propagate, to_array
 from subgraph.limits import machine_memory, memory_limit, size_in_bytes
 from subgraph.op import infer_types
-from subgraph.parameters import Parameter
+from subgraph.parameters import Parameter, Versions
 from subgraph.types import TensorType, ValueType, numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -90,7 +90,7 @@ class Plan:
         outputs: Operand of each graph output.
         offsets: Where in the arena each root storage lies.
         arena_bytes: Size of the arena.
-        guards: Parameters whose content the plan depends on, with the version that was read.
+        versions: Parameters whose content the plan depends on, as they were read.
         reorders: Number of layout conversions.
         in_place: Number of outputs that overwrite an input.
         lowerings: What became of each node that runs, for inspection.
@@ -102,7 +102,7 @@ class Plan:
     outputs: tuple[Operand, ...]
     offsets: dict[Storage, int]
     arena_bytes: int
-    guards: tuple[tuple[Parameter, int], ...]
+    versions: Versions
     reorders: int
     in_place: int
     lowerings: tuple[Lowering, ...]
@@ -267,7 +267,7 @@ class Planner:
             outputs,
             {storage: offset for (storage, _), offset in zip(placed, offsets, strict=True)},
             total,
-            tuple(self.guards.items()),
+            Versions(self.guards.items()),
             self.arranger.reorders,
             joined,
             tuple(self.lowerings),

@@ -57,7 +57,7 @@ from subgraph.weights import WeightCache, WeightEntry
 Array = np.ndarray[Any, Any]
 Guards = tuple[tuple[Parameter, int], ...]
 _Key = tuple[Any, ...]
-_SIDE_BY_SIDE = 4  # programs of a template that a session keeps: one for each shape
+_SIDE_BY_SIDE = 16  # programs of a template that a session keeps: one for each shape
 # Sizes to try where weights are prepared and dimensions not known: of the first one, of others.
 _SIZES = ((1, 64), (1, 224), (16, 64))
 
@@ -218,13 +218,13 @@ class CpuSubgraphOp(SubgraphOp):
         """
         with self._lock:
             graph = self.fused
-            types = [TensorType(dtype_of(item), item.shape) for item in inputs]
             while True:
                 key = self.key(inputs)
                 plan = self._plans.get(key)
-                if plan is not None and _is_valid(plan):
+                if plan is not None and plan.versions.hold():
                     self._plans.move_to_end(key)
                     return plan
+                types = [TensorType(dtype_of(item), item.shape) for item in inputs]
                 values = {k: np.array(inputs[k]) for k in self._value_inputs}
                 try:
                     plan = self._instance(graph, types) or self._tried(types)
@@ -280,7 +280,7 @@ class CpuSubgraphOp(SubgraphOp):
         return {**kept, "options": self._plan_options, "programs": programs}
 
     def _told(self, plan: Plan | Instance, file: Keeper) -> dict[str, Any] | None:
-        if self._value_inputs or not _is_valid(plan):
+        if self._value_inputs or not plan.versions.hold():
             return None
         return describe_program(self.laid_out(plan), file)
 
@@ -318,7 +318,7 @@ class CpuSubgraphOp(SubgraphOp):
             return None
         planner = trial.planner
         fits = planner.graph is self.fused and list(trial.types) == list(types)
-        return planner.finish() if fits and holds(tuple(planner.guards.items())) else None
+        return planner.finish() if fits and Versions(planner.guards.items()).hold() else None
 
     def parts(self, error: UnknownShapeError | None = None) -> Parts | None:
         """Return the fused graph in parts, None while it is planned as a whole.
@@ -362,16 +362,6 @@ def _parameters(graph: Graph) -> tuple[Parameter, ...]:
     from subgraph.executor import all_parameters
 
     return all_parameters(graph)
-
-
-def _is_valid(plan: Plan | Instance) -> bool:
-    """Return whether the parameters that a plan depends on are as they were read."""
-    return plan.template.versions.hold() if isinstance(plan, Instance) else holds(plan.guards)
-
-
-def holds(guards: Guards) -> bool:
-    """Return whether all parameters still have the versions that were read."""
-    return all(parameter.version == version for parameter, version in guards)
 
 
 def without_weights(graph: Graph) -> tuple[Graph, Guards]:

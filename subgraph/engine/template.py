@@ -53,6 +53,11 @@ class Instance:
         self.numbers = numbers
 
     @property
+    def versions(self) -> Versions:
+        """Parameters whose content it depends on, as they were read."""
+        return self.template.versions
+
+    @property
     def arena_bytes(self) -> int:
         """Size of the arena."""
         return self.template.arena_bytes(self.numbers)
@@ -149,7 +154,7 @@ class Template:
         groups: Sequence[Sequence[Place]],
     ) -> None:
         """Take a plan that was traced on ``types``, laid out in arrays of objects."""
-        self.versions = Versions(plan.guards)
+        self.versions = plan.versions
         self._groups = groups
         varying = {place for group in groups for place in group}
         self._fixed = [
