@@ -467,10 +467,10 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
 
 
 def _message(data: bytes) -> onnx.ModelProto:
-    import onnx
+    from subgraph.onnx_messages import ModelProto
 
     try:
-        proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
+        proto: onnx.ModelProto = ModelProto.FromString(data)
     except Exception as error:  # protobuf has an error of its own
         raise ModelError(f"not an ONNX model: {error}") from error
     return proto

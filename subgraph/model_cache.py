@@ -11,7 +11,6 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,13 @@ from subgraph._version import __version__
 from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device
 from subgraph.device_calls import capability_of
-from subgraph.errors import BlobError, SubgraphError
+from subgraph.errors import BlobError, ModelError, SubgraphError
 from subgraph.executor import all_parameters
 from subgraph.export import ALLOW_RECOMPILE, import_model
 from subgraph.graph import Graph
 from subgraph.parameters import transaction
 
+_OPAQUE = ' = opaque "'  # how the text shows an object
 _log = logging.getLogger("subgraph")
 Compile = Callable[[Device, Graph, Config], CompiledModel]
 
@@ -78,9 +78,9 @@ def cache_key(device: Device, device_name: str, graph: Graph, config: Mapping[st
     """Return the name of a model in the folder.
 
     Raises:
-        ModelError: the graph has no form in ONNX, so it has no name.
+        ModelError: the graph holds what has no text, so it has no name.
     """
-    from subgraph.onnx_writer import GraphWriter
+    from subgraph.text import print_graph
 
     state = hashlib.sha256()
     facts = {
@@ -92,19 +92,8 @@ def cache_key(device: Device, device_name: str, graph: Graph, config: Mapping[st
         "options": {k: str(v) for k, v in config.items()},
     }
     state.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    converted = GraphWriter(graph)
-    state.update(converted.model().SerializeToString(deterministic=True))
-    with ThreadPoolExecutor(4, "subgraph-hash") as pool:
-        for (name, _), part in zip(
-            converted.weights, pool.map(_hash, (a for _, a in converted.weights)), strict=True
-        ):
-            state.update(name.encode())
-            state.update(part)
+    text = print_graph(graph, "digest")
+    if _OPAQUE in text:
+        raise ModelError("an attribute is an object that only its own process knows")
+    state.update(text.encode())
     return state.hexdigest()[:40]
-
-
-def _hash(array: np.ndarray[Any, Any]) -> bytes:
-    if array.dtype.hasobject:
-        return hashlib.sha256(repr(array.tolist()).encode()).digest()
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return hashlib.sha256(data.data).digest()

@@ -257,9 +257,9 @@ class _Printer:
 def _digest(array: Array) -> str:
     if array.dtype.kind in "OUST":
         raw = json.dumps([_scalar(s) for s in array.ravel().tolist()]).encode()
-    else:
-        raw = np.ascontiguousarray(array).tobytes()
-    return hashlib.sha256(raw).hexdigest()
+        return hashlib.sha256(raw).hexdigest()
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return hashlib.sha256(data.data).hexdigest()
 
 
 def _numbers(array: Array) -> Iterable[str] | None:

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import subgraph as sg
-from subgraph import ops
+from subgraph import model_cache, ops
 from subgraph.blob import MAGIC, PROLOGUE, BlobReader, BlobWriter, digest, read_header
 from subgraph.devices.multi import MultiModel
 from subgraph.preprocessing import preprocessed
@@ -439,6 +439,13 @@ def test_damaged_cache_entries_are_made_anew(core: sg.Core, tmp_path: Path) -> N
         entry.write_bytes(bad)
         same(core.compile_model(net(), "REFERENCE", config), first)
         assert len(entry.read_bytes()) == len(good)
+
+
+def test_a_graph_that_has_no_text_is_not_cached(core: sg.Core, tmp_path: Path) -> None:
+    graph = net()
+    graph.nodes[0].attrs["callback"] = object()
+    with pytest.raises(sg.ModelError, match="object"):
+        model_cache.cache_key(core.device("REFERENCE"), "REFERENCE", graph, {})
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(

@@ -101,7 +101,7 @@ LOAD = """
 import sys
 import numpy as np
 import subgraph as sg
-model = sg.compile_model(sys.argv[1], "CPU")
+model = sg.compile_model(sys.argv[1], "CPU", {"CACHE_DIR": sys.argv[2]})
 model(np.ones((1, 3, 8, 8), np.float32))
 loaded = [name for name in sys.modules if name.partition(".")[0] in ("onnx", "attr", "numba")]
 print(loaded + [name for name in sys.modules if name.startswith("subgraph.ops.contrib_")])
@@ -109,13 +109,15 @@ print(len([name for name in sys.modules if name.startswith("subgraph.ops.")]))
 """
 
 
-def test_a_model_runs_without_what_it_does_not_need(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_model_runs_without_what_it_does_not_need(tmp_path: Path, cached: bool) -> None:
     x = sg.input("x", shape=(1, 3, 8, 8), dtype="float32")
     w = sg.parameter("w", np.ones((8, 3, 3, 3), np.float32))
     shape = sg.parameter("shape", np.array([0, -1], np.int64))
     y = ops.Reshape(ops.Clip(ops.Add(ops.Conv(x, w, pads=[1] * 4), 1.0), 0.0, 6.0), shape)
     sg.save(sg.Graph([x], [y]), tmp_path / "net.onnx")
-    argv = [sys.executable, "-c", LOAD, str(tmp_path / "net.onnx")]
+    folder = str(tmp_path / "models") if cached else ""
+    argv = [sys.executable, "-c", LOAD, str(tmp_path / "net.onnx"), folder]
     subprocess.run(argv, check=True)  # it may have to compile, and to keep the schemas
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     imported, count = done.stdout.splitlines()
