@@ -16,12 +16,15 @@ from subgraph.errors import UnsupportedOpError
 
 @cache
 def _operator(name: str) -> Builder:
-    from subgraph.schema import CUSTOM_SCHEMAS, standard_operators
+    from subgraph.schema import CONTRIBUTED, CUSTOM_SCHEMAS, MICROSOFT, standard_operators
 
     # Sorted, so that ONNX's own domain "" comes before ai.onnx.ml and the like.
     standard = (of for op_type, of in standard_operators() if op_type == name)
     custom = (of for of, op_type in CUSTOM_SCHEMAS if op_type == name)
-    return operator(name, next(custom, next(standard, "")))
+    domain = next(custom, next(standard, None))
+    if domain is None:
+        domain = MICROSOFT if f"{MICROSOFT}::{name}" in CONTRIBUTED else ""
+    return operator(name, domain)
 
 
 def __getattr__(name: str) -> Builder:

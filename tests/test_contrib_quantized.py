@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import subgraph as sg
@@ -282,3 +283,47 @@ def test_pool_of_bytes_stays_in_blocks(dtype: Any) -> None:
     expected = sg.compile_model(graph, "REFERENCE")(fed)[0].astype(int)
     assert np.abs(found - expected).max() <= 1
     assert any("qpool_kernels" in entry.kernel for entry in request.profile())
+
+
+def test_the_operators_are_functions_for_building_too() -> None:
+    x, scale = sg.input("x", (2, 8), "uint8"), np.array(np.float32(0.1))
+    y = ops.QLinearSigmoid(x, scale, None, scale)
+    assert (y.type, y.producer.domain) == (x.type, "com.microsoft")
+    assert ops.Gelu(sg.input("x", (2, 8))).producer.domain == ""  # the standard comes first
+
+
+def test_a_model_that_onnx_runtime_quantised(tmp_path: Path) -> None:
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+    x = sg.input("x", (1, 3, 12, 12))
+    y = ops.Relu(ops.Conv(x, sg.parameter("w", normal(8, 3, 3, 3)), pads=[1] * 4))
+    y = ops.Add(y, ops.Sigmoid(ops.Conv(y, sg.parameter("v", normal(8, 8, 1, 1)))))
+    y = ops.Concat(
+        ops.AveragePool(y, kernel_shape=[2, 2]), ops.MaxPool(y, kernel_shape=[2, 2]), axis=1
+    )
+    y = ops.Flatten(ops.GlobalAveragePool(y))
+    y = ops.Gemm(y, sg.parameter("g", normal(16, 5)), sg.parameter("c", normal(5)))
+    sg.save(sg.Graph([x], [ops.Identity(y, name="out")]), tmp_path / "m.onnx")
+    drawn = [{"x": rng(90, k).standard_normal((1, 3, 12, 12)).astype(np.float32)} for k in range(4)]
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left = list(drawn)
+
+        def get_next(self) -> Any:
+            return self.left.pop() if self.left else None
+
+    quantize_static(
+        str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx"), Reader(), QuantFormat.QOperator
+    )
+    graph = sg.load(tmp_path / "q.onnx")
+    assert {"QLinearAdd", "QLinearSigmoid", "QGemm"} <= {node.op_type for node in graph.nodes}
+    assert set(sg.default_core().query_model(graph, "CPU")) == {n.name for n in graph.nodes}
+    want = oracle(onnx.load(tmp_path / "q.onnx"), drawn[0])[0]
+    for device in ("CPU", "REFERENCE"):
+        found = sg.compile_model(graph, device)(drawn[0])[0]
+        np.testing.assert_allclose(found, want, rtol=0, atol=0.03 * np.abs(want).max())
+
+
+def normal(*shape: int) -> Array:
+    return rng(*shape).standard_normal(shape).astype(np.float32) / 3
