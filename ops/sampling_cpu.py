@@ -10,6 +10,8 @@ from subgraph.graph import Node
 
 from .elementwise_cpu import cast_to, emit_cast, temporary
 from .elementwise_expressions import text
+from .layout_turns import blocked, blocked_target, settle
+from .tile_planning import tiles
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _WORK = 2048  # pixels made that are worth a thread
@@ -101,25 +103,34 @@ def grid_sample(node: Node, low: Lowering) -> None:
     usual = "bilinear" if 0 < node.version < 20 else "linear"
     mode = text(node.attrs.get("mode", usual))
     mode = _MODES.get(mode, mode)
-    lanes = low.lanes(given.dtype)
+    around = _TAPS.get(mode, 1) ** rank
+    of = tiles(given.dtype)
+    # Channels side by side are read as vectors, which pays for turning the image to that and back.
+    blocks = low.kernels == "CPU" and x.shape[1] >= of.lanes > 1
+    blocks = blocks and 2 * places * around >= math.prod(x.shape[2:])
+    source = blocked(low, of, given) if blocks else given
+    target = blocked_target(low, of, result) if blocks else result
     kernel = Kernel(
         "sampling_kernels",
         "grid_sample",
         dtype=given.dtype,
-        lanes=lanes,
+        lanes=of.lanes,
         grid=grid.dtype,
         mode=mode,
         padding=text(node.attrs.get("padding_mode", "zeros")),
         corners=bool(node.attrs.get("align_corners", 0)),
+        blocked=blocks,
     )
-    around = _TAPS.get(mode, 1) ** rank
-    block = max(1, _TABLE // around // lanes) * lanes
+    block = max(1, _TABLE // around // of.lanes) * of.lanes
     scratch = low.scratch(192 + around * block * (4 + given.itemsize), per_worker=True)
     space = (1,) * (3 - rank) + x.shape[2:]
-    words: list[Word] = [given, grid, result, x.shape[1], *space, rank, places]
+    channels = -(-x.shape[1] // of.lanes) if blocks else x.shape[1]
+    words: list[Word] = [source, grid, target, channels, *space, rank, places]
     words += [scratch, scratch.nbytes, block]
     grain = max(1, _WORK // (x.shape[1] * block))
     units = x.shape[0] * -(-places // block)
     low.emit(kernel, words, units, grain=grain, bytes=2 * y.nbytes)
+    if blocks:
+        settle(low, of, result, target)
     if result is not y:
         emit_cast(low, result, y)

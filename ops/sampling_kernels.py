@@ -32,12 +32,12 @@ def below(x: float) -> int:
 
 
 def grid_sample(
-    *, dtype: str, lanes: int, grid: str, mode: str, padding: str, corners: bool
+    *, dtype: str, lanes: int, grid: str, mode: str, padding: str, corners: bool, blocked: bool
 ) -> Function:
     """Return the kernel of GridSample over up to three dimensions.
 
     For each place of a block it writes down the pixels around and their weights; then each channel
-    is a sum over them, vectors of places at once.
+    is a sum over them, vectors of places at once, or of channels where these lie side by side.
 
     Args:
         dtype: Dtype of the image, ``"float32"`` or ``"float64"``.
@@ -46,6 +46,7 @@ def grid_sample(
         mode: ``"nearest"``, ``"linear"`` or ``"cubic"``.
         padding: ``"zeros"``, ``"border"`` or ``"reflection"``.
         corners: Whether -1 and 1 are the centres of the outermost pixels, not their edges.
+        blocked: Whether image and result are in the blocked layout; channels are then blocks.
 
     Words: ``0 x [images, channels, D, H, W], 1 grid [images, places, dimensions], 2 y, 3 channels,
     4 D, 5 H, 6 W, 7 dimensions, 8 places, 9 scratch, 10 bytes of it for each worker,
@@ -61,7 +62,10 @@ def grid_sample(
     load_numbers, none, larger = numbers_of.load, numbers_of.zero, numbers_of.max
     get, put, put_number = ld(grid), st(dtype), st("int32")
     place_of, put_place, put_weight = ld("int64"), st("int64"), st("float64")
+    number_of, share_of, repeat = ld("int32"), ld(dtype), v.splat
     item, step, real = _ITEM[dtype], _ITEM[grid], _REAL[grid]
+    wide = lanes * item
+    each = wide if blocked else item
     taps = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
     zeros, border = padding == "zeros", padding == "border"
     nearest, cubic = mode == "nearest", mode == "cubic"
@@ -153,8 +157,19 @@ def grid_sample(
             total = fma(load_all(shares + item * t * block), value, total)
         return total
 
+    @register_jitable
+    def mixed(image: int, numbers: int, shares: int, count: int, block: int) -> Any:
+        """Return a block of channels of a place."""
+        total = nothing()
+        for t in range(count):
+            at = number_of(numbers + 4 * t * block)
+            if at >= 0:
+                share = repeat(share_of(shares + item * t * block))
+                total = fma(share, load_all(image + at * wide), total)
+        return total
+
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, plane = arg(args, 3), arg(args, 4) * arg(args, 5) * arg(args, 6) * item
+        channels, plane = arg(args, 3), arg(args, 4) * arg(args, 5) * arg(args, 6) * each
         rank, places, block = arg(args, 7), arg(args, 8), arg(args, 11)
         table = arg(args, 9) + worker * arg(args, 10)
         for d in range(3 - rank):
@@ -176,7 +191,12 @@ def grid_sample(
                 write(args, table, p, deep, tall)
             for c in range(image * channels, (image + 1) * channels):
                 x = arg(args, 0) + c * plane
-                y = arg(args, 2) + (c * places + first) * item
+                y = arg(args, 2) + (c * places + first) * each
+                if blocked:
+                    for p in range(count):
+                        found = mixed(x, numbers + 4 * p, shares + item * p, around, block)
+                        store_all(y + p * each, found)
+                    continue
                 for p in range(0, count, lanes):
                     found = sampled(x, numbers + 4 * p, shares + item * p, around, block)
                     if p + lanes <= count:

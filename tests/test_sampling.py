@@ -100,15 +100,16 @@ def test_max_roi_pool(scale: float) -> None:
 @pytest.mark.parametrize("corners", [0, 1])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_grid_sample(mode: str, padding: str, corners: int) -> None:
+@pytest.mark.parametrize("channels", [3, 13])
+def test_grid_sample(mode: str, padding: str, corners: int, channels: int) -> None:
     rng = np.random.default_rng(2)
     options: dict[str, Any] = {"mode": mode, "padding_mode": padding, "align_corners": corners}
-    x = rng.standard_normal((2, 3, 7, 5)).astype(np.float32)
+    x = rng.standard_normal((2, channels, 7, 5)).astype(np.float32)
     grid = rng.uniform(-1.6, 1.6, (2, 6, 5, 2)).astype(np.float32)
     # onnx.reference moves a place to the border before it takes neighbours; ONNX Runtime does not.
     odd = mode == "cubic" and padding == "border"
     _agree(lambda *v: ops.GridSample(*v, **options), x, grid, by_reference=odd)
     if mode != "cubic":
-        x = rng.standard_normal((1, 2, 4, 7, 5)).astype(np.float32)
+        x = rng.standard_normal((1, channels - 1, 4, 7, 5)).astype(np.float32)
         grid = rng.uniform(-1.6, 1.6, (1, 3, 6, 4, 3)).astype(np.float32)
         _agree(lambda *v: ops.GridSample(*v, **options), x, grid)
