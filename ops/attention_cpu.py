@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from subgraph import records
+import attrs
+
 from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
@@ -22,7 +23,7 @@ _KEYS_LOW = 192  # the same for low tiles
 _ORDERS = ("bhtd", "bthd", "bhdt")
 
 
-@records.frozen
+@attrs.frozen
 class Heads:
     """A stack of heads inside an operand: sizes, and strides in elements.
 
@@ -61,7 +62,7 @@ def split_heads(operand: Operand, heads: int) -> Heads:
     return Heads(operand, (batch, heads, positions, size), (positions * hidden, size, hidden, 1))
 
 
-@records.define
+@attrs.define
 class Request:
     """``softmax(scale * Q K^T + mask) V``."""
 

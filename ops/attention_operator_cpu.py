@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from subgraph import records
+import attrs
+
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
@@ -24,7 +25,7 @@ from .tile_planning import FLOATS
 _WORK = 4096  # numbers of the mask that are worth a thread
 
 
-@records.frozen
+@attrs.frozen
 class _Sizes:
     """Batch, heads, heads of keys, queries, keys before, keys in all, sizes of heads."""
 

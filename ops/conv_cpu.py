@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from subgraph import records
+import attrs
+
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import (
@@ -61,7 +62,7 @@ _WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 
 
-@records.define
+@attrs.define
 class Job:
     """A convolution to be lowered: ``act(conv(x, w) + bias + residual)``.
 
@@ -149,7 +150,7 @@ def emit(job: Job, algorithm: str) -> None:
 
 
 def _trial(job: Job, algorithm: str, low: Lowering) -> None:
-    emit(records.evolve(job, low=low), algorithm)
+    emit(attrs.evolve(job, low=low), algorithm)
 
 
 def choose(job: Job) -> str:
@@ -243,7 +244,7 @@ def _direct(job: Job, *, plain: bool) -> None:
         f"{'plain' if plain else 'blocked'} {of.weights}"
     )
     weight = job.weight(recipe, direct_weights(job.g, of, together, plain))
-    g = records.evolve(
+    g = attrs.evolve(
         job.g,
         groups=job.g.groups // together,
         inputs=job.g.inputs * together,
@@ -266,7 +267,7 @@ def _banded(job: Job) -> None:
     table = low.weight("conv bands", as_given, band_table(job.g, of))
     recipe = f"conv bands {of.nv}x{of.lanes} groups {job.g.groups}"
     weight = job.weight(recipe, band_weights(job.g, of))
-    g = records.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
+    g = attrs.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
     x = blocked(low, of, job.x)
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)

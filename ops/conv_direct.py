@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from subgraph import records
+import attrs
+
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Word
@@ -18,7 +19,7 @@ _FINE = 4  # times more units where they can be joined again
 _LATENCY = 4  # rows below which a tile waits for its sums
 
 
-@records.frozen
+@attrs.frozen
 class DirectOutput:
     """Where a direct convolution writes: every ``steps``-th pixel from ``offset`` (in pixels).
 
@@ -37,7 +38,7 @@ class DirectOutput:
     sizes: tuple[int, int, int] | None = None
 
 
-@records.define
+@attrs.define
 class Cut:
     """How the work of a direct convolution is cut into units.
 

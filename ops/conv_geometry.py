@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine.lowering import Operand, Unsupported
 from subgraph.graph import Node
 
@@ -19,7 +18,7 @@ from .tile_planning import Array, Tiles, round_up
 Triple = tuple[int, int, int]
 
 
-@records.frozen
+@attrs.frozen
 class Geometry:
     """Sizes of a convolution (or pooling); spatial ones as (D, H, W).
 
@@ -89,7 +88,7 @@ class Geometry:
         if self.taps != 1 or self.strides != (1, 1, 1) or any(self.pads) or self.padded:
             return self
         line = (1, 1, self.pixels)
-        return records.evolve(self, source=line, target=line)
+        return attrs.evolve(self, source=line, target=line)
 
     def folded(self) -> Geometry:
         """Merge neighbouring axes along which each input pixel is read once, in order."""
@@ -105,7 +104,7 @@ class Geometry:
         if once[1] and once[2]:
             # The first axis takes the place of the second: (D, H, W) as (1, D, H * W).
             depth, rows, columns = self.source
-            return records.evolve(
+            return attrs.evolve(
                 self,
                 source=(1, depth, rows * columns),
                 target=(1, self.target[0], rows * columns),
@@ -117,7 +116,7 @@ class Geometry:
         if once[0] and once[1]:
             rows = self.source[0] * self.source[1]
             source, target = (1, rows, self.source[2]), (1, rows, self.target[2])
-            return records.evolve(self, source=source, target=target)
+            return attrs.evolve(self, source=source, target=target)
         return self
 
     def trimmed(self) -> tuple[Geometry, tuple[slice, slice, slice]]:
@@ -128,7 +127,7 @@ class Geometry:
         """
         cuts = [self._taps_inside(axis) for axis in range(3)]
         each = list(zip(cuts, self.pads, self.dilations, strict=True))
-        g = records.evolve(
+        g = attrs.evolve(
             self,
             kernel=triple([cut.stop - cut.start for cut in cuts], 1),
             dilations=triple([d if c.stop - c.start > 1 else 1 for c, _, d in each], 1),
@@ -281,25 +280,19 @@ def band_weights(g: Geometry, of: Tiles) -> Callable[[Array], Array]:
     """Return the recipe of the panels of a grouped convolution that runs in bands."""
 
     def make(weight: Array) -> Array:
-        found = bands(g, of)
-        channels = np.arange(g.groups * g.outputs)
-        taps = np.dtype((np.void, g.taps * of.item))  # they stay together
-        flat = np.ascontiguousarray(weight, of.dtype).reshape(len(channels), -1).view(taps)
-        firsts = np.array([first for first, _ in found])[channels // of.width]
-        at = channels // g.outputs * g.inputs - firsts * of.lanes  # its inputs in the panel's
+        flat = weight.reshape(g.groups, g.outputs, g.inputs, -1)
         packed: list[Array] = []
-        start = 0
-        for (rows, count), alike in groupby(
-            (min(of.width, len(channels) - k * of.width), count)
-            for k, (_, count) in enumerate(found)
-        ):
-            size = rows * len(list(alike))
-            dense = np.zeros((size, count * of.lanes), taps)
-            mine = slice(start, start + size)
-            inputs = at[mine, None] + np.arange(g.inputs)
-            dense[np.arange(size)[:, None], inputs] = flat[mine]
-            packed.append(pack_blocks(dense.view(of.dtype).reshape(1, size, -1, g.taps), of))
-            start += size
+        for panel, (first, count) in enumerate(bands(g, of)):
+            start = panel * of.width
+            end = min(g.groups * g.outputs, start + of.width)
+            dense = np.zeros((end - start, count * of.lanes, g.taps), of.dtype)
+            for group in range(start // g.outputs, (end - 1) // g.outputs + 1):
+                rows = slice(max(start, group * g.outputs), min(end, (group + 1) * g.outputs))
+                at = group * g.inputs - first * of.lanes
+                inside = slice(rows.start - group * g.outputs, rows.stop - group * g.outputs)
+                target = dense[rows.start - start : rows.stop - start]
+                target[:, at : at + g.inputs] = flat[group, inside]
+            packed.append(pack_blocks(dense[None], of))
         return np.concatenate(packed)
 
     return make

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 
-from subgraph import records
+import attrs
+
 from subgraph.engine.lowering import Operand, Unsupported, Word
 from subgraph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
@@ -75,7 +76,7 @@ def lower_conv(node: Node, low: ClLowering) -> None:
     settle(low, made, out)
 
 
-@records.frozen
+@attrs.frozen
 class Convolution:
     """A convolution between operands of one dtype.
 

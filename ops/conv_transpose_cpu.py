@@ -13,9 +13,9 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
@@ -37,7 +37,7 @@ from .packing import pack_blocks
 from .tile_planning import FLOATS, Activation, Array, Tiles, activation, grain, tiles
 
 
-@records.frozen
+@attrs.frozen
 class Phase:
     """What one phase of one dimension reads.
 
@@ -154,7 +154,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     x_word, y_word = blocked(low, of, x), blocked_target(low, of, y)
     for parts in itertools.product(*per_axis):
         d, h, width = parts
-        g = records.evolve(
+        g = attrs.evolve(
             sizes,
             groups=groups // together,
             inputs=sizes.inputs * together,
@@ -260,7 +260,7 @@ def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand
     """Multiply each pixel by the weights of all taps, then add up what the taps give."""
     x, y = low.given(0), low.output()
     one = (1, 1, 1)
-    g = records.evolve(
+    g = attrs.evolve(
         sizes,
         outputs=sizes.outputs * sizes.taps,
         target=sizes.source,
@@ -337,7 +337,7 @@ def _packed(
     counts = [len(parts) for parts in per_axis]
     count = math.prod(counts)
     windows = [_window(parts) for parts in per_axis]
-    g = records.evolve(
+    g = attrs.evolve(
         sizes,
         outputs=count * sizes.outputs,
         target=triple([parts[0].count for parts in per_axis], 1),

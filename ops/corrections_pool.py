@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference
@@ -39,7 +39,7 @@ def global_lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.asarray(total ** (1 / power)).astype(x.dtype)]
 
 
-@records.frozen
+@attrs.frozen
 class Windows:
     """Where the windows of a pool lie, for each spatial axis."""
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import (
     Lowering,
@@ -73,7 +73,7 @@ _KEEPS_ZERO = frozenset(
 )
 
 
-@records.frozen
+@attrs.frozen
 class Source:
     """An input of an expression: where it lies and with which shape it is read.
 

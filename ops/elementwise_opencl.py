@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine.lowering import Operand, Weight, Word
 from subgraph.opencl.lowering import ClLowering, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
@@ -225,7 +225,7 @@ def literal(number: str, dtype: str) -> str:
     return f"({value!r}f)" if register(dtype) == "float" else f"({value!r})"
 
 
-@records.frozen
+@attrs.frozen
 class Walk:
     """How a kernel walks the elements.
 
@@ -347,7 +347,7 @@ def _walk(low: ClLowering, sources: Sequence[Source], target: Operand) -> Walk:
     walk = Walk(dims, tuple(merged[:-1]), not low.traits.is_gpu)
     if walk.rows and walk.strided:
         few = target.size // dims[-1] < 4 * low.traits.units and dims[-1] > _CHUNK
-        return records.evolve(walk, rows=dims[-1] >= _SHORT and not few)
+        return attrs.evolve(walk, rows=dims[-1] >= _SHORT and not few)
     return walk
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
@@ -42,7 +42,7 @@ _LEAST_COLUMNS = 64  # that are worth a unit
 _COLUMNS_IN_CACHE = 2048  # bytes of a row of B
 
 
-@records.frozen
+@attrs.frozen
 class Matrix:
     """A stack of matrices inside an operand: strides in elements."""
 
@@ -61,7 +61,7 @@ class Matrix:
         )
 
 
-@records.define
+@attrs.define
 class Product:
     """``act(alpha * A @ B + beta * C + R)``."""
 

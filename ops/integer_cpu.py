@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
@@ -19,7 +19,7 @@ _BYTES = ("uint8", "int8")
 _VECTORS = 2
 
 
-@records.define
+@attrs.define
 class Sides:
     """The two sides of a product as the kernel reads them, and what takes out zero points."""
 

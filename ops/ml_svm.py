@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference
@@ -24,7 +24,7 @@ from .ml_scores import ML, label_array, logistic, prepared, rows, transformed, t
 Array = np.ndarray[Any, Any]
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class Machine:
     """The numbers of a machine as arrays.
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.limits import memory_limit
@@ -35,7 +35,7 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class Forest:
     """All nodes of all trees; a leaf votes with a run of the votes.
 
@@ -276,7 +276,7 @@ def _wide(forest: Forest, x: Array) -> Forest:
     """Return the forest that adds up in double precision if the samples are in it."""
     if x.dtype != np.float64 or forest.weights.dtype == np.float64:
         return forest
-    return records.evolve(forest, weights=forest.weights.astype(np.float64))
+    return attrs.evolve(forest, weights=forest.weights.astype(np.float64))
 
 
 @reference("TreeEnsembleRegressor", domain=ML)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine.lowering import Operand, Unsupported, Word
 from subgraph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
@@ -25,7 +25,7 @@ Words = list["Word | np.generic[Any]"]
 _LEVELS = 3  # of a stack of matrices
 
 
-@records.define
+@attrs.define
 class Product:
     """``act(alpha * A @ B + beta * bias + R)`` over a stack of matrices; steps in elements.
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine import host
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
@@ -37,7 +37,7 @@ DOMAIN = "subgraph.cpu"
 _IMAGE = 4
 
 
-@records.define
+@attrs.define
 class Quantised:
     """The operands of a quantised convolution or product, and where its result is cut.
 
@@ -345,7 +345,7 @@ def _direct(q: Quantised, g: Geometry) -> None:
     _emit(q, tile, flat, shape, [weight, bounds], words)
 
 
-@records.frozen
+@attrs.frozen
 class Shape:
     """The words of ``qlinear_kernels.product`` that follow from the source and the output."""
 

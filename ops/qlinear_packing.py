@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine import host
 
 from .tile_planning import Array, round_up
@@ -18,7 +18,7 @@ BLOCK = 16  # channels of a block, outputs of a store: ``tile_int.BLOCK``, witho
 LINE = 16  # ``guarded_kernels.LINE``
 
 
-@records.frozen
+@attrs.frozen
 class Tile:
     """How an integer product runs on this machine: the numbers of ``tile_int.int_tile``."""
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
@@ -108,7 +108,7 @@ def _clipped(function: Activation, limit: float, x: Array) -> Array:
     return function(np.clip(x, -limit, limit))
 
 
-@records.frozen
+@attrs.frozen
 class _Inputs:
     """The inputs in layout 0, in at least single precision; ``h`` and ``c`` are initial states."""
 

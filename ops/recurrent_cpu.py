@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine import host
 from subgraph.engine.constants import as_it_is
 from subgraph.engine.kernel import Kernel
@@ -41,7 +41,7 @@ _DEFAULTS: dict[str, tuple[float, ...]] = {
 }
 
 
-@records.frozen
+@attrs.frozen
 class Activations:
     """The activations of one direction: names in lower case, and alpha and beta of each."""
 
@@ -49,7 +49,7 @@ class Activations:
     numbers: tuple[float, ...]
 
 
-@records.frozen
+@attrs.frozen
 class Cells:
     """A recurrent operator.
 

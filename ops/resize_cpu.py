@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
@@ -25,7 +25,7 @@ _TILE = 8192  # elements of a unit
 _GATHERED = 4  # cost of an element that is gathered, against one beside the last
 
 
-@records.frozen
+@attrs.frozen
 class Axis:
     """How one axis is resized.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported
@@ -21,7 +21,7 @@ _NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus", "HardSigmoid"})
 SMALL = 200_000  # multiplications that are not worth a second thread
 
 
-@records.frozen
+@attrs.frozen
 class Tiles:
     """The contraction tile of a dtype on this machine.
 
@@ -139,10 +139,10 @@ def weight_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:
     asked = low.options.get("WEIGHTS_PRECISION") == "bfloat16"
     if not asked or of.dtype != "float32" or not weight.constant:
         return of
-    return records.evolve(of, weights="bfloat16")
+    return attrs.evolve(of, weights="bfloat16")
 
 
-@records.frozen
+@attrs.frozen
 class Activation:
     """The words of an activation: post kernel, flags and the two numbers.
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import PartitionError
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
@@ -36,7 +36,7 @@ _RANDOM = frozenset(
 )
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class Match:
     """A pattern found.
 
@@ -56,7 +56,7 @@ class Match:
     nodes: tuple[Node, ...]
     op_type: str
     inputs: tuple[Value | None, ...]
-    attrs: Mapping[str, Any] = records.field(factory=dict[str, Any])
+    attrs: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
     domain: str = DOMAIN
     version: int = 1
     arity: int = 0
@@ -272,7 +272,7 @@ class PatternProperty(SubgraphProperty):
             context.begin()
             found = matcher(context, node)
             if found is not None and context.closed(found.nodes):
-                found = records.evolve(found, reads=tuple(context.reads))
+                found = attrs.evolve(found, reads=tuple(context.reads))
                 self._matches[frozenset(n.name for n in found.nodes)] = found
                 return found
         return None

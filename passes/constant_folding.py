@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.op import infer_types
@@ -33,7 +33,7 @@ _CONSTANTS = ("value", "value_float", "value_floats", "value_int", "value_ints")
 
 
 @register_pass("ConstantFolding")
-@records.frozen
+@attrs.frozen
 class ConstantFolding:
     """Replace nodes whose inputs are all known by Constant nodes.
 
@@ -178,7 +178,7 @@ def _constant_node(value: Value, array: Array, version: int) -> Value:
 
 
 @register_pass("ConstantsToParameters")
-@records.frozen
+@attrs.frozen
 class ConstantsToParameters:
     """Replace Constant nodes by parameters, which can then be assigned and converted as weights.
 

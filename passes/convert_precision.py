@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import PassError
 from subgraph.graph import Graph, Node, Value
 from subgraph.pass_manager import register_pass
@@ -27,7 +27,7 @@ _DTYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_ty
 
 
 @register_pass("ConvertPrecision")
-@records.frozen
+@attrs.frozen
 class ConvertPrecision:
     """Compute in ``target`` what the model computes in ``source``.
 
@@ -40,8 +40,8 @@ class ConvertPrecision:
         target: The dtype to compute in.
     """
 
-    source: str = records.field(default="float16", converter=canonical_dtype)
-    target: str = records.field(default="float32", converter=canonical_dtype)
+    source: str = attrs.field(default="float16", converter=canonical_dtype)
+    target: str = attrs.field(default="float32", converter=canonical_dtype)
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the converted graph.

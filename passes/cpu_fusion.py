@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from subgraph import records
+import attrs
+
 from subgraph.graph import Graph, Value
 from subgraph.known_values import LIMIT
 from subgraph.parameters import Parameter
@@ -27,7 +28,7 @@ _ABOUT = {
 
 
 @register_pass("CpuFusion")
-@records.frozen
+@attrs.frozen
 class CpuFusion:
     """Lift constants, fold scales into weights, bound what a run finds, fuse patterns and chains.
 
@@ -38,7 +39,7 @@ class CpuFusion:
     """
 
     integers: bool = True
-    guards: dict[Parameter, int] = records.field(factory=dict[Parameter, int])
+    guards: dict[Parameter, int] = attrs.field(factory=dict[Parameter, int])
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the fused graph."""

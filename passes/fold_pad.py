@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from subgraph import records
+import attrs
+
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
 from subgraph.pass_manager import register_pass
@@ -16,7 +17,7 @@ from ._patterns import Context, is_op, shape_of
 
 
 @register_pass("FoldPad")
-@records.frozen
+@attrs.frozen
 class FoldPad:
     """Fold Pad into every Conv that uses it, if all its users are such.
 
@@ -25,7 +26,7 @@ class FoldPad:
             that was read.
     """
 
-    guards: dict[Parameter, int] = records.field(factory=dict[Parameter, int])
+    guards: dict[Parameter, int] = attrs.field(factory=dict[Parameter, int])
 
     def __call__(self, graph: Graph) -> Graph:
         """Return a copy of ``graph`` with zero pads folded."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from subgraph import records
+import attrs
+
 from subgraph.graph import Graph, Node, Value
 from subgraph.pass_manager import register_pass
 
@@ -38,7 +39,7 @@ def fold_scale(graph: Graph) -> Graph:
     return graph
 
 
-@records.define
+@attrs.define
 class _Chain:
     """A convolution or nothing, and the scales and shifts after it.
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from subgraph import records
+import attrs
+
 from subgraph.graph import Node, Value
 from subgraph.property import SubgraphProperty, register_property
 
@@ -41,7 +42,7 @@ _NUMBERS: dict[str, tuple[tuple[str, float], ...]] = {
 }
 
 
-@records.define
+@attrs.define
 class _Chain:
     """The nodes taken so far, the value at the end, and what the fused node gets."""
 
@@ -49,7 +50,7 @@ class _Chain:
     at: Value
     bias: Value | None = None
     residual: Value | None = None
-    attributes: dict[str, Any] = records.field(factory=dict[str, Any])
+    attributes: dict[str, Any] = attrs.field(factory=dict[str, Any])
 
     def take(self, node: Node) -> None:
         """Append a node."""

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.graph import Graph, Node, Value
 from subgraph.pass_manager import register_pass
 from subgraph.property import SubgraphProperty, register_property
@@ -70,7 +70,7 @@ def _copy(node: Node) -> Value:
     return copy.outputs[0]
 
 
-@records.frozen
+@attrs.frozen
 class _Step:
     """A DequantizeLinear or QuantizeLinear of bytes."""
 
@@ -141,7 +141,7 @@ def _as_int(number: float | None) -> int | None:
     return None if number is None else int(number)
 
 
-@records.define
+@attrs.define
 class _Chain:
     """The nodes behind a product, the result, and its bounds as an activation sets them."""
 

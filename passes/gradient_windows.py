@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph import Node, Value
 from subgraph.reference import attributes
@@ -23,7 +23,7 @@ from .gradient_rules import RULES as SIMPLE
 from .gradient_rules import Maybe, Rule, op
 
 
-@records.frozen
+@attrs.frozen
 class _Window:
     """Sizes of a window over an image; ``ends``: pads after, without what no window reaches."""
 

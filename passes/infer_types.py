@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from subgraph import records
+import attrs
+
 from subgraph.graph import Graph
 from subgraph.pass_manager import register_pass
 from subgraph.type_inference import infer_graph
 
 
 @register_pass("InferTypes")
-@records.frozen
+@attrs.frozen
 class InferTypes:
     """Fill in the types of values.
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 
-from subgraph import records
+import attrs
+
 from subgraph.graph import Graph, Node, Value
 from subgraph.pass_manager import register_pass
 from subgraph.types import Dim, TensorType
@@ -43,7 +44,7 @@ def mix_channels(graph: Graph) -> Graph:
     return graph
 
 
-@records.define
+@attrs.define
 class _Mix:
     """A product over channels.
 

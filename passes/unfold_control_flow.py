@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.graph import Graph, Node, Value
 from subgraph.graph_copy import copy_nodes
 from subgraph.known_values import LIMIT
@@ -28,7 +28,7 @@ Known = Mapping[Value, np.ndarray[Any, Any] | None]
 
 
 @register_pass("UnfoldControlFlow")
-@records.frozen
+@attrs.frozen
 class UnfoldControlFlow:
     """Replace If, Loop, Scan and sequences by the nodes that they come to, where that is known.
 
@@ -39,7 +39,7 @@ class UnfoldControlFlow:
     """
 
     limit: int = 4000
-    guards: dict[Parameter, int] = records.field(factory=dict[Parameter, int])
+    guards: dict[Parameter, int] = attrs.field(factory=dict[Parameter, int])
 
     def __call__(self, graph: Graph) -> Graph:
         """Return a copy; what a body held shows once it stands outside, so it takes rounds."""

@@ -7,7 +7,8 @@ they are reformatted.
 
 from __future__ import annotations
 
-from subgraph import records
+import attrs
+
 from subgraph.engine.lowering import LOWERINGS, LoweringRule
 from subgraph.graph import Graph, Node, Value
 from subgraph.op import operator_key
@@ -20,7 +21,7 @@ _CAST_VERSION = 13
 
 
 @register_pass("WidenHalf")
-@records.frozen
+@attrs.frozen
 class WidenHalf:
     """Let operators without kernels for halves work in float32.
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import ConfigError
 from subgraph.graph import Graph
 
@@ -20,7 +20,7 @@ Run = Callable[[Mapping[str, Any]], Sequence[Array]]
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
-@records.frozen
+@attrs.frozen
 class Accuracy:
     """Differences of results from the true ones.
 

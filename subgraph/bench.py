@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.registry import nearest
 
@@ -26,7 +26,7 @@ PEERS = {"onnxruntime": "onnxruntime", "openvino": "openvino", "torch": "onnx2to
 _SLOW_PHASE = 1.25  # a sample counts as long as the probe took at most this times its best
 
 
-@records.frozen
+@attrs.frozen
 class Measured:
     """What was measured of one runner. Times in seconds, memory in bytes."""
 

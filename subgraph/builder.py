@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from subgraph.errors import ModelError, ShapeError
 from subgraph.graph import Capture, Graph, Node, Value
@@ -17,9 +18,6 @@ from subgraph.parameters import Parameter
 from subgraph.registry import nearest
 from subgraph.schema import Schema, describe, get_schema
 from subgraph.types import ONNX_DTYPE, TensorType, ValueType, canonical_dtype, dtype_of
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 # Attributes that hold the number of a dtype; its name is taken too.
 _DTYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})

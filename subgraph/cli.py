@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+import attrs
 import numpy as np
 
 import subgraph as sg
-from subgraph import records
 from subgraph.cli_accuracy import accuracy
 from subgraph.cli_inputs import (
     assignment,
@@ -143,7 +143,7 @@ def explain(args: argparse.Namespace) -> None:
         cut = _partitioned(sg.load(args.model), args)
     found = sg.explain(cut, args.node)
     out.line(str(found))
-    out.finish({**records.asdict(found), "explanation": str(found)})
+    out.finish({**attrs.asdict(found), "explanation": str(found)})
 
 
 def info(args: argparse.Namespace) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from subgraph import records
+import attrs
+
 from subgraph.errors import PartitionError
 from subgraph.graph import Graph, Node
 from subgraph.partition.asking import METHODS, SELECT
@@ -29,7 +30,7 @@ from subgraph.selector import Reject
 _MOST_REFUSALS = 6
 
 
-@records.frozen
+@attrs.frozen
 class Explanation:
     """Why a node is where it is; ``str()`` gives it in words.
 
@@ -256,7 +257,7 @@ def _fate(run: Run, position: int) -> str:
             return f"{region} became {note.node!r}"
 
 
-@records.frozen
+@attrs.frozen
 class _Place:
     """Where a node is in the partitioned graph: in a subgraph node, or outside."""
 

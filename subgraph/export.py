@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any, cast
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph._version import __version__
 from subgraph.blob import BlobReader, BlobWriter, integer, read_header
 from subgraph.compiled_model import CompiledModel
@@ -134,7 +134,7 @@ def _described(model: CompiledModel, names: Mapping[Parameter, str]) -> dict[str
 def _plain_options(options: DeviceOptions) -> dict[str, Any]:
     access = property_access(options)
     kept = {key for key, mode in access.items() if mode == "RW" and key != "CACHE_DIR"}
-    return {key: value for key, value in records.asdict(options).items() if key in kept}
+    return {key: value for key, value in attrs.asdict(options).items() if key in kept}
 
 
 def _is_plain(value: Any) -> bool:

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph import Node, Value
 from subgraph.known_values import from_array, propagate, to_array
@@ -43,7 +43,7 @@ _KINDS: dict[str, AttributeKind] = {kind: kind for kind in ATTRIBUTE_KINDS}
 _KIND_OF: dict[type, AttributeKind] = {int: "int", float: "float", str: "string"}
 
 
-@records.frozen
+@attrs.frozen
 class Function:
     """An operator and what stands for it."""
 

@@ -15,12 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from subgraph import records
+import attrs
+
 from subgraph import schema as schemas
 from subgraph.schema import Attribute, Schema
 
 
-@records.frozen
+@attrs.frozen
 class KeptSchemas:
     """Schemas as text: ``domain``, operator, version and the rest as JSON, tabs between them.
 
@@ -95,9 +96,9 @@ def _from_package() -> bytes:
 
 
 def _line(schema: Schema) -> str:
-    attributes = [records.astuple(attribute) for attribute in schema.attributes.values()]
+    attributes = [attrs.astuple(attribute) for attribute in schema.attributes.values()]
     dtypes = [None if group is None else sorted(group) for group in schema.input_dtypes]
-    rest = records.asdict(schema, recurse=False)
+    rest = attrs.asdict(schema, recurse=False)
     rest.update(attributes=attributes, input_dtypes=dtypes)
     return f"{schema.domain}\t{schema.op_type}\t{schema.since_version}\t{json.dumps(rest)}"
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from subgraph import records
+import attrs
+
 from subgraph.graph import Graph, Node, Value
 from subgraph.onnx_checks import text_of
 from subgraph.onnx_messages import GraphProto, ModelProto
@@ -19,7 +20,7 @@ KEY = "onnx_kept"
 _Notes = tuple[str, dict[str, str]]
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class Kept:
     """What was said of one graph or body.
 
@@ -33,10 +34,10 @@ class Kept:
     """
 
     unused: tuple[Parameter, ...] = ()
-    nodes: Mapping[str, str] = records.field(factory=dict[str, str])
-    values: Mapping[str, _Notes] = records.field(factory=dict[str, _Notes])
-    graph: Mapping[str, Sequence[bytes]] = records.field(factory=dict[str, Sequence[bytes]])
-    model: Mapping[str, Sequence[bytes]] = records.field(factory=dict[str, Sequence[bytes]])
+    nodes: Mapping[str, str] = attrs.field(factory=dict[str, str])
+    values: Mapping[str, _Notes] = attrs.field(factory=dict[str, _Notes])
+    graph: Mapping[str, Sequence[bytes]] = attrs.field(factory=dict[str, Sequence[bytes]])
+    model: Mapping[str, Sequence[bytes]] = attrs.field(factory=dict[str, Sequence[bytes]])
     doc: str | None = None
 
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import ModelError
 from subgraph.graph import Graph, Node
 from subgraph.onnx_messages import (
@@ -38,7 +38,7 @@ GraphToProto = Callable[[Graph], GraphProto]
 ProtoToGraph = Callable[[GraphProto], Graph]
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False, slots=True)
 class SparseTensor:
     """A constant sparse tensor: ``values`` (nnz,), ``indices`` (nnz,) or (nnz, rank), ``shape``."""
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from subgraph import records
+import attrs
+
 from subgraph.errors import ModelError
 from subgraph.graph import Graph, Node, Value
 from subgraph.lazy_graph import LazyGraph
@@ -73,7 +74,7 @@ def _fresh(name: str, taken: set[str]) -> str:
     return unique
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class _Binding:
     """The attribute that a function was called with, and where its names are to be looked up."""
 
@@ -81,19 +82,19 @@ class _Binding:
     scope: _Scope
 
 
-@records.define(eq=False)
+@attrs.define(eq=False)
 class _Scope:
     """What names mean in one graph or function; bodies see the scope around them."""
 
     level: _Level
     opsets: Mapping[str, int]
     parent: _Scope | None = None
-    types: Mapping[str, ValueType] = records.field(factory=dict[str, ValueType])
+    types: Mapping[str, ValueType] = attrs.field(factory=dict[str, ValueType])
     # Of a function: prefix of the names inside, names that outputs get instead, attributes.
     prefix: str = ""
-    renamed: Mapping[str, str] = records.field(factory=dict[str, str])
-    bindings: Mapping[str, _Binding] = records.field(factory=dict[str, _Binding])
-    values: dict[str, Value | None] = records.field(factory=dict[str, "Value | None"])
+    renamed: Mapping[str, str] = attrs.field(factory=dict[str, str])
+    bindings: Mapping[str, _Binding] = attrs.field(factory=dict[str, _Binding])
+    values: dict[str, Value | None] = attrs.field(factory=dict[str, "Value | None"])
 
     def find(self, name: str) -> tuple[bool, Value | None]:
         """Return whether ``name`` is known here, and its value (None: an omitted input)."""

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import attrs
 import onnx
 from onnx import (
     FunctionProto,
@@ -24,7 +25,6 @@ from onnx import (
 )
 from onnx.helper import find_min_ir_version_for, make_opsetid
 
-from subgraph import records
 from subgraph._version import __version__
 from subgraph.graph import Graph, Node, Value
 from subgraph.onnx_kept import kept_of, write_back, write_back_model
@@ -41,14 +41,14 @@ _IR_NOTES = 10
 _IR_PLAIN = 4
 
 
-@records.define(eq=False)
+@attrs.define(eq=False)
 class _Names:
     """Names of the values of one graph or function in the file."""
 
     parent: _Names | None = None
-    of: dict[Value, str] = records.field(factory=dict[Value, str])
-    weights: dict[Parameter, str] = records.field(factory=dict[Parameter, str])
-    taken: set[str] = records.field(factory=set[str])
+    of: dict[Value, str] = attrs.field(factory=dict[Value, str])
+    weights: dict[Parameter, str] = attrs.field(factory=dict[Parameter, str])
+    taken: set[str] = attrs.field(factory=set[str])
 
     def fresh(self, name: str) -> str:
         """Return ``name``, or one like it that nothing here or around has."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.registry import Registry, defined_at
@@ -33,7 +33,7 @@ SHAPE_RULES: Registry[ShapeRule] = Registry("shape rule", UnsupportedOpError, FA
 REFERENCES: Registry[Reference] = Registry("reference", UnsupportedOpError, FAMILIES)
 
 
-@records.frozen
+@attrs.frozen
 class Operator:
     """A custom operator: everything that Subgraph must know to load, check and run it.
 
@@ -50,7 +50,7 @@ class Operator:
     schema: Schema
     compute: Reference
     infer: ShapeRule | None = None
-    kernels: Mapping[str, Callable[..., Any]] = records.field(factory=dict[str, Callable[..., Any]])
+    kernels: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict[str, Callable[..., Any]])
 
     @property
     def key(self) -> str:

@@ -12,15 +12,13 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from subgraph.errors import ShapeError
 from subgraph.types import TensorType, dtype_of
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 Array = np.ndarray[Any, Any]
 

@@ -8,6 +8,7 @@ with `register_pass` and are found when a name is first looked up.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 import time
@@ -18,7 +19,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TextIO, TypeVar, cast
 
-from subgraph import records
+import attrs
+
 from subgraph.errors import PassError, SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import changes_by_thread
@@ -295,7 +297,7 @@ class Checks(Instrument):
 _ALL_CHECKS = Checks()
 
 
-@records.frozen
+@attrs.frozen
 class PassTime:
     """One run of a pass: its name, seconds without the checks, nodes before and after."""
 
@@ -348,8 +350,6 @@ class Diff(Instrument):
 
     def after(self, name: str, before: Graph, after: Graph, seconds: float) -> None:
         """Print the difference of one run; nothing if there is none."""
-        import difflib
-
         lines = difflib.unified_diff(
             str(before).splitlines(),
             str(after).splitlines(),

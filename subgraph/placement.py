@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from subgraph import records
+import attrs
+
 from subgraph.graph import Graph, Node, Value
 from subgraph.types import TensorType, numpy_dtype
 
 _NEVER = 1e5  # seconds; small enough that sums keep nanoseconds
 
 
-@records.frozen
+@attrs.frozen
 class Link:
     """Cost of moving a value between two devices: ``latency`` seconds, ``bandwidth`` bytes/s."""
 

@@ -8,11 +8,11 @@ ConvertPrecision).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import ConfigError, ShapeError
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
@@ -29,7 +29,7 @@ def _floats(values: Any) -> tuple[float, ...]:
     return tuple(float(v) for v in cast(Sequence[Any], np.atleast_1d(values).tolist()))
 
 
-@records.frozen
+@attrs.frozen
 class Preprocess:
     """What to do with an input before the model: in this order, each step left out if not given.
 
@@ -49,21 +49,9 @@ class Preprocess:
     dtype: str = ""
     layout: str = ""
     size: tuple[Dim, Dim] | None = None
-    mean: tuple[float, ...] = records.field(default=None, converter=_floats)
-    scale: tuple[float, ...] = records.field(default=None, converter=_floats)
+    mean: tuple[float, ...] = attrs.field(default=None, converter=_floats)
+    scale: tuple[float, ...] = attrs.field(default=None, converter=_floats)
     model_layout: str = "NCHW"
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            dtype: str = "",
-            layout: str = "",
-            size: tuple[Dim, Dim] | None = None,
-            mean: float | Sequence[float] | None = None,
-            scale: float | Sequence[float] | None = None,
-            model_layout: str = "NCHW",
-        ) -> None: ...
 
 
 def preprocessed(graph: Graph, steps: Mapping[str, Any]) -> Graph:
@@ -96,7 +84,7 @@ def preprocessed(graph: Graph, steps: Mapping[str, Any]) -> Graph:
 def _settings(name: str, wanted: Any) -> Preprocess:
     if isinstance(wanted, Preprocess):
         return wanted
-    known = records.names(Preprocess)
+    known = attrs.fields_dict(Preprocess)
     for key in wanted:
         if key not in known:
             raise ConfigError(f"preprocessing of {name!r} has no {key!r}; {nearest(key, known)}")

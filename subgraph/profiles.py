@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.builder import input, operator
 from subgraph.device import Device
 from subgraph.device_calls import known_properties, query_on
@@ -28,7 +28,7 @@ _LINK_SIZES = (256, 1 << 20)  # elements of float32
 _LEAST_TRANSFER = 1e-12  # seconds a byte: what is faster is no transfer
 
 
-@records.frozen
+@attrs.frozen
 class Profile:
     """What was measured.
 
@@ -38,7 +38,7 @@ class Profile:
     """
 
     times: Times
-    link: Link = records.field(factory=Link)
+    link: Link = attrs.field(factory=Link)
 
 
 def measure(
@@ -170,7 +170,7 @@ def _alone(node: Node, values: Mapping[str, Any]) -> tuple[Graph, dict[str, Any]
 def write_profile(path: str | os.PathLike[str], profile: Profile) -> None:
     """Keep what was measured in a file, atomically."""
     target = Path(path)
-    content = {"format": _FORMAT, "seconds": profile.times, "link": records.asdict(profile.link)}
+    content = {"format": _FORMAT, "seconds": profile.times, "link": attrs.asdict(profile.link)}
     text = json.dumps(content, indent=1, sort_keys=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)
     with os.fdopen(handle, "w") as stream:

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.compiled_model import CompiledModel
 from subgraph.engine.host import core_count
 from subgraph.engine.tiling import (
@@ -63,12 +63,12 @@ def profile_model(
         request.infer(arrays)
         runs.append(list(request.profile()))
     return [
-        records.evolve(step[0], seconds=float(np.median([entry.seconds for entry in step])))
+        attrs.evolve(step[0], seconds=float(np.median([entry.seconds for entry in step])))
         for step in zip(*runs, strict=True)
     ]
 
 
-@records.frozen
+@attrs.frozen
 class Limits:
     """What cores of this machine can do at once, as measured now.
 

@@ -7,6 +7,7 @@ do not register it: a process that runs one model needs few of them.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 import sys
@@ -184,8 +185,6 @@ def defined_at(thing: object) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a phrase that says which known names are near ``name``, for error messages."""
     names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)
-    import difflib  # only where something is misspelt
-
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if not close:
         folded = {n.lower(): n for n in names}

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.executor import Cancel, Executor, Plan, explain_failure
 from subgraph.graph import Graph, Node
 from subgraph.parameters import Parameter
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 Turn = tuple[threading.Lock, int, int]  # who holds the lock runs these steps, from and to
 
 
-@records.frozen
+@attrs.frozen
 class Stage:
     """A part of a run: the function takes what the stage before gave, the first the inputs."""
 

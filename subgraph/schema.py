@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from subgraph import records
+import attrs
+
 from subgraph.errors import UnsupportedOpError
 from subgraph.registry import Files, Registry, nearest
 
@@ -39,7 +40,7 @@ AttributeKind = Literal[
 ATTRIBUTE_KINDS: tuple[AttributeKind, ...] = get_args(AttributeKind)
 
 
-@records.frozen
+@attrs.frozen
 class Attribute:
     """An attribute of an operator; ``default`` None means that it has none."""
 
@@ -49,7 +50,7 @@ class Attribute:
     default: Any = None
 
 
-@records.frozen
+@attrs.frozen
 class Schema:
     """An operator's form: names of inputs and outputs, how many may be given, attributes.
 
@@ -66,7 +67,7 @@ class Schema:
     max_inputs: int = 0
     min_outputs: int = 0
     max_outputs: int = 0
-    attributes: dict[str, Attribute] = records.field(factory=dict[str, Attribute])
+    attributes: dict[str, Attribute] = attrs.field(factory=dict[str, Attribute])
     deprecated: bool = False
     input_dtypes: tuple[frozenset[str] | None, ...] = ()
     one_dtype: tuple[str, ...] = ()

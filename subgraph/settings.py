@@ -1,18 +1,18 @@
 """Typed options of devices: each key declared once, with type, default, range and text.
 
 A device's options are one attrs class, a child of `DeviceOptions`, whose fields are made by
-`option`; our own devices' are `subgraph.records` with fields by `own_option`. Values come, in order
-of precedence, from the compile call, from ``set_property``, from the environment
-(``SUBGRAPH_<DEVICE>_<KEY>``), and from the default.
+`option`. Values come, in order of precedence, from the compile call, from ``set_property``, from
+the environment (``SUBGRAPH_<DEVICE>_<KEY>``), and from the default.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from subgraph import records
+import attrs
+
 from subgraph.errors import ConfigError
 from subgraph.registry import nearest
 
@@ -41,67 +41,38 @@ def option(
         maximum: Greatest allowed number.
         read_only: Whether users may only read it.
     """
-    import attrs
-
     facts = {"doc": doc, "values": values, "minimum": minimum, "maximum": maximum}
     return attrs.field(default=default, metadata={**facts, "read_only": read_only})
 
 
-def own_option(
-    default: Any,
-    doc: str,
-    *,
-    values: Sequence[Any] | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    read_only: bool = False,
-) -> Any:
-    """Declare an option as `option` does, in a class of `subgraph.records`."""
-    facts = {"doc": doc, "values": values, "minimum": minimum, "maximum": maximum}
-    return records.field(default=default, metadata={**facts, "read_only": read_only})
-
-
-@records.frozen
+@attrs.frozen
 class DeviceOptions:
     """Options that every device has."""
 
-    ENABLE_PROFILING: bool = own_option(False, "measure each node of a run, for request.profile()")
-    PERFORMANCE_HINT: str = own_option(
+    ENABLE_PROFILING: bool = option(False, "measure each node of a run, for request.profile()")
+    PERFORMANCE_HINT: str = option(
         "LATENCY", "what to optimize for", values=("LATENCY", "THROUGHPUT")
     )
-    PERFORMANCE_HINT_NUM_REQUESTS: int = own_option(
+    PERFORMANCE_HINT_NUM_REQUESTS: int = option(
         0, "number of requests that will run at a time; 0: the device's choice", minimum=0
     )
-    INFERENCE_PRECISION: str = own_option(
+    INFERENCE_PRECISION: str = option(
         "",
         "compute float16 and bfloat16 in float32; empty: as the model says",
         values=("", "float32"),
     )
-    CACHE_DIR: str = own_option(
-        "", "folder for compiled models, found again by content; empty: none"
-    )
-    DEVICE_ID: str = own_option("", "which device of several: the part after the point in NAME.0")
+    CACHE_DIR: str = option("", "folder for compiled models, found again by content; empty: none")
+    DEVICE_ID: str = option("", "which device of several: the part after the point in NAME.0")
 
 
-_known_fields: dict[type, dict[str, Any]] = {}
+_known_fields: dict[type, dict[str, attrs.Attribute[Any]]] = {}
 
 
-def _fields(cls: type[DeviceOptions]) -> dict[str, Any]:
+def _fields(cls: type[DeviceOptions]) -> dict[str, attrs.Attribute[Any]]:
     found = _known_fields.get(cls)
     if found is None:
-        found = _known_fields[cls] = {field.name: field for field in _declared(cls)}
+        found = _known_fields[cls] = {field.name: field for field in attrs.fields(cls)}
     return found
-
-
-def _declared(cls: type[DeviceOptions]) -> Iterable[Any]:
-    """Return the fields of the nearest class that has some, ours or one of attrs."""
-    for base in cls.__mro__:
-        described = vars(base).get("__attrs_attrs__")
-        if isinstance(described, tuple):
-            return cast("tuple[Any, ...]", described)
-        if described is not None:
-            break
-    return records.fields(cls)
 
 
 def option_names(cls: type[DeviceOptions]) -> list[str]:
@@ -133,12 +104,12 @@ def describe_options(cls: type[DeviceOptions]) -> list[dict[str, Any]]:
     return rows
 
 
-def _kind(field: Any) -> type:
+def _kind(field: attrs.Attribute[Any]) -> type:
     kind = field.type
     return _KINDS.get(kind, str) if isinstance(kind, str) else (kind or str)
 
 
-def _allowed(field: Any) -> str:
+def _allowed(field: attrs.Attribute[Any]) -> str:
     facts = field.metadata
     if facts.get("values"):
         return ", ".join(str(value) or "empty" for value in facts["values"])
@@ -188,7 +159,7 @@ def _converted(kind: type, value: Any) -> Any:
         return None
 
 
-def _in_range(field: Any, value: Any) -> bool:
+def _in_range(field: attrs.Attribute[Any], value: Any) -> bool:
     facts = field.metadata
     values, low, high = facts.get("values"), facts.get("minimum"), facts.get("maximum")
     if values is not None and value not in values:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import MissingInputError, ShapeError
 from subgraph.graph import Value
 from subgraph.parameters import Parameter
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 _REMEMBERED = 64  # accepted sets of shapes
 
 
-@records.frozen
+@attrs.frozen
 class Port:
     """An input or output: name, type, and for an optional input the Parameter it defaults to."""
 

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import DeviceError, PartitionError, ShapeError
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
@@ -33,7 +33,7 @@ OP_TYPE = "_subgraph_op"
 AFFINITY = "affinity"
 
 
-@records.frozen
+@attrs.frozen
 class ProfileEntry:
     """What one node of a run took.
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from functools import cache
 from operator import index
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.errors import ShapeError
 from subgraph.traced import is_traced
 
@@ -131,19 +131,15 @@ def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
     return tuple(out)
 
 
-@records.frozen
+@attrs.frozen(slots=True)
 class TensorType:
     """Type of a tensor: a dtype, and a shape of ints, names (symbolic) or None (unknown).
 
     ``shape`` None means that even the rank is unknown.
     """
 
-    dtype: str = records.field(converter=canonical_dtype)
-    shape: Shape | None = records.field(converter=_shape, default=None)
-
-    if TYPE_CHECKING:
-
-        def __init__(self, dtype: Any, shape: Iterable[Dim] | None = None) -> None: ...
+    dtype: str = attrs.field(converter=canonical_dtype)
+    shape: Shape | None = attrs.field(converter=_shape, default=None)
 
     @property
     def rank(self) -> int | None:
@@ -161,22 +157,18 @@ class TensorType:
         return f"{self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
 
 
-@records.frozen
+@attrs.frozen(slots=True)
 class SparseTensorType:
     """Type of a sparse tensor."""
 
-    dtype: str = records.field(converter=canonical_dtype)
-    shape: Shape | None = records.field(converter=_shape, default=None)
-
-    if TYPE_CHECKING:
-
-        def __init__(self, dtype: Any, shape: Iterable[Dim] | None = None) -> None: ...
+    dtype: str = attrs.field(converter=canonical_dtype)
+    shape: Shape | None = attrs.field(converter=_shape, default=None)
 
     def __str__(self) -> str:
         return f"sparse({TensorType(self.dtype, self.shape)})"
 
 
-@records.frozen
+@attrs.frozen(slots=True)
 class SequenceType:
     """Type of a sequence; ``element`` None means unknown."""
 
@@ -186,7 +178,7 @@ class SequenceType:
         return f"seq({self.element or '?'})"
 
 
-@records.frozen
+@attrs.frozen(slots=True)
 class OptionalType:
     """Type of an optional value; ``element`` None means unknown."""
 
@@ -196,16 +188,12 @@ class OptionalType:
         return f"optional({self.element or '?'})"
 
 
-@records.frozen
+@attrs.frozen(slots=True)
 class MapType:
     """Type of a map from ``key`` (a dtype) to ``value``."""
 
-    key: str = records.field(converter=canonical_dtype)
+    key: str = attrs.field(converter=canonical_dtype)
     value: ValueType | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(self, key: Any, value: ValueType | None = None) -> None: ...
 
     def __str__(self) -> str:
         return f"map({self.key}, {self.value or '?'})"

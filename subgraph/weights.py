@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import dis
 import functools
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any, cast
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.parameters import Parameter, Snapshot, State, epoch, pinned_snapshot
 
 Array = np.ndarray[Any, Any]
@@ -29,7 +28,7 @@ _Key = tuple[str, tuple[Parameter, ...], int]
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
-@records.frozen
+@attrs.frozen
 class WeightStats:
     """Counters of the cache.
 
@@ -419,7 +418,7 @@ def sealed(array: Array, align: int) -> Array:
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) -> Array:
     """Return an uninitialised C-contiguous array whose address is a multiple of ``align``."""
-    size = math.prod(shape) * dtype.itemsize
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     raw = np.empty(size + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start : start + size].view(dtype).reshape(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from subgraph.compiled_model import CompiledModel
@@ -62,7 +62,7 @@ def listed(priorities: str, device: str) -> list[str]:
 
 
 def split_config(
-    config: Config, own: Collection[str], devices: Sequence[Device], name: str
+    config: Config, own: Config, devices: Sequence[Device], name: str
 ) -> dict[str, dict[str, Any]]:
     """Return each device's own configuration: nested by its name, or flat keys that it knows.
 

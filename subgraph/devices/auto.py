@@ -14,9 +14,9 @@ from contextlib import suppress
 from os import PathLike
 from typing import IO, Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device
 from subgraph.device_calls import query_on
@@ -25,7 +25,7 @@ from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.executor import Cancel
 from subgraph.graph import Graph
 from subgraph.runner import Runner
-from subgraph.settings import DeviceOptions, own_option
+from subgraph.settings import DeviceOptions, option
 from subgraph.signature import Port
 from subgraph.subgraph_op import ProfileEntry
 from subgraph.types import TensorType, numpy_dtype
@@ -34,13 +34,13 @@ _log = logging.getLogger("subgraph")
 _HELPER = "CPU"  # compiles fast and runs everything
 
 
-@records.frozen
+@attrs.frozen
 class AutoOptions(DeviceOptions):
     """Options of AUTO; those of its devices are given under their names."""
 
-    DEVICE_PRIORITIES: str = own_option("", "candidates in order; empty: all devices, best first")
-    MEASURE: bool = own_option(False, "run the model on each candidate and keep the fastest")
-    START_ON_CPU: bool = own_option(True, "run on CPU while another device compiles")
+    DEVICE_PRIORITIES: str = option("", "candidates in order; empty: all devices, best first")
+    MEASURE: bool = option(False, "run the model on each candidate and keep the fastest")
+    START_ON_CPU: bool = option(True, "run on CPU while another device compiles")
 
 
 class AutoDevice(VirtualDevice):
@@ -75,7 +75,7 @@ class AutoDevice(VirtualDevice):
         self, config: Config | None
     ) -> tuple[AutoOptions, list[Device], dict[str, dict[str, Any]]]:
         config = config or {}
-        own = {k: v for k, v in config.items() if k in records.names(AutoOptions)}
+        own = {k: v for k, v in config.items() if k in attrs.fields_dict(AutoOptions)}
         options: AutoOptions = self.options_for(own)
         devices = self.candidates(options)
         return options, devices, split_config(config, own, devices, self.name)

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from subgraph import records
+import attrs
+
 from subgraph.control_flow import is_nested
 from subgraph.device import Device
 from subgraph.engine import host, pool
@@ -26,7 +27,7 @@ from subgraph.parameters import Parameter
 from subgraph.pass_manager import Checks, apply_pass
 from subgraph.schema import contributed
 from subgraph.selector import Reject
-from subgraph.settings import DeviceOptions, own_option
+from subgraph.settings import DeviceOptions, option
 from subgraph.subgraph_op import SubgraphOp
 from subgraph.types import TensorType
 
@@ -34,29 +35,27 @@ _TRIAL = "cpu_trial"
 _GUARDS = "cpu_guards"
 
 
-@records.frozen
+@attrs.frozen
 class CpuOptions(DeviceOptions):
     """Options of CPU."""
 
-    INFERENCE_NUM_THREADS: int = own_option(
+    INFERENCE_NUM_THREADS: int = option(
         0, "threads of all streams together; 0: one for each core", minimum=0, maximum=1024
     )
-    NUM_STREAMS: int = own_option(
+    NUM_STREAMS: int = option(
         0, "requests that run at a time; 0: as PERFORMANCE_HINT says", minimum=0, maximum=1024
     )
-    FUSION: bool = own_option(True, "fuse operators into one kernel where that is possible")
-    BLOCKED_LAYOUT: bool = own_option(True, "let convolutions work in blocks of channels")
-    WINOGRAD: bool = own_option(
-        True, "allow Winograd convolution, which rounds a little differently"
-    )
-    WEIGHTS_PRECISION: str = own_option(
+    FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
+    BLOCKED_LAYOUT: bool = option(True, "let convolutions work in blocks of channels")
+    WINOGRAD: bool = option(True, "allow Winograd convolution, which rounds a little differently")
+    WEIGHTS_PRECISION: str = option(
         "",
         "hold float32 weights of products and convolutions in bfloat16: half the memory, sums stay "
         "float32; empty: as the model says",
         values=("", "bfloat16"),
     )
-    TUNE: bool = own_option(False, "choose kernels by measuring, and keep the choice on disk")
-    PLAN_CACHE_SIZE: int = own_option(64, "sets of input shapes kept ready to run", minimum=1)
+    TUNE: bool = option(False, "choose kernels by measuring, and keep the choice on disk")
+    PLAN_CACHE_SIZE: int = option(64, "sets of input shapes kept ready to run", minimum=1)
 
 
 class CpuDevice(Device):
@@ -152,7 +151,7 @@ def plan_options(options: CpuOptions) -> PlanOptions:
     """Return what plans depend on."""
     properties = {
         field.name: getattr(options, field.name)
-        for field in records.fields(CpuOptions)
+        for field in attrs.fields(CpuOptions)
         if field.name in ("WINOGRAD", "TUNE", "WEIGHTS_PRECISION")
     }
     return PlanOptions(

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from subgraph import records
+import attrs
+
 from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device, QueryResult, without_defaults
 from subgraph.device_calls import known_properties, query_on, require_support
@@ -29,7 +30,7 @@ from subgraph.profiles import read_profile
 from subgraph.property import SubgraphProperty
 from subgraph.registry import nearest
 from subgraph.selector import SubgraphSelector
-from subgraph.settings import DeviceOptions, own_option
+from subgraph.settings import DeviceOptions, option
 from subgraph.stage_placement import place_in_stages
 from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
 
@@ -40,28 +41,28 @@ _log = logging.getLogger("subgraph")
 _REFERENCE = "REFERENCE"
 
 
-@records.frozen
+@attrs.frozen
 class HeteroOptions(DeviceOptions):
     """Options of HETERO; those of its devices are given under their names."""
 
-    DEVICE_PRIORITIES: str = own_option("", "devices in order of priority, separated by commas")
-    PLACEMENT: str = own_option(
+    DEVICE_PRIORITIES: str = option("", "devices in order of priority, separated by commas")
+    PLACEMENT: str = option(
         "PRIORITY",
         "by priority; by measured times for the least time of a request (COST) or for the most "
         "requests a second, in one stage for each device (STAGES)",
         values=("PRIORITY", "COST", "STAGES"),
     )
-    PROFILE: str = own_option("", "file with measured times, for PLACEMENT=COST and STAGES")
-    TRANSFER_LATENCY: float = own_option(
+    PROFILE: str = option("", "file with measured times, for PLACEMENT=COST and STAGES")
+    TRANSFER_LATENCY: float = option(
         0.0, "seconds that one transfer takes; 0: as measured in PROFILE", minimum=0
     )
-    TRANSFER_BANDWIDTH: float = own_option(
+    TRANSFER_BANDWIDTH: float = option(
         0.0, "bytes/s between devices; 0: as measured in PROFILE", minimum=0
     )
-    RUNTIME_FALLBACK: bool = own_option(
+    RUNTIME_FALLBACK: bool = option(
         True, "run a region on the next device that can when its own fails"
     )
-    PIPELINE: bool = own_option(True, "overlap the devices' stages of different requests")
+    PIPELINE: bool = option(True, "overlap the devices' stages of different requests")
 
 
 class HeteroDevice(VirtualDevice):
@@ -71,7 +72,7 @@ class HeteroDevice(VirtualDevice):
 
     def supported_config(self, config: Config | None) -> tuple[HeteroOptions, list[Device]]:
         """Return the options and the devices in order of priority."""
-        own = {k: v for k, v in (config or {}).items() if k in records.names(HeteroOptions)}
+        own = {k: v for k, v in (config or {}).items() if k in attrs.fields_dict(HeteroOptions)}
         options: HeteroOptions = self.options_for(own)
         devices = [self.peer(name) for name in listed(options.DEVICE_PRIORITIES, self.name)]
         _split_config(config or {}, options, devices)
@@ -208,7 +209,7 @@ class HeteroDevice(VirtualDevice):
         options = self.options_for({"DEVICE_PRIORITIES": ",".join(d.name for d in devices)})
         if "ENABLE_PROFILING" in known_properties(first):
             profiling = first.options_for(config).ENABLE_PROFILING
-            options = records.evolve(options, ENABLE_PROFILING=profiling)
+            options = attrs.evolve(options, ENABLE_PROFILING=profiling)
         configs = {device.name: dict(config) if device is first else {} for device in devices}
         work = graph.clone()
         for each in _with_bodies(work):
@@ -420,7 +421,7 @@ def by_priority(
 def _split_config(
     config: Config, options: HeteroOptions, devices: Sequence[Device]
 ) -> dict[str, dict[str, Any]]:
-    own = records.names(HeteroOptions)
+    own = attrs.fields_dict(HeteroOptions)
     rest = {key: value for key, value in config.items() if key != "CACHE_DIR"}
     out = split_config(rest, own, devices, "HETERO")
     if options.ENABLE_PROFILING:

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import IO, Any
 
-from subgraph import records
+import attrs
+
 from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device, QueryResult
 from subgraph.device_calls import query_on
@@ -29,17 +30,17 @@ from subgraph.executor import Cancel, all_parameters
 from subgraph.export import ALLOW_RECOMPILE, export_several, import_model, without_regions
 from subgraph.graph import Graph
 from subgraph.runner import Runner
-from subgraph.settings import DeviceOptions, own_option
+from subgraph.settings import DeviceOptions, option
 from subgraph.subgraph_op import ProfileEntry
 
 _log = logging.getLogger("subgraph")
 
 
-@records.frozen
+@attrs.frozen
 class MultiOptions(DeviceOptions):
     """Options of MULTI; those of its devices are given under their names."""
 
-    DEVICE_PRIORITIES: str = own_option("", "devices in order of priority, separated by commas")
+    DEVICE_PRIORITIES: str = option("", "devices in order of priority, separated by commas")
 
 
 class MultiDevice(VirtualDevice):
@@ -68,7 +69,7 @@ class MultiDevice(VirtualDevice):
         self, config: Config | None
     ) -> tuple[list[Device], dict[str, dict[str, Any]], MultiOptions]:
         config = config or {}
-        own = {k: v for k, v in config.items() if k in records.names(MultiOptions)}
+        own = {k: v for k, v in config.items() if k in attrs.fields_dict(MultiOptions)}
         options: MultiOptions = self.options_for(own)
         devices = [self.peer(name) for name in listed(options.DEVICE_PRIORITIES, self.name)]
         configs = split_config(config, own, devices, self.name)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.builder import input, operator, parameter
 from subgraph.control_flow import is_nested
 from subgraph.device import Device
@@ -28,27 +28,25 @@ from subgraph.parameters import Parameter
 from subgraph.pass_manager import apply_pass
 from subgraph.schema import contributed
 from subgraph.selector import Reject
-from subgraph.settings import DeviceOptions, own_option
+from subgraph.settings import DeviceOptions, option
 from subgraph.subgraph_op import SubgraphOp
 
 _REFUSED = "opencl_refused"
 _TUNED_SIZE = 768
 
 
-@records.frozen
+@attrs.frozen
 class OpenclOptions(DeviceOptions):
     """Options of OPENCL."""
 
-    FUSION: bool = own_option(True, "fuse operators into one kernel where that is possible")
-    KERNELS: str = own_option(
+    FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
+    KERNELS: str = option(
         "AUTO",
         "kernels made for a GPU or a CPU; AUTO: by what the device is",
         values=("AUTO", "CPU", "GPU"),
     )
-    TUNE: bool = own_option(
-        False, "measure sizes of blocks and groups once, and keep the best on disk"
-    )
-    PLAN_CACHE_SIZE: int = own_option(8, "sets of input shapes kept ready to run", minimum=1)
+    TUNE: bool = option(False, "measure sizes of blocks and groups once, and keep the best on disk")
+    PLAN_CACHE_SIZE: int = option(8, "sets of input shapes kept ready to run", minimum=1)
 
 
 class OpenclDevice(Device):
@@ -119,7 +117,7 @@ class OpenclDevice(Device):
         found = self._runtime(options)
         traits = found.traits
         if options.KERNELS != "AUTO":
-            traits = records.evolve(traits, is_gpu=options.KERNELS == "GPU")
+            traits = attrs.evolve(traits, is_gpu=options.KERNELS == "GPU")
         if options.TUNE:
             tuning = tuned(found, lambda choice: _product_seconds(found, traits, choice))
         else:

@@ -88,26 +88,18 @@ def source_digest(module: str) -> str:
         name = pending.pop()
         if name in seen:
             continue
-        found = _digest_and_imports(name, module.partition(".")[0])
-        if found is not None:
-            seen[name] = found[0]
-            pending.extend(found[1])
-        elif name == module:
-            raise KernelError(f"kernel module {module!r} has no source file")
+        source, is_package = _source(name)
+        if source is None:
+            if name == module:
+                raise KernelError(f"kernel module {module!r} has no source file")
+            continue
+        seen[name] = hashlib.sha256(source).digest()
+        package = name if is_package else name.rpartition(".")[0]
+        pending.extend(_imported(source.decode(), package, module.partition(".")[0]))
     joined = hashlib.sha256()
     for name in sorted(seen):
         joined.update(name.encode() + b"\0" + seen[name])
     return joined.hexdigest()
-
-
-@cache
-def _digest_and_imports(module: str, root: str) -> tuple[bytes, list[str]] | None:
-    """Return the hash of a module's source and what it imports; None where there is no source."""
-    source, is_package = _source(module)
-    if source is None:
-        return None
-    package = module if is_package else module.rpartition(".")[0]
-    return hashlib.sha256(source).digest(), _imported(source.decode(), package, root)
 
 
 @cache
@@ -124,6 +116,7 @@ def _spec(module: str) -> ModuleSpec | None:
         return None
 
 
+@cache
 def _source(module: str) -> tuple[bytes | None, bool]:
     """Return a module's source (None when there is none) and whether it is a package."""
     spec = _spec(module)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import attrs
 import numpy as np
+from numpy.typing import NDArray
 
-from subgraph import records
 from subgraph.engine.constants import Weights
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
@@ -23,9 +24,6 @@ from subgraph.subgraph_op import ProfileEntry
 from subgraph.traced import float_bits, is_traced, larger
 from subgraph.weights import WeightCache, WeightEntry
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 Array = np.ndarray[Any, Any]
 _TINY_FLOPS = 2_000_000
 _BLOCK = 8  # argument blocks begin on cache lines
@@ -33,7 +31,7 @@ Row = tuple[Kernel, int, int, int]
 AsArray = Callable[[Sequence[int]], Array]
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class Patch:
     """Words that hold addresses in one piece of memory: where they stand, and how far in."""
 
@@ -45,7 +43,7 @@ class Patch:
         words[self.positions] = address + self.offsets
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class End:
     """An input or output of the program: what it is, and the words that point into it."""
 
@@ -56,7 +54,7 @@ class End:
     patch: Patch
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class Numbers:
     """A constant with traced numbers: what it holds, and the dtype that it is to have."""
 
@@ -67,7 +65,7 @@ class Numbers:
 Held = WeightEntry | Array | Numbers
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class LaidOut:
     """A program without addresses; immutable.
 
@@ -149,12 +147,12 @@ def _end(position: int, operand: Operand, notes: dict[int, _Notes], as_array: As
     return End(position, operand.dtype, operand.shape, operand.nbytes, patch)
 
 
-@records.define
+@attrs.define
 class _Notes:
     """A `Patch` in the making."""
 
-    positions: list[int] = records.field(factory=list[int])
-    offsets: list[int] = records.field(factory=list[int])
+    positions: list[int] = attrs.field(factory=list[int])
+    offsets: list[int] = attrs.field(factory=list[int])
 
     def frozen(self, as_array: AsArray) -> Patch:
         return Patch(np.array(self.positions, np.intp), as_array(self.offsets))
@@ -275,4 +273,4 @@ def _is_tiny(plan: Plan) -> bool:
 def timed(entries: Sequence[ProfileEntry], seconds: Sequence[float]) -> list[ProfileEntry]:
     """Return the entries of steps with what each took."""
     pairs = zip(entries, seconds, strict=True)
-    return [records.evolve(entry, seconds=taken) for entry, taken in pairs]
+    return [attrs.evolve(entry, seconds=taken) for entry, taken in pairs]

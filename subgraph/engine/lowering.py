@@ -21,9 +21,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine.kernel import Kernel
 from subgraph.errors import SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
@@ -54,7 +54,7 @@ class ValueNeeded(SubgraphError):
         self.index = index
 
 
-@records.define(eq=False)
+@attrs.define(eq=False)
 class Storage:
     """Memory of one or several operands (views share it).
 
@@ -88,7 +88,7 @@ class Storage:
         return storage, offset
 
 
-@records.define(eq=False)
+@attrs.define(eq=False)
 class Operand:
     """A value of the plan: concrete dtype and shape, dense, row-major in its layout.
 
@@ -159,7 +159,7 @@ class Operand:
         return padded * self.itemsize
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class Scratch:
     """Memory that only the steps of one node use; ``per_worker``: that much for each thread."""
 
@@ -168,7 +168,7 @@ class Scratch:
     nbytes: int
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class Weight:
     """What a recipe makes of parameters (or of known arrays), kept by the weight cache.
 
@@ -186,7 +186,7 @@ class Weight:
 Word = int | float | Operand | Scratch | Weight | Kernel
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class EmittedStep:
     """One kernel call of a plan: see `Lowering.emit`."""
 
@@ -199,7 +199,7 @@ class EmittedStep:
     bytes: int
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class LoweringRule:
     """What is registered for an operator."""
 

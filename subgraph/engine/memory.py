@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Sequence
 
-from subgraph import records
+import attrs
+
 from subgraph.engine.lowering import Operand, Storage
 
 ALIGN = 64
@@ -18,7 +19,7 @@ FOREVER = 1 << 60
 _MANY = 3000
 
 
-@records.define
+@attrs.define
 class Life:
     """First and last step that mention a storage."""
 

@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine.constants import as_it_is, derive, evaluate, made, parameters_of
 from subgraph.engine.layouts import Arranger
 from subgraph.engine.lowering import (
@@ -50,7 +50,7 @@ _SCALED = frozenset({"Resize", "Upsample", "Range"})
 _MISFITS = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class HostStep:
     """A node that no lowering takes with these shapes: the reference computes it between steps."""
 
@@ -63,7 +63,7 @@ class HostStep:
 Item = EmittedStep | HostStep
 
 
-@records.frozen
+@attrs.frozen
 class PlanOptions:
     """What a plan depends on beside the graph and the shapes.
 
@@ -76,11 +76,11 @@ class PlanOptions:
 
     threads: int = 1
     blocked: bool = True
-    properties: Mapping[str, Any] = records.field(factory=dict[str, Any])
+    properties: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
     lowering: type[Lowering] = Lowering
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class Plan:
     """Steps over placed memory.
 

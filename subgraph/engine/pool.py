@@ -17,16 +17,13 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from subgraph.engine import host, layout
 from subgraph.engine.kernel import Kernel
 from subgraph.errors import ConfigError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _MODULE = "subgraph.engine.walker_kernels"
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)

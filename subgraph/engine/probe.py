@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from subgraph import records
+import attrs
+
 from subgraph.engine.lowering import Unsupported
 from subgraph.engine.plan import HostStep, Planner, PlanOptions, concrete
 from subgraph.errors import SubgraphError
@@ -19,7 +20,7 @@ from subgraph.types import TensorType
 _SAMPLES = (2, 8, 16, 3, 4, 32, 1)
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class Trial:
     """What a trial found.
 

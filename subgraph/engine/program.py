@@ -7,17 +7,15 @@ step without runs on the caller's thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from subgraph.engine import layout
 from subgraph.engine.entry import entry
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.pool import Pool, sleeps_in_kernel
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Nanoseconds. Publishing a step costs about 300; its data must also move between cores.
 _WORTH_SHARING = 4000.0

@@ -18,9 +18,9 @@ from operator import is_not, itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.collector import paused_gc
 from subgraph.engine.bound import Arena, BoundPlan
 from subgraph.engine.laid_out import LaidOut, lay_out, timed
@@ -62,7 +62,7 @@ _SIDE_BY_SIDE = 16  # programs of a template that a session keeps: one for each 
 _SIZES = ((1, 64), (1, 224), (16, 64))
 
 
-@records.frozen
+@attrs.frozen
 class RegionOptions:
     """How a region is run.
 
@@ -73,7 +73,7 @@ class RegionOptions:
         profiling: Whether runs are measured.
     """
 
-    plan: PlanOptions = records.field(factory=PlanOptions)
+    plan: PlanOptions = attrs.field(factory=PlanOptions)
     pools: tuple[Pool, ...] = ()
     plans: int = 16
     profiling: bool = False

@@ -11,9 +11,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.keys import cache_key
@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 _ALIGN = 64
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class StoredProgram:
     """A program from a file, and what it holds for.
 

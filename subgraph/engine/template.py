@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from operator import le
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine.laid_out import End, LaidOut, Numbers, Patch, lay_out
 from subgraph.engine.lowering import Unsupported
 from subgraph.engine.memory import Life, assign_offsets
@@ -97,7 +97,7 @@ class _Numbers:
         return _Slots(base.reshape(items.shape), np.array(at, np.intp), np.array(source, np.intp))
 
 
-@records.frozen(eq=False)
+@attrs.frozen(eq=False)
 class _Slots:
     """Whole numbers, with places that an instance fills."""
 
@@ -230,7 +230,7 @@ class Template:
         """Return what is known of the steps of an instance for a profile."""
         counts = self._counts.filled(numbers).tolist()
         return tuple(
-            records.evolve(entry, bytes=moved, flops=flops)
+            attrs.evolve(entry, bytes=moved, flops=flops)
             for entry, (moved, flops) in zip(self._laid.entries, counts, strict=True)
         )
 

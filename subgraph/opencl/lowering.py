@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, cast
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import (
     LOWERINGS,
@@ -45,7 +45,7 @@ _PRIMITIVES: dict[str, Callable[..., None]] = {}
 _KERNELS: dict[tuple[str, str], Translate] = {}
 
 
-@records.frozen
+@attrs.frozen
 class ClLaunch:
     """What runs in a step: a kernel over a range of work-items.
 
@@ -104,7 +104,7 @@ def cl_shared(*op_types: str, domain: str = "") -> None:
     """Lower these operators by the CPU's functions: what they emit is translated."""
     for op_type in op_types:
         key = operator_key(op_type, domain)
-        rule = records.evolve(LOWERINGS.get(key), layouts=frozenset({"plain"}))
+        rule = attrs.evolve(LOWERINGS.get(key), layouts=frozenset({"plain"}))
         CL_LOWERINGS.register(key, rule, defined_at(rule.function))
 
 
@@ -157,9 +157,7 @@ class ClLowering(Lowering):
         if units > 0:
             translate(self, kernel, words)
         for k, step in enumerate(self.steps[before:], before):
-            self.steps[k] = records.evolve(
-                step, flops=step.flops or flops, bytes=step.bytes or bytes
-            )
+            self.steps[k] = attrs.evolve(step, flops=step.flops or flops, bytes=step.bytes or bytes)
 
     @property
     def traits(self) -> ClTraits:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from subgraph import records
+import attrs
+
 from subgraph.engine.bound import BoundPlan
 from subgraph.engine.plan import Plan
 from subgraph.engine.region_op import (
@@ -97,4 +98,4 @@ class ClSession(CpuSession):
     def profile(self) -> list[ProfileEntry]:
         """Return what each step of the last run took on the device."""
         device = self._cl_op.device
-        return [records.evolve(e, device=device) for e in super().profile()]
+        return [attrs.evolve(e, device=device) for e in super().profile()]

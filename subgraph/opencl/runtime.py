@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subgraph import records
+import attrs
+
 from subgraph.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _SOURCES = "subgraph.ops"
 SIMULATOR = "Oclgrind"  # a platform that checks kernels; it says that it is a GPU
 
 
-@records.frozen
+@attrs.frozen
 class ClSource:
     """An OpenCL program: a file ``<name>.cl`` beside the operators, or text, with definitions.
 
@@ -51,7 +52,7 @@ def _file_text(name: str) -> str:
     return files(_SOURCES).joinpath(f"{name}.cl").read_text()
 
 
-@records.frozen
+@attrs.frozen
 class ClTraits:
     """What the kernels' variants are chosen by.
 

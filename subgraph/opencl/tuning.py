@@ -14,12 +14,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from subgraph import records
+import attrs
+
 from subgraph.opencl.runtime import Runtime, cache_folder
 
 
-@records.frozen
+def _positive(instance: object, attribute: attrs.Attribute[int], value: Any) -> None:
+    if not isinstance(value, int) or not 1 <= value <= 4096:
+        raise ValueError(f"{attribute.name} = {value!r} is no size")
+
+
+@attrs.frozen
 class ClTuning:
     """Sizes that kernels are built with.
 
@@ -31,16 +38,11 @@ class ClTuning:
         group: Work-items along each side of a tile.
     """
 
-    rows: int = 6
-    blocks: int = 8
-    chunk: int = 256
-    tile: int = 64
-    group: int = 16
-
-    def __post_init__(self) -> None:
-        for name, value in records.asdict(self).items():
-            if not isinstance(value, int) or not 1 <= value <= 4096:
-                raise ValueError(f"{name} = {value!r} is no size")
+    rows: int = attrs.field(default=6, validator=_positive)
+    blocks: int = attrs.field(default=8, validator=_positive)
+    chunk: int = attrs.field(default=256, validator=_positive)
+    tile: int = attrs.field(default=64, validator=_positive)
+    group: int = attrs.field(default=16, validator=_positive)
 
 
 def candidates(found: Runtime) -> Iterator[ClTuning]:
@@ -94,7 +96,7 @@ def _keep(path: Path, choice: ClTuning) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "w") as file:
-            json.dump(records.asdict(choice), file)
+            json.dump(attrs.asdict(choice), file)
         os.replace(name, path)
     except OSError:
         return

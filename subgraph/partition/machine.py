@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from subgraph.partition.tables import FIELDS, Tables
 
@@ -22,7 +23,7 @@ LOADED = 60
 LOAD = 2_000
 COMPILE = 50_000
 
-Ints = np.ndarray[Any, np.dtype[np.int32]]
+Ints = NDArray[np.int32]
 
 
 class Machine:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from subgraph import records
+import attrs
+
 from subgraph.errors import PartitionError
 from subgraph.graph import Graph
 from subgraph.registry import nearest
@@ -24,7 +25,7 @@ def _names(given: Iterable[str] | str | None) -> frozenset[str]:
     return frozenset(held)
 
 
-@records.frozen(kw_only=True)
+@attrs.frozen(kw_only=True)
 class Options:
     """What the pass was told; None leaves the choice to each property.
 
@@ -40,24 +41,11 @@ class Options:
     strategy: str | None = None
     min_size: int | None = None
     max_subgraphs: int | None = None
-    include: frozenset[str] = records.field(converter=_names, default=None)
-    exclude: frozenset[str] = records.field(converter=_names, default=None)
-    more: Mapping[str, Any] = records.field(factory=dict[str, Any])
+    include: frozenset[str] = attrs.field(converter=_names, default=None)
+    exclude: frozenset[str] = attrs.field(converter=_names, default=None)
+    more: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            strategy: str | None = None,
-            min_size: int | None = None,
-            max_subgraphs: int | None = None,
-            include: Iterable[str] | str | None = None,
-            exclude: Iterable[str] | str | None = None,
-            more: Mapping[str, Any] = ...,
-        ) -> None: ...
-
-    def __post_init__(self) -> None:
+    def __attrs_post_init__(self) -> None:
         if self.strategy is not None and self.strategy not in STRATEGIES:
             raise PartitionError(
                 f"strategy {self.strategy!r} is unknown; {nearest(self.strategy, STRATEGIES)}"
@@ -70,7 +58,7 @@ class Options:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all options by name, as ``pre_partition`` gets them."""
-        own = {key: value for key, value in records.asdict(self, recurse=False).items() if value}
+        own = {key: value for key, value in attrs.asdict(self, recurse=False).items() if value}
         own.pop("more", None)
         return {**own, **self.more}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from subgraph import records
+import attrs
+
 from subgraph.partition.asking import Asker
 from subgraph.partition.growth import Growth
 from subgraph.partition.record import CAPPED, MADE, SMALL
@@ -13,7 +14,7 @@ from subgraph.partition.search import Search
 from subgraph.selector import SubgraphSelector
 
 
-@records.define
+@attrs.define(slots=True)
 class Proposal:
     """A region: numbers of its nodes, sorted, and the node at which it started."""
 
@@ -21,7 +22,7 @@ class Proposal:
     start: int
 
 
-@records.define
+@attrs.define(slots=True)
 class Proposals:
     """Everything that one search found.
 

@@ -9,7 +9,8 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from subgraph import records
+import attrs
+
 from subgraph.partition.asking import Refusal
 from subgraph.selector import Reject
 
@@ -22,7 +23,7 @@ REFUSED = "refused"
 UNUSED = "unused"
 
 
-@records.define
+@attrs.define(slots=True)
 class RegionNote:
     """What became of one region.
 
@@ -41,7 +42,7 @@ class RegionNote:
     why: Reject | None = None
 
 
-@records.define
+@attrs.define(slots=True)
 class Run:
     """One search for the regions of one property in one graph.
 
@@ -101,7 +102,7 @@ class Run:
             edge = method, source
 
 
-@records.frozen
+@attrs.frozen(slots=True)
 class PartitionRecord:
     """All runs that made a graph what it is, oldest first."""
 

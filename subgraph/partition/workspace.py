@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from itertools import chain, repeat
 from operator import attrgetter
 
+import attrs
 import numpy as np
 
-from subgraph import records
 from subgraph.graph import Graph, Node
 from subgraph.partition.search import Links
 
 
-@records.define
+@attrs.define(slots=True)
 class Workspace:
     """The nodes of a graph and the links between them.
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 from hypothesis import strategies as st
 
 import subgraph as sg
-from subgraph import records
 from subgraph.graph import Graph, Value
 from subgraph.types import TensorType, numpy_dtype
 
@@ -22,13 +22,13 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 Apply = Callable[[Draw, "Pool", str], Any]
 
 
-@records.define
+@attrs.define
 class Pool:
     """Values that nodes may use, by kind; weights are made when a template asks."""
 
     values: list[Value]
     weights: int = 0
-    rng: np.random.Generator = records.field(factory=lambda: np.random.default_rng(0))
+    rng: np.random.Generator = attrs.field(factory=lambda: np.random.default_rng(0))
 
     def pick(
         self,

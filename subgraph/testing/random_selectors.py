@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
+import attrs
 from hypothesis import strategies as st
 
-from subgraph import records
 from subgraph.graph import Node
 from subgraph.selector import ContainOpSelector, Reject, SubgraphSelector
 
@@ -171,7 +171,7 @@ class Odd(ByNode):
         return answers[crc32(f"{self.seed}{node.name}".encode()) % 5]
 
 
-@records.frozen
+@attrs.frozen
 class Recipe:
     """A factory of fresh selectors that prints as it is called."""
 
