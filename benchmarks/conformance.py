@@ -2,7 +2,7 @@
 
 Each column of the table is a runtime and a way to get the model to it: as it is; cut by a random
 legal selector; after save and load; after export and import; after a round trip through the text
-form. Cases run in worker processes: one that crashes or hangs counts as failed and is replaced.
+form; with plans traced in every dimension. Cases run in worker processes: one that crashes or hangs counts as failed and is replaced.
 What no implementation can pass is listed with its reason and counted apart.
 
     python benchmarks/conformance.py --devices AUTO,CPU,REFERENCE --modes plain,partition
@@ -35,7 +35,7 @@ import onnx
 from subgraph.testing import conformance as suite
 from subgraph.types import DTYPE_OF_ONNX, ONNX_DTYPE, numpy_dtype
 
-MODES = ("plain", "partition", "save", "export", "text")
+MODES = ("plain", "partition", "save", "export", "text", "traced")
 PEERS = ("onnxruntime", "openvino", "onnx.reference")
 
 
@@ -92,6 +92,14 @@ def _subgraph(model: onnx.ModelProto, column: Column, seed: int) -> suite.Run:
             path = Path(folder) / "model.blob"
             sg.compile_model(model, column.runtime).export_model(path)
             return SubgraphRep(sg.import_model(path, column.runtime)).run
+    elif column.mode == "traced":
+        compiled = SubgraphRep(sg.compile_model(source, column.runtime))
+
+        def run(inputs: Sequence[Any]) -> Sequence[Any]:
+            with suite.traced():
+                return compiled.run(inputs)
+
+        return run
     return SubgraphRep(sg.compile_model(source, column.runtime)).run
 
 

@@ -351,6 +351,7 @@ class Templates:
     """The templates of one graph: made when shapes differ, used for those that follow.
 
     Attributes:
+        seen: Types of the inputs for which there was no template, the last ones.
         traced: How many plans were traced.
         used: How many programs came from a template that was there.
     """
@@ -361,7 +362,7 @@ class Templates:
         self.used = 0
         self._graph: Graph | None = None
         self._templates: list[Template] = []
-        self._seen: list[Types] = []
+        self.seen: list[Types] = []
         self._fruitless = 0
 
     def instance(
@@ -369,7 +370,7 @@ class Templates:
     ) -> Instance | None:
         """Return the program for inputs of these types; None: a plan has to be made."""
         if graph is not self._graph:
-            self._graph, self._templates, self._seen, self._fruitless = graph, [], [], 0
+            self._graph, self._templates, self.seen, self._fruitless = graph, [], [], 0
         for template in self._templates:
             made = template.instance(types) if template.versions.hold() else None
             if made is not None:
@@ -379,7 +380,7 @@ class Templates:
                 self._fruitless = 0
                 return made
         self._see(types)
-        groups = self._groups()
+        groups = self.groups()
         if not groups or self._fruitless > _PATIENCE:
             return None
         self._fruitless += 1
@@ -395,16 +396,16 @@ class Templates:
 
     def _see(self, types: Types) -> None:
         forms = [(type_.dtype, type_.rank) for type_ in types]
-        if self._seen and [(t.dtype, t.rank) for t in self._seen[-1]] != forms:
-            self._seen.clear()
-        self._seen = [*self._seen[-_SEEN + 1 :], types]
+        if self.seen and [(t.dtype, t.rank) for t in self.seen[-1]] != forms:
+            self.seen.clear()
+        self.seen = [*self.seen[-_SEEN + 1 :], types]
 
-    def _groups(self) -> list[list[Place]]:
+    def groups(self) -> list[list[Place]]:
         """Return the dimensions that differed among the last shapes; equal ones together."""
         groups: dict[tuple[Any, ...], list[Place]] = {}
-        for position, type_ in enumerate(self._seen[-1]):
+        for position, type_ in enumerate(self.seen[-1]):
             for axis in range(type_.rank or 0):
-                sizes = tuple((types[position].shape or ())[axis] for types in self._seen)
+                sizes = tuple((types[position].shape or ())[axis] for types in self.seen)
                 if len(set(sizes)) > 1:
                     groups.setdefault(sizes, []).append((position, axis))
         return list(groups.values())

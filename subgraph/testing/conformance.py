@@ -11,11 +11,13 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import numpy as np
@@ -334,3 +336,19 @@ def names(categories: Iterable[str] = ()) -> list[str]:
     """Return the names of all cases, or of those in some categories."""
     wanted = set(categories)
     return [case.name for case in cases() if not wanted or case.category in wanted]
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Let every plan of the CPU come from a template, each dimension of its inputs traced alone.
+
+    As it is, only dimensions that differed from call to call are traced, from the second shape on.
+    """
+    from subgraph.engine.template import Templates
+
+    def every(templates: Templates) -> list[list[tuple[int, int]]]:
+        ranks = enumerate(type_.rank or 0 for type_ in templates.seen[-1])
+        return [[(position, axis)] for position, rank in ranks for axis in range(rank)]
+
+    with patch.object(Templates, "groups", every):
+        yield
