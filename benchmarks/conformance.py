@@ -2,7 +2,8 @@
 
 Each column of the table is a runtime and a way to get the model to it: as it is; cut by a random
 legal selector; after save and load; after export and import; after a round trip through the text
-form; with plans traced in every dimension. Cases run in worker processes: one that crashes or hangs counts as failed and is replaced.
+form; with plans traced in every dimension. Cases run in worker processes: one that crashes or hangs
+counts as failed and is replaced.
 What no implementation can pass is listed with its reason and counted apart.
 
     python benchmarks/conformance.py --devices AUTO,CPU,REFERENCE --modes plain,partition

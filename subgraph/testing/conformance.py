@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -339,7 +339,7 @@ def names(categories: Iterable[str] = ()) -> list[str]:
 
 
 @contextmanager
-def traced() -> Iterator[None]:
+def traced() -> Generator[None]:
     """Let every plan of the CPU come from a template, each dimension of its inputs traced alone.
 
     As it is, only dimensions that differed from call to call are traced, from the second shape on.
