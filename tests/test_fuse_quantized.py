@@ -1,6 +1,8 @@
 """QDQ models: what they become; bit for bit as ONNX Runtime's integer kernels compute them.
 
-Float arithmetic on the same model is one step away at most.
+ONNX Runtime itself computes some of the same models in floats: signed bytes, an activation that is
+not absorbed by the zero point. What lies within the errors of float32 of a tie between two bytes
+may become either; float64 tells which do. Behind further operators such a byte is one step apart.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import subgraph as sg
 from subgraph.pass_manager import apply_pass
@@ -109,15 +112,88 @@ def by_onnxruntime(model: ModelProto, inputs: dict[str, Array]) -> Array:
     return np.asarray(session.run(None, inputs)[0])
 
 
+def tensors(model: ModelProto) -> dict[str, Array]:
+    return {held.name: numpy_helper.to_array(held) for held in model.graph.initializer}
+
+
+def as_bytes(real: Array, held: list[Array]) -> Array:
+    """Round real numbers by a scale and a zero point, as QuantizeLinear says."""
+    scale, zero = held
+    info = np.iinfo(zero.dtype)
+    return np.clip(np.rint(real / scale) + zero, info.min, info.max).astype(zero.dtype)
+
+
+def by_integers(model: ModelProto, inputs: dict[str, Array]) -> Array:
+    """Run the model's one product on ONNX Runtime's integer kernel; activations cut its bytes."""
+    (node,) = (n for n in model.graph.node if n.op_type in ("Conv", "MatMul", "Gemm"))
+    of = {n.output[0]: list(n.input) for n in model.graph.node if n.op_type == "DequantizeLinear"}
+    left, right, *bias = (of[name] for name in node.input)
+    added, end = [name for b in bias for name in b[:1]], ["y_scale", "y_zero"]
+    rest = [*added, *end] if node.op_type == "Gemm" else [*end, *added]
+    name = "QGemm" if node.op_type == "Gemm" else f"QLinear{node.op_type}"
+    one = NodeProto()
+    one.CopyFrom(node)
+    one.op_type, one.domain = name, "com.microsoft" if name == "QGemm" else ""
+    del one.input[:]
+    one.input.extend([*left, *right, *rest])
+    one.output[0] = "y"
+    alone = ModelProto()
+    alone.CopyFrom(model)
+    del alone.graph.node[:]
+    alone.graph.node.append(one)
+    alone.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    result, held = by_onnxruntime(alone, inputs), tensors(model)
+    pair = [held[name] for name in end]
+    for cut in model.graph.node:
+        if cut.op_type == "Relu":
+            result = np.maximum(result, as_bytes(np.zeros(()), pair))
+        elif cut.op_type == "Clip":
+            result = np.clip(result, *(as_bytes(held[name], pair) for name in cut.input[1:]))
+    return result
+
+
+def steps(model: ModelProto, inputs: dict[str, Array]) -> Array:
+    """Return what the last QuantizeLinear rounds, in float64 throughout but for the weights'."""
+    held = {**tensors(model), **inputs}
+    for node in model.graph.node:
+        given_ = [held[name] for name in node.input]
+        if node.op_type == "DequantizeLinear":
+            whole, scale, zero = (a.astype(np.float64) for a in given_)
+            if scale.ndim:
+                sides = [1] * whole.ndim
+                sides[node.attribute[0].i] = -1
+                scale, zero = scale.reshape(sides), zero.reshape(sides)
+            made = (whole - zero) * scale
+        elif node.op_type == "QuantizeLinear" and node.output[0] != "y":
+            (made,) = ReferenceEvaluator(node).run(None, dict(zip(node.input, given_, strict=True)))
+        elif node.op_type == "QuantizeLinear":
+            info = np.iinfo(given_[2].dtype)
+            made = np.clip(given_[0] / np.float64(given_[1]) + given_[2], info.min, info.max)
+        else:
+            wide = {n: a.astype(np.float64) for n, a in zip(node.input, given_, strict=True)}
+            (made,) = ReferenceEvaluator(node).run(None, wide)
+        held[node.output[0]] = made
+    return held["y"]
+
+
+def by_devices(model: ModelProto, inputs: dict[str, Array]) -> list[Array]:
+    compiled = [sg.compile_model(sg.load(model), device) for device in ("CPU", "REFERENCE")]
+    return [next(iter(one(inputs).values())) for one in compiled]
+
+
 def check(model: ModelProto, inputs: dict[str, Array], *, exact: bool = True) -> None:
-    (got,) = sg.compile_model(sg.load(model), "CPU")(inputs).values()
-    if exact:
-        np.testing.assert_array_equal(got, by_onnxruntime(model, inputs))
-    (real,) = sg.compile_model(sg.load(model), "REFERENCE")(inputs).values()
+    """Check a model of one product: rounded to nearest, its ties as ``exact`` integers have them.
+
+    Float32 rounds scales and scaled sums four times: 1e-4 of a step. Floats round every sum.
+    """
+    got, real = by_devices(model, inputs)
     assert got.dtype == real.dtype
-    apart = np.abs(got.astype(np.int32) - real.astype(np.int32))
-    assert apart.max(initial=0) <= 1
-    assert np.count_nonzero(apart) <= max(2, apart.size // 100)
+    if exact:
+        np.testing.assert_array_equal(got, by_integers(model, inputs))
+    wanted = steps(model, inputs)
+    floats = "FusedQLinear" not in "".join(operators(model))
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=0.5 + (1e-2 if floats else 1e-4))
+    np.testing.assert_allclose(real, wanted, rtol=0, atol=0.5 + 1e-2)
 
 
 def drawn(b: Builder, shape: tuple[int, ...]) -> Array:
@@ -154,6 +230,7 @@ def conv_model(
     after=st.sampled_from(["", "Relu", "Clip"]),
     seed=st.integers(0, 1 << 30),
 )
+@example((30, 29), 1, False, "uint8", "Relu", 102130024).via("126.500006: 126.5 in float32")
 def test_convolutions(
     channels: tuple[int, int], kernel: int, per_channel: bool, dtype: str, after: str, seed: int
 ) -> None:
@@ -286,7 +363,10 @@ def test_a_residual_block_stays_in_bytes(seed: int) -> None:
     found = operators(model)
     for name in ("FusedQLinearConv", "FusedElementwise", "FusedQMaxPool", "Reshape"):
         assert found.count(name) == 1
-    check(model, inputs, exact=False)
+    got, real = by_devices(model, inputs)
+    apart = np.abs(got.astype(np.int32) - real.astype(np.int32))
+    assert apart.max() <= 1
+    assert np.count_nonzero(apart) <= apart.size // 100
 
 
 def test_updates_of_weights_and_scales_are_followed() -> None:
