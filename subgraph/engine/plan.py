@@ -9,13 +9,19 @@ Then the memory plan places what is left in one arena. A plan holds no memory of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
+from subgraph.engine.concrete_types import (
+    SHAPE_LIKE,
+    concrete,
+    infer_concrete,
+    is_shape_like,
+    known_concrete,
+)
 from subgraph.engine.constants import as_it_is, derive, evaluate, made, parameters_of
 from subgraph.engine.layouts import Arranger
 from subgraph.engine.lowering import (
@@ -31,19 +37,14 @@ from subgraph.engine.lowering import (
 from subgraph.engine.memory import Life, Lives, assign_offsets, join_in_place
 from subgraph.errors import ShapeError, SubgraphError
 from subgraph.graph import Graph, Node, Value
-from subgraph.known_values import from_array, has_traced, propagate, to_array
+from subgraph.known_values import from_array, has_traced, to_array
 from subgraph.limits import machine_memory, memory_limit, size_in_bytes
-from subgraph.op import infer_types
 from subgraph.parameters import Parameter, Versions
 from subgraph.types import TensorType, ValueType, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 # Values computed while planning; larger ones are computed when the plan runs.
 _SMALL = 4096
-# Integer weights up to this size may be shapes, axes, paddings: plans depend on their content.
-_SHAPE_LIKE = 256
-# Vectors of bytes up to this size may be zero points: how weights are held depends on them.
-_ZERO_POINTS = 1 << 16
 # Operators whose result has a shape that floats among their inputs decide.
 _SCALED = frozenset({"Resize", "Upsample", "Range"})
 
@@ -205,14 +206,14 @@ class Planner:
         type_ = parameter.type
         operand = Operand(name, type_.dtype, concrete(type_), parameter=parameter)
         operand.storage = Storage("weight", operand.nbytes, parameter=parameter)
-        if _is_shape_like(parameter):
+        if is_shape_like(parameter):
             operand.known = parameter.array
             self.guards[parameter] = parameter.version
         return operand
 
     def _read(self, operand: Operand | None) -> bool:
         """Know the content of a small weight that decides a shape; False if it is none."""
-        if operand is None or operand.known is not None or operand.size > _SHAPE_LIKE:
+        if operand is None or operand.known is not None or operand.size > SHAPE_LIKE:
             return False
         if operand.parameter is not None:
             operand.known = operand.parameter.array
@@ -349,7 +350,7 @@ class Planner:
     ) -> list[tuple[Value, TensorType]] | None:
         """Return the outputs with concrete types; None when their values became known."""
         types = self._infer(node, inputs)
-        partial = _known_concrete(
+        partial = known_concrete(
             node,
             [self._partial(v) for v in node.inputs],
             [None if o is None else TensorType(o.dtype, o.shape) for o in inputs],
@@ -384,7 +385,7 @@ class Planner:
                 continue
             seen.add(value)
             operand = self.operands.get(value)
-            if operand is None or operand.size > _SHAPE_LIKE:
+            if operand is None or operand.size > SHAPE_LIKE:
                 continue
             if value in position and operand.known is None:
                 found.append(position[value])
@@ -516,14 +517,6 @@ _RANDOM = {
 }
 
 
-def concrete(type_: TensorType) -> tuple[int, ...]:
-    """Return the shape of a type all of whose dimensions are numbers."""
-    shape = type_.shape
-    if shape is None or not type_.is_static:
-        raise ShapeError(f"{type_} is not a concrete type")
-    return tuple(dim for dim in shape if isinstance(dim, int))
-
-
 def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
     """Return the operand of a constant of the plan.
 
@@ -548,67 +541,6 @@ def mentioned(item: Item) -> list[Storage]:
         if storage is not None:
             found.append(storage)
     return found
-
-
-def infer_concrete(
-    node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
-) -> list[ValueType | None]:
-    """Return output types; those of a fused node follow from its inner graph."""
-    if node.subgraph is None:
-        return infer_types(node, types, values)
-    known = [None if array is None else from_array(array) for array in values]
-    return _followed(node.subgraph, types, known)[0]
-
-
-def _known_concrete(
-    node: Node, known: Sequence[Array | None], types: Sequence[ValueType | None]
-) -> Array | None:
-    """Return what the first output is, as far as it is known; as `propagate`."""
-    if node.subgraph is None:
-        return propagate(node, known, types)
-    if any(elements is None for elements in known):
-        return None
-    return _followed(node.subgraph, types, known)[1]
-
-
-def _followed(
-    inner: Graph, types: Sequence[ValueType | None], values: Sequence[Array | None]
-) -> tuple[list[ValueType | None], Array | None]:
-    """Return the types of a fused node's outputs, and the elements of the first that are known."""
-    known_types: dict[Value, ValueType | None] = dict(zip(inner.inputs, types, strict=False))
-    known_values: dict[Value, Array | None] = dict(zip(inner.inputs, values, strict=False))
-
-    def type_of(value: Value | None) -> ValueType | None:
-        if value is None:
-            return None
-        found = known_types.get(value)
-        return value.parameter.type if found is None and value.parameter is not None else found
-
-    def elements(value: Value | None) -> Array | None:
-        if value is None:
-            return None
-        if value not in known_values and value.parameter is not None:
-            known_values[value] = (
-                from_array(value.parameter.array) if _is_shape_like(value.parameter) else None
-            )
-        return known_values.get(value)
-
-    for inside in inner.nodes:
-        given = [type_of(v) for v in inside.inputs]
-        partial = [elements(v) for v in inside.inputs]
-        arrays = [to_array(p, t) for p, t in zip(partial, given, strict=True)]
-        found = infer_concrete(inside, given, arrays)
-        known_types.update(zip(inside.outputs, found, strict=True))
-        known_values[inside.outputs[0]] = propagate(inside, partial, given)
-    return [type_of(value) for value in inner.outputs], known_values.get(inner.outputs[0])
-
-
-def _is_shape_like(parameter: Parameter) -> bool:
-    """Return whether a weight may be a shape, axes, paddings: plans depend on its content."""
-    type_ = parameter.type
-    if type_.dtype in ("int8", "uint8") and len(type_.shape or ()) <= 1:
-        return math.prod(concrete(type_)) <= _ZERO_POINTS
-    return math.prod(concrete(type_)) <= _SHAPE_LIKE and numpy_dtype(type_.dtype).kind in "iub"
 
 
 def _evaluate(node: Node, arrays: Sequence[Array | None]) -> list[Any]:

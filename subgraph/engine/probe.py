@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import attrs
 
+from subgraph.engine.concrete_types import concrete
 from subgraph.engine.lowering import Unsupported
-from subgraph.engine.plan import HostStep, Planner, PlanOptions, concrete
+from subgraph.engine.plan import HostStep, Planner, PlanOptions
 from subgraph.errors import SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.types import TensorType

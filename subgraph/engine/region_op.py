@@ -23,9 +23,10 @@ import numpy as np
 
 from subgraph.collector import paused_gc
 from subgraph.engine.bound import Arena, BoundPlan
+from subgraph.engine.concrete_types import concrete
 from subgraph.engine.laid_out import LaidOut, lay_out, timed
 from subgraph.engine.mapped import release
-from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, concrete, make_plan
+from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, make_plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.probe import Trial
 from subgraph.engine.stored_fusion import describe, rebuild
