@@ -152,6 +152,11 @@ def by_integers(model: ModelProto, inputs: dict[str, Array]) -> Array:
     return result
 
 
+def by_reference(node: NodeProto, inputs: list[Array]) -> Array:
+    (result,) = ReferenceEvaluator(node).run(None, dict(zip(node.input, inputs, strict=True)))
+    return np.asarray(result)
+
+
 def steps(model: ModelProto, inputs: dict[str, Array]) -> Array:
     """Return what the last QuantizeLinear rounds, in float64 throughout but for the weights'."""
     held = {**tensors(model), **inputs}
@@ -165,13 +170,12 @@ def steps(model: ModelProto, inputs: dict[str, Array]) -> Array:
                 scale, zero = scale.reshape(sides), zero.reshape(sides)
             made = (whole - zero) * scale
         elif node.op_type == "QuantizeLinear" and node.output[0] != "y":
-            (made,) = ReferenceEvaluator(node).run(None, dict(zip(node.input, given_, strict=True)))
+            made = by_reference(node, given_)
         elif node.op_type == "QuantizeLinear":
             info = np.iinfo(given_[2].dtype)
             made = np.clip(given_[0] / np.float64(given_[1]) + given_[2], info.min, info.max)
         else:
-            wide = {n: a.astype(np.float64) for n, a in zip(node.input, given_, strict=True)}
-            (made,) = ReferenceEvaluator(node).run(None, wide)
+            made = by_reference(node, [a.astype(np.float64) for a in given_])
         held[node.output[0]] = made
     return held["y"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from .kernel_support import run_node
@@ -36,6 +36,7 @@ def _draw(shape: list[int], dtype: str, special: bool) -> Array:
     special=st.booleans(),
     cuts=CUTS,
 )
+@example([40, 70, 70], 1, "Sum", "float32", False, []).via("sums that nearly cancel")
 def test_reductions(
     sizes: list[int], kept: int, op: str, dtype: str, special: bool, cuts: list[float]
 ) -> None:
@@ -49,7 +50,13 @@ def test_reductions(
     (got,) = run_node(f"Reduce{op}", [x, order], [wanted.shape], constant=[1], cuts=cuts)
     (whole,) = run_node(f"Reduce{op}", [x, order], [wanted.shape], constant=[1])
     np.testing.assert_array_equal(got, whole)
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    if op == "Max" or dtype == "int64":
+        np.testing.assert_array_equal(got, wanted)
+        return
+    # How far sums stray follows from what is summed, not from what is left of it.
+    assert (
+        np.abs(got - wanted) <= 2.0**-22 * function(np.abs(wide), axis=axes, keepdims=True)
+    ).all()
 
 
 @settings(max_examples=60, deadline=None)
