@@ -218,7 +218,8 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     m, n, depth = a.rows, b.columns, a.columns
     batch = math.prod(sizes)
     flops = 2 * batch * m * n * depth
-    if 0 < depth <= _SHALLOW and of.low and not (residual or act.post or act.flags):
+    as_it_is = not (residual or act.post or act.flags or weight_tiles(of, low, b.operand).weights)
+    if 0 < depth <= _SHALLOW and of.low and as_it_is:
         _shallow(low, product, a, sizes, steps, of, init)
         return
     if _reads_once(product, a, of):
