@@ -299,7 +299,7 @@ def _turned(call: Call, x: Any, positions: Any, heads: int) -> Any:
     "GroupQueryAttention",
     "query, key?, value?, past_key?, past_value?, seqlens_k, total_sequence_length, cos_cache?, "
     "sin_cache?, position_ids?, attention_bias?, head_sink?, k_scale?, v_scale?, q_norm_weight?, "
-    "k_norm_weight? -> output, present_key?, present_value?, output_qk?",
+    "k_norm_weight?, query_seqlens? -> output, present_key?, present_value?, output_qk?",
     causal=1,
     do_rotary=0,
     k_quant_type="NONE",
@@ -368,8 +368,9 @@ def _refuse_group(call: Call) -> None:
             raise call.refuse(f"{name}={call.attribute(name)}")
     if call.attribute("smooth_softmax") == 1:
         raise call.refuse("smooth_softmax=1")
-    if call.given("head_sink") is not None:
-        raise call.refuse("the input head_sink")
+    for name in ("head_sink", "query_seqlens"):
+        if call.given(name) is not None:
+            raise call.refuse(f"the input {name}")
 
 
 def _normalized(call: Call, x: Any, weight: Value | None, size: int) -> Any:

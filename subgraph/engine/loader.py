@@ -167,7 +167,8 @@ def _map(images: Sequence[ObjectCode]) -> list[int]:
     if libc.mprotect(pointer, length, mmap.PROT_READ | mmap.PROT_EXEC):
         reason = os.strerror(ctypes.get_errno())
         raise KernelError(f"compiled code cannot be made executable: {reason}")
-    _kept.append(memory)
+    # For good, also while the interpreter ends: threads may still be in it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     return [begin + at + (image.start or 0) for at, image in zip(places, images, strict=True)]
 
 
