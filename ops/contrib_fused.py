@@ -125,7 +125,7 @@ def _parameters(call: Call, name: str | None) -> list[float]:
 )
 def fused_gemm(call: Call) -> Results:
     """Gemm with an activation."""
-    given = {name: call.attribute(name) for name in ("alpha", "beta", "transA", "transB")}
+    given = call.attributes("alpha", "beta", "transA", "transB")
     name = call.attribute("activation")
     return [activated(call, call.Gemm(*call.inputs, **given), name, _parameters(call, name))]
 
@@ -145,7 +145,7 @@ def fused_gemm(call: Call) -> Results:
 def fused_conv(call: Call) -> Results:
     """Convolution, a sum, and an activation."""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    given = {name: call.attribute(name) for name in names}
+    given = call.attributes(*names)
     total = added(call, call.Conv(*call.inputs[:3], **given), call.inputs[3])
     parameters = call.attribute("activation_params") or ()
     return [activated(call, total, call.attribute("activation"), parameters)]
@@ -168,5 +168,5 @@ def nhwc_max_pool(call: Call) -> Results:
     names = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
     rank = call.rank(x)
     turned = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
-    pooled = call.MaxPool(turned, **{name: call.attribute(name) for name in names})
+    pooled = call.MaxPool(turned, **call.attributes(*names))
     return [call.Transpose(pooled, perm=(0, *range(2, rank), 1))]

@@ -88,5 +88,5 @@ def grid_sample(call: Call) -> Results:
     mode = call.attribute("mode")
     if mode not in _MODES:
         raise call.refuse(f"mode={mode!r}")
-    given = {name: call.attribute(name) for name in ("align_corners", "padding_mode")}
+    given = call.attributes("align_corners", "padding_mode")
     return [call.GridSample(*call.inputs, mode=_MODES[mode], **given)]

@@ -111,7 +111,7 @@ def qlinear_softmax(call: Call) -> Results:
 def qlinear_average_pool(call: Call) -> Results:
     """Average over windows."""
     names = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
-    given = {name: call.attribute(name) for name in names}
+    given = call.attributes(*names)
     if given["auto_pad"] != "NOTSET":
         given["pads"] = None
     return _between(call, lambda x: channels_first(call, x, lambda v: call.AveragePool(v, **given)))
@@ -209,7 +209,7 @@ def qgemm(call: Call) -> Results:
 def qlinear_conv(call: Call) -> Results:
     """Convolve, the channels first or last."""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    given = {name: call.attribute(name) for name in names}
+    given = call.attributes(*names)
     rest = call.inputs[1:]
     return [channels_first(call, call.inputs[0], lambda x: call.QLinearConv(x, *rest, **given))]
 
@@ -287,6 +287,6 @@ def dynamic_quantize_lstm(call: Call) -> Results:
         return call.Transpose(scaled, perm=(0, 2, 1))
 
     names = ("activation_alpha", "activation_beta", "activations", "clip", "direction")
-    given = {name: call.attribute(name) for name in (*names, "hidden_size", "input_forget")}
+    given = call.attributes(*names, "hidden_size", "input_forget")
     weights = floats(w, w_scale, w_zero), floats(r, r_scale, r_zero)
     return list(call.LSTM(x, *weights, *rest, outputs=3, **given))

@@ -134,6 +134,10 @@ class Call:
         """Return an attribute, or its default."""
         return self.node.attrs.get(name, self._schema.attributes[name].default)
 
+    def attributes(self, *names: str) -> dict[str, Any]:
+        """Return several attributes by name, to be given on."""
+        return {name: self.attribute(name) for name in names}
+
     def given(self, name: str) -> Value | None:
         """Return an input by its name; None if it is left out, or the form has none of it."""
         formals = self._schema.inputs
