@@ -64,8 +64,8 @@ def control_flow(node: Node, bodies: Sequence[BodyExecutor]) -> Run:
 
 
 def _flag(value: Any, node: Node, what: str) -> bool:
-    if type(value) is np.ndarray and not value.ndim:
-        return bool(value)
+    if type(value) is np.ndarray and value.size == 1:
+        return bool(value.item())
     array = np.asarray(value)
     if array.size != 1:
         raise ModelError(
@@ -119,25 +119,32 @@ class _Loop:
         carried = list(inputs[2 : self._given])
         captures = inputs[self._given :]
         scans: list[list[Any]] = [[] for _ in self._graph.outputs[1 + self._carried :]]
+        first = 1 + self._carried
         number = held = 0
         true = np.array(True)
         while going and (limit is None or number < limit):
-            turn = np.array(number, np.int64)
-            results = self._body.run([turn, true, *carried, *captures])
-            going = _flag(results[0], self._node, "condition")
-            carried = list(results[1 : 1 + self._carried])
-            for parts, item in zip(scans, results[1 + self._carried :], strict=True):
-                parts.append(item)
-                held += int(item.nbytes)
-            if held > memory_limit():
-                raise ShapeError(
-                    f"node {self._node.name!r} ({self._node.op_type}): what its rounds give has "
-                    f"{held / 2**30:,.1f} GiB after {number + 1} rounds; a value may have "
-                    f"{memory_limit() / 2**30:,.1f} GiB here, half of the memory"
-                )
+            results = self._body.run([np.array(number, np.int64), true, *carried, *captures])
             number += 1
-        first = 1 + self._carried
+            going = _flag(results[0], self._node, "condition")
+            carried = list(results[1:first])
+            if scans:
+                held = self._gather(results[first:], scans, held, number)
         return carried + [_stacked(p, self._graph, first + k) for k, p in enumerate(scans)]
+
+    def _gather(
+        self, items: Sequence[Any], scans: Sequence[list[Any]], held: int, rounds: int
+    ) -> int:
+        """Keep what a round gives to each scan; return the bytes that are held now."""
+        for parts, item in zip(scans, items, strict=True):
+            parts.append(item)
+            held += int(item.nbytes)
+        if held > memory_limit():
+            raise ShapeError(
+                f"node {self._node.name!r} ({self._node.op_type}): what its rounds give has "
+                f"{held / 2**30:,.1f} GiB after {rounds} rounds; a value may have "
+                f"{memory_limit() / 2**30:,.1f} GiB here, half of the memory"
+            )
+        return held
 
 
 class _Scan:

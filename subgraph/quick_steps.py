@@ -13,6 +13,7 @@ import numpy as np
 
 from subgraph.graph import Node
 from subgraph.reference import evaluate
+from subgraph.types import TensorType
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -43,6 +44,15 @@ def _constant(node: Node) -> Run | None:
 
 def _identity(node: Node) -> Run | None:
     return None if _is_result(node) else list
+
+
+def _cast(node: Node) -> Run | None:
+    """A Cast to what the value is already, which exporters write around conditions."""
+    source, made = node.inputs[0], node.outputs[0]
+    if source is None or not isinstance(source.type, TensorType):
+        return None
+    same = isinstance(made.type, TensorType) and made.type.dtype == source.type.dtype
+    return _identity(node) if same and source.type.dtype != "string" else None
 
 
 def _empty(node: Node) -> Run:
@@ -76,6 +86,7 @@ def _insert(node: Node) -> Run:
 
 
 _QUICK: dict[str, Callable[[Node], Run | None]] = {
+    "Cast": _cast,
     "Constant": _constant,
     "Identity": _identity,
     "SequenceAt": _at,

@@ -233,3 +233,46 @@ def test_a_deep_graph_needs_no_recursion() -> None:
         value = sg.Node("Neg", [value], version=13).outputs[0]
     model = sg.compile_model(sg.Graph([x], [value]), "REFERENCE")
     assert model(np.ones(1, np.float32))[0].tolist() == [1]
+
+
+def growing_loop() -> onnx.ModelProto:
+    """A loop that appends to a value: every turn has other shapes."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Concat", ["v", "x"], ["v2"], axis=0),
+            helper.make_node("ReduceSum", ["v2"], ["total"], keepdims=0),
+            helper.make_node("Less", ["total", "limit"], ["less"]),
+            helper.make_node("Cast", ["less"], ["go"], to=BOOL),
+        ],
+        "body",
+        [info("i", [], INT), info("cond", [], BOOL), info("v", [None, 2])],
+        [info("go", [], BOOL), info("v2", [None, 2])],
+    )
+    return made(
+        [helper.make_node("Loop", ["", "", "x"], ["last"], body=body)],
+        [info("x", [1, 2]), info("limit", [])],
+        [info("last", ["n", 2])],
+    )
+
+
+def test_shapes_of_a_loop_find_their_programs_again() -> None:
+    model, x = growing_loop(), np.array([[1, 2]], np.float32)
+    compiled = sg.compile_model(model, "CPU")
+    for limit in (50, 9, 100):
+        feeds = {"x": x, "limit": np.array(limit, np.float32)}
+        for _ in range(2):
+            np.testing.assert_array_equal(compiled(feeds)[0], run_onnx(model, feeds)[0])
+
+
+def test_a_cast_to_the_same_type_hands_its_value_on() -> None:
+    x, c = sg.input("x", (2,)), sg.input("c", (), "bool")
+    branches = [sg.Graph(outputs=[op(sg.capture(x))]) for op in (ops.Relu, ops.Neg)]
+    taken = ops.Cast(c, to="bool", name="cast")
+    graph = sg.Graph([x, c], [ops.If(taken, then_branch=branches[0], else_branch=branches[1])])
+    run = Executor(Plan(graph)).run
+    given = np.array([1, -2], np.float32)
+    np.testing.assert_array_equal(run([given, np.array(True)])[0], [1, 0])
+    np.testing.assert_array_equal(run([given, np.array(False)])[0], [-1, 2])
+    alone = sg.Graph([c], [ops.Cast(c, to="bool")])
+    condition = np.array(True)
+    assert Executor(Plan(alone)).run([condition])[0] is not condition

@@ -121,6 +121,33 @@ def test_bodies_are_cut_too(devices: Any) -> None:
     np.testing.assert_array_equal(model(X, np.array(False))[0], -relu)
 
 
+def test_a_body_of_one_device_is_one_region() -> None:
+    number, going = sg.input("i", (), "int64"), sg.input("cond", (), "bool")
+    state, count = sg.input("s", (2, 3)), sg.input("n", (1,), "int64")
+    one = ops.Constant(value=np.array([1], np.int64), name="one")
+    limit = ops.Constant(value=np.array([4], np.int64))
+    following = ops.Add(count, sg.capture(one), name="count")
+    body = sg.Graph(
+        [number, going, state, count],
+        [ops.Less(following, limit, name="less"), ops.Tanh(state, name="tanh"), following],
+        "body",
+    )
+    x, n = sg.input("x", (2, 3)), sg.input("start", (1,), "int64")
+    graph = sg.Graph([x, n], list(ops.Loop(None, None, x, n, body=body)), "loop")
+    model = sg.compile_model(graph, "CPU")
+    body = model.graph.nodes[-1].bodies[0]
+    assert [node.op_type for node in body.nodes] == ["_subgraph_op"]
+    # What it captures is known inside; its parts do not touch.
+    assert not model.graph.nodes[-1].captures
+    inside = body.nodes[0].subgraph
+    assert inside is not None
+    assert {"count", "less", "tanh"} < {node.name for node in inside.nodes}
+    wanted = np.tanh(np.tanh(np.tanh(X[:2])))
+    results = model(X[:2], np.array([1]))
+    np.testing.assert_allclose(results[0], wanted, rtol=1e-6)
+    assert results[1] == [4]
+
+
 def random_graph(rng: random.Random) -> sg.Graph:
     x = sg.input("x", ("N", 3))
     w = sg.parameter("w", np.full((1, 3), 0.5, np.float32))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from subgraph.compiled_model import CompiledModel
+from subgraph.control_flow import is_nested
 from subgraph.device import Config, Device, QueryResult, without_defaults
 from subgraph.device_calls import known_properties, query_on, require_support
 from subgraph.devices._virtual import VirtualDevice, listed, split_config
@@ -24,6 +25,7 @@ from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
 from subgraph.export import region_nodes
 from subgraph.graph import Graph, Node
 from subgraph.model_op import CompiledModelOp, DeviceFallback, compile_region
+from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.pass_manager import apply_pass
 from subgraph.placement import Link, place_by_cost, transfers, value_bytes
 from subgraph.profiles import read_profile
@@ -211,7 +213,8 @@ class HeteroDevice(VirtualDevice):
             profiling = first.options_for(config).ENABLE_PROFILING
             options = attrs.evolve(options, ENABLE_PROFILING=profiling)
         configs = {device.name: dict(config) if device is first else {} for device in devices}
-        work = graph.clone()
+        # Bodies know the constants around them, which shapes inside often depend on.
+        work = apply_pass(graph, "ConstantFolding") if is_nested(graph) else graph.clone()
         for each in _with_bodies(work):
             for node in each.nodes:
                 node.metadata = {k: v for k, v in (node.metadata or {}).items() if k != AFFINITY}
@@ -475,7 +478,10 @@ class AffinityProperty(SubgraphProperty):
 
     def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node:
         """Return a node that the default executor would run; its op comes after the cut."""
-        name = f"{self._device}_{subgraph_id}"
+        return self.make_node(subgraph, f"{self._device}_{subgraph_id}")
+
+    def make_node(self, subgraph: Graph, name: str) -> Node:
+        """Return such a node of that name."""
         return subgraph_node(subgraph, CutOp(subgraph), name, metadata={AFFINITY: self._device})
 
 
@@ -483,10 +489,43 @@ def _cut(graph: Graph, devices: Sequence[Device]) -> Graph:
     properties = [AffinityProperty(d.name) for d in devices if not isinstance(d, ReferenceDevice)]
     if not properties:
         return graph
+    _take_whole_bodies(graph, properties)
     graph.attrs["subgraph_property"] = properties
     cut = apply_pass(graph, "PartitionGraph", strategy="hetero")
     cut.attrs.pop("subgraph_property", None)
     return cut
+
+
+def _take_whole_bodies(graph: Graph, properties: Sequence[AffinityProperty]) -> None:
+    """Let a body that is one device's be one region, as a model is: its parts need not touch.
+
+    A loop's counter and condition seldom touch what it computes; each would be a step of a turn.
+    """
+    by_home = {property.name: property for property in properties}
+    count = 0
+    for level in graph.levels():
+        for node in level.nodes:
+            if not node.attrs or node.subgraph is not None:
+                continue
+            for key, body in node.attrs.items():
+                if isinstance(body, Graph) and body.nodes and not _inner_parts(body):
+                    homes = set(_affinities_in(body))
+                    owner = by_home.get(homes.pop()) if len(homes) == 1 else None
+                    if owner is not None:
+                        node.attrs[key] = _as_region(body, owner, f"{owner.name}_body_{count}")
+                        count += 1
+
+
+def _inner_parts(graph: Graph) -> bool:
+    return any(node.subgraph is not None or node.bodies for node in graph.nodes)
+
+
+def _as_region(body: Graph, owner: AffinityProperty, name: str) -> Graph:
+    piece = Cutter(body).cut_out(body.nodes, name)
+    if piece is None:
+        return body
+    made = owner.make_node(piece.inner, name)
+    return put_in(body, [Cut(body.nodes, piece, made)])[0]
 
 
 def is_default(op: SubgraphOp) -> bool:
