@@ -45,6 +45,10 @@ from .strides import Ints, broadcast_strides, collapse, contiguous
 Array = np.ndarray[Any, Any]
 TILE = 16384  # elements of a unit: two operands of it stay in the first-level cache
 _SMALL = 8192  # fewer elements are not worth a thread
+# Elements and instructions (for each lane) from which on bytes are looked up in a table, and what
+# functions made of many instructions count.
+_TABLE_LEAST, _TABLE_WORTH = 1024, 2
+_COUNTS = {"exp": 16, "log": 16, "tanh": 20, "sigmoid": 20, "erf": 24, "silu": 20, "gelu": 26}
 # Operators whose result is 0 where all blocked inputs are 0: padding channels stay zero.
 _KEEPS_ZERO = frozenset(
     [
@@ -122,6 +126,9 @@ def emit_expression(
         raise Unsupported("outputs of a fused chain differ in shape or layout")
     if target.size == 0:
         return
+    if _emit_table(low, expression, sources, results):
+        _finish(low, sources, [target], keeps_zero)
+        return
     blocks = [s.operand for s in sources if s.layout == "blocked" == target.layout]
     if any(isinstance(o, Operand) and o.lanes != target.lanes for o in blocks):
         raise Unsupported("blocks of another size: the dtypes differ in width")
@@ -172,6 +179,14 @@ def emit_expression(
         flops=len(expression.instructions) * target.size,
         bytes=moved + sum(o.nbytes for o in outputs),
     )
+    _finish(low, sources, outputs, keeps_zero)
+
+
+def _finish(
+    low: Lowering, sources: Sequence[Source], outputs: Sequence[Operand], keeps_zero: bool
+) -> None:
+    """Clear the padding of the blocked layout; let an output take the place of an input."""
+    target = outputs[0]
     if target.layout == "blocked" and target.shape[1] % target.lanes and not keeps_zero:
         for output in outputs:
             clear_padding(low, output)
@@ -179,6 +194,50 @@ def emit_expression(
     for s in sources:
         if isinstance(s.operand, Operand) and s.shape == target.shape:
             allow_in_place(low, outputs[0], s.operand, read)
+
+
+def _emit_table(
+    low: Lowering,
+    expression: Expression,
+    sources: Sequence[Source],
+    results: Sequence[tuple[Term, Operand]],
+) -> bool:
+    """Emit a costly function of one byte by a table of its 256 values, where that is shorter.
+
+    The table is computed in each run, by the program itself: scales and zero points may change.
+    """
+    (term, target), *others = results
+    x, *more = [s for s in sources if s.shape == target.shape] or [None]
+    if others or x is None or more or not isinstance(x.operand, Operand):
+        return False
+    if _itemsize(x.dtype) != 1 or target.size < _TABLE_LEAST:
+        return False
+    if x.layout != target.layout or x.operand.lanes != target.lanes:
+        return False
+    if any(s is not x and math.prod(s.shape) != 1 for s in sources):
+        return False
+    names = [text.partition(".")[0] for text in expression.instructions]
+    cost = sum(_COUNTS.get(name, 1) for name in names)
+    if cost < _TABLE_WORTH * min(low.lanes(dtype) for dtype in _work(expression)):
+        return False
+    every = low.weight("every byte", np.array, np.arange(256, dtype=np.uint8).view(x.dtype))
+    scalars = [
+        Source(every, (256,), "plain", x.dtype) if s is x else attrs.evolve(s, shape=())
+        for s in sources
+    ]
+    table = temporary(low, target.dtype, (256,))
+    emit_expression(low, expression, scalars, [(term, table)])
+    count = x.operand.nbytes
+    words: list[Word] = [x.operand, target, table, count, TILE]
+    low.emit(
+        Kernel("movement_kernels", "byte_table", item=target.itemsize),
+        words,
+        -(-count // TILE),
+        grain=1,
+        flops=len(names) * target.size,
+        bytes=count + target.nbytes,
+    )
+    return True
 
 
 def allow_in_place(

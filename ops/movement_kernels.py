@@ -388,6 +388,33 @@ def clear_padding() -> Callable[..., None]:
     return kernel
 
 
+def byte_table(*, item: int) -> Callable[..., None]:
+    """Return the kernel that looks bytes up in a table of 256: ``y[i] = table[x[i]]``.
+
+    Args:
+        item: Bytes of an element of the table.
+
+    Words: ``0 x, 1 y, 2 table, 3 elements, 4 elements of a unit``. Units: of elements.
+    """
+    byte = loads("uint8")
+    load, store = loads(WORDS[item]), stores(WORDS[item])
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        x, y, table = arg(args, 0), arg(args, 1), arg(args, 2)
+        at = begin * arg(args, 4)
+        stop = min(end * arg(args, 4), arg(args, 3))
+        while at + 8 <= stop:
+            word = ld_i64(x + at)  # one load for eight bytes
+            for k in range(8):
+                store(y + (at + k) * item, load(table + ((word >> (8 * k)) & 255) * item))
+            at += 8
+        while at < stop:
+            store(y + at * item, load(table + byte(x + at) * item))
+            at += 1
+
+    return kernel
+
+
 def trilu(*, item: int, upper: bool) -> Callable[..., None]:
     """Return the kernel that keeps a triangle of matrices.
 
