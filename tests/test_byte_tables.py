@@ -1,4 +1,4 @@
-"""Costly functions of one byte go by a table: against NumPy, ONNX Runtime and the program itself."""
+"""Costly functions of one byte go by a table: against NumPy, ONNX Runtime, the program itself."""
 
 from __future__ import annotations
 
