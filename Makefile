@@ -1,7 +1,7 @@
 # Every target makes what it needs: an environment in .venv from the package index, then its job.
 PYTHON ?= python3
 VENV ?= .venv
-# Tests run in this many processes.
+# Tests run in this many processes, each file in one: what it compiles is shared by its tests.
 WORKERS ?= 2
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
@@ -25,7 +25,7 @@ demo: $(VENV)/.has-demo  ## Run a real network on real images through a user's o
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the tests (the slow suites apart).
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not oclgrind" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not oclgrind" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the slow suites: 10,000 random partitions, and so on.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)

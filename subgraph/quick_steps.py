@@ -13,7 +13,7 @@ import numpy as np
 
 from subgraph.graph import Node
 from subgraph.reference import evaluate
-from subgraph.types import TensorType
+from subgraph.types import DTYPE_OF_ONNX, numpy_dtype
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -42,17 +42,30 @@ def _constant(node: Node) -> Run | None:
     return run
 
 
-def _identity(node: Node) -> Run | None:
-    return None if _is_result(node) else list
+def _identity(node: Node) -> Run:
+    return partial(_copied, node) if _is_result(node) else list
+
+
+def _copied(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    value = inputs[0]
+    return [value.copy()] if type(value) in (np.ndarray, list) else evaluate(node, inputs)
 
 
 def _cast(node: Node) -> Run | None:
-    """A Cast to what the value is already, which exporters write around conditions."""
-    source, made = node.inputs[0], node.outputs[0]
-    if source is None or not isinstance(source.type, TensorType):
-        return None
-    same = isinstance(made.type, TensorType) and made.type.dtype == source.type.dtype
-    return _identity(node) if same and source.type.dtype != "string" else None
+    """A loop's condition is cast to what it is by torch's exporter, once a round."""
+    to = DTYPE_OF_ONNX.get(node.attrs.get("to", 0))
+    return None if to is None else partial(_converted, node, numpy_dtype(to), _is_result(node))
+
+
+def _converted(node: Node, dtype: np.dtype[Any], own: bool, inputs: Sequence[Any]) -> Sequence[Any]:
+    value = inputs[0]
+    if type(value) is not np.ndarray:
+        return evaluate(node, inputs)
+    if value.dtype == dtype:
+        return [value.copy() if own else value]
+    if value.dtype.kind in "biu" and dtype.char in _EXACT:
+        return [value.astype(dtype)]
+    return evaluate(node, inputs)
 
 
 def _empty(node: Node) -> Run:
@@ -85,6 +98,8 @@ def _insert(node: Node) -> Run:
     return run
 
 
+# What a whole number is converted to without a warning, as C does.
+_EXACT = "?bBhHiIlLqQfd"
 _QUICK: dict[str, Callable[[Node], Run | None]] = {
     "Cast": _cast,
     "Constant": _constant,

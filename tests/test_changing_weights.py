@@ -31,7 +31,8 @@ class Scaled(sg.SubgraphOp):
         return [x * both[0] + self.weights.get("negated", np.negative, b) * -1 + a.array - both[0]]
 
 
-def test_ten_thousand_requests_over_sixteen_threads_with_changing_weights() -> None:
+@pytest.mark.parametrize("each", [120, pytest.param(625, marks=pytest.mark.slow)])
+def test_requests_over_sixteen_threads_with_changing_weights(each: int) -> None:
     x = sg.input("x", ("N",))
     held = [sg.Parameter(name, np.full(64, k, np.float32)) for name, k in (("a", 1), ("b", -1))]
     a, b = (sg.parameter(p.name, p) for p in held)
@@ -61,7 +62,7 @@ def test_ten_thousand_requests_over_sixteen_threads_with_changing_weights() -> N
     def read(number: int) -> None:
         request = model.create_infer_request()
         barrier.wait()
-        for k in range(625):
+        for k in range(each):
             if k % 3 == 0:
                 results = model(ones)
             elif k % 3 == 1:

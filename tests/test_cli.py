@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 import subgraph as sg
+from subgraph import ops
 from subgraph.cli import main
 from subgraph.cli_inputs import input_arrays, parse_assignments, ports, read_array
 from subgraph.onnx_proto import tensor_to_proto
@@ -326,7 +327,9 @@ def test_warmup_compiles_what_a_model_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SUBGRAPH_CACHE_DIR", str(tmp_path))
-    command = [sys.executable, "-m", "subgraph", "warmup", str(DIGITS), "--json"]
+    x = sg.input("x", (4, 8))
+    sg.save(sg.Graph([x], [ops.Relu(x)]), tmp_path / "small.onnx")
+    command = [sys.executable, "-m", "subgraph", "warmup", str(tmp_path / "small.onnx"), "--json"]
     first, again = (
         json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         for _ in range(2)

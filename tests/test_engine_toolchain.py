@@ -486,6 +486,7 @@ def test_an_error_in_a_crew_reaches_the_caller(tmp_path: Path) -> None:
 
 
 def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_crew, "_MOST_WORKERS", 15)
     monkeypatch.setattr(host, "core_count", lambda: 4)
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
     assert [compile_crew.worthwhile_workers(n) for n in (0, 2, 3, 6, 100)] == [0, 0, 1, 2, 3]

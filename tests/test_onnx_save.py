@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from onnx import parser
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.testing import conformance as suite
 from subgraph.text import print_graph
 
 Array = np.ndarray[Any, Any]
@@ -50,24 +50,16 @@ def round_trip(source: Any, functions: Any = "inline", *, infer_types: bool = Tr
     same(graph, sg.load(saved, functions=functions, infer_types=infer_types))
 
 
-def backend_models() -> Iterator[tuple[str, onnx.ModelProto]]:
-    from onnx.backend.test.case.node import collect_testcases
-
-    for case in collect_testcases(""):
-        if case.model is not None:
-            yield case.name, case.model
-
-
 def check_backend_models(step: int) -> None:
-    models = list(backend_models())
-    assert len(models) > 1500
+    cases = [case for case in suite.cases() if case.kind == "node"]
+    assert len(cases) > 1500
     failed: list[str] = []
-    for name, model in models[::step]:
+    for case in cases[::step]:
         for functions in ("inline", "keep"):
             try:
-                round_trip(model, functions)
+                round_trip(case.load()[0], functions)
             except (sg.SubgraphError, AssertionError, onnx.checker.ValidationError) as error:
-                failed.append(f"{name}: {type(error).__name__}: {error}")
+                failed.append(f"{case.name}: {type(error).__name__}: {error}")
     assert not failed, "\n".join(failed)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from functools import cache
 
 import onnx
 import onnx.defs
@@ -39,15 +40,22 @@ _EXPECTED: dict[tuple[str, int], str] = {
 }
 
 
+@cache
+def _history() -> dict[tuple[str, str], list[onnx.defs.OpSchema]]:
+    """Return all schemas of each operator; onnx makes them anew at each call."""
+    found = defaultdict[tuple[str, str], list[onnx.defs.OpSchema]](list)
+    for schema in onnx.defs.get_all_schemas_with_history():
+        found[schema.domain, schema.name].append(schema)
+    return found
+
+
 def _older_versions(node: onnx.NodeProto, opset: int) -> list[int]:
     now = onnx.defs.get_schema(node.op_type, opset, node.domain).since_version
     found: list[int] = []
-    for schema in onnx.defs.get_all_schemas_with_history():
-        if (schema.name, schema.domain) != (node.op_type, node.domain):
-            continue
+    given = {attribute.name for attribute in node.attribute}
+    for schema in _history()[node.domain, node.op_type]:
         if schema.since_version >= now or schema.deprecated:
             continue
-        given = {attribute.name for attribute in node.attribute}
         required = {name for name, a in schema.attributes.items() if a.required}
         fits = schema.min_input <= len(node.input) <= schema.max_input
         if fits and required <= given <= set(schema.attributes):
