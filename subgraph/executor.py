@@ -187,6 +187,7 @@ class Executor:
         profiling: bool = False,
         cancel: Cancel | None = None,
         around: Executor | None = None,
+        home: str = "",
     ) -> None:
         """Open the sessions of the plan's subgraph nodes.
 
@@ -195,7 +196,10 @@ class Executor:
             profiling: Whether runs measure every node.
             cancel: Flag that ends a run between two steps.
             around: For a body: what runs the graph around, whose profile takes its nodes, too.
+            home: For the parts of a region: its device, to which a profile counts the nodes that
+                only hand values on.
         """
+        self._home = home
         self.plan = plan
         self.profiling = profiling
         self._around = around
@@ -379,11 +383,19 @@ class Executor:
         )
         device = "REFERENCE" if op is None else op.device
         kernel = "reference" if op is None else type(op).__name__
+        if op is None and self._home and _is_quick(node):
+            device, kernel = self._home, "executor"
         return [ProfileEntry(node.name, node.op_type, device, kernel, seconds, moved)]
 
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes took in the last run; empty unless profiling."""
         return list(self._profile)
+
+
+def _is_quick(node: Node) -> bool:
+    from subgraph.quick_steps import quick_step
+
+    return quick_step(node) is not None
 
 
 def _stepper(step: Step, inputs: Sequence[int], run: Run) -> _Do:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph import Node
+from subgraph.op import operator_key
 from subgraph.reference import evaluate
 from subgraph.types import DTYPE_OF_ONNX, numpy_dtype
 
@@ -20,7 +21,7 @@ Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 def quick_step(node: Node) -> Run | None:
     """Return what runs ``node`` at once; None where the reference has to."""
-    make = None if node.domain else _QUICK.get(node.op_type)
+    make = _QUICK.get(operator_key(node.op_type, node.domain))
     return None if make is None else make(node)
 
 
@@ -68,6 +69,19 @@ def _converted(node: Node, dtype: np.dtype[Any], own: bool, inputs: Sequence[Any
     return evaluate(node, inputs)
 
 
+def _trim(node: Node) -> Run:
+    """The cut of a buffer by a count (``ops/bounded.py``): a view, unless it is given away."""
+    given_away = _is_result(node)
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        buffer, count = inputs
+        axis = int(node.attrs["axis"]) % buffer.ndim
+        cut = buffer[(*[slice(None)] * axis, slice(count.item()))]
+        return [cut.copy(order="C") if given_away else cut]
+
+    return run
+
+
 def _empty(node: Node) -> Run:
     return lambda inputs: [[]]
 
@@ -109,4 +123,5 @@ _QUICK: dict[str, Callable[[Node], Run | None]] = {
     "SequenceEmpty": _empty,
     "SequenceInsert": _insert,
     "SequenceLength": _length,
+    "subgraph.cpu::Trim": _trim,
 }

@@ -9,6 +9,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.engine import region_op
 
 Array = np.ndarray[Any, Any]
 DEVICES = ("CPU", "OPENCL")
@@ -102,3 +103,30 @@ def test_an_axis_that_data_decide(device: str) -> None:
         given = np.full((5, 600), scale, np.float32)
         expected = np.cumsum(-given, int(scale > 1))
         np.testing.assert_allclose(model([given])[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_follows_a_count_sees_a_shape(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second count on a template gives the plans, as for inputs of other shapes."""
+    plans: list[Any] = []
+    make = region_op.make_plan
+    monkeypatch.setattr(region_op, "make_plan", lambda *a: plans.append(a) or make(*a))
+    x = sg.input("x", (50, 8))
+    found = ops.Transpose(ops.NonZero(ops.Greater(ops.ReduceSum(x, axes=[1]), np.float32(0))))
+    rows = ops.Gather(x, ops.Squeeze(ops.Slice(found, [0], [1], [1]), [1]))
+    weight = sg.parameter("w", np.ones((8, 3), np.float32))
+    graph = sg.Graph([x], [ops.Softmax(ops.MatMul(rows, weight)), ops.Exp(rows), found])
+    model = _compile(graph, device)
+    rng = np.random.default_rng(0)
+    for count in (20, 7, 9, 0, 31, 1, 50, 12):
+        given = np.abs(rng.standard_normal((50, 8)).astype(np.float32)) + 0.1
+        given[rng.permutation(50)[count:]] *= -1
+        results = model([given])
+        chosen = given[given.sum(1) > 0]
+        assert len(chosen) == count
+        even = np.full((count, 3), 1 / 3, np.float32)
+        np.testing.assert_allclose(results[0], even, rtol=1e-6)
+        np.testing.assert_allclose(results[1], np.exp(chosen), rtol=1e-6)
+        assert results[2].flags.c_contiguous
+    if device == "CPU":
+        assert len(plans) < 8

@@ -24,6 +24,7 @@ import numpy as np
 from subgraph.collector import paused_gc
 from subgraph.engine.bound import Arena, BoundPlan
 from subgraph.engine.concrete_types import concrete
+from subgraph.engine.cutting import cut_at
 from subgraph.engine.laid_out import LaidOut, lay_out, timed
 from subgraph.engine.mapped import release
 from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, make_plan
@@ -37,9 +38,8 @@ from subgraph.engine.template import Instance, Template, Templates
 from subgraph.errors import SubgraphError
 from subgraph.executor import Cancel, Executor
 from subgraph.executor import Plan as Parts
-from subgraph.graph import Graph, Node
+from subgraph.graph import Graph
 from subgraph.parameters import Parameter, Snapshot, Versions, epoch, pinned, pinned_snapshot
-from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.subgraph_op import (
     DefaultSubgraphOp,
     Keeper,
@@ -50,7 +50,6 @@ from subgraph.subgraph_op import (
     Session,
     SubgraphOp,
     fill_outputs,
-    subgraph_node,
 )
 from subgraph.types import TensorType, dtype_of, numpy_dtype
 from subgraph.weights import WeightCache, WeightEntry
@@ -334,7 +333,7 @@ class CpuSubgraphOp(SubgraphOp):
             if self._parts is None or self._parts[0] is not graph:
                 if error is None:
                     return None
-                self._parts = (graph, Parts(_cut_at(graph, error.node, self.part)))
+                self._parts = (graph, Parts(cut_at(graph, error.node, self.part)))
             return self._parts[1]
 
     def part(self, subgraph: Graph) -> SubgraphOp:
@@ -370,30 +369,6 @@ def without_weights(graph: Graph) -> tuple[Graph, Guards]:
     graph = graph.clone()
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     return graph, ()
-
-
-def _cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> Graph:
-    """Return the graph as one part before ``node`` and one with it and all that follows from it.
-
-    A node whose inputs are all known and its output's shape still not is left alone: the reference
-    runs it.
-    """
-    after = {node}
-    for each in graph.nodes:
-        if any(value.producer in after for value in each.sources):
-            after.add(each)
-    alone = not any(value.producer is not None for value in node.sources)
-    if alone:
-        after.remove(node)
-    before = [each for each in graph.nodes if each not in after and not (alone and each is node)]
-    cutter = Cutter(graph)
-    cuts: list[Cut] = []
-    for number, members in enumerate((before, [each for each in graph.nodes if each in after])):
-        piece = cutter.cut_out(members, f"{graph.name}_{number}") if members else None
-        if piece is not None:
-            made = subgraph_node(piece.inner, make_op(piece.inner))
-            cuts.append(Cut(members, piece, made))
-    return put_in(graph, cuts)[0]
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
@@ -554,8 +529,15 @@ class CpuSession(Session):
         """Return what runs the parts one after the other in this session."""
         if self._parts is None or self._parts[0] is not parts:
             self._cancel_parts = Cancel()
-            executor = Executor(parts, profiling=self._profiling, cancel=self._cancel_parts)
-            self._parts = parts, executor
+            self._parts = (
+                parts,
+                Executor(
+                    parts,
+                    profiling=self._profiling,
+                    cancel=self._cancel_parts,
+                    home=self._region.device,
+                ),
+            )
         self._cancel_parts.wanted = False
         return self._parts[1]
 
