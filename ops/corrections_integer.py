@@ -1,4 +1,7 @@
-"""MatMulInteger, for the reference: onnx.reference cannot take a zero point for each row of A."""
+"""MatMulInteger and ConvInteger, for the reference.
+
+onnx.reference cannot take a zero point for each row of A, nor one for each filter that is no image.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 
 from subgraph.graph import Node
 from subgraph.op import reference
+from subgraph.reference import standard
 
 
 @reference("MatMulInteger")
@@ -21,3 +25,13 @@ def matmul_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if zb is not None:
         right -= zb.astype(np.int32)
     return [np.matmul(left, right)]
+
+
+@reference("ConvInteger")
+def conv_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Take zero points of filters off before, where these have other than two axes."""
+    x, weight, zero, own = [*inputs, None, None][:4]
+    if own is None or not own.ndim or weight.ndim == 4:
+        return standard(node, inputs)
+    shifted = weight.astype(np.int32) - own.astype(np.int32).reshape(-1, *(1,) * (weight.ndim - 1))
+    return standard(node, [x, shifted, zero])

@@ -206,13 +206,16 @@ def _emit_table(
 
     The table is computed in each run, by the program itself: scales and zero points may change.
     """
-    (term, target), *others = results
-    x, *more = [s for s in sources if s.shape == target.shape] or [None]
-    if others or x is None or more or not isinstance(x.operand, Operand):
+    term, target = results[0]
+    whole = [s for s in sources if s.shape == target.shape]
+    if len(results) > 1 or len(whole) != 1:
+        return False
+    x, held = whole[0], whole[0].operand
+    if not isinstance(held, Operand):
         return False
     if _itemsize(x.dtype) != 1 or target.size < _TABLE_LEAST:
         return False
-    if x.layout != target.layout or x.operand.lanes != target.lanes:
+    if x.layout != target.layout or held.lanes != target.lanes:
         return False
     if any(s is not x and math.prod(s.shape) != 1 for s in sources):
         return False
@@ -227,8 +230,8 @@ def _emit_table(
     ]
     table = temporary(low, target.dtype, (256,))
     emit_expression(low, expression, scalars, [(term, table)])
-    count = x.operand.nbytes
-    words: list[Word] = [x.operand, target, table, count, TILE]
+    count = held.nbytes
+    words: list[Word] = [held, target, table, count, TILE]
     low.emit(
         Kernel("movement_kernels", "byte_table", item=target.itemsize),
         words,

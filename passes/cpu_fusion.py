@@ -43,10 +43,10 @@ class CpuFusion:
 
     def __call__(self, graph: Graph) -> Graph:
         """Return the fused graph."""
+        if self.integers and any(is_op(n, "QLinearMatMul", "ConvInteger") for n in graph.nodes):
+            graph = apply_pass(graph, "FloatProducts")
         if self.integers and any(is_op(node, "ConvInteger") for node in graph.nodes):
             graph = apply_pass(graph, "SplitZeroPoint")
-        if self.integers and any(is_op(node, "QLinearMatMul") for node in graph.nodes):
-            graph = apply_pass(graph, "FloatProducts")
         graph = apply_pass(graph, ["ExpandFunctions", "IdentityElimination"])
         graph = _applied(graph, "ConstantsToParameters")
         if any(not _known(value) for value in graph.values()):
