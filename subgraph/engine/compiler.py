@@ -6,10 +6,8 @@ optimised once, by our target machine for the instruction set in force.
 
 from __future__ import annotations
 
-import gc
 import importlib
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -17,11 +15,12 @@ import llvmlite.binding as ll
 from llvmlite import ir
 from numba import types
 from numba.core import compiler as numba_compiler
-from numba.core.codegen import AOTCodeLibrary, AOTCPUCodegen, JITCodeLibrary, JITCPUCodegen
+from numba.core.codegen import AOTCodeLibrary, AOTCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu_options import FastMathOptions
 from numba.core.registry import cpu_target
 
+from subgraph.engine import frontend
 from subgraph.engine.host import Isa
 
 _WORD = ir.IntType(64)
@@ -91,42 +90,6 @@ def make_function(module: str, factory: str, variant: dict[str, Any]) -> Any:
     return getattr(importlib.import_module(module), factory)(**variant)
 
 
-@contextmanager
-def _helpers_as_written() -> Generator[None]:
-    """Let numba leave the functions that a kernel calls as they are: ours are optimised once.
-
-    Its own passes over each of them, whose result is inlined and optimised again, take a third of
-    the time and unroll loops twice; machine code of each alone, with all that it calls, is never
-    run. The collector would look at all that a compilation makes, too.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    skipped: list[tuple[type, str]] = [
-        (JITCodeLibrary, "_optimize_functions"),
-        (JITCodeLibrary, "_optimize_final_module"),
-        (JITCodeLibrary, "_finalize_specific"),
-        (JITCPUCodegen, "_add_module"),
-        (JITCPUCodegen, "set_env"),
-    ]
-    own = [vars(kind).get(name) for kind, name in skipped]
-    try:
-        for kind, name in skipped:
-            setattr(kind, name, _nothing)
-        yield
-    finally:
-        for (kind, name), before in zip(skipped, own, strict=True):
-            if before is None:
-                delattr(kind, name)
-            else:
-                setattr(kind, name, before)
-        if was_on:
-            gc.enable()
-
-
-def _nothing(*_arguments: Any) -> None:
-    """Stand in for a step of numba's that is left out."""
-
-
 @global_compiler_lock
 def _lower(function: Any, symbol: str, isa: Isa) -> Any:
     """Return the linked, unoptimised LLVM module with the kernel under its C name."""
@@ -134,17 +97,12 @@ def _lower(function: Any, symbol: str, isa: Isa) -> Any:
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
     context.refresh()
-    with _helpers_as_written():
-        result = numba_compiler.compile_extra(
-            cpu_target.typing_context,
-            context,
-            function,
-            _ARGUMENTS,
-            types.none,
-            _flags(getattr(function, "fastmath", ())),
-            {},
-            library=context.codegen().create_library(f"{symbol}.body"),
-        )
+    with frontend.helpers_as_written():
+        try:
+            with frontend.few_passes():
+                result = _typed_and_lowered(function, symbol, context)
+        except Exception:  # it may need more of numba than our own kernels do
+            result = _typed_and_lowered(function, symbol, context)
     library = context.codegen().create_library(symbol)
     module = library.create_ir_module(symbol)
     fnty = ir.FunctionType(ir.VoidType(), [_WORD] * 4)
@@ -158,6 +116,20 @@ def _lower(function: Any, symbol: str, isa: Isa) -> Any:
     library.add_linking_library(result.library)
     library.finalize()
     return library._final_module
+
+
+def _typed_and_lowered(function: Any, symbol: str, context: Any) -> Any:
+    """Return numba's result for a kernel, its unoptimised module in a library of its own."""
+    return numba_compiler.compile_extra(
+        cpu_target.typing_context,
+        context,
+        function,
+        _ARGUMENTS,
+        types.none,
+        _flags(getattr(function, "fastmath", ())),
+        {},
+        library=context.codegen().create_library(f"{symbol}.body"),
+    )
 
 
 def compile_object(function: Any, symbol: str, isa: Isa) -> bytes:

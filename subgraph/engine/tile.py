@@ -24,8 +24,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
 from subgraph.engine.emit import Emit, private_function
-from subgraph.engine.irtools import bf16_to_f32, load_at
-from subgraph.engine.simd import ld_i64, st_i64
+from subgraph.engine.irtools import (
+    I64,
+    INT64,
+    VOID,
+    bf16_to_f32,
+    define,
+    load_at,
+    store_at,
+)
 from subgraph.engine.tiling import (
     F_HI,
     F_LO,
@@ -70,21 +77,16 @@ from subgraph.engine.tiling import (
 rows_of = register_jitable(tile_rows)
 
 
-@register_jitable
-def arg(block: int, index: int) -> int:
-    """Return word ``index`` of a block of words."""
-    word: int = ld_i64(block + 8 * index)
-    return word
+# ``arg(block, index)`` is word ``index`` of a block of words; ``put(block, index, value)`` sets it.
+arg = define(INT64, [INT64, INT64], lambda b, c, a: load_at(b, _word(b, *a), I64, 8))
+put = define(VOID, [INT64] * 3, lambda b, c, a: store_at(b, _word(b, *a[:2]), a[2], 8))
 
 
-@register_jitable
-def put(block: int, index: int, value: int) -> None:
-    """Set word ``index`` of a block of words."""
-    st_i64(block + 8 * index, value)
+def _word(builder: Any, block: Any, index: Any) -> Any:
+    return builder.add(block, builder.shl(index, I64(3)))
 
 
 _I32 = ir.IntType(32)
-_I64 = ir.IntType(64)
 _PTR = ir.PointerType()
 _UNROLL = 2
 
@@ -431,10 +433,10 @@ def stack_words(count: int) -> Any:
     @intrinsic
     def words(typingctx: Any) -> tuple[Any, Any]:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            kind = ir.ArrayType(_I64, count)
+            kind = ir.ArrayType(I64, count)
             slot = cgutils.alloca_once_value(builder, ir.Constant(kind, None))
             slot.align = 64
-            return builder.ptrtoint(slot, _I64)
+            return builder.ptrtoint(slot, I64)
 
         return types.int64(), codegen
 
@@ -442,4 +444,4 @@ def stack_words(count: int) -> Any:
 
 
 def _i(value: int) -> Any:
-    return ir.Constant(_I64, value)
+    return ir.Constant(I64, value)
