@@ -7,6 +7,7 @@ optimised once, by our target machine for the instruction set in force.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -23,6 +24,7 @@ from numba.core.registry import cpu_target
 from subgraph.engine import frontend
 from subgraph.engine.host import Isa
 
+_LOG = logging.getLogger("subgraph.engine")
 _WORD = ir.IntType(64)
 _ARGUMENTS = (types.int64,) * 4
 
@@ -101,7 +103,8 @@ def _lower(function: Any, symbol: str, isa: Isa) -> Any:
         try:
             with frontend.few_passes():
                 result = _typed_and_lowered(function, symbol, context)
-        except Exception:  # it may need more of numba than our own kernels do
+        except Exception as error:  # it may need more of numba than our own kernels do
+            _LOG.debug("%s is compiled with all of numba: %s", function.__qualname__, error)
             result = _typed_and_lowered(function, symbol, context)
     library = context.codegen().create_library(symbol)
     module = library.create_ir_module(symbol)

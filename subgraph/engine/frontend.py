@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from numba.core import types
+from numba.core import dispatcher, types
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler import DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager
-from numba.core.dispatcher import _FunctionCompiler
+from numba.core.dispatcher import Dispatcher
 from numba.core.typed_passes import (
     IRLegalization,
     NativeLowering,
@@ -53,6 +53,7 @@ _PASSES = (
     NativeLowering,
     NoPythonBackend,
 )
+_HELPERS: type = vars(dispatcher)["_FunctionCompiler"]  # compiles what kernels call
 _VALUES = (types.Number, types.Boolean, VecType)
 
 
@@ -64,26 +65,27 @@ def helpers_as_written() -> Generator[None]:
     the time and unroll loops twice; machine code of each alone, with all that it calls, is never
     run. The collector would look at all that a compilation makes, too.
     """
+    seen: list[tuple[Any, Any]] = []
+    stand_ins: list[tuple[type, str, Any]] = [
+        (JITCodeLibrary, "_optimize_functions", _nothing),
+        (JITCodeLibrary, "_optimize_final_module", _nothing),
+        (JITCodeLibrary, "_finalize_specific", _nothing),
+        (JITCodeLibrary, "get_pointer_to_function", _nowhere),
+        (JITCPUCodegen, "_add_module", _nothing),
+        (JITCPUCodegen, "set_env", _nothing),
+        (Dispatcher, "add_overload", _adding(seen)),
+        (_HELPERS, "_customize_flags", _without_wrappers),
+        (BaseContext, "resolve_function_type", _remembering(BaseContext.resolve_function_type)),
+    ]
     was_on = gc.isenabled()
     gc.disable()
-    with ExitStack() as changes:
-        for kind, name in (
-            (JITCodeLibrary, "_optimize_functions"),
-            (JITCodeLibrary, "_optimize_final_module"),
-            (JITCodeLibrary, "_finalize_specific"),
-            (JITCPUCodegen, "_add_module"),
-            (JITCPUCodegen, "set_env"),
-        ):
-            changes.enter_context(_replaced(kind, name, _nothing))
-        changes.enter_context(_replaced(JITCodeLibrary, "get_pointer_to_function", _nowhere))
-        changes.enter_context(_replaced(_FunctionCompiler, "_customize_flags", _without_wrappers))
-        resolve = _remembering(BaseContext.resolve_function_type)
-        changes.enter_context(_replaced(BaseContext, "resolve_function_type", resolve))
-        try:
+    try:
+        with _replaced(stand_ins):
             yield
-        finally:
-            if was_on:
-                gc.enable()
+    finally:
+        _forget(seen)
+        if was_on:
+            gc.enable()
 
 
 @contextmanager
@@ -92,25 +94,29 @@ def few_passes() -> Generator[None]:
 
     Nor does a helper remember then that it failed.
     """
-    with (
-        _replaced(DefaultPassBuilder, "define_nopython_pipeline", staticmethod(_pipeline)),
-        _replaced(_FunctionCompiler, "_compile_cached", _compiled_now),
+    with _replaced(
+        [
+            (DefaultPassBuilder, "define_nopython_pipeline", staticmethod(_pipeline)),
+            (_HELPERS, "_compile_cached", _compiled_now),
+        ]
     ):
         yield
 
 
 @contextmanager
-def _replaced(kind: type, name: str, stand_in: Any) -> Generator[None]:
-    """Put something in the place of a class's attribute for a while."""
-    before = vars(kind).get(name)
-    setattr(kind, name, stand_in)
+def _replaced(stand_ins: list[tuple[type, str, Any]]) -> Generator[None]:
+    """Put something in the place of attributes of classes for a while."""
+    own = [vars(kind).get(name) for kind, name, _ in stand_ins]
     try:
+        for kind, name, stand_in in stand_ins:
+            setattr(kind, name, stand_in)
         yield
     finally:
-        if before is None:
-            delattr(kind, name)
-        else:
-            setattr(kind, name, before)
+        for (kind, name, _), before in zip(stand_ins, own, strict=True):
+            if before is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, before)
 
 
 def _pipeline(_state: Any, name: str = "nopython") -> PassManager:
@@ -140,6 +146,30 @@ def _without_wrappers(_compiler: Any, flags: Any) -> Any:
     flags.no_cpython_wrapper = True
     flags.no_cfunc_wrapper = True
     return flags
+
+
+def _adding(seen: list[tuple[Any, Any]]) -> Callable[[Any, Any], None]:
+    """Return what adds a compiled helper to its dispatcher, and notes those that Python sees.
+
+    Python could not call the result: there is no machine code.
+    """
+    add = Dispatcher.add_overload
+
+    def added(owner: Any, result: Any) -> None:
+        if owner.targetoptions.get("no_cpython_wrapper"):  # of `overload`, `register_jitable`
+            add(owner, result)
+        else:
+            owner.overloads[tuple(result.signature.args)] = result
+            seen.append((owner, result))
+
+    return added
+
+
+def _forget(seen: list[tuple[Any, Any]]) -> None:
+    """Let functions that Python sees be compiled anew when Python calls them."""
+    for owner, result in seen:
+        owner.targetctx.remove_user_function(result.entry_point)
+        del owner.overloads[tuple(result.signature.args)]
 
 
 def _remembering(resolve: Callable[..., Any]) -> Callable[..., Any]:

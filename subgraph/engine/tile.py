@@ -78,8 +78,12 @@ rows_of = register_jitable(tile_rows)
 
 
 # ``arg(block, index)`` is word ``index`` of a block of words; ``put(block, index, value)`` sets it.
-arg = define(INT64, [INT64, INT64], lambda b, c, a: load_at(b, _word(b, *a), I64, 8))
-put = define(VOID, [INT64] * 3, lambda b, c, a: store_at(b, _word(b, *a[:2]), a[2], 8))
+arg: Callable[[int, int], int] = define(
+    INT64, [INT64, INT64], lambda b, c, a: load_at(b, _word(b, *a), I64, 8)
+)
+put: Callable[[int, int, int], None] = define(
+    VOID, [INT64] * 3, lambda b, c, a: store_at(b, _word(b, *a[:2]), a[2], 8)
+)
 
 
 def _word(builder: Any, block: Any, index: Any) -> Any:

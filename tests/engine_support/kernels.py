@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit
+from numba import literal_unroll, njit
 
 from subgraph.engine import dot, simd, vmath
 from subgraph.engine.simd import (
@@ -414,5 +414,34 @@ def dots(*, lanes: int) -> Function:
     def kernel(args: int, _begin: int, _end: int, _worker: int) -> None:
         sums = load(ld_i64(args))
         store(ld_i64(args), step(sums, load(ld_i64(args + 8)), load(ld_i64(args + 16))))
+
+    return kernel
+
+
+@njit
+def weighted(x: float) -> float:
+    """Add multiples of x; more than our own kernels ask of numba."""
+    total = 0.0
+    for factor in literal_unroll((1, 2.5)):
+        total += factor * x
+    return total
+
+
+@njit
+def doubled(x: float) -> float:
+    """Return x twice, for kernels and for Python."""
+    return x * 2.0
+
+
+def all_of_numba(*, bias: float) -> Function:
+    """Store ``3.5 x^2 + 2 bias`` by a closure, a tuple of different types and njit functions."""
+
+    def kernel(args: int, _begin: int, _end: int, _worker: int) -> None:
+        x, y = ld_i64(args), ld_i64(args + 8)
+
+        def square(value: float) -> float:
+            return value * value
+
+        st_f64(y, weighted(square(ld_f64(x))) + doubled(bias))
 
     return kernel

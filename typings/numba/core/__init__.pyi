@@ -1,0 +1,1 @@
+from numba import types as types

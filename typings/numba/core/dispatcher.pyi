@@ -1,0 +1,6 @@
+from typing import Any
+
+class Dispatcher:
+    def add_overload(self, cres: Any) -> None: ...
+
+class _FunctionCompiler: ...
