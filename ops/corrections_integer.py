@@ -30,7 +30,8 @@ def matmul_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 @reference("ConvInteger")
 def conv_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Take zero points of filters off before, where these have other than two axes."""
-    x, weight, zero, own = [*inputs, None, None][:4]
+    x, weight = inputs[:2]
+    zero, own = [*inputs[2:], None, None][:2]
     if own is None or not own.ndim or weight.ndim == 4:
         return standard(node, inputs)
     shifted = weight.astype(np.int32) - own.astype(np.int32).reshape(-1, *(1,) * (weight.ndim - 1))
