@@ -20,15 +20,18 @@ Volumes, with any kernel along D: so are the values of the slices that an output
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from numba.extending import register_jitable
 
 from subgraph.engine.emit import item_bytes
-from subgraph.engine.simd import call_kernel, ld_f64, vec
+from subgraph.engine.simd import call_kernel, ld_f64, prefetch, vec
 from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tiling import (
+    F_HI,
+    F_LO,
     LOW_ROWS,
     T_A,
     T_AHEAD,
@@ -162,36 +165,33 @@ def _storer(v: Any, count: int) -> Any:
 
 
 def _finisher(v: Any, m: int) -> Any:
-    """Return ``f(args, values, bias, y, residual, rows)``: what ends a column of a tile."""
-    load, store, splat, at_least, at_most = v.load, v.store, v.splat, v.max, v.min
-    pixel = v.lanes * v.itemsize
+    """Return ``f(values, bias, low, high, y, residual, row, rows)``: ends a column of a tile."""
+    load, store, at_least, at_most = v.load, v.store, v.max, v.min
 
     @register_jitable
-    def finish(args: int, value: Any, bias: Any, y: int, res: int, i: int) -> None:
-        down = i * arg(args, 13) * pixel
+    def finish(value: Any, bias: Any, low: Any, high: Any, y: int, res: int, down: int) -> None:
         value = value + bias
         if res != 0:
             value = value + load(res + down)
-        flags = arg(args, 28)
-        if flags & 1:
-            value = at_least(splat(ld_f64(args + 8 * 29)), value)
-        if flags & 2:
-            value = at_most(splat(ld_f64(args + 8 * 30)), value)
-        store(y + down, value)
+        store(y + down, at_most(high, at_least(low, value)))
 
     @register_jitable
-    def finish2(args: int, d: Any, bias: Any, y: int, res: int, rows: int) -> None:
-        finish(args, d[0], bias, y, res, 0)
+    def finish2(
+        d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
+    ) -> None:
+        finish(d[0], bias, low, high, y, res, 0)
         if rows > 1:
-            finish(args, d[1], bias, y, res, 1)
+            finish(d[1], bias, low, high, y, res, row)
 
     @register_jitable
-    def finish4(args: int, d: Any, bias: Any, y: int, res: int, rows: int) -> None:
-        finish2(args, d, bias, y, res, rows)
+    def finish4(
+        d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
+    ) -> None:
+        finish2(d, bias, low, high, y, res, row, rows)
         if rows > 2:
-            finish(args, d[2], bias, y, res, 2)
+            finish(d[2], bias, low, high, y, res, 2 * row)
         if rows > 3:
-            finish(args, d[3], bias, y, res, 3)
+            finish(d[3], bias, low, high, y, res, 3 * row)
 
     return finish2 if m == 2 else finish4
 
@@ -237,7 +237,7 @@ def winograd(
     input blocks of the sums; points * blocks of panels, panels innermost; output blocks.
     """
     v = vec(dtype, lanes)
-    load, store, zero = v.load, v.store, v.zero
+    load, store, zero, splat = v.load, v.store, v.zero, v.splat
     item = item_bytes(dtype)
     pixel = lanes * item
     strided, low = stride == 2, mr <= LOW_ROWS
@@ -281,15 +281,15 @@ def winograd(
         return arg(args, 1) + before * arg(args, 6) * lanes * pixel
 
     @register_jitable
-    def keep_values(args: int, half: int, j: int, to: int, block: int) -> None:
+    def keep_values(
+        args: int, half: int, j: int, to: int, block: int, step: int, apart: int
+    ) -> None:
         """Transform column j of what the rows gave and store it at its points."""
         d = forward(half + j * pixel, n * pixel)
         if not strided:
-            step = region(args, 1)
-            apart = places(args) * pixel if low else pixel
             store_inputs(d, to + j * step + block * apart, n * step)
         else:
-            point, apart = j // 2, places(args) * pixel
+            point = j // 2
             values, other = (1 if point == 2 else 2), j % 2
             at = to + (2 * values * block + other) * apart
             top = at + region(args, point)
@@ -303,7 +303,15 @@ def winograd(
 
     @register_jitable
     def transform_tile(
-        args: int, x: int, h0: int, w0: int, scratch: int, to: int, block: int
+        args: int,
+        x: int,
+        h0: int,
+        w0: int,
+        scratch: int,
+        to: int,
+        block: int,
+        step: int,
+        apart: int,
     ) -> None:
         """Transform the tile at row h0 and column w0 of a block of an image."""
         height, width = arg(args, 9), arg(args, 10)
@@ -326,7 +334,17 @@ def winograd(
                     store(patch + j * pixel, load(s + j * pixel))
                 store_inputs(forward(patch, pixel), row, pixel)
         for j in range(n):
-            keep_values(args, half, j, to, block)
+            keep_values(args, half, j, to, block, step, apart)
+
+    @register_jitable
+    def announce(args: int, x: int, h0: int, w0: int) -> None:
+        """Ask for what a tile will read: little is computed for each value of it."""
+        row = arg(args, 10) * pixel
+        s = x + h0 * row + w0 * pixel
+        for _ in range(n):
+            for line in range(0, n * pixel, 64):
+                prefetch(s + line)
+            s += row
 
     @register_jitable
     def transform_input(
@@ -336,6 +354,7 @@ def winograd(
         blocks = arg(args, 6)
         area = arg(args, 9) * arg(args, 10) * pixel
         row = pixel if low else (blocks + 1) * pixel
+        step, apart = region(args, 1), places(args) * pixel if low else pixel
         depth, slices, own = arg(args, 8), arg(args, 11), blocks // arg(args, 14)
         # Neighbours of a tile lie beside it: in the input, and among the values of its block.
         for b in range(begin, end):
@@ -348,12 +367,14 @@ def winograd(
                 h0, w0 = i * m * stride - arg(args, 24), j * m * stride - arg(args, 25)
                 if d < 0 or d >= depth:
                     h0 = -n  # no row of it lies inside
-                transform_tile(args, x, h0, w0, scratch, a + q * row, b)
                 j += 1
                 if j == across:
                     i, j = i + 1, 0
                 if i == down:
                     plane, i = plane + 1, 0
+                if low and m == 4:
+                    announce(args, x, i * m - arg(args, 24), j * m - arg(args, 25))
+                transform_tile(args, x, h0, w0, scratch, a + q * row, b, step, apart)
 
     @register_jitable
     def run_tiles(args: int, t: int, count: int, vectors: int, a: int, c: int) -> None:
@@ -437,6 +458,9 @@ def winograd(
         y: int,
         res: int,
         bias: Any,
+        least: Any,
+        most: Any,
+        row: int,
         rows: int,
         cols: int,
     ) -> None:
@@ -445,10 +469,11 @@ def winograd(
             store_outputs(backward(s + i * side * point, point), scratch + i * m * pixel, pixel)
         for j in range(cols):
             d = backward(scratch + j * pixel, m * pixel)
-            finish_column(args, d, bias, y + j * pixel, res + j * pixel if res != 0 else 0, rows)
+            at = j * pixel
+            finish_column(d, bias, least, most, y + at, res + at if res != 0 else 0, row, rows)
         if arg(args, 27) != 0:
             for i in range(rows):
-                put(post, T_C, y + i * arg(args, 13) * pixel)
+                put(post, T_C, y + i * row)
                 call_kernel(arg(args, 27), post, cols, 1, 0)
 
     @register_jitable
@@ -464,9 +489,14 @@ def winograd(
     ) -> None:
         oh_n, ow_n = arg(args, 12), arg(args, 13)
         across, down = (ow_n + m - 1) // m, (oh_n + m - 1) // m
-        slices = arg(args, 11)
+        slices, point = arg(args, 11), places(args) * (arg(args, 33) * nv + 1) * pixel
         c_row = (arg(args, 33) * nv + 1) * pixel
         row, apart = (pixel, places(args) * pixel) if low else (c_row, pixel)
+        least, most = splat(-math.inf), splat(math.inf)
+        if arg(args, 28) & F_LO:
+            least = splat(ld_f64(args + 8 * 29))
+        if arg(args, 28) & F_HI:
+            most = splat(ld_f64(args + 8 * 30))
         for b in range(block, last_block):
             plane, i, j = first // (across * down), first // across % down, first % across
             bias = zero()
@@ -481,7 +511,10 @@ def winograd(
                     res += image * arg(args, 39) + at
                 rows, cols = min(m, oh_n - i * m), min(m, ow_n - j * m)
                 s = c + q * row + (b - block) * apart
-                write_tile(args, post, s, places(args) * c_row, scratch, y, res, bias, rows, cols)
+                write_tile(
+                    args, post, s, point, scratch, y, res, bias, least, most, ow_n * pixel, rows,
+                    cols,
+                )  # fmt: skip
                 j += 1
                 if j == across:
                     i, j = i + 1, 0

@@ -6,13 +6,14 @@ Addresses are 64-bit integers, as in the blocks of words that describe a tile; a
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
 
+from subgraph.engine.host import isa
 from subgraph.engine.simd import emit_fma, first_lanes
 
 _I32 = ir.IntType(32)
@@ -133,6 +134,20 @@ class Emit:
         """Keep loads on their side: LLVM's scheduler hoists them all and spills accumulators."""
         kind = ir.FunctionType(ir.VoidType(), [])
         self.b.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
+
+    def hold(self, slots: Sequence[Any]) -> None:
+        """As `fence`, and what the slots hold is computed before it, too, where registers are few.
+
+        Else LLVM finishes some sums of a step in the next one and moves all of them between
+        registers.
+        """
+        if isa().registers >= 32 or self.lanes == 1:
+            self.fence()
+            return
+        kind = ir.FunctionType(ir.VoidType(), [self.vector] * len(slots))
+        text = "x," * len(slots) + "~{memory}"
+        hold = ir.InlineAsm(kind, "", text, side_effect=True)
+        self.b.call(hold, [self.get(slot) for slot in slots])
 
     def prefetch(self, address: Any, *, write: bool = False, near: bool = True) -> None:
         """Ask for the cache line at an address ahead of its use; not ``near``: past the L1."""

@@ -189,7 +189,7 @@ class _Strip(_Tiles):
                 x = e.broadcast(b.add(a, e.const(i * self.row_bytes + k * e.item)))
                 for j in range(self.nv):
                     e.put(self.acc[i][j], e.fma(x, right[j], e.get(self.acc[i][j])))
-                e.fence()
+                e.hold(self.acc[i])
 
 
 class _Windows(_Tiles):
@@ -289,16 +289,20 @@ def strip(
     tiles = switch(f"strip_{step}_{steps}", dtype, lanes, strip_sizes(mr, nv), emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        left, most = begin, most_rows(mr, nv, end)
+        most = most_rows(mr, nv, end)
+        left = (begin + most - 1) // most  # tiles
+        rows = (begin + left - 1) // max(left, 1)
+        count = begin - left * (rows - 1)
         while left > 0:
-            rows, count = run_of(left, most)
+            # Tiles come in two heights that differ by one row: none waits for its sums.
             tiles(args, rows, end, count)
             done = rows * count
-            left -= done
             put(args, T_A, arg(args, T_A) + done * step * item)
             put(args, T_C, arg(args, T_C) + done * lanes * item)
             if arg(args, T_RES) != 0:
                 put(args, T_RES, arg(args, T_RES) + done * lanes * item)
+            left -= count
+            rows, count = rows - 1, left
 
     return kernel
 

@@ -296,7 +296,7 @@ def _contraction_body(
             x = e.broadcast(b.add(base, b.mul(w["ars"], e.const(i % 3))))
             for j in range(nv):
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
-            e.fence()
+            e.hold(acc[i])
 
     low = mr <= LOW_ROWS
     offsets = e.multiples(w["ars"], mr) if low else []
@@ -308,7 +308,7 @@ def _contraction_body(
             x = e.broadcast(b.add(b.add(a, offsets[i]), e.const(number * e.item)))
             for j in range(nv):
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
-            e.fence()
+            e.hold(acc[i])
 
     tile.loops(k_step, dense_step if low else None)
     tile.finish()
