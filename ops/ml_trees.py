@@ -21,18 +21,18 @@ from subgraph.reference import attributes
 from .ml_scores import ML, label_array, prepared, rows, transformed, two_scores
 
 Array = np.ndarray[Any, Any]
-_LEQ, _LT, _GTE, _GT, _EQ, _NEQ, _MEMBER, _LEAF = range(8)
+LEQ, LT, GTE, GT, EQ, NEQ, MEMBER, LEAF = range(8)
 _MODES = {
-    **{"BRANCH_LEQ": _LEQ, "BRANCH_LT": _LT, "BRANCH_GTE": _GTE, "BRANCH_GT": _GT},
-    **{"BRANCH_EQ": _EQ, "BRANCH_NEQ": _NEQ, "LEAF": _LEAF},
+    **{"BRANCH_LEQ": LEQ, "BRANCH_LT": LT, "BRANCH_GTE": GTE, "BRANCH_GT": GT},
+    **{"BRANCH_EQ": EQ, "BRANCH_NEQ": NEQ, "LEAF": LEAF},
 }
 _COMPARE: dict[int, Any] = {
-    **{_LEQ: np.less_equal, _LT: np.less, _GTE: np.greater_equal, _GT: np.greater},
-    **{_EQ: np.equal, _NEQ: np.not_equal},
+    **{LEQ: np.less_equal, LT: np.less, GTE: np.greater_equal, GT: np.greater},
+    **{EQ: np.equal, NEQ: np.not_equal},
 }
 # As TreeEnsemble numbers them.
-_AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 @attrs.frozen(eq=False)
@@ -42,7 +42,7 @@ class Forest:
     Attributes:
         roots: First node of each tree.
         features: The feature that a node looks at.
-        modes: How it compares; `_LEAF` for leaves.
+        modes: How it compares; `LEAF` for leaves.
         splits: What it compares with.
         children: Node on false and on true, [2, nodes].
         missing: Whether NaN counts as true.
@@ -69,7 +69,7 @@ class Forest:
             raise ShapeError(f"a tree looks at feature {self.features.max()} of {x.shape[1]}")
         places = np.repeat(self.roots[None], len(x), axis=0)
         while True:
-            sample, tree = np.nonzero(self.modes[places] != _LEAF)
+            sample, tree = np.nonzero(self.modes[places] != LEAF)
             if not sample.size:
                 return places
             node = places[sample, tree]
@@ -81,7 +81,7 @@ class Forest:
         """Return the forest if every way through it ends."""
         front = self.roots
         for _ in range(len(self.modes) + 1):
-            front = front[self.modes[front] != _LEAF]
+            front = front[self.modes[front] != LEAF]
             if not front.size:
                 return self
             front = np.unique(self.children[:, front])
@@ -91,7 +91,7 @@ class Forest:
         modes, answer = self.modes[node], np.zeros(len(node), bool)
         for mode in np.unique(modes):
             here = modes == mode
-            if mode != _MEMBER:
+            if mode != MEMBER:
                 answer[here] = _COMPARE[int(mode)](value[here], self.splits[node[here]])
                 continue
             for place in np.unique(node[here]):
@@ -105,8 +105,8 @@ class Forest:
             raise ShapeError(f"scores of {len(x)} samples for {count} targets need too much memory")
         if self.targets.size and not 0 <= self.targets.min() <= self.targets.max() < count:
             raise ShapeError(f"a vote is for target {self.targets.max()} of {count}")
-        if aggregate not in _AGGREGATES:
-            raise ShapeError(f"aggregate_function {aggregate!r} is none of {_AGGREGATES}")
+        if aggregate not in AGGREGATES:
+            raise ShapeError(f"aggregate_function {aggregate!r} is none of {AGGREGATES}")
         scores = np.zeros((len(x), count), self.weights.dtype)
         spoken = np.zeros((len(x), count), bool)
         counts = np.diff(self.first)
@@ -131,14 +131,15 @@ class Forest:
 # --- version 5: interior nodes and leaves apart --------------------------------------------------
 
 
-def _ensemble(node: Node) -> Forest:
+def ensemble_of(node: Node) -> Forest:
+    """Return the trees of a TreeEnsemble."""
     given = attributes(node)
     modes = np.asarray(given["nodes_modes"]).reshape(-1).astype(np.int64)
     splits = np.asarray(given["nodes_splits"]).reshape(-1)
     weights = np.asarray(given["leaf_weights"]).reshape(-1)
     count, leaves = len(modes), len(weights)
     _check_lengths(given, "nodes_", count, splits)
-    if np.any((modes < 0) | (modes > _MEMBER)):
+    if np.any((modes < 0) | (modes > MEMBER)):
         raise ShapeError(f"nodes_modes holds {modes.max()}")
     children = [
         _places(given, f"nodes_{way}nodeids", given[f"nodes_{way}leafs"], count, leaves)
@@ -148,7 +149,7 @@ def _ensemble(node: Node) -> Forest:
     return Forest(
         roots=_within(np.array(given["tree_roots"], np.int64), count, "tree_roots"),
         features=np.append(np.array(given["nodes_featureids"], np.int64), filled),
-        modes=np.append(modes, filled + _LEAF),
+        modes=np.append(modes, filled + LEAF),
         splits=np.append(splits, filled.astype(splits.dtype)),
         children=np.append(children, [filled, filled], axis=1),
         missing=np.append(_flags(given["nodes_missing_value_tracks_true"], count), filled > 0),
@@ -184,7 +185,7 @@ def _flags(given: Sequence[int] | None, count: int) -> Array:
 
 def _members(modes: Array, given: Any) -> dict[int, Array]:
     """Return the sets, which NaN separates, of the nodes that look for membership."""
-    (places,) = np.nonzero(modes == _MEMBER)
+    (places,) = np.nonzero(modes == MEMBER)
     if not places.size:
         return {}
     values = np.array([] if given is None else given).reshape(-1)
@@ -207,23 +208,23 @@ def _check_lengths(given: Mapping[str, Any], prefix: str, count: int, splits: Ar
 def tree_ensemble(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the scores of each sample in the samples' dtype."""
     given = attributes(node)
-    forest = prepared(node, _ensemble)
+    forest = prepared(node, ensemble_of)
     x: Array = inputs[0]
     aggregate, name = int(given["aggregate_function"]), int(given["post_transform"])
-    if not 0 <= aggregate < len(_AGGREGATES) or not 0 <= name < len(_TRANSFORMS):
+    if not 0 <= aggregate < len(AGGREGATES) or not 0 <= name < len(TRANSFORMS):
         raise ShapeError(f"aggregate_function={aggregate}, post_transform={name} are unknown")
     targets = given["n_targets"]
     count = int(forest.targets.max(initial=-1)) + 1 if targets is None else int(targets)
-    scores, _ = forest.votes(x, count, _AGGREGATES[aggregate])
+    scores, _ = forest.votes(x, count, AGGREGATES[aggregate])
     if name:
-        scores = transformed(scores, _TRANSFORMS[name])
+        scores = transformed(scores, TRANSFORMS[name])
     return [scores.astype(x.dtype)]
 
 
 # --- versions 1 to 4: all nodes in one list, votes by node -------------------------------------
 
 
-def _old_forest(node: Node) -> Forest:
+def old_forest_of(node: Node) -> Forest:
     """Return the trees of a Regressor or Classifier."""
     given = attributes(node)
     prefix = "target" if node.op_type == "TreeEnsembleRegressor" else "class"
@@ -233,8 +234,8 @@ def _old_forest(node: Node) -> Forest:
     modes = np.array([_MODES.get(mode, -1) for mode in given["nodes_modes"] or ()], np.int64)
     if len(place) < count or len(modes) != count or np.any(modes < 0):
         raise ShapeError("the nodes of the trees are not each there once, with a known mode")
-    splits = _numbers(given, "nodes_values")
-    inner = modes != _LEAF
+    splits = numbers_of(given, "nodes_values")
+    inner = modes != LEAF
     children = np.zeros((2, count), np.int64)
     for row, way in enumerate(("nodes_falsenodeids", "nodes_truenodeids")):
         for k in np.nonzero(inner)[0]:
@@ -247,7 +248,7 @@ def _old_forest(node: Node) -> Forest:
     order = np.argsort(owners, kind="stable")
     votes = np.bincount(owners, minlength=count) if owners.size else np.zeros(count, np.int64)
     targets = np.array(given[f"{prefix}_ids"] or (), np.int64)
-    weights = _numbers(given, f"{prefix}_weights")
+    weights = numbers_of(given, f"{prefix}_weights")
     if not len(owners) == len(targets) == len(weights) or len(splits) != count:
         raise ShapeError("votes or nodes have attributes of different lengths")
     return Forest(
@@ -264,7 +265,7 @@ def _old_forest(node: Node) -> Forest:
     ).checked()
 
 
-def _numbers(given: Mapping[str, Any], name: str) -> Array:
+def numbers_of(given: Mapping[str, Any], name: str) -> Array:
     """Return float attributes: float32, or float64 where they are a tensor (version 3)."""
     tensor = given.get(f"{name}_as_tensor")
     if tensor is not None:
@@ -284,11 +285,11 @@ def tree_ensemble_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the scores of each sample in float32, the operator's only output type."""
     given = attributes(node)
     x = rows(inputs[0])
-    forest = _wide(prepared(node, _old_forest), x)
+    forest = _wide(prepared(node, old_forest_of), x)
     targets = given["n_targets"]
     count = int(forest.targets.max(initial=0)) + 1 if targets is None else int(targets)
     scores, _ = forest.votes(x, count, str(given["aggregate_function"]))
-    base = _numbers(given, "base_values")
+    base = numbers_of(given, "base_values")
     if base.size not in (0, 1, count):
         raise ShapeError(f"{base.size} base values for {count} targets")
     scores = scores + base.astype(scores.dtype) if base.size else scores
@@ -300,9 +301,9 @@ def tree_ensemble_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]
     """Return the label and the scores of each sample; scores are float32."""
     given = attributes(node)
     x = rows(inputs[0])
-    forest = _wide(prepared(node, _old_forest), x)
+    forest = _wide(prepared(node, old_forest_of), x)
     labels = label_array(given["classlabels_strings"], given["classlabels_int64s"])
-    name, base = str(given["post_transform"]), _numbers(given, "base_values")
+    name, base = str(given["post_transform"]), numbers_of(given, "base_values")
     scores, spoken = forest.votes(x, len(labels), "SUM")
     if len(labels) == 2 and len(np.unique(forest.targets)) == 1 and base.size < 2:
         return _one_of_two(forest, scores, base, labels, name)

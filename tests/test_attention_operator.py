@@ -17,6 +17,7 @@ from subgraph.model_op import DeviceFallback
 Array = np.ndarray[Any, Any]
 
 
+pytestmark = pytest.mark.usefixtures("quick_opencl_builds")
 DEVICES: dict[str, tuple[str, dict[str, Any]]] = {
     "CPU": ("CPU", {}),
     "OPENCL": ("OPENCL", {"KERNELS": "CPU"}),

@@ -12,6 +12,7 @@ from subgraph import ops
 from subgraph.engine import region_op
 
 Array = np.ndarray[Any, Any]
+pytestmark = pytest.mark.usefixtures("quick_opencl_builds")
 DEVICES = ("CPU", "OPENCL")
 
 

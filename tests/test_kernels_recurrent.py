@@ -16,7 +16,7 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 # Few, each another kernel to compile: operator, sequences, hidden size, direction, options.
 CASES: list[tuple[str, int, int, str, dict[str, Any]]] = [
     ("LSTM", 1, 27, "bidirectional", {"peepholes": True, "input_forget": 1}),
-    ("LSTM", 3, 8, "reverse", {"peepholes": True, "clip": 0.5, "lengths": True}),
+    ("LSTM", 8, 8, "reverse", {"peepholes": True, "clip": 0.5, "lengths": True}),
     (
         "LSTM",
         7,
@@ -28,7 +28,7 @@ CASES: list[tuple[str, int, int, str, dict[str, Any]]] = [
             "activation_beta": [0.4, 0.8, 0.1],
         },
     ),
-    ("GRU", 2, 17, "bidirectional", {"lengths": True}),
+    ("GRU", 3, 17, "bidirectional", {"lengths": True}),
     ("GRU", 8, 16, "forward", {"linear_before_reset": 1, "lengths": True, "dtype": "float64"}),
     ("GRU", 1, 1, "reverse", {"activations": ["Sigmoid", "LeakyRelu"], "clip": 0.7}),
     ("RNN", 4, 12, "bidirectional", {"activations": ["Relu", "Softplus"], "lengths": True}),

@@ -29,7 +29,11 @@ from test_kernels_recurrent import CASES as CELLS
 from test_kernels_recurrent import case_of as cells_of
 from test_ops_devices import check
 
-pytestmark = [needs_device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = [
+    needs_device,
+    pytest.mark.usefixtures("quick_opencl_builds"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
 _EACH = 2  # cases of an operator
 BY_CPU = ("ConvTranspose", "MaxPool", "AveragePool", "MaxRoiPool", "RoiAlign")
 ROWS = ("ReduceSum", "ReduceMax", "Softmax", "LogSoftmax", "LayerNormalization")
@@ -57,9 +61,9 @@ def chosen() -> list[Case]:
 
 
 def test_what_the_cpu_has_opencl_has() -> None:
-    """But the integer operators that fusions for the CPU make of quantised models."""
+    """But trees, and the integer operators that fusions for the CPU make of quantised models."""
     missing = set(LOWERINGS.names()) - set(CL_LOWERINGS.names())
-    assert {name for name in missing if "::FusedQ" not in name} == set()
+    assert {name for name in missing if "::FusedQ" not in name and "::Tree" not in name} == set()
 
 
 @pytest.mark.parametrize("case", chosen(), ids=lambda case: case.name)

@@ -19,6 +19,7 @@ Array = np.ndarray[Any, Any]
 SHAPES = [(), (7,), (3, 0, 2), (4, 5), (2, 3, 4)]
 
 
+pytestmark = pytest.mark.usefixtures("quick_opencl_builds")
 DEVICES: dict[str, tuple[str, dict[str, Any]]] = {
     "REFERENCE": ("REFERENCE", {}),
     "CPU": ("CPU", {}),
