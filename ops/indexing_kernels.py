@@ -20,7 +20,9 @@ Function = Callable[..., Any]
 
 @register_jitable
 def inside(index: int, size: int) -> int:
-    """Return an index as a position within ``size`` elements."""
+    """Return an index as a position within ``size`` elements; one comparison for most."""
+    if 0 <= index < size:
+        return index
     if index < 0:
         index += size
     return min(max(index, 0), size - 1)
@@ -121,12 +123,20 @@ def elements(*, dtype: str, index: str, scatter: bool, reduction: str) -> Functi
             rest //= extent
         indices = arg(args, 1) + row * length * index_bytes
         y = arg(args, 2) + row * length * item
-        for j in range(length):
-            at = data + inside(load_index(indices + j * index_bytes), size) * along + j * last
-            if scatter:
+        if scatter:
+            for j in range(length):
+                at = data + inside(load_index(indices + j * index_bytes), size) * along + j * last
                 store(at, combine(load(at), load(y + j * item)))
-            else:
+            return
+        first = length // 4 * 4
+        for begin in range(0, first, 4):
+            for k in range(4):  # unrolled
+                j = begin + k
+                at = data + inside(load_index(indices + j * index_bytes), size) * along + j * last
                 store(y + j * item, load(at))
+        for j in range(first, length):
+            at = data + inside(load_index(indices + j * index_bytes), size) * along + j * last
+            store(y + j * item, load(at))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         if scatter:
