@@ -172,13 +172,16 @@ def test_where_the_largest_was(data: st.DataObject, dtype: str) -> None:
     kernel = [data.draw(st.integers(1, 3)) for _ in range(rank)]
     strides = [data.draw(st.integers(1, 3)) for _ in range(rank)]
     pads = [data.draw(st.integers(0, kernel[i % rank] - 1)) for i in range(2 * rank)]
-    source = [k + data.draw(st.integers(0, 5)) for k in kernel]
+    spread = [data.draw(st.integers(1, 2)) for _ in range(rank)]
+    sizes = zip(kernel, spread, strict=True)
+    source = [(k - 1) * step + 1 + data.draw(st.integers(0, 5)) for k, step in sizes]
     x = np.random.default_rng(0).integers(0, 9, (2, 3, *source)).astype(dtype)
     value = sg.input("x", x.shape, dtype)
     made = sg.ops.MaxPool(
         value,
         kernel_shape=kernel,
         strides=strides,
+        dilations=spread,
         pads=pads,
         storage_order=data.draw(st.integers(0, 1)),
         outputs=2,
