@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.reference
 import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
@@ -380,3 +381,49 @@ def test_erf_is_as_precise_as_its_dtype() -> None:
 
     x = np.linspace(-3, 3, 41)
     np.testing.assert_allclose(_ours("Erf", [x], 13), [erf(v) for v in x], rtol=1e-14)
+
+
+def _gram_pool(draw: st.DrawFn, vocabulary: Sequence[Any]) -> tuple[list[Any], list[int], int]:
+    """Return a pool of distinct n-grams, where each length begins in it, and how many there are."""
+    pool: list[Any] = []
+    starts: list[int] = []
+    number = 0
+    for size in range(1, draw(st.integers(1, 3)) + 1):
+        starts.append(len(pool))
+        word = st.sampled_from(vocabulary)
+        grams = st.lists(st.tuples(*[word] * size), min_size=1, max_size=4, unique=True)
+        for gram in draw(grams):
+            pool += gram
+            number += 1
+    return pool, starts, number
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_n_grams_are_counted_as_onnx_reference_counts_them(data: st.DataObject) -> None:
+    strings = data.draw(st.booleans())
+    vocabulary: list[Any] = ["a", "b", "", "da"] if strings else [0, 1, 2, -7]
+    pool, starts, number = data.draw(st.composite(_gram_pool)(vocabulary))
+    least = data.draw(st.integers(1, len(starts)))
+    shape = data.draw(st.sampled_from([(7,), (3, 5), (1, 1), (0,), (2, 0)]))
+    count = int(np.prod(shape))
+    words = data.draw(st.lists(st.sampled_from(vocabulary), min_size=count, max_size=count))
+    x = np.array(words, dtype=object if strings else np.int64).reshape(shape)
+    model, given_inputs = _model(
+        "TfIdfVectorizer",
+        [x],
+        9,
+        mode=data.draw(st.sampled_from(["TF", "IDF", "TFIDF"])),
+        min_gram_length=least,
+        max_gram_length=data.draw(st.integers(least, len(starts))),
+        max_skip_count=data.draw(st.integers(0, 3)),
+        ngram_counts=starts,
+        ngram_indexes=data.draw(st.permutations(range(number))),
+        weights=data.draw(st.lists(st.floats(-2, 2, width=32), min_size=number, max_size=number)),
+        **{"pool_strings" if strings else "pool_int64s": pool},
+    )
+    # onnx.reference asks how many weights there are, which may be none.
+    [want] = onnx.reference.ReferenceEvaluator(model).run(None, {"i0": x})
+    [got] = sg.compile_model(sg.load(model), "REFERENCE")(given_inputs)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    np.testing.assert_allclose(got, want, rtol=1e-6)

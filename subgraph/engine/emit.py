@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from subgraph.engine.host import isa
+from subgraph.engine.host import architecture, isa
 from subgraph.engine.simd import emit_fma, first_lanes
 
 _I32 = ir.IntType(32)
@@ -136,12 +136,12 @@ class Emit:
         self.b.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
 
     def hold(self, slots: Sequence[Any]) -> None:
-        """As `fence`, and what the slots hold is computed before it, too, where registers are few.
+        """As `fence`, and what the slots hold is computed before it, where x86 has few registers.
 
         Else LLVM finishes some sums of a step in the next one and moves all of them between
         registers.
         """
-        if isa().registers >= 32 or self.lanes == 1:
+        if isa().registers >= 32 or self.lanes == 1 or architecture() != "x86_64":
             self.fence()
             return
         kind = ir.FunctionType(ir.VoidType(), [self.vector] * len(slots))
