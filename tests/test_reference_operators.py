@@ -409,21 +409,21 @@ def test_n_grams_are_counted_as_onnx_reference_counts_them(data: st.DataObject) 
     count = int(np.prod(shape))
     words = data.draw(st.lists(st.sampled_from(vocabulary), min_size=count, max_size=count))
     x = np.array(words, dtype=object if strings else np.int64).reshape(shape)
-    model, given_inputs = _model(
-        "TfIdfVectorizer",
-        [x],
-        9,
-        mode=data.draw(st.sampled_from(["TF", "IDF", "TFIDF"])),
-        min_gram_length=least,
-        max_gram_length=data.draw(st.integers(least, len(starts))),
-        max_skip_count=data.draw(st.integers(0, 3)),
-        ngram_counts=starts,
-        ngram_indexes=data.draw(st.permutations(range(number))),
-        weights=data.draw(st.lists(st.floats(-2, 2, width=32), min_size=number, max_size=number)),
-        **{"pool_strings" if strings else "pool_int64s": pool},
-    )
-    # onnx.reference asks how many weights there are, which may be none.
-    [want] = onnx.reference.ReferenceEvaluator(model).run(None, {"i0": x})
-    [got] = sg.compile_model(sg.load(model), "REFERENCE")(given_inputs)
-    assert (got.shape, got.dtype) == (want.shape, want.dtype)
-    np.testing.assert_allclose(got, want, rtol=1e-6)
+    attributes: dict[str, Any] = {
+        "mode": data.draw(st.sampled_from(["TF", "IDF", "TFIDF"])),
+        "min_gram_length": least,
+        "max_gram_length": data.draw(st.integers(least, len(starts))),
+        "max_skip_count": data.draw(st.integers(0, 3)),
+        "ngram_counts": starts,
+        "ngram_indexes": data.draw(st.permutations(range(number))),
+        # onnx.reference asks how many there are, which may be none.
+        "weights": data.draw(
+            st.lists(st.floats(-2, 2, width=32), min_size=number, max_size=number)
+        ),
+        "pool_strings" if strings else "pool_int64s": pool,
+    }
+    model, given_inputs = _model("TfIdfVectorizer", [x], 9, **attributes)
+    want: Any = onnx.reference.ReferenceEvaluator(model).run(None, {"i0": x})
+    got = sg.compile_model(sg.load(model), "REFERENCE")(given_inputs)[0]
+    assert (got.shape, got.dtype) == (want[0].shape, want[0].dtype)
+    np.testing.assert_allclose(got, want[0], rtol=1e-6)
