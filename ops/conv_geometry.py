@@ -85,7 +85,8 @@ class Geometry:
 
     def flat(self) -> Geometry:
         """Merge the pixels of a 1x1 convolution that reads each input pixel once, in order."""
-        if self.taps != 1 or self.strides != (1, 1, 1) or any(self.pads) or self.padded:
+        once = self.taps == 1 and self.strides == (1, 1, 1) and self.source == self.target
+        if not once or any(self.pads):
             return self
         line = (1, 1, self.pixels)
         return attrs.evolve(self, source=line, target=line)

@@ -17,7 +17,7 @@ from subgraph.op import infer_types
 from subgraph.pass_manager import register_pass
 from subgraph.types import ONNX_DTYPE, Shape
 
-from ._patterns import Context, is_op, shape_of, static_size
+from ._patterns import Context, dtype_of, is_op, shape_of, static_size
 
 _TERMS = 258  # products of two bytes less their zero points whose sum float32 holds exactly
 
@@ -37,8 +37,9 @@ def float_products(graph: Graph) -> Graph:
                 continue
             left, right = _unscaled(node, a, a_zero, ()), _unscaled(node, b, b_zero, ())
             product = _made(node, "MatMul", left, right)
-            scaled = _made(node, "Mul", product, _made(node, "Mul", a_scale, b_scale))
-            replaced[node.outputs[0]] = _made(node, "QuantizeLinear", scaled, y_scale, y_zero)
+            a_wide, b_wide, y_wide = (_wide(node, each) for each in (a_scale, b_scale, y_scale))
+            scaled = _made(node, "Mul", product, _made(node, "Mul", a_wide, b_wide))
+            replaced[node.outputs[0]] = _made(node, "QuantizeLinear", scaled, y_wide, y_zero)
         elif is_op(node, "ConvInteger"):
             sums = _depthwise(node, context)
             if sums is not None:
@@ -69,6 +70,13 @@ def _unscaled(node: Node, bytes_: Value | None, zero: Value | None, scales: Shap
     ones = _made(node, "Constant", value=np.ones([int(d or 0) for d in scales], np.float32))
     inputs = [bytes_, ones] if zero is None else [bytes_, ones, zero]
     return _made(node, "DequantizeLinear", *inputs, axis=0)
+
+
+def _wide(node: Node, scale: Value | None) -> Value | None:
+    """Return a scale as float32."""
+    if dtype_of(scale) == "float32":
+        return scale
+    return _made(node, "Cast", scale, to=ONNX_DTYPE["float32"])
 
 
 def _made(node: Node, op_type: str, *inputs: Value | None, **attributes: object) -> Value:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 
@@ -500,3 +501,26 @@ def test_optional_weights_override_what_devices_made_of_them(device: str) -> Non
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     with pytest.raises(sg.ShapeError, match="'w'"):
         model(image, other[:, :8])
+
+
+def test_constants_that_fold_away_do_not_count_as_placed() -> None:
+    # As many nodes are left as CPU had taken before: it once was asked alone.
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2] x, bool c) => (float[2] y)
+        {
+            d = Constant <value = float[2] {-5, -8}> ()
+            e = Neg(d)
+            m = Mul(x, e)
+            y = If (c) <
+                then_branch = t () => (float[2] p) { p = Add(m, e) },
+                else_branch = f () => (float[2] q) { q = Neg(m) }
+            >
+        }
+        """
+    )
+    x = np.array([1, -2], np.float32)
+    compiled = sg.compile_model(model, "CPU")
+    for flag, want in ((True, [10, -8]), (False, [-5, 16])):
+        np.testing.assert_array_equal(compiled([x, np.array(flag)])[0], want)

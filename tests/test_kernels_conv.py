@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from subgraph.engine import host
@@ -71,6 +71,21 @@ def convolutions(draw: st.DrawFn) -> dict[str, Any]:
     act=st.sampled_from(["Relu", "Relu", "Sigmoid"]),
     threads=st.integers(1, 4),
     cuts=CUTS,
+)
+# The second tap reads padding only: what is left is no product of all pixels.
+@example(
+    case={
+        **{"rank": 1, "groups": 1, "kernel": [2], "dilations": [2], "pads": [0, 1]},
+        **{"source": [2], "strides": [1], "images": 2, "inputs": 24, "outputs": 16},
+    },
+    layouts=("plain", "plain"),
+    dtype="float32",
+    with_bias=False,
+    residual="none",
+    weight=1,
+    act="Relu",
+    threads=1,
+    cuts=[],
 )
 def test_conv(
     case: dict[str, Any],

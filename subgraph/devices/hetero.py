@@ -213,12 +213,16 @@ class HeteroDevice(VirtualDevice):
             profiling = first.options_for(config).ENABLE_PROFILING
             options = attrs.evolve(options, ENABLE_PROFILING=profiling)
         configs = {device.name: dict(config) if device is first else {} for device in devices}
-        # Bodies know the constants around them, which shapes inside often depend on.
-        work = apply_pass(graph, "ConstantFolding") if is_nested(graph) else graph.clone()
+        known: Mapping[str, str] | None = supported
+        if is_nested(graph):
+            # Bodies know the constants around them, which shapes inside often depend on.
+            work, known = apply_pass(graph, "ConstantFolding"), None
+        else:
+            work = graph.clone()
         for each in _with_bodies(work):
             for node in each.nodes:
                 node.metadata = {k: v for k, v in (node.metadata or {}).items() if k != AFFINITY}
-        self._assign(work, devices, configs, options, supported)
+        self._assign(work, devices, configs, options, known)
         return self._cut_and_compile(graph, work, devices, configs, options)
 
     def _cut_and_compile(
