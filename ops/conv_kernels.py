@@ -263,6 +263,7 @@ def direct(
             if post != 0:
                 call_kernel(post, t, m, vectors, 0)
             i += m
+        put(t, T_B, weights)
 
     @register_jitable
     def skip_planes(args: int, t: int, above: int) -> int:

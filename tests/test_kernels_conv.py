@@ -500,6 +500,17 @@ def test_long_sums(kernel: int, stride: int, pads: int, dilation: int, act: str)
     with_bias=st.booleans(),
     cuts=CUTS,
 )
+# The first tap reads padding only, in each of several rows.
+@example(
+    case={
+        **{"rank": 2, "groups": 1, "kernel": [1, 3], "dilations": [1, 2], "pads": [0, 1, 0, 2]},
+        **{"source": [7, 2], "strides": [1, 1], "images": 2, "inputs": 1, "outputs": 1},
+    },
+    layouts=("plain", "plain"),
+    extra=0,
+    with_bias=False,
+    cuts=[],
+)
 def test_conv_transpose(
     case: dict[str, Any],
     layouts: tuple[Layout, Layout],
