@@ -53,7 +53,7 @@ def _pool_of(node: Node) -> _Pool:
     if min(indexes, default=0) < 0 or width * 16 > memory_limit():
         raise ShapeError(f"ngram_indexes up to {width - 1} ask for too much memory")
     weights = np.array(given["weights"] or (), np.float32)
-    if weights.size not in (0, width) and weights.size < width:
+    if 0 < weights.size < width:
         raise ShapeError(f"{weights.size} weights for n-grams that are counted in {width} places")
     lengths = int(given["min_gram_length"]), int(given["max_gram_length"])
     places: dict[tuple[Any, ...], int] = {}

@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from subgraph.engine import host
 from subgraph.engine.lowering import Layout
 from subgraph.ops import conv_cpu, tuning
-from subgraph.ops.tile_planning import even_part, tiles
+from subgraph.ops.tile_planning import even_part
 
 from .conv_support import close, reference, transposed
 from .kernel_support import run_node
 
 Array = np.ndarray[Any, Any]
-LOW = tiles("float32").low
 CUTS = st.lists(st.floats(0, 1), max_size=3)
 QUICK = settings(max_examples=60, deadline=None)
 LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
@@ -285,146 +284,6 @@ def test_weights_that_come_from_far(kernel: int, stride: int, size: int) -> None
         got = run(1, [])
         assert np.array_equal(got, run(2, [0.5]))
     close(got, wanted)
-
-
-@QUICK
-@given(
-    size=st.tuples(st.integers(1, 30), st.integers(1, 30)),
-    channels=st.tuples(st.integers(1, 70), st.integers(1, 70)),
-    pads=st.tuples(*[st.integers(0, 2)] * 4),
-    images=st.integers(1, 2),
-    act=st.sampled_from(["", "Relu", "Clip", "Silu"]),
-    with_residual=st.booleans(),
-    form=st.sampled_from(["winograd2", "winograd4", "strided2"]),
-    threads=st.integers(1, 3),
-    cuts=CUTS,
-)
-def test_winograd(
-    size: tuple[int, int],
-    channels: tuple[int, int],
-    pads: tuple[int, int, int, int],
-    images: int,
-    act: str,
-    with_residual: bool,
-    form: str,
-    threads: int,
-    cuts: list[float],
-) -> None:
-    assume(form != "strided2" or LOW)
-    stride = 2 if form == "strided2" else 1
-    source = [max(n, 3 - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((images, channels[0], *source)).astype(np.float32)
-    w = rng.standard_normal((channels[1], channels[0], 3, 3)).astype(np.float32)
-    w /= np.sqrt(np.float32(9 * channels[0]))
-    bias = rng.standard_normal(channels[1]).astype(np.float32)
-    wanted = reference(x, w, [stride] * 2, [1, 1], pads, 1) + bias.reshape(-1, 1, 1)
-    added = rng.standard_normal(wanted.shape).astype(np.float32) if with_residual else None
-    if added is not None:
-        wanted += added
-    if act == "Relu":
-        wanted = np.maximum(wanted, 0)
-    elif act == "Clip":
-        wanted = np.clip(wanted, -0.3, 0.7)
-    elif act == "Silu":
-        wanted = wanted / (1 + np.exp(-wanted))
-    numbers = {"activation_alpha": -0.3, "activation_beta": 0.7}
-
-    def run(threads: int, cuts: list[float]) -> Array:
-        return run_node(
-            "FusedConv",
-            [x, w, bias, added],
-            [wanted.shape],
-            {"pads": pads, "strides": (stride,) * 2, "activation": act, **numbers},
-            domain="subgraph.cpu",
-            constant=[1, 2],
-            blocked=[0],
-            out_layout="blocked",
-            threads=threads,
-            cuts=cuts,
-        )[0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job: _square_or_direct(job, form))
-        got = run(threads, cuts)
-        assert np.array_equal(got, run(1, []))
-    close(got, wanted, 1e-5)
-
-
-def _square_or_direct(job: conv_cpu.Job, form: str) -> str:
-    """Small images may leave less than 3 x 3 taps that read something."""
-    return form if job.g.kernel == (1, 3, 3) else "direct"
-
-
-@pytest.mark.parametrize("form", ["winograd2", "winograd4", "strided2"])
-@pytest.mark.parametrize("cuts", [[], [0.1, 0.35, 0.8]])
-def test_winograd_of_few_tiles(form: str, cuts: list[float]) -> None:
-    """Threads share the transforms of a single block of tiles: bit for bit what one computes."""
-    if form == "strided2" and not LOW:
-        pytest.skip("tall tiles run it directly")
-    side, stride = {"winograd2": (7, 1), "winograd4": (13, 1), "strided2": (9, 2)}[form]
-    rng = np.random.default_rng(2)
-    x = rng.standard_normal((1, 100, side, side)).astype(np.float32)
-    w = (rng.standard_normal((84, 100, 3, 3)) / 30).astype(np.float32)
-    bias = rng.standard_normal(84).astype(np.float32)
-    wanted = reference(x, w, [stride] * 2, [1, 1], [1] * 4, 1) + bias.reshape(-1, 1, 1)
-    added = rng.standard_normal(wanted.shape).astype(np.float32)
-    wanted += added
-    wanted /= 1 + np.exp(-wanted)
-    how = {"pads": (1,) * 4, "strides": (stride,) * 2, "activation": "Silu"}
-
-    def run(threads: int) -> Array:
-        return run_node(
-            "FusedConv",
-            [x, w, bias, added],
-            [wanted.shape],
-            how,
-            domain="subgraph.cpu",
-            constant=[1, 2],
-            threads=threads,
-            cuts=cuts if threads > 1 else [],
-        )[0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job: form)
-        alone = run(1)
-        for threads in (2, 3, 8):
-            assert np.array_equal(alone, run(threads))
-    close(alone, wanted, 1e-5)
-
-
-@pytest.mark.parametrize(
-    ("form", "bound"), [("winograd2", 1e-6), ("winograd4", 6e-6), ("strided2", 2e-6)]
-)
-def test_winograd_error_is_as_stated(form: str, bound: float) -> None:
-    stride = 2 if form == "strided2" else 1
-    if stride == 2 and not LOW:
-        pytest.skip("tall tiles run it directly")
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((1, 256, 16, 16)).astype(np.float32)
-    w = (rng.standard_normal((32, 256, 3, 3)) / 48).astype(np.float32)
-    wanted = reference(x, w, [stride] * 2, [1, 1], [1] * 4, 1)
-    how = {"pads": (1,) * 4, "strides": (stride,) * 2}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job: form)
-        (got,) = run_node("Conv", [x, w], [wanted.shape], how, constant=[1])
-    assert np.abs(got - wanted).max() < bound * np.abs(wanted).max()
-
-
-def test_winograd_can_be_forbidden() -> None:
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((1, 64, 28, 28)).astype(np.float32)
-    w = rng.standard_normal((64, 64, 3, 3)).astype(np.float32)
-    results = [
-        run_node(
-            "Conv", [x, w], [x.shape], {"pads": (1,) * 4}, constant=[1], options={"WINOGRAD": on}
-        )[0]
-        for on in (True, False)
-    ]
-    wanted = reference(x, w, [1, 1], [1, 1], [1] * 4, 1)
-    close(results[1], wanted, 2e-6)
-    if host.lanes("float32") > 1:
-        assert not np.array_equal(results[0], results[1])
 
 
 def test_tuned_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -411,7 +411,7 @@ def by_priority(
     placed: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for device in devices:
-        if len(placed) == len(graph.nodes):
+        if all(node.name in placed for node in graph.nodes):
             break
         if known is not None and device is devices[0]:
             found = known
