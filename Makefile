@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
 
-.PHONY: help demo test test-slow lint format docs bench agreement conformance fuzz check-isas check-kernels clean
+.PHONY: help demo test test-slow lint format docs bench agreement conformance fuzz fuzz-tests check-isas check-kernels clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -71,6 +71,13 @@ $(VENV)/onnx-%: $(BIN)/python
 
 fuzz: $(VENV)/.has-test  ## Compare random models with ONNX Runtime.
 	$(BIN)/python benchmarks/fuzz.py $(FUZZ_ARGS)
+
+# Hypothesis keeps what failed in .hypothesis and tries it first the next time.
+EXAMPLES ?= 50
+FUZZ_TESTS ?= tests
+fuzz-tests: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run every random test on 50 times the examples.
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "hypothesis and not slow and not oclgrind" \
+	  --examples $(EXAMPLES) --timeout 0 $(FUZZ_TESTS) $(PYTEST_ARGS)
 
 check-kernels: $(VENV)/.has-oclgrind $(VENV)/.has-test  ## Run the OpenCL kernels under Oclgrind.
 	$(BIN)/python -m pytest -m oclgrind $(PYTEST_ARGS)

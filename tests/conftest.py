@@ -1,11 +1,13 @@
-"""For every test: what makes a run on few cores short without changing what it proves."""
+"""For every test: what makes a run on few cores short, and what makes a search long."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,3 +29,29 @@ def quick_opencl_builds() -> Iterator[None]:
         if "OCLGRIND_LOG" not in os.environ:
             patch.setenv("PYOPENCL_BUILD_OPTIONS", "-cl-opt-disable")
         yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--examples",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ask for N times the examples of every @given",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Look for bugs that the samples of a short run miss (``make fuzz-tests``).
+
+    Tests say how many examples they want themselves, so a profile of hypothesis cannot.
+    """
+    times: Any = config.getoption("--examples")
+    if times == 1:
+        return
+    functions: list[Any] = [item.function for item in items if isinstance(item, pytest.Function)]
+    for function in {f for f in functions if is_hypothesis_test(f)}:
+        own = function._hypothesis_internal_use_settings
+        function._hypothesis_internal_use_settings = settings(
+            own, max_examples=own.max_examples * times, derandomize=False, print_blob=True
+        )
