@@ -19,6 +19,7 @@ from subgraph.registry import nearest
 from subgraph.types import (
     OptionalType,
     SequenceType,
+    Shape,
     TensorType,
     ValueType,
     dtype_of,
@@ -36,6 +37,16 @@ class Port:
     name: str
     type: ValueType | None
     default: Parameter | None = None
+
+    @property
+    def shape(self) -> Shape | None:
+        """Sizes, names of sizes, None for unknown ones; None where the rank is not known either."""
+        return self.type.shape if isinstance(self.type, TensorType) else None
+
+    @property
+    def dtype(self) -> str | None:
+        """The elements' dtype, such as ``"float32"``; None for sequences, or unknown."""
+        return self.type.dtype if isinstance(self.type, TensorType) else None
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type or '?'}{'' if self.default is None else ' (optional)'}"

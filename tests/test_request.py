@@ -108,6 +108,14 @@ def test_preset_outputs(gated: tuple[sg.CompiledModel, Gate]) -> None:
         request.set_output("z", target)
 
 
+def test_ports_tell_shape_and_dtype() -> None:
+    x, free = sg.input("x", ("N", 3, None), "int8"), sg.input("free", None)
+    many = sg.Value("many", sg.SequenceType(sg.TensorType("float32")))
+    model = sg.CompiledModel(sg.Graph([x, many, free], [ops.Neg(x)]), device="TEST")
+    told = [(port.shape, port.dtype) for port in model.inputs]
+    assert told == [(("N", 3, None), "int8"), (None, None), (None, "float32")]
+
+
 def test_set_input_and_get_output(gated: tuple[sg.CompiledModel, Gate]) -> None:
     request = gated[0].create_infer_request()
     with pytest.raises(sg.RequestError, match="no results"):
