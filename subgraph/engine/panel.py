@@ -107,8 +107,11 @@ class _Panel:
             return b.add(c, e.const(i * self.row + j * size))
 
         with e.when(self.given(bias)):
-            rows = [e.broadcast(b.add(bias, e.const(i * e.item))) for i in range(self.rows)]
-            self.each(lambda i, j, v: b.fadd(v, rows[i]))
+            for i in range(self.rows):
+                x = e.broadcast(b.add(bias, e.const(i * e.item)))
+                for j in range(self.vectors):
+                    e.put(self.acc[i][j], b.fadd(e.get(self.acc[i][j]), x))
+                e.fence()  # else LLVM reads all rows first, and has no registers left for them
         with e.when(self.given(w[T_IRS])):
             self.each(lambda i, j, v: b.fadd(e.load(at(i, j)), v))
         with e.when(self.given(w[T_INIT])):
