@@ -5,6 +5,9 @@ and the text form of that graph is printed, ready to be kept as a test. A graph 
 ONNX Runtime itself moves when the inputs move by a part in a million (a comparison of equals, an
 argument of the largest of equals) proves nothing and is counted as unstable.
 
+With ``--free`` sizes of the inputs get names, and each model runs at several of them in turn, which
+is what plans for new shapes, and what they take over from others, are about.
+
     python benchmarks/fuzz.py --devices CPU,REFERENCE --count 10000
 """
 
@@ -16,12 +19,14 @@ import os
 import sys
 import time
 import warnings
+import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
+import onnx
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import subgraph as sg
@@ -36,16 +41,15 @@ class Difference(AssertionError):
     """Two runtimes disagree."""
 
 
-def run_onnxruntime(content: bytes, feeds: Mapping[str, Array]) -> list[Any]:
-    """Return what ONNX Runtime gives for the model."""
+def in_onnxruntime(content: bytes) -> Callable[[Mapping[str, Array]], list[Any]]:
+    """Return what runs the model in ONNX Runtime."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    results: list[Any] = session.run(None, dict(feeds))
-    return results
+    return lambda feeds: list(session.run(None, dict(feeds)))
 
 
 def difference(got: Sequence[Any], expected: Sequence[Any]) -> str:
@@ -70,7 +74,11 @@ def difference(got: Sequence[Any], expected: Sequence[Any]) -> str:
     return ""
 
 
-def is_stable(content: bytes, feeds: Mapping[str, Array], expected: Sequence[Any]) -> bool:
+def is_stable(
+    runs: Callable[[Mapping[str, Array]], list[Any]],
+    feeds: Mapping[str, Array],
+    expected: Sequence[Any],
+) -> bool:
     """Return whether ONNX Runtime gives nearly the same for nearly the same inputs."""
     rng = np.random.default_rng(1)
     for _ in range(3):
@@ -82,37 +90,84 @@ def is_stable(content: bytes, feeds: Mapping[str, Array], expected: Sequence[Any
             )
             for name, array in feeds.items()
         }
-        if difference(run_onnxruntime(content, moved), expected):
+        if difference(runs(moved), expected):
             return False
     return True
 
 
-def check(graph: sg.Graph, devices: Sequence[str], number: int, counts: Counter[str]) -> None:
+def free(content: bytes, rng: np.random.Generator) -> tuple[bytes, list[dict[str, int]]]:
+    """Name sizes of the inputs, equal ones alike; return the model and sizes to run it at."""
+    model = onnx.load_from_string(content)
+    drop_shapes(model.graph)
+    each = [dim for value in model.graph.input for dim in value.type.tensor_type.shape.dim]
+    named = {dim.dim_value: f"d{dim.dim_value}" for dim in each if dim.dim_value > 1}
+    named = {size: name for size, name in named.items() if rng.random() < 0.7}
+    for dim in each:
+        if dim.dim_value in named:
+            dim.dim_param = named[dim.dim_value]
+    known = {name: size for size, name in named.items()}
+    others = [{name: int(rng.integers(1, 12)) for name in known} for _ in range(4)]
+    return model.SerializeToString(), [known, *others, known] if known else [{}]
+
+
+def drop_shapes(graph: onnx.GraphProto) -> None:
+    """Forget all shapes but those of the model's inputs: they hold for the first sizes only."""
+    del graph.value_info[:]
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")
+    bodies = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    for body in bodies:
+        drop_shapes(body)
+        for value in body.input:
+            value.type.tensor_type.ClearField("shape")
+
+
+def check(
+    graph: sg.Graph, devices: Sequence[str], number: int, counts: Counter[str], *, freed: bool
+) -> None:
     """Compare one graph.
 
     Raises:
         Difference: a device gives something else than ONNX Runtime.
     """
-    feeds = random_graphs.feeds(graph, number)
     content = sg.to_onnx(graph).SerializeToString()
+    sizes: list[dict[str, int]] = [{}]
+    if freed:
+        content, sizes = free(content, np.random.default_rng(zlib.crc32(content)))
+        graph = sg.load(content)
     try:
-        expected = run_onnxruntime(content, feeds)
+        runs = in_onnxruntime(content)
     except Exception as error:
-        counts[f"not run by ONNX Runtime ({' '.join(str(error).split())[:120]})"] += 1
+        counts[f"not loaded by ONNX Runtime ({' '.join(str(error).split())[:120]})"] += 1
         return
-    for device in devices:
+    models: dict[str, sg.CompiledModel] = {}
+    for turn, known in enumerate(sizes):
+        feeds = random_graphs.feeds(graph, number + turn, known)
         try:
-            results = sg.compile_model(graph, device)(feeds)
+            expected = runs(feeds)
         except Exception as error:
-            text = " ".join(str(error).split())[:300]
-            raise Difference(f"{device}: {type(error).__name__}: {text}") from error
-        found = difference([results[k] for k in range(len(graph.outputs))], expected)
-        if found:
-            if not is_stable(content, feeds, expected):
-                counts["unstable"] += 1
-                return
-            raise Difference(f"{device}: {found}")
-    counts["equal"] += 1
+            if not turn:
+                counts[f"not run by ONNX Runtime ({' '.join(str(error).split())[:120]})"] += 1
+            continue
+        for device in devices:
+            try:
+                model = models.get(device) or sg.compile_model(graph, device)
+                models[device] = model
+                results = model(feeds)
+            except sg.ShapeError if turn else ():
+                counts["sizes refused"] += 1  # windows larger than images give ONNX Runtime nothing
+                break
+            except Exception as error:
+                text = " ".join(str(error).split())[:300]
+                raise Difference(f"{device}{known or ''}: {type(error).__name__}: {text}") from error
+            found = difference([results[k] for k in range(len(graph.outputs))], expected)
+            if found:
+                if not is_stable(runs, feeds, expected):
+                    counts["unstable"] += 1
+                    return
+                raise Difference(f"{device}{known or ''}, turn {turn}: {found}")
+        else:
+            counts["equal"] += 1
 
 
 @attrs.frozen
@@ -125,10 +180,10 @@ class Finding:
 
 
 def run_batch(
-    job: tuple[int, int, tuple[str, ...], int, bool],
+    job: tuple[int, int, tuple[str, ...], int, bool, bool],
 ) -> tuple[Counter[str], Finding | None]:
     """Check a batch of graphs; all of them follow from the seed and the batch's number."""
-    start, batch, devices, nodes, corners = job
+    start, batch, devices, nodes, corners, freed = job
     warnings.simplefilter("ignore")
     counts: Counter[str] = Counter()
     last: dict[str, Any] = {}
@@ -145,7 +200,7 @@ def run_batch(
     @given(random_graphs.graphs(max_nodes=nodes, corners=corners))
     def compare(graph: sg.Graph) -> None:
         try:
-            check(graph, devices, batch, counts)
+            check(graph, devices, batch, counts, freed=freed)
         except Difference as error:
             last["finding"] = Finding(batch, str(error), str(graph))
             raise
@@ -170,13 +225,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--corners", action="store_true", help="rare attributes, dtypes, shapes too"
     )
+    parser.add_argument("--free", action="store_true", help="free sizes, several of them in turn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first-batch", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     devices = tuple(options.devices.split(","))
     batches = range(options.first_batch, options.first_batch + -(-options.count // _BATCH))
-    shared = (devices, options.nodes, options.corners)
+    shared = (devices, options.nodes, options.corners, options.free)
     jobs = [(options.seed, batch, *shared) for batch in batches]
     counts: Counter[str] = Counter()
     findings: list[Finding] = []

@@ -18,20 +18,21 @@ from subgraph.weights import weight_stats
 Array = np.ndarray[Any, Any]
 
 
-def close(got: Any, want: Any) -> None:
+def close(got: Any, want: Any, least: float = 1e-6) -> None:
+    """Hold the difference to the largest element, or to ``least``: what rounding is about."""
     assert got.shape == want.shape
     assert got.dtype == want.dtype
-    scale = max(float(np.abs(want).max(initial=0.0)), 1e-6)
+    scale = max(float(np.abs(want).max(initial=0.0)), least)
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * scale)
 
 
-def compare(graph: sg.Graph, *inputs: Array, **config: Any) -> None:
+def compare(graph: sg.Graph, *inputs: Array, least: float = 1e-6, **config: Any) -> None:
     want = sg.compile_model(graph, "REFERENCE")(list(inputs))
     model = sg.compile_model(graph, "CPU", config)
     for _ in range(2):
         got = model(list(inputs))
         for k in range(len(want)):
-            close(got[k], want[k])
+            close(got[k], want[k], least)
 
 
 def values(rng: np.random.Generator, *shape: int) -> Array:
@@ -268,7 +269,7 @@ def small_graphs(draw: st.DrawFn) -> tuple[sg.Graph, list[Array]]:
 @settings(max_examples=25, deadline=None)
 def test_random_graphs_agree_with_the_reference(case: tuple[sg.Graph, list[Array]]) -> None:
     graph, inputs = case
-    compare(graph, *inputs)
+    compare(graph, *inputs, least=0.01)  # a mean taken from equal numbers leaves their rounding
 
 
 def test_a_run_is_cancelled_between_its_steps() -> None:

@@ -7,7 +7,7 @@ device, and shrink to few nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -460,13 +460,14 @@ def topologies(draw: Draw, *, min_nodes: int = 1, max_nodes: int = 24, reach: in
     return Graph([x], [v for v in made if v not in used], name="topology")
 
 
-def feeds(graph: Graph, seed: int = 0) -> dict[str, Any]:
-    """Return seeded inputs for a graph of static shapes: small numbers, no zeros."""
+def feeds(graph: Graph, seed: int = 0, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Return seeded inputs for a graph: small numbers, no zeros; free dimensions as said, else 2."""
     rng = np.random.default_rng(seed)
     out: dict[str, Any] = {}
+    known: Mapping[str | None, int] = {**(sizes or {})}
     for value in graph.inputs:
         assert isinstance(value.type, TensorType)
-        shape = tuple(d if isinstance(d, int) else 2 for d in value.type.shape or ())
+        shape = [d if isinstance(d, int) else known.get(d, 2) for d in value.type.shape or ()]
         kind = numpy_dtype(value.type.dtype)
         array = np.abs(rng.uniform(-2, 2, shape)) if kind.kind == "u" else rng.uniform(-2, 2, shape)
         out[value.name] = np.asarray(array > 0) if kind.kind == "b" else np.asarray(array, kind)
