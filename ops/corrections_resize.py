@@ -2,7 +2,7 @@
 
 onnx.reference takes Resize-10's scales for a region of interest, has only whole factors of nearest
 for Upsample, knows the modes of GridSample by their names of opset 20 only, and refuses the
-negative pads by which Pad crops.
+negative pads by which Pad crops. It takes sizes in double precision, where 0.7 times 10 is below 7.
 """
 
 from __future__ import annotations
@@ -30,7 +30,21 @@ def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     ]
     if inputs[0].size == 0:
         raise ShapeError("the input has no elements")
-    return standard(node, [*given, *[None] * (4 - len(given))])
+    given += [None] * (4 - len(given))
+    if given[2] is not None:
+        axes: Sequence[Any] = node.attrs.get("axes") or range(inputs[0].ndim)
+        given[2] = _exact(given[2], [inputs[0].shape[int(axis)] for axis in axes])
+    return standard(node, given)
+
+
+def _exact(scales: Array, sizes: Sequence[int]) -> Array:
+    """Return scales in double precision whose products with sizes are whole where floats' are."""
+    if len(scales) != len(sizes):
+        return scales
+    before = np.array(sizes, np.float64)
+    after = np.floor(before.astype(np.float32) * scales.astype(np.float32)).astype(np.float64)
+    missed = np.floor(before * scales) != after
+    return np.where(missed, np.nextafter(after / np.maximum(before, 1), np.inf), scales)
 
 
 @reference("GridSample")
@@ -58,7 +72,7 @@ def _asymmetric(node: Node, x: Array, scales: Array) -> Sequence[Any]:
         return [_nearest(x, scales)]
     options = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
     newer = Node("Resize", node.inputs[:1], outputs=1, name=node.name, version=13, attrs=options)
-    return standard(newer, [x, None, scales.astype(np.float32), None])
+    return standard(newer, [x, None, _exact(scales.astype(np.float32), x.shape), None])
 
 
 def _nearest(x: Array, scales: Array) -> Array:

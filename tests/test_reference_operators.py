@@ -227,6 +227,23 @@ def test_upsample_and_the_first_resize(mode: str, version: int, scales: tuple[fl
         _compare("Upsample" if version == 9 else "Resize", [x, factors], version, mode=mode)
 
 
+@pytest.mark.parametrize(("size", "scale"), [(10, 0.7), (20, 0.35), (30, 0.1), (7, 1.6), (15, 2.2)])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("axes", [None, [3]])
+def test_sizes_are_products_of_floats(
+    mode: str, size: int, scale: float, axes: list[int] | None
+) -> None:
+    scales = np.array([scale] if axes else [1, 1, 1, scale], np.float32)
+    attrs: dict[str, Any] = {"axes": axes} if axes else {}
+    _compare("Resize", [_f(1, 1, 1, size), None, scales], 18, mode=mode, **attrs)
+
+
+@pytest.mark.parametrize("size", [10, 20])
+def test_sizes_of_the_first_resize(size: int) -> None:
+    scales = np.array([1, 1, 1, 0.7 if size == 10 else 0.35], np.float32)
+    _compare("Resize", [_f(1, 1, 2, size), scales], 10, mode="linear")
+
+
 @given(
     mode=st.sampled_from(["constant", "edge", "reflect", "wrap"]),
     pads=st.lists(st.integers(-1, 2), min_size=4, max_size=4),

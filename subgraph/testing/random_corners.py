@@ -7,7 +7,7 @@ and groups of every kind, reductions over several axes, negative indices and ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph.graph import Graph
-from subgraph.testing.random_graphs import Apply, Draw, Pool, dims, dtype, make, template, whole
+from subgraph.testing.random_graphs import (
+    TEMPLATES,
+    Apply,
+    Draw,
+    Pool,
+    dims,
+    dtype,
+    grow,
+    make,
+    template,
+    whole,
+)
 from subgraph.types import ONNX_DTYPE
 
 TABLE: dict[str, Apply] = {}
@@ -435,9 +446,25 @@ def _found(draw: Draw, pool: Pool, name: str) -> Any:
     return make("ReduceSum", make("Cast", found, to=1), keepdims=0)
 
 
+def _body(draw: Draw, pool: Pool, own: Sequence[Any], x: Any) -> Pool:
+    """Grow what a body computes from its own inputs and from captured values."""
+    other = pool.pick(draw, DTYPES, empty=True)
+    captured = [x] if other in (None, x) else [x, other]
+    inner = Pool([*(sg.capture(value) for value in captured), *own], pool.weights, pool.rng)
+    grow(draw, inner, {**TABLE, **TEMPLATES}, whole(draw, 0, 4))
+    pool.weights = inner.weights
+    return inner
+
+
+def _next(draw: Draw, inner: Pool, state: Any) -> Any:
+    """Return a bounded value of the state's shape, of what a body computes."""
+    found = inner.like(draw, dims(state), "float32")
+    return make("Tanh", make("Add", state, found))
+
+
 @_rare("Loop", "Scan")
 def _repeated(draw: Draw, pool: Pool, name: str) -> Any:
-    """A value that goes through a body a few times, with a capture of another."""
+    """A value that goes through a body a few times, with captures of others."""
     x = pool.pick(draw, rank=1)
     if x is None or _size(dims(x)) > _MOST:
         return None
@@ -446,19 +473,38 @@ def _repeated(draw: Draw, pool: Pool, name: str) -> Any:
     state = sg.input(f"state{number}", dims(x), "float32")
     if name == "Scan*":
         row = sg.input(f"row{number}", dims(x)[1:], "float32")
-        following = make("Tanh", make("Add", state, row))
-        body = Graph([state, row], [following, make("Neg", row)], name=f"scan{number}")
+        inner = _body(draw, pool, [row, state], x)
+        body = Graph([state, row], [_next(draw, inner, state), make("Neg", row)], f"scan{number}")
         return make("Scan", x, x, num_scan_inputs=1, body=body, outputs=2)
     turn = sg.input(f"turn{number}", (), "int64")
     go = sg.input(f"go{number}", (), "bool")
-    step = make("Mul", sg.capture(x), np.float32(0.5))
-    following = make("Sin", make("Add", state, step))
-    body = Graph(
-        [turn, go, state],
-        [make("Identity", go), following, make("Cast", turn, to=1)],
-        name=f"loop{number}",
-    )
-    return make("Loop", pool.constant(3), None, x, body=body, outputs=2)
+    inner = _body(draw, pool, [turn, state], x)
+    following = _next(draw, inner, state)
+    on: Any = make("Identity", go)
+    if draw(st.booleans()):  # ends early, or not at all, as the numbers will
+        on = make("Less", make("ReduceMean", following, keepdims=0), np.float32(0.1))
+    rows = inner.pick(draw, DTYPES)
+    body = Graph([turn, go, state], [on, following, make("Cast", rows, to=1)], f"loop{number}")
+    last, stacked = make("Loop", pool.constant(whole(draw, 0, 4)), None, x, body=body, outputs=2)
+    return last, make("ReduceSum", stacked, pool.constant([0]), keepdims=0)
+
+
+@_rare("If")
+def _branches(draw: Draw, pool: Pool, name: str) -> Any:
+    """One of two bodies, chosen by what is computed or by a constant."""
+    x = pool.pick(draw)
+    if x is None:
+        return None
+    bodies: list[Graph] = []
+    for which in ("then", "else"):
+        inner = _body(draw, pool, [], x)
+        result = make("Neg", inner.like(draw, dims(x), "float32"))
+        bodies.append(Graph([], [result], f"{which}{pool.weights}"))
+        pool.weights += 1
+    known = pool.constant(draw(st.booleans()), "bool")
+    least = make("ReduceMin", x, keepdims=0) if _size(dims(x)) else np.float32(0)
+    chosen = known if draw(st.booleans()) else make("Less", least, np.float32(-0.5))
+    return make("If", chosen, then_branch=bodies[0], else_branch=bodies[1])
 
 
 @_rare("LSTM", "GRU", "RNN")

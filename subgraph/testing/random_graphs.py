@@ -383,6 +383,18 @@ def _branch(draw: Draw, pool: Pool, name: str) -> Any:
     return make(name, condition, then_branch=then, else_branch=orelse)
 
 
+def grow(draw: Draw, pool: Pool, table: Mapping[str, Apply], steps: int) -> None:
+    """Apply operators to the pool; those that fit nothing are passed over."""
+    for _ in range(steps):
+        name = draw(st.sampled_from(tuple(table)))
+        made = table[name](draw, pool, name)
+        if made is not None:
+            results: list[Value] = list(made) if isinstance(made, tuple) else [made]  # pyright: ignore[reportUnknownArgumentType]
+            pool.values += [
+                v for v in results if isinstance(v.type, TensorType) and v.type.is_static
+            ]
+
+
 _SHAPES = ((4,), (2, 3), (1, 2, 4, 4), (2, 3, 4))
 
 
@@ -417,14 +429,7 @@ def graphs(
     kinds = [draw(st.sampled_from(dtypes)) if corners else "float32" for _ in shapes]
     inputs = [sg.input(f"x{k}", *each) for k, each in enumerate(zip(shapes, kinds, strict=True))]
     pool = Pool(list(inputs))
-    for _ in range(whole(draw, min_nodes, max_nodes)):
-        name = draw(st.sampled_from(names))
-        made = table[name](draw, pool, name)
-        if made is not None:
-            results: list[Value] = list(made) if isinstance(made, tuple) else [made]  # pyright: ignore[reportUnknownArgumentType]
-            pool.values += [
-                v for v in results if isinstance(v.type, TensorType) and v.type.is_static
-            ]
+    grow(draw, pool, {name: table[name] for name in names}, whole(draw, min_nodes, max_nodes))
     made_values = pool.values[len(inputs) :] or [sg.ops.Identity(inputs[0])]
     used = {v for made in made_values if made.producer for v in made.producer.sources}
     extra = draw(st.lists(st.sampled_from(made_values), max_size=2))
@@ -461,13 +466,13 @@ def topologies(draw: Draw, *, min_nodes: int = 1, max_nodes: int = 24, reach: in
 
 
 def feeds(graph: Graph, seed: int = 0, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return seeded inputs for a graph: small numbers, no zeros; free dimensions as said, else 2."""
+    """Return seeded inputs for a graph: small numbers, no zeros; free dimensions: sizes, or 2."""
     rng = np.random.default_rng(seed)
     out: dict[str, Any] = {}
-    known: Mapping[str | None, int] = {**(sizes or {})}
     for value in graph.inputs:
         assert isinstance(value.type, TensorType)
-        shape = [d if isinstance(d, int) else known.get(d, 2) for d in value.type.shape or ()]
+        named = ["" if d is None else d for d in value.type.shape or ()]
+        shape = [d if isinstance(d, int) else (sizes or {}).get(d, 2) for d in named]
         kind = numpy_dtype(value.type.dtype)
         array = np.abs(rng.uniform(-2, 2, shape)) if kind.kind == "u" else rng.uniform(-2, 2, shape)
         out[value.name] = np.asarray(array > 0) if kind.kind == "b" else np.asarray(array, kind)
