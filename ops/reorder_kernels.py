@@ -6,9 +6,23 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld, st, vec
+from subgraph.engine.simd import ld, memcpy, st, vec
 from subgraph.engine.tile import arg
 from subgraph.engine.transpose import transposer
+
+
+def copy() -> Callable[..., None]:
+    """Return the kernel that copies bytes.
+
+    Words: ``0 source, 1 target, 2 bytes, 3 bytes of a unit``.
+    """
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        first = begin * arg(args, 3)
+        last = min(end * arg(args, 3), arg(args, 2))
+        memcpy(arg(args, 1) + first, arg(args, 0) + first, last - first)
+
+    return kernel
 
 
 def to_blocked(*, dtype: str, lanes: int) -> Callable[..., None]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph import Node, Value
-from subgraph.types import TensorType, dtype_of
+from subgraph.types import SequenceType, TensorType, dtype_of
 
 from . import _patterns
 
@@ -24,8 +24,9 @@ _SEQUENCES = frozenset(
 
 
 def concerns_sequences(node: Node) -> bool:
-    """Return whether a node makes, changes or reads a sequence."""
-    return not node.domain and node.op_type in _SEQUENCES
+    """Return whether a node makes, changes, reads or hands on a sequence."""
+    handed_on = node.op_type == "Identity" and type(node.outputs[0].type) is SequenceType
+    return not node.domain and (node.op_type in _SEQUENCES or handed_on)
 
 
 def made_for(
@@ -75,6 +76,9 @@ class Sequences:
         else:
             items = self._items.get(inputs[0]) if inputs[0] is not None else None
             if items is None:
+                return {}
+            if node.op_type == "Identity":
+                self._items[made] = items
                 return {}
             if node.op_type == "ConcatFromSequence":
                 joined = _joined(node, items)

@@ -14,6 +14,7 @@ import numpy as np
 from subgraph.errors import ModelError, ShapeError, UnsupportedOpError
 from subgraph.graph import Graph, Node
 from subgraph.limits import memory_limit
+from subgraph.subgraph_op import RunTurns, Wiring
 from subgraph.types import SequenceType, TensorType, numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -33,6 +34,10 @@ class BodyExecutor(Protocol):
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run it on its inputs and captures."""
+        ...
+
+    def turns(self, wiring: Wiring) -> RunTurns | None:
+        """Return how to run it turn after turn at once, None where there is no way."""
         ...
 
 
@@ -75,8 +80,10 @@ def _flag(value: Any, node: Node, what: str) -> bool:
     return bool(array.reshape(())[()])
 
 
-def _stacked(parts: Sequence[Any], body: Graph, position: int, axis: int = 0) -> Array:
+def _stacked(parts: Sequence[Any] | Array, body: Graph, position: int, axis: int = 0) -> Array:
     """Stack what the rounds gave along a new axis; of no rounds, an empty array of the type."""
+    if isinstance(parts, np.ndarray):
+        return np.ascontiguousarray(np.moveaxis(parts, 0, axis))
     if parts:
         return np.stack(parts, axis)
     type_ = body.outputs[position].type
@@ -112,16 +119,31 @@ class _Loop:
         self._graph = node.bodies[0]
         self._given = len(node.inputs)
         self._carried = self._given - 2
+        first = 1 + self._carried
+        self._turns = body.turns(
+            Wiring(
+                number=0,
+                condition=None if self._graph.outputs[0] is self._graph.inputs[1] else 0,
+                states=tuple((1 + k, 2 + k) for k in range(self._carried)),
+                items=(),
+                scans=tuple(range(first, len(self._graph.outputs))),
+            )
+        )
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         limit = None if inputs[0] is None else int(np.asarray(inputs[0]).reshape(-1)[0])
         going = inputs[1] is None or _flag(inputs[1], self._node, "condition")
         carried = list(inputs[2 : self._given])
         captures = inputs[self._given :]
-        scans: list[list[Any]] = [[] for _ in self._graph.outputs[1 + self._carried :]]
-        first = 1 + self._carried
         number = held = 0
         true = np.array(True)
+        if self._turns is not None and going and (limit is None or limit > 0):
+            given = [np.array(number, np.int64), true, *carried, *captures]
+            turned = self._turns(given, limit)
+            if turned is not None:
+                return turned.states + turned.scans
+        scans: list[list[Any]] = [[] for _ in self._graph.outputs[1 + self._carried :]]
+        first = 1 + self._carried
         while going and (limit is None or number < limit):
             results = self._body.run([np.array(number, np.int64), true, *carried, *captures])
             number += 1
@@ -162,6 +184,15 @@ class _Scan:
         self._in_back = tuple(attrs.get("scan_input_directions") or (0,) * self._scanned)
         self._out_axes = tuple(attrs.get("scan_output_axes") or (0,) * produced)
         self._out_back = tuple(attrs.get("scan_output_directions") or (0,) * produced)
+        self._turns = body.turns(
+            Wiring(
+                number=None,
+                condition=None,
+                states=tuple((k, k) for k in range(self._states)),
+                items=tuple(range(self._states, self._given)),
+                scans=tuple(range(self._states, len(self._graph.outputs))),
+            )
+        )
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         states = list(inputs[: self._states])
@@ -182,8 +213,13 @@ class _Scan:
 
     def scan(
         self, states: list[Any], scanned: Sequence[Array], captures: Sequence[Any]
-    ) -> tuple[list[Any], list[list[Any]]]:
+    ) -> tuple[list[Any], Sequence[Sequence[Any] | Array]]:
         """Return the last states, and for each scan output what every round gave."""
+        length = min(map(len, scanned))
+        if self._turns is not None and length > 0 and len({*map(len, scanned)}) == 1:
+            turned = self._turns([*states, *scanned, *captures], length)
+            if turned is not None:
+                return turned.states, turned.scans
         parts: list[list[Any]] = [[] for _ in self._graph.outputs[self._states :]]
         for items in zip(*scanned, strict=True):
             results = self._body.run([*states, *map(np.asarray, items), *captures])

@@ -21,8 +21,11 @@ from subgraph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snaps
 from subgraph.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
+    RunTurns,
     Session,
     SubgraphOp,
+    Turned,
+    Wiring,
     open_session,
 )
 
@@ -264,6 +267,47 @@ class Executor:
         values = self.start(inputs)
         self.run_steps(values)
         return self.finish(values)
+
+    def turns(self, wiring: Wiring) -> RunTurns | None:
+        """Return how the body of a loop runs turn after turn; None if it is not one region.
+
+        Args:
+            wiring: As for a session, of the body's inputs and outputs.
+        """
+        step, session = self.plan.steps[0] if len(self.plan.steps) == 1 else None, self._runs[0]
+        if step is None or step.given is None or not isinstance(session, Session):
+            return None
+        slots = [slot for slot, _ in self.plan.inputs]
+        if not {*step.given} <= {*slots} or not {*self.plan.outputs} <= {*step.outputs}:
+            return None
+        given = [slots.index(slot) for slot in step.given]
+        made = [step.outputs.index(slot) for slot in self.plan.outputs]
+        read: dict[int | None, int | None] = {k: at for at, k in enumerate(given)}
+        items = [read.get(k) for k in wiring.items]
+        run = session.turns(
+            Wiring(
+                read.get(wiring.number),
+                None if wiring.condition is None else made[wiring.condition],
+                tuple((made[k], read.get(j)) for k, j in wiring.states),
+                tuple(k for k in items if k is not None),
+                tuple(made[k] for k in wiring.scans),
+            )
+        )
+        return None if run is None else partial(self._turn, run, given)
+
+    def _turn(
+        self, run: RunTurns, given: Sequence[int], inputs: Sequence[Any], limit: int | None
+    ) -> Turned | None:
+        """Make turns; None where they have to be made one by one, which says what is wrong, too."""
+        taken = [inputs[k] for k in given]
+        if self.profiling or any(type(item) is not np.ndarray for item in taken):
+            return None
+        try:
+            return run(taken, limit)
+        except RequestCancelledError:
+            raise
+        except Exception:
+            return None
 
     def start(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the values with which a run starts; a snapshot is pinned."""

@@ -26,11 +26,40 @@ Repeat = Callable[[Sequence[Any]], Sequence[Any] | None]
 Halves = tuple[
     Callable[[Sequence[Any], "Sequence[Array | None] | None"], Any], Callable[[Any], Sequence[Any]]
 ]
+# Takes the inputs, and the most turns (None: until the condition says so); see Session.turns.
+RunTurns = Callable[[Sequence[Any], "int | None"], "Turned | None"]
 _Check = tuple[np.dtype[Any], Callable[[tuple[int, ...]], bool]]
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
 # Key of a node's metadata: the device that runs it; set by hand, or by who compiled it.
 AFFINITY = "affinity"
+
+
+@attrs.frozen
+class Wiring:
+    """How values go from one turn of a loop to the next: positions of inputs and outputs.
+
+    Attributes:
+        number: The input that takes the number of the turn, None for none.
+        condition: The output that says whether another turn follows; None: always.
+        states: The output and the input of each value that is carried; None where it is not read.
+        items: The inputs that take an item of an array each turn, the first axis' next.
+        scans: The outputs of which those of all turns are kept, along a new first axis.
+    """
+
+    number: int | None
+    condition: int | None
+    states: tuple[tuple[int, int | None], ...]
+    items: tuple[int, ...]
+    scans: tuple[int, ...]
+
+
+@attrs.frozen
+class Turned:
+    """What turns of a loop gave: the last states, and the scans, as `Wiring` lists them."""
+
+    states: list[Array]
+    scans: list[Array]
 
 
 @attrs.frozen
@@ -125,6 +154,18 @@ class Session:
 
         The first starts the run and returns at once; the second takes what the first gave and
         returns the results. Between them other requests use the first half's thread.
+        """
+        return None
+
+    def turns(self, wiring: Wiring) -> RunTurns | None:
+        """Return how to run what `given_only` runs turn after turn, None where there is no way.
+
+        It takes the inputs of the first turn, of which there is one at least; those of
+        ``wiring.items`` as whole arrays. It returns None, with nothing done, if these inputs have
+        to be run turn by turn: values change their shapes, or do not fit into memory.
+
+        Raises:
+            RequestCancelledError: `cancel` was called meanwhile.
         """
         return None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -418,7 +419,7 @@ def sealed(array: Array, align: int) -> Array:
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) -> Array:
     """Return an uninitialised C-contiguous array whose address is a multiple of ``align``."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start : start + size].view(dtype).reshape(shape)

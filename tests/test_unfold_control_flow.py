@@ -166,6 +166,24 @@ def test_scan(back: int, axis: int, to: int) -> None:
     _run(sg.Graph([x, start], [last, rows]), _random(4, 5, 2), _random(2))
 
 
+def test_a_sequence_that_a_branch_hands_on() -> None:
+    """As torch writes ``if t % 3 == 2: items.append(...)``."""
+    x = sg.input("x", (7, 2))
+    inner = sg.input("items", type=sg.SequenceType(sg.TensorType("float32")))
+    turn, going, items = _loop_inputs(inner)
+    row = ops.Gather(sg.capture(x), turn)
+    more = ops.SequenceInsert(items, row)
+    chosen = ops.If(
+        ops.Equal(ops.Mod(turn, np.int64(3)), np.int64(2)),
+        then_branch=_body([], [ops.SequenceInsert(sg.capture(more), sg.capture(row))], "more"),
+        else_branch=_body([], [ops.Identity(sg.capture(more))], "same"),
+    )
+    body = _body([turn, going, items], [going, chosen])
+    made = ops.Loop(np.int64(7), None, ops.SequenceEmpty(dtype=1), body=body)
+    outputs = [ops.ConcatFromSequence(made, axis=0), ops.SequenceLength(made)]
+    _run(sg.Graph([x], outputs), _random(7, 2))
+
+
 @pytest.mark.parametrize("split", [None, np.int64(2), np.array([1, 3, 1])])
 def test_parts_of_a_tensor_by_a_sequence(split: Any) -> None:
     """As torch writes ``split`` and ``unbind``."""

@@ -58,6 +58,9 @@ class BoundPlan:
 
     Attributes:
         plan: What was bound: a plan, or a program that came without one.
+        only: The program that is all of it; None where the reference computes between programs.
+        inputs: What goes in.
+        outputs: What comes out, in order.
         epoch: Snapshot that the weights' addresses are of, None before the first.
     """
 
@@ -85,10 +88,13 @@ class BoundPlan:
                 self._held.append(self._hold(weight, patch))
         self._changes = Changes([entry for entry, _ in self._entry_patches])
         self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
-        self._place_ends(laid.inputs, laid.outputs, laid.copied)
+        self.inputs: list[BoundEnd] = []
+        self.outputs: list[BoundEnd] = []
+        self._place_ends(laid.inputs, laid.outputs)
         self._threads = 1 if pool is None else pool.size
         self._segments = self._make_segments(laid, pool)
-        self._only = self._segments[0].run if self._is_one_program() else None
+        first = self._segments[0]
+        self.only = first if len(self._segments) == 1 and isinstance(first, Program) else None
         self._run_staged = self._make_staged()
 
     # ------------------------------------------------------------------ preparation
@@ -114,7 +120,7 @@ class BoundPlan:
         for k, weight, patch in template.moved_weights(numbers):
             self._move_weight(k, weight, patch)
         self._arena_patch, self._arena_at = template.arena(numbers), -1
-        self._place_ends(*template.ends(numbers), ())
+        self._place_ends(*template.ends(numbers))
         self._segments[0].resize(template.rows.filled(numbers))
         self._run_staged = self._make_staged()
 
@@ -132,14 +138,13 @@ class BoundPlan:
         patch.put(self._words, array.ctypes.data)
         return array
 
-    def _place_ends(
-        self, inputs: Sequence[End], outputs: Sequence[End], copied: tuple[int, ...]
-    ) -> None:
+    def _place_ends(self, inputs: Sequence[End], outputs: Sequence[End]) -> None:
         """Give small inputs and outputs places of their own; prepare patches for the others."""
-        self._inputs = [_End(end, self._words) for end in inputs]
-        self._outputs = [_End(end, self._words) for end in outputs]
-        self._copied = copied
-        self._count = len(outputs) + len(copied)
+        there = {bound.end: bound for bound in (*self.inputs, *self.outputs)}
+        self.inputs, self.outputs = (
+            [there.get(end) or BoundEnd(end, self._words) for end in ends]
+            for ends in (inputs, outputs)
+        )
 
     def _make_segments(self, laid: LaidOut, pool: Pool | None) -> list[Any]:
         """Return programs, and between them the nodes that the reference computes."""
@@ -165,12 +170,12 @@ class BoundPlan:
 
         One program, and places of their own for all that goes in and comes out: nothing to patch.
         """
-        ends = (*self._inputs, *self._outputs)
-        if self._only is None or self._copied or any(end.stage is None for end in ends):
+        ends = (*self.inputs, *self.outputs)
+        if self.only is None or any(end.stage is None for end in ends):
             return None
-        execute = self._segments[0].function
-        stages = [(end.stage, end.position) for end in self._inputs]
-        copies = [end.stage.copy for end in self._outputs]
+        execute = self.only.function
+        stages = [(end.stage, end.position) for end in self.inputs]
+        copies = [end.stage.copy for end in self.outputs]
         if len(stages) == len(copies) == 1:
             return _one_to_one(*stages[0], execute, copies[0])
 
@@ -184,9 +189,6 @@ class BoundPlan:
 
     def _plan_items(self) -> Sequence[Item]:
         return self.plan.items if isinstance(self.plan, Plan) else ()
-
-    def _is_one_program(self) -> bool:
-        return len(self._segments) == 1 and isinstance(self._segments[0], Program)
 
     # ------------------------------------------------------------------ runs
 
@@ -228,10 +230,10 @@ class BoundPlan:
             One array for each output, which the caller owns.
         """
         if self._arena_at != self._arena.address:
-            self._move()
+            self.settle()
         if outputs is None and self._run_staged is not None:
             return self._run_staged(inputs)
-        return self._run(inputs, outputs, self._only or self._walk)
+        return self._run(inputs, outputs, self._walk if self.only is None else self.only.run)
 
     def _run(
         self,
@@ -239,18 +241,14 @@ class BoundPlan:
         outputs: Sequence[Array | None] | None,
         execute: Callable[[], object],
     ) -> list[Array]:
-        results: list[Any] = [None] * self._count
-        for end in self._inputs:
+        for end in self.inputs:
             end.enter(inputs[end.position])
-        for end in self._outputs:
-            given = None if outputs is None else outputs[end.position]
-            results[end.position] = end.target(given)
+        given = outputs or [None] * len(self.outputs)
+        results = [end.target(array) for end, array in zip(self.outputs, given, strict=True)]
         execute()
-        for end in self._outputs:
+        for end in self.outputs:
             end.leave(results)
-        for position in self._copied:
-            results[position] = self._values().output(position)
-        for end in (*self._inputs, *self._outputs):
+        for end in (*self.inputs, *self.outputs):
             end.forget()
         return results if outputs is None else fill_outputs(results, outputs)
 
@@ -263,7 +261,7 @@ class BoundPlan:
 
     def _values(self) -> _Reader:
         assert isinstance(self.plan, Plan), "only a plan has values outside of its program"
-        return _Reader(self.plan, self._arena.memory, self._inputs, self._outputs)
+        return _Reader(self.plan, self._arena.memory, self.inputs, self.outputs)
 
     def run_timed(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
@@ -281,8 +279,7 @@ class BoundPlan:
                     self._values().compute(segment)
                     seconds.append(time.perf_counter() - start)
 
-        if self._arena_at != self._arena.address:
-            self._move()
+        self.settle()
         return self._run(inputs, outputs, execute), seconds
 
     def cancel(self) -> None:
@@ -297,9 +294,11 @@ class BoundPlan:
             if isinstance(segment, Program):
                 segment.clear()
 
-    def _move(self) -> None:
-        self._arena_patch.put(self._words, self._arena.address)
-        self._arena_at = self._arena.address
+    def settle(self) -> None:
+        """Point to where the arena lies now."""
+        if self._arena_at != self._arena.address:
+            self._arena_patch.put(self._words, self._arena.address)
+            self._arena_at = self._arena.address
 
 
 def _one_to_one(
@@ -315,11 +314,24 @@ def _one_to_one(
     return run
 
 
-class _End:
-    """An input or output of a bound plan: a place of its own, or words to patch."""
+class BoundEnd:
+    """An input or output of a bound plan: a place of its own, or words to patch.
+
+    Attributes:
+        end: What it is.
+        position: Which one.
+        type: Its dtype and shape.
+        nbytes: Its size.
+        stage: Its place; None: where the caller's array lies.
+        current: What a run works on.
+    """
 
     def __init__(self, end: End, words: Array) -> None:
+        """Give a small one a place."""
+        self.end = end
         self.position = end.position
+        self.type = end.dtype, end.shape
+        self.nbytes = end.nbytes
         self.stage: Any = None
         self._shape = end.shape
         self._patch = end.patch
@@ -328,8 +340,15 @@ class _End:
         self._address = -1
         self.current: Any = None
         if end.nbytes <= STAGED:
-            self.stage = aligned_empty(end.shape, self._dtype, 64)
+            self.settle()
+
+    def settle(self) -> Array:
+        """Return its place, which it has from now on."""
+        if self.stage is None:
+            self.stage = aligned_empty(self._shape, self._dtype, 64)
             self._point_to(self.stage.ctypes.data)
+        stage: Array = self.stage
+        return stage
 
     def _point_to(self, address: int) -> None:
         if address != self._address:
@@ -366,7 +385,7 @@ class _End:
         """Let go of the caller's arrays."""
         self.current = None
 
-    def leave(self, results: list[Any]) -> None:
+    def leave(self, results: list[Array]) -> None:
         """Take the result out of the output's own place."""
         if self.stage is not None:
             results[self.position] = self.stage.copy()
@@ -376,16 +395,12 @@ class _Reader:
     """Arrays over the memory of a bound plan, for steps that Python computes."""
 
     def __init__(
-        self, plan: Plan, arena: Array, inputs: Sequence[_End], outputs: Sequence[_End]
+        self, plan: Plan, arena: Array, inputs: Sequence[BoundEnd], outputs: Sequence[BoundEnd]
     ) -> None:
         self._plan = plan
         self._arena = arena
         self._inputs = {end.position: end for end in inputs}
         self._outputs = {end.position: end for end in outputs}
-
-    def output(self, position: int) -> Array:
-        """Return a copy of an output."""
-        return np.array(self.array(self._plan.outputs[position]))
 
     def array(self, operand: Operand) -> Array:
         """Return an operand's content; in the plain layout."""

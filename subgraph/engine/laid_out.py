@@ -74,8 +74,7 @@ class LaidOut:
         arena: Words that point into the arena.
         arena_bytes: Size of the arena.
         inputs: The inputs that are no weights.
-        outputs: The outputs that the program writes where they belong.
-        copied: Positions of the other outputs, which are taken out of the memory of a plan.
+        outputs: The outputs.
         weights: What the words point to: entries of the weight cache, or arrays that stay.
         kernels: Kernels that words point to.
         steps: Kernel, first word, units and grain of every step.
@@ -89,7 +88,6 @@ class LaidOut:
     arena_bytes: int
     inputs: tuple[End, ...]
     outputs: tuple[End, ...]
-    copied: tuple[int, ...]
     weights: tuple[tuple[Held, Patch], ...]
     kernels: tuple[tuple[Kernel, Patch], ...]
     steps: tuple[Row, ...]
@@ -118,16 +116,13 @@ def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) 
             steps.append((item.kernel, block.add(item), item.units, item.grain))
         else:
             breaks.append(len(steps))
-    written = [(k, operand) for k, operand in enumerate(plan.outputs) if _is_at(plan, k, operand)]
-    at_their_place = {k for k, _ in written}
     given = [(k, operand) for k, operand in enumerate(plan.inputs) if operand is not None]
     return LaidOut(
         as_array(block.words),
         block.arena.frozen(as_array),
         plan.arena_bytes,
         tuple(_end(k, operand, block.inputs, as_array) for k, operand in given),
-        tuple(_end(k, operand, block.outputs, as_array) for k, operand in written),
-        tuple(k for k in range(len(plan.outputs)) if k not in at_their_place),
+        tuple(_end(k, o, block.outputs, as_array) for k, o in enumerate(plan.outputs)),
         block.weight_patches(as_array),
         tuple((kernel, noted.frozen(as_array)) for kernel, noted in block.kernels.items()),
         tuple(steps),
@@ -135,11 +130,6 @@ def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) 
         entries_of(plan),
         _is_tiny(plan),
     )
-
-
-def _is_at(plan: Plan, position: int, operand: Operand) -> bool:
-    root, _ = plan.place_of(operand)
-    return root.kind == "output" and root.index == position
 
 
 def _end(position: int, operand: Operand, notes: dict[int, _Notes], as_array: AsArray) -> End:

@@ -29,6 +29,23 @@ RUN_RELEASE: Final = 56  # 0: keep Python's lock during the run
 RUN_WALK: Final = 64  # address of the walker
 RUN_WORDS: Final = 9
 
+# A run block of turns (`subgraph.engine.turns`): a program again and again. RUN_STATUS is written:
+# 0 for all turns asked for, 1 cancelled, 2 ended by the condition.
+TURNS_INNER: Final = 0  # address of the program's own run block
+TURNS_LIMIT: Final = 8  # number of the turn before which to stop
+TURNS_DONE: Final = 16  # read and written: turns made
+TURNS_NUMBER: Final = 24  # address of a word that takes the number of a turn
+TURNS_CONDITION: Final = 32  # address of a byte that is 0 after the last turn; 0 for none
+TURNS_BEFORE: Final = 40  # copies before each turn: where their rows begin, and how many
+TURNS_AFTER: Final = 72  # copies after each turn
+TURNS_WORDS: Final = 11
+
+# A copy: source, target, bytes, and by how much source and target move on from turn to turn.
+COPY_SOURCE: Final = 0
+COPY_TARGET: Final = 8
+COPY_BYTES: Final = 16
+COPY_WORDS: Final = 5
+
 # A pool's state. What different threads write stands on different lines.
 POOL_SEQUENCE: Final = 0 * LINE  # counts published steps; helpers wait for it to change
 POOL_STOP: Final = 0 * LINE + 8

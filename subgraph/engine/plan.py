@@ -23,6 +23,7 @@ from subgraph.engine.concrete_types import (
     known_concrete,
 )
 from subgraph.engine.constants import as_it_is, derive, evaluate, made, parameters_of
+from subgraph.engine.kernel import Kernel
 from subgraph.engine.layouts import Arranger
 from subgraph.engine.lowering import (
     EmittedStep,
@@ -45,6 +46,7 @@ from subgraph.types import TensorType, ValueType, numpy_dtype
 Array = np.ndarray[Any, Any]
 # Values computed while planning; larger ones are computed when the plan runs.
 _SMALL = 4096
+_COPIED = 1 << 16  # bytes of a work unit of a copy
 # Operators whose result has a shape that floats among their inputs decide.
 _SCALED = frozenset({"Resize", "Upsample", "Range"})
 
@@ -251,8 +253,8 @@ class Planner:
 
     def finish(self) -> Plan:
         """Plan the memory; all nodes are planned."""
-        outputs = tuple(self._output(value) for value in self.graph.outputs)
-        lives = self._lives(outputs)
+        outputs = self._place_outputs()
+        lives = self._lives()
         joined = join_in_place(self.pairs, lives)
         placed = [(s, life) for s, life in lives.items() if s.kind == "arena"]
         offsets, total = self.placed([s.nbytes for s, _ in placed], [life for _, life in placed])
@@ -490,24 +492,44 @@ class Planner:
 
     # ------------------------------------------------------------------ memory
 
-    def _output(self, value: Value) -> Operand:
-        """Return the operand of a graph output, in the plain layout."""
-        return self.arranger.plain(self.operand(value))
+    def _place_outputs(self) -> tuple[Operand, ...]:
+        """Return the operands of the graph's outputs: each one plain, in storage of its own.
 
-    def _lives(self, outputs: Sequence[Operand]) -> Lives:
+        What an input, a constant or a part of something larger is, or another output, is copied.
+        """
+        outputs: list[Operand] = []
+        for position, value in enumerate(self.graph.outputs):
+            operand = self.arranger.plain(self.operand(value))
+            assert operand.storage is not None
+            root, offset = operand.storage.root()
+            whole = offset + operand.offset == 0 and root.nbytes == operand.nbytes
+            if root.kind != "arena" or not whole:
+                root = Storage("output", operand.nbytes)
+                operand = self._copied(value, operand, root)
+            root.kind, root.index = "output", position
+            outputs.append(operand)
+        return tuple(outputs)
+
+    def _copied(self, value: Value, source: Operand, place: Storage) -> Operand:
+        target = Operand(value.name, source.dtype, source.shape)
+        target.storage = place
+        node = value.producer or Node("Identity", name=value.name)
+        size = source.nbytes
+        units = -(-size // _COPIED)
+        words = (source, target, size, _COPIED)
+        kernel = Kernel("reorder_kernels", "copy")
+        self.items.append(EmittedStep(node, kernel, words, units, 1, 0, 2 * size))
+        return target
+
+    def _lives(self) -> Lives:
         lives = Lives()
         for step, item in enumerate(self.items):
             for storage in mentioned(item):
-                if storage.root()[0].kind in ("arena", "output"):
+                root = storage.root()[0]
+                if root.kind in ("arena", "output"):
                     lives.mention(storage, step)
-        for position, operand in enumerate(outputs):
-            assert operand.storage is not None
-            root, offset = operand.storage.root()
-            if root.kind != "arena":
-                continue
-            if offset + operand.offset == 0 and root.nbytes == operand.nbytes:
-                root.kind, root.index = "output", position
-            lives.keep(root)
+                if root.kind == "output":
+                    lives.keep(root)
         return lives
 
 

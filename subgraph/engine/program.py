@@ -67,6 +67,7 @@ class Program:
 
     Attributes:
         rows: The program's rows, int64 (steps, 4), for inspection.
+        tiny: As it was given.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Program:
         in_kernel = self._pool.in_kernel if self._pool is not None else sleeps_in_kernel()
         self._walk = Kernel("subgraph.engine.walker_kernels", "walk", sleep=in_kernel).address
         self._threads = threads
-        self._tiny = tiny
+        self.tiny = tiny
         self._block = self._make_block(0)
         self._call = entry(self._block.ctypes.data)
 
@@ -96,7 +97,7 @@ class Program:
             layout.RUN_THREADS: self._threads,
             layout.RUN_CANCEL: self._cancel.ctypes.data,
             layout.RUN_TIMES: times,
-            layout.RUN_RELEASE: 0 if self._tiny else 1,
+            layout.RUN_RELEASE: 0 if self.tiny else 1,
             layout.RUN_WALK: self._walk,
         }
         for offset, value in words.items():
@@ -109,9 +110,18 @@ class Program:
 
     def run(self) -> bool:
         """Run all steps; return False when ``cancel`` ended the run before the last."""
+        self.rouse()
+        return not self._call()
+
+    def rouse(self) -> None:
+        """Wake the threads that it is spread over."""
         if self._pool is not None:
             self._pool.rouse()
-        return not self._call()
+
+    @property
+    def block_address(self) -> int:
+        """Address of its run block, for a compiled function that runs it again and again."""
+        return self._block.ctypes.data
 
     @property
     def function(self) -> Callable[[], object]:
@@ -127,8 +137,7 @@ class Program:
         """
         times = np.zeros((len(self.rows), 2), np.int64)
         block = self._make_block(times.ctypes.data)
-        if self._pool is not None:
-            self._pool.rouse()
+        self.rouse()
         return not entry(block.ctypes.data)(), times
 
     @property

@@ -35,6 +35,7 @@ from subgraph.engine.stored_program import StoredProgram
 from subgraph.engine.stored_program import describe as describe_program
 from subgraph.engine.stored_program import read as read_program
 from subgraph.engine.template import Instance, Template, Templates
+from subgraph.engine.turns import Turns, wired
 from subgraph.errors import SubgraphError
 from subgraph.executor import Cancel, Executor
 from subgraph.executor import Plan as Parts
@@ -47,8 +48,11 @@ from subgraph.subgraph_op import (
     ProfileEntry,
     Repeat,
     RunGiven,
+    RunTurns,
     Session,
     SubgraphOp,
+    Turned,
+    Wiring,
     fill_outputs,
 )
 from subgraph.types import TensorType, dtype_of, numpy_dtype
@@ -57,7 +61,6 @@ from subgraph.weights import WeightCache, WeightEntry
 Array = np.ndarray[Any, Any]
 Guards = tuple[tuple[Parameter, int], ...]
 _Key = tuple[Any, ...]
-_SIDE_BY_SIDE = 16  # programs of a template that a session keeps: one for each shape
 # Sizes to try where weights are prepared and dimensions not known: of the first one, of others.
 _SIZES = ((1, 64), (1, 224), (16, 64))
 
@@ -397,6 +400,7 @@ class CpuSession(Session):
         self._cancel_parts = Cancel()
         self._last: BoundPlan | None = None
         self._shapes: list[Any] = []
+        self._turns: Turns | None = None
         weights = [(k, v.parameter) for k, v in enumerate(op.subgraph.inputs) if k not in op.given]
         self._expected = [parameter for _, parameter in weights]
         self._weights_of = _picker([k for k, _ in weights])
@@ -451,6 +455,20 @@ class CpuSession(Session):
         if self._cancelled is not None or self._profiling:
             return None
         return last.run(inputs, None)
+
+    def turns(self, wiring: Wiring) -> RunTurns | None:
+        """Return how to run turns of a loop, as long as they have one plan."""
+
+        def run(inputs: Sequence[Any], limit: int | None) -> Turned | None:
+            first = [item[0] if k in wiring.items else item for k, item in enumerate(inputs)]
+            bound = None if self._profiling else self.ready(first)
+            if bound is None or self._region.depends_on_values:
+                return None
+            if self._turns is None or self._turns.ends is not bound.inputs:
+                self._turns = wired(bound, wiring)
+            return None if self._turns is None else self._turns.run(inputs, limit)
+
+        return run
 
     def _run(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -558,9 +576,12 @@ class CpuSession(Session):
         return BoundPlan(plan, laid, self._arena, self._pool)
 
     def _spare(self, template: Template) -> BoundPlan | None:
-        """Take out the oldest of several programs of a template; it can be made any other."""
-        found = [key for key, bound in self._bound.items() if bound.template is template]
-        return self._bound.pop(found[0]) if len(found) >= _SIDE_BY_SIDE else None
+        """Take out the oldest program of a template once there are many; it can be made another."""
+        if len(self._bound) < self._region.options.plans:
+            return None
+        found = (key for key, bound in self._bound.items() if bound.template is template)
+        key = next(found, None)
+        return None if key is None else self._bound.pop(key)
 
     def _timed(
         self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None

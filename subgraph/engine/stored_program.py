@@ -57,7 +57,7 @@ class StoredProgram:
 
 def describe(laid: LaidOut, file: Keeper) -> dict[str, Any] | None:
     """Return a program as plain JSON; None if a part of it is no program, or cannot be kept."""
-    if laid.breaks or laid.copied:
+    if laid.breaks:
         return None
     weights: list[Any] = []
     numbers = _Numbers()
@@ -138,7 +138,6 @@ def read(
         told["arena_bytes"],
         tuple(map(end, told["inputs"])),
         tuple(map(end, told["outputs"])),
-        (),
         tuple(weights),
         tuple(called),
         tuple((kernels[k], begin, units, grain) for k, begin, units, grain in rows),

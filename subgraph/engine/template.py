@@ -200,7 +200,6 @@ class Template:
             self.arena(numbers),
             self.arena_bytes(numbers),
             *self.ends(numbers),
-            (),
             tuple(form.filled(numbers) for form in self._weights),
             tuple(self._kernels),
             tuple((kernel, begin, *row) for (kernel, begin, *_), row in steps),
@@ -273,15 +272,28 @@ class _Ends:
         self._ends = ends
         self._sizes = numbers.slots(_objects(rows, width))
         self._offsets = [numbers.slots(end.patch.offsets) for end in ends]
+        varying = {int(at) // width for at in self._sizes.at}
+        self._fixed = [
+            self._end(k, row, offsets.base) if offsets.fixed and k not in varying else None
+            for k, (row, offsets) in enumerate(
+                zip(self._sizes.base.tolist(), self._offsets, strict=True)
+            )
+        ]
+
+    def _end(self, k: int, row: Sequence[int], offsets: NDArray[np.int64]) -> End:
+        end = self._ends[k]
+        shape = tuple(row[1 : 1 + len(end.shape)])
+        return End(end.position, end.dtype, shape, row[0], Patch(end.patch.positions, offsets))
 
     def filled(self, numbers: NDArray[np.int64]) -> tuple[End, ...]:
-        """Return them as they are in an instance."""
+        """Return them as they are in an instance; those that are the same in all are one object."""
         rows = self._sizes.filled(numbers).tolist()
-        made: list[End] = []
-        for end, offsets, (nbytes, *shape) in zip(self._ends, self._offsets, rows, strict=True):
-            patch = Patch(end.patch.positions, offsets.filled(numbers))
-            made.append(End(end.position, end.dtype, tuple(shape[: len(end.shape)]), nbytes, patch))
-        return tuple(made)
+        return tuple(
+            fixed or self._end(k, row, offsets.filled(numbers))
+            for k, (fixed, row, offsets) in enumerate(
+                zip(self._fixed, rows, self._offsets, strict=True)
+            )
+        )
 
 
 class _WeightForm:
@@ -334,7 +346,7 @@ def make_template(
     planner.trace = trace
     plan = planner.plan()
     laid = lay_out(plan, cache, lambda items: np.array([*items, None], object)[:-1])
-    if laid.breaks or laid.copied:
+    if laid.breaks:
         return None
     return Template(plan, laid, planner.lives, trace, types, groups)
 
