@@ -64,11 +64,13 @@ class Machine:
         return found
 
 
-def _regressor(node: Node) -> Machine:
+def regressor_machine(node: Node) -> Machine:
+    """Return the machine of a SVMRegressor."""
     return _machine(node, int(attributes(node)["n_supports"] or 0))
 
 
-def _classifier(node: Node) -> Machine:
+def classifier_machine(node: Node) -> Machine:
+    """Return the machine of a SVMClassifier."""
     return _machine(node, sum(attributes(node)["vectors_per_class"] or ()))
 
 
@@ -99,7 +101,7 @@ def _machine(node: Node, count: int) -> Machine:
 def svm_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return one score of each sample, float32 [samples, 1]; of one class, 1 or -1."""
     given = attributes(node)
-    machine = prepared(node, _regressor)
+    machine = prepared(node, regressor_machine)
     x = rows(inputs[0]).astype(np.float32)
     row = machine.coefficients[None]
     if len(machine.vectors):
@@ -116,7 +118,7 @@ def svm_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 def svm_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the label of each sample, and probabilities or the scores of every pair of classes."""
     given = attributes(node)
-    machine = prepared(node, _classifier)
+    machine = prepared(node, classifier_machine)
     labels = label_array(given["classlabels_strings"], given["classlabels_ints"])
     x, name = rows(inputs[0]).astype(np.float32), str(given["post_transform"])
     if not len(machine.vectors):
