@@ -9,7 +9,7 @@ parts of a model are inside subgraph nodes, so a step here costs about a microse
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, NoReturn, cast
 
@@ -111,6 +111,14 @@ class Plan:
         self.steps = [self._step(node) for node in graph.nodes]
         self.outputs = tuple(self._slot_of_array(value) for value in graph.outputs)
         self._mark_deaths()
+
+    def ops(self) -> Iterator[SubgraphOp]:
+        """Yield the ops of subgraph nodes, those in bodies too."""
+        for step in self.steps:
+            if step.op is not None:
+                yield step.op
+            for body in step.bodies:
+                yield from body.ops()
 
     def _new_slot(self, value: Value) -> int:
         slot = self._array_slot[value] = self.slots

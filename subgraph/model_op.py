@@ -74,6 +74,7 @@ def op_of(subgraph: Graph, model: CompiledModel, device: str) -> SubgraphOp:
         same = list(node.inputs) == list(graph.inputs)
         if same and list(node.outputs) == list(graph.outputs):
             node.op.keep = model  # with its stored weights
+            model.hand_over()  # to the model of the whole graph
             return node.op
     return CompiledModelOp(subgraph, model, device)
 
@@ -94,6 +95,12 @@ class CompiledModelOp(SubgraphOp):
     def forward(self, inputs: list[Any]) -> list[Array]:
         """Run the region once."""
         return list(self.session()(inputs))
+
+    def release(self) -> None:
+        """Let the ops of the device's model go."""
+        super().release()
+        for op in self.model.hand_over():
+            op.release()
 
     def session(self) -> Session:
         """Open a runner of the device's model."""

@@ -253,11 +253,28 @@ class SubgraphOp:
     device = "default"
     fallback: Fallback | None = None
     keep: Any = None
+    _users = 0
 
     def __init__(self, subgraph: Graph) -> None:
         """Take the inner graph."""
         self.subgraph = subgraph
         self.weights = WeightCache()
+
+    def use(self) -> None:
+        """Note that one more compiled model runs this op."""
+        self._users += 1
+
+    def leave(self) -> bool:
+        """Note that a compiled model runs it no more; return whether it was the last one."""
+        self._users -= 1
+        return self._users == 0
+
+    def release(self) -> None:
+        """Let go of what would be made again: no compiled model runs this op any more.
+
+        Graphs refer to their nodes and back, so the op itself stays until Python looks for cycles.
+        """
+        self.weights.clear()
 
     def forward(self, inputs: list[Any]) -> list[Array]:
         """Compute the outputs.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph import ops
 from subgraph.parameters import Snapshot, pinned
 from subgraph.weights import Changes, StoredWeights, recipe_id
 
@@ -97,6 +98,30 @@ def test_two_users_share_and_the_last_one_frees() -> None:
     second.clear()
     gc.collect()
     assert sg.weight_stats().entries == before
+
+
+@pytest.mark.parametrize("device", ["CPU", "HETERO:CPU,REFERENCE", "MULTI:CPU"])
+def test_weights_go_with_the_last_model_before_cycles_are_found(device: str) -> None:
+    x, w = sg.input("x", (4, 32)), sg.parameter("w", np.ones((32, 48), np.float32))
+    graph, given = sg.Graph([x], [ops.MatMul(x, w)]), np.ones((4, 32), np.float32)
+    gc.collect()
+    before = sg.weight_stats().entries
+    gc.disable()
+    try:
+        model = sg.compile_model(graph, device)
+        want = model(given)[0]
+        kept = model.graph
+        assert sg.weight_stats().entries == before + 1
+        del model
+        assert sg.weight_stats().entries == before
+        again, other = (sg.compile_model(kept, device) for _ in range(2))
+        np.testing.assert_array_equal(again(given)[0], want)
+        del again
+        np.testing.assert_array_equal(other(given)[0], want)
+        del other
+        assert sg.weight_stats().entries == before
+    finally:
+        gc.enable()
 
 
 def test_same_recipe_name_of_two_functions_is_two_entries() -> None:

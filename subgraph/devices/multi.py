@@ -182,8 +182,7 @@ class MultiModel(CompiledModel):
         )
         self.by_device = dict(by_device)
         self.models = models
-        self._load = dict.fromkeys(models, 0)
-        self._load_lock = threading.Lock()
+        self._load = _Load(self.device, models)
 
     def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
         """Write one file with the models of all devices."""
@@ -191,11 +190,21 @@ class MultiModel(CompiledModel):
 
     def create_runner(self, cancel: Cancel) -> Runner:
         """Return a runner on the least loaded device."""
-        return _MultiRunner(self, cancel)
+        return _MultiRunner(self._load, cancel)
 
     def create_profiler(self) -> Runner:
         """Return a measuring runner of the first device."""
         return self.models[0].create_profiler()
+
+
+class _Load:
+    """Who runs how many requests; runners refer to it and not to the model that keeps them."""
+
+    def __init__(self, owner: str, models: Sequence[CompiledModel]) -> None:
+        self._owner = owner
+        self._models = models
+        self._load = dict.fromkeys(models, 0)
+        self._lock = threading.Lock()
 
     def take(self) -> CompiledModel:
         """Return the model of the device with the least load, and count a request for it.
@@ -203,23 +212,23 @@ class MultiModel(CompiledModel):
         Raises:
             DeviceError: every device has failed.
         """
-        with self._load_lock:
+        with self._lock:
             if not self._load:
-                raise DeviceError(f"every device of {self.device} has failed")
-            order = {model: k for k, model in enumerate(self.models)}
+                raise DeviceError(f"every device of {self._owner} has failed")
+            order = {model: k for k, model in enumerate(self._models)}
             model = min(self._load, key=lambda m: (self._load[m] / m.optimal_requests, order[m]))
             self._load[model] += 1
             return model
 
     def give_back(self, model: CompiledModel) -> None:
         """Count a request less."""
-        with self._load_lock:
+        with self._lock:
             if model in self._load:
                 self._load[model] -= 1
 
     def drop(self, model: CompiledModel, error: Exception) -> bool:
         """Use a failed device no more; False if it is the last one."""
-        with self._load_lock:
+        with self._lock:
             if model not in self._load:
                 return bool(self._load)
             if len(self._load) == 1:
@@ -232,13 +241,13 @@ class MultiModel(CompiledModel):
 class _MultiRunner(Runner):
     """Runs on one device until it fails, then on the next."""
 
-    def __init__(self, owner: MultiModel, cancel: Cancel) -> None:
+    def __init__(self, load: _Load, cancel: Cancel) -> None:
         super().__init__(cancel)
-        self._owner = owner
+        self._load = load
         self._move()
 
     def _move(self) -> None:
-        self._model = self._owner.take()
+        self._model = self._load.take()
         self._runner = self._model.create_runner(self.cancel)
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -249,7 +258,7 @@ class _MultiRunner(Runner):
             except RequestCancelledError:
                 raise
             except DeviceError as error:
-                if not error.lost or not self._owner.drop(self._model, error):
+                if not error.lost or not self._load.drop(self._model, error):
                     raise
             self._move()
 
@@ -259,4 +268,4 @@ class _MultiRunner(Runner):
     def __del__(self) -> None:
         model = getattr(self, "_model", None)
         if model is not None:
-            self._owner.give_back(model)
+            self._load.give_back(model)

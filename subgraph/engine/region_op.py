@@ -149,6 +149,16 @@ class CpuSubgraphOp(SubgraphOp):
         except (SubgraphError, KeyError, TypeError, ValueError, AttributeError):
             return None
 
+    def release(self) -> None:
+        """Let go of plans and weights."""
+        with self._lock:
+            super().release()
+            self._plans.clear()
+            self._laid.clear()
+            self._templates = Templates()
+            self._programs = []
+            self._trial = self._parts = None
+
     def next_pool(self) -> Pool | None:
         """Return the threads of the next session: streams take turns."""
         pools = self.options.pools
