@@ -7,6 +7,7 @@ the default executor runs it, each body cut for the devices by itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,15 @@ from subgraph.types import TensorType, numpy_dtype
 from .cse import RANDOM
 from .unfold_sequences import Sequences, concerns_sequences, constant, made_for, stacked
 
+# Operators that take whatever they are given; of whole numbers some divide by zero.
+_OF_FLOATS = frozenset({"Div", "Pow"})
+_HARMLESS = _OF_FLOATS | {
+    *("Abs", "Add", "And", "Cast", "Constant", "Equal", "Erf", "Exp", "Gemm", "Greater"),
+    *("Identity", "Less", "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "Relu", "Reshape"),
+    *("Sigmoid", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze", "Where"),
+}
+# Numbers that nodes touch: what a choice may cost more than one branch does, and a node in itself.
+_CHEAP, _CALL = 8192, 64
 Known = Mapping[Value, np.ndarray[Any, Any] | None]
 
 
@@ -129,16 +139,30 @@ class _Round:
 
     def _branch(self, node: Node) -> Sequence[Value] | None:
         taken = self._number(node.inputs[0])
-        if taken is None:
+        if taken is not None:
+            return self._copied_branch(node, "then_branch" if taken else "else_branch")
+        if not _is_choice(node):
             return None
-        key = "then_branch" if taken else "else_branch"
+        condition = node.inputs[0]
+        assert condition is not None, "it is required"
+        then, other = (self._copied_branch(node, f"{key}_branch") for key in ("then", "else"))
+        chosen = [
+            made_for(node, "Where", [self._now(condition), *pair])[0]
+            for pair in zip(then, other, strict=True)
+        ]
+        for k, value in enumerate(chosen):
+            assert value.producer is not None, "just made"
+            value.producer.name = f"{node.name}.{k}" if k else node.name
+        return chosen
+
+    def _copied_branch(self, node: Node, key: str) -> list[Value]:
         outer = iter(node.captures)
         for name, body in node.attrs.items():
             if isinstance(body, Graph):
                 captured = [next(outer) for _ in body.captures]
                 if name == key:
                     return self._copy(node, body, (), captured, "")
-        return None
+        raise AssertionError("it is required")
 
     def _loop(self, node: Node, body: Graph) -> Sequence[Value] | None:
         limit, start = node.inputs[0], node.inputs[1]
@@ -250,6 +274,50 @@ class _Round:
                 if turn:
                     value.type = None  # what holds for one turn need not for another
         return [values.get(value) or weight(value) for value in body.outputs]
+
+
+def _is_choice(node: Node) -> bool:
+    """Return whether an If costs less when both branches are computed, and then one is chosen.
+
+    They must be able to run: some operators refuse values that the condition keeps from them.
+    """
+    condition = node.inputs[0]
+    type_ = None if condition is None else condition.type
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return False
+    work = 0
+    for body in node.bodies:
+        for inner in body.nodes:
+            if inner.domain or inner.op_type not in _HARMLESS or inner.bodies:
+                return False
+            sizes = [_elements(value) for value in (*inner.sources, *inner.outputs)]
+            floats = all(_is_float(value) for value in inner.outputs)
+            if None in sizes or (inner.op_type in _OF_FLOATS and not floats):
+                return False
+            known = [size for size in sizes if size is not None]
+            product = inner.op_type in ("Gemm", "MatMul")
+            work += (max(known) if product or inner.op_type == "Constant" else sum(known)) + _CALL
+    pairs = list(zip(*(body.outputs for body in node.bodies), strict=True))
+    if work > _CHEAP or any(a.type != b.type or _elements(a) is None for a, b in pairs):
+        return False
+    # A condition of one dimension would give its own to a result of none.
+    return all(len(type_.shape) <= len(_shape(a)) for a, _ in pairs)
+
+
+def _shape(value: Value) -> tuple[int | str | None, ...]:
+    return () if not isinstance(value.type, TensorType) else value.type.shape or ()
+
+
+def _is_float(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and "float" in value.type.dtype
+
+
+def _elements(value: Value) -> int | None:
+    """Return how many numbers a value has, None if nobody knows or it has none."""
+    type_ = value.type
+    if not isinstance(type_, TensorType) or not type_.is_static or type_.dtype == "string":
+        return None
+    return math.prod(dim for dim in type_.shape or () if isinstance(dim, int))
 
 
 def _must_stay(node: Node) -> bool:

@@ -89,6 +89,8 @@ class Plan:
     Attributes:
         graph: The graph; it must not change any more.
         parameters: Every parameter that a run reads: of nodes, bodies and inner graphs.
+        only: Where all of it is one subgraph node: which inputs that takes beside weights, and
+            which of its outputs the graph's are.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -110,6 +112,7 @@ class Plan:
         self.plain_inputs = None if whole else slice(1, 1 + len(self.inputs))
         self.steps = [self._step(node) for node in graph.nodes]
         self.outputs = tuple(self._slot_of_array(value) for value in graph.outputs)
+        self.only = self._only()
         self._mark_deaths()
 
     def ops(self) -> Iterator[SubgraphOp]:
@@ -159,6 +162,20 @@ class Plan:
             elif outer is None or outer.parameter is not inner.parameter or outer in self._open:
                 return None
         return tuple(given)
+
+    def _only(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        slots = [slot for slot, _ in self.inputs]
+        if len(self.steps) != 1:
+            return None
+        step = self.steps[0]
+        if step.given is None or not {*step.given} <= {*slots}:
+            return None
+        if not {*self.outputs} <= {*step.outputs}:
+            return None
+        return (
+            tuple(slots.index(slot) for slot in step.given),
+            tuple(step.outputs.index(slot) for slot in self.outputs),
+        )
 
     def _mark_deaths(self) -> None:
         """Give each step the slots whose last reader it is, so that a run frees what is dead."""
@@ -221,6 +238,23 @@ class Executor:
         for step in plan.steps:
             self._prepare(step)
         self._template: tuple[Snapshot, list[Any]] | None = None
+        self._direct = None if around is None or profiling else self._make_direct()
+
+    def _make_direct(self) -> Run | None:
+        """Return what runs a body that is one region, without a list of values around it."""
+        session = self._runs[0] if self._runs else None
+        if self.plan.only is None or not isinstance(session, Session):
+            return None
+        given, made = self.plan.only
+        run_given = session.given_only()
+        if run_given is None:
+            return None
+
+        def run(inputs: Sequence[Any]) -> Sequence[Any]:
+            results = run_given([inputs[k] for k in given])
+            return [results[k] for k in made]
+
+        return run
 
     def _prepare(self, step: Step) -> None:
         """Say how a step runs on all its inputs, and how on a run's values."""
@@ -254,7 +288,7 @@ class Executor:
 
         return quick_step(step.node) or partial(evaluate, step.node)
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run the graph.
 
         Args:
@@ -272,6 +306,11 @@ class Executor:
         if snapshot is None:
             with pinned(Snapshot(self.plan.parameters)):
                 return self.run(inputs)
+        if self._direct is not None and not self._cancel.wanted:
+            try:
+                return self._direct(inputs)
+            except Exception:  # as a step it says what is wrong, or another device takes over
+                self._direct = None
         values = self.start(inputs)
         self.run_steps(values)
         return self.finish(values)
@@ -282,14 +321,10 @@ class Executor:
         Args:
             wiring: As for a session, of the body's inputs and outputs.
         """
-        step, session = self.plan.steps[0] if len(self.plan.steps) == 1 else None, self._runs[0]
-        if step is None or step.given is None or not isinstance(session, Session):
+        session = self._runs[0] if self._runs else None
+        if self.plan.only is None or not isinstance(session, Session):
             return None
-        slots = [slot for slot, _ in self.plan.inputs]
-        if not {*step.given} <= {*slots} or not {*self.plan.outputs} <= {*step.outputs}:
-            return None
-        given = [slots.index(slot) for slot in step.given]
-        made = [step.outputs.index(slot) for slot in self.plan.outputs]
+        given, made = self.plan.only
         read: dict[int | None, int | None] = {k: at for at, k in enumerate(given)}
         items = [read.get(k) for k in wiring.items]
         run = session.turns(

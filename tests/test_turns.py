@@ -197,6 +197,19 @@ def test_a_loop_inside_a_loop(runs: list[int | None]) -> None:
     assert runs == [1, *[6] * 6]
 
 
+def test_a_branch_in_a_body(runs: list[int | None]) -> None:
+    count, x = sg.input("count", (), "int64"), sg.input("x", (4,))
+    state = sg.input("state", (4,))
+    chosen = ops.If(
+        ops.Greater(ops.ReduceSum(state, keepdims=0), F4(4)),
+        then_branch=sg.Graph([], [ops.Mul(sg.capture(state), F4(0.25))], "then"),
+        else_branch=sg.Graph([], [ops.Exp(sg.capture(state))], "else"),
+    )
+    y = ops.Loop(count, None, x, body=_loop([state], [chosen]))
+    _compare(sg.Graph([count, x], [y]), *([n, _random(4)] for n in _counts(0, 1, 6)))
+    assert runs == [1, 6]
+
+
 def test_what_the_caller_gets_is_his_own() -> None:
     count, x = sg.input("count", (), "int64"), sg.input("x", (4,))
     state = sg.input("state", (4,))

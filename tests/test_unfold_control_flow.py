@@ -184,6 +184,53 @@ def test_a_sequence_that_a_branch_hands_on() -> None:
     _run(sg.Graph([x], outputs), _random(7, 2))
 
 
+def _choice(x: sg.Value, then: sg.Value, other: sg.Value, dims: int = 0) -> sg.Value:
+    """Return one of two values, as the largest number of x says."""
+    large = ops.Greater(ops.ReduceMax(x, keepdims=0), F4(1))
+    if dims:
+        large = ops.Unsqueeze(large, np.zeros(dims, np.int64))
+    return ops.If(large, then_branch=_body([], [then], "then"), else_branch=_body([], [other]))
+
+
+@pytest.mark.parametrize("dims", [0, 1])
+def test_a_cheap_branch_is_chosen_once_both_are_computed(dims: int) -> None:
+    """What the other branch makes of the numbers, not-a-number even, does not show."""
+    x = sg.input("x", (3, 4))
+    root = ops.Sqrt(ops.Sub(F4(1), sg.capture(x)))
+    weight = sg.parameter("w", _random(3, 3))
+    product = ops.MatMul(weight, sg.capture(x))
+    y = _choice(x, product, ops.Div(F4(1), root), dims)
+    graph = sg.Graph([x], [ops.Neg(y)])
+    model = _run(graph, np.full((3, 4), 2, F4))
+    assert not any(n.op_type == "If" for n in passes.apply_pass(graph, "UnfoldControlFlow").nodes)
+    _compare(model, graph, [np.full((3, 4), -2, F4)])
+    _compare(model, graph, [np.full((3, 4), 1, F4)])
+    model.parameters["w"].assign(_random(3, 3, seed=1))
+    _compare(model, graph, [_random(3, 4, seed=2)])
+
+
+@pytest.mark.parametrize("why", ["large", "whole numbers by zero", "indices", "shapes", "a scalar"])
+def test_a_branch_that_is_not_computed_for_nothing(why: str) -> None:
+    shape = (80, 80) if why == "large" else (4,)
+    x = sg.input("x", shape)
+    inner = sg.capture(x)
+    then, other = ops.Neg(inner), ops.Exp(sg.capture(x))
+    if why == "whole numbers by zero":
+        then = ops.Cast(ops.Div(np.int64(9), ops.Cast(inner, to=7)), to=1)
+    elif why == "indices":
+        then = ops.Gather(inner, ops.Cast(inner, to=7))
+    elif why == "shapes":
+        then = ops.Concat(inner, inner, axis=0)
+    elif why == "a scalar":
+        then, other = (ops.ReduceMax(value, keepdims=0) for value in (inner, other))
+    graph = sg.Graph([x], [ops.Neg(_choice(x, then, other, dims=int(why == "a scalar")))])
+    assert any(n.op_type == "If" for n in passes.apply_pass(graph, "UnfoldControlFlow").nodes)
+    model = sg.compile_model(graph, "CPU")
+    _compare(model, graph, [np.zeros(shape, F4)])
+    if why != "whole numbers by zero":
+        _compare(model, graph, [np.arange(np.prod(shape), dtype=F4).reshape(shape)])
+
+
 @pytest.mark.parametrize("split", [None, np.int64(2), np.array([1, 3, 1])])
 def test_parts_of_a_tensor_by_a_sequence(split: Any) -> None:
     """As torch writes ``split`` and ``unbind``."""
@@ -223,14 +270,14 @@ def test_opencl_runs_what_a_loop_comes_to() -> None:
 
 
 def test_what_depends_on_data_stays() -> None:
-    x = sg.input("x", (4,))
+    x = sg.input("x", (80, 80))
     positive = ops.Greater(ops.ReduceSum(x, keepdims=0), F4(0))
     y = ops.If(
         positive,
         then_branch=_body([], [ops.Neg(sg.capture(x))], "neg"),
         else_branch=_body([], [ops.Exp(sg.capture(x))], "exp"),
     )
-    turn, going, state = _loop_inputs(sg.input("state", (4,)))
+    turn, going, state = _loop_inputs(sg.input("state", (80, 80)))
     more = ops.Less(ops.ReduceMax(state, keepdims=0), F4(10))
     body = _body([turn, going, state], [more, ops.Add(state, ops.Abs(state))])
     z = ops.Loop(np.int64(100), np.array(True), y, body=body)
@@ -241,7 +288,7 @@ def test_what_depends_on_data_stays() -> None:
     }
     model = sg.compile_model(graph, "CPU")
     for seed in range(4):
-        _compare(model, graph, [_random(4, seed=seed)])
+        _compare(model, graph, [_random(80, 80, seed=seed)])
 
 
 def test_long_loops_stay() -> None:
@@ -304,7 +351,7 @@ def test_as_many_turns_as_the_caller_says() -> None:
 
 
 def test_the_profile_lists_what_runs_in_bodies() -> None:
-    x = sg.input("x", (4,))
+    x = sg.input("x", (80, 80))
     y = ops.If(
         ops.Greater(ops.ReduceSum(x, keepdims=0), F4(0)),
         then_branch=_body([], [ops.Tanh(sg.capture(x), name="inside")], "then"),
@@ -314,7 +361,7 @@ def test_the_profile_lists_what_runs_in_bodies() -> None:
     model = sg.compile_model(sg.Graph([x], [y]), "CPU", {"ENABLE_PROFILING": True})
     request = model.create_infer_request()
     for value, wanted in ((1, "inside"), (-1, "other"), (1, "inside")):
-        request.infer([np.full(4, value, F4)])
+        request.infer([np.full((80, 80), value, F4)])
         names = [entry.node for entry in request.profile()]
         assert names.count(wanted) == names.count("choice") == 1
         assert len({"inside", "other"}.intersection(names)) == 1

@@ -512,16 +512,12 @@ def _take_whole_bodies(graph: Graph, properties: Sequence[AffinityProperty]) -> 
             if not node.attrs or node.subgraph is not None:
                 continue
             for key, body in node.attrs.items():
-                if isinstance(body, Graph) and body.nodes and not _inner_parts(body):
+                if isinstance(body, Graph) and not any(n.subgraph is not None for n in body.nodes):
                     homes = set(_affinities_in(body))
                     owner = by_home.get(homes.pop()) if len(homes) == 1 else None
                     if owner is not None:
                         node.attrs[key] = _as_region(body, owner, f"{owner.name}_body_{count}")
                         count += 1
-
-
-def _inner_parts(graph: Graph) -> bool:
-    return any(node.subgraph is not None or node.bodies for node in graph.nodes)
 
 
 def _as_region(body: Graph, owner: AffinityProperty, name: str) -> Graph:

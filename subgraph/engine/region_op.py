@@ -504,8 +504,10 @@ class CpuSession(Session):
         if last is not None and last.epoch == snapshot.epoch and self._same(inputs):
             return last
         # Shapes that take turns, as those of a loop do that appends, come back to their programs.
-        known = self._bound.get(self._region.key(inputs))
+        key = self._region.key(inputs)
+        known = self._bound.get(key)
         if known is not None and known.epoch == snapshot.epoch:
+            self._bound.move_to_end(key)
             return self._take(known, inputs)
         if self._region.parts() is not None:
             return None
