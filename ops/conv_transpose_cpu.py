@@ -45,7 +45,7 @@ class Phase:
         first: First output.
         count: Number of outputs.
         taps: Taps in the order of the inputs they read; empty: the outputs get no input.
-        dilation: Inputs between taps.
+        dilation: Inputs between taps, 1 with fewer than two.
         pad: Pads before.
     """
 
@@ -63,7 +63,8 @@ def phases(outputs: int, kernel: int, stride: int, dilation: int, pad: int) -> l
         taps = [t for t in range(kernel) if (first + pad - t * dilation) % stride == 0]
         taps.reverse()  # the last tap reads the first input
         start = (first + pad - taps[0] * dilation) // stride if taps else 0
-        step = dilation // math.gcd(dilation, stride)
+        # One tap has no dilation: convolutions walk rows that are dilated in another order.
+        step = dilation // math.gcd(dilation, stride) if len(taps) > 1 else 1
         count = -(-(outputs - first) // stride)
         found.append(Phase(first, count, tuple(taps), step, -start))
     return found
@@ -136,7 +137,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     )  # fmt: skip
     together = 1 if groups == 1 else merged(sizes, of.lanes)
     per_axis = [phases(target[i], kernel[i], strides[i], dilations[i], pads[i]) for i in range(3)]
-    if kernel[0] > 1 and any(len(p.taps) > 1 and p.dilation > 1 for p in per_axis[2]):
+    if kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
     act = activation(node, of)
     if groups == 1 and act.post == 0 and not act.flags and _spreads(of, sizes, per_axis):
