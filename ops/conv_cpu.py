@@ -42,6 +42,7 @@ from .conv_geometry import (
 )
 from .conv_winograd import emit_winograd, winograd_sizes
 from .layout_turns import blocked, blocked_target, plain, plain_target, settle
+from .packing import LINE, packed_size
 from .tile_planning import (
     FLOATS,
     Activation,
@@ -90,6 +91,11 @@ class Job:
     def channels_out(self) -> int:
         """All output channels."""
         return self.g.groups * self.g.outputs
+
+    @property
+    def constant(self) -> bool:
+        """Whether weights and bias follow from weights of the model alone."""
+        return self.w.constant and (self.bias is None or self.bias.constant)
 
     def weight(self, recipe: str, make: Callable[[Array], Array]) -> Weight:
         """Return the weights as ``make`` packs them, of the taps that read something."""
@@ -156,10 +162,8 @@ def _trial(job: Job, algorithm: str, low: Lowering) -> None:
 def choose(job: Job) -> str:
     """Return the name of the algorithm: generic, bands, first, direct, winograd2, strided2, ..."""
     g, of = job.g, job.of
-    if not job.w.constant or (job.bias is not None and not job.bias.constant):
-        if job.w.layout == "blocked":
-            raise Unsupported("weights that are computed at run time, in blocks of channels")
-        return "generic"
+    if not job.constant:
+        return _computed(job)
     if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
         return "depthwise"
     if job.x.layout == "plain" and g.groups == 1 and g.inputs <= max(of.lanes // 4, _COLOURS):
@@ -179,6 +183,47 @@ def choose(job: Job) -> str:
     if small > 3 * g.inputs * g.outputs and job.x.layout == job.y.layout == "plain":
         return "generic"
     return _square(job)
+
+
+_PAYS = 16  # pixels from which it pays to pack weights in every run
+
+
+def _computed(job: Job) -> str:
+    """Choose for weights or a bias that are computed at run time."""
+    g, of = job.g, job.of
+    if job.w.layout == "blocked":
+        raise Unsupported("weights that are computed at run time, in blocks of channels")
+    few = g.inputs < of.lanes or g.outputs < of.lanes
+    if few or g.kernel != job.whole.kernel or g.images * g.pixels < _PAYS or of.lanes == 1:
+        return "generic"
+    if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
+        return "generic"
+    if g.groups > 1 and (merged(g, of.lanes) > 1 or g.outputs % of.width):
+        return "generic"
+    if job.bias is not None and not job.bias.constant and g.outputs % of.lanes:
+        return "generic"
+    return "direct"
+
+
+def _packed(job: Job) -> Word:
+    """Emit the step that packs computed weights as `direct_weights` does; return its target."""
+    low, of, g = job.low, job.of, job.g
+    columns, depth = job.channels_out, round_up(g.inputs, of.lanes)
+    size = packed_size(columns, depth * g.taps, of)
+    target = low.scratch(size * of.item)
+    block = of.lanes if g.taps > 1 else LINE
+    tap = of.item
+    words: list[Word] = [job.w, target, columns, round_up(columns, of.lanes), of.width]
+    words += [g.inputs, depth, block, g.taps, g.inputs * g.taps * tap, g.taps * tap, tap]
+    units = -(-columns // of.width)
+    low.emit(
+        Kernel("packing_kernels", "pack", item=of.item, lanes=of.lanes),
+        words,
+        units,
+        grain=grain(units, 4 * size),
+        bytes=2 * size * of.item,
+    )
+    return target
 
 
 # Bytes by which the weights of a convolution of volumes may grow: such networks have many weights
@@ -232,6 +277,8 @@ def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:
 def _bias(job: Job, groups: int) -> Word:
     if job.bias is None:
         return 0
+    if not job.bias.constant:
+        return job.bias  # whole blocks, as it is
     recipe = f"conv bias {groups} groups of {job.of.lanes}"
     return job.low.weight(recipe, blocked_vector(groups, job.of), job.bias)
 
@@ -243,7 +290,10 @@ def _direct(job: Job, *, plain: bool) -> None:
         f"conv direct {of.nv}x{of.lanes} groups {job.g.groups}/{together} "
         f"{'plain' if plain else 'blocked'} {of.weights}"
     )
-    weight = job.weight(recipe, direct_weights(job.g, of, together, plain))
+    if job.w.constant:
+        weight: Word = job.weight(recipe, direct_weights(job.g, of, together, plain))
+    else:
+        weight = _packed(job)
     g = attrs.evolve(
         job.g,
         groups=job.g.groups // together,

@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 _NARROWED = 1 << 16  # elements that are rounded together
 _SLICE = 16 << 20  # bytes of weights that are packed before their pages of the file are given back
 _STRIDED_VALUES = 25  # that meet the inputs of a tile at the 9 points of Winograd with stride 2
-_BLOCK = 16  # rows of a matrix that are packed together: they lie in one line of the cache
+LINE = 16  # rows of a matrix that are packed together: they lie in one line of the cache
 
 
 def packed_size(columns: int, depth: int, of: Tiles) -> int:
@@ -53,7 +53,7 @@ def pack_matrices(stack: Array, of: Tiles) -> Array:
     count, depth, columns = stack.shape
     target = _empty((count, packed_size(columns, depth, of)), of)
     for matrix, place in zip(stack, target, strict=True):
-        _pack(matrix.T[:, :, None], place, depth, _BLOCK, of)
+        _pack(matrix.T[:, :, None], place, depth, LINE, of)
     return target.reshape(-1)
 
 
@@ -64,7 +64,7 @@ def pack_blocks(stack: Array, of: Tiles) -> Array:
     target = _empty((count, packed_size(outputs, depth * taps, of)), of)
     for weight, place in zip(stack, target, strict=True):
         # One tap: the blocks of inputs lie in their order.
-        _pack(weight, place, depth, of.lanes if taps > 1 else _BLOCK, of)
+        _pack(weight, place, depth, of.lanes if taps > 1 else LINE, of)
     return target.reshape(-1)
 
 

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import subgraph as sg
+from subgraph import ops
 from subgraph.engine import host
 from subgraph.engine.lowering import Layout
 from subgraph.ops import conv_cpu, tuning
@@ -460,6 +462,25 @@ def test_first_taps_that_read_only_padding(groups: int) -> None:
     wanted = reference(x, w, [1], [2], [1, 0], groups)
     (got,) = run_node("Conv", [x, w], [wanted.shape], attrs, constant=[1])
     close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("groups", "inputs", "outputs", "kernel"),
+    [(1, 24, 40, 3), (1, 17, 16, 1), (3, 16, 32, 3), (1, 8, 33, 5)],
+)
+def test_filters_made_in_every_run(groups: int, inputs: int, outputs: int, kernel: int) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((2, groups * inputs, 9, 11)).astype(np.float32)
+    w = rng.standard_normal((groups * outputs, inputs, kernel, kernel)).astype(np.float32)
+    filters, image = sg.input("w", w.shape), sg.input("x", x.shape)
+    pads = [kernel // 2] * 4
+    y = ops.Conv(ops.Relu(image), ops.Mul(filters, filters), pads=pads, group=groups)
+    graph = sg.Graph([image, filters], [ops.Relu(y)])
+    request = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True}).create_infer_request()
+    for scale in (np.float32(1), np.float32(2)):
+        wanted = reference(np.maximum(x, 0), (scale * w) ** 2, [1, 1], [1, 1], pads, groups)
+        close(request.infer([x, scale * w])[0], np.maximum(wanted, 0))
+    assert any("packing_kernels.pack" in entry.kernel for entry in request.profile())
 
 
 def test_same_bits_for_every_split() -> None:

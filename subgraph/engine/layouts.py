@@ -69,7 +69,7 @@ class Arranger:
         """
         if self._wants_blocks(node, rule, inputs, types):
             try:
-                low = attempt(self._as(inputs, "blocked", types[0]), True)
+                low = attempt(self._as(node, inputs, types[0]), True)
             except Unsupported:
                 self._pending.clear()
             else:
@@ -116,12 +116,13 @@ class Arranger:
         )
 
     def _as(
-        self, inputs: Sequence[Operand | None], layout: Layout, result: TensorType
+        self, node: Node, inputs: Sequence[Operand | None], result: TensorType
     ) -> list[Operand | None]:
-        """Return the inputs with those in the layout that carry the result's pixels."""
+        """Return the inputs, in blocks those that carry the result's pixels."""
         rank = len(result.shape or ())
+        filters = 1 if node.op_type in _ANCHORS else None  # computed, of the result's rank
         given: list[Operand | None] = []
-        for operand in inputs:
+        for position, operand in enumerate(inputs):
             moves = (
                 operand is not None
                 and not operand.constant
@@ -130,6 +131,7 @@ class Arranger:
                 # The few channels of an image are read as they are.
                 and _fills_blocks(operand)
             )
+            layout: Layout = "plain" if position == filters else "blocked"
             given.append(self._converted(operand, layout) if moves and operand else operand)
         return given
 
