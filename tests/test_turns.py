@@ -104,8 +104,12 @@ def test_scans_and_the_number_of_the_turn(threads: int, runs: list[int | None]) 
     assert runs == [1, 70, 33]
 
 
+@pytest.mark.parametrize("at_a_time", [7, 1000])
 @pytest.mark.parametrize("most", [None, 5, 3000])
-def test_until_the_condition_ends_it(most: int | None, runs: list[int | None]) -> None:
+def test_until_the_condition_ends_it(
+    most: int | None, at_a_time: int, runs: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_OF_TINY", at_a_time)
     start = sg.input("start", (4,), "int64")
     state = sg.input("state", (4,), "int64")
     stepped = ops.Add(state, np.int64(3))
@@ -158,10 +162,16 @@ def test_shapes_and_weights_that_change_between_runs(runs: list[int | None]) -> 
         np.testing.assert_allclose(model(inputs)[0], session.run(None, inputs)[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("at_a_time", [3, 1000])
 @pytest.mark.parametrize(("backwards", "axis"), [(0, 0), (1, 0), (0, 2), (1, 1)])
 def test_scan_over_a_length_that_is_not_known(
-    backwards: int, axis: int, runs: list[int | None]
+    backwards: int,
+    axis: int,
+    at_a_time: int,
+    runs: list[int | None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(turns, "_OF_TINY", at_a_time)
     dims: list[int | str] = [2, 8]
     dims.insert(axis, "length")
     start, x = sg.input("start", (2, 8)), sg.input("x", dims)

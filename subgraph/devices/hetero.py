@@ -518,6 +518,17 @@ def _take_whole_bodies(graph: Graph, properties: Sequence[AffinityProperty]) -> 
                     if owner is not None:
                         node.attrs[key] = _as_region(body, owner, f"{owner.name}_body_{count}")
                         count += 1
+                    else:
+                        _leave_out_handed_on(body)
+
+
+def _leave_out_handed_on(body: Graph) -> None:
+    """Let the executor hand on what a body gives as it got it: it costs less than a region."""
+    for node in body.nodes:
+        if node.op_type == "Identity" and not node.domain:
+            ends = node.inputs[0] is not None and node.inputs[0].producer is None
+            if ends and not any(value.consumers for value in node.outputs):
+                node.metadata = {**(node.metadata or {}), AFFINITY: _REFERENCE}
 
 
 def _as_region(body: Graph, owner: AffinityProperty, name: str) -> Graph:

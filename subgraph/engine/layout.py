@@ -36,9 +36,9 @@ TURNS_LIMIT: Final = 8  # number of the turn before which to stop
 TURNS_DONE: Final = 16  # read and written: turns made
 TURNS_NUMBER: Final = 24  # address of a word that takes the number of a turn
 TURNS_CONDITION: Final = 32  # address of a byte that is 0 after the last turn; 0 for none
-TURNS_BEFORE: Final = 40  # copies before each turn: where their rows begin, and how many
-TURNS_AFTER: Final = 72  # copies after each turn
-TURNS_WORDS: Final = 11
+TURNS_BEFORE: Final = 72  # copies before each turn: where their rows begin, and how many
+TURNS_AFTER: Final = 88  # copies after each turn
+TURNS_WORDS: Final = 13
 
 # A copy: source, target, bytes, and by how much source and target move on from turn to turn.
 COPY_SOURCE: Final = 0

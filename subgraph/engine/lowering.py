@@ -252,8 +252,10 @@ class Lowering:
         primitives: Functions of this device in place of the CPU's primitives, by name.
         registry: The lowerings of this device.
         kernels: What the device's kernels are called in messages.
+        copies_outputs: Whether a plan copies outputs that would lie in the memory of others.
     """
 
+    copies_outputs: ClassVar[bool] = True
     registry: ClassVar[Registry[LoweringRule]] = LOWERINGS
     kernels: ClassVar[str] = "CPU"
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = {}

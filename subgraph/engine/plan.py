@@ -254,7 +254,7 @@ class Planner:
     def finish(self) -> Plan:
         """Plan the memory; all nodes are planned."""
         outputs = self._place_outputs()
-        lives = self._lives()
+        lives = self._lives(outputs)
         joined = join_in_place(self.pairs, lives)
         placed = [(s, life) for s, life in lives.items() if s.kind == "arena"]
         offsets, total = self.placed([s.nbytes for s, _ in placed], [life for _, life in placed])
@@ -495,7 +495,8 @@ class Planner:
     def _place_outputs(self) -> tuple[Operand, ...]:
         """Return the operands of the graph's outputs: each one plain, in storage of its own.
 
-        What an input, a constant or a part of something larger is, or another output, is copied.
+        What an input, a constant or a part of something larger is, or another output, is copied,
+        unless the device finds it where it is.
         """
         outputs: list[Operand] = []
         for position, value in enumerate(self.graph.outputs):
@@ -503,10 +504,12 @@ class Planner:
             assert operand.storage is not None
             root, offset = operand.storage.root()
             whole = offset + operand.offset == 0 and root.nbytes == operand.nbytes
-            if root.kind != "arena" or not whole:
-                root = Storage("output", operand.nbytes)
+            own = root.kind == "arena" and whole
+            if not own and self.options.lowering.copies_outputs:
+                root, own = Storage("arena", operand.nbytes), True
                 operand = self._copied(value, operand, root)
-            root.kind, root.index = "output", position
+            if own:
+                root.kind, root.index = "output", position
             outputs.append(operand)
         return tuple(outputs)
 
@@ -521,15 +524,16 @@ class Planner:
         self.items.append(EmittedStep(node, kernel, words, units, 1, 0, 2 * size))
         return target
 
-    def _lives(self) -> Lives:
+    def _lives(self, outputs: Sequence[Operand]) -> Lives:
         lives = Lives()
         for step, item in enumerate(self.items):
             for storage in mentioned(item):
-                root = storage.root()[0]
-                if root.kind in ("arena", "output"):
+                if storage.root()[0].kind in ("arena", "output"):
                     lives.mention(storage, step)
-                if root.kind == "output":
-                    lives.keep(root)
+        for operand in outputs:
+            assert operand.storage is not None
+            if operand.storage.root()[0].kind in ("arena", "output"):
+                lives.keep(operand.storage)
         return lives
 
 

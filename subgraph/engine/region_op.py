@@ -22,7 +22,7 @@ import attrs
 import numpy as np
 
 from subgraph.collector import paused_gc
-from subgraph.engine.bound import Arena, BoundPlan
+from subgraph.engine.bound import Arena, BoundEnd, BoundPlan
 from subgraph.engine.concrete_types import concrete
 from subgraph.engine.cutting import cut_at
 from subgraph.engine.laid_out import LaidOut, lay_out, timed
@@ -356,6 +356,8 @@ class CpuSubgraphOp(SubgraphOp):
     def key(self, inputs: Sequence[Any]) -> _Key:
         """Return what tells plans apart: shapes, and the content of what shapes depend on."""
         key: list[Any] = [item.shape for item in inputs]
+        if not self._value_inputs:
+            return tuple(key)
         for position in self._value_inputs:
             item = inputs[position]
             if isinstance(item, np.ndarray):
@@ -409,8 +411,8 @@ class CpuSession(Session):
         self._parts: tuple[Parts, Executor] | None = None
         self._cancel_parts = Cancel()
         self._last: BoundPlan | None = None
-        self._shapes: list[Any] = []
-        self._turns: Turns | None = None
+        self._shapes: _Key = ()  # all of the key where no content decides
+        self._turns: tuple[Sequence[BoundEnd], Turns | None] | None = None
         weights = [(k, v.parameter) for k, v in enumerate(op.subgraph.inputs) if k not in op.given]
         self._expected = [parameter for _, parameter in weights]
         self._weights_of = _picker([k for k, _ in weights])
@@ -474,19 +476,17 @@ class CpuSession(Session):
             bound = None if self._profiling else self.ready(first)
             if bound is None or self._region.depends_on_values:
                 return None
-            if self._turns is None or self._turns.ends is not bound.inputs:
-                self._turns = wired(bound, wiring)
-            return None if self._turns is None else self._turns.run(inputs, limit)
+            if self._turns is None or self._turns[0] is not bound.inputs:
+                self._turns = bound.inputs, wired(bound, wiring)
+            turns = self._turns[1]
+            return None if turns is None else turns.run(inputs, limit)
 
         return run
 
     def _run(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
     ) -> Sequence[Any]:
-        last, snapshot = self._last, pinned_snapshot()
-        same = last is not None and snapshot is not None and last.epoch == snapshot.epoch
-        if not same or self._cancelled is not None or not self._same(inputs):
-            last = self.ready(inputs)
+        last = self.ready(inputs)
         if last is None:
             return self.run_parts(inputs, outputs)
         if self._profiling:
@@ -498,9 +498,8 @@ class CpuSession(Session):
         if self._cancelled is not None:
             self._cancelled.clear()
             self._cancelled = None
-        snapshot = pinned_snapshot()
+        last, snapshot = self._last, pinned_snapshot()
         assert snapshot is not None, "a request pins one"
-        last = self._last
         if last is not None and last.epoch == snapshot.epoch and self._same(inputs):
             return last
         # Shapes that take turns, as those of a loop do that appends, come back to their programs.
@@ -508,7 +507,7 @@ class CpuSession(Session):
         known = self._bound.get(key)
         if known is not None and known.epoch == snapshot.epoch:
             self._bound.move_to_end(key)
-            return self._take(known, inputs)
+            return self._take(known, key)
         if self._region.parts() is not None:
             return None
         try:
@@ -531,7 +530,7 @@ class CpuSession(Session):
         """Return whether the plan that ran last fits these inputs without a look at values."""
         if len(inputs) == 1:
             return bool(inputs[0].shape == self._shapes[0])
-        return [item.shape for item in inputs] == self._shapes
+        return tuple([item.shape for item in inputs]) == self._shapes
 
     def _choose(self, inputs: Sequence[Any], snapshot: Snapshot) -> BoundPlan:
         region = self._region
@@ -546,11 +545,11 @@ class CpuSession(Session):
         self._bound.move_to_end(key)
         if bound.epoch != snapshot.epoch:
             bound.refresh(snapshot)
-        return self._take(bound, inputs)
+        return self._take(bound, key)
 
-    def _take(self, bound: BoundPlan, inputs: Sequence[Any]) -> BoundPlan:
-        """Note what runs these inputs."""
-        self._shapes = [item.shape for item in inputs]
+    def _take(self, bound: BoundPlan, key: _Key) -> BoundPlan:
+        """Note what runs inputs of this key."""
+        self._shapes = key
         self._last = None if self._region.depends_on_values else bound
         self._chosen = bound
         return bound

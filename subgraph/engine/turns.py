@@ -36,7 +36,6 @@ class Turns:
 
     def __init__(self, bound: BoundPlan, program: Program, wiring: Wiring) -> None:
         """Wire a plan that is one program; all that changes has its place."""
-        self.ends = bound.inputs
         self._bound = bound
         self._program = program
         self._wiring = wiring
@@ -47,6 +46,7 @@ class Turns:
         self._others = [end for end in bound.inputs if end.stage is None]
         unread: Array = np.zeros(1, np.int64)
         self._number = unread if wiring.number is None else self._staged[wiring.number]
+        self._before = _table([])
         self._after = self._copies()
         self._block = np.zeros(layout.TURNS_WORDS, np.int64)
         self._set(layout.TURNS_INNER, program.block_address)
@@ -78,16 +78,13 @@ class Turns:
     def run(self, inputs: Sequence[Any], limit: int | None) -> Turned | None:
         """Make the turns; see `Session.turns`."""
         self._bound.settle()
-        items, rows = self._enter(inputs)
-        self._set_rows(layout.TURNS_BEFORE, rows)
+        items = self._enter(inputs)
         buffers = [_Buffer(self._made[made]) for made in self._wiring.scans]
         chunk = _OF_TINY if self._program.tiny else _OF_OTHERS
         done = status = 0
         self._set(layout.TURNS_DONE, done)
         while status == 0 and (limit is None or done < limit):
             stop = done + chunk if limit is None else min(done + chunk, limit)
-            if sum(buffer.bytes_of(stop) for buffer in buffers) > memory_limit():
-                return None
             for k, buffer in enumerate(buffers):
                 buffer.make_room(done, stop, limit)
                 self._after[k, 1] = buffer.address(done)
@@ -95,16 +92,16 @@ class Turns:
             self._program.rouse()
             status = self._call()
             done = int(self._block[layout.TURNS_DONE // layout.WORD])
-        for end in self._others:
-            end.forget()
+            if sum(buffer.bytes_of(done) for buffer in buffers) > memory_limit():
+                return None
         del items  # the program has read them
         if status == _CANCELLED:
             raise RequestCancelledError("the request was cancelled while it ran")
         states = [self._made[made].copy() for made, _ in self._wiring.states]
         return Turned(states, [buffer.rows(done) for buffer in buffers])
 
-    def _enter(self, inputs: Sequence[Any]) -> tuple[list[Array], NDArray[np.int64]]:
-        """Put everything in its place; return the arrays of the items, and their copies."""
+    def _enter(self, inputs: Sequence[Any]) -> list[Array]:
+        """Put everything in its place, and list the copies of items; return their arrays."""
         items: list[Array] = []
         rows: list[_Row] = []
         for position, place in self._staged.items():
@@ -116,7 +113,12 @@ class Turns:
                 place[...] = inputs[position]
         for end in self._others:
             end.enter(inputs[end.position])
-        return items, _table(rows)
+            items.append(end.current)
+            end.forget()
+        if rows:
+            self._before = _table(rows)
+            self._set_rows(layout.TURNS_BEFORE, self._before)
+        return items
 
 
 class _Buffer:

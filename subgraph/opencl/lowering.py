@@ -132,6 +132,7 @@ class ClLowering(Lowering):
     """What a lowering function of OPENCL sees of one node, and where it puts launches."""
 
     registry: ClassVar[Registry[LoweringRule]] = CL_LOWERINGS
+    copies_outputs: ClassVar[bool] = False
     kernels: ClassVar[str] = "OpenCL"
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = _PRIMITIVES
 

@@ -21,7 +21,15 @@ from subgraph.engine.template import Instance
 from subgraph.graph import Graph
 from subgraph.opencl.bound import Array, ClBoundPlan, Pending
 from subgraph.opencl.runtime import Runtime
-from subgraph.subgraph_op import Halves, Keeper, ProfileEntry, Session, SubgraphOp
+from subgraph.subgraph_op import (
+    Halves,
+    Keeper,
+    ProfileEntry,
+    RunTurns,
+    Session,
+    SubgraphOp,
+    Wiring,
+)
 from subgraph.types import TensorType
 
 
@@ -74,6 +82,10 @@ class ClSession(CpuSession):
         op = self._cl_op
         bound = ClBoundPlan(plan, op.runtime, op.weights, op.options.profiling)
         return cast(BoundPlan, bound)
+
+    def turns(self, wiring: Wiring) -> RunTurns | None:
+        """Return None: between two turns the device waits for Python."""
+        return None
 
     def halves(self) -> Halves | None:
         """Upload and launch; then wait and download."""
