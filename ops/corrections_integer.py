@@ -1,6 +1,7 @@
-"""MatMulInteger and ConvInteger, for the reference.
+"""MatMulInteger, ConvInteger and QLinearConv, for the reference.
 
-onnx.reference cannot take a zero point for each row of A, nor one for each filter that is no image.
+onnx.reference cannot take a zero point for each row of A, nor one or a scale for each filter that
+is no image.
 """
 
 from __future__ import annotations
@@ -36,3 +37,19 @@ def conv_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         return standard(node, inputs)
     shifted = weight.astype(np.int32) - own.astype(np.int32).reshape(-1, *(1,) * (weight.ndim - 1))
     return standard(node, [x, shifted, zero])
+
+
+@reference("QLinearConv")
+def qlinear_conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Scale exact sums by filters, where these have other than two axes."""
+    x, x_scale, x_zero, weight, scale, own, y_scale, y_zero = inputs[:8]
+    if scale.size == 1 or weight.ndim == 4:
+        return standard(node, inputs)
+    exact = Node("ConvInteger", node.inputs[:2], outputs=1, version=10, attrs=node.attrs)
+    (sums,) = conv_integer(exact, [x, weight, x_zero, own])
+    each = (-1, *(1,) * (weight.ndim - 2))
+    if len(inputs) > 8 and inputs[8] is not None:
+        sums = sums + inputs[8].reshape(each)
+    result = sums * (x_scale * scale.reshape(each) / y_scale) + y_zero
+    limits = np.iinfo(y_zero.dtype)
+    return [np.round(np.clip(result, limits.min, limits.max)).astype(y_zero.dtype)]

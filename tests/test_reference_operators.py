@@ -244,6 +244,21 @@ def test_sizes_of_the_first_resize(size: int) -> None:
     _compare("Resize", [_f(1, 1, 2, size), scales], 10, mode="linear")
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_scale_for_each_filter(rank: int, groups: int, bias: bool) -> None:
+    rng = np.random.default_rng(rank)
+    x = rng.integers(0, 256, (2, 3, *(5, 6, 4)[:rank])).astype(np.uint8)
+    weight = rng.integers(-60, 61, (6, 3 // groups, *(2, 3, 1)[:rank])).astype(np.int8)
+    scales = rng.uniform(0.001, 0.01, 6).astype(np.float32)
+    inputs: list[Array | None] = [x, np.float32(0.03), np.uint8(121), weight, scales]
+    inputs += [np.zeros(6, np.int8), np.float32(0.2), np.uint8(90)]
+    inputs += [rng.integers(-2000, 2000, 6).astype(np.int32)] if bias else []
+    given = [None if v is None else np.asarray(v) for v in inputs]
+    _compare("QLinearConv", given, 10, group=groups, strides=[2, *[1] * (rank - 1)])
+
+
 @given(
     mode=st.sampled_from(["constant", "edge", "reflect", "wrap"]),
     pads=st.lists(st.integers(-1, 2), min_size=4, max_size=4),
