@@ -50,6 +50,6 @@ def qlinear_conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     each = (-1, *(1,) * (weight.ndim - 2))
     if len(inputs) > 8 and inputs[8] is not None:
         sums = sums + inputs[8].reshape(each)
-    result = sums * (x_scale * scale.reshape(each) / y_scale) + y_zero
+    result: Any = sums * (x_scale * scale.reshape(each) / y_scale) + y_zero
     limits = np.iinfo(y_zero.dtype)
     return [np.round(np.clip(result, limits.min, limits.max)).astype(y_zero.dtype)]
