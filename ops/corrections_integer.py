@@ -52,4 +52,5 @@ def qlinear_conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         sums = sums + inputs[8].reshape(each)
     result: Any = sums * (x_scale * scale.reshape(each) / y_scale) + y_zero
     limits = np.iinfo(y_zero.dtype)
-    return [np.round(np.clip(result, limits.min, limits.max)).astype(y_zero.dtype)]
+    rounded: Any = np.round(np.clip(result, limits.min, limits.max))
+    return [rounded.astype(y_zero.dtype)]
