@@ -15,6 +15,8 @@ from subgraph.graph import Node
 from subgraph.op import reference
 from subgraph.reference import standard
 
+Array = np.ndarray[Any, Any]
+
 
 @reference("MatMulInteger")
 def matmul_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -50,7 +52,6 @@ def qlinear_conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     each = (-1, *(1,) * (weight.ndim - 2))
     if len(inputs) > 8 and inputs[8] is not None:
         sums = sums + inputs[8].reshape(each)
-    result: Any = sums * (x_scale * scale.reshape(each) / y_scale) + y_zero
+    result: Array = sums * (x_scale * scale.reshape(each) / y_scale) + y_zero
     limits = np.iinfo(y_zero.dtype)
-    rounded: Any = np.round(np.clip(result, limits.min, limits.max))
-    return [rounded.astype(y_zero.dtype)]
+    return [result.clip(limits.min, limits.max).round().astype(y_zero.dtype)]
