@@ -223,7 +223,12 @@ def _hard_swish(e: Expression, node: Node, args: list[Term]) -> Term:
 
 
 def _mish(e: Expression, node: Node, args: list[Term]) -> Term:
-    return e("mul", args[0], e("tanh", e("softplus", args[0])))
+    # tanh(log(1 + e**x)) is n / (n + 2) with n = e**x (e**x + 2); from 20 on (40) it is 1.
+    x = args[0]
+    _real(node, x)
+    power = e("exp", e("min", x, 40.0 if x.dtype == "float64" else 20.0))
+    n = e("mul", power, e("add", power, 2.0))
+    return e("mul", x, e("div", n, e("add", n, 2.0)))
 
 
 def _swish(e: Expression, node: Node, args: list[Term]) -> Term:

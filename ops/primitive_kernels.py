@@ -11,10 +11,11 @@ from typing import Any
 
 from llvmlite import ir
 
-from subgraph.engine import vmath
+from subgraph.engine import host, vmath
 from subgraph.engine.irtools import (
     ELEMENTS,
     F16,
+    F64,
     I1,
     I8,
     I16,
@@ -25,6 +26,7 @@ from subgraph.engine.irtools import (
     emit_binary,
     emit_compare,
     emit_convert,
+    emit_fma,
     f32_to_bf16,
     is_float,
     is_signed,
@@ -229,11 +231,38 @@ def _quotient(builder: Any, dtype: str, a: Value, b: Value) -> Value:
     """
     signed = is_signed(dtype)
     if a.type.element.width > 32:
-        return (builder.sdiv if signed else builder.udiv)(a, b)
+        return _long_quotient(builder, signed, a, b)
     wide = ir.VectorType(ir.DoubleType(), a.type.count)
     over, under = ((builder.sitofp if signed else builder.uitofp)(v, wide) for v in (a, b))
     to_integer = builder.fptosi if signed else builder.fptoui
     return to_integer(builder.fdiv(over, under), a.type)
+
+
+def _long_quotient(builder: Any, signed: bool, a: Value, b: Value) -> Value:
+    """Divide integers of 64 bits: as float64 while all are small, else one by one.
+
+    Below 2**51 adding 1.5 * 2**52 to the bits, or to the number, converts exactly.
+    """
+    wide = ir.VectorType(F64, a.type.count)
+    magic = ir.Constant(wide, [ir.Constant(F64, 1.5 * 2.0**52)] * a.type.count)
+    offset = builder.bitcast(magic, a.type)
+
+    def common() -> Value:
+        over, under = (
+            builder.fsub(builder.bitcast(builder.add(v, offset), wide), magic) for v in (a, b)
+        )
+        quotient = builder.fdiv(over, under)
+        whole = call_intrinsic(builder, f"llvm.trunc.{suffix(wide)}", wide, [quotient])
+        return builder.sub(builder.bitcast(builder.fadd(whole, magic), a.type), offset)
+
+    def rare() -> Value:
+        return (builder.sdiv if signed else builder.udiv)(a, b)
+
+    least = _like(a, "int64", 2**51 if signed else 0)
+    both = builder.or_(builder.add(a, least), builder.add(b, least))
+    spare = builder.lshr(both, _like(a, "int64", 52 if signed else 51))
+    beyond = builder.icmp_unsigned("!=", spare, a.type(None))
+    return _merge(builder, builder.not_(mask_any(builder, beyond)), common, rare)
 
 
 def _div(builder: Any, dtype: str, a: Value, b: Value) -> Value:
@@ -250,10 +279,46 @@ def _div(builder: Any, dtype: str, a: Value, b: Value) -> Value:
 def _fmod(builder: Any, dtype: str, a: Value, b: Value) -> Value:
     """Return the remainder with the sign of the dividend (C)."""
     if is_float(dtype):
-        return builder.frem(a, b)
+        return _float_remainder(builder, dtype, a, b)
     safe, _, _ = _safe_divisor(builder, dtype, b)
     # By 1 the remainder is 0: what 0 and -1 give as well.
     return builder.sub(a, builder.mul(_quotient(builder, dtype, a, safe), safe))
+
+
+def _float_remainder(builder: Any, dtype: str, a: Value, b: Value) -> Value:
+    """Return C's fmod: exact while quotients are small, else one by one.
+
+    A rounded quotient reaches at most the next integer; the remainder then has the wrong sign. It
+    is exact with a fused multiply-add; without one float32 is computed in float64.
+    """
+    fused, single = host.isa().fma, dtype == "float32"
+    if not fused and not single:
+        return builder.frem(a, b)
+    wide = a.type if fused else ir.VectorType(F64, a.type.count)
+    x, y = (v if fused else builder.fpext(v, wide) for v in (a, b))
+    work = dtype if fused else "float64"
+
+    def unary(name: str, *values: Value) -> Value:
+        return call_intrinsic(builder, f"llvm.{name}.{suffix(wide)}", wide, values)
+
+    quotient = builder.fdiv(x, y)
+    most = _like(x, work, 2.0 ** (22 if single else 51))
+    small = builder.fcmp_ordered("<", unary("fabs", quotient), most)
+    zero = _like(x, work, 0.0)
+
+    def common() -> Value:
+        rest = emit_fma(builder, builder.fneg(unary("trunc", quotient)), y, x)
+        # A dividend below the divisor is the remainder, also where that is infinite.
+        below = builder.fcmp_ordered("<", unary("fabs", x), unary("fabs", y))
+        rest = builder.select(below, x, rest)
+        signed = builder.fmul(rest, unary("copysign", _like(x, work, 1.0), x))
+        wrong = builder.fcmp_ordered("<", signed, zero)
+        rest = builder.select(wrong, builder.fadd(rest, unary("copysign", y, x)), rest)
+        rest = unary("copysign", rest, x)
+        return rest if fused else builder.fptrunc(rest, a.type)
+
+    beyond = mask_any(builder, builder.not_(small))
+    return _merge(builder, builder.not_(beyond), common, lambda: builder.frem(a, b))
 
 
 def _mod(builder: Any, dtype: str, a: Value, b: Value) -> Value:
@@ -313,6 +378,8 @@ def _pow(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         (0.5, lambda: _root(builder, dtype, a)),
         (-0.5, lambda: _recip(builder, dtype, _root(builder, dtype, a))),
         (-1.0, lambda: _recip(builder, dtype, a)),
+        (4.0, lambda: _square(builder, _square(builder, a))),
+        (-2.0, lambda: _square(builder, _recip(builder, dtype, a))),
     ]
 
     def power(k: int) -> Value:
@@ -323,6 +390,10 @@ def _pow(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         return _merge(builder, builder.not_(mask_any(builder, other)), common, lambda: power(k + 1))
 
     return power(0)
+
+
+def _square(builder: Any, a: Value) -> Value:
+    return builder.fmul(a, a)
 
 
 def _root(builder: Any, dtype: str, a: Value) -> Value:

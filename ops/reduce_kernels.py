@@ -330,23 +330,27 @@ def extreme_along(*, dtype: str, lanes: int, largest: bool, last: bool) -> Funct
         size = arg(args, 2)
         for unit in range(begin, end):
             x = arg(args, 0) + unit * size * item
-            best, place = bcast(x), splat(0)
-            i = 0
-            while i + lanes <= size:
-                value = load(x + i * item)
-                better = wins(value, best)
-                best = select(better, value, best)
-                place = choose(better, splat(i) + steps(), place)
-                i += lanes
-            top, found = get(best, 0), place_of(place, 0)
-            for lane in range(1, lanes):
-                value, at = get(best, lane), place_of(place, lane)
-                ahead, behind = wins1(splat1(value), splat1(top)), wins1(splat1(top), splat1(value))
-                later = at > found if last else at < found
-                # Both win over each other, or neither: they are equal.
-                equal = any1(ahead) == any1(behind)
-                if (later and equal) or (any1(ahead) and not equal):
-                    top, found = value, at
+            top, found, i = one_of(load1(x)), 0, 0
+            if size >= lanes:
+                best, place = bcast(x), splat(0)
+                while i + lanes <= size:
+                    value = load(x + i * item)
+                    better = wins(value, best)
+                    best = select(better, value, best)
+                    place = choose(better, splat(i) + steps(), place)
+                    i += lanes
+                top, found = get(best, 0), place_of(place, 0)
+                for lane in range(1, lanes):
+                    value, at = get(best, lane), place_of(place, lane)
+                    ahead, behind = (
+                        wins1(splat1(value), splat1(top)),
+                        wins1(splat1(top), splat1(value)),
+                    )
+                    later = at > found if last else at < found
+                    # Both win over each other, or neither: they are equal.
+                    equal = any1(ahead) == any1(behind)
+                    if (later and equal) or (any1(ahead) and not equal):
+                        top, found = value, at
             while i < size:
                 value1 = load1(x + i * item)
                 if any1(wins1(value1, splat1(top))):

@@ -20,7 +20,6 @@ from subgraph.engine import host
 from subgraph.engine.irtools import (
     F64,
     I32,
-    I64,
     call_intrinsic,
     define,
     emit_fma,
@@ -31,6 +30,7 @@ from subgraph.engine.irtools import (
 from subgraph.errors import ConfigError
 
 from .vmath_angles import acos, asin, atan, sincos
+from .vmath_power import power_single
 
 
 class _Format:
@@ -543,29 +543,4 @@ def emit_power(builder: Any, x: Any, y: Any) -> Any:
     """Emit ``x ** y`` of float32 or float64 vectors, as `power` says, and return the LLVM value."""
     if x.type.element == F64:
         return call_intrinsic(builder, f"llvm.pow.{suffix(x.type)}", x.type, [x, y])
-    return _power_single(Expr(builder, x), Expr(builder, y)).value
-
-
-def _power_single(x: Expr, y: Expr) -> Expr:
-    builder, ty = x.builder, x.value.type
-    wide, longs = (ir.VectorType(t, ty.count) for t in (F64, I64))
-    base, exponent = (Expr(builder, builder.fpext(e.value, wide)) for e in (x, y))
-    size = _exp(exponent * _log(base.abs()))
-    whole = exponent.libm("trunc")
-    is_whole = whole.compare("==", exponent)
-    # Beyond 2**53 every number is even; clamped, the conversion is defined.
-    small = whole.at_least(-(2.0**53)).at_most(2.0**53)
-    number = builder.fptosi(Expr(builder, small.value).where(is_whole, 0.0).value, longs)
-    odd = builder.icmp_signed("!=", builder.and_(number, base.integer(1)), base.integer(0))
-    signed = builder.icmp_signed("<", base.bits(), base.integer(0))
-    result = (-size).where(builder.and_(odd, signed), size)
-    finite_negative = builder.and_(base.compare("<", 0.0), base.compare("!=", -math.inf))
-    broken = builder.and_(
-        finite_negative,
-        builder.and_(builder.not_(is_whole), exponent.abs().compare("<", math.inf)),
-    )
-    result = result.const(math.nan).where(broken, result)
-    one = builder.or_(exponent.compare("==", 0.0), base.compare("==", 1.0))
-    ones = builder.and_(base.abs().compare("==", 1.0), exponent.abs().compare("==", math.inf))
-    result = result.const(1.0).where(builder.or_(one, ones), result)
-    return x.like(builder.fptrunc(result.value, ty))
+    return power_single(Expr(builder, x), Expr(builder, y)).value

@@ -1,0 +1,96 @@
+"""Division, remainders, powers and Mish on the CPU device: against Python's and NumPy's numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+
+Array = np.ndarray[Any, Any]
+_ODD = [
+    *(0, -0.0, 1, -1, 2, 3, -3, 0.5, math.inf, -math.inf, math.nan, 1e30, -1e30, 1e-40, 1e-45),
+    *(5.5, 2**22, 2**28, 2**29, 7e8, 16777215),
+]
+
+
+def _run(op: Any, *arrays: Array, **attributes: Any) -> Array:
+    inputs = [sg.input(f"x{k}", a.shape, str(a.dtype)) for k, a in enumerate(arrays)]
+    graph = sg.Graph(inputs=inputs, outputs=[op(*inputs, **attributes)])
+    found: Array = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": 1})(list(arrays))[0]
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+@pytest.mark.parametrize("most", [10, 2**50, 2**51, 2**52, 2**62])
+def test_division_of_64_bits(dtype: str, most: int) -> None:
+    """As float64 while all numbers of a vector are small, exactly beyond."""
+    rng, signed = np.random.default_rng(most), dtype == "int64"
+    a = rng.integers(-most if signed else 0, most, 203).astype(dtype)
+    b = rng.integers(-most if signed else 0, most, 203).astype(dtype)
+    b[100:] = rng.integers(1, 50, 103)
+    a[50:52], b[50:54] = a[50:52] % 5, [0, 1, most - 1, 3]
+    a[60:62] = [most - 1, np.iinfo(dtype).max]
+    a[62:64], b[62:64] = (-(2**51) if signed else 2**51), [1, 7]
+    if signed:
+        a[64], b[64:66] = -(2**63), -1
+    pairs = [(int(p), int(q)) for p, q in zip(a, b, strict=True)]
+    towards_zero = [
+        0 if not q else abs(p) // abs(q) * (1 if (p < 0) == (q < 0) else -1) for p, q in pairs
+    ]
+    wrapped = np.array([n % 2**64 for n in towards_zero], np.uint64).astype(dtype)
+    np.testing.assert_array_equal(_run(ops.Div, a, b), wrapped)
+    whole = np.flatnonzero(b)
+    rests = np.array([p % q for p, q in pairs if q], dtype)
+    np.testing.assert_array_equal(_run(ops.Mod, a, b)[whole], rests)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_remainders_of_floats(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    with np.errstate(all="ignore"):
+        odd = np.meshgrid(np.array(_ODD, dtype), np.array(_ODD, dtype))
+        wide = rng.normal(size=5000) * 10 ** rng.uniform(-3, 8, 5000)
+        tenths = rng.integers(1, 500, 5000) * 0.1
+        cases = [(odd[0].ravel(), odd[1].ravel()), (wide, rng.normal(size=5000))]
+        cases += [(tenths, np.full(5000, 0.1)), (rng.integers(-99, 99, 5000), np.full(5000, 7))]
+        for x, y in cases:
+            a, b = x.astype(dtype), y.astype(dtype)
+            got, want = _run(ops.Mod, a, b, fmod=1), np.fmod(a, b)
+            np.testing.assert_array_equal(got, want)
+            real = ~np.isnan(want)
+            np.testing.assert_array_equal(np.signbit(got[real]), np.signbit(want[real]))
+
+
+@pytest.mark.parametrize("exponent", [4.0, -2.0])
+def test_powers_by_products(exponent: float) -> None:
+    with np.errstate(all="ignore"):
+        x = np.array([*_ODD, *np.linspace(-9, 9, 1001)], np.float32)
+        want = np.power(x.astype(np.float64), exponent).astype(np.float32)
+    got = _run(ops.Pow, x, np.full(x.shape, exponent, np.float32))
+    np.testing.assert_allclose(got, want, rtol=3e-7, atol=2e-45)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_mish(dtype: str) -> None:
+    x = np.array([*np.linspace(-30, 60, 3001), *_ODD, -100], dtype)
+    with np.errstate(all="ignore"):
+        wide = x.astype(np.longdouble)
+        n = np.exp(np.minimum(wide, 99)) * (np.exp(np.minimum(wide, 99)) + 2)
+        want = wide * (n / (n + 2))
+    np.testing.assert_allclose(_run(ops.Mish, x), want.astype(dtype), rtol=1e-6, atol=1e-43)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 33])
+def test_places_of_extremes_along_short_axes(size: int) -> None:
+    x = np.random.default_rng(size).integers(0, 5, (40, size)).astype(np.float32)
+    x[np.random.default_rng(1).random(x.shape) < 0.1] = np.nan
+    for op, expected in ((ops.ArgMax, np.argmax), (ops.ArgMin, np.argmin)):
+        np.testing.assert_array_equal(_run(op, x, axis=1, keepdims=0), expected(x, 1))
+        last = size - 1 - expected(x[:, ::-1], 1)
+        got = _run(op, x, axis=1, keepdims=0, select_last_index=1)
+        np.testing.assert_array_equal(got, last)
