@@ -34,6 +34,7 @@ from .tile_planning import (
     tiles,
     weight_tiles,
 )
+from .whole_products_cpu import WHOLE, emit_whole_product
 
 _BATCH_LEVELS = 3
 _SHALLOW = 8  # steps of a product that is bound by what it writes
@@ -85,17 +86,37 @@ def matrix(operand: Operand, vector: str = "row") -> Matrix:
     return Matrix(operand, shape[:-2], shape[-2], shape[-1], shape[-1], 1)
 
 
-@lowering("MatMul", dtypes=FLOATS)
+@lowering("MatMul", dtypes=(*FLOATS, *WHOLE))
 def matmul(node: Node, low: Lowering) -> None:
     """Lower MatMul."""
+    if low.given(0).dtype in WHOLE:
+        emit_whole_product(low, low.given(0), low.given(1), low.output())
+        return
     product = Product(matrix(low.given(0)), matrix(low.given(1), "column"), low.output(), _NOTHING)
     emit_product(low, product)
 
 
-@lowering("Gemm", dtypes=FLOATS)
+@lowering("Gemm", dtypes=(*FLOATS, *WHOLE))
 def gemm(node: Node, low: Lowering) -> None:
     """Lower Gemm."""
+    if low.given(0).dtype in WHOLE:
+        _whole_gemm(node, low)
+        return
     emit_product(low, _gemm_product(node, low, _NOTHING))
+
+
+def _whole_gemm(node: Node, low: Lowering) -> None:
+    """Lower Gemm of integers as they lie; alpha and beta are 1."""
+    attributes = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
+    if any(node.attrs.get(name, value) != value for name, value in attributes.items()):
+        raise Unsupported("a Gemm of integers that is scaled or transposed")
+    added, y = low.optional(2), low.output()
+    product = y if added is None else temporary(low, y.dtype, y.shape)
+    emit_whole_product(low, low.given(0), low.given(1), product)
+    if added is not None:
+        e = Expression()
+        total = e("add", e.input(y.dtype), e.input(y.dtype))
+        emit_expression(low, e, [source(product), source(added)], [(total, y)])
 
 
 @lowering("FusedMatMul", domain="subgraph.cpu", dtypes=FLOATS)

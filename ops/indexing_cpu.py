@@ -102,7 +102,7 @@ def _reduction(node: Node, dtype: str) -> tuple[str, str]:
     reduction = text(node.attrs.get("reduction", "none"))
     if reduction == "none":
         return reduction, ""
-    if dtype not in ("float32", "float64", *INTEGERS):
+    if dtype not in (*FLOATS, *INTEGERS):
         raise Unsupported(f"{node.op_type} with reduction {reduction} of {dtype}")
     return reduction, dtype
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld, memcpy, st
+from subgraph.engine.simd import ld, load_as, memcpy, st, store_as, vec
 
 from .movement_kernels import WORDS, arg
 
@@ -54,6 +54,24 @@ def _combiner(reduction: str) -> Function:
         return old if old < new or old != old else new
 
     return {"add": add, "mul": multiply, "max": largest, "min": smallest}.get(reduction, put)
+
+
+def _access(dtype: str) -> tuple[Function, Function]:
+    """Return what loads and stores an element; halves are float32 in between."""
+    if dtype not in ("float16", "bfloat16"):
+        return ld(dtype), st(dtype)
+    load_one, store_one = load_as(dtype, "float32", 1), store_as("float32", dtype, 1)
+    get, splat = vec("float32", 1).get, vec("float32", 1).splat
+
+    @register_jitable
+    def load(address: int) -> Any:
+        return get(load_one(address), 0)
+
+    @register_jitable
+    def store(address: int, value: Any) -> None:
+        store_one(address, splat(value))
+
+    return load, store
 
 
 def gather(*, item: int, index: str) -> Function:
@@ -107,10 +125,10 @@ def elements(*, dtype: str, index: str, scatter: bool, reduction: str) -> Functi
 
     Units: rows of the indices; one alone when elements are scattered.
     """
-    load, store = ld(dtype), st(dtype)
+    load, store = _access(dtype)
     load_index, index_bytes = _index(index)
     combine = _combiner(reduction)
-    item = {"8": 1, "16": 2, "32": 4, "64": 8}[dtype.lstrip("uintfloa")]
+    item = {"8": 1, "16": 2, "32": 4, "64": 8}[dtype.lstrip("buintfloa")]
 
     @register_jitable
     def one_row(args: int, row: int) -> None:
@@ -163,10 +181,10 @@ def nd(*, dtype: str, scatter: bool, reduction: str) -> Function:
 
     Units: tuples; one alone when slices are scattered.
     """
-    load, store = ld(dtype), st(dtype)
+    load, store = _access(dtype)
     load_index, _ = _index("int64")
     combine = _combiner(reduction)
-    item = {"8": 1, "16": 2, "32": 4, "64": 8}[dtype.lstrip("uintfloa")]
+    item = {"8": 1, "16": 2, "32": 4, "64": 8}[dtype.lstrip("buintfloa")]
     computes = reduction not in ("", "none")
 
     @register_jitable

@@ -30,6 +30,7 @@ from . import integer_cpu
 from .conv_geometry import Geometry, conv_geometry
 from .qlinear_packing import BLOCK, LINE, Tile, column_vector, guards, integer_tile, packed
 from .tile_planning import Array, grain, round_up
+from .whole_products_cpu import emit_byte_product
 
 _BYTES = ("uint8", "int8")
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
@@ -510,9 +511,12 @@ def fused_matmul(node: Node, low: Lowering) -> None:
 def matmul_integer(node: Node, low: Lowering) -> None:
     """Lower MatMulInteger; the zero point of A may be computed at run time, as quantisers do."""
     a, b, y = low.given(0), low.given(1), low.output()
-    if a.dtype not in _BYTES or b.dtype not in _BYTES or not b.constant:
-        raise Unsupported("an integer product whose right side is not a matrix of weights")
+    if a.dtype not in _BYTES or b.dtype not in _BYTES:
+        raise Unsupported(f"an integer product of {a.dtype} and {b.dtype}")
     zeros = low.optional(2), low.optional(3)
+    if not b.constant:
+        emit_byte_product(low, a, b, zeros, y)
+        return
     if zeros[0] is not None and zeros[0].size != 1:
         raise Unsupported("an integer product with zero points for each row")
     if zeros[1] is not None and not (zeros[1].constant and zeros[1].size in (1, b.shape[-1])):
