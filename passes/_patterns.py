@@ -8,16 +8,19 @@ operators of the standard, become plain nodes, so that elementwise chains take t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
-from subgraph.errors import PartitionError
+from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph import Graph, Node, Value
+from subgraph.known_values import LIMIT
 from subgraph.parameters import Parameter
 from subgraph.property import SubgraphProperty
+from subgraph.reference import evaluate
 from subgraph.selector import Reject, SubgraphSelector
 from subgraph.types import Shape, TensorType
 
@@ -101,6 +104,24 @@ class Context:
         self.reads.append(value.parameter)
         return value.parameter.array
 
+    def numbers(self, value: Value | None) -> Array | None:
+        """Return a parameter's content, or few whole numbers that follow from parameters.
+
+        TorchScript's exporter computes the pads of an image in seven nodes.
+        """
+        if value is None or value.parameter is not None:
+            return self.array(value)
+        node = value.producer
+        if node is None or value not in self._weights or not _few_numbers(value):
+            return None
+        given = [self.numbers(v) for v in node.inputs]
+        if node.domain or any(g is None for g, v in zip(given, node.inputs, strict=True) if v):
+            return None
+        try:
+            return np.asarray(evaluate(node, given)[node.outputs.index(value)])
+        except SubgraphError:
+            return None
+
     def scalar(self, value: Value | None) -> float | None:
         """Return the number that a parameter of one element holds."""
         if value is None or value.parameter is None:
@@ -128,6 +149,13 @@ class Context:
                 if value in self.outputs or any(user not in inside for user in value.uses):
                     return False
         return not any(v.uses or v in self.outputs for v in nodes[-1].outputs[1:])
+
+
+def _few_numbers(value: Value) -> bool:
+    type_ = value.type
+    if not isinstance(type_, TensorType) or type_.dtype not in ("int64", "int32"):
+        return False
+    return math.prod(d if isinstance(d, int) else LIMIT + 1 for d in type_.shape or ()) <= LIMIT
 
 
 def weight_values(graph: Graph) -> set[Value]:

@@ -58,7 +58,7 @@ def _spatial_pads(context: Context, node: Node) -> list[int] | None:
         pads = node.attrs.get("pads", node.attrs.get("paddings"))
         number: float | None = float(node.attrs.get("value", 0.0))
     else:
-        array = context.array(inputs[1])
+        array = context.numbers(inputs[1])
         pads = None if array is None else array.tolist()
         number = 0.0 if inputs[2] is None else context.scalar(inputs[2])
     shape = shape_of(inputs[0])
@@ -66,7 +66,7 @@ def _spatial_pads(context: Context, node: Node) -> list[int] | None:
         return None
     rank, axes = len(shape), list(range(len(shape)))
     if inputs[3] is not None:
-        array = context.array(inputs[3])
+        array = context.numbers(inputs[3])
         if array is None:
             return None
         axes = [axis % rank for axis in array.tolist()]

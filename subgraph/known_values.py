@@ -231,20 +231,27 @@ def _concat(
 def _slice(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
-    data = inputs[0]
-    if data is None or data.ndim != 1:
+    data, rest = inputs[0], inputs[1:]
+    if data is None or any(
+        known is None and v for known, v in zip(rest, node.inputs[1:], strict=True)
+    ):
         return None
     if "starts" in node.attrs:
-        starts, ends, step = node.attrs["starts"], node.attrs["ends"], 1
+        given: list[Any] = [node.attrs.get(name) for name in ("starts", "ends", "axes")]
     else:
-        if inputs[1] is None or inputs[2] is None:
-            return None
-        starts, ends, step = inputs[1].ravel(), inputs[2].ravel(), 1
-        if len(inputs) > 4:
-            if inputs[4] is None:
-                return None
-            step = int(inputs[4].ravel()[0])
-    return data[list(slice_range(len(data), starts[0], ends[0], step))]
+        given = [None if known is None else known.ravel() for known in rest]
+    starts, ends, axes, steps = [*given, None, None][:4]
+    for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        axis = k if axes is None else int(axes[k])
+        step = 1 if steps is None else int(steps[k])
+        data = np.take(data, list(slice_range(data.shape[axis], start, end, step)), axis)
+    return data
+
+
+def _transpose(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    return None if inputs[0] is None else inputs[0].transpose(node.attrs.get("perm"))
 
 
 def slice_size(size: int, start: int, end: int, step: int) -> int:
@@ -438,6 +445,7 @@ _RULES: dict[str, Rule] = {
     "Concat": _concat,
     "Slice": _slice,
     "Reshape": _reshape,
+    "Transpose": _transpose,
     "Where": _where,
     "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,

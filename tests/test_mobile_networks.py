@@ -120,6 +120,41 @@ def test_pads_of_some_axes_and_of_several_convolutions() -> None:
     compare(graph, values(1, 3, 9, 7))
 
 
+def scripted(torch_pads: list[int]) -> tuple[sg.Graph, sg.Value]:
+    """Pads as TorchScript's exporter writes them: filled up, turned over pair by pair."""
+    x, given = sg.input("x", ("N", 3, 9, 7), "float32"), numbers("pads", *torch_pads)
+    zeros = ops.ConstantOfShape(numbers("missing", 4), value=np.zeros(1, np.int64))
+    pairs = ops.Reshape(ops.Concat(given, zeros, axis=0), numbers("pairs", -1, 2))
+    turned = ops.Slice(
+        pairs, numbers("s", -1), numbers("e", -(2**63) + 1), numbers("a", 0), numbers("d", -1)
+    )
+    flat = ops.Reshape(ops.Transpose(turned, perm=[1, 0]), numbers("flat", -1))
+    wide = ops.Pad(x, ops.Cast(flat, to=7), sg.parameter("value", np.float32(0)))
+    y = ops.Conv(wide, weight("w", 20, 3, 3, 3), strides=[2, 2])
+    return sg.Graph([x], [ops.Relu(y)]), wide
+
+
+@pytest.mark.parametrize("pads", [[0, 1, 2, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
+def test_pads_that_are_computed_from_constants(pads: list[int]) -> None:
+    graph, wide = scripted(pads)
+    assert operators(graph) == ["FusedConv"]
+    compare(graph, values(2, 3, 9, 7))
+    typed = passes.apply_pass(graph, "InferTypes")
+    found = next(value for value in typed.values() if value.name == wide.name)
+    sizes = 9 + pads[2] + pads[3], 7 + pads[0] + pads[1]
+    assert found.type == TensorType("float32", ["N", 3, *sizes])
+
+
+def test_computed_pads_that_change() -> None:
+    graph, _ = scripted([0, 1, 2, 0])
+    model, x = sg.compile_model(graph, "CPU"), values(2, 3, 9, 7)
+    before = model([x])[0]
+    model.parameters["pads"].assign(np.array([2, 1, 2, 2]))
+    got, want = model([x])[0], sg.compile_model(graph, "REFERENCE")([x])[0]
+    assert got.shape == want.shape != before.shape
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * float(np.abs(want).max()))
+
+
 def test_a_pad_that_is_needed_elsewhere_stays() -> None:
     x = sg.input("x", ("N", 3, 9, 7), "float32")
     wide = ops.Pad(x, numbers("pads", 1, 2), None, numbers("axes", -1))
