@@ -83,7 +83,7 @@ def _flag(value: Any, node: Node, what: str) -> bool:
 def _stacked(parts: Sequence[Any] | Array, body: Graph, position: int, axis: int = 0) -> Array:
     """Stack what the rounds gave along a new axis; of no rounds, an empty array of the type."""
     if isinstance(parts, np.ndarray):
-        return np.ascontiguousarray(np.moveaxis(parts, 0, axis))
+        return np.ascontiguousarray(np.moveaxis(parts, 0, axis) if axis else parts)
     if parts:
         return np.stack(parts, axis)
     type_ = body.outputs[position].type
@@ -169,6 +169,12 @@ class _Loop:
         return held
 
 
+def _rows(array: Array, axis: int, back: int) -> Array:
+    """Return an array's items along an axis as rows, the last one first if ``back``."""
+    rows = np.moveaxis(array, axis, 0) if axis else array
+    return rows[::-1] if back else rows
+
+
 class _Scan:
     """Scan since opset 9."""
 
@@ -197,7 +203,7 @@ class _Scan:
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         states = list(inputs[: self._states])
         scanned = [
-            np.moveaxis(array, axis, 0)[:: -1 if back else 1]
+            _rows(array, axis, back)
             for array, axis, back in zip(
                 inputs[self._states : self._given], self._in_axes, self._in_back, strict=True
             )
