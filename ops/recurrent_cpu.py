@@ -106,7 +106,7 @@ def read_cells(node: Node, low: Lowering) -> Cells:
     constants = [w, r, low.optional(3), low.optional(7)]
     if any(operand is not None and not operand.constant for operand in constants):
         raise Unsupported(f"{node.op_type} with computed weights")
-    sizes = (int(steps), int(batch), x.shape[2], hidden, directions)
+    sizes = (steps, batch, x.shape[2], hidden, directions)
     if 0 in sizes:
         raise Unsupported(f"{node.op_type} without elements")
     return Cells(

@@ -211,6 +211,19 @@ def _broadcast() -> sg.Graph:
     )
 
 
+def _recurrent() -> sg.Graph:
+    """Steps and sequences are free: both directions, and a layer above."""
+    x = sg.input("x", ("steps", "n", 6), "float32")
+    y, *_ = ops.LSTM(
+        *(x, _weight("w", 2, 32, 6), _weight("r", 2, 32, 8), _weight("b", 2, 64)),
+        hidden_size=8,
+        direction="bidirectional",
+    )
+    rows = ops.Reshape(ops.Transpose(y, perm=[0, 2, 1, 3]), np.array([0, 0, 16]))
+    z, last = ops.GRU(rows, _weight("w1", 1, 15, 16), _weight("r1", 1, 15, 5), hidden_size=5)
+    return sg.Graph([x], [z, last])
+
+
 def _ids(rng: np.random.Generator, *shape: int) -> Array:
     return rng.integers(0, 50, shape)
 
@@ -221,6 +234,7 @@ GRAPHS: dict[str, tuple[Callable[[], sg.Graph], Feed]] = {
     "attention": (_attention, lambda rng, i, j: [_ids(rng, 1 + j % 3, i)]),
     "growing": (_growing, lambda rng, i, j: [_values(rng, 1, 2, 1, 8), _values(rng, 1, 2, i, 8)]),
     "convolutions": (_convolutions, lambda rng, i, j: [_values(rng, i, 3, j + 4, 12)]),
+    "recurrent": (_recurrent, lambda rng, i, j: [_values(rng, i, j, 6)]),
     "broadcast": (
         _broadcast,
         lambda rng, i, j: [_values(rng, i, j), _values(rng, j, 5), _values(rng, i, 1)],
