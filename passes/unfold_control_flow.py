@@ -140,12 +140,14 @@ class _Round:
     def _branch(self, node: Node) -> Sequence[Value] | None:
         taken = self._number(node.inputs[0])
         if taken is not None:
-            return self._copied_branch(node, "then_branch" if taken else "else_branch")
+            return self._copied_branch(node, "then_branch" if taken else "else_branch", "")
         if not _is_choice(node):
             return None
         condition = node.inputs[0]
         assert condition is not None, "it is required"
-        then, other = (self._copied_branch(node, f"{key}_branch") for key in ("then", "else"))
+        then, other = (
+            self._copied_branch(node, f"{key}_branch", f".{key}") for key in ("then", "else")
+        )
         chosen = [
             made_for(node, "Where", [self._now(condition), *pair])[0]
             for pair in zip(then, other, strict=True)
@@ -155,13 +157,13 @@ class _Round:
             value.producer.name = f"{node.name}.{k}" if k else node.name
         return chosen
 
-    def _copied_branch(self, node: Node, key: str) -> list[Value]:
+    def _copied_branch(self, node: Node, key: str, mark: str) -> list[Value]:
         outer = iter(node.captures)
         for name, body in node.attrs.items():
             if isinstance(body, Graph):
                 captured = [next(outer) for _ in body.captures]
                 if name == key:
-                    return self._copy(node, body, (), captured, "")
+                    return self._copy(node, body, (), captured, mark)
         raise AssertionError("it is required")
 
     def _loop(self, node: Node, body: Graph) -> Sequence[Value] | None:
@@ -249,9 +251,12 @@ class _Round:
         return True
 
     def _copy(
-        self, node: Node, body: Graph, given: Sequence[Value], captured: Sequence[Value], turn: str
+        self, node: Node, body: Graph, given: Sequence[Value], captured: Sequence[Value], mark: str
     ) -> list[Value]:
-        """Return what stands for the outputs of a body after one turn on these inputs."""
+        """Return what stands for the outputs of a body after one turn on these inputs.
+
+        The mark is for the names of nodes: the turn's, or that of one branch beside another.
+        """
         values = dict(zip(body.inputs, given, strict=True))
         values.update(zip(body.captures, map(self._now, captured), strict=True))
 
@@ -267,11 +272,11 @@ class _Round:
         copies = copy_nodes(body.nodes, values, weight)
         origin = (node.metadata or {}).get("origin", node.name)
         for copy in copies:
-            copy.name = f"{node.name}/{copy.name}{turn}"
+            copy.name = f"{node.name}/{copy.name}{mark}"
             copy.metadata = {**(copy.metadata or {}), "origin": origin}
             for value in copy.outputs:
                 value.name = ""
-                if turn:
+                if node.op_type != "If":
                     value.type = None  # what holds for one turn need not for another
         return [values.get(value) or weight(value) for value in body.outputs]
 

@@ -209,6 +209,15 @@ def test_a_cheap_branch_is_chosen_once_both_are_computed(dims: int) -> None:
     _compare(model, graph, [_random(3, 4, seed=2)])
 
 
+def test_branches_whose_nodes_have_the_same_names() -> None:
+    x = sg.input("x", (3, 4))
+    then = ops.Neg(ops.Mul(sg.capture(x), F4(3), name="both"))
+    graph = sg.Graph([x], [_choice(x, then, ops.Neg(ops.Mul(sg.capture(x), F4(5), name="both")))])
+    model = _run(graph, _random(3, 4))
+    _compare(model, graph, [_random(3, 4) - 9])
+    assert not any(n.op_type == "If" for n in passes.apply_pass(graph, "UnfoldControlFlow").nodes)
+
+
 @pytest.mark.parametrize("why", ["large", "whole numbers by zero", "indices", "shapes", "a scalar"])
 def test_a_branch_that_is_not_computed_for_nothing(why: str) -> None:
     shape = (80, 80) if why == "large" else (4,)
