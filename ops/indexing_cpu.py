@@ -12,6 +12,7 @@ from .copying_cpu import emit_copy
 from .elementwise_cpu import cast_to
 from .elementwise_expressions import FLOATS, INTEGERS, text
 from .movement_cpu import element_bytes, emit_view
+from .reduce_cpu import emit_extreme
 from .strides import contiguous, normal_axis
 
 _TILE_BYTES = 16384
@@ -79,7 +80,11 @@ def gather_elements(node: Node, low: Lowering) -> None:
     """Take single elements along an axis."""
     x, indices, y = low.given(0), low.given(1), low.output()
     _check_indices(low, indices)
-    axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
+    _emit_gather(low, x, indices, y, normal_axis(int(node.attrs.get("axis", 0)), x.rank))
+
+
+def _emit_gather(low: Lowering, x: Operand, indices: Operand, y: Operand, axis: int) -> None:
+    """Emit the step that takes single elements along an axis."""
     dtype = _moved(x)
     if y.size == 0:
         return
@@ -229,9 +234,13 @@ def top_k(node: Node, low: Lowering) -> None:
         return
     k = values.shape[axis]
     inner = math.prod(x.shape[axis + 1 :])
+    largest = bool(node.attrs.get("largest", 1))
+    if k == 1 and (largest or x.dtype in INTEGERS):  # to TopK as to ArgMax, NaN is the largest
+        emit_extreme(low, x, places, x.shape[axis], inner, largest=largest, last=False)
+        _emit_gather(low, x, places, values, axis)
+        return
     scratch = low.scratch(16 * k, per_worker=True)
     words: list[Word] = [x, values, places, x.shape[axis], inner, k, scratch, scratch.nbytes]
-    largest = bool(node.attrs.get("largest", 1))
     if x.itemsize > 4 or x.shape[axis] >= 1 << 32:
         kernel = Kernel("indexing_kernels", "top", dtype=x.dtype, largest=largest)
     else:

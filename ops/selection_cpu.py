@@ -68,7 +68,8 @@ def compress(node: Node, low: Lowering) -> None:
     step = math.prod(dims[place + 1 :]) * item
     words: list[Word] = [x, conditions, y, count, math.prod(dims[:place]), dims[place], step]
     words += [conditions.size, y.shape[place]]
-    low.emit(Kernel("selection_kernels", "compress"), words, 1, bytes=2 * y.nbytes)
+    kernel = Kernel("selection_kernels", "compress", item=min(item, 8))
+    low.emit(kernel, words, 1, bytes=2 * y.nbytes)
 
 
 @lowering("BoundedUnique", domain=DOMAIN, dtypes=(*_ORDERED, *_HALF))
@@ -94,9 +95,9 @@ def unique(node: Node, low: Lowering) -> None:
     if place:
         given, result = temporary(low, x.dtype, shape), temporary(low, x.dtype, shape)
         emit_copy(low, x, given, shape, turned, contiguous(shape), item=x.itemsize)
-    scratch = low.scratch(24 * rows)
+    scratch, table = low.scratch(16 * rows), low.scratch(32 * rows + 512)
     words: list[Word] = [given, result, first, inverse, counts, count]
-    words += [rows, x.size // rows, scratch]
+    words += [rows, x.size // rows, scratch, table]
     dtype = "uint8" if x.dtype == "bool" else x.dtype
     in_order = bool(node.attrs.get("sorted", 1))
     kernel = Kernel("selection_kernels", "unique", dtype=dtype, in_order=in_order)

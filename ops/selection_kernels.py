@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld, memcpy, st, vec
+from subgraph.engine.simd import ld, memcpy, memset, st, vec
 from subgraph.types import numpy_dtype
 
-from .movement_kernels import arg
+from .movement_kernels import WORDS, arg, row_copy
 
 Function = Callable[..., Any]
 
@@ -49,41 +50,55 @@ def non_zero(*, dtype: str, half: bool) -> Function:
     return kernel
 
 
-def compress() -> Function:
-    """Return the kernel of Compress.
+def compress(*, item: int) -> Function:
+    """Return the kernel of Compress; ``item``: bytes of an element, at most 8.
 
     Words: ``0 x, 1 conditions, 2 y, 3 count, 4 sizes outside the axis, 5 size of the axis, 6 bytes
     of a slice, 7 conditions, 8 slices that y has room for``. One unit.
     """
     load, store = ld("uint8"), st("int64")
+    take, put, copy = ld(WORDS[item]), st(WORDS[item]), row_copy(item)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        x, conditions, y = arg(args, 0), arg(args, 1), arg(args, 2)
-        size, step, room = arg(args, 5), arg(args, 6), arg(args, 8)
-        count = 0
-        for i in range(min(size, arg(args, 7))):
-            if load(conditions + i) == 0:
-                continue
-            for outer in range(arg(args, 4)):
-                memcpy(y + (outer * room + count) * step, x + (outer * size + i) * step, step)
-            count += 1
+        conditions, size, step, room = arg(args, 1), arg(args, 5), arg(args, 6), arg(args, 8)
+        sought, count = min(size, arg(args, 7)), 0
+        if arg(args, 4) == 0:
+            for i in range(sought):
+                count += int(load(conditions + i) != 0)
+        for outer in range(arg(args, 4)):
+            x, y = arg(args, 0) + outer * size * step, arg(args, 2) + outer * room * step
+            count = 0
+            if step == item:
+                # What is not wanted is written too, and overwritten: no branch for each element.
+                for i in range(sought):
+                    put(y + count * item, take(x + i * item))
+                    count += int(load(conditions + i) != 0)
+            else:
+                for i in range(sought):
+                    if load(conditions + i) != 0:
+                        copy(y + count * step, x + i * step, step)
+                        count += 1
         store(arg(args, 3), count)
 
     return kernel
 
 
 def unique(*, dtype: str, in_order: bool) -> Function:
-    """Return the kernel of Unique: rows sorted by merging, equal ones counted.
+    """Return the kernel of Unique: rows are found in a table by their hash, then sorted.
+
+    The table grows with the number of distinct rows: few of them stay in the nearest cache.
 
     Args:
         dtype: Dtype of the elements; NaN equals NaN and comes last.
         in_order: Whether the rows are given in order, not in that of their first appearance.
 
     Words: ``0 x, 1 y, 2 first places, 3 inverse, 4 counts, 5 count, 6 rows, 7 elements of a row,
-    8 scratch of 3 int64 a row``. One unit.
+    8 scratch of 2 int64 a row, 9 scratch of 4 a row and 64 more``. One unit.
     """
     load, get, put = ld(dtype), ld("int64"), st("int64")
     item = numpy_dtype(dtype).itemsize
+    load_bits = ld(WORDS[item])
+    turn = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio
 
     @register_jitable
     def before(x: int, a: int, b: int, length: int) -> bool:
@@ -95,6 +110,66 @@ def unique(*, dtype: str, in_order: bool) -> Function:
             if q < p or (p != p and q == q):
                 return False
         return False
+
+    @register_jitable
+    def same(x: int, y: int, length: int) -> bool:
+        """Whether two rows are equal, given by their addresses."""
+        for i in range(0, length * item, item):
+            p, q = load(x + i), load(y + i)
+            if p != q and (p == p or q == q):
+                return False
+        return True
+
+    @register_jitable
+    def place_of(row: int, length: int, bits: int) -> int:
+        """Return where in a table of 2**bits a row is sought; equal rows have one place."""
+        found = np.uint64(0)
+        for i in range(0, length * item, item):
+            value, number = load(row + i), np.uint64(load_bits(row + i))
+            if value == 0:
+                number = np.uint64(0)
+            if value != value:
+                number = np.uint64(1)
+            found = (found ^ number) * np.uint64(turn)
+        return np.int64(found >> np.uint64(64 - bits))
+
+    @register_jitable
+    def refill(y: int, length: int, groups: int, table: int, bits: int) -> None:
+        """Put the groups into an empty table."""
+        memset(table, np.int8(-1), 8 << bits)
+        for k in range(groups):
+            at = place_of(y + k * length * item, length, bits)
+            while get(table + 8 * at) >= 0:
+                at = (at + 1) & ((1 << bits) - 1)
+            put(table + 8 * at, k)
+
+    @register_jitable
+    def group(args: int) -> int:
+        """Number the rows' groups as they appear; return how many there are."""
+        x, y, first, inverse = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
+        counts, rows, length, table = arg(args, 4), arg(args, 6), arg(args, 7), arg(args, 9)
+        step, groups, bits = length * item, 0, 6
+        refill(y, length, 0, table, bits)
+        for i in range(rows):
+            row = x + i * step
+            at = place_of(row, length, bits)
+            number = get(table + 8 * at)
+            while number >= 0 and not same(row, y + number * step, length):
+                at = (at + 1) & ((1 << bits) - 1)
+                number = get(table + 8 * at)
+            if number < 0:
+                number = groups
+                groups += 1
+                put(table + 8 * at, number)
+                put(first + 8 * number, i)
+                put(counts + 8 * number, 0)
+                memcpy(y + number * step, row, step)
+                if 2 * groups > 1 << bits:
+                    bits += 1
+                    refill(y, length, groups, table, bits)
+            put(inverse + 8 * i, number)
+            put(counts + 8 * number, get(counts + 8 * number) + 1)
+        return groups
 
     @register_jitable
     def merge(x: int, length: int, source: int, target: int, low: int, mid: int, high: int) -> None:
@@ -111,55 +186,37 @@ def unique(*, dtype: str, in_order: bool) -> Function:
                 j += 1
 
     @register_jitable
-    def group(x: int, length: int, rows: int, order: int, inverse: int) -> int:
-        """Number the groups of equal rows in their order; return how many there are."""
-        groups = 0
-        for k in range(rows):
-            place = get(order + 8 * k)
-            if k > 0 and before(x, get(order + 8 * (k - 1)), place, length):
-                groups += 1
-            put(inverse + 8 * place, groups)
-        return groups + (1 if rows > 0 else 0)
-
-    @register_jitable
-    def renumber(rows: int, groups: int, table: int, inverse: int) -> None:
-        """Number the groups in the order of their first rows."""
+    def sort(args: int, groups: int) -> None:
+        """Renumber the groups in the order of their rows."""
+        x, y, first, inverse = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
+        counts, rows, length, order = arg(args, 4), arg(args, 6), arg(args, 7), arg(args, 8)
+        spare, step = order + 8 * rows, length * item
         for k in range(groups):
-            put(table + 8 * k, -1)
-        following = 0
-        for i in range(rows):
-            old = get(inverse + 8 * i)
-            if get(table + 8 * old) < 0:
-                put(table + 8 * old, following)
-                following += 1
-            put(inverse + 8 * i, get(table + 8 * old))
-
-    def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        x, y, first = arg(args, 0), arg(args, 1), arg(args, 2)
-        inverse, counts, rows, length = arg(args, 3), arg(args, 4), arg(args, 6), arg(args, 7)
-        order = arg(args, 8)
-        spare = order + 8 * rows
-        for i in range(rows):
-            put(order + 8 * i, i)
+            put(order + 8 * k, k)
         width = 1
-        while width < rows:
-            for low in range(0, rows, 2 * width):
-                middle, high = min(low + width, rows), min(low + 2 * width, rows)
-                merge(x, length, order, spare, low, middle, high)
+        while width < groups:
+            for low in range(0, groups, 2 * width):
+                middle, high = min(low + width, groups), min(low + 2 * width, groups)
+                merge(y, length, order, spare, low, middle, high)
             order, spare = spare, order
             width *= 2
-        groups = group(x, length, rows, order, inverse)
-        if not in_order:
-            renumber(rows, groups, spare, inverse)
         for k in range(groups):
+            put(spare + 8 * k, get(first + 8 * get(order + 8 * k)))
+        for k in range(groups):
+            put(first + 8 * k, get(spare + 8 * k))
+            memcpy(y + k * step, x + get(spare + 8 * k) * step, step)
+        for k in range(groups):
+            put(spare + 8 * get(order + 8 * k), k)
             put(counts + 8 * k, 0)
-        step = length * item
         for i in range(rows):
-            number = get(inverse + 8 * i)
-            if get(counts + 8 * number) == 0:
-                put(first + 8 * number, i)
-                memcpy(y + number * step, x + i * step, step)
+            number = get(spare + 8 * get(inverse + 8 * i))
+            put(inverse + 8 * i, number)
             put(counts + 8 * number, get(counts + 8 * number) + 1)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        groups = group(args)
+        if in_order:
+            sort(args, groups)
         put(arg(args, 5), groups)
 
     return kernel

@@ -117,7 +117,7 @@ def test_unique(device: str, axis: int | None, in_order: int, dtype: str) -> Non
 
 def test_unique_of_many_and_of_nothing(device: str) -> None:
     x = np.random.default_rng(4).standard_normal(3001).astype(np.float32)
-    x[::7] = np.nan
+    x[::7], x[1::7], x[2::7] = np.nan, 0.0, -0.0
     for given in (x, x[:0], x[:1]):
         value = _input("x", given)
         y, inverse = _run(
@@ -125,6 +125,23 @@ def test_unique_of_many_and_of_nothing(device: str) -> None:
         )
         np.testing.assert_array_equal(y, np.unique(given))
         np.testing.assert_array_equal(y[inverse], given)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8"])
+@pytest.mark.parametrize("largest", [0, 1])
+def test_the_first_of_top_k(device: str, dtype: str, largest: int) -> None:
+    """Of equal ones the first; NaN is larger than all."""
+    x = np.random.default_rng(5).integers(0, 4, (5, 6, 7)).astype(dtype)
+    if dtype.startswith("float"):
+        x[1:3, 2:4, ::2] = np.nan
+    value = _input("x", x)
+    for axis in range(3):
+        outputs = ops.TopK(value, np.array([1]), axis=axis, largest=largest)
+        values, places = _run(device, sg.Graph([value], outputs), x)
+        keys = np.where(np.isnan(x), 9.0, x.astype(np.float64)) * (-1 if largest else 1)
+        expected = np.argmin(keys, axis=axis, keepdims=True)
+        np.testing.assert_array_equal(places, expected)
+        np.testing.assert_array_equal(values, np.take_along_axis(x, expected, axis))
 
 
 @pytest.mark.parametrize("seed", range(6))
