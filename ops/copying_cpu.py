@@ -127,8 +127,8 @@ def _emit_zip(
     """
     last = len(dims) - 1
     for d in range(last):
-        together = dims[last] in _FEW and (origin[d], goal[d], goal[last]) == (1, dims[last], 1)
-        apart = dims[d] in _FEW and (origin[d], origin[last], goal[last]) == (1, dims[d], 1)
+        together = (origin[d], goal[d], goal[last]) == (1, dims[last], 1) and dims[last] in _FEW
+        apart = (origin[d], origin[last], goal[last]) == (1, dims[d], 1) and dims[d] in _FEW
         few, long = (last, d) if together else (d, last)
         if together or apart:
             break
