@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -231,20 +231,20 @@ def _concat(
 def _slice(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
-    data, rest = inputs[0], inputs[1:]
-    if data is None or any(
-        known is None and v for known, v in zip(rest, node.inputs[1:], strict=True)
-    ):
+    data = inputs[0]
+    given = zip(inputs[1:], node.inputs[1:], strict=True)
+    if data is None or any(known is None and value is not None for known, value in given):
         return None
     if "starts" in node.attrs:
-        given: list[Any] = [node.attrs.get(name) for name in ("starts", "ends", "axes")]
+        told: list[Any] = [node.attrs.get(name) for name in ("starts", "ends", "axes")]
     else:
-        given = [None if known is None else known.ravel() for known in rest]
-    starts, ends, axes, steps = [*given, None, None][:4]
-    for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        told = [None if known is None else known.ravel() for known in inputs[1:]]
+    starts, ends, axes, steps = cast(Sequence[Any], [*told, None, None][:4])
+    for k in range(len(starts)):
         axis = k if axes is None else int(axes[k])
         step = 1 if steps is None else int(steps[k])
-        data = np.take(data, list(slice_range(data.shape[axis], start, end, step)), axis)
+        places = slice_range(data.shape[axis], starts[k], ends[k], step)
+        data = np.take(data, list(places), axis)
     return data
 
 
