@@ -121,7 +121,7 @@ def unique(*, dtype: str, in_order: bool) -> Function:
         return True
 
     @register_jitable
-    def place_of(row: int, length: int, bits: int) -> int:
+    def place_of(row: int, length: int, bits: int) -> Any:
         """Return where in a table of 2**bits a row is sought; equal rows have one place."""
         found = np.uint64(0)
         for i in range(0, length * item, item):
