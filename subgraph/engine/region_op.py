@@ -37,7 +37,7 @@ from subgraph.engine.stored_program import read as read_program
 from subgraph.engine.template import Instance, Template, Templates
 from subgraph.engine.turns import Turns, wired
 from subgraph.errors import SubgraphError
-from subgraph.executor import Cancel, Executor
+from subgraph.executor import Cancel, Executor, all_parameters
 from subgraph.executor import Plan as Parts
 from subgraph.graph import Graph
 from subgraph.parameters import Parameter, Snapshot, Versions, epoch, pinned, pinned_snapshot
@@ -125,7 +125,7 @@ class CpuSubgraphOp(SubgraphOp):
         self._trial: Trial | None = None
         self._value_inputs: tuple[int, ...] = ()
         self._parts: tuple[Graph, Parts] | None = None
-        self.parameters = _parameters(subgraph)
+        self.parameters = all_parameters(subgraph)
 
     @property
     def fused(self) -> Graph:
@@ -356,8 +356,6 @@ class CpuSubgraphOp(SubgraphOp):
     def key(self, inputs: Sequence[Any]) -> _Key:
         """Return what tells plans apart: shapes, and the content of what shapes depend on."""
         key: list[Any] = [item.shape for item in inputs]
-        if not self._value_inputs:
-            return tuple(key)
         for position in self._value_inputs:
             item = inputs[position]
             if isinstance(item, np.ndarray):
@@ -371,12 +369,6 @@ def _sized(type_: TensorType, first: int, others: int) -> TensorType:
     sizes = (first, *[others] * len(type_.shape))
     pairs = zip(type_.shape, sizes, strict=False)
     return TensorType(type_.dtype, [dim if isinstance(dim, int) else size for dim, size in pairs])
-
-
-def _parameters(graph: Graph) -> tuple[Parameter, ...]:
-    from subgraph.executor import all_parameters
-
-    return all_parameters(graph)
 
 
 def without_weights(graph: Graph) -> tuple[Graph, Guards]:
