@@ -249,6 +249,16 @@ def _recurrent() -> Graph:
     return Graph([x], [forward, both, gates])
 
 
+def _loops() -> Graph:
+    """Return turns whose number is an input: those that cannot be unfolded."""
+    turns, x = sg.input("turns", (), "int64"), sg.input("x", (1, 32))
+    number, going = sg.input("number", (), "int64"), sg.input("going", (), "bool")
+    state = sg.input("state", (1, 32))
+    stepped = ops.Add(ops.Tanh(state), ops.Cast(number, to="float32"))
+    body = Graph([number, going, state], [ops.Identity(going), stepped, ops.Relu(state)])
+    return Graph([turns, x], list(ops.Loop(ops.Add(turns, 1), None, x, body=body)))
+
+
 def _perceptron() -> Graph:
     w, x = _Weights(), sg.input("x", (1, 16))
     h = ops.Tanh(ops.Gemm(ops.Relu(ops.Gemm(x, w(16, 32), w(32))), w(32, 32), w(32)))
@@ -340,6 +350,7 @@ FAMILIES: dict[str, Callable[[], Graph]] = {
     "transformer decoders": _decoder,
     "embeddings, positions and masks": _indices,
     "recurrent networks": _recurrent,
+    "loops": _loops,
     "small networks": _perceptron,
     "elementwise operators": _elementwise,
     "reductions": _reductions,
