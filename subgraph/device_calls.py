@@ -57,10 +57,11 @@ def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> 
         for n in missing[:8]
     ]
     more = f"\n  and {len(missing) - 8} more" if len(missing) > 8 else ""
+    listed = device if device.startswith("HETERO:") else f"HETERO:{device}"
     raise UnsupportedOpError(
         f"device {device} does not support {len(missing)} of the {len(graph.nodes)} nodes of "
         f"{graph.name!r}:\n" + "\n".join(lines) + f"{more}\n"
-        f"Compile for 'HETERO:{device},REFERENCE' to run these on the reference device"
+        f"Compile for '{listed},REFERENCE' to run these on the reference device"
     )
 
 
