@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine import turns
+
+from .peer_support import check_results, session_of
 
 Array = np.ndarray[Any, Any]
 F4 = np.float32
@@ -38,25 +39,12 @@ def _random(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(F4)
 
 
-def _session(graph: sg.Graph) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    model = sg.to_onnx(graph).SerializeToString()
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
 def _compare(graph: sg.Graph, *rounds: Sequence[Array], **config: Any) -> sg.CompiledModel:
     """Check CPU against ONNX Runtime, on each of these inputs."""
-    session = _session(graph)
-    names = [port.name for port in session.get_inputs()]
+    session = session_of(graph)
     model = sg.compile_model(graph, "CPU", config)
     for inputs in rounds:
-        wanted = session.run(None, dict(zip(names, inputs, strict=True)))
-        found = model(list(inputs))
-        for k, expected in enumerate(wanted):
-            assert found[k].shape == expected.shape
-            assert found[k].dtype == expected.dtype
-            np.testing.assert_allclose(found[k], expected, rtol=1e-5, atol=1e-5)
+        check_results(model, session, inputs, tolerance=1e-5)
     return model
 
 
@@ -156,7 +144,7 @@ def test_shapes_and_weights_that_change_between_runs(runs: list[int | None]) -> 
     model = _compare(graph, *([number, _random(n, 8)] for n in sizes))
     assert len(runs) == len(sizes)
     model.parameters["w"].assign(_random(8, 8, seed=2))
-    session = _session(graph)
+    session = session_of(graph)
     for n in sizes:
         inputs = {"count": number, "x": _random(n, 8, seed=n)}
         np.testing.assert_allclose(model(inputs)[0], session.run(None, inputs)[0], atol=1e-5)
@@ -240,7 +228,7 @@ def test_requests_on_several_threads() -> None:
     weight = sg.parameter("w", _random(8, 8, seed=1))
     y = ops.Loop(count, None, x, body=_loop([state], [ops.Tanh(ops.MatMul(state, weight))]))
     graph = sg.Graph([count, x], [y])
-    model, session = sg.compile_model(graph, "CPU"), _session(graph)
+    model, session = sg.compile_model(graph, "CPU"), session_of(graph)
 
     def work(seed: int) -> None:
         request = model.create_infer_request()

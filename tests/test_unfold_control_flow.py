@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
+
+from .peer_support import check_results, session_of
 
 Array = np.ndarray[Any, Any]
 F4 = np.float32
@@ -26,18 +27,7 @@ def _run(graph: sg.Graph, *inputs: Array) -> sg.CompiledModel:
 
 
 def _compare(model: sg.CompiledModel, graph: sg.Graph, inputs: Sequence[Array]) -> None:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(
-        sg.to_onnx(graph).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    names = [port.name for port in session.get_inputs()]
-    wanted = session.run(None, dict(zip(names, inputs, strict=True)))
-    found = model(list(inputs))
-    for k, expected in enumerate(wanted):
-        assert found[k].shape == expected.shape
-        assert found[k].dtype == expected.dtype
-        np.testing.assert_allclose(found[k], expected, rtol=2e-6, atol=2e-6)
+    check_results(model, session_of(graph), inputs, tolerance=2e-6)
 
 
 def _body(inputs: Sequence[sg.Value], outputs: Sequence[sg.Value], name: str = "body") -> sg.Graph:
