@@ -316,60 +316,40 @@ def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
 def extreme_along(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
     """Return the kernel of ArgMax and ArgMin along contiguous elements; see `extreme`.
 
-    Every lane keeps its best and where it was; among the lanes' bests, equal ones go by position.
+    Every lane keeps its best and where it was; of the lanes that hold the best of all, the first
+    or the last place counts.
 
     Words: ``0 x, 1 y, 2 size of the axis``. Units: sizes outside the axis.
     """
-    v, places, one = vec(dtype, lanes), vec("int32", lanes), vec(dtype, 1)
-    load, select, get, splat1, bcast = v.load, v.select, v.get, one.splat, v.bcast
-    splat, choose, place_of, steps = places.splat, places.select, places.get, places.iota
-    wins, wins1, any1 = _winner(v, largest, last), _winner(one, largest, last), one.any
-    load1, item = one.load, v.itemsize
+    v, places = vec(dtype, lanes), vec("int32", lanes)
+    load, load_m, bcast, select, mask_n = v.load, v.load_m, v.bcast, v.select, v.mask_n
+    splat_best, fold = v.splat, v.hmax if largest else v.hmin
+    splat, choose, steps = places.splat, places.select, places.iota
+    fold_places = places.hmax if last else places.hmin
+    wins, beats = _winner(v, largest, last), _winner(v, largest, last=False)
+    nowhere, item = -1 if last else 2**31 - 1, v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         size = arg(args, 2)
+        whole = size // lanes * lanes
         for unit in range(begin, end):
             x = arg(args, 0) + unit * size * item
-            top, found, i = one_of(load1(x)), 0, 0
-            if size >= lanes:
-                best, place = bcast(x), splat(0)
-                while i + lanes <= size:
-                    value = load(x + i * item)
-                    better = wins(value, best)
-                    best = select(better, value, best)
-                    place = choose(better, splat(i) + steps(), place)
-                    i += lanes
-                top, found = get(best, 0), place_of(place, 0)
-                for lane in range(1, lanes):
-                    value, at = get(best, lane), place_of(place, lane)
-                    ahead, behind = (
-                        wins1(splat1(value), splat1(top)),
-                        wins1(splat1(top), splat1(value)),
-                    )
-                    later = at > found if last else at < found
-                    # Both win over each other, or neither: they are equal.
-                    equal = any1(ahead) == any1(behind)
-                    if (later and equal) or (any1(ahead) and not equal):
-                        top, found = value, at
-            while i < size:
-                value1 = load1(x + i * item)
-                if any1(wins1(value1, splat1(top))):
-                    top, found = one_of(value1), i
-                i += 1
-            st_i64(arg(args, 1) + unit * 8, found)
+            best, place = bcast(x), splat(0)
+            for i in range(0, whole, lanes):
+                value = load(x + i * item)
+                better = wins(value, best)
+                best = select(better, value, best)
+                place = choose(better, splat(i) + steps(), place)
+            if whole < size:
+                inside = mask_n(size - whole)
+                value = load_m(x + whole * item, inside)
+                better = wins(value, best) & inside
+                best = select(better, value, best)
+                place = choose(better, splat(whole) + steps(), place)
+            behind = beats(splat_best(fold(best)), best)
+            st_i64(arg(args, 1) + unit * 8, fold_places(choose(behind, splat(nowhere), place)))
 
-    one_of = _first(one)
     return kernel
-
-
-def _first(one: Any) -> Function:
-    get = one.get
-
-    @register_jitable
-    def first(x: Any) -> Any:
-        return get(x, 0)
-
-    return first
 
 
 def cumulative(*, dtype: str, lanes: int, op: str) -> Function:

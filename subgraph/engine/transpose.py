@@ -84,17 +84,20 @@ def transposer(dtype: str, lanes: int) -> Any:
             stored.align = v.itemsize
 
     def part(builder: Any, args: Sequence[Any]) -> None:
+        # Rows that are not there lie anywhere: to touch memory that is not mapped takes hundreds
+        # of cycles, even where the mask is empty.
         source, step, height, width, target, to = args
         rows: list[Any] = []
-        none = I64(0)
         for i in range(lanes):
-            count = builder.select(builder.icmp_signed(">", height, I64(i)), width, none)
-            at = builder.add(source, builder.mul(step, I64(i)))
+            inside = builder.icmp_signed(">", height, I64(i))
+            count = builder.select(inside, width, I64(0))
+            at = builder.select(inside, builder.add(source, builder.mul(step, I64(i))), source)
             rows.append(v.emit_load(builder, at, first_lanes(builder, count, lanes)))
+        wanted = first_lanes(builder, height, lanes)
         for i, row in enumerate(exchange(builder, rows, v.itemsize)):
-            count = builder.select(builder.icmp_signed(">", width, I64(i)), height, none)
-            at = builder.add(target, builder.mul(to, I64(i)))
-            v.emit_store(builder, at, first_lanes(builder, count, lanes), row)
+            with builder.if_then(builder.icmp_signed(">", width, I64(i))):
+                at = builder.add(target, builder.mul(to, I64(i)))
+                v.emit_store(builder, at, wanted, row)
 
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
         full = I64(lanes)
