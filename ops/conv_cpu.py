@@ -49,6 +49,7 @@ from .tile_planning import (
     Array,
     Tiles,
     activation,
+    direct_tiles,
     grain,
     round_up,
     tiles,
@@ -67,7 +68,8 @@ _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 class Job:
     """A convolution to be lowered: ``act(conv(x, w) + bias + residual)``.
 
-    ``g`` leaves out the ``taps`` of ``whole`` that read nothing but padding.
+    ``g`` leaves out the ``taps`` of ``whole`` that read nothing but padding. Direct convolutions
+    run on the tiles ``of``, plain and Winograd's ones on ``high``.
     """
 
     low: Lowering
@@ -75,6 +77,7 @@ class Job:
     g: Geometry
     taps: tuple[slice, slice, slice]
     of: Tiles
+    high: Tiles
     x: Operand
     w: Operand
     bias: Operand | None
@@ -124,11 +127,11 @@ def fused_conv(node: Node, low: Lowering) -> None:
 
 def _job(node: Node, low: Lowering) -> Job:
     x, w, y = low.given(0), low.given(1), low.output()
-    of = tiles(x.dtype)
+    of, high = direct_tiles(x.dtype), tiles(x.dtype)
     whole = conv_geometry(node, x, w, y)
     g, taps = whole.trimmed()
     act = activation(node, of)
-    return Job(low, whole, g, taps, of, x, w, low.optional(2), low.optional(3), y, act)
+    return Job(low, whole, g, taps, of, high, x, w, low.optional(2), low.optional(3), y, act)
 
 
 def lower_conv(job: Job) -> None:
@@ -233,7 +236,7 @@ _MORE_WEIGHTS = 4_000_000
 
 def _square(job: Job) -> str:
     """Choose between direct convolution and the sizes of Winograd's."""
-    g, of = job.g, job.of
+    g, of = job.g, job.high
     strided = g.strides[1:] == (2, 2) and of.low
     square = (
         g.kernel[1:] == (3, 3)
@@ -394,7 +397,7 @@ def _depthwise(job: Job) -> None:
 
 
 def _winograd(job: Job, m: int, stride: int) -> None:
-    low, of, g = job.low, job.of, job.g
+    low, of, g = job.low, job.high, job.g
     if stride == 1:
         weight = job.weight(f"conv winograd{m} {of.nv}x{of.lanes}", winograd_weights(of, m))
     else:
@@ -408,7 +411,7 @@ def _winograd(job: Job, m: int, stride: int) -> None:
 
 
 def _generic(job: Job) -> None:
-    low, of, g = job.low, job.of, job.whole
+    low, of, g = job.low, job.high, job.whole
     x = plain(low, of, job.x)
     residual = 0 if job.residual is None else plain(low, of, job.residual)
     y = plain_target(low, of, job.y)

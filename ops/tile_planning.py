@@ -56,7 +56,7 @@ class Tiles:
 
     @property
     def low(self) -> bool:
-        """Whether tiles are low: few registers, so that each weight serves few rows."""
+        """Whether tiles are low: each weight serves few rows, and strips are made of them."""
         return self.mr <= LOW_ROWS
 
     @property
@@ -71,9 +71,9 @@ class Tiles:
         return shape | ({"weights": self.weights} if self.weights else {})
 
     def contraction(self, masked: bool = False, ahead: bool = False) -> Kernel:
-        """Return the contraction tile; ``ahead``: on narrow machines the one that prefetches."""
-        # Tiles for 32 registers were tuned without it.
-        extra: dict[str, bool] = {"ahead": True} if ahead and self.mr <= 6 else {}
+        """Return the contraction tile; ``ahead``: of low tiles the one that prefetches."""
+        # High tiles were tuned without it.
+        extra: dict[str, bool] = {"ahead": True} if ahead and self.low else {}
         return Kernel("subgraph.engine.tile", "contraction", masked=masked, **extra, **self.variant)
 
     def panel(self, across: bool) -> Kernel:
@@ -103,7 +103,7 @@ class Tiles:
 
     def has_windows(self, taps: int, step: int) -> bool:
         """Return whether there are rows of windows: the weights of a row stay in registers."""
-        return taps in (3, 5, 7) and step in (1, 2) and self.lanes > 1 and self.mr <= 8
+        return taps in (3, 5, 7) and step in (1, 2) and self.lanes > 1
 
     def window_rows(self, taps: int) -> int:
         """Return the most pixels of a tile of windows: they fit in registers beside the weights."""
@@ -132,6 +132,16 @@ def tiles(dtype: str) -> Tiles:
         raise Unsupported(f"dtype {dtype}; float32 and float64 have kernels")
     lanes = host.lanes(dtype)
     return Tiles(dtype, lanes, *tile_shape(lanes, host.isa().registers))
+
+
+def direct_tiles(dtype: str) -> Tiles:
+    """Return the tiles of direct convolutions, low ones on x86: their sums run in strips.
+
+    Raises:
+        Unsupported: There are none.
+    """
+    of = tiles(dtype)
+    return attrs.evolve(of, mr=min(of.mr, LOW_ROWS)) if host.isa().name == "avx512" else of
 
 
 def weight_tiles(of: Tiles, low: Lowering, weight: Operand) -> Tiles:

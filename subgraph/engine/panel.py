@@ -70,7 +70,7 @@ class _Panel:
         e, b = self.e, self.e.b
         self.each(lambda i, j, v: e.fconst(0.0))
         a, right = e.variable(first), e.variable(self.w[T_B])
-        unroll = _UNROLL if self.rows <= LOW_ROWS + 2 else _UNROLL_HIGH
+        unroll = _UNROLL if self.rows <= LOW_ROWS else _UNROLL_HIGH
         for steps, rounds in (
             (unroll, b.ashr(self.w[T_KIN], e.const(unroll.bit_length() - 1))),
             (1, b.and_(self.w[T_KIN], e.const(unroll - 1))),

@@ -38,7 +38,7 @@ T_WORDS = 40
 F_LO = 1  # the result is at least T_LO
 F_HI = 2  # the result is at most T_HI
 
-LOW_ROWS = 6  # tiles of at most so many rows address dense operands in one register each
+LOW_ROWS = 8  # tiles of at most so many rows address dense operands in one register each
 
 
 def tile_shape(lanes: int, registers: int) -> tuple[int, int]:
