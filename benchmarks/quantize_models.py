@@ -14,8 +14,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
@@ -23,6 +21,9 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 from onnxruntime.quantization.shape_inference import quant_pre_process
+
+import subgraph as sg
+from subgraph.cli_inputs import input_arrays, ports
 
 FORMS: dict[str, dict[str, Any]] = {
     "qdq": {"per_channel": True, "activation_type": QuantType.QUInt8},
@@ -32,26 +33,14 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 class RandomData(CalibrationDataReader):
-    """Random normal inputs of a model; a symbolic dimension has size 1."""
+    """Random inputs of a model; a symbolic dimension has size 1."""
 
     def __init__(self, model: Path, count: int) -> None:
         """Read the inputs of ``model``; give ``count`` sets."""
-        rng = np.random.default_rng(0)
-        graph = onnx.load(model, load_external_data=False).graph
-        weights = {tensor.name for tensor in graph.initializer}
-        shapes = {
-            value.name: [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim]
-            for value in graph.input
-            if value.name not in weights
-        }
-        self._sets = iter(
-            [
-                {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
-                for _ in range(count)
-            ]
-        )
+        inputs = ports(sg.load(model))
+        self._sets = iter([input_arrays(inputs, [], {}, number) for number in range(count)])
 
-    def get_next(self) -> dict[str, np.ndarray[Any, Any]] | None:
+    def get_next(self) -> dict[str, Any] | None:
         """Return the next inputs, None at the end."""
         return next(self._sets, None)
 

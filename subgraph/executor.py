@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any, NoReturn, cast
 
@@ -54,6 +55,13 @@ class Cancel:
         self.wanted = True
         for session in self.sessions:
             session.cancel()
+
+    def reset(self) -> None:
+        """Begin a new run; never while one goes on, which would miss a request."""
+        if self.wanted:
+            self.wanted = False
+            for session in self.sessions:
+                session.resume()
 
 
 class Step:
@@ -307,10 +315,8 @@ class Executor:
             with pinned(Snapshot(self.plan.parameters)):
                 return self.run(inputs)
         if self._direct is not None and not self._cancel.wanted:
-            try:
+            with suppress(Exception):  # as a step it says what is wrong, or another device helps
                 return self._direct(inputs)
-            except Exception:  # as a step it says what is wrong, or another device takes over
-                self._direct = None
         values = self.start(inputs)
         self.run_steps(values)
         return self.finish(values)
@@ -336,14 +342,21 @@ class Executor:
                 tuple(made[k] for k in wiring.scans),
             )
         )
-        return None if run is None else partial(self._turn, run, given)
+        return None if run is None else partial(self._turn, run, session, given)
 
     def _turn(
-        self, run: RunTurns, given: Sequence[int], inputs: Sequence[Any], limit: int | None
+        self,
+        run: RunTurns,
+        session: Session,
+        given: Sequence[int],
+        inputs: Sequence[Any],
+        limit: int | None,
     ) -> Turned | None:
         """Make turns; None where they have to be made one by one, which says what is wrong, too."""
+        if self.profiling or self._runs[0] is not session:  # another device has taken over
+            return None
         taken = [inputs[k] for k in given]
-        if self.profiling or any(type(item) is not np.ndarray for item in taken):
+        if any(type(item) is not np.ndarray for item in taken):
             return None
         try:
             return run(taken, limit)
@@ -444,11 +457,13 @@ class Executor:
         if found is None:
             explain_failure(error, step.node)
         session, for_good = found
+        self._direct = None  # what failed once on these shapes is not tried twice at every turn
         try:
             results = session([values[slot] for slot in step.inputs])
         except Exception as following:
             explain_failure(following, step.node)
         if for_good:
+            self._cancel.sessions.append(session)
             self._runs[position] = session
             self._steps[position] = _stepper(step, step.inputs, session.__call__)
         for slot, result in zip(step.outputs, results, strict=True):

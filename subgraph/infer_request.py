@@ -81,16 +81,23 @@ class InferRequest:
             RequestError: the request is busy.
             MissingInputError, ShapeError: the inputs do not fit.
             DeviceError: the run failed.
+            RequestCancelledError: another thread called `cancel`.
         """
         given, snapshot = self._last = self._bound(inputs, named)
         self._begin()
-        self._run = None
+        self._run = self._results = None
         try:
             values = call_pinned(snapshot, self._run_stages, given)
+            self._refuse_if_cancelled()
             self._results = results = self.model.wrap(values)
         finally:
             self._busy = False
         return results
+
+    def _refuse_if_cancelled(self) -> None:
+        """Raise where the run was to end early: what it gave may not be whole."""
+        if self._cancel.wanted:
+            raise RequestCancelledError("the request was cancelled before it finished")
 
     def _run_stages(self, state: Any) -> Any:
         for stage in self._stages:
@@ -106,7 +113,7 @@ class InferRequest:
         with self._lock:
             self._refuse_if_busy()
             self._busy = True
-            self._cancel.wanted = False
+            self._cancel.reset()
 
     def _refuse_if_busy(self) -> None:
         if self._busy:
@@ -132,15 +139,13 @@ class InferRequest:
 
         def work() -> None:
             try:
-                if self._cancel.wanted:
-                    raise RequestCancelledError("the request was cancelled before it finished")
+                self._refuse_if_cancelled()
                 with pinned(run.snapshot):
                     following = stage.function(state)
                 if number + 1 < len(self._stages):
                     self._submit(run, number + 1, following)
                     return
-                if self._cancel.wanted:
-                    raise RequestCancelledError("the request was cancelled before it finished")
+                self._refuse_if_cancelled()
                 run.results = self.model.wrap(following)
             except BaseException as error:
                 run.error = error
@@ -237,7 +242,7 @@ class InferRequest:
         return run.results
 
     def cancel(self) -> None:
-        """Ask a running request to stop between two steps; `wait` then raises."""
+        """Ask a running request to stop between two steps; `wait`, or `infer`, then raises."""
         with self._lock:
             if self._busy:
                 self._cancel.request()

@@ -21,7 +21,7 @@ from subgraph.errors import DeviceError, RequestCancelledError, SubgraphError, U
 from subgraph.executor import Cancel
 from subgraph.graph import Graph
 from subgraph.parameters import Parameter
-from subgraph.runner import Runner, is_direct
+from subgraph.runner import is_direct
 from subgraph.subgraph_op import ProfileEntry, Session, SubgraphOp, fill_outputs
 
 _log = logging.getLogger("subgraph")
@@ -104,15 +104,16 @@ class CompiledModelOp(SubgraphOp):
 
     def session(self) -> Session:
         """Open a runner of the device's model."""
-        return _ModelSession(self, self.model.create_runner(Cancel()))
+        return _ModelSession(self)
 
 
 class _ModelSession(Session):
     """Hands inputs on to a runner; a weight that is the model's own is left out."""
 
-    def __init__(self, op: CompiledModelOp, runner: Runner) -> None:
+    def __init__(self, op: CompiledModelOp) -> None:
         super().__init__(op)
-        self._runner = runner
+        self._cancel = Cancel()
+        self._runner = op.model.create_runner(self._cancel)
         self._taken = op.taken
 
     def __call__(
@@ -122,6 +123,12 @@ class _ModelSession(Session):
         given = [None if type(item) is Parameter else item for item in items]
         results = self._runner.run(given)
         return results if outputs is None else fill_outputs(results, outputs)
+
+    def cancel(self) -> None:
+        self._cancel.request()
+
+    def resume(self) -> None:
+        self._cancel.reset()
 
     def measure(self) -> None:
         assert isinstance(self.op, CompiledModelOp), "it opened this session"

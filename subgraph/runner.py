@@ -200,6 +200,7 @@ class DirectRunner(Runner):
             explain_failure(error, self._node)
         session, for_good = found
         if for_good:
+            self.cancel.sessions.append(session)
             self._session = session
             self._run_given = self.repeat = None
         try:

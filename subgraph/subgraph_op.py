@@ -131,8 +131,12 @@ class Session:
     def cancel(self) -> None:
         """Let the run that goes on end as soon as it can; its results are not used.
 
-        Called from another thread. Does nothing unless the op knows how.
+        Called from another thread, maybe before the op has begun: it holds until `resume`. Does
+        nothing unless the op knows how.
         """
+
+    def resume(self) -> None:
+        """Forget `cancel`: a new run is about to begin."""
 
     def given_only(self) -> RunGiven | None:
         """Return a function that runs the op on the inputs that are no weights, None without one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from onnx import TensorProto, helper
 import subgraph as sg
 from subgraph import ops
 from subgraph.executor import Executor, Plan, all_parameters
+from subgraph.subgraph_op import RunGiven, Session
 
 Array = np.ndarray[Any, Any]
 
@@ -262,6 +264,48 @@ def test_shapes_of_a_loop_find_their_programs_again() -> None:
         feeds = {"x": x, "limit": np.array(limit, np.float32)}
         for _ in range(2):
             np.testing.assert_array_equal(compiled(feeds)[0], run_onnx(model, feeds)[0])
+
+
+def test_a_body_goes_the_short_way_again_after_a_bad_input() -> None:
+    class Shorter(Session):
+        def given_only(self) -> RunGiven:
+            return self.short
+
+        def short(self, inputs: Sequence[Any], outputs: Any = None) -> Sequence[Any]:
+            taken.append(True)
+            return self.op.forward(list(inputs))
+
+    class Halving(sg.SubgraphOp):
+        def session(self) -> Session:
+            return Shorter(self)
+
+        def forward(self, inputs: list[Any]) -> list[Array]:
+            if (inputs[1] < 0).any():
+                raise ValueError("negative")
+            return [inputs[0], inputs[1] / np.float32(2)]
+
+    taken: list[bool] = []
+    going, state = sg.input("going", (), "bool"), sg.input("state", (2,))
+    inner = sg.Graph([going, state], [ops.Identity(going), ops.Neg(state)], "inner")
+    turn, going, state = (
+        sg.input("turn", (), "int64"),
+        sg.input("c", (), "bool"),
+        sg.input("s", (2,)),
+    )
+    node = sg.subgraph_node(inner, Halving(inner), inputs=[going, state])
+    body = sg.Graph([turn, going, state], node.outputs, "body")
+    x = sg.input("x", (2,))
+    graph = sg.Graph([x], [ops.Loop(np.array(3), None, x, body=body)])
+    request = sg.CompiledModel(graph, device="TEST").create_infer_request()
+    for given in (8, 16, -8, 24, 32):
+        taken.clear()
+        array = np.full(2, given, np.float32)
+        if given < 0:
+            with pytest.raises(sg.DeviceError, match="negative"):
+                request.infer([array])
+        else:
+            np.testing.assert_array_equal(request.infer([array])[0], array / 8)
+            assert len(taken) == 3
 
 
 def test_a_cast_to_the_same_type_hands_its_value_on() -> None:

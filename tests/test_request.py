@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.model_op import CompiledModelOp
 from subgraph.runner import Runner, Stage
 from subgraph.task_executor import TaskExecutor
 
@@ -174,6 +176,45 @@ def test_cancel_before_and_between_steps() -> None:
     request.start_async(X)
     assert request.wait(20) is request.results
     assert request.results[0].tolist() == [4, 5]
+
+
+def test_infer_that_is_cancelled_gives_no_results() -> None:
+    """In its last step too: what that has left out is not known."""
+    model, gates = chain(2)
+    request = model.create_infer_request()
+    request.infer(X)
+    gates[-1].started.clear()
+    gates[-1].open.clear()
+
+    def cancel() -> None:
+        assert gates[-1].started.wait(20)
+        request.cancel()
+        gates[-1].open.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cancel)
+        with pytest.raises(sg.RequestCancelledError):
+            request.infer(X)
+    with pytest.raises(sg.RequestError, match="no results"):
+        request.results  # noqa: B018
+    assert request.infer(X)[0].tolist() == [3, 4]
+
+
+def test_cancel_reaches_the_steps_of_a_region_that_is_a_model() -> None:
+    model, gates = chain(2)
+    region = CompiledModelOp(model.graph.clone(), model, "TEST")
+    x = sg.input("x", ("N",))
+    node = sg.subgraph_node(region.subgraph, region, inputs=[x])
+    request = sg.CompiledModel(sg.Graph([x], node.outputs), device="OUTER").create_infer_request()
+    gates[0].open.clear()
+    request.start_async(X)
+    assert gates[0].started.wait(20)
+    request.cancel()
+    gates[0].open.set()
+    with pytest.raises(sg.RequestCancelledError):
+        request.wait(20)
+    assert not gates[1].seen
+    assert request.infer(X)[0].tolist() == [3, 4]
 
 
 def test_errors_of_a_run_are_raised_by_wait(gated: tuple[sg.CompiledModel, Gate]) -> None:

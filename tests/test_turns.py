@@ -13,6 +13,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine import turns
+from subgraph.engine.region_op import CpuSubgraphOp
 
 from .peer_support import check_results, session_of
 
@@ -258,6 +259,30 @@ def test_a_loop_without_end_is_cancelled(empty: bool) -> None:
     with pytest.raises(sg.RequestCancelledError):
         request.wait(60)
     timer.join()
+
+
+def _without_end() -> sg.Graph:
+    x, state = sg.input("x", ("rows", 8)), sg.input("state", ("rows", 8))
+    true = sg.input("going", (), "bool")
+    inputs = [sg.input("turn", (), "int64"), true, state]
+    body = sg.Graph(inputs, [ops.Identity(true), ops.Tanh(state)], "body")
+    return sg.Graph([x], [ops.Loop(None, np.array(True), x, body=body)])
+
+
+def test_a_loop_that_is_cancelled_before_it_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its body is planned, and before it is found that it was planned."""
+    request = sg.compile_model(_without_end(), "CPU").create_infer_request()
+    key = CpuSubgraphOp.key
+
+    def cancelling(self: CpuSubgraphOp, inputs: Sequence[Any]) -> Any:
+        request.cancel()
+        return key(self, inputs)
+
+    monkeypatch.setattr(CpuSubgraphOp, "key", cancelling)
+    for rows in (1, 2, 1):
+        request.start_async([_random(rows, 8)])
+        with pytest.raises(sg.RequestCancelledError):
+            assert request.wait(20) is not None, "it turns for ever"
 
 
 def test_results_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

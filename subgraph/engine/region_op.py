@@ -36,7 +36,7 @@ from subgraph.engine.stored_program import describe as describe_program
 from subgraph.engine.stored_program import read as read_program
 from subgraph.engine.template import Instance, Template, Templates
 from subgraph.engine.turns import Turns, wired
-from subgraph.errors import SubgraphError
+from subgraph.errors import RequestCancelledError, SubgraphError
 from subgraph.executor import Cancel, Executor, all_parameters
 from subgraph.executor import Plan as Parts
 from subgraph.graph import Graph
@@ -394,7 +394,7 @@ class CpuSession(Session):
         super().__init__(op)
         self._region = op
         self._chosen: BoundPlan | None = None  # what runs now or ran last
-        self._cancelled: BoundPlan | None = None
+        self._cancelled = False
         self._profiling = op.options.profiling
         self._pool = op.next_pool()
         self._arena = Arena()
@@ -432,11 +432,21 @@ class CpuSession(Session):
 
     def cancel(self) -> None:
         """End the run before its next step."""
+        self._cancelled = True  # first: what is chosen from now on is not run
         self._cancel_parts.request()
         bound = self._chosen
         if bound is not None:
-            self._cancelled = bound
             bound.cancel()
+
+    def resume(self) -> None:
+        """Let runs go to their end again."""
+        if self._cancelled:
+            self._cancelled = False
+            self._cancel_parts.reset()
+            if self._chosen is not None:
+                self._chosen.clear()
+            for bound in self._bound.values():
+                bound.clear()
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Do all that comes before a run on inputs of these shapes."""
@@ -456,7 +466,7 @@ class CpuSession(Session):
         last = self._last
         if last is None or last.epoch != epoch() or not self._same(inputs):
             return None
-        if self._cancelled is not None or self._profiling:
+        if self._cancelled or self._profiling:
             return None
         return last.run(inputs, None)
 
@@ -487,9 +497,6 @@ class CpuSession(Session):
 
     def ready(self, inputs: Sequence[Any]) -> BoundPlan | None:
         """Return what runs these inputs as a whole, its weights fresh; None: they run in parts."""
-        if self._cancelled is not None:
-            self._cancelled.clear()
-            self._cancelled = None
         last, snapshot = self._last, pinned_snapshot()
         assert snapshot is not None, "a request pins one"
         if last is not None and last.epoch == snapshot.epoch and self._same(inputs):
@@ -544,12 +551,14 @@ class CpuSession(Session):
         self._shapes = key
         self._last = None if self._region.depends_on_values else bound
         self._chosen = bound
+        if self._cancelled:  # before `cancel` could know what is to be ended
+            raise RequestCancelledError("the request was cancelled while it ran")
         return bound
 
     def _executor(self, parts: Parts) -> Executor:
         """Return what runs the parts one after the other in this session."""
         if self._parts is None or self._parts[0] is not parts:
-            self._cancel_parts = Cancel()
+            self._cancel_parts.sessions.clear()
             self._parts = (
                 parts,
                 Executor(
@@ -559,7 +568,6 @@ class CpuSession(Session):
                     home=self._region.device,
                 ),
             )
-        self._cancel_parts.wanted = False
         return self._parts[1]
 
     def _bind(self, plan: Plan | Instance | StoredProgram) -> BoundPlan:
