@@ -1,8 +1,8 @@
 """Tree ensembles of ai.onnx.ml on the CPU device: what their leaves add up to.
 
 All comparisons become one: ``x <= threshold``, with NaN led on its own way. Trees that compare with
-equality or with sets, take the least or the highest vote, work in double precision, or tell two
-classes apart by one score, run on the reference.
+equality or with sets, take the least or the highest vote, or work in double precision, run on the
+reference.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class _Packed:
     features: int
     voted: int
     alone: bool
+    positive: bool
+    lost: bool
 
 
 def _pack(forest: Forest) -> _Packed:
@@ -66,7 +68,7 @@ def _pack(forest: Forest) -> _Packed:
     thresholds = np.where(before, np.nextafter(splits, np.float32(-np.inf)), splits)
     if not np.isfinite(thresholds).all():
         raise Unsupported("trees that compare with the lowest number")
-    if RECORD * len(inner) >= 1 << 31:
+    if max(RECORD * len(inner), len(forest.targets)) >= 1 << 31:
         raise Unsupported(f"trees of {len(inner)} nodes")
     turned = np.isin(modes, (GTE, GT))
     on_false, on_true = RECORD * forest.children[:, inner]
@@ -76,17 +78,20 @@ def _pack(forest: Forest) -> _Packed:
     nodes[inner, 2] = np.where(turned, on_false, on_true)
     nodes[inner, 3] = np.where(turned, on_true, on_false)
     nodes[inner, 4] = np.where(forest.missing[inner], on_true, on_false)
-    nodes[~inner, 0] = -1
-    nodes[~inner, 2] = forest.first[:-1][~inner]
-    nodes[~inner, 3] = np.diff(forest.first)[~inner]
+    leaves = np.flatnonzero(~inner)
+    nodes[leaves, 1] = forest.first[leaves]
+    nodes[leaves, 2:5] = RECORD * leaves[:, None]
+    nodes[leaves, 5] = np.diff(forest.first)[leaves]
     return _Packed(
         nodes=nodes,
         roots=(RECORD * forest.roots).astype(np.int32),
         targets=forest.targets.astype(np.int32),
         weights=forest.weights,
-        features=int(forest.features[inner].max(initial=-1)) + 1,
+        features=int(forest.features[inner].max(initial=0)) + 1,
         voted=int(forest.targets.max(initial=-1)) + 1,
         alone=len(np.unique(forest.targets)) == 1,
+        positive=bool(np.all(forest.weights >= 0)),
+        lost=bool(np.any(nodes[inner, 4] != nodes[inner, 3])),
     )
 
 
@@ -126,8 +131,23 @@ def tree_ensemble_classifier(node: Node, low: Lowering) -> None:
     if given["classlabels_strings"] or not labels.size:
         raise Unsupported("labels that are strings")
     if len(labels) == 2 and packed.alone and base.size < 2:
-        raise Unsupported("two classes told apart by one score")
+        _emit_pair(low, packed, text(given["post_transform"]), base, labels)
+        return
     _emit(low, packed, "SUM", text(given["post_transform"]), base, labels)
+
+
+def _emit_pair(low: Lowering, packed: _Packed, transform: str, base: Array, labels: Array) -> None:
+    """Emit two classes that one score tells apart, as the reference's ``_one_of_two`` has it."""
+    (voted,) = np.unique(packed.targets)
+    second = 0.5 if packed.positive else 0.0
+    if voted:
+        _emit(low, packed, "SUM", transform, base, labels, (int(voted), second, 0.0, 0.0))
+        return
+    # A sigmoid takes the opposite score; no other transform is applied to a lone first score.
+    ones = 1.0 if packed.positive and transform != "LOGISTIC" else 0.0
+    if transform.startswith("SOFTMAX"):
+        transform = "NONE"
+    _emit(low, packed, "SUM", transform, base, labels, (int(voted), second, ones, -1.0))
 
 
 def _emit(
@@ -137,7 +157,9 @@ def _emit(
     transform: str,
     base: Array,
     labels: Array | None = None,
+    pair: tuple[int, float, float, float] | None = None,
 ) -> None:
+    """Emit the kernel and what becomes of its scores; ``pair`` holds its words 14 and 17 to 19."""
     x, y = low.given(0), low.output(0 if labels is None else 1)
     samples, features = (1, *x.shape)[-2:]
     count = y.shape[-1]
@@ -163,9 +185,11 @@ def _emit(
     ]
     scratch = low.scratch(BLOCK * count, per_worker=True)
     divisor = float(max(len(packed.roots), 1)) if aggregate == "AVERAGE" else 1.0
-    words += [samples, features, count, len(packed.roots), divisor, int(base.size > 0)]
-    words += [scratch, scratch.nbytes]
-    kernel = Kernel("ml_trees_kernels", "ensemble", labels=labels is not None)
+    words += [samples, features, count, len(packed.roots), divisor]
+    words += [int(base.size > 0) if pair is None else pair[0], scratch, scratch.nbytes]
+    words += () if pair is None else pair[1:]
+    found = "scores" if labels is None else "labels" if pair is None else "pair"
+    kernel = Kernel("ml_trees_kernels", "ensemble", found=found, lost=packed.lost)
     low.emit(kernel, words, -(-samples // BLOCK), grain=1, bytes=x.nbytes + y.nbytes)
     if step:
         delegate(low, step, [scores], y)

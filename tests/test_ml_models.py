@@ -61,9 +61,15 @@ def _compare(op_type: str, x: Array, version: int = 1, outputs: int = 1, **attrs
 
 
 def _trees(
-    votes: str, targets: int, modes: Sequence[str], *, positive: bool = False, seed: int = 0
+    votes: str,
+    targets: int,
+    modes: Sequence[str],
+    *,
+    positive: bool = False,
+    seed: int = 0,
+    count: int = 3,
 ) -> dict[str, Any]:
-    """Return the attributes of three random trees of at most fifteen nodes."""
+    """Return the attributes of ``count`` random trees of at most fifteen nodes."""
     rng = np.random.default_rng(seed)
     names = "treeids nodeids featureids modes values truenodeids falsenodeids"
     nodes: dict[str, list[Any]] = {name: [] for name in names.split()}
@@ -90,7 +96,7 @@ def _trees(
             nodes["falsenodeids"][place] = grow(tree, depth - 1, taken)
         return number
 
-    for tree in range(3):
+    for tree in range(count):
         grow(tree, 3, [])
     return {f"nodes_{k}": v for k, v in nodes.items()} | {
         f"{votes}_{k}": v for k, v in said.items()
@@ -171,6 +177,20 @@ def test_classifier_of_two_classes_with_one_score(positive: bool, transform: str
         attrs: dict[str, Any] = {"classlabels_int64s": [0, 1], "post_transform": transform}
         _compare("TreeEnsembleClassifier", _X, outputs=2, **attrs, **trees)
         _compare("TreeEnsembleClassifier", _X, outputs=2, base_values=[0.25], **attrs, **trees)
+
+
+@pytest.mark.parametrize("samples", [1, 8, 45])
+@pytest.mark.parametrize("count", [1, 11])
+def test_walks_side_by_side_on_the_cpu(samples: int, count: int) -> None:
+    x = np.random.default_rng(samples).integers(0, 4, (samples, 4)).astype(np.float32)
+    x[-1, 2] = np.nan
+    trees = _trees("class", 1, ["BRANCH_LEQ"], count=count, seed=count)
+    astray = {**trees, "nodes_missing_value_tracks_true": [0] * len(trees["nodes_modes"])}
+    for attrs in (trees, astray):
+        labels = {"classlabels_int64s": [4, 7], **attrs}
+        graph = sg.load(_model("TreeEnsembleClassifier", x, 3, 2, **labels))
+        assert set(sg.Core().query_model(graph, "CPU").values()) == {"CPU"}
+        _compare("TreeEnsembleClassifier", x, 3, 2, **labels)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
