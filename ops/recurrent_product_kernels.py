@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-from subgraph.engine.emit import Emit
+from subgraph.engine.emit import Emit, private_function
 
 Function = Callable[..., Any]
 _I64 = ir.IntType(64)
@@ -95,10 +95,7 @@ def _define(module: Any, dtype: str, lanes: int, rows: int, nv: int) -> Any:
     found = module.globals.get(name)
     if found is not None:
         return found
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * _ARGUMENTS), name=name)
-    function.linkage = "internal"
-    function.attributes.add("noinline")
-    function.attributes.add("nounwind")
+    function = private_function(module, name, _ARGUMENTS)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     _body(Emit(builder, dtype, lanes), function.args, rows, nv)
     builder.ret_void()

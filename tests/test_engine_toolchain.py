@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -17,12 +18,15 @@ import numpy as np
 import pytest
 from llvmlite import binding
 
-from subgraph.engine import compile_crew, host, loader, processor, toolchain
+from subgraph.engine import compile_crew, host, keys, loader, processor, toolchain
+from subgraph.engine.compiler import object_and_assembly
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.objectfile import linked, undefined_symbols
 from subgraph.engine.pool import call
 from subgraph.engine.toolchain import CompileEvent, KernelError
 from subgraph.errors import ConfigError, DeviceError
+
+from .engine_support.kernels import powers
 
 TESTS = Path(__file__).parent
 # Where kernels are kept so that they need no linker.
@@ -216,6 +220,28 @@ def test_the_key_depends_on_variant_and_instruction_set() -> None:
     kernels = [Kernel("engine_support.kernels", "scale", lanes=n) for n in (4, 8)]
     keys = {toolchain.cache_key(kernel, isa) for kernel in kernels for isa in isas}
     assert len(keys) == len(kernels) * len(isas)
+
+
+def test_the_key_depends_on_how_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    isa = host.isa()
+    before = keys.environment(isa)
+    monkeypatch.setattr(keys, "source_digest", lambda module: f"another {module}")
+    keys.environment.cache_clear()
+    after = keys.environment(isa)
+    keys.environment.cache_clear()
+    assert after != before
+    assert "another subgraph.engine.compiler" in after
+
+
+def test_vectors_on_the_stack_lie_in_one_cache_line() -> None:
+    isa = host.isa()
+    if host.architecture() != "x86_64" or isa.vector_bytes < 32:
+        pytest.skip(f"{isa.name}: the stack is aligned to vectors as it is")
+    kernel = powers(dtype="float32", lanes=isa.vector_bytes)  # more than registers hold
+    _, text = object_and_assembly(kernel, "kernel", isa)
+    kept = re.findall(r"vmov(.)\w+\s+%[yz]mm\d+, -?\w*\(%r[sb]p\)", text)
+    assert "a" in kept
+    assert "u" not in kept
 
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from numba.core.registry import cpu_target
 
 from subgraph.engine import frontend
 from subgraph.engine.host import Isa
+from subgraph.engine.irtools import align_stack
 
 _LOG = logging.getLogger("subgraph.engine")
 _WORD = ir.IntType(64)
@@ -110,6 +111,7 @@ def _lower(function: Any, symbol: str, isa: Isa) -> Any:
     module = library.create_ir_module(symbol)
     fnty = ir.FunctionType(ir.VoidType(), [_WORD] * 4)
     wrapper = ir.Function(module, fnty, symbol)
+    align_stack(wrapper)
     builder = ir.IRBuilder(wrapper.append_basic_block("entry"))
     fndesc = result.fndesc
     inner = context.declare_function(module, fndesc)

@@ -14,6 +14,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from subgraph.engine.host import architecture, isa
+from subgraph.engine.irtools import align_stack
 from subgraph.engine.simd import emit_fma, first_lanes
 
 _I32 = ir.IntType(32)
@@ -221,5 +222,5 @@ def private_function(module: Any, name: str, words: int = 1) -> Any:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * words), name=name)
     function.linkage = "internal"
     function.attributes.add("noinline")
-    function.attributes.add("nounwind")
+    align_stack(function)
     return function

@@ -1,7 +1,8 @@
 """The name of a kernel's object code in the cache: a hash of everything that shapes it.
 
 That is the source of the kernel's module and of all modules of the package which it imports, its
-variant, the versions of numba, llvmlite and Python, and the host. Nothing is imported to find out.
+variant, our compiler's source, the versions of numba, llvmlite and Python, and the host. Nothing is
+imported to find out.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def cache_key(kernel: Kernel, isa: host.Isa) -> str:
 
 @cache
 def environment(isa: host.Isa) -> str:
-    """Return everything outside our sources that shapes the object code."""
+    """Return everything but a kernel's own sources that shapes the object code."""
     import llvmlite
 
     spec = find_spec("numba")
@@ -62,6 +63,7 @@ def environment(isa: host.Isa) -> str:
             numba = distribution_version("numba")
     parts = (
         str(ABI_VERSION),
+        source_digest("subgraph.engine.compiler"),
         numba,
         str(llvmlite.__version__),
         f"{sys.version_info[0]}.{sys.version_info[1]}",
