@@ -36,6 +36,7 @@ from .conv_geometry import (
     conv_geometry,
     depthwise_weights,
     direct_weights,
+    merge,
     merged,
     strided_winograd_weights,
     winograd_weights,
@@ -177,7 +178,7 @@ def choose(job: Job) -> str:
     if g.groups > 1:
         # In cycles for one output pixel: groups merged to whole blocks, or panels in bands.
         blocks = round_up(together * g.outputs, of.lanes) // of.lanes
-        dense = g.groups // together * round_up(together * g.inputs, of.lanes) * blocks
+        dense = -(-g.groups // together) * round_up(together * g.inputs, of.lanes) * blocks
         banded = sum(count * of.lanes * of.nv for _, count in bands(g, of))
         if min(dense, banded) > _WASTE * g.groups * g.inputs * g.outputs / of.lanes:
             return "generic"
@@ -277,18 +278,17 @@ def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:
     return max(multiplications, arrival) + 0.2 * arrival
 
 
-def _bias(job: Job, groups: int) -> Word:
+def _bias(job: Job) -> Word:
     if job.bias is None:
         return 0
     if not job.bias.constant:
         return job.bias  # whole blocks, as it is
-    recipe = f"conv bias {groups} groups of {job.of.lanes}"
-    return job.low.weight(recipe, blocked_vector(groups, job.of), job.bias)
+    return job.low.weight(f"conv bias of {job.of.lanes}", blocked_vector(job.of), job.bias)
 
 
 def _direct(job: Job, *, plain: bool) -> None:
     low, of = job.low, weight_tiles(job.of, job.low, job.w)
-    together = 1 if job.g.groups == 1 else merged(job.g, of.lanes)
+    together = merged(job.g, of.lanes)
     recipe = (
         f"conv direct {of.nv}x{of.lanes} groups {job.g.groups}/{together} "
         f"{'plain' if plain else 'blocked'} {of.weights}"
@@ -297,18 +297,13 @@ def _direct(job: Job, *, plain: bool) -> None:
         weight: Word = job.weight(recipe, direct_weights(job.g, of, together, plain))
     else:
         weight = _packed(job)
-    g = attrs.evolve(
-        job.g,
-        groups=job.g.groups // together,
-        inputs=job.g.inputs * together,
-        outputs=job.g.outputs * together,
-    )
+    g = merge(job.g, together)
     x = job.x if plain else blocked(low, of, job.x)
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
     out = DirectOutput(y, residual, (1, 1, 1), 0)
     emit_direct(
-        low, of, g.folded(), x, weight, _bias(job, g.groups), out, job.act, plain=plain,
+        low, of, g.folded(), x, weight, _bias(job), out, job.act, plain=plain,
         flops=job.g.flops,
     )  # fmt: skip
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
@@ -325,7 +320,7 @@ def _banded(job: Job) -> None:
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
     out = DirectOutput(y, residual, (1, 1, 1), 0)
-    bias = _bias(job, 1)
+    bias = _bias(job)
     emit_direct(
         low, of, g.folded(), x, weight, bias, out, job.act, plain=False, table=table,
         flops=job.g.flops,
@@ -380,7 +375,7 @@ def _depthwise(job: Job) -> None:
     name = "windows" if windows else "depthwise"
     image_in = blocks * math.prod(g.source) * pixel
     image_out = blocks * g.pixels * pixel
-    words: list[Word] = [x, weight, y, _bias(job, 1), residual, 1, blocks, blocks]
+    words: list[Word] = [x, weight, y, _bias(job), residual, 1, blocks, blocks]
     words += g.words()
     words += [tile, job.act.post, job.act.flags, job.act.low, job.act.high, rows, 0, 0]
     words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
@@ -406,7 +401,7 @@ def _winograd(job: Job, m: int, stride: int) -> None:
     x = blocked(low, of, job.x)
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
-    emit_winograd(low, of, g, x, weight, _bias(job, 1), residual, y, job.act, m)
+    emit_winograd(low, of, g, x, weight, _bias(job), residual, y, job.act, m)
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 

@@ -220,27 +220,50 @@ def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
 
 
 def merged(g: Geometry, lanes: int) -> int:
-    """Return how many groups must go together so that they are whole blocks of channels."""
+    """Return how many groups must go together so that they are whole blocks of channels.
+
+    Of the last ones fewer may be left, where that block of channels is filled up anyway.
+    """
+    if g.groups == 1:
+        return 1
     together = math.lcm(lanes // math.gcd(lanes, g.inputs), lanes // math.gcd(lanes, g.outputs))
-    return together if g.groups > 1 and g.groups % together == 0 else g.groups
+    filled = round_up(g.groups, together)
+    ends = (filled * n == round_up(g.groups * n, lanes) for n in (g.inputs, g.outputs))
+    return together if all(ends) else g.groups
+
+
+def merge(g: Geometry, together: int) -> Geometry:
+    """Return the sizes with so many groups as one."""
+    return attrs.evolve(
+        g,
+        groups=-(-g.groups // together),
+        inputs=together * g.inputs,
+        outputs=together * g.outputs,
+    )
 
 
 def dense_groups(weight: Array, groups: int, together: int) -> Array:
-    """Merge groups: ``[O, I / groups, ...]`` gets zeros where outputs and inputs are strangers."""
+    """Merge groups: ``[O, I / groups, ...]`` gets zeros where outputs and inputs are strangers.
+
+    Groups of zeros fill up the last of the merged ones.
+    """
     if together == 1:
         return weight
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
-    split = weight.reshape(groups // together, together, outputs, *weight.shape[1:])
-    shape = (groups // together, together, outputs, together, inputs, *weight.shape[2:])
+    filled = round_up(groups, together)
+    split = np.zeros((filled, outputs, *weight.shape[1:]), weight.dtype)
+    split[:groups] = weight.reshape(groups, outputs, *weight.shape[1:])
+    split = split.reshape(-1, together, *split.shape[1:])
+    shape = (len(split), together, outputs, together, inputs, *weight.shape[2:])
     dense = np.zeros(shape, weight.dtype)
     for i in range(together):
         dense[:, i, :, i] = split[:, i]
-    return dense.reshape(weight.shape[0], together * inputs, *weight.shape[2:])
+    return dense.reshape(filled * outputs, together * inputs, *weight.shape[2:])
 
 
 def direct_weights(g: Geometry, of: Tiles, together: int, plain: bool) -> Callable[[Array], Array]:
     """Return the recipe of ``conv_kernels.direct``: panels of each (merged) group."""
-    groups = g.groups // together
+    groups = merge(g, together).groups
 
     def make(weight: Array) -> Array:
         whole = dense_groups(weight, g.groups, together)
@@ -299,14 +322,13 @@ def band_weights(g: Geometry, of: Tiles) -> Callable[[Array], Array]:
     return make
 
 
-def blocked_vector(groups: int, of: Tiles) -> Callable[[Array], Array]:
-    """Return the recipe of a bias: each group padded to whole blocks."""
+def blocked_vector(of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of a bias: padded to whole blocks."""
 
     def make(bias: Array) -> Array:
-        rows = bias.reshape(groups, -1)
-        padded = np.zeros((groups, round_up(rows.shape[1], of.lanes)), of.dtype)
-        padded[:, : rows.shape[1]] = rows
-        return padded.reshape(-1)
+        padded = np.zeros(round_up(bias.size, of.lanes), of.dtype)
+        padded[: bias.size] = bias.reshape(-1)
+        return padded
 
     return make
 

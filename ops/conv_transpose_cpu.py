@@ -28,6 +28,7 @@ from .conv_geometry import (
     blocked_vector,
     dense_groups,
     ints,
+    merge,
     merged,
     triple,
 )
@@ -109,7 +110,7 @@ def _weights(
         split = whole.reshape(groups, inputs // groups, *whole.shape[1:])
         turned = split.swapaxes(1, 2).reshape(groups * outputs, -1, *whole.shape[2:])
         dense = dense_groups(turned, groups, together)
-        dense = dense.reshape(groups // together, -1, *dense.shape[1:])
+        dense = dense.reshape(-(-groups // together), -1, *dense.shape[1:])
         return pack_blocks(dense.reshape(*dense.shape[:3], -1), of)
 
     return make
@@ -135,7 +136,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
         x.shape[0], groups, x.shape[1] // groups, w.shape[1], source, target, kernel,
         strides, dilations, pads,
     )  # fmt: skip
-    together = 1 if groups == 1 else merged(sizes, of.lanes)
+    together = merged(sizes, of.lanes)
     per_axis = [phases(target[i], kernel[i], strides[i], dilations[i], pads[i]) for i in range(3)]
     if kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
@@ -148,18 +149,12 @@ def conv_transpose(node: Node, low: Lowering) -> None:
         return
     kept_bias = None
     if bias is not None:
-        count = groups // together
-        kept_bias = low.weight(
-            f"conv bias {count} groups of {of.lanes}", blocked_vector(count, of), bias
-        )
+        kept_bias = low.weight(f"conv bias of {of.lanes}", blocked_vector(of), bias)
     x_word, y_word = blocked(low, of, x), blocked_target(low, of, y)
     for parts in itertools.product(*per_axis):
         d, h, width = parts
         g = attrs.evolve(
-            sizes,
-            groups=groups // together,
-            inputs=sizes.inputs * together,
-            outputs=sizes.outputs * together,
+            merge(sizes, together),
             target=(d.count, h.count, width.count),
             kernel=(max(len(d.taps), 1), max(len(h.taps), 1), max(len(width.taps), 1)),
             strides=(1, 1, 1),
@@ -316,7 +311,7 @@ def _packed_weights(
 
 def _repeated(count: int, of: Tiles) -> Callable[[Array], Array]:
     """Return the recipe of a bias that all phases have."""
-    padded = blocked_vector(1, of)
+    padded = blocked_vector(of)
 
     def make(bias: Array) -> Array:
         return padded(np.tile(bias, count))

@@ -27,7 +27,7 @@ from subgraph.engine.lowering import Layout, Lowering, Operand, Unsupported, Wei
 from subgraph.graph import Node
 
 from . import integer_cpu
-from .conv_geometry import Geometry, conv_geometry
+from .conv_geometry import Geometry, conv_geometry, dense_groups, merge, merged
 from .qlinear_packing import BLOCK, LINE, Tile, column_vector, guards, integer_tile, packed
 from .tile_planning import Array, grain, round_up
 from .whole_products_cpu import emit_byte_product
@@ -36,6 +36,8 @@ _BYTES = ("uint8", "int8")
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 DOMAIN = "subgraph.cpu"
 _IMAGE = 4
+# Groups that may run as one, most of whose weights are then 0: beyond, float32 is as fast.
+_TOGETHER = 4
 
 
 @attrs.define
@@ -292,8 +294,11 @@ def convolution(node: Node, low: Lowering) -> None:
 def _direct(q: Quantised, g: Geometry) -> None:
     source = "blocked" if q.x.layout == "blocked" else "image"
     tile = choose_tile(q, image=source == "image")
-    if g.groups > 1 and (source == "image" or g.inputs % BLOCK or g.outputs % BLOCK):
-        raise Unsupported("groups of channels that are no whole blocks")
+    together = merged(g, BLOCK)
+    if g.groups > 1 and (source == "image" or together > _TOGETHER):
+        raise Unsupported("groups of channels that are far from whole blocks")
+    apart, channels = g.groups, g.groups * g.outputs
+    g = merge(g, together)
     if source == "image" and g.inputs > _IMAGE:
         raise Unsupported("an image of more than four channels")
     width = BLOCK if source == "blocked" else _IMAGE
@@ -307,8 +312,9 @@ def _direct(q: Quantised, g: Geometry) -> None:
     last = -(-rest // double) if g.taps == 1 else kin
 
     def runs(weight: Array) -> Array:
-        outputs = weight.shape[0]
-        taps = weight.reshape(outputs, g.inputs, g.kernel[1], g.kernel[2])
+        whole = dense_groups(weight, apart, together)
+        outputs = whole.shape[0]
+        taps = whole.reshape(outputs, g.inputs, g.kernel[1], g.kernel[2])
         full = np.zeros((outputs, blocks * width, g.kernel[1], g.kernel[2]), weight.dtype)
         full[:, : g.inputs] = taps
         split = full.reshape(outputs, blocks, width, g.kernel[1], g.kernel[2])
@@ -319,7 +325,7 @@ def _direct(q: Quantised, g: Geometry) -> None:
 
     recipe = (
         f"integer conv {tile.flavour} {tile.weights} {tile.nv}x{tile.lanes} {source} "
-        f"{g.groups} {int(along)}"
+        f"{apart}/{together} {int(along)}"
     )
     make = packed(tile, g.groups, runs)
     weight = q.low.weight(recipe, make, q.w, *_zero_sources(q.w_zero))
@@ -342,7 +348,7 @@ def _direct(q: Quantised, g: Geometry) -> None:
         taps = g.kernel[1] * (1 if along else g.kernel[2])
         make = guards(tile, g.groups, (blocks, taps, kin), runs)
         bounds = q.low.weight(f"bounds of {recipe}", make, q.w, *_zero_sources(q.w_zero))
-    words = _sum_words(q, tile, g.groups, g.outputs, sums)
+    words = _sum_words(q, tile, 1, channels, sums)
     _emit(q, tile, flat, shape, [weight, bounds], words)
 
 

@@ -245,7 +245,17 @@ def test_convolutions(
 
 
 @pytest.mark.parametrize("kernel", [3, 5])
-@pytest.mark.parametrize(("channels", "groups"), [((24, 24), 24), ((17, 17), 17), ((32, 64), 2)])
+@pytest.mark.parametrize(
+    ("channels", "groups"),
+    [
+        ((24, 24), 24),
+        ((17, 17), 17),
+        ((32, 64), 2),
+        ((48, 48), 12),  # four go together
+        ((40, 40), 5),  # two, and one is left
+        ((12, 18), 3),  # all
+    ],
+)
 def test_grouped_convolutions(channels: tuple[int, int], groups: int, kernel: int) -> None:
     model, inputs = conv_model(Builder(0), channels, kernel, groups, True, "")
     assert operators(model) == ["FusedQLinearConv"]
@@ -268,8 +278,8 @@ def test_bounds_of_an_activation_beyond_the_bytes(zero: int) -> None:
     check(model, {"x": drawn(b, (1, 16, 5, 5))}, exact=False)
 
 
-def test_groups_that_are_no_blocks_run_as_floats() -> None:
-    model, inputs = conv_model(Builder(0), (12, 18), 3, 3, True, "Relu")
+def test_groups_that_are_far_from_blocks_run_as_floats() -> None:
+    model, inputs = conv_model(Builder(0), (20, 30), 3, 5, True, "Relu")
     check(model, inputs, exact=False)
 
 

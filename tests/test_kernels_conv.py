@@ -48,6 +48,10 @@ def convolutions(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 5)) == 0:
         inputs = outputs = 1
         groups = draw(st.integers(2, 40))
+    elif groups > 1 and draw(st.booleans()):
+        # Parts of a block: several go together, of which some may be left.
+        inputs, outputs = draw(st.sampled_from([(4, 4), (8, 8), (8, 16), (16, 8), (24, 8)]))
+        groups = draw(st.integers(2, 9))
     return {
         "rank": rank,
         "groups": groups,
