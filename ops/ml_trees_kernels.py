@@ -57,7 +57,8 @@ def ensemble(*, found: str, lost: bool) -> Function:
         way = 8 + 4 * int(not value <= load(node + 4))
         if lost and value != value:
             way = 16
-        return nodes + number(node + way)
+        led: int = nodes + number(node + way)
+        return led
 
     @register_jitable
     def four(nodes: int, at: Any, rows: Any) -> Any:

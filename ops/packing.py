@@ -13,7 +13,7 @@ import numpy as np
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.mapped import release_array
 from subgraph.engine.pool import call
-from subgraph.weights import aligned_empty
+from subgraph.large_pages import aligned_empty
 
 from .tile_planning import Tiles, round_up
 

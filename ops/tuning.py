@@ -31,8 +31,8 @@ from subgraph.engine.lowering import (
     Word,
 )
 from subgraph.engine.objectcache import cache_folder
+from subgraph.large_pages import aligned_empty
 from subgraph.parameters import Parameter
-from subgraph.weights import aligned_empty
 
 Array = np.ndarray[Any, Any]
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)

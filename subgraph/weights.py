@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
+from subgraph.large_pages import aligned_empty
 from subgraph.parameters import Parameter, Snapshot, State, epoch, pinned_snapshot
 
 Array = np.ndarray[Any, Any]
@@ -415,11 +415,3 @@ def sealed(array: Array, align: int) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) -> Array:
-    """Return an uninitialised C-contiguous array whose address is a multiple of ``align``."""
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.empty(size + align, np.uint8)
-    start = -raw.ctypes.data % align
-    return raw[start : start + size].view(dtype).reshape(shape)

@@ -24,11 +24,12 @@ from subgraph.engine.program import Program, Step
 from subgraph.engine.sharing import shared_out
 from subgraph.engine.stored_program import StoredProgram
 from subgraph.engine.template import Instance, Template
+from subgraph.large_pages import aligned_empty, mapped_empty
 from subgraph.parameters import Snapshot
 from subgraph.reference import evaluate
 from subgraph.subgraph_op import DefaultSubgraphOp, ProfileEntry, fill_outputs
 from subgraph.types import numpy_dtype
-from subgraph.weights import Changes, WeightEntry, aligned_empty
+from subgraph.weights import Changes, WeightEntry
 
 Array = np.ndarray[Any, Any]
 # Copying that much costs less than asking an array for its address and patching words.
@@ -49,7 +50,7 @@ class Arena:
         """Have at least that many bytes; the address may change."""
         if nbytes > self.memory.nbytes:
             self.memory = aligned_empty((0,), np.dtype(np.uint8), 64)
-            self.memory = aligned_empty((nbytes,), np.dtype(np.uint8), 64)
+            self.memory = mapped_empty(nbytes)
             self.address = self.memory.ctypes.data
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.large_pages import Anonymous
 from subgraph.parameters import Parameter
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +53,7 @@ def _mapping_of(array: Array) -> mmap.mmap | None:
     at: Any = array
     while at is not None and not isinstance(at, mmap.mmap):
         at = at.obj if isinstance(at, memoryview) else getattr(at, "base", None)
-    return at
+    return None if isinstance(at, Anonymous) else at
 
 
 def release_library(name: str) -> int:
