@@ -58,7 +58,8 @@ from .tile_planning import (
 )
 from .tuning import fastest
 
-# Bytes of weights that arrive while a core multiplies one vector, with tall tiles and with low.
+# Bytes of weights that arrive while a core multiplies one vector, with tall tiles and with low, of
+# vectors of up to 32 bytes.
 _MEMORY, _MEMORY_LOW = 8.0, 3.0
 _COLOURS = 3  # channels of an image: worth a kernel of their own whatever the lanes
 _WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
@@ -70,7 +71,7 @@ class Job:
     """A convolution to be lowered: ``act(conv(x, w) + bias + residual)``.
 
     ``g`` leaves out the ``taps`` of ``whole`` that read nothing but padding. Direct convolutions
-    run on the tiles ``of``, plain and Winograd's ones on ``high``.
+    run on the tiles ``of``, as Winograd's do, plain ones on ``high``.
     """
 
     low: Lowering
@@ -237,7 +238,7 @@ _MORE_WEIGHTS = 4_000_000
 
 def _square(job: Job) -> str:
     """Choose between direct convolution and the sizes of Winograd's."""
-    g, of = job.g, job.high
+    g, of = job.g, job.of
     strided = g.strides[1:] == (2, 2) and of.low
     square = (
         g.kernel[1:] == (3, 3)
@@ -274,7 +275,8 @@ def _square(job: Job) -> str:
 def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:
     if weight_bytes <= caches().l2:
         return multiplications
-    arrival = weight_bytes / (_MEMORY_LOW if of.low else _MEMORY)
+    wide = max(1, of.lanes * of.item // 32)  # such vectors take as many times as long
+    arrival = weight_bytes / (_MEMORY_LOW * wide if of.low else _MEMORY)
     return max(multiplications, arrival) + 0.2 * arrival
 
 
@@ -392,7 +394,7 @@ def _depthwise(job: Job) -> None:
 
 
 def _winograd(job: Job, m: int, stride: int) -> None:
-    low, of, g = job.low, job.high, job.g
+    low, of, g = job.low, job.of, job.g
     if stride == 1:
         weight = job.weight(f"conv winograd{m} {of.nv}x{of.lanes}", winograd_weights(of, m))
     else:

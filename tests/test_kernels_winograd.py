@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from subgraph.engine import host
 from subgraph.ops import conv_cpu
-from subgraph.ops.tile_planning import tiles
+from subgraph.ops.tile_planning import direct_tiles
 
 from .conv_support import close, reference
 from .kernel_support import run_node
 
 Array = np.ndarray[Any, Any]
-LOW = tiles("float32").low
+LOW = direct_tiles("float32").low
 
 
 @settings(max_examples=60, deadline=None)

@@ -19,12 +19,11 @@ from numba import types
 from numba.extending import intrinsic, register_jitable
 
 from subgraph.engine.emit import Emit, item_bytes, private_function
-from subgraph.engine.tile import arg, put
+from subgraph.engine.tile import Fetch, arg, put
 from subgraph.engine.tiling import (
     F_HI,
     F_LO,
     T_A,
-    T_AHEAD,
     T_ARS,
     T_B,
     T_C,
@@ -40,7 +39,6 @@ from subgraph.engine.tiling import (
     T_N0,
     T_N1,
     T_N2,
-    T_PACE,
     T_RES,
     T_RIGHT,
     T_SA0,
@@ -128,10 +126,10 @@ class _Strip(_Tiles):
     def __init__(
         self, e: Emit, t: Any, rows: int, nv: int, step: int, steps: int, ahead: bool
     ) -> None:
-        names = (T_PACE, T_A, T_B, T_C, T_RES, T_N0, T_SA0, T_SB0, T_N2, T_SA2, T_SB2, T_KLAST)
+        names = (T_A, T_B, T_C, T_RES, T_N0, T_SA0, T_SB0, T_N2, T_SA2, T_SB2, T_KLAST)
         super().__init__(e, t, rows, nv, names)
         self.t, self.row_bytes, self.steps = t, step * e.item, steps
-        self.ahead = e.variable(e.word(t, T_AHEAD)) if ahead else None
+        self.fetch = Fetch(e, t, nv * self.vector) if ahead else None
 
     def run(self, count: Any) -> None:
         """Emit ``count`` tiles of a row."""
@@ -144,8 +142,8 @@ class _Strip(_Tiles):
             e.step(c, moved)
             with e.when(e.b.icmp_signed("!=", e.get(res), e.const(0))):
                 e.step(res, moved)
-        if self.ahead is not None:
-            e.put_word(self.t, T_AHEAD, e.get(self.ahead))
+        if self.fetch is not None:
+            self.fetch.keep(self.t)
 
     def sums(self, first: Any) -> None:
         """Emit rounds of ``steps`` products, then those of the last block."""
@@ -162,12 +160,6 @@ class _Strip(_Tiles):
             e.step(at_a, word[T_SA0])
             e.step(at_b, word[T_SB0])
 
-    def fetch_ahead(self) -> None:
-        """Bring some of what comes after B into the second cache."""
-        if self.ahead is not None:
-            self.e.prefetch(self.e.get(self.ahead), near=False)
-            self.e.step(self.ahead, self.w[T_PACE])
-
     def rest(self, a: Any, w: Any, count: Any) -> None:
         """Emit fewer products than a block has channels, one by one."""
         e = self.e
@@ -182,8 +174,8 @@ class _Strip(_Tiles):
         a, w = e.opaque(a), e.opaque(w)
         for k in range(steps):
             at = k * self.nv * self.vector
-            if k % 2 == 0:
-                self.fetch_ahead()
+            if self.fetch is not None:
+                self.fetch.run(k)
             right = [e.load(b.add(w, e.const(at + j * self.vector))) for j in range(self.nv)]
             for i in range(self.rows):
                 x = e.broadcast(b.add(a, e.const(i * self.row_bytes + k * e.item)))

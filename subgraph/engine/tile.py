@@ -93,6 +93,33 @@ def _word(builder: Any, block: Any, index: Any) -> Any:
 _I32 = ir.IntType(32)
 _PTR = ir.PointerType()
 _UNROLL = 2
+_LINE = 64  # bytes of a line of the caches
+
+
+class Fetch:
+    """Brings what lies at ``T_AHEAD`` into the second cache, ``T_PACE`` bytes every two steps."""
+
+    def __init__(self, e: Emit, t: Any, step_bytes: int) -> None:
+        """Begin; a step reads so many bytes of B."""
+        self.e, self.ahead = e, e.variable(e.word(t, T_AHEAD))
+        # Steps of more than a line fetch as many each: lines left out cost more than all of them.
+        self.lines = max(1, step_bytes // _LINE)
+        self.every = 2 if self.lines == 1 else 1
+        pace = e.word(t, T_PACE)
+        self.pace = pace if self.every == 2 else e.b.ashr(pace, e.const(1))
+
+    def run(self, step: int) -> None:
+        """Emit what step number ``step`` of a round fetches."""
+        if step % self.every:
+            return
+        e, at = self.e, self.e.get(self.ahead)
+        for line in range(self.lines):
+            e.prefetch(e.b.add(at, e.const(line * _LINE)), near=False)
+        e.step(self.ahead, self.pace)
+
+    def keep(self, t: Any) -> None:
+        """Emit that the words know how far it came."""
+        self.e.put_word(t, T_AHEAD, self.e.get(self.ahead))
 
 
 class _Tile:
@@ -111,8 +138,7 @@ class _Tile:
         self.e, self.t, self.mr, self.nv = e, t, mr, nv
         self.weights = weights
         self.right_bytes = e.lanes * (2 if weights == "bfloat16" else e.item)  # a vector of B
-        self.ahead = e.variable(e.word(t, T_AHEAD)) if ahead else None
-        self.pace = e.word(t, T_PACE)
+        self.fetch = Fetch(e, t, nv * self.right_bytes) if ahead else None
         self.w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
         self.mask = e.tail_mask(e.word(t, T_TAIL)) if masked else None
         b, vector = e.b, self.right_bytes
@@ -194,8 +220,8 @@ class _Tile:
                     rest = self.dense_steps(a3, b3, kin, dense_step) if dense_step else kin
                     with e.loop(b.ashr(rest, e.const(_UNROLL.bit_length() - 1))):
                         av, bv = e.get(a3), e.get(b3)
-                        self.fetch_ahead()
-                        for _ in range(_UNROLL):
+                        for number in range(_UNROLL):
+                            self.fetch_ahead(number)
                             k_step(av, bv)
                             av = b.add(av, w["aks"])
                             bv = b.add(bv, w["bks"])
@@ -212,11 +238,10 @@ class _Tile:
             e.step(a0, e.word(t, T_SA0))
             e.step(b0, e.word(t, T_SB0))
 
-    def fetch_ahead(self) -> None:
-        """Bring some of what comes after B into the second cache."""
-        if self.ahead is not None:
-            self.e.prefetch(self.e.get(self.ahead), near=False)
-            self.e.step(self.ahead, self.pace)
+    def fetch_ahead(self, step: int) -> None:
+        """Bring some of what comes after B into the second cache, in a step of a round."""
+        if self.fetch is not None:
+            self.fetch.run(step)
 
     def dense_steps(
         self, at_a: Any, at_b: Any, steps: Any, dense_step: Callable[[Any, Any, int], None]
@@ -229,8 +254,8 @@ class _Tile:
             # Else LLVM derives each address from the one before: a chain as long as the sums.
             av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
             for number in range(unroll):
-                if number % _UNROLL == 0 and unroll > 1:
-                    self.fetch_ahead()
+                if unroll > 1:
+                    self.fetch_ahead(number)
                 dense_step(av, bv, number)
             e.put(at_a, b.add(av, e.const(unroll * e.item)))
             e.put(at_b, b.add(bv, e.const(unroll * self.nv * self.right_bytes)))
