@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba.extending import register_jitable
 
 from subgraph.engine.emit import item_bytes
@@ -34,7 +35,14 @@ def combiner(kind: str, v: Any) -> Any:
     def take_square(total: Any, x: Any) -> Any:
         return total + x * x
 
-    return {"max": take_max, "average": take_sum, "l1": take_abs, "l2": take_square}[kind]
+    return {
+        "max": take_max,
+        "average": take_sum,
+        "l1": take_abs,
+        "l2": take_square,
+        "maximum": v.maximum,
+        "minimum": v.minimum,
+    }[kind]
 
 
 def window_taps() -> tuple[Any, Any]:
@@ -168,7 +176,8 @@ def whole(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., No
     """Return the kernel that pools whole images; one unit is one block (channel when plain).
 
     The blocked sum runs over four interleaved partial sums, the plain one over ``lanes`` of them:
-    an order that sizes alone decide.
+    an order that sizes alone decide. Of kinds ``"maximum"`` and ``"minimum"``, which pass on NaN,
+    there is the blocked one only.
 
     Words: ``0 x, 1 y, 2 pixels of an image, 3 blocks (channels) of an image,
     4 bytes between images of x, 5 of y``. Units: N * blocks.
@@ -181,8 +190,8 @@ def whole(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., No
     load_one, splat_one, get_one = one.load, one.splat, one.get
     item = item_bytes(dtype)
     combine, combine_one = combiner(kind, v), combiner(kind, one)
-    merge = combiner("max" if kind == "max" else "average", v)
-    start = LOWEST[dtype] if kind == "max" else 0.0
+    extremes = {"max": LOWEST[dtype], "maximum": -np.inf, "minimum": np.inf}
+    merge, start = combiner(kind if kind in extremes else "average", v), extremes.get(kind, 0.0)
     average, root, largest = kind == "average", kind == "l2", kind == "max"
     pixel = lanes * item
 

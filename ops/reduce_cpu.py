@@ -36,6 +36,7 @@ _OPS = {
 }
 _REAL = frozenset({"mean", "l2", "logsum", "sumexp"})
 _EMPTY = {"mean": math.nan, "logsum": -math.inf, "sumexp": -math.inf}
+_POOLED = {"mean": "average", "max": "maximum", "min": "minimum"}
 _WORK = 8192  # elements reduced that are worth a thread
 
 
@@ -122,12 +123,12 @@ def reduce(node: Node, low: Lowering) -> None:
     op = _OPS[node.op_type]
     axes = reduced_axes(low, x.rank)
     if x.layout == "blocked":
-        if op != "mean" or sorted(axes) != list(range(2, x.rank)) or not x.size:
+        if op not in _POOLED or sorted(axes) != list(range(2, x.rank)) or not x.size:
             raise Unsupported(f"{node.op_type} over axes {axes} in blocks of channels")
         of = tiles(x.dtype)
-        means = blocked_target(low, of, y)
-        emit_whole(low, x, means, "average")
-        settle(low, of, y, means)
+        found = blocked_target(low, of, y)
+        emit_whole(low, x, found, _POOLED[op])
+        settle(low, of, y, found)
         return
     if x.dtype not in (*FLOATS, *INTEGERS, "bool"):
         raise Unsupported(f"{node.op_type} of {x.dtype}")

@@ -89,3 +89,17 @@ def test_nan_is_passed_on_from_every_place(op: str, size: int) -> None:
     axes = np.array([1], np.int64)
     (got,) = run_node(f"Reduce{op}", [x, axes], [(size, 1)], constant=[1])
     assert np.isnan(got).all()
+
+
+@pytest.mark.parametrize("op", ["Max", "Min", "Mean"])
+@pytest.mark.parametrize("pixels", [1, 3, 50])
+def test_extremes_of_images_in_blocks_of_channels(op: str, pixels: int) -> None:
+    rng = np.random.default_rng(pixels)
+    x = rng.standard_normal((2, 21, pixels)).astype(np.float32)
+    if op != "Mean":
+        x[0, 3, pixels // 2], x[1, 4], x[1, 5] = np.nan, -np.inf, np.inf
+    function = {"Max": np.max, "Min": np.min, "Mean": np.mean}[op]
+    wanted = function(x, axis=2, keepdims=True)
+    axes = np.array([2], np.int64)
+    (got,) = run_node(f"Reduce{op}", [x, axes], [wanted.shape], constant=[1], blocked=[0])
+    np.testing.assert_allclose(got, wanted, rtol=0 if op != "Mean" else 1e-6, atol=1e-7)
