@@ -240,7 +240,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     batch = math.prod(sizes)
     flops = 2 * batch * m * n * depth
     as_it_is = not (residual or act.post or act.flags or weight_tiles(of, low, b.operand).weights)
-    if 0 < depth <= _SHALLOW and of.low and as_it_is:
+    if 0 < depth <= _SHALLOW and as_it_is:
         _shallow(low, product, a, sizes, steps, of, init)
         return
     if _reads_once(product, a, of):
@@ -369,8 +369,9 @@ def _shallow(
     words += [sizes[1], sizes[2], *(step * item for each in steps for step in each)]
     flops = 2 * batch * m * n * depth
     moved = (a.operand.size + b.operand.size + batch * m * n) * item
+    lanes = min(of.lanes, max(4, 1 << (n - 1).bit_length()))  # of narrow rows, no more than these
     low.emit(
-        Kernel("gemm_row_kernels", "shallow", dtype=of.dtype, lanes=of.lanes, depth=depth),
+        Kernel("gemm_row_kernels", "shallow", dtype=of.dtype, lanes=lanes, depth=depth),
         words,
         units,
         grain=grain(units, flops + 2 * moved),

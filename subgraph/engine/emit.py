@@ -14,7 +14,6 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from subgraph.engine.host import architecture, isa
-from subgraph.engine.irtools import align_stack
 from subgraph.engine.simd import emit_fma, first_lanes
 
 _I32 = ir.IntType(32)
@@ -222,5 +221,5 @@ def private_function(module: Any, name: str, words: int = 1) -> Any:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_I64] * words), name=name)
     function.linkage = "internal"
     function.attributes.add("noinline")
-    align_stack(function)
+    function.attributes.add("nounwind")
     return function

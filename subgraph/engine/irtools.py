@@ -210,7 +210,7 @@ def align_stack(function: Any) -> None:
     """Have LLVM align a function's stack to whole vectors, whatever its caller aligned.
 
     Else vectors that registers do not suffice for would be kept across two cache lines each, which
-    costs a kernel that keeps many as much as half of its speed.
+    costs a kernel that keeps many as much as half of its speed. It takes a register for addresses.
     """
     function.attributes.add("nounwind")  # without any other, llvmlite does not write this one
     function.attributes.alignstack = max(16, host.isa().vector_bytes)
