@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld, st, vec
+from subgraph.engine.simd import convert, ld, st, vec
+from subgraph.engine.transpose import zipper
 
 from .movement_kernels import arg
 
@@ -69,6 +70,8 @@ def grid_sample(
     taps = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
     zeros, border = padding == "zeros", padding == "border"
     nearest, cubic = mode == "nearest", mode == "cubic"
+    in_vectors = mode == "linear" and (zeros or border) and dtype == grid == "float32" and lanes > 1
+    write_vector: Any = _flat_places(lanes, zeros, corners) if in_vectors else None
 
     @register_jitable
     def reflected(x: float, least: float, most: float) -> float:
@@ -182,8 +185,14 @@ def grid_sample(
         for unit in range(begin, end):
             image, first = unit // blocks, unit % blocks * block
             count = min(block, places - first)
+            done = 0  # places written down as vectors; their table is that of the last dimensions
+            if in_vectors and rank == 2:
+                done = count // lanes * lanes
+                for p in range(0, done, lanes):
+                    where = arg(args, 1) + (image * places + first + p) * 2 * step
+                    write_vector(args, where, table + 64, numbers + 4 * p, shares + item * p)
             # Vectors read beyond the last place: the first one stands there once more.
-            for p in range((count + lanes - 1) // lanes * lanes):
+            for p in range(done, (count + lanes - 1) // lanes * lanes):
                 at = image * places + first + (p if p < count else 0)
                 for d in range(3 - rank, 3):
                     where = arg(args, 1) + (at * rank + 2 - d) * step
@@ -205,3 +214,60 @@ def grid_sample(
                         store_n(y + p * item, count - p, found)
 
     return kernel
+
+
+def _flat_places(lanes: int, zeros: bool, corners: bool) -> Function:
+    """Return ``write(args, grid, table, numbers, shares)``: a vector of places of a flat image.
+
+    It writes down the four pixels around each place, and their weights, as the kernel does for one
+    place; ``table`` has room for two vectors.
+    """
+    v, numbers_of = vec("float32", lanes), vec("int32", lanes)
+    load, store, splat, select, floor = v.load, v.store, v.splat, v.select, v.floor
+    largest, least_of, isnan = v.max, v.min, v.isnan
+    repeat, choose, store_numbers = numbers_of.splat, numbers_of.select, numbers_of.store
+    fewer, whole_of = numbers_of.min, convert("float32", "int32", lanes)
+    apart, row, real = zipper("float32", lanes, 2, True), 4 * lanes, np.float32
+
+    @register_jitable
+    def neighbours(number: Any, size: int) -> Any:
+        """Return the pixel before places along a dimension, and what the one behind it weighs."""
+        one = splat(real(1))
+        if corners:
+            at = (number + one) / splat(real(2)) * splat(real(size - 1))
+        else:
+            at = ((number + one) * splat(real(size)) - one) / splat(real(2))
+        at = select(isnan(at), splat(real(-1)), at)
+        low, high = (real(-_FAR), real(_FAR)) if zeros else (real(0), real(size - 1))
+        at = least_of(largest(at, splat(low)), splat(high))
+        below = floor(at)
+        return whole_of(below), at - below
+
+    @register_jitable
+    def inside(pixel: Any, size: int) -> Any:
+        return (pixel >= repeat(0)) & (pixel < repeat(size))
+
+    @register_jitable
+    def write(args: int, grid: int, table: int, numbers: int, shares: int) -> None:
+        height, width, block = arg(args, 5), arg(args, 6), 4 * arg(args, 11)
+        apart(grid, table, row)
+        x, of_x = neighbours(load(table), width)
+        y, of_y = neighbours(load(table + row), height)
+        one, first, shares_of_y = splat(real(1)), y, splat(real(1)) - of_y
+        for j in range(2):
+            left, right = first * repeat(width) + x, x + repeat(1)
+            if zeros:
+                there = inside(first, height)
+                last = choose(there & inside(right, width), left + repeat(1), repeat(-1))
+                left = choose(there & inside(x, width), left, repeat(-1))
+            else:
+                last = first * repeat(width) + fewer(right, repeat(width - 1))
+            store_numbers(numbers + 2 * j * block, left)
+            store_numbers(numbers + (2 * j + 1) * block, last)
+            store(shares + 2 * j * block, shares_of_y * (one - of_x))
+            store(shares + (2 * j + 1) * block, shares_of_y * of_x)
+            first, shares_of_y = y + repeat(1), of_y
+            if not zeros:
+                first = fewer(first, repeat(height - 1))
+
+    return write

@@ -113,3 +113,20 @@ def test_grid_sample(mode: str, padding: str, corners: int, channels: int) -> No
         x = rng.standard_normal((1, channels - 1, 4, 7, 5)).astype(np.float32)
         grid = rng.uniform(-1.6, 1.6, (1, 3, 6, 4, 3)).astype(np.float32)
         _agree(lambda *v: ops.GridSample(*v, **options), x, grid)
+
+
+@pytest.mark.parametrize("corners", [0, 1])
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+@pytest.mark.parametrize("size", [(1, 1), (6, 9)])
+def test_places_of_nowhere_alone_and_in_vectors(
+    size: tuple[int, int], padding: str, corners: int
+) -> None:
+    x = np.random.default_rng(1).standard_normal((1, 2, *size)).astype(np.float32)
+    numbers = [np.nan, np.inf, -np.inf, 1e30, -1e30, 3.0, -1.0, 1.0, -0.99, 0.99, 0.2]
+    grid = np.array([[a, b] for a in numbers for b in numbers], np.float32)
+    inputs = [sg.input("x", x.shape), sg.input("grid", (1, 1, "N", 2))]
+    options: dict[str, Any] = {"padding_mode": padding, "align_corners": corners}
+    model = sg.compile_model(sg.Graph(inputs, [ops.GridSample(*inputs, **options)]), "CPU")
+    together = model([x, grid[None, None]])[0]
+    alone = [model([x, place[None, None, None]])[0] for place in grid]
+    np.testing.assert_allclose(together, np.concatenate(alone, 3), rtol=1e-5, atol=1e-6)
