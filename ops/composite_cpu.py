@@ -48,7 +48,14 @@ def delegate(
     values = [Value(o.name, TensorType(o.dtype, o.shape)) for o in inputs]
     result = Value(output.name, TensorType(output.dtype, output.shape))
     node = Node(op_type, values, outputs=[result], name=low.node.name, attrs=attributes)
-    inner = type(low)(node, inputs, [output], threads=low.threads, options=low.options)
+    inner = type(low)(
+        node,
+        inputs,
+        [output],
+        threads=low.threads,
+        options=low.options,
+        float_block=low.float_block,
+    )
     rule.function(node, inner)
     low.steps.extend(inner.steps)
 

@@ -129,7 +129,8 @@ def fused_conv(node: Node, low: Lowering) -> None:
 
 def _job(node: Node, low: Lowering) -> Job:
     x, w, y = low.given(0), low.given(1), low.output()
-    of, high = direct_tiles(x.dtype), tiles(x.dtype)
+    lanes = low.block_lanes(x.dtype)
+    of, high = direct_tiles(x.dtype, lanes), tiles(x.dtype, lanes)
     whole = conv_geometry(node, x, w, y)
     g, taps = whole.trimmed()
     act = activation(node, of)
@@ -253,7 +254,7 @@ def _square(job: Job) -> str:
     if job.low.options.get("TUNE"):
         trials = {name: partial(_trial, job, name) for name in ("direct", *forms)}
         layouts = f"{job.x.layout} to {job.y.layout}"
-        return fastest(job.low, f"conv {of.dtype} {g} {layouts}", trials)
+        return fastest(job.low, f"conv {of.dtype} x{of.lanes} {g} {layouts}", trials)
     blocks_in = round_up(g.inputs, of.lanes) // of.lanes
     blocks_out = round_up(g.outputs, of.lanes) // of.lanes
     blocks_in *= g.kernel[0]

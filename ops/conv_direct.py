@@ -161,11 +161,13 @@ def _strip(c: Cut, ahead: bool) -> Word:
 
 
 def _cut_low(c: Cut, banded: bool) -> None:
-    """Cut for low tiles: they read a weight so often that it must come from the first cache."""
+    """Cut for low tiles: they read a weight so often that it must come from a near cache."""
     of, l2 = c.of, caches().l2
     if not banded and c.g.pixels > of.mr:
         steps = c.g.taps * (1 if c.plain else of.lanes)
-        most = max(1, caches().l1 // 2 // (of.width * of.item * steps))
+        # Where a weight serves six rows it must come from the first cache; eight can wait longer.
+        near = caches().l1 // 2 if of.mr <= 6 else 2 * caches().l1
+        most = max(1, near // (of.width * of.item * steps))
         c.segment = -(-c.blocks_in // -(-c.blocks_in // most))
     while c.rows > 1 and c.reads() > l2 // 3:
         c.rows = -(-c.rows // 2)

@@ -125,7 +125,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     if not w.constant or (bias is not None and not bias.constant):
         _computed(node, low, x, w, bias, y)
         return
-    of = tiles(x.dtype)
+    of = tiles(x.dtype, low.block_lanes(x.dtype))
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
     kernel = triple(w.shape[2:], 1)
     strides = triple(ints(node, "strides", rank, 1), 1)

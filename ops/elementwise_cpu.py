@@ -136,6 +136,8 @@ def emit_expression(
     lanes = min(low.lanes("uint8" if d == "bool" else d) for d in (*sizes, *_work(expression)))
     operands: list[Operand | Weight]
     if target.layout == "blocked":
+        if any(s.shape != target.shape for s in sources):
+            lanes = min(lanes, target.lanes)  # a block of channels repeats along the pixels
         operands, shape, strides = _blocked(low, sources, target)
         strides += [contiguous(shape)] * len(results)
         dims, strides, periodic = _merge_blocks(shape, strides, lanes)

@@ -196,7 +196,8 @@ def local(node: Node, low: Lowering) -> None:
     given = cast_to(low, x, work)
     lanes = low.lanes(work)
     if x.layout == "blocked":
-        if max(before, after) >= lanes or x.lanes != lanes:
+        lanes = x.lanes
+        if max(before, after) >= lanes or work != x.dtype:
             raise Unsupported(f"LRN over {size} channels in blocks of {x.lanes}")
         kernel = Kernel(
             "normalization_kernels",

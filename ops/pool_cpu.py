@@ -28,7 +28,7 @@ def window(node: Node, low: Lowering) -> None:
     if x.dtype in _BYTES or (len(low.outputs) > 1 and len(node.outputs) > 1):
         _largest(node, low)
         return
-    of = tiles(x.dtype)
+    of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
     g = pool_geometry(node, x, y)
     kind = pool_kind(node, _KINDS[node.op_type])
     if g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
@@ -129,7 +129,7 @@ def whole(node: Node, low: Lowering) -> None:
 
 def emit_whole(low: Lowering, x: Operand, y: Word, kind: str) -> None:
     """Emit the pooling of whole images; y is one pixel for each, in the layout of x."""
-    of = tiles(x.dtype)
+    of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
     lanes, images, blocks = _split(x, of)
     pixels = math.prod(x.shape[2:])
     plain = x.layout == "plain"

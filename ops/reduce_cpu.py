@@ -125,7 +125,7 @@ def reduce(node: Node, low: Lowering) -> None:
     if x.layout == "blocked":
         if op not in _POOLED or sorted(axes) != list(range(2, x.rank)) or not x.size:
             raise Unsupported(f"{node.op_type} over axes {axes} in blocks of channels")
-        of = tiles(x.dtype)
+        of = tiles(x.dtype, x.lanes)
         found = blocked_target(low, of, y)
         emit_whole(low, x, found, _POOLED[op])
         settle(low, of, y, found)

@@ -18,6 +18,7 @@ from subgraph.traced import larger
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64")
 _NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus", "HardSigmoid"})
+_REGISTERS_OF_HALVES = 16
 SMALL = 200_000  # multiplications that are not worth a second thread
 
 
@@ -122,25 +123,36 @@ class Tiles:
         )
 
 
-def tiles(dtype: str) -> Tiles:
+def tiles(dtype: str, lanes: int = 0) -> Tiles:
     """Return the tiles of a dtype.
+
+    Args:
+        dtype: The dtype.
+        lanes: Elements of a vector; 0: as many as it holds on this machine.
 
     Raises:
         Unsupported: There are none.
     """
     if dtype not in FLOATS:
         raise Unsupported(f"dtype {dtype}; float32 and float64 have kernels")
-    lanes = host.lanes(dtype)
-    return Tiles(dtype, lanes, *tile_shape(lanes, host.isa().registers))
+    whole = host.lanes(dtype)
+    # Halves of vectors have the tiles, and the encoding, of machines whose vectors they are.
+    registers = host.isa().registers if lanes in (0, whole) else _REGISTERS_OF_HALVES
+    lanes = lanes or whole
+    return Tiles(dtype, lanes, *tile_shape(lanes, registers))
 
 
-def direct_tiles(dtype: str) -> Tiles:
+def direct_tiles(dtype: str, lanes: int) -> Tiles:
     """Return the tiles of direct convolutions, low ones on x86: their sums run in strips.
+
+    Args:
+        dtype: The dtype.
+        lanes: Elements of a vector.
 
     Raises:
         Unsupported: There are none.
     """
-    of = tiles(dtype)
+    of = tiles(dtype, lanes)
     return attrs.evolve(of, mr=min(of.mr, LOW_ROWS)) if host.isa().name == "avx512" else of
 
 

@@ -54,7 +54,7 @@ def fastest(low: Lowering, key: str, candidates: Mapping[str, Callable[[Lowering
         return chosen
     times: dict[str, float] = {}
     for name, emit in candidates.items():
-        trial = Lowering(low.node, low.inputs, low.outputs, threads=1)
+        trial = Lowering(low.node, low.inputs, low.outputs, threads=1, float_block=low.float_block)
         emit(trial)
         times[name] = _seconds(trial.steps)
     best = min(times, key=times.__getitem__)

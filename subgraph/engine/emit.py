@@ -139,9 +139,10 @@ class Emit:
         """As `fence`, and what the slots hold is computed before it, where x86 has few registers.
 
         Else LLVM finishes some sums of a step in the next one and moves all of them between
-        registers.
+        registers. Halves of vectors keep to the 16 registers of machines whose vectors they are.
         """
-        if isa().registers >= 32 or self.lanes == 1 or architecture() != "x86_64":
+        few = isa().registers < 32 or self.lanes * self.item < isa().vector_bytes
+        if not few or self.lanes == 1 or architecture() != "x86_64":
             self.fence()
             return
         kind = ir.FunctionType(ir.VoidType(), [self.vector] * len(slots))

@@ -35,6 +35,8 @@ _LIKE = {
     "like-avxvnni": ("avx2", frozenset({"fma", "avx2", "avxvnni"})),
     "like-neon": ("neon", frozenset[str]()),
 }
+# Processors (LLVM's names) that multiply vectors of 512 bits in units of 256 bits.
+_UNITS_OF_256_BITS = ("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake")
 _ITEM_BYTES = {
     "float64": 8,
     "int64": 8,
@@ -189,6 +191,16 @@ def _widest() -> str:
 def lanes(dtype: str) -> int:
     """Return how many elements of a dtype one vector register holds (1 without vectors)."""
     return max(1, isa().vector_bytes // _ITEM_BYTES[dtype])
+
+
+def halves_cost_half() -> bool:
+    """Return whether a multiplication of half a vector takes half the time of a whole one.
+
+    So it is where vectors of 512 bits pass through units of 256 bits; one that is only followed is
+    made of two.
+    """
+    here = isa()
+    return here.name == "avx512" and (bool(here.like) or here.cpu in _UNITS_OF_256_BITS)
 
 
 def _sysfs_size(text: str) -> int:

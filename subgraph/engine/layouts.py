@@ -33,8 +33,15 @@ _CHUNK = 2048  # pixels of a work unit of a conversion
 DOMAIN = "subgraph.cpu"
 
 
-def block_lanes(dtype: str) -> int:
-    """Return the channels of a block in the blocked layout of a dtype."""
+def block_lanes(dtype: str, float_block: int = 0) -> int:
+    """Return the channels of a block in the blocked layout of a dtype.
+
+    Args:
+        dtype: The dtype.
+        float_block: Those of float32, which are chosen for each graph; 0: a vector of this machine.
+    """
+    if dtype == "float32" and float_block:
+        return float_block
     return _BYTE_BLOCK if dtype in ("uint8", "int8") else host.lanes(dtype)
 
 
@@ -43,11 +50,19 @@ class Arranger:
 
     Attributes:
         reorders: Number of conversions that move data.
+        float_block: Channels of a block of float32 values.
     """
 
-    def __init__(self, emit: Callable[[EmittedStep], object], threads: int, blocked: bool) -> None:
+    def __init__(
+        self,
+        emit: Callable[[EmittedStep], object],
+        threads: int,
+        blocked: bool,
+        float_block: int,
+    ) -> None:
         """Give conversions to ``emit``; without ``blocked`` everything stays plain."""
         self.reorders = 0
+        self.float_block = float_block
         self._emit = emit
         self._threads = threads
         self._enabled = blocked
@@ -93,7 +108,8 @@ class Arranger:
     def make_blocked(self, operand: Operand) -> None:
         """Give a new operand the blocked layout if its dtype has one."""
         if operand.dtype in _DTYPES:
-            operand.layout, operand.lanes = "blocked", block_lanes(operand.dtype)
+            operand.layout = "blocked"
+            operand.lanes = block_lanes(operand.dtype, self.float_block)
 
     def _wants_blocks(
         self,
@@ -112,7 +128,7 @@ class Arranger:
             and first.rank > 2
             and node.op_type in _ANCHORS
             and types[0].dtype in _DTYPES
-            and block_lanes(first.dtype) > 1
+            and block_lanes(first.dtype, self.float_block) > 1
         )
 
     def _as(
@@ -129,11 +145,15 @@ class Arranger:
                 and operand.dtype in _DTYPES
                 and operand.rank == rank > 2
                 # The few channels of an image are read as they are.
-                and _fills_blocks(operand)
+                and self._fills_blocks(operand)
             )
             layout: Layout = "plain" if position == filters else "blocked"
             given.append(self._converted(operand, layout) if moves and operand else operand)
         return given
+
+    def _fills_blocks(self, operand: Operand) -> bool:
+        """Return whether a value has enough channels for blocks of them."""
+        return operand.shape[1] >= max(block_lanes(operand.dtype, self.float_block) // 2, 4)
 
     def _converted(self, operand: Operand, layout: Layout) -> Operand:
         if operand.layout == layout:
@@ -164,11 +184,6 @@ class Arranger:
                 self.reorders += 1
                 self._emit(step)
         self._pending.clear()
-
-
-def _fills_blocks(operand: Operand) -> bool:
-    """Return whether a value has enough channels for blocks of them."""
-    return operand.shape[1] >= max(block_lanes(operand.dtype) // 2, 4)
 
 
 def _same_memory(a: Operand, b: Operand) -> bool:

@@ -281,13 +281,24 @@ class Lowering:
         *,
         threads: int = 1,
         options: dict[str, Any] | None = None,
+        float_block: int = 0,
     ) -> None:
-        """Prepare to lower ``node``; ``options`` are the device's properties."""
+        """Prepare to lower ``node``.
+
+        Args:
+            node: The node.
+            inputs: Operands of its inputs.
+            outputs: Operands of its outputs.
+            threads: Threads that a step may use.
+            options: The device's properties.
+            float_block: Channels of a block of float32 values; 0: a vector of this machine.
+        """
         self.node = node
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.threads = threads
         self.options = options or {}
+        self.float_block = float_block or self.lanes("float32")
         self.steps: list[EmittedStep] = []
         self.in_place_pairs: list[tuple[Operand, Operand]] = []
         self._placed: list[Storage] = []
@@ -312,6 +323,10 @@ class Lowering:
         from subgraph.engine.host import lanes
 
         return lanes(dtype)
+
+    def block_lanes(self, dtype: str) -> int:
+        """Return the channels of a block of floats, in the blocked layout."""
+        return self.float_block if dtype == "float32" else self.lanes(dtype)
 
     def emit(
         self,

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.engine.block_width import float_block
 from subgraph.engine.concrete_types import (
     SHAPE_LIKE,
     concrete,
@@ -174,7 +175,9 @@ class Planner:
         self.pairs: list[tuple[Operand, Operand, int]] = []
         self.guards: dict[Parameter, int] = {}
         self.lowerings: list[Lowering] = []
-        self.arranger = Arranger(self.items.append, options.threads, options.blocked)
+        self.arranger = Arranger(
+            self.items.append, options.threads, options.blocked, float_block(graph)
+        )
         self.inputs = [
             self._input(k, value, types[k], values.get(k)) for k, value in enumerate(graph.inputs)
         ]
@@ -455,6 +458,7 @@ class Planner:
                 made,
                 threads=self.options.threads,
                 options=dict(self.options.properties),
+                float_block=self.arranger.float_block,
             )
             try:
                 rule.function(node, low)
