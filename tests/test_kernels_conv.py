@@ -259,7 +259,7 @@ def test_rows_of_outputs(
         patch.setattr(conv_cpu, "choose", lambda job: "first" if layout == "plain" else "direct")
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
-    close(got, wanted, 1e-5)  # thousands of products, without fused ones on old machines
+    close(got, wanted, 2e-5)  # thousands of products, without fused ones on old machines
 
 
 @pytest.mark.parametrize(
