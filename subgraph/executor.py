@@ -50,6 +50,12 @@ class Cancel:
         self.wanted = False
         self.sessions: list[Session] = []
 
+    def watch(self, session: Session) -> None:
+        """Let a session know of a request, one that was made already, too."""
+        self.sessions.append(session)
+        if self.wanted:
+            session.cancel()
+
     def request(self) -> None:
         """End the run at the next step, of a session that can at its next inner step."""
         self.wanted = True
@@ -274,7 +280,7 @@ class Executor:
         session = open_session(step.op)
         if self.profiling:
             session.measure()
-        self._cancel.sessions.append(session)
+        self._cancel.watch(session)
         self._runs.append(session)
         run_given = None if step.given is None else session.given_only()
         if run_given is None or step.given is None:
@@ -463,7 +469,7 @@ class Executor:
         except Exception as following:
             explain_failure(following, step.node)
         if for_good:
-            self._cancel.sessions.append(session)
+            self._cancel.watch(session)
             self._runs[position] = session
             self._steps[position] = _stepper(step, step.inputs, session.__call__)
         for slot, result in zip(step.outputs, results, strict=True):

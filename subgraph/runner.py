@@ -119,7 +119,7 @@ class DirectRunner(Runner):
         self._node = node
         self._op = node.op
         self._session = open_session(node.op)
-        cancel.sessions.append(self._session)
+        cancel.watch(self._session)
         position = {value: k for k, value in enumerate(graph.inputs)}
         self._template: list[Parameter | None] = [
             None if v is None else v.parameter for v in node.inputs
@@ -200,7 +200,7 @@ class DirectRunner(Runner):
             explain_failure(error, self._node)
         session, for_good = found
         if for_good:
-            self.cancel.sessions.append(session)
+            self.cancel.watch(session)
             self._session = session
             self._run_given = self.repeat = None
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph.subgraph_op import Session
 
 from .simulated_device import Array, Simulated, X, check, expected, seven, two_devices
 
@@ -49,6 +51,27 @@ def test_multi_goes_on_without_a_lost_device(devices: Any, caplog: Any) -> None:
     b.lost = True
     with pytest.raises(sg.DeviceError, match="device lost"):
         requests[0].infer(X)
+
+
+def test_what_a_request_held_on_a_lost_device_is_freed(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Records that pytest keeps hold the error, and so the frames that raised it.
+    monkeypatch.setattr(logging.getLogger("subgraph"), "disabled", True)
+    core, a, _ = devices
+    a.takes = None
+    request = core.compile_model(seven(), "MULTI:A,B").create_infer_request()
+    request.infer(X)
+
+    def held() -> set[str]:
+        gc.collect()
+        sessions = [found for found in gc.get_objects() if isinstance(found, Session)]
+        return {session.op.device for session in sessions if session.op.device in ("A", "B")}
+
+    assert held() == {"A"}
+    a.lost = True
+    request.infer(X)
+    assert held() == {"B"}
 
 
 def test_multi_starts_without_a_device_that_cannot(devices: Any, caplog: Any) -> None:

@@ -11,7 +11,8 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from subgraph.errors import DeviceError
 from subgraph.opencl.runtime import SIMULATOR, find_devices
 
 HERE = Path(__file__).parent
-FORMS, PARTS = ("CPU", "GPU"), 4
+FORMS, PARTS = ("CPU", "GPU"), 12
 GENERATED = {"elementwise.run"}  # kernels without a file: their text is made for each chain
 # Kernels that no run can reach, and why.
 UNREACHED: dict[str, str] = {}
@@ -87,9 +88,15 @@ def run_part(form: str, part: int, folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def test_every_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = [(form, part, tmp_path) for part in range(PARTS) for form in FORMS]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        ran = list(pool.map(run_part, *zip(*parts, strict=True)))
+    parts = [(form, part) for part in range(PARTS) for form in FORMS]
+    ran: list[tuple[dict[str, Any], str]] = []
+    with capsys.disabled(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        began = time.monotonic()
+        for done in as_completed([pool.submit(run_part, *part, tmp_path) for part in parts]):
+            ran.append(done.result())
+            state = ran[-1][1] or "no finding"
+            spent = time.monotonic() - began
+            print(f"\n{len(ran)} of {len(parts)} parts after {spent:.0f} s: {state}", flush=True)
     launched = {name for notes, _ in ran for name in notes["launched"]}
     left_out = {test: why for notes, _ in ran for test, why in notes["left out"].items()}
     with capsys.disabled():

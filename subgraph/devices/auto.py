@@ -234,6 +234,7 @@ class _AutoRunner(Runner):
 
     def _open(self) -> None:
         self._model = self._owner.current
+        self.cancel.sessions.clear()  # else the memory of the one before would live on
         self._runner = self._model.create_runner(self.cancel)
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:

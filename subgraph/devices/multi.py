@@ -248,6 +248,7 @@ class _MultiRunner(Runner):
 
     def _move(self) -> None:
         self._model = self._load.take()
+        self.cancel.sessions.clear()  # else those of the device that failed would live on
         self._runner = self._model.create_runner(self.cancel)
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
