@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from subgraph.engine import host
 from subgraph.engine.lowering import Layout
 from subgraph.ops import conv_cpu
 from subgraph.ops.conv_geometry import Geometry
@@ -19,7 +20,7 @@ from .conv_support import close, reference
 from .kernel_support import run_node
 
 Array = np.ndarray[Any, Any]
-LOW = direct_tiles("float32").low
+LOW = direct_tiles("float32", host.lanes("float32")).low
 CUTS = st.lists(st.floats(0, 1), max_size=3)
 QUICK = settings(max_examples=50, deadline=None)
 LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])

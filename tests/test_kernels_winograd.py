@@ -17,7 +17,7 @@ from .conv_support import close, reference
 from .kernel_support import run_node
 
 Array = np.ndarray[Any, Any]
-LOW = direct_tiles("float32").low
+LOW = direct_tiles("float32", host.lanes("float32")).low
 
 
 @settings(max_examples=60, deadline=None)
