@@ -15,6 +15,7 @@ import numpy as np
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.tiling import LOW_ROWS
 from subgraph.graph import Node
 
 from .copying_cpu import emit_copy
@@ -28,6 +29,7 @@ from .tile_planning import (
     Array,
     Tiles,
     activation,
+    direct_tiles,
     even_part,
     grain,
     round_up,
@@ -146,8 +148,10 @@ def emit_product(low: Lowering, product: Product) -> None:
     Raises:
         Unsupported: It is none that the kernel can do.
     """
-    of = tiles(product.out.dtype)
     a, b, out = product.a, product.b, product.out
+    # A tile or less of rows only streams B, which nothing needs to bring closer.
+    few = out.size <= LOW_ROWS * b.columns
+    of = tiles(out.dtype) if few else direct_tiles(out.dtype)
     if a.columns != b.rows:
         raise Unsupported(f"a product of depths {a.columns} and {b.rows}")
     if not out.size:

@@ -142,12 +142,14 @@ def tiles(dtype: str, lanes: int = 0) -> Tiles:
     return Tiles(dtype, lanes, *tile_shape(lanes, registers))
 
 
-def direct_tiles(dtype: str, lanes: int) -> Tiles:
-    """Return the tiles of direct convolutions, low ones on x86: their sums run in strips.
+def direct_tiles(dtype: str, lanes: int = 0) -> Tiles:
+    """Return the tiles of direct convolutions and matrix products, low ones on x86.
+
+    The sums of the former run in strips, and both bring what comes next closer meanwhile.
 
     Args:
         dtype: The dtype.
-        lanes: Elements of a vector.
+        lanes: Elements of a vector; 0: as many as it holds on this machine.
 
     Raises:
         Unsupported: There are none.
