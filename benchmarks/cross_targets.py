@@ -97,7 +97,9 @@ def examine(kernel: Any, cpu: str) -> list[str]:
     except Exception as error:
         return [f"cannot be compiled: {error}"]
     found = [] if code else ["no object code"]
-    if dict(kernel.variant).get("flavour") == "quads" and isa.has("avx512vnni"):
+    if kernel.module.endswith("tile_int") and dict(kernel.variant).get("flavour") == "quads":
+        if not isa.has("avx512vnni"):
+            return found  # there other tiles are chosen
         found += [] if "vpdpbusd" in text else ["no vpdpbusd"]
     # The polynomials of a chain of functions may need more registers than there are: no sums.
     stored = 0 if kernel.module.endswith("elementwise_kernels") else spills(text)
