@@ -42,6 +42,8 @@ from .conv_geometry import (
     winograd_weights,
 )
 from .conv_winograd import emit_winograd, winograd_sizes
+from .copying_cpu import emit_copy
+from .elementwise_cpu import temporary
 from .layout_turns import blocked, blocked_target, plain, plain_target, settle
 from .packing import LINE, packed_size
 from .tile_planning import (
@@ -63,6 +65,7 @@ from .tuning import fastest
 _MEMORY, _MEMORY_LOW = 8.0, 3.0
 _COLOURS = 3  # channels of an image: worth a kernel of their own whatever the lanes
 _WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
+_TURNS = 12  # taps that repeating channels, and turning them into blocks, is worth
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 
 
@@ -153,6 +156,8 @@ def emit(job: Job, algorithm: str) -> None:
         _generic(job)
     elif algorithm == "depthwise":
         _depthwise(job)
+    elif algorithm == "repeated":
+        _repeated(job)
     elif algorithm == "bands":
         _banded(job)
     elif algorithm.startswith(("winograd", "strided")):
@@ -182,6 +187,9 @@ def choose(job: Job) -> str:
         blocks = round_up(together * g.outputs, of.lanes) // of.lanes
         dense = -(-g.groups // together) * round_up(together * g.inputs, of.lanes) * blocks
         banded = sum(count * of.lanes * of.nv for _, count in bands(g, of))
+        channels = round_up(job.channels_out, of.lanes) // of.lanes
+        if g.inputs == 1 and min(dense, banded) * g.taps > channels * (g.taps + _TURNS):
+            return "repeated"
         if min(dense, banded) > _WASTE * g.groups * g.inputs * g.outputs / of.lanes:
             return "generic"
         return "direct" if dense <= banded else "bands"
@@ -392,6 +400,18 @@ def _depthwise(job: Job) -> None:
         bytes=g.images * (image_in + image_out),
     )
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def _repeated(job: Job) -> None:
+    """Emit several outputs of each channel: a depthwise convolution of channels repeated so."""
+    low, of, g, x = job.low, job.of, job.g, job.x
+    pixels, times = math.prod(x.shape[2:]), g.outputs
+    images, channels, *places = x.shape
+    wide = temporary(low, x.dtype, (images, channels * times, *places))
+    sizes, steps = (images * channels, times, pixels), (times * pixels, pixels, 1)
+    emit_copy(low, plain(low, of, x), wide, sizes, (pixels, 0, 1), steps, item=of.item)
+    g = attrs.evolve(g, groups=channels * times, outputs=1)
+    _depthwise(attrs.evolve(job, g=g, x=wide))
 
 
 def _winograd(job: Job, m: int, stride: int) -> None:

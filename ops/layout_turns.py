@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Lowering, Operand, Word
+from subgraph.engine.lowering import Lowering, Operand, Scratch, Word
 
 from .elementwise_cpu import clear_padding
 from .tile_planning import Tiles, grain, round_up
@@ -23,7 +23,7 @@ def blocked(low: Lowering, of: Tiles, operand: Operand) -> Word:
     return target
 
 
-def plain(low: Lowering, of: Tiles, operand: Operand) -> Word:
+def plain(low: Lowering, of: Tiles, operand: Operand) -> Operand | Scratch:
     """Return where an operand lies in the plain layout, turning it if it must be."""
     if operand.layout == "plain" or _same(operand, of):
         return operand

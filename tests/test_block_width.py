@@ -98,6 +98,7 @@ def test_products_are_those_of_the_kernels(
 def test_depthwise_products() -> None:
     assert Sums(10, 24, 1, 1, 9).vectors(16) == 10 * 9 * 2
     assert Sums(10, 24, 1, 1, 9).vectors(8) == 10 * 9 * 3
+    assert Sums(10, 24, 1, 3, 9).vectors(16) == 10 * 9 * 5  # each channel repeated
 
 
 @pytest.mark.usefixtures("halves")

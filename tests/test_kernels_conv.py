@@ -145,6 +145,7 @@ def test_conv(
     pads=st.tuples(*[st.integers(0, 4)] * 4),
     dilation=st.integers(1, 2),
     channels=st.sampled_from([2, 8, 21]),
+    times=st.integers(1, 3),
     single=st.booleans(),
     act=st.sampled_from(["Relu", "Silu"]),
     with_residual=st.booleans(),
@@ -158,6 +159,7 @@ def test_depthwise_windows(
     pads: tuple[int, int, int, int],
     dilation: int,
     channels: int,
+    times: int,
     single: bool,
     act: str,
     with_residual: bool,
@@ -169,8 +171,8 @@ def test_depthwise_windows(
     reach = ((kernel[0] - 1) * dilation + 1, kernel[1])
     source = [max(n, reach[i] - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
     x = rng.standard_normal((2, channels, *source)).astype(dtype)
-    w = rng.standard_normal((channels, 1, *kernel)).astype(dtype)
-    bias = rng.standard_normal(channels).astype(dtype)
+    w = rng.standard_normal((channels * times, 1, *kernel)).astype(dtype)
+    bias = rng.standard_normal(channels * times).astype(dtype)
     wanted = reference(x, w, strides, (dilation, 1), pads, channels) + bias.reshape(-1, 1, 1)
     added = rng.standard_normal(wanted.shape).astype(dtype) if with_residual else None
     if added is not None:

@@ -44,7 +44,7 @@ class Sums:
 
     def _products(self, lanes: int) -> int:
         channels = self.groups * self.outputs
-        if self.groups == channels and self.inputs == 1:
+        if self.groups > 1 and self.inputs == 1:
             return -(-channels // lanes)
         if self.groups > 1:
             return min(self._merged(lanes), self._bands(lanes))
