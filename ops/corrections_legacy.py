@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 def binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the operator's result; before opset 7 the second operand is laid out by ``axis``."""
     if node.version >= 7 or node.version == 0:
-        return standard(node, inputs)
+        return _binary(node, inputs)
     first, second = inputs
     if node.attrs.get("broadcast"):
         second = _laid_out(first, second, node.attrs.get("axis"))
@@ -33,7 +33,17 @@ def binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         raise ShapeError(
             f"shapes {first.shape} and {second.shape} differ and attribute broadcast is 0"
         )
-    return standard(variant(node, version=7, drop=tuple(node.attrs)), [first, second])
+    return _binary(variant(node, version=7, drop=tuple(node.attrs)), [first, second])
+
+
+def _binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    found = standard(node, inputs)
+    if node.op_type != "Pow":
+        return found
+    # Of one exponent 0.5 NumPy takes the square root, which differs from C's pow below zero.
+    base, exponent = inputs
+    ends = (exponent == 0.5) & ((base == 0) | (base == -math.inf))
+    return [np.where(ends, np.abs(base), found[0])]
 
 
 def _laid_out(first: Array, second: Array, axis: int | None) -> Array:

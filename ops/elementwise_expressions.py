@@ -20,6 +20,7 @@ _HALVES = ("float16", "bfloat16")
 FLOATS = ("float32", "float64", *_HALVES)
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = frozenset((*FLOATS, *INTEGERS, "bool"))
+_WITHIN_SINGLE = (*_HALVES, "float32", "bool", "int8", "int16", "uint8", "uint16")
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 
@@ -84,6 +85,17 @@ class Expression:
             self.instructions.append(f"round_{dtype}.float32 {name}")
             name = f"t{len(self.instructions) - 1}"
         return Term(name, dtype)
+
+    def power(self, base: Term, exponent: Term) -> Term:
+        """Raise to a power whose exponent may be wider than float32, which holds not all of them.
+
+        A whole number beyond 2**24 would be rounded to an even one, which changes the sign.
+        """
+        if exponent.dtype in _WITHIN_SINGLE or base.dtype == "float64":
+            return self("pow", base, self.cast(exponent, register(base.dtype)), dtype=base.dtype)
+        wide = self.cast(exponent, "float64")
+        self.instructions.append(f"pow.float64.float32 {base.name} {wide.name}")
+        return Term(f"t{len(self.instructions) - 1}", base.dtype)
 
 
 _TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
@@ -155,7 +167,7 @@ def _mod(e: Expression, node: Node, args: list[Term]) -> Term:
 def _pow(e: Expression, node: Node, args: list[Term]) -> Term:
     base, exponent = args
     if base.dtype in FLOATS:
-        return e("pow", base, e.cast(exponent, register(base.dtype)), dtype=base.dtype)
+        return e.power(base, exponent)
     wide = "float64" if exponent.dtype in FLOATS else "int64"
     if base.dtype == exponent.dtype:
         return e("pow", base, exponent)

@@ -142,6 +142,9 @@ class Writer:
         name, dtype, *more = head.split(".")
         if name == "cast":
             kind, value = _ctype(more[0]), self._cast(operands[0], dtype, more[0])
+        elif name == "pow" and more:
+            kind, (a, b) = _ctype(more[0]), operands
+            value = f"({b} == 2 ? {a} * {a} : ({kind})pow(({_ctype(dtype)}){a}, {b}))"
         elif name == "where":
             condition, a, b = operands
             kind = _ctype(dtype)

@@ -369,7 +369,8 @@ def _merge(
     return result
 
 
-def _pow(builder: Any, dtype: str, a: Value, b: Value) -> Value:
+def _pow(builder: Any, dtypes: Sequence[str], a: Value, b: Value) -> Value:
+    dtype, wide = dtypes[-1], dtypes[0]
     if not is_float(dtype):
         return _integer_power(builder, dtype, a, b)
     cases: list[tuple[float, Callable[[], Value]]] = [
@@ -386,7 +387,7 @@ def _pow(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         if k == len(cases):
             return _real_power(builder, dtype, a, b)
         exponent, common = cases[k]
-        other = builder.fcmp_unordered("!=", b, _like(b, dtype, exponent))
+        other = builder.fcmp_unordered("!=", b, _like(b, wide, exponent))
         return _merge(builder, builder.not_(mask_any(builder, other)), common, lambda: power(k + 1))
 
     return power(0)
@@ -445,7 +446,6 @@ BINARY: dict[str, Callable[[Any, str, Value, Value], Value]] = {
     "div": _div,
     "mod": _mod,
     "fmod": _fmod,
-    "pow": _pow,
     "max": _pick(">"),
     "min": _pick("<"),
     "and": _bits("and_"),
@@ -506,13 +506,18 @@ def _longs(x: Value) -> Any:
 
 
 def apply(builder: Any, name: str, dtypes: Sequence[str], args: Sequence[Value]) -> Value:
-    """Emit primitive ``name`` of one dtype (``cast``: source and target) on vectors."""
+    """Emit primitive ``name`` of one dtype on vectors (``cast``: source and target).
+
+    ``pow`` takes two dtypes as well: the exponent's, and that of the base and the result.
+    """
     if name == "cast":
         return _cast(builder, dtypes[0], dtypes[1], args[0])
     if name == "where":
         return _where(builder, dtypes[0], args[0], args[1], args[2])
     if name in UNARY:
         return UNARY[name](builder, dtypes[0], args[0])
+    if name == "pow":
+        return _pow(builder, dtypes, args[0], args[1])
     return BINARY[name](builder, dtypes[0], args[0], args[1])
 
 

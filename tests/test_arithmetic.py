@@ -18,10 +18,11 @@ _ODD = [
 ]
 
 
-def _run(op: Any, *arrays: Array, **attributes: Any) -> Array:
+def _run(op: Any, *arrays: Array, device: str = "CPU", **attributes: Any) -> Array:
     inputs = [sg.input(f"x{k}", a.shape, str(a.dtype)) for k, a in enumerate(arrays)]
     graph = sg.Graph(inputs=inputs, outputs=[op(*inputs, **attributes)])
-    found: Array = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": 1})(list(arrays))[0]
+    config = {"INFERENCE_NUM_THREADS": 1} if device == "CPU" else {}
+    found: Array = sg.compile_model(graph, device, config)(list(arrays))[0]
     return found
 
 
@@ -73,6 +74,40 @@ def test_powers_by_products(exponent: float) -> None:
         want = np.power(x.astype(np.float64), exponent).astype(np.float32)
     got = _run(ops.Pow, x, np.full(x.shape, exponent, np.float32))
     np.testing.assert_allclose(got, want, rtol=3e-7, atol=2e-45)
+
+
+_LARGE = [2**24 + 1, 2**24 + 2, 2**25 + 1, -(2**24) - 1, 2**30 + 1, 2, 3, -1, 0, 5, -7]
+
+
+@pytest.mark.parametrize("device", ["CPU", "OPENCL", "REFERENCE"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float64"])
+@pytest.mark.parametrize("base", ["float32", "float64", "float16"])
+def test_exponents_that_float32_does_not_hold(device: str, dtype: str, base: str) -> None:
+    """A number beyond 2**24 that is odd stays odd: the sign of the power depends on it."""
+    if device not in sg.Core().available_devices:
+        pytest.skip(f"no device {device}")
+    numbers = [-1, 1, -1 - 2**-20, -1 + 2**-20, -0.0, 0, -2, 0.5, *(math.inf, -math.inf, math.nan)]
+    x, y = np.meshgrid(np.array(numbers, base), np.array(_LARGE, dtype))
+    with np.errstate(all="ignore"):
+        want = np.power(x.astype(np.float64), y).astype(base)
+    got = _run(ops.Pow, x, y, device=device)
+    np.testing.assert_allclose(got, want, rtol=3e-7 if base == "float32" else 1e-13)
+    np.testing.assert_array_equal(
+        np.signbit(got)[~np.isnan(want)], np.signbit(want[~np.isnan(want)])
+    )
+
+
+@pytest.mark.parametrize("device", ["CPU", "OPENCL", "REFERENCE"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_power_of_a_half_is_no_square_root(device: str, dtype: str) -> None:
+    """As IEEE 754 and C say: of -0 it is 0, of minus infinity it is infinity."""
+    if device not in sg.Core().available_devices:
+        pytest.skip(f"no device {device}")
+    x = np.array([-0.0, -math.inf, 0, math.inf, 4, -4, math.nan], dtype)
+    want = np.array([math.pow(n, 0.5) if n != -4 else math.nan for n in x.tolist()], dtype)
+    got = _run(ops.Pow, x, np.array([0.5], dtype), device=device)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(np.signbit(got[:5]), np.signbit(want[:5]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -541,7 +541,10 @@ def power(dtype: str, lanes: int) -> Any:
 
 
 def emit_power(builder: Any, x: Any, y: Any) -> Any:
-    """Emit ``x ** y`` of float32 or float64 vectors, as `power` says, and return the LLVM value."""
+    """Emit ``x ** y`` of float32 or float64 vectors, as `power` says, and return the LLVM value.
+
+    The exponents of float32 may be float64.
+    """
     if x.type.element == F64:
         return call_intrinsic(builder, f"llvm.pow.{suffix(x.type)}", x.type, [x, y])
     return power_single(Expr(builder, x), Expr(builder, y)).value

@@ -39,12 +39,12 @@ _MANTISSA, _BIAS, _SQRT_HALF = 52, 1023, 0x3FE6A09E667F3BCD
 
 
 def power_single(x: Expr, y: Expr) -> Expr:
-    """Return ``x ** y`` as IEEE 754 says, special values as C's pow."""
+    """Return ``x ** y`` as IEEE 754 says, special values as C's pow; y may be float64."""
     builder, ty = x.builder, x.value.type
     wide = ir.VectorType(F64, ty.count)
 
     def widened(e: Expr) -> Expr:
-        return e.like(builder.fpext(e.value, wide))
+        return e if e.value.type == wide else e.like(builder.fpext(e.value, wide))
 
     size = x.like(builder.fptrunc(_exp2(widened(y) * _log2(widened(x.abs()))).value, ty))
     whole = y.compare("==", y.libm("trunc"))
