@@ -8,9 +8,11 @@ arrays of less share one.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -32,9 +34,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64)
     """Return an uninitialised C-contiguous array whose address is a multiple of ``align``."""
     size = math.prod(shape) * dtype.itemsize
     if not _OFFERED or size < _LEAST:
-        raw = np.empty(size + align, np.uint8)
-        start = -raw.ctypes.data % align
-        raw = raw[start : start + size]
+        raw = _plain(size, align)
     elif size > _MOST:
         raw = mapped_empty(size)
     else:
@@ -45,34 +45,62 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64)
 def mapped_empty(size: int) -> Array:
     """Return so many bytes that share their pages with nothing else, aligned to large pages."""
     if not _OFFERED or size < _LEAST:
-        return aligned_empty((size,), np.dtype(np.uint8))
+        return _plain(size, 64)
+    try:
+        mapping, start = _mapped(size)
+    except OSError:
+        return _plain(size, 64)
+    return np.frombuffer(mapping, np.uint8, size, start)
+
+
+def _plain(size: int, align: int) -> Array:
+    raw = np.empty(size + align, np.uint8)
+    start = -raw.ctypes.data % align
+    return raw[start : start + size]
+
+
+def _mapped(size: int) -> tuple[Anonymous, int]:
+    """Return a mapping that holds so many bytes, and where a large page begins in it."""
     mapping = Anonymous(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    raw = np.frombuffer(mapping, np.uint8)
-    start = -raw.ctypes.data % _PAGE
+    start = -np.frombuffer(mapping, np.uint8).ctypes.data % _PAGE
     whole = size // _PAGE * _PAGE
     if whole:  # the rest would fill a page that nothing else may use
         mapping.madvise(mmap.MADV_HUGEPAGE, start, whole)
-    return raw[start : start + size]
+    return mapping, start
 
 
 class _Slab:
     """Large pages that arrays are cut from, one behind the other.
 
-    An array keeps the pages that it was cut from alive, and is never cut from twice.
+    A place is never cut twice. What lay there is given back with the array, though others may keep
+    the mapping alive.
     """
 
     def __init__(self) -> None:
-        self._left = np.empty(0, np.uint8)
+        self._mapping: Anonymous | None = None
+        self._at = self._end = 0
         self._lock = threading.Lock()
 
     def take(self, size: int, align: int) -> Array:
         with self._lock:
-            start = -self._left.ctypes.data % align
-            if start + size > self._left.size:
-                self._left, start = mapped_empty(_SLAB), 0
-            taken = self._left[start : start + size]
-            self._left = self._left[start + size :]
-        return taken
+            start = -(-self._at // align) * align
+            if self._mapping is None or start + size > self._end:
+                try:
+                    self._mapping, start = _mapped(_SLAB)
+                except OSError:
+                    return _plain(size, align)
+                self._end = start + _SLAB
+            mapping, self._at = self._mapping, start + size
+        piece = (ctypes.c_uint8 * size).from_buffer(mapping, start)
+        weakref.finalize(piece, _give_back, mapping, start, start + size).atexit = False
+        return np.frombuffer(memoryview(piece).cast("B"), np.uint8)
+
+
+def _give_back(mapping: Anonymous, start: int, end: int) -> None:
+    """Let the pages go that lie wholly in a part of a mapping."""
+    start, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > start:
+        mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 _SHARED = _Slab()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 from itertools import pairwise
 
 import numpy as np
@@ -44,3 +46,31 @@ def test_what_no_file_is_behind_is_not_given_back() -> None:
     array.flags.writeable = False
     release_array(array)
     assert (array == 7).all()
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no large pages to ask for here")
+def test_pages_go_with_their_array_though_others_stay() -> None:
+    arrays = [aligned_empty((100_000,), np.dtype(np.uint8)) for _ in range(3)]
+    for k in range(3):
+        arrays[k][...] = 7
+    inside = -(-arrays[1].ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    view = arrays[1][50_000:].view(np.int32)
+    del arrays[1]
+    gc.collect()
+    assert ctypes.string_at(inside, 100) == bytes([7] * 100)  # a view still needs them
+    del view
+    gc.collect()
+    assert ctypes.string_at(inside, 100) == bytes(100)
+    assert all((array == 7).all() for array in arrays)
+
+
+@pytest.mark.parametrize("size", [5000, 3_000_000, 9_000_000])
+def test_without_mappings_memory_is_numpys(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(large_pages, "_SHARED", type(large_pages._SHARED)())  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(large_pages, "Anonymous", refuse)
+    for array in (aligned_empty((size,), np.dtype(np.uint8)), mapped_empty(size)):
+        array[...] = 1
+        assert (array.size, array.ctypes.data % 64) == (size, 0)
