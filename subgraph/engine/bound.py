@@ -21,6 +21,7 @@ from subgraph.engine.mapped import release
 from subgraph.engine.plan import HostStep, Item, Plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.program import Program, Step
+from subgraph.engine.result_memory import ResultMemory
 from subgraph.engine.sharing import shared_out
 from subgraph.engine.stored_program import StoredProgram
 from subgraph.engine.template import Instance, Template
@@ -339,6 +340,7 @@ class BoundEnd:
         self._words = words
         self._dtype = numpy_dtype(end.dtype)
         self._address = -1
+        self._results = ResultMemory(end.shape, self._dtype, end.nbytes)
         self.current: Any = None
         if end.nbytes <= STAGED:
             self.settle()
@@ -377,7 +379,7 @@ class BoundEnd:
             and given.dtype == self._dtype
             and given.shape == self._shape
         )
-        array = given if fits and given is not None else np.empty(self._shape, self._dtype)
+        array = given if fits and given is not None else self._results.take()
         self._point_to(array.ctypes.data)
         self.current = array
         return array
