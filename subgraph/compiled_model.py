@@ -15,6 +15,7 @@ import numpy as np
 
 from subgraph.errors import ConfigError, MissingInputError, ShapeError
 from subgraph.executor import Cancel, Plan
+from subgraph.forking import free_in_child
 from subgraph.graph import Graph, Node, Value
 from subgraph.infer_request import InferRequest
 from subgraph.parameters import Parameter, Snapshot, State, call_pinned, epoch
@@ -99,7 +100,7 @@ class CompiledModel:
         self.parameters: dict[str, Parameter] = {p.name: p for p in self._plan.parameters}
         self._snapshot = Snapshot(self._plan.parameters)
         self._threads: tuple[TaskExecutor, TaskExecutor] | None = None
-        turns = {name: threading.Lock() for name, _, _ in pipeline}
+        turns = {name: free_in_child(threading.Lock()) for name, _, _ in pipeline}
         self._pipeline = [(turns[name], begin, end) for name, begin, end in pipeline]
         self._used = tuple(self._plan.ops())
         for op in self._used:

@@ -29,6 +29,7 @@ from subgraph.device_calls import (
     set_properties,
 )
 from subgraph.errors import ConfigError, DeviceError, file_error
+from subgraph.forking import free_in_child
 from subgraph.graph import Graph
 from subgraph.op import Operator, register_operator
 from subgraph.registry import defined_at, nearest
@@ -46,7 +47,7 @@ class Core:
 
     def __init__(self) -> None:
         """Find devices: the files of ``subgraph.devices``; installed ones when they are needed."""
-        self._lock = threading.RLock()
+        self._lock = free_in_child(threading.RLock())
         self._asked_installed = False
         self._makers: dict[str, tuple[Callable[[], Device], str]] = {}
         self._devices: dict[str, Device] = {}

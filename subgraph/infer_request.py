@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -22,6 +23,7 @@ from subgraph.errors import (
     RequestError,
 )
 from subgraph.executor import Cancel
+from subgraph.forking import free_in_child
 from subgraph.parameters import Snapshot, call_pinned, pinned
 from subgraph.registry import nearest
 from subgraph.runner import Stage
@@ -41,10 +43,11 @@ _callbacks = TaskExecutor("callbacks")
 class _Run:
     """One asynchronous run: its snapshot, its outcome, who waits for it."""
 
-    __slots__ = ("done", "error", "listeners", "results", "snapshot")
+    __slots__ = ("done", "error", "listeners", "process", "results", "snapshot")
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
+        self.process = os.getpid()
         self.done = threading.Event()
         self.error: BaseException | None = None
         self.results: Results | None = None
@@ -60,8 +63,10 @@ class InferRequest:
         self._cancel = Cancel()
         self._runner = model.create_runner(self._cancel)
         self._stages = model.create_stages(self._runner)
-        self._lock = threading.Lock()
-        self._busy = False
+        self._lock = free_in_child(threading.Lock())
+        self._busy_in = (
+            0  # the process that runs it; what a forked child inherits does not run there
+        )
         self._run: _Run | None = None
         self._last: tuple[list[Any], Snapshot] | None = None
         self._results: Results | None = None
@@ -91,7 +96,7 @@ class InferRequest:
             self._refuse_if_cancelled()
             self._results = results = self.model.wrap(values)
         finally:
-            self._busy = False
+            self._busy_in = 0
         return results
 
     def _refuse_if_cancelled(self) -> None:
@@ -112,11 +117,11 @@ class InferRequest:
     def _begin(self) -> None:
         with self._lock:
             self._refuse_if_busy()
-            self._busy = True
+            self._busy_in = os.getpid()
             self._cancel.reset()
 
     def _refuse_if_busy(self) -> None:
-        if self._busy:
+        if self.is_busy:
             raise RequestError(
                 "the request is busy: wait() for it, cancel() it, or use another request"
             )
@@ -156,7 +161,7 @@ class InferRequest:
     def _complete(self, run: _Run) -> None:
         self._results = run.results
         callback = self._callback
-        self._busy = False  # from here on the callback may start the request again
+        self._busy_in = 0  # from here on the callback may start the request again
         if callback is None:
             self._release(run)
         else:
@@ -194,7 +199,7 @@ class InferRequest:
             The results, or None when the time ran out first.
 
         Raises:
-            RequestError: no run was started.
+            RequestError: no run was started, or it was in the parent of this process.
             RequestCancelledError: the run was cancelled.
             Exception: what the run or the callback raised.
         """
@@ -212,6 +217,11 @@ class InferRequest:
         run = self._run
         if run is None:
             raise RequestError("the request was not started: call start_async() first")
+        if not run.done.is_set() and run.process != os.getpid():
+            raise RequestError(
+                "the request was running when this process was forked, and runs in its parent "
+                "alone: call start_async() again"
+            )
         return run
 
     def __await__(self) -> Generator[Any, None, Results]:
@@ -244,7 +254,7 @@ class InferRequest:
     def cancel(self) -> None:
         """Ask a running request to stop between two steps; `wait`, or `infer`, then raises."""
         with self._lock:
-            if self._busy:
+            if self.is_busy:
                 self._cancel.request()
 
     def set_callback(self, callback: Callback | None) -> None:
@@ -273,7 +283,9 @@ class InferRequest:
         """
         results = self._results
         if results is None:
-            state = "is still running" if self._busy else "has no results: it did not run or failed"
+            state = (
+                "is still running" if self.is_busy else "has no results: it did not run or failed"
+            )
             raise RequestError(f"the request {state}")
         return results
 
@@ -306,7 +318,7 @@ class InferRequest:
     @property
     def is_busy(self) -> bool:
         """Whether a run is on its way."""
-        return self._busy
+        return self._busy_in != 0 and self._busy_in == os.getpid()
 
     def profile(self) -> list[ProfileEntry]:
         """Return what each node took in the last run.
@@ -356,16 +368,29 @@ class InferQueue:
             raise ConfigError(f"a queue takes the number of its requests, 0 or more; got {jobs!r}")
         count = jobs or int(model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self.requests = [model.create_infer_request() for _ in range(count)]
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for number in range(count):
-            self._free.put(number)
-        self._userdata: list[Any] = [None] * count
         self._callback: Callback | None = None
+        self._lock = free_in_child(threading.Lock())
+        self._set_free()
+        for number, request in enumerate(self.requests):
+            request.set_callback(self._ended(number))
+
+    def _set_free(self) -> None:
+        """Begin with every request free and nothing on its way."""
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in range(len(self.requests)):
+            self._free.put(number)
+        self._userdata: list[Any] = [None] * len(self.requests)
         self._errors: list[BaseException] = []
         self._pending = 0
         self._changed = threading.Condition()
-        for number, request in enumerate(self.requests):
-            request.set_callback(self._ended(number))
+        self._process = os.getpid()
+
+    def _begin_in_child(self) -> None:
+        """In a forked child, forget what its parent has on its way."""
+        if self._process != os.getpid():
+            with self._lock:
+                if self._process != os.getpid():
+                    self._set_free()
 
     def _ended(self, number: int) -> Callback:
         def ended(request: InferRequest, error: BaseException | None) -> None:
@@ -391,6 +416,7 @@ class InferQueue:
 
     def start_async(self, inputs: Any = None, userdata: Any = None) -> None:
         """Start a run on a free request; waits for one while all are busy."""
+        self._begin_in_child()
         with lent():
             number = self._free.get()
         self._userdata[number] = userdata
@@ -406,6 +432,7 @@ class InferQueue:
 
     def is_ready(self) -> bool:
         """Return whether a request is free."""
+        self._begin_in_child()
         return not self._free.empty()
 
     def wait_all(self) -> None:
@@ -415,6 +442,7 @@ class InferQueue:
             Exception: the error of the only run or callback that failed.
             DeviceError: several failed; the first is its cause, all are its notes.
         """
+        self._begin_in_child()
         with lent(), self._changed:
             self._changed.wait_for(lambda: self._pending == 0)
         errors, self._errors = self._errors, []

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.forking import free_in_child
+
 Array = np.ndarray[Any, Any]
 
 _OFFERED = hasattr(mmap, "MADV_HUGEPAGE")
@@ -79,7 +81,7 @@ class _Slab:
     def __init__(self) -> None:
         self._mapping: Anonymous | None = None
         self._at = self._end = 0
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
 
     def take(self, size: int, align: int) -> Array:
         with self._lock:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from subgraph.forking import free_in_child
 from subgraph.graph import Graph, Value
 
 _READ_LATER = ("_nodes", "_parameters", "outputs")
@@ -33,7 +34,7 @@ class LazyGraph(Graph):
         self.inputs, self.captures = tuple(inputs), ()
         self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
         self._by_name = None
-        self._lock = threading.RLock()
+        self._lock = free_in_child(threading.RLock())
         self._read: Callable[[], Graph] | None = read
 
     @property

@@ -19,6 +19,7 @@ from subgraph.device import Config, Device
 from subgraph.device_calls import compile_on, compile_queried
 from subgraph.errors import DeviceError, RequestCancelledError, SubgraphError, UnsupportedOpError
 from subgraph.executor import Cancel
+from subgraph.forking import free_in_child
 from subgraph.graph import Graph
 from subgraph.parameters import Parameter
 from subgraph.runner import is_direct
@@ -153,7 +154,7 @@ class DeviceFallback:
         self._device = op.device
         self._others = list(others)
         self._configs = configs
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
         self._next: SubgraphOp | None = None  # runs what the op refuses
         self._replacement: SubgraphOp | None = None  # runs everything from now on
 

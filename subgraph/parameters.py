@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from subgraph.errors import ShapeError
+from subgraph.forking import free_in_child, held_while_forking
 from subgraph.types import TensorType, dtype_of
 
 Array = np.ndarray[Any, Any]
@@ -40,9 +41,9 @@ class _Local(threading.local):
 
 _local = _Local()
 # Writers take turns (a transaction is one turn); readers never wait for them.
-_writers = threading.RLock()
+_writers = free_in_child(threading.RLock())
 # Held for the few instructions that publish or collect states.
-_publish = threading.Lock()
+_publish = held_while_forking(threading.Lock(), inner=True)
 _stamp = 0
 _epoch = 0
 

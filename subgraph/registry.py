@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from subgraph.errors import SubgraphError
+from subgraph.forking import free_in_child, held_while_forking
 
 T = TypeVar("T")
 _FUNCTION = b"\n@function("
 # One for all registries: the files of one look into others, in any order.
-_discovery = threading.RLock()
+_discovery = held_while_forking(threading.RLock())
 
 
 class Files:
@@ -95,7 +96,7 @@ class Registry(Generic[T]):
         self._sought: set[str] = set()
         self._discovering = False
         self._entries: dict[str, tuple[T, str]] = {}
-        self._lock = threading.RLock()
+        self._lock = free_in_child(threading.RLock())
 
     def register(self, name: str, value: T, owner: str, *, replace: bool = False) -> None:
         """Give ``name`` to ``value``; ``owner`` says where it is defined.

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from subgraph.errors import DeviceError, PartitionError, ShapeError
+from subgraph.forking import free_in_child
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
 from subgraph.types import TensorType, numpy_dtype
@@ -362,7 +363,7 @@ class DefaultSubgraphOp(SubgraphOp):
         """Take the inner graph; it is prepared at the first run."""
         super().__init__(subgraph)
         self._plan: Any = None
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
 
     def forward(self, inputs: list[Any]) -> list[Any]:
         """Run the inner graph; sequences come and go as lists."""

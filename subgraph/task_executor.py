@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from subgraph.forking import free_in_child
+
 Task = Callable[[], None]
 _local = threading.local()
 
@@ -81,7 +83,7 @@ class TaskExecutor:
         """Make an executor; it has no thread before there is a task."""
         self.name = name
         self.threads = max(1, threads)
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
         self._state = self._new_state()
 
     def _new_state(self) -> _State:
@@ -102,7 +104,7 @@ class TaskExecutor:
 def lent() -> Generator[None]:
     """Let another thread run tasks of this thread's executor while the block waits."""
     state: _State | None = getattr(_local, "state", None)
-    if state is None:
+    if state is None or state.pid != os.getpid():
         yield
         return
     with state.lock:

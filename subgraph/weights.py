@@ -20,6 +20,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
+from subgraph.forking import free_in_child
 from subgraph.large_pages import aligned_empty
 from subgraph.parameters import Parameter, Snapshot, State, epoch, pinned_snapshot
 
@@ -61,7 +62,7 @@ class _Totals:
 
 _totals = _Totals()
 _store: weakref.WeakValueDictionary[_Key, WeightEntry] = weakref.WeakValueDictionary()
-_store_lock = threading.Lock()
+_store_lock = free_in_child(threading.Lock())
 
 
 class WeightEntry:
@@ -96,7 +97,7 @@ class WeightEntry:
         self.redone = 0
         self._make = make
         self.align = align
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
         self._cached: tuple[int, Array] | None = None  # epoch, newest result
         self._newest: tuple[tuple[int, ...], Array] | None = None
         self._older: dict[tuple[int, ...], weakref.ref[Array]] = {}

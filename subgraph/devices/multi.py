@@ -28,6 +28,7 @@ from subgraph.errors import (
 )
 from subgraph.executor import Cancel, all_parameters
 from subgraph.export import ALLOW_RECOMPILE, export_several, import_model, without_regions
+from subgraph.forking import free_in_child
 from subgraph.graph import Graph
 from subgraph.runner import Runner
 from subgraph.settings import DeviceOptions, option
@@ -204,7 +205,7 @@ class _Load:
         self._owner = owner
         self._models = models
         self._load = dict.fromkeys(models, 0)
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
 
     def take(self) -> CompiledModel:
         """Return the model of the device with the least load, and count a request for it.

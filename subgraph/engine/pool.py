@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from subgraph.engine import host, layout
 from subgraph.engine.kernel import Kernel
 from subgraph.errors import ConfigError
+from subgraph.forking import free_in_child
 
 _MODULE = "subgraph.engine.walker_kernels"
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -90,7 +91,7 @@ class _State:
 _states: set[_State] = set()
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 _shared: dict[int, Pool] = {}
-_shared_lock = threading.Lock()
+_shared_lock = free_in_child(threading.Lock())
 
 
 class Pool:
@@ -227,8 +228,6 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    global _shared_lock
-    _shared_lock = threading.Lock()
     _states.clear()
     for pool in list(_pools):
         pool.forget_threads()

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from subgraph.errors import ConfigError
+from subgraph.forking import free_in_child
 
 _LOG = logging.getLogger("subgraph.engine")
 _DEFAULT_MB = 512
@@ -23,7 +24,7 @@ _FRESH = 60.0  # seconds in which nobody takes a new entry away
 _ABANDONED = 3600.0  # seconds after which a half-written file is nobody's
 _KEPT = 0.75  # share of the limit that is left, so that not every write makes room
 _written: dict[Path, int] = {}
-_lock = threading.Lock()
+_lock = free_in_child(threading.Lock())
 
 
 def limit() -> int:

@@ -39,6 +39,7 @@ from subgraph.engine.turns import Turns, wired
 from subgraph.errors import RequestCancelledError, SubgraphError
 from subgraph.executor import Cancel, Executor, all_parameters
 from subgraph.executor import Plan as Parts
+from subgraph.forking import free_in_child
 from subgraph.graph import Graph
 from subgraph.parameters import Parameter, Snapshot, Versions, epoch, pinned, pinned_snapshot
 from subgraph.subgraph_op import (
@@ -115,7 +116,7 @@ class CpuSubgraphOp(SubgraphOp):
         self.given = tuple(k for k, v in enumerate(subgraph.inputs) if v.parameter is None)
         self._sessions = count()
         self._fuse = fuse
-        self._lock = threading.RLock()
+        self._lock = free_in_child(threading.RLock())
         self._plans: OrderedDict[_Key, Plan | Instance] = OrderedDict()
         self._templates = Templates()
         self._laid: WeakKeyDictionary[Plan, LaidOut] = WeakKeyDictionary()

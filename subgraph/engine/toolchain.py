@@ -6,7 +6,6 @@ A warm process imports neither numba nor, where code is kept as images, LLVM.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from subgraph.engine.keys import cache_key, text_key
 from subgraph.engine.loader import KernelError as KernelError
 from subgraph.engine.loader import ObjectCode
 from subgraph.engine.objectfile import undefined_symbols
+from subgraph.forking import free_in_child, held_while_forking
 
 if TYPE_CHECKING:
     from subgraph.engine.kernel import Kernel
@@ -48,8 +48,8 @@ class Statistics:
 
 
 statistics = Statistics()
-lock = threading.RLock()
-_statistics_lock = threading.Lock()
+lock = held_while_forking(threading.RLock())
+_statistics_lock = free_in_child(threading.Lock())
 _addresses: dict[tuple[Kernel, host.Isa], int] = {}
 _listeners: list[Callable[[CompileEvent], None]] = []
 
@@ -261,10 +261,3 @@ def tell(event: CompileEvent) -> None:
         _LOG.info("compiled %s in %.0f ms", event.kernel.description, 1e3 * event.seconds)
     for listener in list(_listeners):
         listener(event)
-
-
-# A child must not inherit a lock that another thread holds, nor half of what it guards.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
-    )

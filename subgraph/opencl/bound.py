@@ -20,6 +20,7 @@ from subgraph.engine.laid_out import entries_of
 from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.plan import HostStep, Plan
 from subgraph.errors import DeviceError, SubgraphError
+from subgraph.forking import free_in_child
 from subgraph.opencl.lowering import ClLaunch
 from subgraph.opencl.runtime import Runtime, opencl
 from subgraph.parameters import Snapshot
@@ -43,7 +44,7 @@ class DeviceWeights:
         """Begin with none."""
         self.uploads = 0
         self._runtime = runtime
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
         self._buffers: weakref.WeakKeyDictionary[WeightEntry, tuple[Array, Any]] = (
             weakref.WeakKeyDictionary()
         )

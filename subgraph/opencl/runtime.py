@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from subgraph.errors import DeviceError
+from subgraph.forking import free_in_child
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -196,7 +197,7 @@ class Runtime:
         except api.Error as error:
             raise DeviceError(f"OpenCL device {device.name!r} cannot be opened: {error}") from error
         self._programs: dict[ClSource, Any] = {}
-        self._lock = threading.Lock()
+        self._lock = free_in_child(threading.Lock())
 
     @property
     def name(self) -> str:
