@@ -32,8 +32,10 @@ _HARMLESS = _OF_FLOATS | {
     *("Identity", "Less", "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "Relu", "Reshape"),
     *("Sigmoid", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze", "Where"),
 }
-# Numbers that nodes touch: what a choice may cost more than one branch does, and a node in itself.
-_CHEAP, _CALL = 8192, 64
+# Numbers that nodes touch: what a choice may cost (the default executor runs a branch in the time of
+# some ten thousand), and a node in itself.
+_CHEAP, _CALL = 32768, 64
+_OF_PRODUCT = 16  # multiply-adds of a product in the time of one number
 Known = Mapping[Value, np.ndarray[Any, Any] | None]
 
 
@@ -300,13 +302,24 @@ def _is_choice(node: Node) -> bool:
             if None in sizes or (inner.op_type in _OF_FLOATS and not floats):
                 return False
             known = [size for size in sizes if size is not None]
-            product = inner.op_type in ("Gemm", "MatMul")
-            work += (max(known) if product or inner.op_type == "Constant" else sum(known)) + _CALL
+            work += _work(inner.op_type, known) + _CALL
     pairs = list(zip(*(body.outputs for body in node.bodies), strict=True))
     if work > _CHEAP or any(a.type != b.type or _elements(a) is None for a, b in pairs):
         return False
     # A condition of one dimension would give its own to a result of none.
     return all(len(type_.shape) <= len(_shape(a)) for a, _ in pairs)
+
+
+def _work(op_type: str, sizes: Sequence[int]) -> int:
+    """Return what a node costs, in numbers that a node of elements would touch meanwhile."""
+    match op_type:
+        case "Constant":
+            return max(sizes)
+        case "Gemm" | "MatMul":
+            multiply_adds = math.isqrt(math.prod((*sizes[:2], sizes[-1])))
+            return max(*sizes, multiply_adds // _OF_PRODUCT)
+        case _:
+            return sum(sizes)
 
 
 def _shape(value: Value) -> tuple[int | str | None, ...]:

@@ -210,7 +210,7 @@ def test_branches_whose_nodes_have_the_same_names() -> None:
 
 @pytest.mark.parametrize("why", ["large", "whole numbers by zero", "indices", "shapes", "a scalar"])
 def test_a_branch_that_is_not_computed_for_nothing(why: str) -> None:
-    shape = (80, 80) if why == "large" else (4,)
+    shape = (200, 200) if why == "large" else (4,)
     x = sg.input("x", shape)
     inner = sg.capture(x)
     then, other = ops.Neg(inner), ops.Exp(sg.capture(x))
@@ -269,14 +269,14 @@ def test_opencl_runs_what_a_loop_comes_to() -> None:
 
 
 def test_what_depends_on_data_stays() -> None:
-    x = sg.input("x", (80, 80))
+    x = sg.input("x", (200, 200))
     positive = ops.Greater(ops.ReduceSum(x, keepdims=0), F4(0))
     y = ops.If(
         positive,
         then_branch=_body([], [ops.Neg(sg.capture(x))], "neg"),
         else_branch=_body([], [ops.Exp(sg.capture(x))], "exp"),
     )
-    turn, going, state = _loop_inputs(sg.input("state", (80, 80)))
+    turn, going, state = _loop_inputs(sg.input("state", (200, 200)))
     more = ops.Less(ops.ReduceMax(state, keepdims=0), F4(10))
     body = _body([turn, going, state], [more, ops.Add(state, ops.Abs(state))])
     z = ops.Loop(np.int64(100), np.array(True), y, body=body)
@@ -287,7 +287,7 @@ def test_what_depends_on_data_stays() -> None:
     }
     model = sg.compile_model(graph, "CPU")
     for seed in range(4):
-        _compare(model, graph, [_random(80, 80, seed=seed)])
+        _compare(model, graph, [_random(200, 200, seed=seed)])
 
 
 def test_long_loops_stay() -> None:
@@ -350,7 +350,7 @@ def test_as_many_turns_as_the_caller_says() -> None:
 
 
 def test_the_profile_lists_what_runs_in_bodies() -> None:
-    x = sg.input("x", (80, 80))
+    x = sg.input("x", (200, 200))
     y = ops.If(
         ops.Greater(ops.ReduceSum(x, keepdims=0), F4(0)),
         then_branch=_body([], [ops.Tanh(sg.capture(x), name="inside")], "then"),
@@ -360,7 +360,7 @@ def test_the_profile_lists_what_runs_in_bodies() -> None:
     model = sg.compile_model(sg.Graph([x], [y]), "CPU", {"ENABLE_PROFILING": True})
     request = model.create_infer_request()
     for value, wanted in ((1, "inside"), (-1, "other"), (1, "inside")):
-        request.infer([np.full((80, 80), value, F4)])
+        request.infer([np.full((200, 200), value, F4)])
         names = [entry.node for entry in request.profile()]
         assert names.count(wanted) == names.count("choice") == 1
         assert len({"inside", "other"}.intersection(names)) == 1
