@@ -32,8 +32,8 @@ _HARMLESS = _OF_FLOATS | {
     *("Identity", "Less", "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "Relu", "Reshape"),
     *("Sigmoid", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze", "Where"),
 }
-# Numbers that nodes touch: what a choice may cost (the default executor runs a branch in the time of
-# some ten thousand), and a node in itself.
+# Numbers that nodes touch: what a choice may cost, when running a branch by itself costs as much as
+# some ten thousand, and a node in itself.
 _CHEAP, _CALL = 32768, 64
 _OF_PRODUCT = 16  # multiply-adds of a product in the time of one number
 Known = Mapping[Value, np.ndarray[Any, Any] | None]
