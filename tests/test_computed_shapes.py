@@ -131,3 +131,35 @@ def test_what_follows_a_count_sees_a_shape(device: str, monkeypatch: pytest.Monk
         assert results[2].flags.c_contiguous
     if device == "CPU":
         assert len(plans) < 8
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_counts_cut_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a detector counts the boxes of each of its classes: however many, one cut serves them."""
+    cuts: list[str] = []
+
+    def counted(graph: sg.Graph, node: sg.Node, make_op: Any) -> sg.Graph:
+        cuts.append(node.name)
+        return cut_at(graph, node, make_op)
+
+    cut_at = region_op.cut_at
+    monkeypatch.setattr(region_op, "cut_at", counted)
+    classes = 40
+    x = sg.input("x", (600, classes))
+    found: list[sg.Value] = []
+    for number in range(classes):
+        scores = ops.Gather(x, np.int64(number), axis=1)
+        at = ops.Squeeze(ops.NonZero(ops.Greater(scores, np.float32(1))), np.array([0]))
+        found.append(ops.Mul(ops.Gather(scores, at, axis=0), np.float32(number)))
+    every = ops.Concat(*found, axis=0)
+    large = ops.Squeeze(ops.NonZero(ops.Greater(every, np.float32(40))), np.array([0]))
+    graph = sg.Graph([x], [every, ops.Neg(ops.Gather(every, large, axis=0))])
+    model = _compile(graph, device)
+    for seed in range(3):
+        given = np.random.default_rng(seed).standard_normal((600, classes)).astype(np.float32)
+        wanted = np.concatenate([k * row[row > 1] for k, row in enumerate(given.T)])
+        results = model([given])
+        np.testing.assert_allclose(results[0], wanted, rtol=1e-6)
+        np.testing.assert_allclose(results[1], -wanted[wanted > 40], rtol=1e-6)
+    if device == "CPU":
+        assert len(set(cuts)) <= 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from subgraph.graph import Graph, Node
+from subgraph.op import operator_key
 from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.quick_steps import quick_step
 from subgraph.subgraph_op import SubgraphOp, subgraph_node
@@ -18,20 +19,16 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
     """Return the graph as one part before ``node`` and one with it and all that follows from it.
 
     A node whose inputs are all known and its output's shape still not is left alone: the reference
-    runs it. So is one that hands on a part of its input, with others that the same number cuts:
-    what follows then depends on a shape, as that of an input, and no longer on a number.
+    runs it. So is one that hands on a part of its input, with all others like it that do not wait
+    for one of them: what follows then depends on a shape, as that of an input, and no longer on a
+    number. A detector has such nodes for each of its classes, and is cut there once.
     """
     alone: set[Node] = set()
     if quick_step(node) is not None:
-        count = node.inputs[-1]
-        alone = {user for user in count.uses if user.op_type == node.op_type} if count else set()
+        alone = _first_like(graph, node)
     elif not any(value.producer is not None for value in node.sources):
         alone = {node}
-    after = set(alone or {node})
-    for each in graph.nodes:
-        if any(value.producer in after for value in each.sources):
-            after.add(each)
-    after -= alone
+    after = _following(graph, alone or {node}) - alone
     before = [each for each in graph.nodes if each not in after and each not in alone]
     cutter = Cutter(graph)
     cuts: list[Cut] = []
@@ -41,3 +38,25 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
             made = subgraph_node(piece.inner, make_op(piece.inner))
             cuts.append(Cut(members, piece, made))
     return put_in(graph, cuts)[0]
+
+
+def _first_like(graph: Graph, node: Node) -> set[Node]:
+    """Return the nodes of the same operator that do not follow from another one of them."""
+    found: set[Node] = set()
+    waiting: set[Node] = set()
+    key = operator_key(node.op_type, node.domain)
+    for each in graph.nodes:
+        if any(v.producer in waiting or v.producer in found for v in each.sources):
+            waiting.add(each)
+        elif operator_key(each.op_type, each.domain) == key:
+            found.add(each)
+    return found
+
+
+def _following(graph: Graph, nodes: set[Node]) -> set[Node]:
+    """Return these nodes and all that depend on what they make."""
+    found = set(nodes)
+    for each in graph.nodes:
+        if any(value.producer in found for value in each.sources):
+            found.add(each)
+    return found
