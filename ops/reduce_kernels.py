@@ -12,7 +12,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from subgraph.engine import vmath
-from subgraph.engine.simd import st_i64, vec
+from subgraph.engine.simd import convert, st_i64, vec
 from subgraph.engine.tile import stack_words
 
 from .movement_kernels import arg, outer_offset
@@ -270,10 +270,17 @@ def _winner(v: Any, largest: bool, last: bool) -> Function:
         return x <= best if last else x < best
 
     @register_jitable
+    def loses(x: Any, best: Any) -> Any:
+        """Return False where either is NaN."""
+        if largest:
+            return x < best if last else x <= best
+        return x > best if last else x >= best
+
+    @register_jitable
     def wins_real(x: Any, best: Any) -> Any:
         if last:
-            return isnan(x) | (beats(x, best) & ~isnan(best))
-        return (isnan(x) & ~isnan(best)) | beats(x, best)
+            return isnan(x) | ~(loses(x, best) | isnan(best))
+        return ~(loses(x, best) | isnan(best))
 
     return wins_real if real else beats
 
@@ -288,7 +295,9 @@ def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
     """
     v, places = vec(dtype, lanes), vec("int32", lanes)
     load_m, select, mask_n = v.load_m, v.select, v.mask_n
-    splat, choose, get = places.splat, places.select, places.get
+    splat, choose, widened = places.splat, places.select, convert("int32", "int64", lanes)
+    wide = vec("int64", lanes)
+    store, store_m = wide.store, wide.store_m
     wins = _winner(v, largest, last)
     item = v.itemsize
 
@@ -307,8 +316,10 @@ def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
                 best = select(better, value, best)
                 place = choose(better, splat(j), place)
             y = arg(args, 1) + (outer * inner + first) * 8
-            for i in range(min(lanes, inner - first)):
-                st_i64(y + 8 * i, get(place, i))
+            if first + lanes <= inner:
+                store(y, widened(place))
+            else:
+                store_m(y, mask, widened(place))
 
     return kernel
 
