@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
@@ -276,17 +277,25 @@ def _emit_blend(
     dtype = numpy_dtype(x.dtype)
     used = np.flatnonzero(np.any(weights != 0, axis=1))
     places, weights = places[used], weights[used]
+    outer, inner = math.prod(x.shape[: a.axis]), math.prod(x.shape[a.axis + 1 :])
+    lanes = low.lanes(x.dtype)
+    firsts = (
+        _firsts(places, a.size, lanes) if inner == 1 and host.permutes(x.dtype, lanes) else None
+    )
+    if firsts is not None:
+        places = places - np.repeat(firsts, lanes)[: a.taken]
     tables: list[Word] = [
         low.weight("table32", np.array, np.ascontiguousarray(places, np.int32)),
         low.weight("weights", np.array, np.ascontiguousarray(weights, dtype)),
         low.weight("added", np.array, added.astype(dtype)),
     ]
-    outer, inner = math.prod(x.shape[: a.axis]), math.prod(x.shape[a.axis + 1 :])
-    lanes = low.lanes(x.dtype)
     words: list[Word] = [x, y, *tables, len(used), a.size, a.taken]
     flops = 2 * len(used) * y.size
     if inner == 1:
-        kernel = Kernel("resize_kernels", "along", dtype=x.dtype, lanes=lanes)
+        name = "along" if firsts is None else "nearby"
+        if firsts is not None:
+            words.append(low.weight("table32", np.array, firsts.astype(np.int32)))
+        kernel = Kernel("resize_kernels", name, dtype=x.dtype, lanes=lanes)
         units, grain = outer, max(1, _TILE // a.taken)
     else:
         block = max(1, min(a.taken, _TILE // inner))
@@ -294,3 +303,12 @@ def _emit_blend(
         kernel = Kernel("resize_kernels", "across", dtype=x.dtype, lanes=lanes)
         units, grain = outer * -(-a.taken // block), max(1, _TILE // (block * inner))
     low.emit(kernel, words, units, grain=grain, flops=flops, bytes=x.nbytes + y.nbytes)
+
+
+def _firsts(places: Array, size: int, lanes: int) -> Array | None:
+    """Return where to load a vector with all neighbours of ``lanes`` results, None if too wide."""
+    starts = list(range(0, places.shape[1], lanes))
+    first = np.minimum.reduceat(places.min(axis=0), starts)
+    last = np.maximum.reduceat(places.max(axis=0), starts)
+    first = np.minimum(first, max(0, size - lanes))
+    return first if bool((last - first < lanes).all()) else None

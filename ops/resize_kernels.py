@@ -7,7 +7,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld_i32, vec
+from subgraph.engine.simd import ld_i32, picked, vec
 
 from .movement_kernels import arg
 
@@ -115,6 +115,50 @@ def along(*, dtype: str, lanes: int) -> Function:
                 for k in range(count):
                     at = k * taken + whole
                     value = gather(x, load_places_n(places + 4 * at, rest), mask)
+                    total = fma(load_n(weights + at * item, rest), value, total)
+                store_n(y + whole * item, rest, total)
+
+    return kernel
+
+
+def nearby(*, dtype: str, lanes: int) -> Function:
+    """Return the kernel of `along` where a vector holds all neighbours of ``lanes`` results.
+
+    Words: 0 to 7 as of `across`, but the places count from that of a block's first neighbour, and
+    ``8 places of the first neighbours`` (int32), one for each ``lanes`` results: never so far
+    behind that a vector from there ends beyond a row of x, unless the row is shorter.
+
+    Units: sizes outside the axis.
+    """
+    v, places_of, pick = vec(dtype, lanes), vec("int32", lanes), picked(dtype, lanes)
+    load, load_n, load_m, store, store_n = v.load, v.load_n, v.load_m, v.store, v.store_n
+    mask_n, fma = v.mask_n, v.fma
+    load_places, load_places_n, item = places_of.load, places_of.load_n, v.itemsize
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        places, weights, added = arg(args, 2), arg(args, 3), arg(args, 4)
+        count, size, taken = arg(args, 5), arg(args, 6), arg(args, 7)
+        whole = taken // lanes * lanes
+        rest = taken - whole
+        inside = mask_n(size)
+        for unit in range(begin, end):
+            x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * taken * item
+            firsts = arg(args, 8)
+            for j in range(0, whole, lanes):
+                near = load_m(x + ld_i32(firsts) * item, inside)
+                total = load(added + j * item)
+                for k in range(count):
+                    at = k * taken + j
+                    value = pick(near, load_places(places + 4 * at))
+                    total = fma(load(weights + at * item), value, total)
+                store(y + j * item, total)
+                firsts += 4
+            if rest > 0:
+                near = load_m(x + ld_i32(firsts) * item, inside)
+                total = load_n(added + whole * item, rest)
+                for k in range(count):
+                    at = k * taken + whole
+                    value = pick(near, load_places_n(places + 4 * at, rest))
                     total = fma(load_n(weights + at * item, rest), value, total)
                 store_n(y + whole * item, rest, total)
 

@@ -128,3 +128,25 @@ def test_rows_are_taken_by_threads() -> None:
         np.testing.assert_array_equal(
             nearest(x, (1, 2, 270, 260), threads), taken(x, (1, 2, 270, 260))
         )
+
+
+# Rows shorter than a vector, and longer; neighbours that one vector holds, and that it does not.
+@pytest.mark.parametrize("size", [1, 2, 5, 15, 16, 17, 31, 64, 100])
+@pytest.mark.parametrize("taken", [1, 4, 16, 33, 75, 128, 400])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_between_neighbours(size: int, taken: int, dtype: str) -> None:
+    array = rng.standard_normal((3, size)).astype(dtype)
+    array[1, size // 2] = np.inf
+    x = sg.input("x", array.shape, dtype)
+    y = ops.Resize(x, None, None, np.array([3, taken]), mode="linear")
+    model = sg.compile_model(sg.Graph([x], [y]), "CPU", {"INFERENCE_NUM_THREADS": 1})
+    at = np.clip((np.arange(taken) + 0.5) * size / taken - 0.5, 0, size - 1)
+    left = np.clip(np.ceil(at) - 1, 0, None).astype(int)
+    right, part = np.minimum(left + 1, size - 1), at - left
+    with np.errstate(invalid="ignore"):
+        want = array[:, left] * (1 - part) + array[:, right] * part
+    got = np.asarray(model([array])[0])
+    for row in (0, 2):  # an infinite neighbour reaches no other row
+        np.testing.assert_allclose(got[row], want[row], rtol=1e-4, atol=1e-5)
+    far = np.isfinite(array[1, left]) & np.isfinite(array[1, right])
+    np.testing.assert_allclose(got[1, far], want[1, far], rtol=1e-4, atol=1e-5)

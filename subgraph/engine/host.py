@@ -177,6 +177,12 @@ def isa() -> Isa:
     return isa_named(wanted or _widest())
 
 
+def permutes(dtype: str, lanes: int) -> bool:
+    """Return whether one instruction puts the elements of such a vector in any order."""
+    sizes = {"avx2": (8,), "avx512": (8, 16)}.get(isa().name, ())
+    return dtype == "float32" and not isa().like and lanes in sizes
+
+
 def has_vnni() -> bool:
     """Return whether the instruction set in force multiplies and adds bytes in one instruction."""
     has = isa().has

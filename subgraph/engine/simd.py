@@ -537,6 +537,18 @@ def rounded_as(dtype: str, storage: str, lanes: int) -> Any:
     return define(vec_type(dtype, lanes), [vec_type(dtype, lanes)], emit)
 
 
+@cache
+def picked(dtype: str, lanes: int) -> Any:
+    """Return ``(x, places int32 vec) -> vec`` of x's elements at places, if `host.permutes`."""
+    v = vec_type(dtype, lanes)
+    name = "avx512.permvar.sf.512" if lanes == 16 else "avx2.permps"
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+        return call_intrinsic(builder, f"llvm.x86.{name}", v.llvm, args)
+
+    return define(v, [v, vec_type("int32", lanes)], emit)
+
+
 def _widen(builder: Any, bits: Any, storage: str, dtype: str) -> Any:
     lanes = bits.type.count
     if storage == "bfloat16":
