@@ -35,7 +35,7 @@ from .ml_trees import (
     numbers_of,
     old_forest_of,
 )
-from .ml_trees_kernels import BLOCK, RECORD
+from .ml_trees_layout import BLOCK, RECORD
 
 Array = np.ndarray[Any, Any]
 _DELEGATES = {"LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}

@@ -21,11 +21,10 @@ from numba.extending import register_jitable
 
 from subgraph.engine.simd import ld, st
 
+from .ml_trees_layout import BLOCK
 from .movement_kernels import arg
 
 Function = Callable[..., Any]
-RECORD = 24  # bytes of a node
-BLOCK = 32  # samples that go through a tree one after the other, while it is in the cache
 _WALKS = 8  # side by side
 
 

@@ -210,3 +210,17 @@ def test_tensors_whose_size_does_not_fit() -> None:
     del field.float_data[:]
     with pytest.raises(sg.ModelError, match="damaged"):
         tensor_from_proto(field)
+
+
+def test_what_plans_kernels_loads_no_compiler() -> None:
+    """Kernels are found as object code: planning any operator must not bring numba in."""
+    code = """
+import sys
+from subgraph.engine.lowering import LOWERINGS
+from subgraph.devices import cpu
+LOWERINGS.names()
+assert any(name.endswith("ml_trees_cpu") for name in sys.modules), "all files are loaded"
+print([name for name in ("numba", "scipy", "onnx") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
