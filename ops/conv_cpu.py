@@ -41,6 +41,7 @@ from .conv_geometry import (
     strided_winograd_weights,
     winograd_weights,
 )
+from .conv_phases import OUTPUTS, emit_phases, phase_weights, phases_of
 from .conv_winograd import emit_winograd, winograd_sizes
 from .copying_cpu import emit_copy
 from .elementwise_cpu import temporary
@@ -65,6 +66,9 @@ from .tuning import fastest
 _MEMORY, _MEMORY_LOW = 8.0, 3.0
 _COLOURS = 3  # channels of an image: worth a kernel of their own whatever the lanes
 _WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
+_TRANSFORM = 7  # cycles for each vector that Winograd's transforms read or write
+_SORTED = 2  # cycles for each element that is put to its phase
+_BETTER = 0.95  # what an estimate must come down to
 _TURNS = 12  # taps that repeating channels, and turning them into blocks, is worth
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 
@@ -160,6 +164,8 @@ def emit(job: Job, algorithm: str) -> None:
         _repeated(job)
     elif algorithm == "bands":
         _banded(job)
+    elif algorithm == "phases":
+        _phased(job)
     elif algorithm.startswith(("winograd", "strided")):
         _winograd(job, int(algorithm[-1]), job.g.strides[1])
     else:
@@ -171,14 +177,14 @@ def _trial(job: Job, algorithm: str, low: Lowering) -> None:
 
 
 def choose(job: Job) -> str:
-    """Return the name of the algorithm: generic, bands, first, direct, winograd2, strided2, ..."""
+    """Return the name of the algorithm: generic, bands, first, phases, direct, winograd2, ..."""
     g, of = job.g, job.of
     if not job.constant:
         return _computed(job)
     if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
         return "depthwise"
     if job.x.layout == "plain" and g.groups == 1 and g.inputs <= max(of.lanes // 4, _COLOURS):
-        return "first"
+        return _first(job)
     if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
         return "generic"
     together = merged(g, of.lanes)
@@ -240,6 +246,25 @@ def _packed(job: Job) -> Word:
     return target
 
 
+def _first(job: Job) -> str:
+    """Choose between reading an image as it is and Winograd's algorithm over its phases."""
+    g, of, found = job.g, job.of, phases_of(job.g)
+    if found is None or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
+        return "first"
+    if job.low.options.get("TUNE"):
+        trials = {name: partial(_trial, job, name) for name in ("first", "phases")}
+        return fastest(job.low, f"conv {of.dtype} x{of.lanes} {g} plain to {job.y.layout}", trials)
+    blocks_in, blocks_out = (-(-n // of.lanes) for n in (found.g.inputs, g.outputs))
+    taps = found.g.kernel[1]
+    count = g.images * math.prod(-(-o // OUTPUTS[taps]) for o in g.target[1:])
+    values, points = winograd_sizes(OUTPUTS[taps], taps, 1)
+    cost = count * values * found.g.inputs * blocks_out
+    cost += count * _TRANSFORM * (values * blocks_in + points * blocks_out)
+    cost += _SORTED * g.images * math.prod(found.g.source) * found.g.inputs
+    read_as_it_is = g.images * g.pixels * g.taps * g.inputs * blocks_out
+    return "phases" if cost < _BETTER * read_as_it_is else "first"
+
+
 # Bytes by which the weights of a convolution of volumes may grow: such networks have many weights
 # for what they compute, and those of Winograd would be much of their memory.
 _MORE_WEIGHTS = 4_000_000
@@ -249,16 +274,20 @@ def _square(job: Job) -> str:
     """Choose between direct convolution and the sizes of Winograd's."""
     g, of = job.g, job.of
     strided = g.strides[1:] == (2, 2) and of.low
+    taps = g.kernel[1]
     square = (
-        g.kernel[1:] == (3, 3)
-        and (strided or g.strides[1:] == (1, 1))
+        taps == g.kernel[2]
+        and taps in OUTPUTS
+        and ((strided and taps == 3) or g.strides[1:] == (1, 1))
         and g.dilations[1:] == (1, 1)
         # Volumes were not measured with tall tiles.
         and (of.low or g.source[0] == g.target[0] == g.kernel[0] == 1)
     )
     if not square or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
         return "direct"
-    forms = {"strided2": 2} if strided else {"winograd2": 2, "winograd4": 4}
+    forms = {"strided2": 2} if strided else {f"winograd{OUTPUTS[taps]}": OUTPUTS[taps]}
+    if taps == 3 and not strided:
+        forms["winograd2"] = 2
     if job.low.options.get("TUNE"):
         trials = {name: partial(_trial, job, name) for name in ("direct", *forms)}
         layouts = f"{job.x.layout} to {job.y.layout}"
@@ -268,15 +297,15 @@ def _square(job: Job) -> str:
     blocks_in *= g.kernel[0]
     products = blocks_in * of.lanes * blocks_out
     weights = products * of.lanes * of.item
-    best, least = "direct", _cost(of, g.images * g.pixels * 9 * products, 9 * weights)
+    best, least = "direct", _cost(of, g.images * g.pixels * taps**2 * products, taps**2 * weights)
     for name, m in forms.items():
         count = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
-        values, points = winograd_sizes(m, g.strides[1])
-        if g.source[0] > 1 and (values - 9) * weights > _MORE_WEIGHTS:
+        values, points = winograd_sizes(m, taps, g.strides[1])
+        if g.source[0] > 1 and (values - taps**2) * weights > _MORE_WEIGHTS:
             continue
-        transforms = count * 7 * (values * blocks_in + points * blocks_out)
+        transforms = count * _TRANSFORM * (values * blocks_in + points * blocks_out)
         cost = transforms + _cost(of, count * values * products, values * weights)
-        if cost < 0.95 * least:
+        if cost < _BETTER * least:
             best, least = name, cost
     return best
 
@@ -425,6 +454,20 @@ def _winograd(job: Job, m: int, stride: int) -> None:
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
     emit_winograd(low, of, g, x, weight, _bias(job), residual, y, job.act, m)
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def _phased(job: Job) -> None:
+    low, of = job.low, job.of
+    phases = phases_of(job.g)
+    assert phases is not None, "chosen"
+    m = OUTPUTS[phases.g.kernel[1]]
+    recipe = f"conv phases {phases.step} {phases.shift} {of.nv}x{of.lanes}"
+    weight = job.weight(recipe, phase_weights(of, phases))
+    x = emit_phases(low, of, job.g, phases, plain(low, of, job.x))
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    emit_winograd(low, of, phases.g, x, weight, _bias(job), residual, y, job.act, m)
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 

@@ -347,7 +347,7 @@ def depthwise_weights(of: Tiles) -> Callable[[Array], Array]:
 
 
 def winograd_weights(of: Tiles, m: int) -> Callable[[Array], Array]:
-    """Return the recipe of ``winograd_kernels``: panels of each of the (m + 2)^2 points."""
+    """Return the recipe of ``winograd_kernels``: panels of each of a tile's points."""
     return lambda weight: pack_winograd(_slices(weight, of), of, m)
 
 
@@ -357,11 +357,13 @@ def strided_winograd_weights(of: Tiles) -> Callable[[Array], Array]:
 
 
 def _slices(weight: Array, of: Tiles) -> Array:
-    """Return ``[O, I, (D,) 3, 3]`` with the slices of D as further blocks of inputs."""
-    outputs, inputs = weight.shape[:2]
-    deep = weight.reshape(outputs, inputs, -1, 3, 3)
+    """Return ``[O, I, (D,) H, W]`` with the slices of D as further blocks of inputs."""
+    outputs, inputs, *_, rows, columns = weight.shape
+    deep = weight.reshape(outputs, inputs, -1, rows, columns)
     if deep.shape[2] == 1:
         return deep[:, :, 0]
-    whole = np.zeros((outputs, deep.shape[2], round_up(inputs, of.lanes), 3, 3), weight.dtype)
+    whole = np.zeros(
+        (outputs, deep.shape[2], round_up(inputs, of.lanes), rows, columns), weight.dtype
+    )
     whole[:, :, :inputs] = deep.swapaxes(1, 2)
-    return whole.reshape(outputs, -1, 3, 3)
+    return whole.reshape(outputs, -1, rows, columns)

@@ -9,6 +9,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Word
 
 from .conv_geometry import Geometry
+from .packing import taps_variant
 from .tile_planning import Activation, Tiles, grain, round_up
 
 _PANEL_BLOCKS = 2  # into which the products of a point are cut where threads share them
@@ -35,7 +36,7 @@ def emit_winograd(
     """
     stride = g.strides[1]
     pixel = of.lanes * of.item
-    values, points = winograd_sizes(m, stride)
+    values, points = winograd_sizes(m, g.kernel[1], stride)
     blocks_out = -(-g.outputs // of.lanes)
     image_in = -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
     image_out = blocks_out * g.pixels * pixel
@@ -56,14 +57,15 @@ def emit_winograd(
     own = 2 * values * pixel + (0 if staged else room)
     scratch = low.scratch(round_up(own, 64), per_worker=True)
     tile = of.strip(of.lanes, of.lanes, ahead=True) if of.low else of.contraction()
+    rest = g.inputs % of.lanes if stride == g.kernel[0] == 1 else 0
     # So many steps of the sums that the weights of a panel stay in the first cache.
     most = max(1, caches().l1 // 2 // (of.width * of.item * of.lanes))
     words: list[Word] = [x, weight, y, bias, residual, g.images, blocks_in, blocks_out]
     words += g.words()
     words += [tile, act.post, act.flags, act.low, act.high, count, int(over), part]
     words += [scratch, scratch.nbytes, 0, image_in, image_out, image_out]
-    words += [low.scratch(room) if staged else 0, multiplied, *[0] * 5, most]
-    variant: dict[str, int] = {"stride": stride} if stride > 1 else {}
+    words += [low.scratch(room) if staged else 0, multiplied, rest, *[0] * 4, most]
+    variant = {"stride": stride} if stride > 1 else taps_variant(g.kernel[1])
     kernel = Kernel("winograd_kernels", "winograd", m=m, **variant, **of.variant)
     moved_in, moved_out = g.images * image_in, g.images * image_out
     moved = values * panels * blocks_in * pixel * of.width  # weights
@@ -111,6 +113,8 @@ def cut(of: Tiles, total: int, blocks_in: int, panels: int, threads: int) -> tup
     return count, part, panel_blocks if whole else -(-panel_blocks // threads)
 
 
-def winograd_sizes(m: int, stride: int) -> tuple[int, int]:
+def winograd_sizes(m: int, taps: int, stride: int) -> tuple[int, int]:
     """Return the values that a tile of Winograd's has for a channel, and the points they are at."""
-    return ((m + 2) ** 2, (m + 2) ** 2) if stride == 1 else ((2 * m + 1) ** 2, (m + 1) ** 2)
+    if stride == 1:
+        return (m + taps - 1) ** 2, (m + taps - 1) ** 2
+    return (2 * m + 1) ** 2, (m + 1) ** 2

@@ -69,16 +69,22 @@ def pack_blocks(stack: Array, of: Tiles) -> Array:
 
 
 def pack_winograd(weight: Array, of: Tiles, m: int) -> Array:
-    """Transform ``[O, I, 3, 3]`` and pack each of the ``(m + 2)^2`` points; flat."""
+    """Transform ``[O, I, taps, taps]`` and pack each of the ``(m + taps - 1)^2`` points; flat."""
     weight = np.ascontiguousarray(weight, of.dtype)
-    outputs, inputs = weight.shape[:2]
+    outputs, inputs, taps = weight.shape[:3]
     depth = round_up(inputs, of.lanes)
     size = packed_size(outputs, depth, of)
-    target = _empty(((m + 2) ** 2, size), of)
-    kernel = Kernel("packing_kernels", "winograd", dtype=of.dtype, lanes=of.lanes, m=m)
+    target = _empty(((m + taps - 1) ** 2, size), of)
+    more = taps_variant(taps)
+    kernel = Kernel("packing_kernels", "winograd", dtype=of.dtype, lanes=of.lanes, m=m, **more)
     words = [weight.ctypes.data, target.ctypes.data, outputs, round_up(outputs, of.lanes)]
     _run(kernel, [*words, of.width, inputs, depth, size * of.item], -(-outputs // of.width))
     return target.reshape(-1)
+
+
+def taps_variant(taps: int) -> dict[str, int]:
+    """Return what tells kernels of Winograd's for other than three taps along an axis."""
+    return {} if taps == 3 else {"taps": taps}
 
 
 def pack_winograd_strided(weight: Array, of: Tiles) -> Array:

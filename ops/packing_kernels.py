@@ -107,37 +107,39 @@ def pack(*, item: int, lanes: int) -> Callable[..., None]:
 Matrix = tuple[tuple[float, ...], ...]
 
 
-def winograd_matrix(m: int) -> Matrix:
-    """Return G, which transforms three weights into ``m + 2`` values."""
-    if m == 2:
+def winograd_matrix(m: int, taps: int) -> Matrix:
+    """Return G, which transforms so many weights into ``m + taps - 1`` values, 4 or 6."""
+    if m + taps == 5:
         return (1.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0.0, 0.0, 1.0)
     points = (0.0, 2 / 3, -2 / 3, 1.5, -1.5)
     rows: list[tuple[float, ...]] = []
     for i, p in enumerate(points):
         scale = math.prod(p - q for j, q in enumerate(points) if j != i)
-        rows.append((1 / scale, p / scale, p * p / scale))
-    return (*rows, (0.0, 0.0, 1.0))
+        rows.append(tuple(p**k / scale for k in range(taps)))
+    return (*rows, (*[0.0] * (taps - 1), 1.0))
 
 
 @cache
 def _transform(dtype: str, lanes: int, matrix: Matrix) -> Any:
     """Return ``transform(source, bytes between its columns, how many, target, bytes of a point)``.
 
-    Up to ``lanes`` columns of nine weights ``g`` become ``matrix g matrix^T`` in float64; what is
-    missing is taken as zeros. Each of the results is a vector at a point of its own.
+    Up to ``lanes`` columns of weights ``g``, as many each way as the matrix is wide, become
+    ``matrix g matrix^T`` in float64; what is missing is taken as zeros. Each of the results is a
+    vector at a point of its own.
     """
     v = vec(dtype, lanes)
     wide = ir.VectorType(F64, lanes)
+    side = len(matrix[0])
 
     def taps(builder: Any, source: Any, step: Any, count: Any) -> list[Any]:
         zero = ir.Constant(v.llvm.element, 0.0)
-        found: list[Any] = [ir.Constant(v.llvm, ir.Undefined)] * 9
+        found: list[Any] = [ir.Constant(v.llvm, ir.Undefined)] * side**2
         last = builder.sub(count, I64(1))
         for lane in range(lanes):
             there = builder.icmp_signed("<", I64(lane), count)
             row = builder.select(there, I64(lane), last)
             at = builder.add(source, builder.mul(row, step))
-            for tap in range(9):
+            for tap in range(side**2):
                 address = builder.add(at, I64(tap * v.itemsize))
                 value = load_at(builder, address, v.llvm.element, v.itemsize)
                 value = builder.select(there, value, zero)
@@ -158,7 +160,7 @@ def _transform(dtype: str, lanes: int, matrix: Matrix) -> Any:
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
         source, step, count, target, apart = args
         g = taps(builder, source, step, count)
-        half = [[dot(builder, row, g[c::3]) for c in range(3)] for row in matrix]
+        half = [[dot(builder, row, g[c::side]) for c in range(side)] for row in matrix]
         point = target
         for line in half:
             for row in matrix:
@@ -170,13 +172,14 @@ def _transform(dtype: str, lanes: int, matrix: Matrix) -> Any:
     return define(VOID, [INT64] * 5, emit)
 
 
-def winograd(*, dtype: str, lanes: int, m: int) -> Callable[..., None]:
-    """Return the kernel that transforms ``[O, I, 3, 3]`` and packs each point into panels.
+def winograd(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., None]:
+    """Return the kernel that transforms ``[O, I, taps, taps]`` and packs each point into panels.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``; the transformation is done in float64.
         lanes: Elements of a vector.
-        m: Outputs of a tile along an axis; there are ``(m + 2)^2`` points.
+        m: Outputs of a tile along an axis.
+        taps: Weights along an axis; there are ``(m + taps - 1)^2`` points, 16 or 36.
 
     Words::
 
@@ -185,21 +188,21 @@ def winograd(*, dtype: str, lanes: int, m: int) -> Callable[..., None]:
 
     Units: panels.
     """
-    transform = _transform(dtype, lanes, winograd_matrix(m))
+    transform = _transform(dtype, lanes, winograd_matrix(m, taps))
     item = vec(dtype, lanes).itemsize
-    points = (m + 2) ** 2
+    points = (m + taps - 1) ** 2
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         source, target, outputs, padded = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
         width, inputs, depth, apart = arg(args, 4), arg(args, 5), arg(args, 6), arg(args, 7)
-        step = 9 * inputs * item
+        step = taps * taps * inputs * item
         for panel in range(begin, end):
             first = panel * width
             wide = min(width, padded - first)
             y = target + first * depth * item
             for k in range(inputs):
                 for column in range(0, wide, lanes):
-                    x = source + (first + column) * step + 9 * k * item
+                    x = source + (first + column) * step + taps * taps * k * item
                     to = y + (k * wide + column) * item
                     transform(x, step, outputs - first - column, to, apart)
             for point in range(points):

@@ -185,3 +185,46 @@ def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
                         add_tap(args, line, area, to, apart, first + kw, kw)
 
     return kernel
+
+
+def phases(*, item: int, lanes: int) -> Callable[..., None]:
+    """Return the kernel that sorts ``[N][C][H][W]`` by phases, into blocks of ``lanes`` channels.
+
+    Channel ``(i * C + c) * across + j`` of the result has the pixels of channel c in the rows
+    ``i, i + down, ...`` and the columns ``j, j + across, ...``, with zeros where the image ends.
+
+    Args:
+        item: Bytes of an element, 4 or 8.
+        lanes: Elements of a block.
+
+    Words::
+
+        0 source  1 target  2 channels  3 rows  4 columns  5 rows and 6 columns of the target
+        7 step down  8 step across  9 blocks, those beyond the last phase of zeros
+
+    Units: N * rows of the target.
+    """
+    dtype = "float32" if item == 4 else "float64"
+    load, store = ld(dtype), st(dtype)
+    pixel = lanes * item
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        channels, height, width = arg(args, 2), arg(args, 3), arg(args, 4)
+        rows, columns, blocks = arg(args, 5), arg(args, 6), arg(args, 9)
+        down, across = arg(args, 7), arg(args, 8)
+        for unit in range(begin, end):
+            image, row = unit // rows, unit % rows
+            for channel in range(blocks * lanes):
+                to = ((image * blocks + channel // lanes) * rows + row) * columns * pixel
+                to += arg(args, 1) + channel % lanes * item
+                i, rest = channel // (channels * across), channel % (channels * across)
+                c, j = rest // across, rest % across
+                h = row * down + i
+                count = (width - j + across - 1) // across if i < down and h < height else 0
+                source = arg(args, 0) + (((image * channels + c) * height + h) * width + j) * item
+                for w in range(count):
+                    store(to + w * pixel, load(source + w * across * item))
+                for w in range(count, columns):
+                    store(to + w * pixel, 0.0)
+
+    return kernel

@@ -1,4 +1,4 @@
-"""Winograd convolution of 3 x 3 kernels in the blocked layout, with stride 1 or 2.
+"""Winograd convolution in the blocked layout: 3 x 3 kernels with stride 1 or 2, 4 x 4, 5 x 5.
 
 Input tiles are transformed, multiplied point by point with the transformed weights (a batch of
 GEMMs over contraction tiles) and transformed back, a block of tiles at a time so that everything
@@ -8,7 +8,8 @@ Stride 1, F(m x m, 3 x 3): ``m * m`` outputs are computed from ``(m + 2)^2`` inp
 multiplications: 2.25 times fewer for m = 2, 4 times fewer for m = 4. Lavin and Gray, "Fast
 Algorithms for Convolutional Neural Networks" (2015). F(4) evaluates at ``0, 2/3, -2/3, 3/2, -3/2,
 infinity``: of the points tried, those with the smallest error in float32 (about 3e-6 of the largest
-output over 256 channels; 1e-5 at the usual 0, 1, -1, 2, -2).
+output over 256 channels; 1e-5 at the usual 0, 1, -1, 2, -2). F(3 x 3, 4 x 4) and F(2 x 2, 5 x 5)
+evaluate there, too: their inputs are transformed alike.
 
 Stride 2: along an axis even inputs meet the first and the last weight, F(2, 2) at ``0, 1,
 infinity``, and odd ones the weight between, at ``0, 1``: an output of the sum of both. So
@@ -46,6 +47,7 @@ from subgraph.engine.tiling import (
     T_HI,
     T_IRS,
     T_KIN,
+    T_KLAST,
     T_LO,
     T_N0,
     T_N1,
@@ -60,8 +62,8 @@ _words = stack_words(T_WORDS)
 _A, _B = 2.0 / 3.0, 1.5  # what F(4) evaluates at, besides 0 and infinity
 
 
-def _forward(v: Any, m: int, stride: int) -> Any:
-    """Return ``f(source, step)``: the values of an input tile along one axis."""
+def _forward(v: Any, n: int) -> Any:
+    """Return ``f(source, step)``: the values of an input tile of n pixels along one axis."""
     load, fma, splat = v.load, v.fma, v.splat
 
     @register_jitable
@@ -96,13 +98,11 @@ def _forward(v: Any, m: int, stride: int) -> Any:
         # Even and odd inputs at 0, at 1, even ones at infinity.
         return d0 - d2, d1 - d3, d2, d3, d4 - d2
 
-    if stride == 2:
-        return forward_strided
-    return forward2 if m == 2 else forward4
+    return {4: forward2, 5: forward_strided, 6: forward4}[n]
 
 
-def _backward(v: Any, m: int, stride: int) -> Any:
-    """Return ``f(source, step)``: the outputs of a tile along one axis."""
+def _backward(v: Any, m: int, n: int) -> Any:
+    """Return ``f(source, step)``: the m outputs of a tile of n inputs along one axis."""
     load, fma, splat = v.load, v.fma, v.splat
 
     @register_jitable
@@ -128,13 +128,29 @@ def _backward(v: Any, m: int, stride: int) -> Any:
         )
 
     @register_jitable
+    def backward3(s: int, ss: int) -> Any:
+        m1, m2, m3, m4 = load(s + ss), load(s + 2 * ss), load(s + 3 * ss), load(s + 4 * ss)
+        sum_a, diff_a, sum_b, diff_b = m1 + m2, m1 - m2, m3 + m4, m3 - m4
+        return (
+            load(s) + sum_a + sum_b,
+            fma(splat(a), diff_a, splat(b) * diff_b),
+            fma(splat(a2), sum_a, fma(splat(b2), sum_b, load(s + 5 * ss))),
+        )
+
+    @register_jitable
+    def backward2_of_6(s: int, ss: int) -> Any:
+        m1, m2, m3, m4 = load(s + ss), load(s + 2 * ss), load(s + 3 * ss), load(s + 4 * ss)
+        last = fma(splat(b), m3 - m4, load(s + 5 * ss))
+        return load(s) + (m1 + m2) + (m3 + m4), fma(splat(a), m1 - m2, last)
+
+    @register_jitable
     def backward_strided(s: int, ss: int) -> Any:
         m0, m1, m2 = load(s), load(s + ss), load(s + 2 * ss)
         return m0 + m1, m1 + m2
 
-    if stride == 2:
-        return backward_strided
-    return backward2 if m == 2 else backward4
+    if n == 6:
+        return {2: backward2_of_6, 3: backward3, 4: backward4}[m]
+    return backward2 if n == 4 else backward_strided
 
 
 def _storer(v: Any, count: int) -> Any:
@@ -145,6 +161,11 @@ def _storer(v: Any, count: int) -> Any:
     def store2(d: Any, to: int, step: int) -> None:
         store(to, d[0])
         store(to + step, d[1])
+
+    @register_jitable
+    def store3(d: Any, to: int, step: int) -> None:
+        store2(d, to, step)
+        store(to + 2 * step, d[2])
 
     @register_jitable
     def store4(d: Any, to: int, step: int) -> None:
@@ -161,7 +182,7 @@ def _storer(v: Any, count: int) -> Any:
         store4(d, to, step)
         store2(d[4:], to + 4 * step, step)
 
-    return {2: store2, 4: store4, 5: store5, 6: store6}[count]
+    return {2: store2, 3: store3, 4: store4, 5: store5, 6: store6}[count]
 
 
 def _finisher(v: Any, m: int) -> Any:
@@ -184,20 +205,26 @@ def _finisher(v: Any, m: int) -> Any:
             finish(d[1], bias, low, high, y, res, row)
 
     @register_jitable
-    def finish4(
+    def finish3(
         d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
     ) -> None:
         finish2(d, bias, low, high, y, res, row, rows)
         if rows > 2:
             finish(d[2], bias, low, high, y, res, 2 * row)
+
+    @register_jitable
+    def finish4(
+        d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
+    ) -> None:
+        finish3(d, bias, low, high, y, res, row, rows)
         if rows > 3:
             finish(d[3], bias, low, high, y, res, 3 * row)
 
-    return finish2 if m == 2 else finish4
+    return {2: finish2, 3: finish3, 4: finish4}[m]
 
 
 def winograd(
-    *, dtype: str, lanes: int, mr: int, nv: int, m: int, stride: int = 1
+    *, dtype: str, lanes: int, mr: int, nv: int, m: int, stride: int = 1, taps: int = 3
 ) -> Callable[..., None]:
     """Return the Winograd convolution; one unit is a block of tiles and of output panels.
 
@@ -206,8 +233,9 @@ def winograd(
         lanes: Channels of one block.
         mr: Most rows of a contraction tile.
         nv: Blocks of output channels of a panel.
-        m: 2 or 4, output pixels of a tile along each side.
-        stride: 1, or 2 with m = 2 and low tiles.
+        m: 2 or 4, output pixels of a tile along each side; 3 with 4 taps, 2 with 5.
+        stride: 1, or 2 with m = 2, 3 taps and low tiles.
+        taps: Weights along each side.
 
     Words (numbered as those of ``conv_kernels.direct`` where they mean the same)::
 
@@ -226,10 +254,11 @@ def winograd(
            one unit's: transform the input (1), multiply (2), transform the sums (3)
         37 bytes between images of x  38 of y  39 of the residual
         40 values and sums that the stages share  41 panels of a unit that multiplies
+        42 channels of the last input block that count (stride 1; 0: all)
         47 steps of a segment of the sums (strips), in blocks
 
-    A tile has n x n inputs and as many values (n = m + 2, or 5 with stride 2) at ``(m + 2)^2`` or 9
-    points. A worker's scratch, aligned to 64 bytes, holds ``2 n n`` vectors, then for each of
+    A tile has n x n inputs and as many values (n = m + taps - 1, or 5 with stride 2) at ``n n``, or
+    9, points. A worker's scratch, aligned to 64 bytes, holds ``2 n n`` vectors, then for each of
     ``tiles | 1`` tiles ``n n (input blocks + 1)`` vectors, then ``points (panels of a unit * nv +
     1)``; with word 32 only one point of the latter, before the values.
     Units: ceil(images * tiles of an image / tiles of a unit) * panel blocks, panels innermost;
@@ -241,9 +270,9 @@ def winograd(
     item = item_bytes(dtype)
     pixel = lanes * item
     strided, low = stride == 2, mr <= LOW_ROWS
-    n = 5 if strided else m + 2
-    side = 3 if strided else m + 2  # points along an axis
-    forward, backward = _forward(v, m, stride), _backward(v, m, stride)
+    n = 5 if strided else m + taps - 1
+    side = 3 if strided else n  # points along an axis
+    forward, backward = _forward(v, n), _backward(v, m, n)
     store_inputs, store_outputs = _storer(v, n), _storer(v, m)
     finish_column = _finisher(v, m)
 
@@ -372,7 +401,7 @@ def winograd(
                     i, j = i + 1, 0
                 if i == down:
                     plane, i = plane + 1, 0
-                if low and m == 4:
+                if low and n == 6:
                     announce(args, x, i * m - arg(args, 24), j * m - arg(args, 25))
                 transform_tile(args, x, h0, w0, scratch, a + q * row, b, step, apart)
 
@@ -401,7 +430,9 @@ def winograd(
         done = 0
         while done < steps:
             part = min(most, steps - done)
-            put(t, T_N2, part)
+            rest = arg(args, 42) if done + part == steps else 0
+            put(t, T_N2, part - 1 if rest != 0 else part)
+            put(t, T_KLAST, rest)
             put(t, T_IRS, done)
             put(t, T_A, a + done * arg(t, T_SA2))
             put(t, T_C, c)
@@ -433,7 +464,7 @@ def winograd(
         put(t, T_CRS, c_row)
         put(t, T_SA2, apart)
         put(t, T_CJS, apart)
-        put(t, T_KIN, blocks * lanes)
+        put(t, T_KIN, blocks * lanes - (-arg(args, 42) % lanes))
         steps = values_of(point) * blocks
         for p in range(panel, last_panel):
             vectors = min(nv, out_blocks - p * nv)

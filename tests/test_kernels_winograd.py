@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 from subgraph.engine import host
 from subgraph.ops import conv_cpu
+from subgraph.ops.conv_phases import phases_of
 from subgraph.ops.tile_planning import direct_tiles
 
 from .conv_support import close, reference
 from .kernel_support import run_node
 
 Array = np.ndarray[Any, Any]
+# Names of algorithms, and the taps along an axis that each is tried with.
+FORMS = [("winograd2", 3), ("winograd4", 3), ("strided2", 3), ("winograd3", 4), ("winograd2", 5)]
 LOW = direct_tiles("float32", host.lanes("float32")).low
 
 
@@ -28,7 +31,7 @@ LOW = direct_tiles("float32", host.lanes("float32")).low
     images=st.integers(1, 2),
     act=st.sampled_from(["", "Relu", "Clip", "Silu"]),
     with_residual=st.booleans(),
-    form=st.sampled_from(["winograd2", "winograd4", "strided2"]),
+    form=st.sampled_from(FORMS),
     threads=st.integers(1, 3),
     cuts=st.lists(st.floats(0, 1), max_size=3),
 )
@@ -39,17 +42,18 @@ def test_winograd(
     images: int,
     act: str,
     with_residual: bool,
-    form: str,
+    form: tuple[str, int],
     threads: int,
     cuts: list[float],
 ) -> None:
-    assume(form != "strided2" or LOW)
-    stride = 2 if form == "strided2" else 1
-    source = [max(n, 3 - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
+    name, taps = form
+    assume(name != "strided2" or LOW)
+    stride = 2 if name == "strided2" else 1
+    source = [max(n, taps - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
     rng = np.random.default_rng(0)
     x = rng.standard_normal((images, channels[0], *source)).astype(np.float32)
-    w = rng.standard_normal((channels[1], channels[0], 3, 3)).astype(np.float32)
-    w /= np.sqrt(np.float32(9 * channels[0]))
+    w = rng.standard_normal((channels[1], channels[0], taps, taps)).astype(np.float32)
+    w /= np.sqrt(np.float32(taps**2 * channels[0]))
     bias = rng.standard_normal(channels[1]).astype(np.float32)
     wanted = reference(x, w, [stride] * 2, [1, 1], pads, 1) + bias.reshape(-1, 1, 1)
     added = rng.standard_normal(wanted.shape).astype(np.float32) if with_residual else None
@@ -78,15 +82,105 @@ def test_winograd(
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job: _square_or_direct(job, form))
+        patch.setattr(conv_cpu, "choose", lambda job: _square_or_direct(job, name, taps))
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     close(got, wanted, 1e-5)
 
 
-def _square_or_direct(job: conv_cpu.Job, form: str) -> str:
-    """Small images may leave less than 3 x 3 taps that read something."""
-    return form if job.g.kernel == (1, 3, 3) else "direct"
+def _square_or_direct(job: conv_cpu.Job, form: str, taps: int) -> str:
+    """Small images may leave fewer taps that read something."""
+    return form if job.g.kernel == (1, taps, taps) else "direct"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    step=st.integers(2, 4),
+    kernel=st.tuples(st.integers(3, 13), st.integers(0, 2)),
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    channels=st.tuples(st.integers(1, 5), st.integers(1, 40)),
+    pads=st.tuples(*[st.integers(0, 5)] * 4),
+    images=st.integers(1, 2),
+    relu=st.booleans(),
+    with_residual=st.booleans(),
+    layout=st.sampled_from(["plain", "blocked"]),
+    threads=st.integers(1, 3),
+    cuts=st.lists(st.floats(0, 1), max_size=3),
+)
+def test_phases(
+    step: int,
+    kernel: tuple[int, int],
+    size: tuple[int, int],
+    channels: tuple[int, int],
+    pads: tuple[int, int, int, int],
+    images: int,
+    relu: bool,
+    with_residual: bool,
+    layout: Any,
+    threads: int,
+    cuts: list[float],
+) -> None:
+    """Strided convolutions of few channels, over the phases of the image."""
+    taps = (kernel[0], kernel[0] + kernel[1])
+    source = [max(n, taps[i] - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((images, channels[0], *source)).astype(np.float32)
+    w = rng.standard_normal((channels[1], channels[0], *taps)).astype(np.float32)
+    w /= np.sqrt(np.float32(taps[0] * taps[1] * channels[0]))
+    bias = rng.standard_normal(channels[1]).astype(np.float32)
+    wanted = reference(x, w, [step] * 2, [1, 1], pads, 1) + bias.reshape(-1, 1, 1)
+    added = rng.standard_normal(wanted.shape).astype(np.float32) if with_residual else None
+    if added is not None:
+        wanted += added
+    if relu:
+        wanted = np.maximum(wanted, 0)
+    how = {"pads": pads, "strides": (step,) * 2, "activation": "Relu" if relu else ""}
+    seen: list[bool] = []
+
+    def choose(job: conv_cpu.Job) -> str:
+        seen.append(phases_of(job.g) is not None)
+        return "phases" if seen[-1] else "direct"
+
+    def run(threads: int, cuts: list[float]) -> Array:
+        return run_node(
+            "FusedConv",
+            [x, w, bias, added],
+            [wanted.shape],
+            how,
+            domain="subgraph.cpu",
+            constant=[1, 2],
+            out_layout=layout,
+            threads=threads,
+            cuts=cuts,
+        )[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", choose)
+        got = run(threads, cuts)
+        assume(seen[-1])
+        assert np.array_equal(got, run(1, []))
+    close(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize(("kernel", "step", "pad"), [(7, 2, 3), (11, 4, 2), (11, 4, 0), (6, 2, 2)])
+def test_phases_are_chosen_for_images(kernel: int, step: int, pad: int) -> None:
+    """The convolutions that many networks begin with, and their error."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1, 3, 224, 224)).astype(np.float32)
+    w = (rng.standard_normal((64, 3, kernel, kernel)) / kernel).astype(np.float32)
+    wanted = reference(x, w, [step] * 2, [1, 1], [pad] * 4, 1)
+    how = {"pads": (pad,) * 4, "strides": (step,) * 2}
+    results = [
+        run_node(
+            "Conv", [x, w], [wanted.shape], how, constant=[1], out_layout="blocked",
+            options={"WINOGRAD": on},
+        )[0]
+        for on in (True, False)
+    ]  # fmt: skip
+    for got in results:
+        assert np.abs(got - wanted).max() < 2e-6 * np.abs(wanted).max()
+    if host.lanes("float32") > 1:
+        assert not np.array_equal(results[0], results[1])
 
 
 @pytest.mark.parametrize("form", ["winograd2", "winograd4", "strided2"])
@@ -127,15 +221,22 @@ def test_winograd_of_few_tiles(form: str, cuts: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "bound"), [("winograd2", 1e-6), ("winograd4", 6e-6), ("strided2", 2e-6)]
+    ("form", "taps", "bound"),
+    [
+        ("winograd2", 3, 1e-6),
+        ("winograd4", 3, 6e-6),
+        ("strided2", 3, 2e-6),
+        ("winograd3", 4, 6e-6),
+        ("winograd2", 5, 6e-6),
+    ],
 )
-def test_winograd_error_is_as_stated(form: str, bound: float) -> None:
+def test_winograd_error_is_as_stated(form: str, taps: int, bound: float) -> None:
     stride = 2 if form == "strided2" else 1
     if stride == 2 and not LOW:
         pytest.skip("tall tiles run it directly")
     rng = np.random.default_rng(1)
     x = rng.standard_normal((1, 256, 16, 16)).astype(np.float32)
-    w = (rng.standard_normal((32, 256, 3, 3)) / 48).astype(np.float32)
+    w = (rng.standard_normal((32, 256, taps, taps)) / (16 * taps)).astype(np.float32)
     wanted = reference(x, w, [stride] * 2, [1, 1], [1] * 4, 1)
     how = {"pads": (1,) * 4, "strides": (stride,) * 2}
     with pytest.MonkeyPatch.context() as patch:

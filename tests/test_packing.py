@@ -84,16 +84,16 @@ def test_blocks(dtype: str) -> None:
         np.testing.assert_array_equal(packing.pack_blocks(stack, of), np.concatenate(want))
 
 
-@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize(("m", "taps"), [(2, 3), (4, 3), (3, 4), (2, 5)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_winograd(dtype: str, m: int) -> None:
+def test_winograd(dtype: str, m: int, taps: int) -> None:
     of = tiles(dtype)
     rng = np.random.default_rng(3)
-    g = np.array(winograd_matrix(m))
+    g = np.array(winograd_matrix(m, taps))
     for outputs, inputs in [(1, 1), (5, 3), (of.width, 2 * of.lanes), (of.width + 9, 21)]:
-        weight = rng.standard_normal((outputs, inputs, 3, 3)).astype(dtype)
+        weight = rng.standard_normal((outputs, inputs, taps, taps)).astype(dtype)
         points = np.einsum("pi,oqij,rj->prqo", g, weight.astype(np.float64), g)
-        filled = np.zeros(((m + 2) ** 2, round_up(inputs, of.lanes), outputs))
+        filled = np.zeros(((m + taps - 1) ** 2, round_up(inputs, of.lanes), outputs))
         filled[:, :inputs] = points.reshape(-1, inputs, outputs)
         want = np.concatenate([panels(point, of) for point in filled])
         got = packing.pack_winograd(weight, of, m)
