@@ -31,6 +31,17 @@ TURNED = [
     ((65, 66), (1, 0)),
     ((3, 1, 2), (2, 1, 0)),
 ]
+# Pixels of a few elements in planes that are transposed; patches of short rows.
+PATCHES = [
+    ((1, 40, 33, 4), (0, 3, 2, 1)),
+    ((3, 17, 50, 2), (0, 3, 2, 1)),
+    ((1, 4, 33, 40), (0, 3, 2, 1)),
+    ((3, 2, 50, 17), (0, 3, 2, 1)),
+    ((20, 3, 18, 3), (3, 2, 1, 0)),
+    ((2, 6, 8, 2, 8, 2), (0, 1, 3, 5, 2, 4)),
+    ((2, 6, 2, 2, 8, 8), (0, 1, 4, 2, 5, 3)),
+    ((5, 4, 2, 5, 2), (0, 2, 4, 1, 3)),
+]
 
 
 def turn(array: Array, order: tuple[int, ...], threads: int = 1) -> Array:
@@ -47,7 +58,7 @@ def filled(shape: tuple[int, ...], dtype: str) -> Array:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
-@pytest.mark.parametrize(("shape", "order"), FEW + TURNED)
+@pytest.mark.parametrize(("shape", "order"), FEW + TURNED + PATCHES)
 def test_transpositions(shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> None:
     x = filled(shape, dtype)
     np.testing.assert_array_equal(turn(x, order), x.transpose(order))
