@@ -80,11 +80,11 @@ def emit_copy(
         return
     between = _between(dims, origin, goal)
     if between is not None:
-        order, steps = between
+        order, inside = between
         held = low.scratch(math.prod(dims) * item)
-        turned = ([part[d] for d in order] for part in (dims, origin, steps))
+        turned = ([part[d] for d in order] for part in (dims, origin, inside))
         emit_copy(low, source, held, *turned, item=item, from_offset=from_offset)
-        emit_copy(low, held, target, dims, steps, goal, item=item, to_offset=to_offset)
+        emit_copy(low, held, target, dims, inside, goal, item=item, to_offset=to_offset)
         return
     if _emit_transpose(low, places, dims, origin, goal, item):
         return
