@@ -22,6 +22,7 @@ from .copying_cpu import emit_copy
 from .elementwise_cpu import emit_expression, source, temporary
 from .elementwise_expressions import Expression
 from .packing import matrix_panels
+from .strassen_cpu import emit_strassen, saves
 from .strides import broadcast_sizes, broadcast_strides, collapse, contiguous
 from .tile_planning import (
     FLOATS,
@@ -252,6 +253,11 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
         return
     of = weight_tiles(of, low, b.operand)
     b_word, row_of_b, b_steps = _right_side(low, product, of, m, steps[1])
+    alone = batch == 1 and row_of_b == 0 and b.operand.constant and a.column_step == 1
+    if alone and saves(low, of, m, n, depth):
+        left = (a.operand, a.row_step)
+        emit_strassen(low, of, left, b_word, product.out, (m, n, depth), init, residual, act)
+        return
     panels = -(-n // of.width)
     packed_a = a.row_step * item % 4096 == 0 and a.column_step == 1 and m >= 8 and panels > 2
     packed_a = packed_a or (a.row_step != 1 and a.column_step != 1)

@@ -36,6 +36,7 @@ from subgraph.engine.irtools import (
 from subgraph.engine.tiling import (
     F_HI,
     F_LO,
+    F_MINUS,
     LOW_ROWS,
     T_A,
     T_AHEAD,
@@ -52,9 +53,11 @@ from subgraph.engine.tiling import (
     T_IJS,
     T_INIT,
     T_IRS,
+    T_KEEP,
     T_KIN,
     T_KLAST,
     T_LO,
+    T_MIX,
     T_N0,
     T_N1,
     T_N2,
@@ -69,6 +72,7 @@ from subgraph.engine.tiling import (
     T_SB0,
     T_SB1,
     T_SB2,
+    T_SIGN,
     T_TAIL,
     row_counts,
     tile_rows,
@@ -134,9 +138,11 @@ class _Tile:
         masked: bool,
         ahead: bool = False,
         weights: str = "",
+        mixed: bool = False,
     ) -> None:
         self.e, self.t, self.mr, self.nv = e, t, mr, nv
         self.weights = weights
+        self.mix = (e.word(t, T_MIX), e.word(t, T_KEEP), e.word_splat(t, T_SIGN)) if mixed else None
         self.right_bytes = e.lanes * (2 if weights == "bfloat16" else e.item)  # a vector of B
         self.fetch = Fetch(e, t, nv * self.right_bytes) if ahead else None
         self.w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
@@ -169,6 +175,12 @@ class _Tile:
 
     def right(self, address: Any, j: int) -> Any:
         """Load vector j of a row of B, widening what is held in less."""
+        if self.mix is not None:
+            other, keep, sign = self.mix
+            e, b = self.e, self.e.b
+            value = e.fma(sign, e.load(b.add(address, other)), e.load(address))
+            e.store(value, b.add(address, keep))
+            return value
         if self.weights != "bfloat16":
             return self.e.load(address, self.lane_mask(j))
         # Packed weights fill whole vectors.
@@ -296,6 +308,26 @@ class _Tile:
                 value = e.get(self.acc[i][j])
                 e.store(value, self.at(c, crs, cjs, i, j), self.lane_mask(j))
 
+    def finish_twice(self) -> None:
+        """Add the sums to C, and to T_RES or take them from it, which has the strides of C."""
+        e, t, b = self.e, self.t, self.e.b
+        c, crs, cjs = self.w["c"], self.w["crs"], self.w["cjs"]
+
+        def change(base: Any, operation: Callable[[Any, Any], Any]) -> None:
+            for i in range(self.mr):
+                for j in range(self.nv):
+                    at, mask = self.at(base, crs, cjs, i, j), self.lane_mask(j)
+                    e.store(operation(e.load(at, mask), e.get(self.acc[i][j])), at, mask)
+
+        change(c, b.fadd)
+        other = e.word(t, T_RES)
+        with e.when(b.icmp_signed("!=", other, e.const(0))):
+            minus = e.flag(e.word(t, T_FLAGS), F_MINUS)
+            with e.when(minus):
+                change(other, b.fsub)
+            with e.when(b.not_(minus)):
+                change(other, b.fadd)
+
 
 def _contraction_body(
     e: Emit,
@@ -305,12 +337,15 @@ def _contraction_body(
     masked: bool,
     ahead: bool = False,
     weights: str = "",
+    twice: bool = False,
+    mixed: bool = False,
 ) -> None:
-    tile = _Tile(e, t, mr, nv, masked, ahead, weights)
+    tile = _Tile(e, t, mr, nv, masked, ahead, weights, mixed)
     b, w, acc = e.b, tile.w, tile.acc
     lanes_bytes = tile.right_bytes
     tile.announce()
-    tile.start()
+    if not twice:
+        tile.start()
 
     def k_step(a: Any, at_b: Any) -> None:
         vectors = [tile.right(b.add(at_b, b.mul(w["bjs"], e.const(j))), j) for j in range(nv)]
@@ -336,7 +371,10 @@ def _contraction_body(
             e.hold(acc[i])
 
     tile.loops(k_step, dense_step if low else None)
-    tile.finish()
+    if twice:
+        tile.finish_twice()
+    else:
+        tile.finish()
 
 
 def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
@@ -378,6 +416,8 @@ def contraction(
     masked: bool,
     ahead: bool = False,
     weights: str = "",
+    twice: bool = False,
+    mixed: bool = False,
 ) -> Callable[..., None]:
     """Return the kernel that runs one contraction tile.
 
@@ -392,8 +432,11 @@ def contraction(
         masked: The last vector of every row holds ``T_TAIL`` elements only.
         ahead: Bring what lies at ``T_AHEAD`` into the second cache meanwhile.
         weights: ``"bfloat16"``: B is held in it, and widened in registers (packed B only).
+        twice: The sums are added to C, and to ``T_RES`` or, with F_MINUS, taken from it.
+        mixed: B is the sum of what lies at ``T_B`` and, times ``T_SIGN``, ``T_MIX`` bytes further;
+            it is stored ``T_KEEP`` bytes further for the next tiles.
     """
-    body = partial(_contraction_body, ahead=ahead, weights=weights)
+    body = partial(_contraction_body, ahead=ahead, weights=weights, twice=twice, mixed=mixed)
     return dispatcher("tile", body, dtype, lanes, mr, nv, masked)
 
 

@@ -1,0 +1,79 @@
+"""Strassen's product of matrices on the CPU device: where it wins, and how its work is cut."""
+
+from __future__ import annotations
+
+from subgraph.engine.host import caches
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Word
+
+from .tile_planning import Activation, Tiles, even_part, grain, round_up
+
+_SUMS = 7  # operands that are made of A
+_GAP = 16  # elements between their rows
+_LEAST_LANES = 16  # narrower tiles end too often
+_LEAST_ROWS = 48  # that pay for the sums of a weight
+_LEAST_DEPTH = 384  # below it what tiles end with weighs as much as what is saved
+_MOST_ROWS = 128  # of a block
+_DEEPEST = 384  # steps of a pass in each half
+_PAIRS = 12  # of panels of a block, at most
+
+
+def saves(low: Lowering, of: Tiles, m: int, n: int, depth: int) -> bool:
+    """Return whether Strassen's product of a matrix and a packed weight is allowed and faster."""
+    if not low.options.get("STRASSEN", True) or of.dtype != "float32" or of.weights:
+        return False
+    whole = n % (2 * of.width) == 0 and depth % (2 * of.lanes) == 0 and of.lanes >= _LEAST_LANES
+    return whole and m >= _LEAST_ROWS and depth >= _LEAST_DEPTH
+
+
+def emit_strassen(
+    low: Lowering,
+    of: Tiles,
+    left: tuple[Operand, int],
+    weight: Word,
+    out: Operand,
+    sizes: tuple[int, int, int],
+    init: Word,
+    residual: Word,
+    act: Activation,
+) -> None:
+    """Emit ``strassen_kernels.product``.
+
+    Args:
+        low: Where to.
+        of: Its tiles.
+        left: The left operand and the elements between its rows.
+        weight: The packed right operand.
+        out: The result.
+        sizes: M, N, K.
+        init: One element per column, 0 for none.
+        residual: What is added at the end, 0 for none.
+        act: What follows.
+    """
+    (a, row_step), (m, n, depth) = left, sizes
+    item = of.item
+    # Blocks and passes are the same for every number of threads: so are the results.
+    blocks = -(-m // _MOST_ROWS)
+    mb = round_up(-(-m // blocks), 2)
+    room = caches().l2 * 3 // 4 // (_SUMS * item * (mb // 2))
+    most = max(64, min(room, _DEEPEST))
+    passes = -(-depth // 2 // most)
+    kc = round_up(-(-depth // 2 // passes), of.lanes)
+    pairs = n // of.width // 2
+    row_blocks = -(-m // mb)
+    pb = min(pairs, _PAIRS)
+    if low.threads > 1:
+        pb = min(pb, -(-pairs * row_blocks // low.threads))  # few units: each makes the sums of A
+        pb = even_part(pairs, pb, row_blocks, low.threads)
+    units = row_blocks * -(-pairs // pb)
+    row = (kc + _GAP) * item
+    scratch_bytes = round_up(_SUMS * (mb // 2) * row + (kc + 2 * mb) * of.width * item, 64)
+    scratch = low.scratch(scratch_bytes, per_worker=True)
+    words: list[Word] = [a, weight, out, init, residual, m, n, depth, row_step * item]
+    words += [of.contraction(ahead=True), of.contraction(ahead=True, twice=True)]
+    words += [act.post, act.flags, act.low, act.high, mb, pb, kc, scratch, scratch_bytes]
+    words += [row, mb // 2 * row, of.contraction(ahead=True, twice=True, mixed=True)]
+    flops = 2 * m * n * depth
+    moved = (a.size + 2 * m * n + n * depth) * item
+    kernel = Kernel("strassen_kernels", "product", **of.variant)
+    low.emit(kernel, words, units, grain=grain(units, flops), flops=flops * 7 // 8, bytes=moved)
