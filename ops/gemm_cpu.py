@@ -7,7 +7,7 @@ it is computed at run time and used by more than a few rows of A; few rows read 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -22,7 +22,7 @@ from .copying_cpu import emit_copy
 from .elementwise_cpu import emit_expression, source, temporary
 from .elementwise_expressions import Expression
 from .packing import matrix_panels
-from .strassen_cpu import emit_strassen, saves
+from .strassen_cpu import alike_columns, emit_strassen, saves
 from .strides import broadcast_sizes, broadcast_strides, collapse, contiguous
 from .tile_planning import (
     FLOATS,
@@ -256,7 +256,9 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     alone = batch == 1 and row_of_b == 0 and b.operand.constant and a.column_step == 1
     if alone and saves(low, of, m, n, depth):
         left = (a.operand, a.row_step)
-        emit_strassen(low, of, left, b_word, product.out, (m, n, depth), init, residual, act)
+        recipe = f"gemm alike columns {_panels_recipe(product, of)}"
+        alike = low.weight(recipe, alike_columns(of, _stacked(product, of)), b.operand)
+        emit_strassen(low, of, left, b_word, alike, product.out, (m, n, depth), init, residual, act)
         return
     panels = -(-n // of.width)
     packed_a = a.row_step * item % 4096 == 0 and a.column_step == 1 and m >= 8 and panels > 2
@@ -418,6 +420,26 @@ def _blocks(
     return mb, pb
 
 
+def _stacked(product: Product, of: Tiles) -> Callable[[Array], Array]:
+    """Return what makes a stack of matrices ``[S, K, N]`` of the right operand."""
+    b, alpha = product.b, product.alpha
+    n, depth, matrices, turned = b.columns, b.rows, math.prod(b.shape), _turned(b)
+
+    def change(array: Array) -> Array:
+        if turned:
+            stack = array.reshape((matrices, n, depth)).swapaxes(1, 2)
+        else:
+            stack = array.reshape((matrices, depth, n))
+        return stack if alpha == 1.0 else stack * np.asarray(alpha, of.dtype)
+
+    return change
+
+
+def _panels_recipe(product: Product, of: Tiles) -> str:
+    b, turned = product.b, int(_turned(product.b))
+    return f"{b.rows}x{b.columns} turned {turned} x {product.alpha!r} {of.width}/{of.lanes}"
+
+
 def _right_side(
     low: Lowering, product: Product, of: Tiles, rows: int, steps: Sequence[int]
 ) -> tuple[Word, int, list[int]]:
@@ -430,17 +452,8 @@ def _right_side(
     matrices = math.prod(b.shape)
     packed_steps = [step // matrix_size * size for step in steps]
     if b.operand.constant:
-
-        def change(array: Array) -> Array:
-            if turned:
-                stack = array.reshape((matrices, n, depth)).swapaxes(1, 2)
-            else:
-                stack = array.reshape((matrices, depth, n))
-            return stack if alpha == 1.0 else stack * np.asarray(alpha, of.dtype)
-
-        recipe = f"gemm panels {depth}x{n} turned {int(turned)} x {alpha!r} {of.width}/{of.lanes}"
-        recipe += f" {of.weights}"
-        weight = low.weight(recipe, matrix_panels(of, change), b.operand)
+        recipe = f"gemm panels {_panels_recipe(product, of)} {of.weights}"
+        weight = low.weight(recipe, matrix_panels(of, _stacked(product, of)), b.operand)
         return weight, 0, packed_steps
     # With room left in the first cache it need not be packed: rows are read without loss.
     near = of.low and depth * n * of.item <= caches().l1 // 2

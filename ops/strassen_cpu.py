@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Word
 
-from .tile_planning import Activation, Tiles, even_part, grain, round_up
+from .tile_planning import Activation, Array, Tiles, even_part, grain, round_up
 
 _SUMS = 7  # operands that are made of A
 _GAP = 16  # elements between their rows
@@ -15,6 +19,8 @@ _LEAST_ROWS = 48  # that pay for the sums of a weight
 _LEAST_DEPTH = 384  # below it what tiles end with weighs as much as what is saved
 _MOST_ROWS = 128  # of a block
 _DEEPEST = 384  # steps of a pass in each half
+_ALIKE = 16.0  # times as large may a column be as the one that it is added to
+_LARGEST = 1e15  # of which products are finite
 _PAIRS = 12  # of panels of a block, at most
 
 
@@ -26,11 +32,28 @@ def saves(low: Lowering, of: Tiles, m: int, n: int, depth: int) -> bool:
     return whole and m >= _LEAST_ROWS and depth >= _LEAST_DEPTH
 
 
+def alike_columns(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Return the recipe that tells pairs of panels whose columns may share their errors.
+
+    Each column of a panel is added to one of the panel half of all columns later: neither may be
+    more than 16 times as large as the other, infinite or NaN.
+    """
+
+    def make(weight: Array) -> Array:
+        matrix = change(weight)[0]
+        largest = np.maximum(matrix.max(axis=0), -matrix.min(axis=0)).reshape(2, -1, of.width)
+        more, less = largest.max(axis=0), largest.min(axis=0)
+        return np.asarray(((more <= _ALIKE * less) & (more < _LARGEST)).all(axis=1), np.int64)
+
+    return make
+
+
 def emit_strassen(
     low: Lowering,
     of: Tiles,
     left: tuple[Operand, int],
     weight: Word,
+    alike: Word,
     out: Operand,
     sizes: tuple[int, int, int],
     init: Word,
@@ -44,6 +67,7 @@ def emit_strassen(
         of: Its tiles.
         left: The left operand and the elements between its rows.
         weight: The packed right operand.
+        alike: What `alike_columns` makes of it.
         out: The result.
         sizes: M, N, K.
         init: One element per column, 0 for none.
@@ -72,7 +96,7 @@ def emit_strassen(
     words: list[Word] = [a, weight, out, init, residual, m, n, depth, row_step * item]
     words += [of.contraction(ahead=True), of.contraction(ahead=True, twice=True)]
     words += [act.post, act.flags, act.low, act.high, mb, pb, kc, scratch, scratch_bytes]
-    words += [row, mb // 2 * row, of.contraction(ahead=True, twice=True, mixed=True)]
+    words += [row, mb // 2 * row, of.contraction(ahead=True, twice=True, mixed=True), alike]
     flops = 2 * m * n * depth
     moved = (a.size + 2 * m * n + n * depth) * item
     kernel = Kernel("strassen_kernels", "product", **of.variant)

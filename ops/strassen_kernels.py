@@ -5,8 +5,9 @@ half of the depth. Every product is of sums of quarters, and goes into one or tw
 (Strassen, "Gaussian Elimination is not Optimal", 1969); sums of A are made once for many columns,
 those of B, a panel at a time, just before they are used.
 
-Quarters share their rounding errors, and what is not finite in one would be in all: rows of very
-different magnitude, and those with an infinity or NaN, are multiplied by the definition.
+Quarters share their rounding errors, and what is not finite in one would be in all: rows, and
+columns, of very different magnitude, and those with an infinity or NaN, are multiplied by the
+definition.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import call_kernel, ld_f64, st_f64, vec
+from subgraph.engine.simd import call_kernel, ld_f64, ld_i64, st_f64, vec
 from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tiling import (
     F_HI,
@@ -54,7 +55,7 @@ from subgraph.engine.tiling import (
 )
 
 _ALIKE = 8.0  # times as large may a row be as the one that it is added to
-_LARGEST = 1e15  # of which products are finite
+_LARGEST = 1e15  # of which products are finite; columns: see strassen_cpu
 _ITEM = {"float32": 4, "float64": 8}
 _words = stack_words(T_WORDS)
 _where = stack_words(16)
@@ -75,6 +76,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         18 scratch  19 its bytes per worker
         20 bytes between rows of the sums of A  21 bytes between the sums
         22 contraction tile that goes twice and mixes B
+        23 for each pair of panels whether its columns may share their errors (int64)
 
     The scratch of a worker holds seven sums of A, a panel as deep as a pass, and a block's rows of
     two panels of C. Panel p is paired with the one half of all panels later. Units: row blocks *
@@ -273,7 +275,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             put(w, _NEXT_NEAR, near + on)
             put(w, _NEXT_FAR, far + on)
             clear(sums, 2 * half)
-            if alike:
+            if alike and ld_i64(arg(args, 23) + 8 * p) != 0:
                 seven(args, t, w, scratch, sums, p)
             else:
                 plain(args, t, w, sums, p)

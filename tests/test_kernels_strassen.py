@@ -120,6 +120,35 @@ def test_rows_keep_their_errors_to_themselves(value: float, m: int) -> None:
 
 
 @pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e12, 1e-9, 0.0])
+def test_columns_keep_their_errors_to_themselves(value: float) -> None:
+    a, b = random(1, 64, 384), random(2, 384, 3 * PAIR)
+    b[:, 5] *= value
+    b[7, PAIR + 3] *= value
+    with np.errstate(invalid="ignore"):
+        wanted = a.astype(np.float64) @ b
+    for column, exact in zip(product(a, b).T, wanted.T, strict=True):
+        np.testing.assert_array_equal(np.isfinite(column), np.isfinite(exact))
+        finite = np.isfinite(exact)
+        if finite.any():
+            scale = np.abs(exact[finite]).max()
+            assert np.abs(column[finite] - exact[finite]).max() <= 3e-6 * scale
+
+
+def test_columns_are_looked_at_anew_when_weights_change() -> None:
+    a, b = random(1, 128, 768), random(2, 768, 768)
+    weight = sg.parameter("b", b)
+    x = sg.input("x", shape=a.shape, dtype="float32")
+    model = sg.compile_model(sg.Graph([x], [ops.MatMul(x, weight)]), "CPU")
+    assert relative(model([a])[0], a.astype(np.float64) @ b) < 2e-6
+    b[:, 3] = np.nan
+    next(iter(model.parameters.values())).assign(b)
+    got = model([a])[0]
+    assert np.isnan(got[:, 3]).all()
+    assert np.isfinite(np.delete(got, 3, axis=1)).all()
+
+
+@pytest.mark.usefixtures("always")
 def test_small_rows_beside_larger_ones() -> None:
     a, b = random(1, 64, 768), random(2, 768, PAIR)
     a[32:] *= 6
