@@ -8,7 +8,7 @@ kernel are turned into scratch memory first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import attrs
@@ -297,17 +297,31 @@ def _square(job: Job) -> str:
     blocks_in *= g.kernel[0]
     products = blocks_in * of.lanes * blocks_out
     weights = products * of.lanes * of.item
-    best, least = "direct", _cost(of, g.images * g.pixels * taps**2 * products, taps**2 * weights)
+    costs = {"direct": _cost(of, g.images * g.pixels * taps**2 * products, taps**2 * weights)}
     for name, m in forms.items():
         count = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
         values, points = winograd_sizes(m, taps, g.strides[1])
         if g.source[0] > 1 and (values - taps**2) * weights > _MORE_WEIGHTS:
             continue
         transforms = count * _TRANSFORM * (values * blocks_in + points * blocks_out)
-        cost = transforms + _cost(of, count * values * products, values * weights)
+        costs[name] = transforms + _cost(of, count * values * products, values * weights)
+    return _shared(job.w, costs)
+
+
+def _shared(weight: Operand, costs: Mapping[str, float]) -> str:
+    """Return the form of least cost, or the one that an earlier convolution made of this weight.
+
+    A detector's head runs on maps of all sizes with the same weights: each form of them is held.
+    """
+    best, least = "direct", costs["direct"]
+    for name, cost in costs.items():
         if cost < _BETTER * least:
             best, least = name, cost
-    return best
+    if weight.form is None:
+        weight.form = best, least
+        return best
+    kept, first = weight.form
+    return kept if kept in costs and costs[kept] - least <= first else best
 
 
 def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:

@@ -9,10 +9,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import subgraph as sg
+from subgraph import ops
 from subgraph.engine import host
+from subgraph.engine.lowering import EmittedStep, Weight
+from subgraph.engine.plan import PlanOptions, make_plan
 from subgraph.ops import conv_cpu
 from subgraph.ops.conv_phases import phases_of
 from subgraph.ops.tile_planning import direct_tiles
+from subgraph.types import TensorType
 
 from .conv_support import close, reference
 from .kernel_support import run_node
@@ -259,3 +264,22 @@ def test_winograd_can_be_forbidden() -> None:
     close(results[1], wanted, 2e-6)
     if host.lanes("float32") > 1:
         assert not np.array_equal(results[0], results[1])
+
+
+def test_one_form_of_weights_that_maps_of_several_sizes_share() -> None:
+    """As the head of a detector does: no weight is held in a form for each size."""
+    rng = np.random.default_rng(0)
+    array = rng.standard_normal((64, 64, 3, 3)).astype(np.float32) / np.float32(24)
+    w = sg.parameter("w", array)
+    maps = [sg.input(f"x{side}", (1, 64, side, side)) for side in (40, 12, 5)]
+    graph = sg.Graph(maps, [ops.Conv(x, w, pads=[1] * 4) for x in maps])
+    types = [TensorType("float32", (1, 64, side, side)) for side in (40, 12, 5)]
+    shared = make_plan(graph, [*types], {}, PlanOptions())
+    steps = [item for item in shared.items if isinstance(item, EmittedStep)]
+    words = [word for step in steps for word in step.words if isinstance(word, Weight)]
+    recipes = {word.recipe for word in words if w.parameter in word.sources}
+    assert len(recipes) == 1
+    given = [rng.standard_normal((1, 64, side, side)).astype(np.float32) for side in (40, 12, 5)]
+    results = sg.compile_model(graph, "CPU")(given)
+    for k, x in enumerate(given):
+        close(results[k], reference(x, array, [1, 1], [1, 1], (1, 1, 1, 1), 1))

@@ -105,6 +105,8 @@ class Operand:
         storage: Its memory; an alias takes that of its source.
         offset: Where in ``storage`` it begins, in bytes.
         lanes: Channels of a block, in layout "blocked".
+        form: The form in which an earlier node of the plan takes this weight, and what it costs
+            that node; None before.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Operand:
     offset: int = 0
     lanes: int = 1
     derived: Weight | None = None
+    form: tuple[str, float] | None = None
 
     @property
     def constant(self) -> bool:
