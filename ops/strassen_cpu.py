@@ -16,12 +16,14 @@ _SUMS = 7  # operands that are made of A
 _GAP = 16  # elements between their rows
 _LEAST_LANES = 16  # narrower tiles end too often
 _LEAST_ROWS = 48  # that pay for the sums of a weight
+_LEAST_PAIRS = 12  # of panels, that pay for the sums of A, which every thread makes
 _LEAST_DEPTH = 384  # below it what tiles end with weighs as much as what is saved
 _MOST_ROWS = 128  # of a block
 _DEEPEST = 384  # steps of a pass in each half
 _ALIKE = 16.0  # times as large may a column be as the one that it is added to
 _LARGEST = 1e15  # of which products are finite
-_PAIRS = 12  # of panels of a block, at most
+_PAIRS = 48  # of panels of a block, at most: each block makes the sums of A
+_SHARED_PAIRS = 12  # where threads share the blocks
 
 
 def saves(low: Lowering, of: Tiles, m: int, n: int, depth: int) -> bool:
@@ -29,7 +31,8 @@ def saves(low: Lowering, of: Tiles, m: int, n: int, depth: int) -> bool:
     if not low.options.get("STRASSEN", True) or of.dtype != "float32" or of.weights:
         return False
     whole = n % (2 * of.width) == 0 and depth % (2 * of.lanes) == 0 and of.lanes >= _LEAST_LANES
-    return whole and m >= _LEAST_ROWS and depth >= _LEAST_DEPTH
+    large = n >= 2 * of.width * _LEAST_PAIRS and depth >= _LEAST_DEPTH
+    return whole and large and m >= _LEAST_ROWS
 
 
 def alike_columns(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Array], Array]:
@@ -87,7 +90,7 @@ def emit_strassen(
     row_blocks = -(-m // mb)
     pb = min(pairs, _PAIRS)
     if low.threads > 1:
-        pb = min(pb, -(-pairs * row_blocks // low.threads))  # few units: each makes the sums of A
+        pb = min(pb, _SHARED_PAIRS, -(-pairs * row_blocks // low.threads))
         pb = even_part(pairs, pb, row_blocks, low.threads)
     units = row_blocks * -(-pairs // pb)
     row = (kc + _GAP) * item
