@@ -61,7 +61,7 @@ class _Worker:
     """A runner's process."""
 
     def __init__(self, runner: str, model: Path, threads: int, inputs: Path) -> None:
-        self.runner = runner
+        self.runner = runner.partition(" ")[0]  # without a level
         command = [sys.executable, "-m", "subgraph.bench_worker", runner, str(model)]
         self._process = subprocess.Popen(
             [*command, str(threads), str(inputs)],
@@ -141,7 +141,7 @@ def measure(
         workers: list[_Worker] = []
         try:
             for name in ("subgraph", *peers):
-                workers.append(_Worker(name, model, threads, inputs))
+                workers.append(_started(name, model, threads, inputs))
             results = [_results(worker, Path(folder)) for worker in workers]
             samples = _take_turns(workers, rounds, seconds)
         finally:
@@ -152,6 +152,14 @@ def measure(
         _summary(worker, taken, _difference(found, truth))
         for worker, taken, found in zip(workers, samples, results, strict=True)
     ]
+
+
+def _started(name: str, model: Path, threads: int, inputs: Path) -> _Worker:
+    if name != "onnxruntime":
+        return _Worker(name, model, threads, inputs)
+    chooser = _Worker("best_level", model, threads, inputs)
+    chooser.close()
+    return _Worker(f"{name} {chooser.ready['level']}", model, threads, inputs)
 
 
 def _results(worker: _Worker, folder: Path) -> list[np.ndarray[Any, Any]]:

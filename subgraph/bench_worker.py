@@ -1,8 +1,10 @@
 """One runner of a benchmark in a process of its own: Subgraph or a peer, driven over its pipes.
 
-Started by `subgraph.bench` as ``python -m subgraph.bench_worker RUNNER MODEL THREADS``. Reads one
-JSON command a line and answers with one JSON line: ``{"run": n}`` gives the seconds of n runs, with
-a fixed probe of the machine's speed before and after each; ``{"save": path}`` writes the results.
+Started by `subgraph.bench` as ``python -m subgraph.bench_worker RUNNER MODEL THREADS INPUTS``.
+Reads one JSON command a line and answers with one JSON line: ``{"run": n}`` gives the seconds of n runs,
+with a fixed probe of the machine's speed before and after each; ``{"save": path}`` writes the
+results. The level of ONNX Runtime is found by a process of its own, ``best_level`` in place of a
+runner: the one that is measured holds the model once.
 """
 
 from __future__ import annotations
@@ -32,22 +34,21 @@ def ours(model: Path, threads: int, arrays: Arrays) -> Runner:
     return lambda: list(compiled(arrays).values())
 
 
-def onnxruntime(model: Path, threads: int, arrays: Arrays, level: str = "") -> Runner:
-    """Return a run of ONNX Runtime at its best optimisation level, or at ``level``."""
+def onnxruntime(model: Path, threads: int, arrays: Arrays, level: str) -> Runner:
+    """Return a run of ONNX Runtime at an optimisation level, one of `LEVELS`."""
     ort: Any = importlib.import_module("onnxruntime")
-    levels = ort.GraphOptimizationLevel
-    tried: list[tuple[float, Any]] = []
-    for choice in [level] if level else ["BASIC", "ALL"]:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        options.graph_optimization_level = getattr(levels, f"ORT_ENABLE_{choice}")
-        session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-        run = functools.partial(session.run, None, arrays)
-        tried.append((0.0 if level else _median_of(run), session))
-    best: Any = min(tried, key=lambda pair: pair[0])[1]
-    return lambda: best.run(None, arrays)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    session: Any = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return functools.partial(session.run, None, arrays)
+
+
+def best_level(model: Path, threads: int, arrays: Arrays) -> str:
+    """Return the optimisation level at which ONNX Runtime is fastest."""
+    return min(LEVELS, key=lambda level: _median_of(onnxruntime(model, threads, arrays, level)))
 
 
 def openvino(model: Path, threads: int, arrays: Arrays) -> Runner:
@@ -89,9 +90,10 @@ def torch(model: Path, threads: int, arrays: Arrays) -> Runner:
     return run
 
 
+LEVELS = ("BASIC", "ALL")
 RUNNERS: Mapping[str, Callable[[Path, int, Arrays], Runner]] = {
     "subgraph": ours,
-    "onnxruntime": onnxruntime,
+    **{f"onnxruntime {level}": functools.partial(onnxruntime, level=level) for level in LEVELS},
     "openvino": openvino,
     "torch": torch,
 }
@@ -149,6 +151,9 @@ def main() -> None:
     start = time.perf_counter()
     with np.load(inputs) as held:
         arrays = {key: held[key] for key in held}
+    if name == "best_level":
+        print(json.dumps({"level": best_level(Path(model), int(threads), arrays)}))
+        return
     run = RUNNERS[name](Path(model), int(threads), arrays)
     run()
     ready = {"first_result_s": time.perf_counter() - start, "peak_bytes": peak_memory()}
