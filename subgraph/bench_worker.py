@@ -1,8 +1,8 @@
 """One runner of a benchmark in a process of its own: Subgraph or a peer, driven over its pipes.
 
 Started by `subgraph.bench` as ``python -m subgraph.bench_worker RUNNER MODEL THREADS INPUTS``.
-Reads one JSON command a line and answers with one JSON line: ``{"run": n}`` gives the seconds of n runs,
-with a fixed probe of the machine's speed before and after each; ``{"save": path}`` writes the
+Reads one JSON command a line and answers with one JSON line: ``{"run": n}`` gives the seconds of n
+runs, with a fixed probe of the machine's speed before and after each; ``{"save": path}`` writes the
 results. The level of ONNX Runtime is found by a process of its own, ``best_level`` in place of a
 runner: the one that is measured holds the model once.
 """
