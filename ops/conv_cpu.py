@@ -42,7 +42,7 @@ from .conv_geometry import (
     winograd_weights,
 )
 from .conv_phases import OUTPUTS, emit_phases, phase_weights, phases_of
-from .conv_winograd import emit_winograd, winograd_sizes
+from .conv_winograd import emit_winograd, winograd_sizes, winograd_values
 from .copying_cpu import emit_copy
 from .elementwise_cpu import temporary
 from .layout_turns import blocked, blocked_target, plain, plain_target, settle
@@ -258,7 +258,7 @@ def _first(job: Job) -> str:
     taps = found.g.kernel[1]
     count = g.images * math.prod(-(-o // OUTPUTS[taps]) for o in g.target[1:])
     values, points = winograd_sizes(OUTPUTS[taps], taps, 1)
-    cost = count * values * found.g.inputs * blocks_out
+    cost = winograd_values(found.g, OUTPUTS[taps]) * found.g.inputs * blocks_out
     cost += count * _TRANSFORM * (values * blocks_in + points * blocks_out)
     cost += _SORTED * g.images * math.prod(found.g.source) * found.g.inputs
     read_as_it_is = g.images * g.pixels * g.taps * g.inputs * blocks_out
@@ -304,7 +304,8 @@ def _square(job: Job) -> str:
         if g.source[0] > 1 and (values - taps**2) * weights > _MORE_WEIGHTS:
             continue
         transforms = count * _TRANSFORM * (values * blocks_in + points * blocks_out)
-        costs[name] = transforms + _cost(of, count * values * products, values * weights)
+        multiplied = winograd_values(g, m) * products
+        costs[name] = transforms + _cost(of, multiplied, values * weights)
     return _shared(job.w, costs)
 
 

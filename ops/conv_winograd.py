@@ -69,7 +69,7 @@ def emit_winograd(
     kernel = Kernel("winograd_kernels", "winograd", m=m, **variant, **of.variant)
     moved_in, moved_out = g.images * image_in, g.images * image_out
     moved = values * panels * blocks_in * pixel * of.width  # weights
-    flops = 2 * total * values * g.kernel[0] * g.inputs * g.outputs
+    flops = 2 * winograd_values(g, m) * g.kernel[0] * g.inputs * g.outputs
     if not staged:
         units = -(-total // count) * -(-panels // part)
         least = max(grain(units, g.flops), together) if low.threads > 1 else 0
@@ -118,3 +118,13 @@ def winograd_sizes(m: int, taps: int, stride: int) -> tuple[int, int]:
     if stride == 1:
         return (m + taps - 1) ** 2, (m + taps - 1) ** 2
     return (2 * m + 1) ** 2, (m + 1) ** 2
+
+
+def winograd_values(g: Geometry, m: int) -> int:
+    """Return how many values of all tiles there are for a channel; short tiles have fewer."""
+    full = m + g.kernel[1] - 1 if g.strides[1] == 1 else 2 * m + 1
+    found = g.images * g.target[0]
+    for outputs in g.target[1:]:
+        tiles = -(-outputs // m)
+        found *= full * tiles - min(tiles, tiles * m - outputs)
+    return found

@@ -16,6 +16,10 @@ infinity``, and odd ones the weight between, at ``0, 1``: an output of the sum o
 ``2 * 2`` outputs take 25 multiplications in place of 36. The values of a point are so many more
 channels of its GEMM: 4 times as many where both coordinates are finite, 2 where one is.
 
+Where a side of the image is no multiple of m, its last tiles overlap nothing: they have one output
+less, short ones, all the full ones before them. The last output alone needs the point at infinity,
+so a short tile has no values there: 14 outputs are 4 + 4 + 3 + 3 from 22 products in place of 24.
+
 Volumes, with any kernel along D: so are the values of the slices that an output reads.
 """
 
@@ -102,50 +106,53 @@ def _forward(v: Any, n: int) -> Any:
 
 
 def _backward(v: Any, m: int, n: int) -> Any:
-    """Return ``f(source, step)``: the m outputs of a tile of n inputs along one axis."""
+    """Return ``f(source, step, last)``: the m outputs of a tile of n inputs along one axis.
+
+    ``last`` is where the point at infinity lies, which the last output alone needs.
+    """
     load, fma, splat = v.load, v.fma, v.splat
 
     @register_jitable
-    def backward2(s: int, ss: int) -> Any:
-        m0, m1, m2, m3 = load(s), load(s + ss), load(s + 2 * ss), load(s + 3 * ss)
+    def backward2(s: int, ss: int, last: int) -> Any:
+        m0, m1, m2, m3 = load(s), load(s + ss), load(s + 2 * ss), load(last)
         return m0 + m1 + m2, m1 - m2 - m3
 
     a, b = _A, _B
     a2, b2, a3, b3 = a * a, b * b, a * a * a, b * b * b
 
     @register_jitable
-    def backward4(s: int, ss: int) -> Any:
+    def backward4(s: int, ss: int, last: int) -> Any:
         m1, m2 = load(s + ss), load(s + 2 * ss)
         sum_a, diff_a = m1 + m2, m1 - m2
         m3, m4 = load(s + 3 * ss), load(s + 4 * ss)
         sum_b, diff_b = m3 + m4, m3 - m4
-        last = fma(splat(b3), diff_b, load(s + 5 * ss))
+        cubes = fma(splat(b3), diff_b, load(last))
         return (
             load(s) + sum_a + sum_b,
             fma(splat(a), diff_a, splat(b) * diff_b),
             fma(splat(a2), sum_a, splat(b2) * sum_b),
-            fma(splat(a3), diff_a, last),
+            fma(splat(a3), diff_a, cubes),
         )
 
     @register_jitable
-    def backward3(s: int, ss: int) -> Any:
+    def backward3(s: int, ss: int, last: int) -> Any:
         m1, m2, m3, m4 = load(s + ss), load(s + 2 * ss), load(s + 3 * ss), load(s + 4 * ss)
         sum_a, diff_a, sum_b, diff_b = m1 + m2, m1 - m2, m3 + m4, m3 - m4
         return (
             load(s) + sum_a + sum_b,
             fma(splat(a), diff_a, splat(b) * diff_b),
-            fma(splat(a2), sum_a, fma(splat(b2), sum_b, load(s + 5 * ss))),
+            fma(splat(a2), sum_a, fma(splat(b2), sum_b, load(last))),
         )
 
     @register_jitable
-    def backward2_of_6(s: int, ss: int) -> Any:
+    def backward2_of_6(s: int, ss: int, last: int) -> Any:
         m1, m2, m3, m4 = load(s + ss), load(s + 2 * ss), load(s + 3 * ss), load(s + 4 * ss)
-        last = fma(splat(b), m3 - m4, load(s + 5 * ss))
-        return load(s) + (m1 + m2) + (m3 + m4), fma(splat(a), m1 - m2, last)
+        odd = fma(splat(b), m3 - m4, load(last))
+        return load(s) + (m1 + m2) + (m3 + m4), fma(splat(a), m1 - m2, odd)
 
     @register_jitable
-    def backward_strided(s: int, ss: int) -> Any:
-        m0, m1, m2 = load(s), load(s + ss), load(s + 2 * ss)
+    def backward_strided(s: int, ss: int, last: int) -> Any:
+        m0, m1, m2 = load(s), load(s + ss), load(last)
         return m0 + m1, m1 + m2
 
     if n == 6:
@@ -154,33 +161,33 @@ def _backward(v: Any, m: int, n: int) -> Any:
 
 
 def _storer(v: Any, count: int) -> Any:
-    """Return ``f(values, target, step)`` that stores so many vectors."""
+    """Return ``f(values, target, step, last)`` that stores vectors, the last one at ``last``."""
     store = v.store
 
     @register_jitable
-    def store2(d: Any, to: int, step: int) -> None:
+    def store2(d: Any, to: int, step: int, last: int) -> None:
         store(to, d[0])
-        store(to + step, d[1])
+        store(last, d[1])
 
     @register_jitable
-    def store3(d: Any, to: int, step: int) -> None:
-        store2(d, to, step)
-        store(to + 2 * step, d[2])
+    def store3(d: Any, to: int, step: int, last: int) -> None:
+        store2(d, to, step, to + step)
+        store(last, d[2])
 
     @register_jitable
-    def store4(d: Any, to: int, step: int) -> None:
-        store2(d, to, step)
-        store2(d[2:], to + 2 * step, step)
+    def store4(d: Any, to: int, step: int, last: int) -> None:
+        store2(d, to, step, to + step)
+        store2(d[2:], to + 2 * step, step, last)
 
     @register_jitable
-    def store5(d: Any, to: int, step: int) -> None:
-        store4(d, to, step)
-        store(to + 4 * step, d[4])
+    def store5(d: Any, to: int, step: int, last: int) -> None:
+        store4(d, to, step, to + 3 * step)
+        store(last, d[4])
 
     @register_jitable
-    def store6(d: Any, to: int, step: int) -> None:
-        store4(d, to, step)
-        store2(d[4:], to + 4 * step, step)
+    def store6(d: Any, to: int, step: int, last: int) -> None:
+        store4(d, to, step, to + 3 * step)
+        store2(d[4:], to + 4 * step, step, last)
 
     return {2: store2, 3: store3, 4: store4, 5: store5, 6: store6}[count]
 
@@ -297,6 +304,38 @@ def winograd(
         return 10 * i + (2 * j if i == 2 else 4 * j)
 
     @register_jitable
+    def full_tiles(outputs: int) -> int:
+        """Return how many tiles along an axis are not short."""
+        return max(0, outputs - (outputs + m - 1) // m * (m - 1))
+
+    @register_jitable
+    def start_of(tile: int, full: int) -> int:
+        """Return the first output of a tile along an axis of which so many come full first."""
+        return tile * m - max(0, tile - full)
+
+    @register_jitable
+    def values_at(args: int, point: int, first: int, count: int) -> int:
+        """Return how many of a unit's tiles have values at a point."""
+        inf_i, inf_j = point // side == side - 1, point % side == side - 1
+        if not (inf_i or inf_j):
+            return count
+        across, down = (arg(args, 13) + m - 1) // m, (arg(args, 12) + m - 1) // m
+        columns = full_tiles(arg(args, 13)) if inf_j else across
+        rows = full_tiles(arg(args, 12)) if inf_i else down
+        if rows == down and columns == across:
+            return count
+        i, j = first // across % down, first % across
+        found = 0
+        for _ in range(count):
+            found += 1 if i < rows and j < columns else 0
+            j += 1
+            if j == across:
+                i, j = i + 1, 0
+            if i == down:
+                i = 0
+        return found
+
+    @register_jitable
     def region(args: int, point: int) -> int:
         """Return the bytes before the values of a point."""
         if not strided:
@@ -311,24 +350,28 @@ def winograd(
 
     @register_jitable
     def keep_values(
-        args: int, half: int, j: int, to: int, block: int, step: int, apart: int
+        args: int, half: int, j: int, to: int, below: int, block: int, step: int, apart: int
     ) -> None:
-        """Transform column j of what the rows gave and store it at its points."""
+        """Transform column j of what the rows gave and store it at its points.
+
+        Those in the row of infinity begin at ``below``, the others at ``to``.
+        """
         d = forward(half + j * pixel, n * pixel)
         if not strided:
-            store_inputs(d, to + j * step + block * apart, n * step)
+            at = j * step + block * apart
+            store_inputs(d, to + at, n * step, below + at + (n - 1) * n * step)
         else:
             point = j // 2
             values, other = (1 if point == 2 else 2), j % 2
-            at = to + (2 * values * block + other) * apart
-            top = at + region(args, point)
+            at = (2 * values * block + other) * apart
+            top = to + at + region(args, point)
             store(top, d[0])
             store(top + values * apart, d[1])
-            top = at + region(args, point + 3)
+            top = to + at + region(args, point + 3)
             store(top, d[2])
             store(top + values * apart, d[3])
-            at = to + (values * block + other) * apart
-            store(at + region(args, point + 6), d[4])
+            at = (values * block + other) * apart
+            store(below + at + region(args, point + 6), d[4])
 
     @register_jitable
     def transform_tile(
@@ -337,12 +380,15 @@ def winograd(
         h0: int,
         w0: int,
         scratch: int,
-        to: int,
+        to: tuple[int, int, int, int],
         block: int,
         step: int,
         apart: int,
     ) -> None:
-        """Transform the tile at row h0 and column w0 of a block of an image."""
+        """Transform the tile at row h0 and column w0 of a block of an image.
+
+        ``to`` is where its values go: those of no infinity, of a row, of a column, and of both.
+        """
         height, width = arg(args, 9), arg(args, 10)
         patch, half = scratch, scratch + n * n * pixel
         begin, end = max(0, -w0), min(n, width - w0)
@@ -357,13 +403,14 @@ def winograd(
                 for j in range(n):
                     store(row + j * pixel, zero())
             elif whole:
-                store_inputs(forward(s, pixel), row, pixel)
+                store_inputs(forward(s, pixel), row, pixel, row + (n - 1) * pixel)
             else:
                 for j in range(begin, end):
                     store(patch + j * pixel, load(s + j * pixel))
-                store_inputs(forward(patch, pixel), row, pixel)
-        for j in range(n):
-            keep_values(args, half, j, to, block, step, apart)
+                store_inputs(forward(patch, pixel), row, pixel, row + (n - 1) * pixel)
+        for j in range(n - 1):
+            keep_values(args, half, j, to[0], to[1], block, step, apart)
+        keep_values(args, half, n - 1, to[2], to[3], block, step, apart)
 
     @register_jitable
     def announce(args: int, x: int, h0: int, w0: int) -> None:
@@ -380,6 +427,7 @@ def winograd(
         args: int, first: int, count: int, begin: int, end: int, scratch: int, a: int
     ) -> None:
         across, down = (arg(args, 13) + m - 1) // m, (arg(args, 12) + m - 1) // m
+        columns, lines = full_tiles(arg(args, 13)), full_tiles(arg(args, 12))
         blocks = arg(args, 6)
         area = arg(args, 9) * arg(args, 10) * pixel
         row = pixel if low else (blocks + 1) * pixel
@@ -389,21 +437,30 @@ def winograd(
         for b in range(begin, end):
             above = b // own * arg(args, 20) - arg(args, 23)
             plane, i, j = first // (across * down), first // across % down, first % across
-            for q in range(count):
+            # The values at infinity of short tiles are overwritten by those of the next full one.
+            to, low_to, right_to, corner_to = a, a, a, a
+            for _ in range(count):
                 d = plane % slices * arg(args, 17) + above
                 image = plane // slices
                 x = arg(args, 0) + image * arg(args, 37) + (b % own * depth + d) * area
-                h0, w0 = i * m * stride - arg(args, 24), j * m * stride - arg(args, 25)
+                h0 = start_of(i, lines) * stride - arg(args, 24)
+                w0 = start_of(j, columns) * stride - arg(args, 25)
                 if d < 0 or d >= depth:
                     h0 = -n  # no row of it lies inside
+                places_of = (to, low_to, right_to, corner_to)
+                to += row
+                low_to += row if i < lines else 0
+                right_to += row if j < columns else 0
+                corner_to += row if i < lines and j < columns else 0
                 j += 1
                 if j == across:
                     i, j = i + 1, 0
                 if i == down:
                     plane, i = plane + 1, 0
                 if low and n == 6:
-                    announce(args, x, i * m - arg(args, 24), j * m - arg(args, 25))
-                transform_tile(args, x, h0, w0, scratch, a + q * row, b, step, apart)
+                    h1, w1 = start_of(i, lines), start_of(j, columns)
+                    announce(args, x, h1 - arg(args, 24), w1 - arg(args, 25))
+                transform_tile(args, x, h0, w0, scratch, places_of, b, step, apart)
 
     @register_jitable
     def run_tiles(args: int, t: int, count: int, vectors: int, a: int, c: int) -> None:
@@ -449,7 +506,8 @@ def winograd(
         panel: int,
         last_panel: int,
         then: int,
-        count: int,
+        first: int,
+        tiles: int,
         a: int,
         c: int,
     ) -> None:
@@ -457,6 +515,9 @@ def winograd(
 
         ``then`` is the panel with which the next point begins, ``c`` the sums of the first panel.
         """
+        count = values_at(args, point, first, tiles)
+        if count == 0:
+            return
         blocks, out_blocks = arg(args, 6), arg(args, 7)
         c_row = (arg(args, 33) * nv + 1) * pixel
         apart = places(args) * pixel if low else pixel
@@ -483,7 +544,7 @@ def winograd(
     def write_tile(
         args: int,
         post: int,
-        s: int,
+        s: tuple[int, int, int, int],
         point: int,
         scratch: int,
         y: int,
@@ -495,11 +556,21 @@ def winograd(
         rows: int,
         cols: int,
     ) -> None:
-        """Transform a tile of a block back, finish what lies inside the image and store it."""
-        for i in range(side):
-            store_outputs(backward(s + i * side * point, point), scratch + i * m * pixel, pixel)
+        """Transform a tile of a block back, finish what lies inside the image and store it.
+
+        ``s`` is where its sums begin, numbered as those of ``transform_tile`` are.
+        """
+        line, end = scratch, (side - 1) * point
+        for i in range(side - 1):
+            at = i * side * point
+            sums = backward(s[0] + at, point, s[2] + at + end)
+            store_outputs(sums, line, pixel, line + (m - 1) * pixel)
+            line += m * pixel
+        at = side * end
+        sums = backward(s[1] + at, point, s[3] + at + end)
+        store_outputs(sums, line, pixel, line + (m - 1) * pixel)
         for j in range(cols):
-            d = backward(scratch + j * pixel, m * pixel)
+            d = backward(scratch + j * pixel, m * pixel, line + j * pixel)
             at = j * pixel
             finish_column(d, bias, least, most, y + at, res + at if res != 0 else 0, row, rows)
         if arg(args, 27) != 0:
@@ -519,6 +590,7 @@ def winograd(
         c: int,
     ) -> None:
         oh_n, ow_n = arg(args, 12), arg(args, 13)
+        columns, lines = full_tiles(ow_n), full_tiles(oh_n)
         across, down = (ow_n + m - 1) // m, (oh_n + m - 1) // m
         slices, point = arg(args, 11), places(args) * (arg(args, 33) * nv + 1) * pixel
         c_row = (arg(args, 33) * nv + 1) * pixel
@@ -533,19 +605,27 @@ def winograd(
             bias = zero()
             if arg(args, 3) != 0:
                 bias = load(arg(args, 3) + b * pixel)
-            for q in range(count):
+            s = c + (b - block) * apart
+            low_s, right_s, corner_s = s, s, s
+            for _ in range(count):
                 image, od = plane // slices, plane % slices
-                at = (((b * slices + od) * oh_n + i * m) * ow_n + j * m) * pixel
+                oh, ow = start_of(i, lines), start_of(j, columns)
+                at = (((b * slices + od) * oh_n + oh) * ow_n + ow) * pixel
                 y = arg(args, 2) + image * arg(args, 38) + at
                 res = arg(args, 4)
                 if res != 0:
                     res += image * arg(args, 39) + at
-                rows, cols = min(m, oh_n - i * m), min(m, ow_n - j * m)
-                s = c + q * row + (b - block) * apart
+                rows = min(m if i < lines else m - 1, oh_n - oh)
+                cols = min(m if j < columns else m - 1, ow_n - ow)
+                sums_of = (s, low_s, right_s, corner_s)
                 write_tile(
-                    args, post, s, point, scratch, y, res, bias, least, most, ow_n * pixel, rows,
-                    cols,
+                    args, post, sums_of, point, scratch, y, res, bias, least, most, ow_n * pixel,
+                    rows, cols,
                 )  # fmt: skip
+                s += row
+                low_s += row if i < lines else 0
+                right_s += row if j < columns else 0
+                corner_s += row if i < lines and j < columns else 0
                 j += 1
                 if j == across:
                     i, j = i + 1, 0
@@ -570,7 +650,7 @@ def winograd(
                 together = min(end - unit, panel_blocks - first)
                 last = min(panels, (first + together) * pb)
                 at = c + first * pb * nv * apart
-                multiply(args, t, point, first * pb, last, 0, count, a, at)
+                multiply(args, t, point, first * pb, last, 0, 0, count, a, at)
                 unit += together
         else:
             at = c + begin * apart
@@ -612,7 +692,7 @@ def winograd(
                 transformed = block
             last_panel = min(panels, panel + pb)
             for point in range(side * side):
-                multiply(args, t, point, panel, last_panel, panel, count, a, c)
+                multiply(args, t, point, panel, last_panel, panel, first, count, a, c)
             last_block = min(out_blocks, last_panel * nv)
             transform_output(args, post, first, count, panel * nv, last_block, scratch, c)
 
