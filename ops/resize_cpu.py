@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
@@ -279,9 +278,7 @@ def _emit_blend(
     places, weights = places[used], weights[used]
     outer, inner = math.prod(x.shape[: a.axis]), math.prod(x.shape[a.axis + 1 :])
     lanes = low.lanes(x.dtype)
-    firsts = (
-        _firsts(places, a.size, lanes) if inner == 1 and host.permutes(x.dtype, lanes) else None
-    )
+    firsts = _firsts(places, a.size, lanes) if inner == 1 and low.permutes(x.dtype) else None
     if firsts is not None:
         places = places - np.repeat(firsts, lanes)[: a.taken]
     tables: list[Word] = [

@@ -327,6 +327,12 @@ class Lowering:
 
         return lanes(dtype)
 
+    def permutes(self, dtype: str) -> bool:
+        """Return whether one instruction puts the elements of a vector in any order."""
+        from subgraph.engine.host import permutes
+
+        return permutes(dtype, self.lanes(dtype))
+
     def block_lanes(self, dtype: str) -> int:
         """Return the channels of a block of floats, in the blocked layout."""
         return self.float_block if dtype == "float32" else self.lanes(dtype)

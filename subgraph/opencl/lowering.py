@@ -160,6 +160,10 @@ class ClLowering(Lowering):
         for k, step in enumerate(self.steps[before:], before):
             self.steps[k] = attrs.evolve(step, flops=step.flops or flops, bytes=step.bytes or bytes)
 
+    def permutes(self, dtype: str) -> bool:
+        """Return False: how vectors are computed is up to the device's compiler."""
+        return False
+
     @property
     def traits(self) -> ClTraits:
         """What the device says of itself."""
