@@ -254,12 +254,10 @@ def _first(job: Job) -> str:
     if job.low.options.get("TUNE"):
         trials = {name: partial(_trial, job, name) for name in ("first", "phases")}
         return fastest(job.low, f"conv {of.dtype} x{of.lanes} {g} plain to {job.y.layout}", trials)
-    blocks_in, blocks_out = (-(-n // of.lanes) for n in (found.g.inputs, g.outputs))
-    taps = found.g.kernel[1]
-    count = g.images * math.prod(-(-o // OUTPUTS[taps]) for o in g.target[1:])
-    values, points = winograd_sizes(OUTPUTS[taps], taps, 1)
-    cost = winograd_values(found.g, OUTPUTS[taps]) * found.g.inputs * blocks_out
-    cost += count * _TRANSFORM * (values * blocks_in + points * blocks_out)
+    blocks_out = -(-g.outputs // of.lanes)
+    m = OUTPUTS[found.g.kernel[1]]
+    cost = winograd_values(found.g, m) * found.g.inputs * blocks_out
+    cost += _transforms(of, found.g, m)
     cost += _SORTED * g.images * math.prod(found.g.source) * found.g.inputs
     read_as_it_is = g.images * g.pixels * g.taps * g.inputs * blocks_out
     return "phases" if cost < _BETTER * read_as_it_is else "first"
@@ -299,13 +297,11 @@ def _square(job: Job) -> str:
     weights = products * of.lanes * of.item
     costs = {"direct": _cost(of, g.images * g.pixels * taps**2 * products, taps**2 * weights)}
     for name, m in forms.items():
-        count = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
-        values, points = winograd_sizes(m, taps, g.strides[1])
+        values, _ = winograd_sizes(m, taps, g.strides[1])
         if g.source[0] > 1 and (values - taps**2) * weights > _MORE_WEIGHTS:
             continue
-        transforms = count * _TRANSFORM * (values * blocks_in + points * blocks_out)
         multiplied = winograd_values(g, m) * products
-        costs[name] = transforms + _cost(of, multiplied, values * weights)
+        costs[name] = _transforms(of, g, m) + _cost(of, multiplied, values * weights)
     return _shared(job.w, costs)
 
 
@@ -323,6 +319,14 @@ def _shared(weight: Operand, costs: Mapping[str, float]) -> str:
         return best
     kept, first = weight.form
     return kept if kept in costs and costs[kept] - least <= first else best
+
+
+def _transforms(of: Tiles, g: Geometry, m: int) -> int:
+    """Return the cycles of Winograd's transforms of all tiles."""
+    count = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
+    values, points = winograd_sizes(m, g.kernel[1], g.strides[1])
+    blocks_in, blocks_out = (-(-n // of.lanes) for n in (g.inputs, g.outputs))
+    return count * _TRANSFORM * (values * g.kernel[0] * blocks_in + points * blocks_out)
 
 
 def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:
@@ -465,11 +469,7 @@ def _winograd(job: Job, m: int, stride: int) -> None:
     else:
         recipe = f"conv strided winograd{m} {of.nv}x{of.lanes}"
         weight = job.weight(recipe, strided_winograd_weights(of))
-    x = blocked(low, of, job.x)
-    residual = 0 if job.residual is None else blocked(low, of, job.residual)
-    y = blocked_target(low, of, job.y)
-    emit_winograd(low, of, g, x, weight, _bias(job), residual, y, job.act, m)
-    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+    _by_winograd(job, g, blocked(low, of, job.x), weight, m)
 
 
 def _phased(job: Job) -> None:
@@ -480,9 +480,15 @@ def _phased(job: Job) -> None:
     recipe = f"conv phases {phases.step} {phases.shift} {of.nv}x{of.lanes}"
     weight = job.weight(recipe, phase_weights(of, phases))
     x = emit_phases(low, of, job.g, phases, plain(low, of, job.x))
+    _by_winograd(job, phases.g, x, weight, m)
+
+
+def _by_winograd(job: Job, g: Geometry, x: Word, weight: Word, m: int) -> None:
+    """Emit Winograd's convolution of blocks that lie at ``x``, and what surrounds it."""
+    low, of = job.low, job.of
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
-    emit_winograd(low, of, phases.g, x, weight, _bias(job), residual, y, job.act, m)
+    emit_winograd(low, of, g, x, weight, _bias(job), residual, y, job.act, m)
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 

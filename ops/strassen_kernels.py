@@ -17,6 +17,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.emit import item_bytes
 from subgraph.engine.simd import call_kernel, ld_f64, ld_i64, st_f64, vec
 from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tiling import (
@@ -56,7 +57,6 @@ from subgraph.engine.tiling import (
 
 _ALIKE = 8.0  # times as large may a row be as the one that it is added to
 _LARGEST = 1e15  # of which products are finite; columns: see strassen_cpu
-_ITEM = {"float32": 4, "float64": 8}
 _words = stack_words(T_WORDS)
 _where = stack_words(16)
 # Words of what a product works on.
@@ -85,7 +85,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
     v = vec(dtype, lanes)
     load, store, splat, select = v.load, v.store, v.splat, v.select
     largest, highest, total_of = v.max, v.hmax, v.sum
-    item = _ITEM[dtype]
+    item = item_bytes(dtype)
     width = nv * lanes
     step = width * item
     both = 2 * step  # bytes of a row of the sums of a pair of panels
