@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +191,61 @@ def test_helpers_wake_up_again(pool: Pool) -> None:
     assert helped(pool)
     time.sleep(0.05)  # they sleep now
     assert helped(pool)
+
+
+def two_cores() -> set[int]:
+    """Return the cores that this thread may run on; skip where no helper can be sent elsewhere."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("helpers sleep in Python on this system")
+    cores = os.sched_getaffinity(0)
+    if len(cores) == 1:
+        pytest.skip("there is no other core")
+    return cores
+
+
+def word_of_helper(pool: Pool, word: int) -> int:
+    line = layout.POOL_TICKETS + layout.LINE  # of the first helper
+    return int(state(pool)[(line + word) // layout.WORD])
+
+
+def test_a_helper_that_slept_wakes_on_another_core_than_its_caller() -> None:
+    cores = two_cores()
+    pool = Pool(2, in_kernel=True)
+    assert helped(pool)
+    thread = word_of_helper(pool, layout.POOL_THREAD)
+    deadline = time.monotonic() + 60
+
+    def until(condition: Callable[[], bool]) -> None:
+        while not condition():
+            assert time.monotonic() < deadline
+
+    # A step that both work on for long enough to look at where the helper may run meanwhile.
+    step, _words = burn(50_000, 100, 25)
+    caller = threading.Thread(target=Program([step], 2, pool).run)
+    until(lambda: word_of_helper(pool, layout.POOL_ASLEEP) == 1)
+    caller.start()
+    until(lambda: len(os.sched_getaffinity(thread)) == len(cores) - 1)
+    assert os.sched_getaffinity(thread) < cores
+    caller.join()
+    until(lambda: os.sched_getaffinity(thread) == cores)
+    pool.close()
+
+
+def test_a_caller_with_one_core_leaves_helpers_where_they_are() -> None:
+    cores = two_cores()
+    pool = Pool(2, in_kernel=True)
+    assert helped(pool)
+    thread = word_of_helper(pool, layout.POOL_THREAD)
+    time.sleep(0.05)  # it sleeps now
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        counter = Counter(64, 1)
+        assert Program([counter.step], 2, pool).run()
+        np.testing.assert_array_equal(counter.units, 1)
+        assert os.sched_getaffinity(thread) == cores
+    finally:
+        os.sched_setaffinity(0, cores)
+    pool.close()
 
 
 def test_idle_helpers_cost_nothing() -> None:

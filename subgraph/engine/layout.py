@@ -60,7 +60,15 @@ POOL_SLICE: Final = 4 * LINE + 24  # units of a slice
 POOL_LEAST: Final = 4 * LINE + 32  # least slices to take
 POOL_SIZE: Final = 5 * LINE  # helpers + 1
 POOL_SPINS: Final = 5 * LINE + 8  # pauses before a helper sleeps
-POOL_TICKETS: Final = 6 * LINE  # one line each
+# Sets of cores, a bit each, as the operating system takes them: those on which the last caller that
+# woke helpers may run, and the same without the one it ran on.
+POOL_CORES: Final = 6 * LINE
+POOL_OTHER_CORES: Final = 7 * LINE
+POOL_TICKETS: Final = 8 * LINE  # one line each
+# Where in its line a helper says which thread it is, and whether it sleeps: 1, or 2 once the caller
+# that wakes it has told it to wake on POOL_OTHER_CORES.
+POOL_THREAD: Final = 64
+POOL_ASLEEP: Final = 72
 
 # A ticket: threads << 52 | slices << 26 | next slice.
 TICKET_BITS: Final = 26

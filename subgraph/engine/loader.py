@@ -26,7 +26,8 @@ _MATH = (
     " roundeven rint nearbyint fabs fmin fmax fma hypot ldexp copysign modf frexp"
 )
 _OTHERS = (
-    "memcpy memmove memset memcmp bcmp syscall sched_yield clock_gettime __chkstk ___chkstk_ms"
+    "memcpy memmove memset memcmp bcmp syscall sched_yield sched_getcpu sched_getaffinity"
+    " sched_setaffinity clock_gettime __chkstk ___chkstk_ms"
     " PyEval_SaveThread PyEval_RestoreThread PyLong_AsVoidPtr PyLong_FromLongLong __extendhfsf2"
     " __truncsfhf2 __truncdfhf2 __extendbfsf2 __truncsfbf2 __truncdfbf2 __divti3 __udivti3 __modti3"
     " __umodti3 __multi3"

@@ -1,9 +1,10 @@
 """Threads that help programs: Python daemon threads inside one compiled loop.
 
 A pool of ``size`` has ``size - 1`` helpers; the calling thread is the first. Helpers spin for some
-microseconds after the last step and then sleep, so that an idle pool costs nothing. No program ever
-waits for a helper to come: a pool that cannot help (after fork, while another program has it) only
-makes the program run on fewer threads, never stop.
+microseconds after the last step and then sleep, so that an idle pool costs nothing; they are woken
+on other cores than their caller's (`walker_kernels`). No program ever waits for a helper to come: a
+pool that cannot help (after fork, while another program has it) only makes the program run on fewer
+threads, never stop.
 """
 
 from __future__ import annotations
@@ -185,6 +186,8 @@ def _reset(state: _State) -> None:
 def _helper(state: _State, loop: int, worker: int) -> None:
     """Body of a helper's thread."""
     enter: Callable[..., None] = _SIGNATURE(loop)
+    line = layout.POOL_TICKETS + worker * layout.LINE
+    state.put(line + layout.POOL_THREAD, threading.get_native_id())
     while not state.get(layout.POOL_STOP):
         # One less than is: a step that was published before it came is looked at, too.
         enter(state.address, state.get(layout.POOL_SEQUENCE) - 1, 0, worker)

@@ -9,6 +9,11 @@ first, then helps with the others'. The walker waits for slices that were taken,
 a helper that sleeps or was descheduled delays nothing. Whoever holds slices keeps the step open,
 so what was published cannot change under him. A slice is a unit, or so many that their number fits
 in a ticket.
+
+Helpers that sleep are woken on other cores than the walker's. A scheduler that is left to choose
+may queue them behind the walker: on a virtual machine Linux takes a core that its host has put to
+sleep for one that is busy, and the helper comes milliseconds late. So the walker takes its own core
+out of the sleeper's set before it wakes it, and the helper takes it back after its first step.
 """
 
 from __future__ import annotations
@@ -73,6 +78,26 @@ def _emit_now(builder: Any, _context: Any, _args: Any) -> Any:
     return builder.add(builder.mul(words[0], I64(1_000_000_000)), words[1])
 
 
+def _emit_own_core(builder: Any, _context: Any, _args: Any) -> Any:
+    return builder.sext(call_intrinsic(builder, "sched_getcpu", I32, []), I64)
+
+
+def _emit_cores(name: str) -> Any:
+    """Return the emitter of ``name(thread, cores)``, to read or set a thread's cores."""
+
+    def emit(builder: Any, _context: Any, args: Any) -> Any:
+        thread, cores = args
+        where = pointer(builder, cores, I64)
+        size = I64(layout.LINE)
+        failed = call_intrinsic(builder, name, I32, [builder.trunc(thread, I32), size, where])
+        return builder.sext(failed, I64)
+
+    return emit
+
+
+own_core = define(types.int64, [], _emit_own_core)
+get_cores = define(types.int64, [types.int64] * 2, _emit_cores("sched_getaffinity"))
+set_cores = define(types.int64, [types.int64] * 2, _emit_cores("sched_setaffinity"))
 now_ns = define(types.int64, [], _emit_now)
 futex_wait = define(VOID, [types.int64] * 2, lambda b, c, a: _emit_futex(b, _WAIT, a[0], a[1]))
 futex_wake = define(VOID, [types.int64] * 2, lambda b, c, a: _emit_futex(b, _WAKE, a[0], a[1]))
@@ -135,10 +160,15 @@ def worker(*, sleep: bool) -> Function:
             has been idle for long, and Python waits.
     """
 
-    def wait(pool: int, seen: int) -> None:
+    def wait(pool: int, seen: int, worker: int) -> bool:
+        asleep = pool + layout.POOL_TICKETS + worker * layout.LINE + layout.POOL_ASLEEP
+        atomic_store(asleep, 1)
         atomic_add(pool + layout.POOL_SLEEPERS, 1)
         futex_wait(pool + layout.POOL_SEQUENCE, seen & 0xFFFFFFFF)
         atomic_add(pool + layout.POOL_SLEEPERS, -1)
+        placed = atomic_load(asleep) == 2
+        atomic_store(asleep, 0)
+        return placed
 
     doze = _helper(wait)
 
@@ -146,6 +176,7 @@ def worker(*, sleep: bool) -> Function:
         limit = ld_i64(pool + layout.POOL_SPINS)
         idle = 0
         rounds = 0
+        placed = False
         while True:
             current = atomic_load(pool + layout.POOL_SEQUENCE)
             if current != seen:
@@ -155,11 +186,14 @@ def worker(*, sleep: bool) -> Function:
                 if atomic_load(pool + layout.POOL_STOP) != 0:
                     return
                 _help(pool, worker)
+                if sleep and placed:
+                    set_cores(0, pool + layout.POOL_CORES)
+                    placed = False
             elif idle < limit:
                 idle += 1
                 pause()
             elif sleep:
-                doze(pool, seen)
+                placed |= doze(pool, seen, worker)
                 idle = 0
             elif rounds < _PATIENCE:
                 # The program for which Python sent it may take a while to start.
@@ -200,6 +234,27 @@ def walk(*, sleep: bool) -> Function:
         sleep: Whether helpers sleep in the kernel and must be woken.
     """
 
+    def place(pool: int) -> None:
+        cores, others = pool + layout.POOL_CORES, pool + layout.POOL_OTHER_CORES
+        own = own_core()
+        if own < 0 or own >= 8 * layout.LINE or get_cores(0, cores) != 0:
+            return
+        some = 0
+        for k in range(layout.LINE // layout.WORD):
+            word = ld_i64(cores + k * layout.WORD)
+            if k == own >> 6:
+                word &= ~(1 << (own & 63))
+            st_i64(others + k * layout.WORD, word)
+            some |= word
+        if some == 0:
+            return
+        for worker in range(1, ld_i64(pool + layout.POOL_SIZE)):
+            line = pool + layout.POOL_TICKETS + worker * layout.LINE
+            if atomic_cas(line + layout.POOL_ASLEEP, 1, 2) == 1:
+                set_cores(ld_i64(line + layout.POOL_THREAD), others)
+
+    place_elsewhere = _helper(place)
+
     def publish(pool: int, row: int, units: int, threads: int, grain: int) -> None:
         size = (units >> layout.TICKET_BITS) + 1
         total = (units + size - 1) // size
@@ -215,6 +270,7 @@ def walk(*, sleep: bool) -> Function:
             atomic_store(pool + layout.POOL_TICKETS + region * layout.LINE, word)
         atomic_add(pool + layout.POOL_SEQUENCE, 1)
         if sleep and atomic_load(pool + layout.POOL_SLEEPERS) > 0:
+            place_elsewhere(pool)
             futex_wake(pool + layout.POOL_SEQUENCE, layout.MAX_THREADS)
 
     share_step = _helper(publish)
