@@ -183,6 +183,8 @@ def choose(job: Job) -> str:
         return _computed(job)
     if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
         return "depthwise"
+    if 1 < g.inputs == g.outputs < of.lanes and of.lanes % g.inputs == 0 and _has_windows(job):
+        return "depthwise"
     if job.x.layout == "plain" and g.groups == 1 and g.inputs <= max(of.lanes // 4, _COLOURS):
         return _first(job)
     if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
@@ -406,7 +408,7 @@ def _has_windows(job: Job) -> bool:
 def _depthwise(job: Job) -> None:
     low, of, g = job.low, job.of, job.g
     windows = _has_windows(job)
-    blocks = -(-g.groups // of.lanes)
+    blocks = -(-job.channels_in // of.lanes)
     pixel = of.lanes * of.item
     weight = job.weight(f"conv depthwise {of.lanes}", depthwise_weights(of))
     x = blocked(low, of, job.x)
@@ -421,7 +423,7 @@ def _depthwise(job: Job) -> None:
     scratch_bytes = 0
     outer = g.images * blocks * g.target[0]
     if windows:
-        tile, mr = of.windows(g.kernel[2], g.strides[2]), of.window_rows(g.kernel[2])
+        tile, mr = of.windows(g.kernel[2], g.strides[2], g.inputs), of.window_rows(g.kernel[2])
         while low.threads > 1 < rows and outer * -(-g.target[1] // rows) < 4 * low.threads:
             rows = -(-rows // 2)
     else:
@@ -434,7 +436,7 @@ def _depthwise(job: Job) -> None:
     name = "windows" if windows else "depthwise"
     image_in = blocks * math.prod(g.source) * pixel
     image_out = blocks * g.pixels * pixel
-    words: list[Word] = [x, weight, y, _bias(job), residual, 1, blocks, blocks]
+    words: list[Word] = [x, weight, y, _bias(job), residual, g.inputs, blocks, blocks]
     words += g.words()
     words += [tile, job.act.post, job.act.flags, job.act.low, job.act.high, rows, 0, 0]
     words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]

@@ -334,14 +334,14 @@ def blocked_vector(of: Tiles) -> Callable[[Array], Array]:
 
 
 def depthwise_weights(of: Tiles) -> Callable[[Array], Array]:
-    """Return the recipe of ``depthwise_kernels``: ``[C / lanes][taps][lanes]``."""
+    """Return the recipe of ``depthwise_kernels``: ``[C / lanes][rows][group][columns][lanes]``."""
 
     def make(weight: Array) -> Array:
-        channels = weight.shape[0]
-        flat = weight.reshape(channels, -1)
-        padded = np.zeros((round_up(channels, of.lanes), flat.shape[1]), of.dtype)
-        padded[:channels] = flat
-        return np.ascontiguousarray(padded.reshape(-1, of.lanes, flat.shape[1]).swapaxes(1, 2))
+        channels, group, columns = *weight.shape[:2], weight.shape[-1]
+        padded = np.zeros((round_up(channels, of.lanes), *weight.shape[1:]), of.dtype)
+        padded[:channels] = weight
+        split = padded.reshape(-1, of.lanes, group, math.prod(weight.shape[2:-1]), columns)
+        return np.ascontiguousarray(split.transpose(0, 3, 2, 4, 1))
 
     return make
 

@@ -145,7 +145,9 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
 
     Words and units are those of ``depthwise``, with these differences: word 26 is the row of
     windows (``subgraph.engine.strip``), kernel D is 1, there is no dilation along W, at most half a
-    window lies outside the image along W, and there is no scratch.
+    window lies outside the image along W, and there is no scratch. Groups may have more channels
+    than one, as many inputs as outputs: word 5 is their number, which divides ``lanes``, and
+    weights are ``[C / lanes][kh][channel of a group][kw][lanes]``.
     """
     pixel = lanes * item_bytes(dtype)
 
@@ -160,8 +162,9 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         rb = arg(args, 31)
         windows, post = arg(args, 26), arg(args, 27)
         row_blocks = (oh_n + rb - 1) // rb
+        row_weights = arg(args, 5) * kw * pixel
         put(t, T_SA1, dh * width * pixel)
-        put(t, T_SB1, kw * pixel)
+        put(t, T_SB1, row_weights)
         put(t, T_CRS, pixel)
         put(t, T_FLAGS, arg(args, 28))
         put(t, T_LO, arg(args, 29))
@@ -184,7 +187,7 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
             block = unit // row_blocks % blocks
             image = unit // row_blocks // blocks
             x = arg(args, 0) + image * arg(args, 37) + (block * height * width - pw) * pixel
-            weights = arg(args, 1) + block * kh * kw * pixel
+            weights = arg(args, 1) + block * kh * row_weights
             put(t, T_INIT, arg(args, 3) + block * pixel if arg(args, 3) != 0 else 0)
             stop = min(oh + rb, oh_n)
             r = oh
@@ -201,7 +204,7 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
                 res = arg(args, 4)
                 put(t, T_N1, last - first)
                 put(t, T_A, x + (h + first * dh) * width * pixel)
-                put(t, T_B, weights + first * kw * pixel)
+                put(t, T_B, weights + first * row_weights)
                 put(t, T_C, y)
                 put(t, T_RES, res + image * arg(args, 39) + out if res != 0 else 0)
                 call_kernel(windows, t, tile, count, 0)

@@ -125,8 +125,9 @@ class Tiles:
         """Return the most pixels of a tile of windows: they fit in registers beside the weights."""
         return 8 if taps < 7 else 7
 
-    def windows(self, taps: int, step: int) -> Kernel:
-        """Return the row of windows of a number of taps and a distance between windows."""
+    def windows(self, taps: int, step: int, group: int = 1) -> Kernel:
+        """Return the row of windows of so many taps, a distance apart, over groups of channels."""
+        extra = {"group": group} if group > 1 else {}
         return Kernel(
             "subgraph.engine.strip",
             "windows",
@@ -135,6 +136,7 @@ class Tiles:
             mr=self.window_rows(taps),
             taps=taps,
             step=step,
+            **extra,
         )
 
 

@@ -145,7 +145,7 @@ def test_conv(
     pads=st.tuples(*[st.integers(0, 4)] * 4),
     dilation=st.integers(1, 2),
     channels=st.sampled_from([2, 8, 21]),
-    times=st.integers(1, 3),
+    group=st.sampled_from([(1, 1), (1, 2), (1, 3), (2, 2), (4, 4), (8, 8)]),
     single=st.booleans(),
     act=st.sampled_from(["Relu", "Silu"]),
     with_residual=st.booleans(),
@@ -159,7 +159,7 @@ def test_depthwise_windows(
     pads: tuple[int, int, int, int],
     dilation: int,
     channels: int,
-    times: int,
+    group: tuple[int, int],
     single: bool,
     act: str,
     with_residual: bool,
@@ -170,9 +170,10 @@ def test_depthwise_windows(
     dtype = "float32" if single or kernel[1] != 3 else "float64"
     reach = ((kernel[0] - 1) * dilation + 1, kernel[1])
     source = [max(n, reach[i] - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
-    x = rng.standard_normal((2, channels, *source)).astype(dtype)
-    w = rng.standard_normal((channels * times, 1, *kernel)).astype(dtype)
-    bias = rng.standard_normal(channels * times).astype(dtype)
+    inputs, outputs = group
+    x = rng.standard_normal((2, channels * inputs, *source)).astype(dtype)
+    w = rng.standard_normal((channels * outputs, inputs, *kernel)).astype(dtype)
+    bias = rng.standard_normal(channels * outputs).astype(dtype)
     wanted = reference(x, w, strides, (dilation, 1), pads, channels) + bias.reshape(-1, 1, 1)
     added = rng.standard_normal(wanted.shape).astype(dtype) if with_residual else None
     if added is not None:

@@ -98,6 +98,11 @@ class Emit:
             function, [pointer, ir.Constant(_I32, self.item), mask, self.fconst(0.0)]
         )
 
+    def shuffle(self, value: Any, picks: Sequence[int]) -> Any:
+        """Return a vector of the elements ``picks`` of a vector."""
+        mask = ir.Constant(ir.VectorType(_I32, len(picks)), list(picks))
+        return self.b.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), mask)
+
     def store(self, value: Any, address: Any, mask: Any = None) -> None:
         """Store a vector, or its lanes inside ``mask``."""
         pointer = self.b.inttoptr(address, _PTR)

@@ -185,12 +185,15 @@ class _Strip(_Tiles):
 
 
 class _Windows(_Tiles):
-    """Sums over rows of ``taps`` vectors, each pixel loaded once for all the outputs it is in."""
+    """Sums over rows of ``taps`` vectors, each pixel loaded once for all the outputs it is in.
 
-    def __init__(self, e: Emit, t: Any, rows: int, taps: int, step: int) -> None:
+    With a ``group`` of channels that is once for each of them: its element in all lanes of a group.
+    """
+
+    def __init__(self, e: Emit, t: Any, rows: int, taps: int, step: int, group: int) -> None:
         names = (T_A, T_ARS, T_B, T_C, T_CRS, T_RES, T_N0, T_N1, T_N2, T_SA1, T_SB1)
         super().__init__(e, t, rows, 1, (*names, T_LEFT, T_RIGHT, T_ZERO))
-        self.taps, self.step = taps, step
+        self.taps, self.step, self.group = taps, step, group
 
     def run(self, count: Any) -> None:
         """Emit the tiles of ``count`` rows; the last of a row may do again what others did."""
@@ -227,20 +230,33 @@ class _Windows(_Tiles):
         """Emit the kernel rows; pixels outside the image, at the ends of a row, are zeros."""
         e, b, word = self.e, self.e.b, self.w
         x, w = e.variable(first), e.variable(word[T_B])
-        pixels = (self.rows - 1) * self.step + self.taps
+        row = self.taps * self.vector
         with e.loop(word[T_N1]):
-            weights = [e.load(b.add(e.get(w), e.const(j * self.vector))) for j in range(self.taps)]
-            for p in range(pixels):
-                users = [i for i in range(self.rows) if 0 <= p - i * self.step < self.taps]
-                if not users:
-                    continue
-                value = e.load(self.pixel(e.get(x), p, pixels - 1 - p, before, after))
-                for i in users:
-                    total = e.fma(value, weights[p - i * self.step], e.get(self.acc[i][0]))
-                    e.put(self.acc[i][0], total)
-                e.fence()
+            for channel in range(self.group):
+                at = b.add(e.get(w), e.const(channel * row))
+                weights = [e.load(b.add(at, e.const(j * self.vector))) for j in range(self.taps)]
+                self.channel(e.get(x), channel, weights, before, after)
             e.step(x, word[T_SA1])
             e.step(w, word[T_SB1])
+
+    def channel(
+        self, row: Any, channel: int, weights: Sequence[Any], before: Any, after: Any
+    ) -> None:
+        """Emit the products of a row's pixels, of one channel of each group."""
+        e = self.e
+        pixels = (self.rows - 1) * self.step + self.taps
+        for p in range(pixels):
+            users = [i for i in range(self.rows) if 0 <= p - i * self.step < self.taps]
+            if not users:
+                continue
+            value = e.load(self.pixel(row, p, pixels - 1 - p, before, after))
+            if self.group > 1:
+                picks = [lane - lane % self.group + channel for lane in range(e.lanes)]
+                value = e.shuffle(value, picks)
+            for i in users:
+                total = e.fma(value, weights[p - i * self.step], e.get(self.acc[i][0]))
+                e.put(self.acc[i][0], total)
+            e.fence()
 
     def pixel(self, row: Any, p: int, from_end: int, before: Any, after: Any) -> Any:
         """Return the address of pixel p of a row, or that of zeros where it lies outside."""
@@ -299,8 +315,10 @@ def strip(
     return kernel
 
 
-def windows(*, dtype: str, lanes: int, mr: int, taps: int, step: int) -> Callable[..., None]:
-    """Return the kernel that computes rows of a depthwise convolution.
+def windows(
+    *, dtype: str, lanes: int, mr: int, taps: int, step: int, group: int = 1
+) -> Callable[..., None]:
+    """Return the kernel that computes rows of a depthwise convolution, or of one of small groups.
 
     Its arguments are ``(address of the T_* words, pixels of a tile, rows, 0)``. In a row ``T_N1``
     rows of A, ``T_SA1`` bytes apart, meet as many rows of weights, ``T_SB1`` bytes apart; rows of
@@ -316,13 +334,15 @@ def windows(*, dtype: str, lanes: int, mr: int, taps: int, step: int) -> Callabl
         mr: Most pixels of a tile, at most 8.
         taps: Pixels of a window.
         step: Pixels between windows.
+        group: Channels of a group, which divide a vector. All that are in it, one after another,
+            have ``taps`` vectors of weights in a row.
     """
 
     def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
-        _Windows(e, t, rows, taps, step).run(count)
+        _Windows(e, t, rows, taps, step, group).run(count)
 
     sizes = [(r, 1) for r in range(1, mr + 1)]
-    tiles = switch(f"windows_{taps}_{step}", dtype, lanes, sizes, emit)
+    tiles = switch(f"windows_{taps}_{step}_{group}", dtype, lanes, sizes, emit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         tiles(args, begin, 1, end)
