@@ -160,15 +160,15 @@ def worker(*, sleep: bool) -> Function:
             has been idle for long, and Python waits.
     """
 
-    def wait(pool: int, seen: int, worker: int) -> bool:
+    def wait(pool: int, seen: int, worker: int) -> int:
         asleep = pool + layout.POOL_TICKETS + worker * layout.LINE + layout.POOL_ASLEEP
         atomic_store(asleep, 1)
         atomic_add(pool + layout.POOL_SLEEPERS, 1)
         futex_wait(pool + layout.POOL_SEQUENCE, seen & 0xFFFFFFFF)
         atomic_add(pool + layout.POOL_SLEEPERS, -1)
-        placed = atomic_load(asleep) == 2
+        found: int = atomic_load(asleep)
         atomic_store(asleep, 0)
-        return placed
+        return found
 
     doze = _helper(wait)
 
@@ -193,7 +193,7 @@ def worker(*, sleep: bool) -> Function:
                 idle += 1
                 pause()
             elif sleep:
-                placed |= doze(pool, seen, worker)
+                placed |= doze(pool, seen, worker) == 2
                 idle = 0
             elif rounds < _PATIENCE:
                 # The program for which Python sent it may take a while to start.
