@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import attrs
 import numpy as np
@@ -22,7 +23,7 @@ from .copying_cpu import emit_copy
 from .elementwise_cpu import emit_expression, source, temporary
 from .elementwise_expressions import Expression
 from .packing import matrix_panels
-from .strassen_cpu import alike_columns, emit_strassen, saves
+from .strassen_cpu import alike_columns, emit_strassen, fits, saves
 from .strides import broadcast_sizes, broadcast_strides, collapse, contiguous
 from .tile_planning import (
     FLOATS,
@@ -37,6 +38,7 @@ from .tile_planning import (
     tiles,
     weight_tiles,
 )
+from .tuning import fastest
 from .whole_products_cpu import WHOLE, emit_whole_product
 
 _BATCH_LEVELS = 3
@@ -240,10 +242,9 @@ def _batch(product: Product) -> tuple[Matrix, list[int], list[list[int]]]:
 
 def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word) -> None:
     a, sizes, steps = _batch(product)
-    b, act, item = product.b, product.act, of.item
+    b, act = product.b, product.act
     m, n, depth = a.rows, b.columns, a.columns
     batch = math.prod(sizes)
-    flops = 2 * batch * m * n * depth
     as_it_is = not (residual or act.post or act.flags or weight_tiles(of, low, b.operand).weights)
     if 0 < depth <= _SHALLOW and as_it_is:
         _shallow(low, product, a, sizes, steps, of, init)
@@ -253,13 +254,61 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
         return
     of = weight_tiles(of, low, b.operand)
     b_word, row_of_b, b_steps = _right_side(low, product, of, m, steps[1])
+    blocks = partial(
+        _blocks_of_panels,
+        product=product,
+        left=a,
+        right=(b_word, row_of_b),
+        of=of,
+        sizes=sizes,
+        steps=(steps[0], b_steps, steps[2]),
+        ends=(init, residual),
+    )
     alone = batch == 1 and row_of_b == 0 and b.operand.constant and a.column_step == 1
-    if alone and saves(low, of, m, n, depth):
-        left = (a.operand, a.row_step)
+    if not alone or not fits(low, of, n, depth):
+        blocks(low)
+        return
+
+    def strassen(low: Lowering) -> None:
         recipe = f"gemm alike columns {_panels_recipe(product, of)}"
         alike = low.weight(recipe, alike_columns(of, _stacked(product, of)), b.operand)
-        emit_strassen(low, of, left, b_word, alike, product.out, (m, n, depth), init, residual, act)
-        return
+        ends = (a.operand, a.row_step), b_word, alike, product.out
+        emit_strassen(low, of, *ends, (m, n, depth), init, residual, product.act)
+
+    if low.options.get("TUNE"):
+        key = f"product {of.dtype} x{of.lanes} {m} {n} {depth} {'+' if residual else ''}"
+        chosen = fastest(low, key, {"strassen": strassen, "blocks": blocks})
+    else:
+        chosen = "strassen" if saves(of, m, n, depth) else "blocks"
+    (strassen if chosen == "strassen" else blocks)(low)
+
+
+def _blocks_of_panels(
+    low: Lowering,
+    product: Product,
+    left: Matrix,
+    right: tuple[Word, int],
+    of: Tiles,
+    sizes: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    ends: tuple[Word, Word],
+) -> None:
+    """Emit the product of blocks of rows and packed panels.
+
+    Args:
+        low: Where to.
+        product: The product.
+        left: A, its batches merged as `_batch` merges them.
+        right: B in panels, and the bytes between its rows where it lies as it is, else 0.
+        of: The tiles.
+        sizes: Of the batch.
+        steps: Of A, B and the result along the batch, in elements.
+        ends: What the sums begin with, and what is added at the end.
+    """
+    a, (b_word, row_of_b), (init, residual) = left, right, ends
+    act, item, batch = product.act, of.item, math.prod(sizes)
+    m, n, depth = a.rows, product.b.columns, a.columns
+    flops = 2 * batch * m * n * depth
     panels = -(-n // of.width)
     packed_a = a.row_step * item % 4096 == 0 and a.column_step == 1 and m >= 8 and panels > 2
     packed_a = packed_a or (a.row_step != 1 and a.column_step != 1)
@@ -277,7 +326,7 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     words += [act.post, act.flags]
     words += [act.low, act.high, mb, pb, kc, scratch, scratch_bytes, sizes[1], sizes[2]]
     words += [step * item for step in steps[0]]
-    words += [step * of.weight_item for step in b_steps]
+    words += [step * of.weight_item for step in steps[1]]
     words += [step * item for step in steps[2]]
     words += [step * item for step in steps[2]]
     words += [1 if m > mb else 0]

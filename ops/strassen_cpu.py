@@ -26,13 +26,17 @@ _PAIRS = 48  # of panels of a block, at most: each block makes the sums of A
 _SHARED_PAIRS = 12  # where threads share the blocks
 
 
-def saves(low: Lowering, of: Tiles, m: int, n: int, depth: int) -> bool:
-    """Return whether Strassen's product of a matrix and a packed weight is allowed and faster."""
+def fits(low: Lowering, of: Tiles, n: int, depth: int) -> bool:
+    """Return whether Strassen's product of a matrix and a packed weight is allowed and possible."""
     if not low.options.get("STRASSEN", True) or of.dtype != "float32" or of.weights:
         return False
-    whole = n % (2 * of.width) == 0 and depth % (2 * of.lanes) == 0 and of.lanes >= _LEAST_LANES
+    return n % (2 * of.width) == 0 and depth % (2 * of.lanes) == 0 and depth > 0
+
+
+def saves(of: Tiles, m: int, n: int, depth: int) -> bool:
+    """Return whether Strassen's product is expected to be faster than the plain one."""
     large = n >= 2 * of.width * _LEAST_PAIRS and depth >= _LEAST_DEPTH
-    return whole and large and m >= _LEAST_ROWS
+    return large and m >= _LEAST_ROWS and of.lanes >= _LEAST_LANES
 
 
 def alike_columns(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Array], Array]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,8 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.lowering import Lowering
-from subgraph.ops import gemm_cpu
-from subgraph.ops.tile_planning import Tiles, direct_tiles
+from subgraph.ops import gemm_cpu, tuning
+from subgraph.ops.tile_planning import direct_tiles
 
 from .kernel_support import run_node
 
@@ -33,11 +34,7 @@ def relative(got: Array, wanted: Array) -> float:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every product that its tiles can cut run by Strassen's."""
-
-    def cuts(low: Lowering, of: Tiles, m: int, n: int, depth: int) -> bool:
-        return bool(low.options.get("STRASSEN", True))
-
-    monkeypatch.setattr(gemm_cpu, "saves", cuts)
+    monkeypatch.setattr(gemm_cpu, "saves", lambda *sizes: True)
 
 
 def product(
@@ -174,3 +171,24 @@ def test_can_be_forbidden() -> None:
     )
     got = sg.compile_model(graph, "CPU", {"STRASSEN": False})([a])[0]
     assert np.array_equal(got, product(a, b, options={"STRASSEN": False}))
+
+
+def test_tuned_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "cache_folder", lambda: tmp_path / "kernels")
+    a, b = random(1, 40, 384), random(2, 384, PAIR)
+    wanted = a.astype(np.float64) @ b
+
+    def run() -> Array:
+        return product(a, b, options={"TUNE": True})
+
+    assert relative(run(), wanted) < 2e-6
+    file = tmp_path / "tuning.json"
+    ((key, choice),) = json.loads(file.read_text()).items()
+    assert choice in ("strassen", "blocks")
+    results: list[Array] = []
+    for forced in ("strassen", "blocks"):
+        file.write_text(json.dumps({key: forced}))
+        results.append(run())
+        assert relative(results[-1], wanted) < 2e-6
+    assert np.array_equal(results[1], product(a, b, options={"STRASSEN": False}))
+    assert not np.array_equal(results[0], results[1])
