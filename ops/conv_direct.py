@@ -9,7 +9,7 @@ import attrs
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Word
-from subgraph.engine.tiling import tile_rows
+from subgraph.traced import larger
 
 from .conv_geometry import Geometry
 from .tile_planning import Activation, Tiles, even_part, grain, round_up
@@ -131,17 +131,20 @@ def _gathers(g: Geometry, of: Tiles) -> bool:
         return g.strides != (1, 1, 1)
     steps = -(-g.outputs // of.width) * of.lanes
     row, image = g.target[2], g.target[1] * g.target[2]
-    return _tile_cycles(row, of) * g.target[1] > _tile_cycles(image, of) + image * _GATHER / steps
+    return tile_cycles(row, of) * g.target[1] > tile_cycles(image, of) + image * _GATHER / steps
 
 
-def _tile_cycles(pixels: int, of: Tiles) -> float:
-    """Return the cycles that tiles take for one step of the sums of so many pixels."""
-    cycles = 0.0
-    while pixels > 0:
-        rows = tile_rows(pixels, of.mr)
-        cycles += max(rows, _LATENCY) + 0.5
-        pixels -= rows
-    return cycles
+def tile_cycles(pixels: int, of: Tiles) -> float:
+    """Return the cycles that low tiles take for one step of the sums of so many pixels.
+
+    They come in two heights (``subgraph.engine.tiling.tile_rows``), so that they can be counted:
+    sizes that differ from call to call trace no loop over pixels.
+    """
+    tiles = larger(-(-pixels // of.mr), 1)
+    rows = pixels // tiles
+    taller = pixels - tiles * rows
+    waiting = larger(rows, _LATENCY) * (tiles - taller) + larger(rows + 1, _LATENCY) * taller
+    return waiting + 0.5 * tiles
 
 
 def _strip(c: Cut, ahead: bool) -> Word:

@@ -122,7 +122,8 @@ def _dim_from_proto(dim: Any) -> int | str | None:
     if dim.HasField("dim_value"):
         # Some exporters write -1 or a huge number for "unknown".
         return dim.dim_value if dim.dim_value >= 0 else None
-    return dim.dim_param or None
+    # "?" is what ONNX's text form has for "unknown"; exporters write it as a name, several times.
+    return dim.dim_param if dim.dim_param not in ("", "?") else None
 
 
 def tensor_to_proto(array: np.ndarray[Any, Any], name: str = "") -> TensorProto:

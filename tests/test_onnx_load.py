@@ -198,6 +198,17 @@ def test_names_that_are_missing_or_used_twice_get_new_ones() -> None:
     assert [n.name for n in sg.load(helper.make_model(graph)).nodes] == ["same", "same_1", "Relu_0"]
 
 
+def test_dimensions_called_by_a_question_mark_are_unknown_not_equal() -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "?", "?"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "?", "?"])
+    flip = helper.make_node("Transpose", ["x"], ["y"], perm=[0, 2, 1])
+    proto = helper.make_model(helper.make_graph([flip], "g", [x], [y]))
+    given = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    assert sg.load(proto).inputs[0].type == sg.TensorType("float32", ("n", None, None))
+    got = sg.compile_model(proto, "CPU")(x=given)["y"]
+    np.testing.assert_array_equal(got, given.transpose(0, 2, 1))
+
+
 def test_nodes_in_any_order_are_sorted() -> None:
     text = """<ir_version: 8, opset_import: ["" : 16]>
     g (float[2] x, bool c) => (float[2] y) {

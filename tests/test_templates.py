@@ -18,7 +18,11 @@ from subgraph import ops
 from subgraph.engine import template
 from subgraph.engine.region_op import CpuSubgraphOp
 from subgraph.engine.template import Templates
+from subgraph.engine.tiling import LOW_ROWS, tile_rows
 from subgraph.export import region_nodes
+from subgraph.ops.conv_direct import cut, tile_cycles
+from subgraph.ops.conv_geometry import Geometry
+from subgraph.ops.tile_planning import Tiles
 from subgraph.traced import Trace, Traced, float_bits, is_traced, pinned
 
 Array = np.ndarray[Any, Any]
@@ -135,6 +139,33 @@ def test_the_decisions_can_be_read() -> None:
     assert a * 2 + 1 > 10
     assert not a - 7 > 0
     assert trace.decisions() == ["((dims[0] * 2) + 1) > 10", "not (dims[0] - 7) > 0"]
+
+
+@given(st.integers(1, 5000), st.integers(1, LOW_ROWS))
+@settings(deadline=None)
+def test_the_cycles_of_low_tiles_are_those_of_tiles_one_by_one(pixels: int, most: int) -> None:
+    of, left, cycles = Tiles("float32", 8, most, 2), pixels, 0.0
+    while left > 0:
+        rows = tile_rows(left, most)
+        cycles += max(rows, 4) + 0.5
+        left -= rows
+    assert tile_cycles(pixels, of) == cycles
+
+
+def _decisions(of: Tiles, side: int) -> int:
+    """Return how many decisions cut a convolution of 3 x 3 over a square of pixels."""
+    trace = Trace()
+    n = trace.dimension(side)
+    ones: tuple[int, int, int] = (1, 1, 1)
+    image = (1, n, n)
+    cut(of, Geometry(1, 1, 64, 64, image, image, (1, 3, 3), ones, ones, (0, 1, 1)), False, False, 1)
+    return len(trace.decisions())
+
+
+@pytest.mark.parametrize("most", [6, 8, 14])
+def test_decisions_do_not_grow_with_sizes(most: int) -> None:
+    of = Tiles("float32", 16, most, 2)
+    assert _decisions(of, 3000) < _decisions(of, 30) + 40  # halvings only
 
 
 # ------------------------------------------------------------------ graphs
