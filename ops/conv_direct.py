@@ -73,6 +73,11 @@ class Cut:
         """Whether units copy what they read."""
         return self.plain or self.gathered or self.g.padded
 
+    @property
+    def apart(self) -> bool:
+        """Whether rows of the kernel lie apart, and units copy all between them."""
+        return self.strip and not self.gathered and self.g.dilations[1] > 1
+
     def reads(self) -> int:
         """Return the bytes of the input that a segment of a unit reads."""
         g = self.g
@@ -163,6 +168,20 @@ def _strip(c: Cut, ahead: bool) -> Word:
     return of.strip(g.strides[2] * pixel, g.kernel[2] * pixel, ahead)
 
 
+def _fit(c: Cut, most: int) -> None:
+    """Halve units until they read ``most`` bytes, or until halves would read nearly as much."""
+    of, g = c.of, c.g
+    while c.rows > 1 and c.reads() > most:
+        rows, columns = -(-c.rows // 2), round_up(-(-c.columns // 2), of.mr)
+        whole, by_rows = g.reach(1, c.rows), g.reach(1, rows)
+        if c.apart and 5 * g.reach(2, columns) * whole < 4 * g.reach(2, c.columns) * by_rows:
+            c.columns = columns
+        elif c.apart and 4 * by_rows > 3 * whole:
+            break
+        else:
+            c.rows = rows
+
+
 def _cut_low(c: Cut, banded: bool) -> None:
     """Cut for low tiles: they read a weight so often that it must come from a near cache."""
     of, l2 = c.of, caches().l2
@@ -172,8 +191,7 @@ def _cut_low(c: Cut, banded: bool) -> None:
         near = caches().l1 // 2 if of.mr <= 6 else 2 * caches().l1
         most = max(1, near // (of.width * of.item * steps))
         c.segment = -(-c.blocks_in // -(-c.blocks_in // most))
-    while c.rows > 1 and c.reads() > l2 // 3:
-        c.rows = -(-c.rows // 2)
+    _fit(c, l2 // 3)
     while c.columns > 8 * of.mr and c.reads() > l2 // 3:
         c.columns = round_up(-(-c.columns // 2), of.mr)
     if c.segment < c.blocks_in:
@@ -183,11 +201,11 @@ def _cut_low(c: Cut, banded: bool) -> None:
 def _cut_tall(c: Cut) -> None:
     """Cut for tall tiles: weights stream from the second cache."""
     of, g, l2 = c.of, c.g, caches().l2
-    while c.strip and c.rows > 1 and c.reads() > l2 // 4:
-        c.rows = -(-c.rows // 2)
+    if c.strip:
+        _fit(c, l2 // 4)
     if c.columns > 16 * of.mr:
         c.columns = 8 * of.mr
-    elif c.rows > 1 and c.columns * c.rows > 16 * of.mr:
+    elif not c.apart and c.rows > 1 and c.columns * c.rows > 16 * of.mr:
         c.rows = max(1, min(c.rows, 16 * of.mr // c.columns))
     weights = c.blocks_in * (1 if c.plain else of.lanes)
     if weights * g.taps * -(-g.outputs // of.lanes) * of.lanes * of.item > l2 // 2:

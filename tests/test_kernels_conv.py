@@ -16,8 +16,9 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine import host
 from subgraph.engine.lowering import Layout
-from subgraph.ops import conv_cpu, tuning
-from subgraph.ops.tile_planning import even_part
+from subgraph.ops import conv_cpu, conv_direct, tuning
+from subgraph.ops.conv_geometry import Geometry
+from subgraph.ops.tile_planning import Tiles, even_part
 
 from .conv_support import close, reference, transposed
 from .kernel_support import run_node
@@ -321,6 +322,40 @@ def test_tuned_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not np.array_equal(results["direct"], results["winograd4"])
     file.write_text("not JSON")
     close(run(), wanted, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dilations", "pads"),
+    [((7, 1), (17, 1), (51, 0)), ((3, 3), (40, 1), (40, 1)), ((3, 3), (12, 12), (12, 12))],
+)
+@pytest.mark.parametrize("inputs", [12, 70])
+def test_rows_of_taps_that_lie_apart(
+    kernel: tuple[int, int], dilations: tuple[int, int], pads: tuple[int, int], inputs: int
+) -> None:
+    rng = np.random.default_rng(inputs)
+    x = rng.standard_normal((1, inputs, 128, 62)).astype(np.float32)
+    w = (rng.standard_normal((40, inputs, *kernel)) / (5 * inputs)).astype(np.float32)
+    wanted = reference(x, w, (1, 1), dilations, (*pads, *pads), 1)
+    attrs = {"strides": (1, 1), "dilations": dilations, "pads": (*pads, *pads)}
+    form: dict[str, Any] = {"constant": [1], "blocked": [0], "out_layout": "blocked"}
+    results = [
+        run_node("Conv", [x, w], [wanted.shape], attrs, threads=threads, **form)[0]
+        for threads in (1, 3)
+    ]
+    close(results[0], wanted)
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("cache", [1 << 18, 1 << 19, 1 << 20, 1 << 21])
+@pytest.mark.parametrize("most", [6, 8, 14])
+def test_units_of_dilated_rows_copy_few_pixels_twice(
+    cache: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conv_direct, "caches", lambda: host.Caches(1 << 15, cache, 1 << 25))
+    ones, image = (1, 1, 1), (1, 128, 62)
+    g = Geometry(1, 1, 16, 16, image, image, (1, 7, 1), ones, (1, 17, 1), (0, 51, 0))
+    c = conv_direct.cut(Tiles("float32", 16, most, 2), g, False, False, 1)
+    assert c.places() * c.reads() < 4 * math.prod(image) * 16 * 4
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,8 @@ def test_the_cycles_of_low_tiles_are_those_of_tiles_one_by_one(pixels: int, most
 def _decisions(of: Tiles, side: int) -> int:
     """Return how many decisions cut a convolution of 3 x 3 over a square of pixels."""
     trace = Trace()
-    n = trace.dimension(side)
     ones: tuple[int, int, int] = (1, 1, 1)
-    image = (1, n, n)
+    image: Any = (1, trace.dimension(side), trace.dimension(side))
     cut(of, Geometry(1, 1, 64, 64, image, image, (1, 3, 3), ones, ones, (0, 1, 1)), False, False, 1)
     return len(trace.decisions())
 
