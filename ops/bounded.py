@@ -113,7 +113,7 @@ def trim(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     dims = list(shape)
     axis = normal_axis(int(node.attrs["axis"]), len(dims))
     count = values[1]
-    dims[axis] = None if count is None else int(count.reshape(-1)[0])
+    dims[axis] = None if count is None else count.reshape(-1).tolist()[0]
     return [TensorType(_dtype(types[0]), dims)]
 
 

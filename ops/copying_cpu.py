@@ -129,7 +129,9 @@ def _between(dims: Ints, origin: Ints, goal: Ints) -> tuple[Ints, Ints] | None:
     every = range(len(dims))
     for near, far in ((origin, goal), (goal, origin)):
         few = [d for d in every if near[d] == 1 and dims[d] in _FEW]
-        plane = [d for d in every if few and near[d] == dims[few[0]] and dims[d] >= _LONG]
+        if not few:
+            continue
+        plane = [d for d in every if near[d] == dims[few[0]] and dims[d] >= _LONG]
         line = [d for d in every if far[d] == 1 and dims[d] >= _LONG and d not in (*few, *plane)]
         if len(few) == len(plane) == len(line) == 1:
             rest = sorted({*every} - {*few, *plane}, key=lambda d: (-near[d], d))

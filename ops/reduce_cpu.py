@@ -10,6 +10,7 @@ import numpy as np
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
+from subgraph.traced import larger
 from subgraph.types import numpy_dtype
 
 from .copying_cpu import emit_fill
@@ -96,7 +97,7 @@ def emit_reduction(
         kernel,
         words,
         units,
-        grain=max(1, _WORK // work),
+        grain=larger(1, _WORK // work),
         flops=x.size,
         bytes=x.nbytes + y.nbytes,
     )
@@ -214,7 +215,7 @@ def emit_extreme(
         last=last,
     )
     words: list[Word] = [x, y, size, inner]
-    low.emit(kernel, words, units, grain=max(1, _WORK // cost), bytes=x.nbytes + y.nbytes)
+    low.emit(kernel, words, units, grain=larger(1, _WORK // cost), bytes=x.nbytes + y.nbytes)
 
 
 @lowering("CumSum", "CumProd")
@@ -236,7 +237,7 @@ def cumulative(node: Node, low: Lowering) -> None:
     flags = [int(node.attrs.get(name, 0)) for name in ("reverse", "exclusive")]
     units = math.prod(x.shape[:axis]) * -(-inner // (4 * lanes))
     size = x.shape[axis] if x.rank else 1
-    grain = max(1, _WORK // (4 * size * lanes))
+    grain = larger(1, _WORK // (4 * size * lanes))
     low.emit(kernel, [x, result, size, inner, *flags], units, grain=grain, bytes=2 * x.nbytes)
     if result is not y:
         emit_cast(low, result, y)

@@ -137,15 +137,23 @@ class _Loop:
         captures = inputs[self._given :]
         number = held = 0
         true = np.array(True)
-        if self._turns is not None and going and (limit is None or limit > 0):
-            given = [np.array(number, np.int64), true, *carried, *captures]
-            turned = self._turns(given, limit)
-            if turned is not None:
-                return turned.states + turned.scans
+        turns = self._turns
         scans: list[list[Any]] = [[] for _ in self._graph.outputs[1 + self._carried :]]
         first = 1 + self._carried
         while going and (limit is None or number < limit):
-            results = self._body.run([np.array(number, np.int64), true, *carried, *captures])
+            given = [np.array(number, np.int64), true, *carried, *captures]
+            turned = None if turns is None else turns(given, limit, number)
+            if turned is not None and turned.done > number:
+                if number == 0 and (turned.done == limit or not turned.going):
+                    return turned.states + turned.scans
+                carried, going = turned.states, turned.going
+                for rows in zip(*turned.scans, strict=True):
+                    held = self._gather(rows, scans, held, turned.done)
+                number = turned.done
+                continue
+            if turned is None:
+                turns = None
+            results = self._body.run(given)
             number += 1
             going = _flag(results[0], self._node, "condition")
             carried = list(results[1:first])
@@ -223,8 +231,8 @@ class _Scan:
         """Return the last states, and for each scan output what every round gave."""
         length = min(map(len, scanned))
         if self._turns is not None and length > 0 and len({*map(len, scanned)}) == 1:
-            turned = self._turns([*states, *scanned, *captures], length)
-            if turned is not None:
+            turned = self._turns([*states, *scanned, *captures], length, 0)
+            if turned is not None and turned.done == length:
                 return turned.states, turned.scans
         parts: list[list[Any]] = [[] for _ in self._graph.outputs[self._states :]]
         for items in zip(*scanned, strict=True):

@@ -357,6 +357,7 @@ class Executor:
         given: Sequence[int],
         inputs: Sequence[Any],
         limit: int | None,
+        first: int,
     ) -> Turned | None:
         """Make turns; None where they have to be made one by one, which says what is wrong, too."""
         if self.profiling or self._runs[0] is not session:  # another device has taken over
@@ -365,7 +366,7 @@ class Executor:
         if any(type(item) is not np.ndarray for item in taken):
             return None
         try:
-            return run(taken, limit)
+            return run(taken, limit, first)
         except RequestCancelledError:
             raise
         except Exception:

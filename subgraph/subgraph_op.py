@@ -27,8 +27,9 @@ Repeat = Callable[[Sequence[Any]], Sequence[Any] | None]
 Halves = tuple[
     Callable[[Sequence[Any], "Sequence[Array | None] | None"], Any], Callable[[Any], Sequence[Any]]
 ]
-# Takes the inputs, and the most turns (None: until the condition says so); see Session.turns.
-RunTurns = Callable[[Sequence[Any], "int | None"], "Turned | None"]
+# Takes the inputs, the turn before which to stop (None: until the condition says so), and the
+# number of the first one; see Session.turns.
+RunTurns = Callable[[Sequence[Any], "int | None", int], "Turned | None"]
 _Check = tuple[np.dtype[Any], Callable[[tuple[int, ...]], bool]]
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
@@ -57,10 +58,19 @@ class Wiring:
 
 @attrs.frozen
 class Turned:
-    """What turns of a loop gave: the last states, and the scans, as `Wiring` lists them."""
+    """What turns of a loop gave.
+
+    Attributes:
+        states: The last states, as `Wiring` lists them.
+        scans: What all turns gave to each scan.
+        done: The turn that is next.
+        going: Whether the condition lets another one follow.
+    """
 
     states: list[Array]
     scans: list[Array]
+    done: int
+    going: bool
 
 
 @attrs.frozen
@@ -166,8 +176,9 @@ class Session:
         """Return how to run what `given_only` runs turn after turn, None where there is no way.
 
         It takes the inputs of the first turn, of which there is one at least; those of
-        ``wiring.items`` as whole arrays. It returns None, with nothing done, if these inputs have
-        to be run turn by turn: values change their shapes, or do not fit into memory.
+        ``wiring.items`` as whole arrays. It may stop before any turn, which then has to be made by
+        itself, and returns None, with nothing done, if all have to be: values change their shapes,
+        or do not fit into memory.
 
         Raises:
             RequestCancelledError: `cancel` was called meanwhile.

@@ -95,26 +95,36 @@ class Trace:
         Returns:
             A function of the dimensions, in the order of `dimension`, and of what places memory.
         """
-        self.open = False
-        wanted = set(_numbers(results))
-        kept = [f" return [{', '.join(map(_text, results))}]"]
-        for defines, text, reads, guard in reversed(self._lines):
-            if guard:
-                kept.append(f" if not ({text}): return None")
-            elif defines is None:
-                kept.append(f" {text}")
-            elif defines in wanted:
-                kept.append(f" v{defines} = {text}")
-            else:
-                continue
-            wanted.update(reads)
-        kept.append("def evaluate(dims, place):")
+        lines = [
+            f" if not ({text}): return None"
+            if guard
+            else f" {text}"
+            if defines is None
+            else f" v{defines} = {text}"
+            for defines, text, guard in self.lines(results)
+        ]
+        made = ["def evaluate(dims, place):", *lines, f" return [{', '.join(map(_text, results))}]"]
         names: dict[str, Any] = dict(_NAMES)
-        exec(compile("\n".join(reversed(kept)), "<traced plan>", "exec"), names)
-        self._lines.clear()
-        self._made.clear()
+        exec(compile("\n".join(made), "<traced plan>", "exec"), names)
         evaluate: Evaluate = names["evaluate"]
         return evaluate
+
+    def lines(self, results: Sequence[Any]) -> list[tuple[int | None, str, bool]]:
+        """Close the trace; return what computes these numbers, and all decisions, in order.
+
+        Returns:
+            Which value each line defines (None: none), its text, and whether it is a decision.
+        """
+        self.open = False
+        wanted = set(_numbers(results))
+        kept: list[tuple[int | None, str, bool]] = []
+        for defines, text, reads, guard in reversed(self._lines):
+            if guard or defines is None or defines in wanted:
+                kept.append((defines, text, guard))
+                wanted.update(reads)
+        self._lines.clear()
+        self._made.clear()
+        return kept[::-1]
 
 
 class Traced:

@@ -27,8 +27,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     made: list[int | None] = []
     run = turns.Turns.run
 
-    def noted(self: turns.Turns, inputs: Sequence[Any], limit: int | None) -> Any:
-        found = run(self, inputs, limit)
+    def noted(self: turns.Turns, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Any:
+        found = run(self, inputs, limit, first)
         made.append(limit)
         return found
 

@@ -46,6 +46,27 @@ COPY_TARGET: Final = 8
 COPY_BYTES: Final = 16
 COPY_WORDS: Final = 5
 
+# A step that fits a program to sizes which its data decide (`subgraph.engine.size_kernels`): where
+# the numbers go that it reads, how many, their bytes; the word that ends the run; the rows of its
+# code (operation, target, two operands; all but the first are addresses, a guard's target is what
+# must come out) and of patches (target, source, what holds an address to add or 0).
+SIZE_READ: Final = 0
+SIZE_COUNT: Final = 8
+SIZE_ITEM: Final = 16
+SIZE_STOP: Final = 24
+SIZE_CODE: Final = 32
+SIZE_PATCHES: Final = 48
+SIZE_WORDS: Final = 8
+SIZE_CODE_WORDS: Final = 4
+SIZE_PATCH_WORDS: Final = 3
+# Operations on whole numbers, on floats, and guards.
+SIZE_OPERATIONS: Final = (
+    *("add", "sub", "mul", "floordiv", "mod", "max", "min", "abs", "and", "or", "xor"),
+    *("shl", "shr", "invert", "float", "fadd", "fsub", "fmul", "fdiv", "fmax", "fmin", "fabs"),
+    *("ceil", "floor", "trunc", "eq", "lt", "le", "feq", "flt", "fle"),
+)
+MISFIT: Final = 2  # in the word that ends a run: the sizes are not those of the program
+
 # A pool's state. What different threads write stands on different lines.
 POOL_SEQUENCE: Final = 0 * LINE  # counts published steps; helpers wait for it to change
 POOL_STOP: Final = 0 * LINE + 8

@@ -149,6 +149,13 @@ class Program:
         """Make a run stop before its next step, also a run that is yet to start."""
         self._cancel[0] = 1
 
+    def misfit(self) -> bool:
+        """Return whether sizes of its own ended the run, and forget it."""
+        found = int(self._cancel[0]) == layout.MISFIT
+        if found:
+            self.clear()
+        return found
+
     def clear(self) -> None:
         """Forget ``cancel``: the next run goes to the end."""
         self._cancel[0] = 0

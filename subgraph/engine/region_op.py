@@ -22,20 +22,21 @@ import attrs
 import numpy as np
 
 from subgraph.collector import paused_gc
-from subgraph.engine.bound import Arena, BoundEnd, BoundPlan
+from subgraph.engine.bound import Arena, BoundPlan
 from subgraph.engine.concrete_types import concrete
 from subgraph.engine.cutting import cut_at
 from subgraph.engine.laid_out import LaidOut, lay_out, timed
+from subgraph.engine.loop_turns import LoopTurns
 from subgraph.engine.mapped import release
 from subgraph.engine.plan import Plan, PlanOptions, UnknownShapeError, make_plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.probe import Trial
+from subgraph.engine.sized_plan import SizedPlan, SizedProgram
 from subgraph.engine.stored_fusion import describe, rebuild
 from subgraph.engine.stored_program import StoredProgram
 from subgraph.engine.stored_program import describe as describe_program
 from subgraph.engine.stored_program import read as read_program
 from subgraph.engine.template import Instance, Template, Templates
-from subgraph.engine.turns import Turns, wired
 from subgraph.errors import RequestCancelledError, SubgraphError
 from subgraph.executor import Cancel, Executor, all_parameters
 from subgraph.executor import Plan as Parts
@@ -52,7 +53,6 @@ from subgraph.subgraph_op import (
     RunTurns,
     Session,
     SubgraphOp,
-    Turned,
     Wiring,
     fill_outputs,
 )
@@ -169,6 +169,11 @@ class CpuSubgraphOp(SubgraphOp):
     def depends_on_values(self) -> bool:
         """Whether plans depend on the content of inputs."""
         return bool(self._value_inputs)
+
+    @property
+    def is_one_plan(self) -> bool:
+        """Whether shapes alone decide the plan, as far as is known."""
+        return not self._value_inputs and self.parts() is None
 
     def forward(self, inputs: list[Any]) -> list[Array]:
         """Run once with memory that is given back afterwards."""
@@ -388,15 +393,20 @@ def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
 
 
 class CpuSession(Session):
-    """Runs a region for one request."""
+    """Runs a region for one request.
+
+    Attributes:
+        region: The op.
+        profiling: Whether every step is measured.
+    """
 
     def __init__(self, op: CpuSubgraphOp) -> None:
         """Open a session; memory comes with the first run."""
         super().__init__(op)
-        self._region = op
+        self.region = op
         self._chosen: BoundPlan | None = None  # what runs now or ran last
         self._cancelled = False
-        self._profiling = op.options.profiling
+        self.profiling = op.options.profiling
         self._pool = op.next_pool()
         self._arena = Arena()
         self._bound: OrderedDict[_Key, BoundPlan] = OrderedDict()
@@ -405,7 +415,6 @@ class CpuSession(Session):
         self._cancel_parts = Cancel()
         self._last: BoundPlan | None = None
         self._shapes: _Key = ()  # all of the key where no content decides
-        self._turns: tuple[Sequence[BoundEnd], Turns | None] | None = None
         weights = [(k, v.parameter) for k, v in enumerate(op.subgraph.inputs) if k not in op.given]
         self._expected = [parameter for _, parameter in weights]
         self._weights_of = _picker([k for k, _ in weights])
@@ -417,19 +426,19 @@ class CpuSession(Session):
         """Run the region."""
         snapshot = pinned_snapshot()
         if snapshot is None:
-            with pinned(Snapshot(self._region.parameters)):
+            with pinned(Snapshot(self.region.parameters)):
                 return self(inputs, outputs)
         if self._expected:
             if any(map(is_not, self._weights_of(inputs), self._expected)):
                 # A weight given as an array of another shape, in this run alone.
-                results = self._region.by_reference(inputs)
+                results = self.region.by_reference(inputs)
                 return results if outputs is None else fill_outputs(results, outputs)
             inputs = self._given_of(inputs)
         return self._run(inputs, outputs)
 
     def measure(self) -> None:
         """Measure every step from now on."""
-        self._profiling = True
+        self.profiling = True
 
     def cancel(self) -> None:
         """End the run before its next step."""
@@ -451,7 +460,7 @@ class CpuSession(Session):
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Do all that comes before a run on inputs of these shapes."""
-        snapshot = Snapshot(self._region.parameters)
+        snapshot = Snapshot(self.region.parameters)
         with pinned(snapshot), paused_gc():
             self._choose(inputs, snapshot)
 
@@ -467,24 +476,25 @@ class CpuSession(Session):
         last = self._last
         if last is None or last.epoch != epoch() or not self._same(inputs):
             return None
-        if self._cancelled or self._profiling:
+        if self._cancelled or self.profiling:
             return None
         return last.run(inputs, None)
 
     def turns(self, wiring: Wiring) -> RunTurns | None:
-        """Return how to run turns of a loop, as long as they have one plan."""
+        """Return how to run turns of a loop, as long as they have one program."""
+        return LoopTurns(self, wiring)
 
-        def run(inputs: Sequence[Any], limit: int | None) -> Turned | None:
-            first = [item[0] if k in wiring.items else item for k, item in enumerate(inputs)]
-            bound = None if self._profiling else self.ready(first)
-            if bound is None or self._region.depends_on_values:
-                return None
-            if self._turns is None or self._turns[0] is not bound.inputs:
-                self._turns = bound.inputs, wired(bound, wiring)
-            turns = self._turns[1]
-            return None if turns is None else turns.run(inputs, limit)
+    def begin(self, program: BoundPlan) -> None:
+        """Note that a program of `bind_sized` runs now."""
+        self._chosen = program
+        program.clear()
+        if self._cancelled:  # before `cancel` could know what is to be ended
+            raise RequestCancelledError("the request was cancelled while it ran")
 
-        return run
+    def bind_sized(self, plan: SizedPlan) -> SizedProgram:
+        """Return a plan whose sizes data decide, bound to this session's memory."""
+        self._arena.reserve(plan.laid.arena_bytes)
+        return SizedProgram(plan, self._arena, self._pool)
 
     def _run(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -492,7 +502,7 @@ class CpuSession(Session):
         last = self.ready(inputs)
         if last is None:
             return self.run_parts(inputs, outputs)
-        if self._profiling:
+        if self.profiling:
             return self._timed(last, inputs, outputs)
         return last.run(inputs, outputs)
 
@@ -503,25 +513,25 @@ class CpuSession(Session):
         if last is not None and last.epoch == snapshot.epoch and self._same(inputs):
             return last
         # Shapes that take turns, as those of a loop do that appends, come back to their programs.
-        key = self._region.key(inputs)
+        key = self.region.key(inputs)
         known = self._bound.get(key)
         if known is not None and known.epoch == snapshot.epoch:
             self._bound.move_to_end(key)
             return self._take(known, key)
-        if self._region.parts() is not None:
+        if self.region.parts() is not None:
             return None
         try:
             with paused_gc():
                 return self._choose(inputs, snapshot)
         except UnknownShapeError as error:
-            self._region.parts(error)
+            self.region.parts(error)
             return None
 
     def run_parts(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
         """Run the parts of a graph that cannot be planned as a whole."""
-        parts = self._region.parts()
+        parts = self.region.parts()
         assert parts is not None, "it was cut when it could not be planned"
         results = self._executor(parts).run(inputs)
         return results if outputs is None else fill_outputs(results, outputs)
@@ -533,7 +543,7 @@ class CpuSession(Session):
         return tuple([item.shape for item in inputs]) == self._shapes
 
     def _choose(self, inputs: Sequence[Any], snapshot: Snapshot) -> BoundPlan:
-        region = self._region
+        region = self.region
         plan = region.stored_program(inputs, snapshot) or region.plan_for(inputs)
         key = region.key(inputs)
         bound = self._bound.get(key)
@@ -550,7 +560,7 @@ class CpuSession(Session):
     def _take(self, bound: BoundPlan, key: _Key) -> BoundPlan:
         """Note what runs inputs of this key."""
         self._shapes = key
-        self._last = None if self._region.depends_on_values else bound
+        self._last = None if self.region.depends_on_values else bound
         self._chosen = bound
         if self._cancelled:  # before `cancel` could know what is to be ended
             raise RequestCancelledError("the request was cancelled while it ran")
@@ -564,9 +574,9 @@ class CpuSession(Session):
                 parts,
                 Executor(
                     parts,
-                    profiling=self._profiling,
+                    profiling=self.profiling,
                     cancel=self._cancel_parts,
-                    home=self._region.device,
+                    home=self.region.device,
                 ),
             )
         return self._parts[1]
@@ -583,13 +593,13 @@ class CpuSession(Session):
             laid = plan.laid
             release(plan.sources, laid.words)
         else:
-            laid = self._region.laid_out(plan)
+            laid = self.region.laid_out(plan)
         self._arena.reserve(laid.arena_bytes)
         return BoundPlan(plan, laid, self._arena, self._pool)
 
     def _spare(self, template: Template) -> BoundPlan | None:
         """Take out the oldest program of a template once there are many; it can be made another."""
-        if len(self._bound) < self._region.options.plans:
+        if len(self._bound) < self.region.options.plans:
             return None
         found = (key for key, bound in self._bound.items() if bound.template is template)
         key = next(found, None)

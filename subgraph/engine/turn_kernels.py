@@ -41,11 +41,12 @@ def turns() -> Callable[..., None]:
                 ld_i64(block + layout.TURNS_BEFORE + layout.WORD),
             )
             call_kernel(ld_i64(inner + layout.RUN_WALK), inner, 0, 0, 0)
-            done += 1
             # A program without steps has not looked whether it shall end.
             if atomic_load(ld_i64(inner + layout.RUN_CANCEL)) != 0:
                 status = 1
-            elif condition != 0 and ld_u8(condition) == 0:
+                break
+            done += 1
+            if condition != 0 and ld_u8(condition) == 0:
                 status = 2
             _copy(
                 ld_i64(block + layout.TURNS_AFTER), ld_i64(block + layout.TURNS_AFTER + layout.WORD)

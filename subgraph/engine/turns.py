@@ -28,7 +28,7 @@ _Row = tuple[int, int, int, int, int]
 _LARGEST = 1 << 18
 # Turns after which Python has its say, for a signal or for more room.
 _OF_TINY, _OF_OTHERS = 1024, 16
-_CANCELLED = 1
+_CANCELLED, _ENDED = 1, 2
 
 
 class Turns:
@@ -75,30 +75,40 @@ class Turns:
                 rows.append((source.ctypes.data, target.ctypes.data, source.nbytes, 0, 0))
         return _table(rows)
 
-    def run(self, inputs: Sequence[Any], limit: int | None) -> Turned | None:
+    def run(self, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Turned | None:
         """Make the turns; see `Session.turns`."""
         self._bound.settle()
         items = self._enter(inputs)
         buffers = [_Buffer(self._made[made]) for made in self._wiring.scans]
         chunk = _OF_TINY if self._program.tiny else _OF_OTHERS
-        done = status = 0
+        done, status = first, 0
+        most = None if limit is None else limit - first
         self._set(layout.TURNS_DONE, done)
         while status == 0 and (limit is None or done < limit):
             stop = done + chunk if limit is None else min(done + chunk, limit)
             for k, buffer in enumerate(buffers):
-                buffer.make_room(done, stop, limit)
-                self._after[k, 1] = buffer.address(done)
+                buffer.make_room(done - first, stop - first, most)
+                self._after[k, 1] = buffer.address(done - first)
             self._set(layout.TURNS_LIMIT, stop)
             self._program.rouse()
             status = self._call()
             done = int(self._block[layout.TURNS_DONE // layout.WORD])
-            if sum(buffer.bytes_of(done) for buffer in buffers) > memory_limit():
+            if sum(buffer.bytes_of(done - first) for buffer in buffers) > memory_limit():
                 return None
         del items  # the program has read them
-        if status == _CANCELLED:
+        if status == _CANCELLED and not self._program.misfit():
             raise RequestCancelledError("the request was cancelled while it ran")
-        states = [self._made[made].copy() for made, _ in self._wiring.states]
-        return Turned(states, [buffer.rows(done) for buffer in buffers])
+        rows = [buffer.rows(done - first) for buffer in buffers]
+        return Turned(self._states(status), rows, done, status != _ENDED)
+
+    def _states(self, status: int) -> list[Array]:
+        """Return the states after the last turn; one that did not end has written to its own."""
+        if status != _CANCELLED:
+            return [self._made[made].copy() for made, _ in self._wiring.states]
+        return [
+            (self._made[made] if read is None else self._staged[read]).copy()
+            for made, read in self._wiring.states
+        ]
 
     def _enter(self, inputs: Sequence[Any]) -> list[Array]:
         """Put everything in its place, and list the copies of items; return their arrays."""

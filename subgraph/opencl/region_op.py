@@ -89,7 +89,7 @@ class ClSession(CpuSession):
 
     def halves(self) -> Halves | None:
         """Upload and launch; then wait and download."""
-        return None if self._profiling else (self._begin, self._end)
+        return None if self.profiling else (self._begin, self._end)
 
     def _begin(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> Any:
         ready = self.ready(inputs)
