@@ -6,6 +6,7 @@ A primitive is named with the dtype it works in, ``add.float32``; `apply` emits 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -204,6 +205,11 @@ def _compare(op: str) -> Callable[[Any, str, Value, Value], Value]:
 
 def _pick(op: str) -> Callable[[Any, str, Value, Value], Value]:
     def emit(builder: Any, dtype: str, a: Value, b: Value) -> Value:
+        bound = b.constant[0].constant if isinstance(b, ir.Constant) else math.nan
+        if is_float(dtype) and not math.isnan(bound):
+            # Of zeros of two signs the bound is taken, as it is below.
+            beyond = op if bound else f"{op}="
+            return builder.select(emit_compare(builder, beyond, dtype, b, a), b, a)
         chosen = builder.select(emit_compare(builder, op, dtype, a, b), a, b)
         if is_float(dtype):
             chosen = builder.select(builder.fcmp_unordered("uno", a, a), a, chosen)

@@ -409,7 +409,17 @@ def _emit(
         faults = shape.blocks * taps * shape.kin // 2
         faults_at = reach_at + round_up(4 * shape.blocks * shape.kin, LINE) + 64
         scratch_bytes = round_up(faults_at + 16 * faults, 64)
-    scratch = low.scratch(scratch_bytes, per_worker=True)
+    in_place = (
+        shape.source == "blocked"
+        and q.x.dtype == "uint8"
+        and tile.flavour == "quads"
+        and g.taps == 1
+        and g.source == g.target
+        and not g.padded
+    )
+    scratch: Word = 0
+    if not in_place:
+        scratch = low.scratch(scratch_bytes, per_worker=True)
     kernel = _tile_kernel(tile.flavour, tile, q)
     least, most_value, zero = q.bounds
     words: list[Word] = [q.x, weights[0], q.y, *sums[:3], g.groups, shape.blocks]

@@ -124,6 +124,26 @@ def _element(dtype: str, flavour: str) -> tuple[Any, Any, Any, Any]:
     return one, sixteen, clear, clear_block
 
 
+def _pixels_of_bytes(dtype: str) -> Any:
+    """Return ``beside(source, to, apart, channels)``: sixteen pixels of an image's strip.
+
+    Channels that the image lacks hold anything: their weights are zero.
+    """
+    byte, pixels = vec("uint8", BLOCK), vec("int32", BLOCK)
+    load, store, splat, shl = byte.load, pixels.store, pixels.splat, pixels.shl
+    widen = convert("uint8", "int32", BLOCK)
+    signs = -0x7F7F7F80 if dtype == "int8" else 0  # 0x80 in each byte
+
+    @register_jitable
+    def beside(source: int, to: int, apart: int, channels: int) -> None:
+        values = splat(signs)
+        for c in range(channels):
+            values = values ^ shl(widen(load(source + c * apart)), splat(8 * c))
+        store(to, values)
+
+    return beside
+
+
 def strip_copier(dtype: str, flavour: str, source: str) -> Any:
     """Return ``copy(args, x, to, zero, where)``: lay out a strip.
 
@@ -131,6 +151,7 @@ def strip_copier(dtype: str, flavour: str, source: str) -> Any:
     """
     one, sixteen, clear, clear_block = _element(dtype, flavour)
     item = strip_item(flavour)
+    beside = _pixels_of_bytes(dtype)
 
     @register_jitable
     def blocked(args: int, x: int, to: int, zero: int, where: int) -> None:
@@ -158,14 +179,19 @@ def strip_copier(dtype: str, flavour: str, source: str) -> Any:
         clear(to, nh * nw * IMAGE, zero)
         left = min(max(-w0, 0), nw)
         right = max(min(width - w0, nw), left)
-        for c in range(channels):
-            for i in range(nh):
-                h = h0 + i
-                if 0 <= h < height:
-                    row = x + (c * height + h) * width + w0
-                    at = to + (i * nw * IMAGE + c) * item
-                    for w in range(left, right):
-                        one(row + w, at + w * IMAGE * item, zero)
+        for i in range(nh):
+            h = h0 + i
+            if h < 0 or h >= height:
+                continue
+            first, at = left, to + i * nw * IMAGE * item
+            row = x + h * width + w0
+            if item == 1:
+                while first + BLOCK <= right:
+                    beside(row + first, at + first * IMAGE, height * width, channels)
+                    first += BLOCK
+            for c in range(channels):
+                for w in range(first, right):
+                    one(row + c * height * width + w, at + (w * IMAGE + c) * item, zero)
 
     @register_jitable
     def rows(args: int, x: int, to: int, zero: int, where: int) -> None:
@@ -203,7 +229,8 @@ def product(
         26 tile  27 low  28 high (float64, without the zero point)  29 zero point of y
         30 address of the zero point of x (one byte)
         31 output rows of a unit  32 output columns of a unit  33 panels of a unit
-        34 scratch  35 its bytes per worker
+        34 scratch (0: x is read in place: unsigned bytes in blocks, one tap that reads every pixel)
+        35 its bytes per worker
         36 outputs of a group, rounded up to 16
         37 bytes between images of x  38 of y
         39 double steps of the inner loop  40 of its last round
@@ -344,7 +371,10 @@ def product(
                 put(where, 2, nh)
                 put(where, 3, nw)
                 x = arg(args, 0) + image * arg(args, 37) + group * volume_in
-                copy_strip(args, x, scratch, zero, where)
+                if arg(args, 34) != 0:
+                    copy_strip(args, x, scratch, zero, where)
+                else:
+                    scratch = x + (oh * ow_n + ow) * BLOCK
                 if correcting:
                     find_largest(args, scratch, nh * nw, scratch + arg(args, 50))
                 copied = strip
@@ -352,7 +382,8 @@ def product(
             put(where, 5, cols)
             put(where, 6, nw * pixel)
             put(where, 7, arg(args, 26))
-            set_loops(args, t, nw * pixel, nh * nw * pixel)
+            apart = nh * nw if arg(args, 34) != 0 else oh_n * ow_n
+            set_loops(args, t, nw * pixel, apart * pixel)
             y = arg(args, 2) + image * arg(args, 38) + (oh * ow_n + ow) * arg(args, 41)
             for p in range(panel, min(panels, panel + pb)):
                 first = p * width

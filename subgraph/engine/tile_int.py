@@ -122,12 +122,21 @@ class Requantizer:
         whole: list[Any] = []
         for value in values:
             value = b.select(b.fcmp_ordered(">", value, self.low), value, self.low)
-            value = call_intrinsic(b, f"llvm.rint.{suffix(self.real)}", self.real, [value])
-            whole.append(b.add(b.fptosi(value, ir.VectorType(I32, self.lanes)), zero))
+            whole.append(b.add(self._rounded(value), zero))
         joined = emit_joined(b, whole)
         undefined = ir.Constant(joined.type, ir.Undefined)
         picks = ir.Constant(ir.VectorType(I32, BLOCK), order)
         return b.trunc(b.shuffle_vector(joined, undefined, picks), ir.VectorType(I8, BLOCK))
+
+    def _rounded(self, value: Any) -> Any:
+        """Return the nearest integers, of two the even one."""
+        b, whole = self.b, ir.VectorType(I32, self.lanes)
+        if self.lanes == 16 and host.isa().name == "avx512":
+            kept, every, current = ir.Constant(whole, ir.Undefined), I16(-1), I32(4)
+            name = "llvm.x86.avx512.mask.cvtps2dq.512"
+            return call_intrinsic(b, name, whole, [value, kept, every, current])
+        value = call_intrinsic(b, f"llvm.rint.{suffix(self.real)}", self.real, [value])
+        return b.fptosi(value, whole)
 
     def _packed_lanes(self, values: list[Any], order: list[int]) -> Any:
         """Pack two vectors of eight as AVX2 does: within 128 bits, saturating on the way."""
