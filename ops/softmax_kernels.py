@@ -8,11 +8,15 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine import vmath
-from subgraph.engine.simd import rounded_as, vec
+from subgraph.engine.simd import ld, rounded_as, vec
+from subgraph.engine.tile import stack_words
 
 from .movement_kernels import arg
 
 Function = Callable[..., Any]
+_NEAR = 16384  # bytes of rows that go together: all passes over them find them in the first cache
+_parts = stack_words(256)  # as many of the widest vectors as they have lanes
+_ends = stack_words(8)
 
 
 def _rounding(dtype: str, narrow: str, lanes: int) -> Function:
@@ -39,6 +43,7 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
     # A NaN that the greatest misses still comes into the sum.
     mask_n, select, splat, most = v.mask_n, v.select, v.splat, v.max
     hmax, total_of, bcast = v.hmax, v.sum, v.splat
+    row_max, row_sum, load1 = v.row_max, v.row_sum, ld(dtype)
     one = vec(dtype, 1)
     splat1, get1 = one.splat, one.get
     cut1 = _rounding(dtype, narrow, 1)
@@ -48,67 +53,134 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
     step = lanes * item
     least = float("-inf")
 
+    @register_jitable
+    def tail_of(x: int, whole: int, rest: int) -> Any:
+        """Return the last vector of a row, that of a short one with anything behind it.
+
+        It begins among what whole vectors cover: a masked one takes more time.
+        """
+        if whole > 0:
+            return load(x + whole + rest * item - step)
+        return load_m(x, mask_n(rest))
+
+    @register_jitable
+    def keep_tail(y: int, whole: int, rest: int, value: Any) -> None:
+        if whole > 0:
+            store(y + whole + rest * item - step, value)
+        else:
+            store_n(y, rest, value)
+
+    @register_jitable
+    def counted(value: Any, other: Any, whole: int, rest: int) -> Any:
+        """Return a last vector with ``other`` where it is no part of the row, or was counted."""
+        if whole > 0:
+            return select(mask_n(lanes - rest), other, value)
+        return select(mask_n(rest), value, other)
+
+    @register_jitable
+    def highest(x: int, whole: int, rest: int) -> Any:
+        """Return a vector whose greatest lane is the greatest element of a row."""
+        a, b = splat(least), splat(least)
+        i = 0
+        while i + 2 * step <= whole:
+            a, b = most(a, load(x + i)), most(b, load(x + i + step))
+            i += 2 * step
+        if i < whole:
+            a = most(a, load(x + i))
+        if rest > 0:
+            b = most(b, counted(tail_of(x, whole, rest), splat(least), whole, rest))
+        return most(a, b)
+
+    @register_jitable
+    def exponentials(x: int, y: int, whole: int, rest: int, top: Any) -> tuple[Any, Any]:
+        """Store those of whole vectors (not of a logarithm); return the sums and the last ones."""
+        total, more = splat(0.0), splat(0.0)
+        last = tail_of(x, whole, rest) if rest > 0 else total
+        i = 0
+        while i + 2 * step <= whole:
+            p = cut(exp(cut(load(x + i) - top)))
+            q = cut(exp(cut(load(x + i + step) - top)))
+            if not log:
+                store(y + i, p)
+                store(y + i + step, q)
+            total, more = total + p, more + q
+            i += 2 * step
+        if i < whole:
+            p = cut(exp(cut(load(x + i) - top)))
+            if not log:
+                store(y + i, p)
+            total = total + p
+        if rest > 0:
+            last = cut(exp(cut(last - top)))
+            more = more + counted(last, splat(0.0), whole, rest)
+        return total + more, last
+
+    @register_jitable
+    def one_row(x: int, y: int, whole: int, rest: int) -> None:
+        top = bcast(hmax(highest(x, whole, rest)))
+        given = tail_of(x, whole, rest) if rest > 0 else splat(0.0)
+        sums, last = exponentials(x, y, whole, rest, top)
+        one_total = total_of(sums)
+        if half and log:
+            shift = cut(bcast(get1(log1(cut1(splat1(one_total))), 0)))
+            for j in range(0, whole, step):
+                store(y + j, cut(load(x + j) - top) - shift)
+            if rest > 0:
+                keep_tail(y, whole, rest, cut(given - top) - shift)
+        elif half:
+            divisor = cut(bcast(one_total))
+            for j in range(0, whole, step):
+                store(y + j, load(y + j) / divisor)
+            if rest > 0:
+                keep_tail(y, whole, rest, last / divisor)
+        elif log:
+            shift = top + bcast(get1(log1(splat1(one_total)), 0))
+            for j in range(0, whole, step):
+                store(y + j, load(x + j) - shift)
+            if rest > 0:
+                keep_tail(y, whole, rest, given - shift)
+        else:
+            factor = splat(1.0) / bcast(one_total)
+            for j in range(0, whole, step):
+                store(y + j, load(y + j) * factor)
+            if rest > 0:
+                keep_tail(y, whole, rest, last * factor)
+
+    @register_jitable
+    def short_rows(x: int, y: int, row: int, whole: int, rest: int) -> None:
+        """Do as many rows as a vector has lanes; the same bits as `one_row`, which waits more."""
+        parts, ends = _parts(), _ends()
+        for k in range(lanes):
+            store(parts + k * step, highest(x + k * row, whole, rest))
+        store(ends, row_max(parts))
+        for k in range(lanes):
+            to = y + k * row
+            sums, last = exponentials(x + k * row, to, whole, rest, bcast(load1(ends + k * item)))
+            store(parts + k * step, sums)
+            if rest > 0:
+                keep_tail(to, whole, rest, last)
+        store(ends, splat(1.0) / row_sum(parts))
+        for k in range(lanes):
+            to, factor = y + k * row, bcast(load1(ends + k * item))
+            last = tail_of(to, whole, rest) if rest > 0 else factor
+            for j in range(0, whole, step):
+                store(to + j, load(to + j) * factor)
+            if rest > 0:
+                keep_tail(to, whole, rest, last * factor)
+
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         size = arg(args, 2)
-        whole = size // lanes * step
-        rest = size - size // lanes * lanes
-        mask = mask_n(rest)
-        for unit in range(begin, end):
-            x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * size * item
-            a, b = splat(least), splat(least)
-            i = 0
-            while i + 2 * step <= whole:
-                a, b = most(a, load(x + i)), most(b, load(x + i + step))
-                i += 2 * step
-            if i < whole:
-                a = most(a, load(x + i))
-            if rest > 0:
-                b = most(b, select(mask, load_m(x + whole, mask), splat(least)))
-            top = bcast(hmax(most(a, b)))
-            total, more = splat(0.0), splat(0.0)
-            i = 0
-            while i + 2 * step <= whole:
-                p = cut(exp(cut(load(x + i) - top)))
-                q = cut(exp(cut(load(x + i + step) - top)))
-                if not log:
-                    store(y + i, p)
-                    store(y + i + step, q)
-                total, more = total + p, more + q
-                i += 2 * step
-            if i < whole:
-                p = cut(exp(cut(load(x + i) - top)))
-                if not log:
-                    store(y + i, p)
-                total = total + p
-            last = splat(0.0)
-            if rest > 0:
-                last = select(mask, cut(exp(cut(load_m(x + whole, mask) - top))), last)
-                more = more + last
-            one_total = total_of(total + more)
-            if half and log:
-                shift = cut(bcast(get1(log1(cut1(splat1(one_total))), 0)))
-                for j in range(0, whole, step):
-                    store(y + j, cut(load(x + j) - top) - shift)
-                if rest > 0:
-                    store_n(y + whole, rest, cut(load_m(x + whole, mask) - top) - shift)
-            elif half:
-                divisor = cut(bcast(one_total))
-                for j in range(0, whole, step):
-                    store(y + j, load(y + j) / divisor)
-                if rest > 0:
-                    store_n(y + whole, rest, last / divisor)
-            elif log:
-                shift = top + bcast(get1(log1(splat1(one_total)), 0))
-                for j in range(0, whole, step):
-                    store(y + j, load(x + j) - shift)
-                if rest > 0:
-                    store_n(y + whole, rest, load_m(x + whole, mask) - shift)
-            else:
-                factor = splat(1.0) / bcast(one_total)
-                for j in range(0, whole, step):
-                    store(y + j, load(y + j) * factor)
-                if rest > 0:
-                    store_n(y + whole, rest, last * factor)
+        rest = size % lanes
+        row = size * item
+        whole = row - rest * item
+        unit = begin
+        if not log and not half and step <= row <= _NEAR // lanes:
+            while unit + lanes <= end:
+                short_rows(arg(args, 0) + unit * row, arg(args, 1) + unit * row, row, whole, rest)
+                unit += lanes
+        while unit < end:
+            one_row(arg(args, 0) + unit * row, arg(args, 1) + unit * row, whole, rest)
+            unit += 1
 
     return kernel
 
