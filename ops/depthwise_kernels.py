@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from numba.extending import register_jitable
+
 from subgraph.engine.emit import item_bytes
 from subgraph.engine.simd import call_kernel
 from subgraph.engine.tile import arg, put, rows_of, stack_words
@@ -41,6 +43,16 @@ _words = stack_words(T_WORDS)
 _where = stack_words(8)
 _NEAR = 256  # outputs that wait in the first cache for their activation
 _zeros = stack_words(8)  # as many bytes as the widest vector
+
+
+@register_jitable
+def taps_inside(first: int, last: int, taps: int, dilation: int, size: int) -> tuple[int, int]:
+    """Return the first tap of some windows that reads a pixel of the image, and how many may.
+
+    ``first`` and ``last`` are where the first tap of the first and of the last window reads.
+    """
+    begin = max(0, (dilation - 1 - last) // dilation)
+    return begin, max(0, min(taps, (size - first + dilation - 1) // dilation) - begin)
 
 
 def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
@@ -83,9 +95,7 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         put(t, T_AKS, dw * pixel)
         put(t, T_BKS, pixel)
         put(t, T_N0, kd)
-        put(t, T_N1, kh)
         put(t, T_N2, 1)
-        put(t, T_KIN, kw)
         put(t, T_SB0, kh * kw * pixel)
         put(t, T_SB1, kw * pixel)
         put(t, T_CRS, pixel)
@@ -117,7 +127,6 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
                 x = scratch
             put(t, T_SA0, dd * plane)
             put(t, T_SA1, dh * row)
-            put(t, T_B, arg(args, 1) + block * taps * pixel)
             put(t, T_INIT, arg(args, 3) + block * pixel if arg(args, 3) != 0 else 0)
             out = ((block * od_n + od) * oh_n + oh) * ow_n * pixel
             y = arg(args, 2) + image * arg(args, 38) + out
@@ -125,11 +134,19 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
             if res != 0:
                 res += image * arg(args, 39) + out
             for r in range(rows):
+                first, count = taps_inside(h0 + r * sh, h0 + r * sh, kh, dh, height)
+                put(t, T_N1, count)
+                above = first * dh * row
+                weights = arg(args, 1) + (block * taps + first * kw) * pixel
                 i = 0
                 while i < ow_n:
                     m = rows_of(ow_n - i, mr)
                     at = (r * ow_n + i) * pixel
-                    put(t, T_A, x + r * sh * row + i * sw * pixel)
+                    left = w0 + i * sw
+                    first, count = taps_inside(left, left + (m - 1) * sw, kw, dw, width)
+                    put(t, T_KIN, count)
+                    put(t, T_B, weights + first * pixel)
+                    put(t, T_A, x + r * sh * row + above + (i * sw + first * dw) * pixel)
                     put(t, T_C, y + at)
                     put(t, T_RES, res + at if res != 0 else 0)
                     call_kernel(tile, t, m, 1, 0)

@@ -141,9 +141,9 @@ def test_conv(
 @QUICK
 @given(
     size=st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 5, 14, 41, 43, 57, 150])),
-    kernel=st.tuples(st.integers(1, 7), st.sampled_from([3, 5, 7])),
+    kernel=st.tuples(st.integers(1, 12), st.sampled_from([3, 5, 7, 9, 14])),
     strides=st.tuples(st.integers(1, 3), st.integers(1, 2)),
-    pads=st.tuples(*[st.integers(0, 4)] * 4),
+    pads=st.tuples(*[st.integers(0, 7)] * 4),
     dilation=st.integers(1, 2),
     channels=st.sampled_from([2, 8, 21]),
     group=st.sampled_from([(1, 1), (1, 2), (1, 3), (2, 2), (4, 4), (8, 8)]),
@@ -153,7 +153,7 @@ def test_conv(
     threads=st.integers(1, 3),
     cuts=CUTS,
 )
-def test_depthwise_windows(
+def test_depthwise_and_small_groups(
     size: tuple[int, int],
     kernel: tuple[int, int],
     strides: tuple[int, int],

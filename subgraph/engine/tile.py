@@ -97,6 +97,7 @@ def _word(builder: Any, block: Any, index: Any) -> Any:
 _I32 = ir.IntType(32)
 _PTR = ir.PointerType()
 _UNROLL = 2
+_TAPS = 4  # of a depthwise tile, whose weights are held at once
 _LINE = 64  # bytes of a line of the caches
 
 
@@ -211,12 +212,12 @@ class _Tile:
     def loops(
         self,
         k_step: Callable[[Any, Any], None],
-        dense_step: Callable[[Any, Any, int], None] | None = None,
+        several: Callable[[Any, Any, Any], Any] | None = None,
     ) -> None:
         """Run ``k_step(a, b)`` at all addresses of the four loops.
 
-        ``dense_step(a, b, number)`` is what does several steps from one pair of addresses, where
-        the operands of the inner loop have no gaps.
+        ``several(at_a, at_b, steps)`` does steps of the inner loop together, where it can, moves
+        the variables of both addresses on and returns how many steps are left.
         """
         e, t, b, w = self.e, self.t, self.e.b, self.w
         a0, b0 = e.variable(e.word(t, T_A)), e.variable(e.word(t, T_B))
@@ -229,7 +230,7 @@ class _Tile:
                 a2, b2 = e.variable(e.get(a1)), e.variable(e.get(b1))
                 with e.loop(e.word(t, T_N2)):
                     a3, b3 = e.variable(e.get(a2)), e.variable(e.get(b2))
-                    rest = self.dense_steps(a3, b3, kin, dense_step) if dense_step else kin
+                    rest = several(a3, b3, kin) if several else kin
                     with e.loop(b.ashr(rest, e.const(_UNROLL.bit_length() - 1))):
                         av, bv = e.get(a3), e.get(b3)
                         for number in range(_UNROLL):
@@ -258,7 +259,10 @@ class _Tile:
     def dense_steps(
         self, at_a: Any, at_b: Any, steps: Any, dense_step: Callable[[Any, Any, int], None]
     ) -> Any:
-        """Run the steps of operands without gaps, a block of channels a round; return the rest."""
+        """Run the steps of operands without gaps, a block of channels a round; return the rest.
+
+        ``dense_step(a, b, number)`` does one of several steps from one pair of addresses.
+        """
         e, b = self.e, self.e.b
         count = b.select(self.dense, steps, e.const(0))
 
@@ -370,7 +374,10 @@ def _contraction_body(
                 e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
             e.hold(acc[i])
 
-    tile.loops(k_step, dense_step if low else None)
+    def dense_steps(at_a: Any, at_b: Any, steps: Any) -> Any:
+        return tile.dense_steps(at_a, at_b, steps, dense_step)
+
+    tile.loops(k_step, dense_steps if low else None)
     if twice:
         tile.finish_twice()
     else:
@@ -391,7 +398,25 @@ def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
             x = e.load(b.add(base, b.mul(w["ars"], e.const(i % 3))), tile.lane_mask(0))
             e.put(acc[i][0], e.fma(x, weight, e.get(acc[i][0])))
 
-    tile.loops(k_step)
+    def windows(at_a: Any, at_b: Any, steps: Any) -> Any:
+        """Run `_TAPS` steps a round over pixels side by side: each is loaded once for all rows."""
+        vector = e.lanes * e.item
+        gaps = [b.xor(w[name], e.const(vector)) for name in ("ars", "aks", "bks")]
+        beside = b.icmp_signed("==", b.or_(b.or_(gaps[0], gaps[1]), gaps[2]), e.const(0))
+        rounds = b.select(beside, b.ashr(steps, e.const(_TAPS.bit_length() - 1)), e.const(0))
+        with e.loop(rounds):
+            a, at = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
+            weights = [e.load(b.add(at, e.const(k * vector))) for k in range(_TAPS)]
+            for p in range(mr + _TAPS - 1):
+                x = e.load(b.add(a, e.const(p * vector)))
+                for i in range(max(0, p - _TAPS + 1), min(mr, p + 1)):
+                    e.put(acc[i][0], e.fma(x, weights[p - i], e.get(acc[i][0])))
+                e.fence()
+            e.put(at_a, b.add(a, e.const(_TAPS * vector)))
+            e.put(at_b, b.add(at, e.const(_TAPS * vector)))
+        return b.sub(steps, b.mul(rounds, e.const(_TAPS)))
+
+    tile.loops(k_step, None if masked else windows)
     tile.finish()
 
 
