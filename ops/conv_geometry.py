@@ -337,7 +337,7 @@ def depthwise_weights(of: Tiles) -> Callable[[Array], Array]:
     """Return the recipe of ``depthwise_kernels``: ``[C / lanes][rows][group][columns][lanes]``."""
 
     def make(weight: Array) -> Array:
-        channels, group, columns = *weight.shape[:2], weight.shape[-1]
+        channels, group, columns = weight.shape[0], weight.shape[1], weight.shape[-1]
         padded = np.zeros((round_up(channels, of.lanes), *weight.shape[1:]), of.dtype)
         padded[:channels] = weight
         split = padded.reshape(-1, of.lanes, group, math.prod(weight.shape[2:-1]), columns)

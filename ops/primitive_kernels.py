@@ -203,9 +203,15 @@ def _compare(op: str) -> Callable[[Any, str, Value, Value], Value]:
     return emit
 
 
+def _number(vector: Value) -> float:
+    """Return the number that a vector constant has in all lanes, NaN for anything else."""
+    elements: Any = getattr(vector, "constant", None)
+    return math.nan if elements is None else float(elements[0].constant)
+
+
 def _pick(op: str) -> Callable[[Any, str, Value, Value], Value]:
     def emit(builder: Any, dtype: str, a: Value, b: Value) -> Value:
-        bound = b.constant[0].constant if isinstance(b, ir.Constant) else math.nan
+        bound = _number(b)
         if is_float(dtype) and not math.isnan(bound):
             # Of zeros of two signs the bound is taken, as it is below.
             beyond = op if bound else f"{op}="

@@ -23,6 +23,8 @@ from .strides import normal_axis
 Array = np.ndarray[Any, Any]
 _TILE = 8192  # elements of a unit
 _GATHERED = 4  # cost of an element that is gathered, against one beside the last
+# Vectors, by their lanes, from which picking neighbours costs less than gathering them.
+_VECTORS = {16: 4, 8: 1}
 
 
 @attrs.frozen
@@ -278,9 +280,9 @@ def _emit_blend(
     places, weights = places[used], weights[used]
     outer, inner = math.prod(x.shape[: a.axis]), math.prod(x.shape[a.axis + 1 :])
     lanes = low.lanes(x.dtype)
-    firsts = _firsts(places, a.size, lanes) if inner == 1 and low.permutes(x.dtype) else None
-    if firsts is not None:
-        places = places - np.repeat(firsts, lanes)[: a.taken]
+    found = _firsts(places, a.size, lanes) if inner == 1 and low.permutes(x.dtype) else None
+    if found is not None:
+        places = places - np.repeat(found[0], lanes)[: a.taken]
     tables: list[Word] = [
         low.weight("table32", np.array, np.ascontiguousarray(places, np.int32)),
         low.weight("weights", np.array, np.ascontiguousarray(weights, dtype)),
@@ -289,9 +291,10 @@ def _emit_blend(
     words: list[Word] = [x, y, *tables, len(used), a.size, a.taken]
     flops = 2 * len(used) * y.size
     if inner == 1:
-        name = "along" if firsts is None else "nearby"
-        if firsts is not None:
-            words.append(low.weight("table32", np.array, firsts.astype(np.int32)))
+        name = "along"
+        if found is not None:
+            name = "nearby"
+            words += [low.weight("table32", np.array, found[0].astype(np.int32)), found[1]]
         kernel = Kernel("resize_kernels", name, dtype=x.dtype, lanes=lanes)
         units, grain = outer, max(1, _TILE // a.taken)
     else:
@@ -302,10 +305,16 @@ def _emit_blend(
     low.emit(kernel, words, units, grain=grain, flops=flops, bytes=x.nbytes + y.nbytes)
 
 
-def _firsts(places: Array, size: int, lanes: int) -> Array | None:
-    """Return where to load a vector with all neighbours of ``lanes`` results, None if too wide."""
+def _firsts(places: Array, size: int, lanes: int) -> tuple[Array, int] | None:
+    """Return where vectors with all neighbours of ``lanes`` results begin, and how many they are.
+
+    None where they are too many.
+    """
     starts = list(range(0, places.shape[1], lanes))
     first = np.minimum.reduceat(places.min(axis=0), starts)
     last = np.maximum.reduceat(places.max(axis=0), starts)
-    first = np.minimum(first, max(0, size - lanes))
-    return first if bool((last - first < lanes).all()) else None
+    for vectors in range(1, _VECTORS[lanes] + 1):
+        begin = np.minimum(first, max(0, size - vectors * lanes))
+        if bool((last - begin < vectors * lanes).all()):
+            return begin, vectors
+    return None

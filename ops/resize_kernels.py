@@ -122,43 +122,54 @@ def along(*, dtype: str, lanes: int) -> Function:
 
 
 def nearby(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel of `along` where a vector holds all neighbours of ``lanes`` results.
+    """Return the kernel of `along` where few vectors hold all neighbours of ``lanes`` results.
 
     Words: 0 to 7 as of `across`, but the places count from that of a block's first neighbour, and
     ``8 places of the first neighbours`` (int32), one for each ``lanes`` results: never so far
-    behind that a vector from there ends beyond a row of x, unless the row is shorter.
+    behind that the vectors from there end beyond a row of x, unless the row is shorter;
+    ``9 vectors``.
 
     Units: sizes outside the axis.
     """
     v, places_of, pick = vec(dtype, lanes), vec("int32", lanes), picked(dtype, lanes)
     load, load_n, load_m, store, store_n = v.load, v.load_n, v.load_m, v.store, v.store_n
-    mask_n, fma = v.mask_n, v.fma
+    mask_n, fma, select = v.mask_n, v.fma, v.select
     load_places, load_places_n, item = places_of.load, places_of.load_n, v.itemsize
+    splat_place = places_of.splat
+
+    @register_jitable
+    def neighbours(args: int, x: int, places: Any) -> Any:
+        """Pick elements by their places from ``x`` on."""
+        size = arg(args, 6)
+        value = pick(load_m(x, mask_n(size)), places)
+        for k in range(1, arg(args, 9)):
+            near = load_m(x + k * lanes * item, mask_n(size - k * lanes))
+            value = select(places >= splat_place(k * lanes), pick(near, places), value)
+        return value
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         places, weights, added = arg(args, 2), arg(args, 3), arg(args, 4)
         count, size, taken = arg(args, 5), arg(args, 6), arg(args, 7)
         whole = taken // lanes * lanes
         rest = taken - whole
-        inside = mask_n(size)
         for unit in range(begin, end):
             x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * taken * item
             firsts = arg(args, 8)
             for j in range(0, whole, lanes):
-                near = load_m(x + ld_i32(firsts) * item, inside)
+                first = x + ld_i32(firsts) * item
                 total = load(added + j * item)
                 for k in range(count):
                     at = k * taken + j
-                    value = pick(near, load_places(places + 4 * at))
+                    value = neighbours(args, first, load_places(places + 4 * at))
                     total = fma(load(weights + at * item), value, total)
                 store(y + j * item, total)
                 firsts += 4
             if rest > 0:
-                near = load_m(x + ld_i32(firsts) * item, inside)
+                first = x + ld_i32(firsts) * item
                 total = load_n(added + whole * item, rest)
                 for k in range(count):
                     at = k * taken + whole
-                    value = pick(near, load_places_n(places + 4 * at, rest))
+                    value = neighbours(args, first, load_places_n(places + 4 * at, rest))
                     total = fma(load_n(weights + at * item, rest), value, total)
                 store_n(y + whole * item, rest, total)
 
