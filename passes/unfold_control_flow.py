@@ -29,8 +29,22 @@ from .unfold_sequences import Sequences, concerns_sequences, constant, made_for,
 _OF_FLOATS = frozenset({"Div", "Pow"})
 _HARMLESS = _OF_FLOATS | {
     *("Abs", "Add", "And", "Cast", "Constant", "Equal", "Erf", "Exp", "Gemm", "Greater"),
-    *("Identity", "Less", "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "Relu", "Reshape"),
-    *("Sigmoid", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze", "Where"),
+    *("Identity", "Less", "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "ReduceMean"),
+    *(
+        "ReduceSum",
+        "Relu",
+        "Reshape",
+        "Sigmoid",
+        "Slice",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Sum",
+        "Tanh",
+        "Transpose",
+        "Unsqueeze",
+        "Where",
+    ),
 }
 # Numbers that nodes touch: what a choice may cost, when running a branch by itself costs as much as
 # some ten thousand, and a node in itself.
@@ -298,6 +312,8 @@ def _is_choice(node: Node) -> bool:
             if inner.domain or inner.op_type not in _HARMLESS or inner.bodies:
                 return False
             sizes = [_elements(value) for value in (*inner.sources, *inner.outputs)]
+            if inner.op_type == "Slice":
+                sizes[-1] = sizes[-1] or sizes[0]  # it takes no more than there is
             floats = all(_is_float(value) for value in inner.outputs)
             if None in sizes or (inner.op_type in _OF_FLOATS and not floats):
                 return False

@@ -216,7 +216,7 @@ class HeteroDevice(VirtualDevice):
         known: Mapping[str, str] | None = supported
         if is_nested(graph):
             # Bodies know the constants around them, which shapes inside often depend on.
-            work, known = apply_pass(graph, "ConstantFolding"), None
+            work, known = apply_pass(graph, ["ConstantFolding", "CollectSequences"]), None
         else:
             work = graph.clone()
         for each in _with_bodies(work):
