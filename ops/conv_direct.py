@@ -9,10 +9,10 @@ import attrs
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Word
-from subgraph.traced import larger
+from subgraph.traced import larger, plain, smaller
 
 from .conv_geometry import Geometry
-from .tile_planning import Activation, Tiles, even_part, grain, round_up
+from .tile_planning import Activation, Tiles, even_part, grain, halved, round_up, shared
 
 _GATHER = 6.0  # cycles to copy a vector of channels
 _FINE = 4  # times more units where they can be joined again
@@ -122,12 +122,13 @@ def _share(c: Cut, threads: int) -> None:
         others = c.places() // -(-c.g.target[2] // c.columns)
         c.columns = even_part(c.g.target[2], c.columns, others, threads)
     # Units of the same pixels run as one where one thread takes several.
-    while c.units() < (_FINE if of.low else 1) * enough and c.part > 1:
-        c.part = -(-c.part // 2)
-    while c.units() < enough and c.rows > 1:
-        c.rows = -(-c.rows // 2)
-    while c.units() < enough and c.columns > of.mr:
-        c.columns = max(of.mr, round_up(c.columns // 2, of.mr))
+    fine = (_FINE if of.low else 1) * enough
+    c.part = shared(c.part, c.panels, c.places(), fine, 1, 1)
+    rows, columns = c.g.target[1:]
+    c.rows = shared(c.rows, rows, c.units() // -(-rows // c.rows), enough, 1, 1)
+    c.columns = shared(
+        c.columns, columns, c.units() // -(-columns // c.columns), enough, of.mr, of.mr
+    )
 
 
 def _gathers(g: Geometry, of: Tiles) -> bool:
@@ -136,7 +137,9 @@ def _gathers(g: Geometry, of: Tiles) -> bool:
         return g.strides != (1, 1, 1)
     steps = -(-g.outputs // of.width) * of.lanes
     row, image = g.target[2], g.target[1] * g.target[2]
-    return tile_cycles(row, of) * g.target[1] > tile_cycles(image, of) + image * _GATHER / steps
+    apart = tile_cycles(row, of) * g.target[1]
+    # The sums are the same: sizes that differ from call to call keep what suits the first of them.
+    return plain(apart) > plain(tile_cycles(image, of) + image * _GATHER / steps)
 
 
 def tile_cycles(pixels: int, of: Tiles) -> float:
@@ -171,15 +174,27 @@ def _strip(c: Cut, ahead: bool) -> Word:
 def _fit(c: Cut, most: int) -> None:
     """Halve units until they read ``most`` bytes, or until halves would read nearly as much."""
     of, g = c.of, c.g
+    if not c.apart:
+        c.rows = _halved(c, 1, c.rows, 1, most)
+        return
     while c.rows > 1 and c.reads() > most:
         rows, columns = -(-c.rows // 2), round_up(-(-c.columns // 2), of.mr)
         whole, by_rows = g.reach(1, c.rows), g.reach(1, rows)
-        if c.apart and 5 * g.reach(2, columns) * whole < 4 * g.reach(2, c.columns) * by_rows:
+        if 5 * g.reach(2, columns) * whole < 4 * g.reach(2, c.columns) * by_rows:
             c.columns = columns
-        elif c.apart and 4 * by_rows > 3 * whole:
+        elif 4 * by_rows > 3 * whole:
             break
         else:
             c.rows = rows
+
+
+def _halved(c: Cut, axis: int, count: int, least: int, most: int) -> int:
+    """Return rows (axis 1) or columns (2), halved until units read ``most`` bytes."""
+    step = 1 if c.gathered else c.g.strides[axis]
+    rest = 0 if c.gathered else c.g.reach(axis, 1) - step
+    multiple = 1 if axis == 1 else c.of.mr
+    each = c.reads() // (step * count + rest)
+    return halved(count, least, multiple, each, step, rest, most)
 
 
 def _cut_low(c: Cut, banded: bool) -> None:
@@ -192,10 +207,10 @@ def _cut_low(c: Cut, banded: bool) -> None:
         most = max(1, near // (of.width * of.item * steps))
         c.segment = -(-c.blocks_in // -(-c.blocks_in // most))
     _fit(c, l2 // 3)
-    while c.columns > 8 * of.mr and c.reads() > l2 // 3:
-        c.columns = round_up(-(-c.columns // 2), of.mr)
+    c.columns = _halved(c, 2, c.columns, 8 * of.mr, l2 // 3)
     if c.segment < c.blocks_in:
-        c.part = min(c.panels, max(1, l2 // 3 // (c.rows * c.columns * of.width * of.item)))
+        fits = l2 // 3 // (c.rows * c.columns * of.width * of.item)
+        c.part = smaller(c.panels, larger(1, fits))
 
 
 def _cut_tall(c: Cut) -> None:

@@ -7,10 +7,12 @@ import math
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Word
+from subgraph.engine.tiling import LOW_ROWS
+from subgraph.traced import larger, recorded, smaller
 
 from .conv_geometry import Geometry
 from .packing import taps_variant
-from .tile_planning import Activation, Tiles, grain, round_up
+from .tile_planning import Activation, Tiles, grain, round_up, shared
 
 _PANEL_BLOCKS = 2  # into which the products of a point are cut where threads share them
 _STAGE = 36  # the word that names a stage
@@ -72,7 +74,7 @@ def emit_winograd(
     flops = 2 * winograd_values(g, m) * g.kernel[0] * g.inputs * g.outputs
     if not staged:
         units = -(-total // count) * -(-panels // part)
-        least = max(grain(units, g.flops), together) if low.threads > 1 else 0
+        least = larger(grain(units, g.flops), together) if low.threads > 1 else 0
         moved += moved_in + moved_out
         low.emit(kernel, words, units, grain=least, flops=flops, bytes=moved)
         return
@@ -90,27 +92,34 @@ def emit_winograd(
 
 def cut(of: Tiles, total: int, blocks_in: int, panels: int, threads: int) -> tuple[int, int, int]:
     """Return the tiles and the panels of a unit, and the units that a thread takes together."""
-    if of.low:
+    sizes = (total, blocks_in * of.lanes, panels, threads)
+    return _cut(0, of.mr, *sizes), _cut(1, of.mr, *sizes), _cut(2, of.mr, *sizes)
+
+
+@recorded
+def _cut(which: int, mr: int, total: int, channels: int, panels: int, threads: int) -> int:
+    """Return one of the three numbers of `cut`."""
+    low = mr <= LOW_ROWS
+    if low:
         # Low tiles: several must share a panel of weights that comes from far.
-        part, most = panels, 4 * of.mr
+        part, most = panels, 4 * mr
     else:
-        part = min(panels, 8 if total <= of.mr + 2 else 4)
-        most = of.mr if blocks_in * of.lanes > 128 else -(-of.mr // 2)
+        part = min(panels, 8 if total <= mr + 2 else 4)
+        most = mr if channels > 128 else -(-mr // 2)
     # Few tiles: all at once, so that the weights are read once; else what the caches like.
-    blocks = 1 if total <= of.mr + 2 else -(-total // most)
-    if of.low and blocks >= threads:
+    blocks = 1 if total <= mr + 2 else -(-total // most)
+    if low and blocks >= threads:
         # As many for each thread, a few tiles more rather than many less.
         fewer = blocks // threads * threads
-        blocks = fewer if -(-total // fewer) <= 5 * of.mr else fewer + threads
+        blocks = fewer if -(-total // fewer) <= 5 * mr else fewer + threads
     count = -(-total // blocks)
     blocks = -(-total // count)
     # Units of one block of tiles share its transform: a thread takes them together if it can.
-    whole = blocks >= 2 * threads or (of.low and blocks % threads == 0)
+    whole = blocks >= 2 * threads or (low and blocks % threads == 0)
     wanted = 1 if whole else 2 * threads
-    while blocks * -(-panels // part) < wanted and part > 1:
-        part = -(-part // 2)
+    part = shared(part, panels, blocks, wanted, 1, 1)
     panel_blocks = -(-panels // part)
-    return count, part, panel_blocks if whole else -(-panel_blocks // threads)
+    return (count, part, panel_blocks if whole else -(-panel_blocks // threads))[which]
 
 
 def winograd_sizes(m: int, taps: int, stride: int) -> tuple[int, int]:
@@ -126,5 +135,5 @@ def winograd_values(g: Geometry, m: int) -> int:
     found = g.images * g.target[0]
     for outputs in g.target[1:]:
         tiles = -(-outputs // m)
-        found *= full * tiles - min(tiles, tiles * m - outputs)
+        found *= full * tiles - smaller(tiles, tiles * m - outputs)
     return found

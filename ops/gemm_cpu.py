@@ -18,6 +18,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.engine.tiling import LOW_ROWS
 from subgraph.graph import Node
+from subgraph.traced import recorded, smaller
 
 from .copying_cpu import emit_copy
 from .elementwise_cpu import emit_expression, source, temporary
@@ -35,6 +36,7 @@ from .tile_planning import (
     even_part,
     grain,
     round_up,
+    shared,
     tiles,
     weight_tiles,
 )
@@ -453,20 +455,19 @@ def _blocks(
 ) -> tuple[int, int]:
     """Return rows and panels of a unit: large blocks, but work for every thread."""
     # B streams past once for each block of rows: few rows stay together.
-    mb = m if m <= of.mr * 16 else of.mr * 8
-    pb = min(panels, 32 if packed else 12)
+    mb = _rows_that_stay(m, of.mr)
     wanted = 4 * threads if threads > 1 else 1
-
-    def units() -> int:
-        return batch * -(-m // mb) * -(-panels // pb)
-
-    while units() < wanted and pb > 1:
-        pb = -(-pb // 2)
-    while units() < wanted and mb > of.mr:
-        mb = max(of.mr, round_up(mb // 2, of.mr))
+    pb = smaller(panels, 32 if packed else 12)
+    pb = shared(pb, panels, batch * -(-m // mb), wanted, 1, 1)
+    mb = shared(mb, m, batch * -(-panels // pb), wanted, of.mr, of.mr)
     if of.low and threads > 1:
         pb = even_part(panels, pb, batch * -(-m // mb), threads)
     return mb, pb
+
+
+@recorded
+def _rows_that_stay(m: int, mr: int) -> int:
+    return m if m <= 16 * mr else 8 * mr
 
 
 def _stacked(product: Product, of: Tiles) -> Callable[[Array], Array]:

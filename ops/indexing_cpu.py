@@ -7,6 +7,7 @@ import math
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
+from subgraph.traced import larger, smaller
 
 from .copying_cpu import emit_copy
 from .elementwise_cpu import cast_to
@@ -56,11 +57,11 @@ def gather(node: Node, low: Lowering) -> None:
     if item == 16:
         item, inner = 8, 2 * inner
     outer = math.prod(x.shape[:axis])
-    block = max(1, min(indices.size, _TILE_BYTES // (inner * item)))
+    block = larger(1, smaller(indices.size, _TILE_BYTES // (inner * item)))
     kernel = Kernel("indexing_kernels", "gather", item=item, index=indices.dtype)
     words: list[Word] = [x, indices, y, size, indices.size, inner, block]
     units = outer * -(-indices.size // block)
-    grain = max(1, _TILE_BYTES // (block * inner * item))
+    grain = larger(1, _TILE_BYTES // (block * inner * item))
     low.emit(kernel, words, units, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
 
 

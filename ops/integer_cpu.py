@@ -13,6 +13,7 @@ from subgraph.engine.lowering import Lowering, Operand, Unsupported, Weight, Wor
 from subgraph.graph import Node
 
 from .conv_geometry import conv_geometry
+from .copying_cpu import emit_fill
 from .tile_planning import Array, grain, round_up
 
 _BYTES = ("uint8", "int8")
@@ -161,8 +162,9 @@ def _conv(
         grain=grain(units, 8 * matrices * b_bytes),
         bytes=matrices * b_bytes,
     )
-    zb = np.full(panels * width, int(zx[0]) - flip_x, np.int32)
-    sides = Sides(left, right, _constant(low, za), ra, sums, _constant(low, zb))
+    zb = low.scratch(panels * width * 4)
+    emit_fill(low, zb, panels * width, np.full(1, int(zx[0]) - flip_x, np.int32))
+    sides = Sides(left, right, _constant(low, za), ra, sums, zb)
     _emit(
         low, sides, y, (g.outputs, g.pixels, step), stack=(matrices, g.groups),
         b_bytes=b_bytes, sums=panels * width, scale=scale, per_row=True,

@@ -398,6 +398,10 @@ def emit_take_places(
     item: int,
 ) -> None:
     """Emit the step that takes elements of the last two axes by a table for each; none as it is."""
+    if len(shape) - 2 not in tables:
+        # Rows stay: each is an image of its own, so that no table depends on how many there are.
+        tables = {len(shape): tables[len(shape) - 1]}
+        shape = (*shape[:-1], 1, shape[-1])
     before = (1, *shape)[-2:]
     rows, places = (
         np.asarray(tables.get(len(shape) + axis, np.arange(before[axis]))) for axis in (-2, -1)

@@ -13,7 +13,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported
 from subgraph.engine.tiling import F_HI, F_LO, LOW_ROWS, tile_shape
 from subgraph.graph import Node
-from subgraph.traced import larger
+from subgraph.traced import recorded
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64")
@@ -223,6 +223,7 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
+@recorded
 def even_part(total: int, part: int, others: int, threads: int) -> int:
     """Return the size of equal parts, ``part`` or less, of which all threads get as many.
 
@@ -241,8 +242,46 @@ def even_part(total: int, part: int, others: int, threads: int) -> int:
     return -(-total // least)
 
 
+@recorded
 def grain(units: int, flops: int) -> int:
     """Return the least units that are worth a thread, 0 for a step that stays on one."""
     if flops < 2 * SMALL or units < 2:
         return 0
-    return larger(1, math.ceil(units * SMALL / flops))
+    return max(1, math.ceil(units * SMALL / flops))
+
+
+@recorded
+def shared(part: int, total: int, others: int, wanted: int, least: int, multiple: int) -> int:
+    """Halve parts, to multiples, until there are so many units.
+
+    Args:
+        part: What is halved.
+        total: What is cut into parts.
+        others: Units that there are for each part.
+        wanted: The units wanted.
+        least: Parts are not halved from here on.
+        multiple: What halves are rounded up to.
+    """
+    while others * -(-total // part) < wanted and part > least:
+        part = max(least, round_up(-(-part // 2), multiple))
+    return part
+
+
+@recorded
+def halved(
+    count: int, least: int, multiple: int, each: int, step: int, rest: int, most: int
+) -> int:
+    """Halve a count, to multiples, until it reads no more than ``most`` bytes.
+
+    Args:
+        count: What is halved.
+        least: It is not halved from here on.
+        multiple: What halves are rounded up to.
+        each: Bytes of ``step * count + rest``.
+        step: How many there are for each.
+        rest: How many there are besides.
+        most: The bytes that may be read.
+    """
+    while count > least and each * (step * count + rest) > most:
+        count = round_up(-(-count // 2), multiple)
+    return count

@@ -67,9 +67,29 @@ def _count(size: Dim, reach: int, stride: int, before: int, after: int, ceil: bo
 @shape_rule("Conv")
 def convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give one channel for each filter, and as many places as filters fit."""
-    x, w = tensor(types[0]), tensor(types[1])
+    x = tensor(types[0])
+    return [None if x is None else _filtered(node, x.dtype, types[0], types[1])]
+
+
+@shape_rule("ConvInteger")
+def convolution_of_bytes(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """As Conv, of bytes: with sums of 32 bits."""
+    return [_filtered(node, "int32", types[0], types[1])]
+
+
+@shape_rule("QLinearConv")
+def qlinear_convolution(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """As Conv; the dtype is that of the result's zero point."""
+    zero = tensor(types[7])
+    return [None if zero is None else _filtered(node, zero.dtype, types[0], types[3])]
+
+
+def _filtered(
+    node: Node, dtype: str, image: ValueType | None, filters: ValueType | None
+) -> TensorType:
+    x, w = tensor(image), tensor(filters)
     if x is None or x.shape is None or w is None or w.shape is None:
-        return [None if x is None else TensorType(x.dtype)]
+        return TensorType(dtype)
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
         raise ShapeError(f"filters of rank {len(w.shape)} for an input of rank {len(x.shape)}")
     groups = int(node.attrs.get("group", 1))
@@ -80,7 +100,31 @@ def convolution(node: Node, types: Types, values: Values) -> list[ValueType | No
         )
     stated = node.attrs.get("kernel_shape")
     kernel = w.shape[2:] if not stated else tuple(int(v) for v in stated)
-    return [TensorType(x.dtype, (x.shape[0], w.shape[0], *_spatial(node, x.shape, kernel)))]
+    return TensorType(dtype, (x.shape[0], w.shape[0], *_spatial(node, x.shape, kernel)))
+
+
+@shape_rule("ConvTranspose")
+def transposed(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give room for the filters of all places; other ways of saying the size are left to onnx."""
+    x, w = tensor(types[0]), tensor(types[1])
+    auto = text(node.attrs.get("auto_pad", "NOTSET"))
+    if x is None or w is None or auto != "NOTSET" or node.attrs.get("output_shape"):
+        return infer_by_onnx(node, types, values)
+    sizes, taps = list(x.shape or ()), list(w.shape or ())
+    known = all(isinstance(dim, int) for dim in (*sizes[1:], *taps))
+    if not known or len(sizes) != len(taps) or len(sizes) < 3 or sizes[1] != taps[0]:
+        return infer_by_onnx(node, types, values)
+    groups = int(node.attrs.get("group", 1))
+    count = len(sizes) - 2
+    strides, dilations = (_numbers(node, name, count, 1) for name in ("strides", "dilations"))
+    pads, more = _numbers(node, "pads", 2 * count, 0), _numbers(node, "output_padding", count, 0)
+    places: list[Dim] = [
+        strides[k] * (size - 1) + more[k] + (tap - 1) * dilations[k] + 1 - pads[k] - pads[count + k]
+        for k, (size, tap) in enumerate(zip(sizes[2:], taps[2:], strict=True))
+        if isinstance(size, int) and isinstance(tap, int)
+    ]
+    channels = taps[1] * groups if isinstance(taps[1], int) else None
+    return [TensorType(x.dtype, (sizes[0], channels, *places))]
 
 
 @shape_rule("AveragePool", "LpPool", "MaxPool")

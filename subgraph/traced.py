@@ -19,6 +19,7 @@ import operator
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -206,6 +207,28 @@ def smaller(one: int, other: int) -> int:
     """Return the smaller number; unlike ``min``, without a decision which one that is."""
     smallest: int = _applied("min(%s, %s)", min, one, other)
     return smallest
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def recorded(function: _Function) -> _Function:
+    """Let a trace write down calls of a function of numbers as one operation.
+
+    What the function decides is decided anew for other dimensions, and is no guard: for sizes of
+    units and the like, which change words of a plan and nothing else.
+
+    Args:
+        function: It takes numbers and returns a number; nothing else comes in or goes out.
+    """
+    name = f"{function.__module__}.{function.__qualname__}".replace(".", "_")
+    _NAMES[name] = function
+
+    @wraps(function)
+    def call(*numbers: Any) -> Any:
+        return _applied(f"{name}({', '.join(['%s'] * len(numbers))})", function, *numbers)
+
+    return call  # type: ignore[return-value]
 
 
 def _bits(number: float) -> int:

@@ -346,6 +346,28 @@ def test_rows_of_taps_that_lie_apart(
     np.testing.assert_array_equal(results[0], results[1])
 
 
+@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("inputs", [20, 300])
+def test_pixels_gathered_or_in_boxes_give_the_same_bits(
+    inputs: int, stride: int, dilation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that either may be kept for other sizes than those that it was chosen for."""
+    rng = np.random.default_rng(inputs)
+    x = rng.standard_normal((2, inputs, 19, 13)).astype(np.float32)
+    w = (rng.standard_normal((40, inputs, 3, 3)) / inputs).astype(np.float32)
+    attrs = {"strides": (stride,) * 2, "dilations": (dilation,) * 2, "pads": (1, 1, 1, 1)}
+    wanted = reference(x, w, attrs["strides"], attrs["dilations"], attrs["pads"], 1)
+    form: dict[str, Any] = {"constant": [1], "blocked": [0], "out_layout": "blocked"}
+    results: list[Array] = []
+    for gathered in (False, True):
+        monkeypatch.setattr(conv_direct, "_gathers", lambda g, of, gathered=gathered: gathered)
+        results += run_node(
+            "Conv", [x, w], [wanted.shape], attrs, options={"WINOGRAD": False}, **form
+        )
+    close(results[0], wanted)
+    np.testing.assert_array_equal(results[0], results[1])
+
+
 @pytest.mark.parametrize("cache", [1 << 18, 1 << 19, 1 << 20, 1 << 21])
 @pytest.mark.parametrize("most", [6, 8, 14])
 def test_units_of_dilated_rows_copy_few_pixels_twice(

@@ -23,7 +23,7 @@ from subgraph.export import region_nodes
 from subgraph.ops.conv_direct import cut, tile_cycles
 from subgraph.ops.conv_geometry import Geometry
 from subgraph.ops.tile_planning import Tiles
-from subgraph.traced import Trace, Traced, float_bits, is_traced, pinned
+from subgraph.traced import Trace, Traced, float_bits, is_traced, pinned, recorded
 
 Array = np.ndarray[Any, Any]
 Sizes = Sequence[int]
@@ -131,6 +131,24 @@ def test_a_traced_number_is_one_to_isinstance_and_a_plain_one_afterwards() -> No
     assert pinned(a) == 5
     assert isinstance(object.__repr__(a), str)
     assert type(a) is Traced
+
+
+@recorded
+def _thirds(a: int, least: int) -> int:
+    while a > least:
+        a = -(-a // 3)
+    return a
+
+
+@given(SIZES, SIZES, st.lists(st.tuples(SIZES, SIZES), max_size=8))
+@settings(deadline=None)
+def test_what_recorded_functions_decide_is_no_guard(
+    a: int, b: int, others: list[tuple[int, int]]
+) -> None:
+    assert _thirds(10, 3) == 2
+    evaluate = _traced(lambda a, b: [_thirds(a, b) + 1, _thirds(a, 3)], a, b)
+    for dims in others:
+        assert evaluate(dims) == [_thirds(*dims) + 1, _thirds(dims[0], 3)]
 
 
 def test_the_decisions_can_be_read() -> None:
