@@ -492,8 +492,10 @@ class Executor:
         )
         device = "REFERENCE" if op is None else op.device
         kernel = "reference" if op is None else type(op).__name__
-        if op is None and self._home and _is_quick(node):
-            device, kernel = self._home, "executor"
+        # Bodies that run on a device are walked here, or, when nobody measures, by that device.
+        inner = {each.device for body in step.bodies for each in body.ops()}
+        if op is None and (inner or (self._home and _is_quick(node))):
+            device, kernel = ",".join(sorted(inner)) or self._home, "executor"
         return [ProfileEntry(node.name, node.op_type, device, kernel, seconds, moved)]
 
     def profile(self) -> list[ProfileEntry]:

@@ -48,6 +48,18 @@ def test_cores_are_those_a_model_may_use(device: str, asked: int) -> None:
     assert cores_of(model) == (asked or core_count())
 
 
+def test_a_loop_is_of_the_device_that_makes_its_turns() -> None:
+    count, x = sg.input("count", (), "int64"), sg.input("x", (4,))
+    turn, true = sg.input("turn", (), "int64"), sg.input("going", (), "bool")
+    state = sg.input("state", (4,))
+    body = sg.Graph([turn, true, state], [ops.Identity(true), ops.Tanh(state)], "body")
+    graph = sg.Graph([count, x], [ops.Loop(count, None, x, body=body)])
+    request = sg.compile_model(graph, "CPU", {"ENABLE_PROFILING": True}).create_infer_request()
+    request.infer([np.array(3), np.ones(4, np.float32)])
+    (loop,) = [entry for entry in request.profile() if entry.op_type == "Loop"]
+    assert (loop.device, loop.kernel) == ("CPU", "executor")
+
+
 def test_a_fast_algorithm_is_said_to_do_what_it_does() -> None:
     x = sg.input("x", (1, 64, 32, 32))
     weight = np.ones((64, 64, 3, 3), np.float32)

@@ -152,6 +152,21 @@ def test_all_turns_are_made_at_once(turned: list[tuple[int, int]]) -> None:
     assert turned == [(0, 8)] * 2
 
 
+def test_shapes_that_take_turns(plans: list[SizedPlan | None]) -> None:
+    """Each has its plan; a new one is only made once those before have been worth it."""
+    x = sg.input("x", (8, "n"))
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        row = ops.Gather(sg.capture(x), turn, axis=0)
+        return [ops.ReduceSum(ops.Compress(row, ops.Greater(row, F4(0))), keepdims=0)]
+
+    found = [40, 50, 30, 44, 61, 33, 70, 20]
+    rounds = [[np.array(8), _scores(*found, size=size)] for size in (90, 80, 85, 90, 80, 85)]
+    _compare(_loop(body), *rounds)
+    assert 1 <= len(plans) <= 3
+    assert None not in plans
+
+
 def _boxes(seed: int, count: int = 12) -> Array:
     rng = np.random.default_rng(seed)
     first = rng.integers(-3, 30, (count, 2))

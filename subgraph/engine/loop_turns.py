@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from subgraph.engine.region_op import CpuSession, CpuSubgraphOp
 
 Array = np.ndarray[Any, Any]
-# How many sized plans are made; how many turns each misfit has to be worth, once there are some.
-_PLANS, _SOME, _WORTH = 4, 16, 2
+# How many sized plans are made at first, how many turns pay for one more, and how many are kept.
+_PLANS, _PAID, _KEPT = 4, 64, 16
+# How many turns each misfit has to be worth, once there are some.
+_SOME, _WORTH = 16, 2
 
 
 @attrs.frozen(eq=False)
@@ -47,6 +49,7 @@ class LoopTurns:
         self._known: tuple[object, Turns | None] | None = None
         self._sized: list[_Sized] = []  # the one that served last first
         self._plans = self._misfits = self._made = 0
+        self._refused = False
 
     def __call__(self, inputs: Sequence[Any], limit: int | None, first: int) -> Turned | None:
         """Make turns; see `Session.turns`."""
@@ -67,11 +70,10 @@ class LoopTurns:
         self, given: Sequence[Any], inputs: Sequence[Any], limit: int | None, first: int
     ) -> Turned | None:
         """Make turns by the first sized plan that fits; one more is made if none does."""
-        if self._misfits > _SOME and self._made < _WORTH * self._misfits:
+        if self._refused or (self._misfits > _SOME and self._made < _WORTH * self._misfits):
             return None
-        self._sized = [each for each in self._sized if self._holds(each.plan, given)]
         turned: Turned | None = None
-        for each in self._sized:
+        for each in [each for each in self._sized if self._holds(each.plan, given)]:
             turned = self._run(each, inputs, limit, first)
             if turned is None or turned.done > first:
                 return turned
@@ -98,8 +100,9 @@ class LoopTurns:
 
     def _new(self, given: Sequence[Any]) -> _Sized | None:
         """Return the plan for the sizes that these inputs lead to, None if there is none."""
-        if self._plans == _PLANS:
+        if self._plans >= _PLANS + self._made // _PAID:
             return None
+        self._refused = True  # unless one can be made
         region = self._session.region
         types = [TensorType(dtype_of(item), item.shape) for item in given]
         values = _values(region, given)
@@ -108,10 +111,10 @@ class LoopTurns:
         program = None if plan is None else self._session.bind_sized(plan)
         turns = None if program is None else wired(program, self._wiring)
         if plan is None or program is None or turns is None:
-            self._plans = _PLANS
             return None
+        self._refused = False
         made = _Sized(plan, program, turns)
-        self._sized.insert(0, made)
+        self._sized = [made, *self._sized[: _KEPT - 1]]
         return made
 
     def _holds(self, sized: SizedPlan, given: Sequence[Any]) -> bool:
