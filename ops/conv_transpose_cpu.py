@@ -192,7 +192,8 @@ def _computed(
     words += [*triple(x.shape[2:], 1), *triple(ints(node, "strides", rank, 1), 1)]
     words += [*triple(transpose_pads(node, x, w, y), 0)]
     words += [*triple(ints(node, "dilations", rank, 1), 1)]
-    kernel = Kernel("unfold_kernels", "columns_to_image", dtype=x.dtype)
+    lanes = low.lanes(x.dtype)
+    kernel = Kernel("unfold_kernels", "columns_to_image", dtype=x.dtype, lanes=lanes)
     units = x.shape[0] * groups * each
     low.emit(kernel, words, units, grain=1, bytes=2 * columns.nbytes + result.nbytes)
     if bias is not None:

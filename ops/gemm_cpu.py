@@ -153,6 +153,7 @@ def emit_product(low: Lowering, product: Product) -> None:
     Raises:
         Unsupported: It is none that the kernel can do.
     """
+    product = _as_a_row(product)
     a, b, out = product.a, product.b, product.out
     # A tile or less of rows only streams B, which nothing needs to bring closer.
     few = out.size <= LOW_ROWS * b.columns
@@ -175,6 +176,14 @@ def emit_product(low: Lowering, product: Product) -> None:
         else:
             added = _spread(low, bias, out.shape, product.beta, of)
     _emit(low, product, of, init, added)
+
+
+def _as_a_row(product: Product) -> Product:
+    """Return a product of one column as that of a row, by which A is read once, as it lies."""
+    turned = attrs.evolve(product, a=product.b.turned, b=product.a.turned)
+    plain = product.b.columns == 1 < product.a.rows and product.bias is None
+    reads_once = plain and _reads_once(turned, turned.a, tiles(product.out.dtype))
+    return turned if reads_once else product
 
 
 def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) -> Word:

@@ -74,8 +74,8 @@ def window(node: Node, low: Lowering) -> None:
 def _largest(node: Node, low: Lowering) -> None:
     """Lower MaxPool of bytes, or with the places of the maxima."""
     x, y = low.given(0), low.output()
-    if node.op_type == "MaxPool" and x.layout == "blocked" and len(node.outputs) == 1:
-        emit_blocked_bytes(node, low)
+    if node.op_type == "MaxPool" and x.dtype in _BYTES and len(low.outputs) == 1 and x.rank < 5:
+        emit_bytes(node, low)
         return
     if node.op_type != "MaxPool" or x.layout != "plain" or not x.size:
         raise Unsupported(f"{node.op_type} of {x.dtype} in layout {x.layout}")
@@ -95,22 +95,27 @@ def _largest(node: Node, low: Lowering) -> None:
     low.emit(kernel, words, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
 
 
-def emit_blocked_bytes(node: Node, low: Lowering) -> None:
-    """Emit MaxPool of bytes in blocks of channels.
+def emit_bytes(node: Node, low: Lowering) -> None:
+    """Emit MaxPool of bytes.
 
     Raises:
-        Unsupported: the layout is another one, or the image has three dimensions.
+        Unsupported: x and y have different layouts, or the image has three dimensions.
     """
     x, y = low.given(0), low.output()
-    if x.layout != "blocked" or y.layout != "blocked" or x.dtype not in _BYTES:
-        raise Unsupported("MaxPool of bytes in the plain layout")
+    if x.layout != y.layout or x.dtype not in _BYTES:
+        raise Unsupported(f"MaxPool of {x.dtype} from layout {x.layout} to {y.layout}")
     g = pool_geometry(node, x, y)
     if g.kernel[0] != 1 or g.source[0] != 1:
         raise Unsupported("MaxPool of bytes in three dimensions")
-    units = x.shape[0] * x.blocks * g.target[1]
+    blocked = x.layout == "blocked"
+    units = x.shape[0] * (x.blocks if blocked else x.shape[1]) * g.target[1]
+    reach = max(g.reach(2, g.target[2]), g.pads[2] + g.source[2])
+    scratch_bytes = round_up(reach * (x.lanes if blocked else 1), 64)
+    scratch = low.scratch(scratch_bytes, per_worker=True)
+    words: list[Word] = [x, y, *[0] * 6, *g.words(), *[0] * 8, scratch, scratch_bytes]
     low.emit(
-        Kernel("qpool_kernels", "largest", dtype=x.dtype),
-        [x, y, 0, 0, 0, 0, 0, 0, *g.words()],
+        Kernel("qpool_kernels", "largest", dtype=x.dtype, blocked=blocked),
+        words,
         units,
         grain=grain(units, g.taps * y.size),
         bytes=x.nbytes + y.nbytes,

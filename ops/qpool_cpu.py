@@ -1,11 +1,11 @@
-"""Pooling of quantised values on the CPU device, in blocks of channels."""
+"""Pooling of quantised values on the CPU device."""
 
 from __future__ import annotations
 
 from subgraph.engine.lowering import Lowering, lowering
 from subgraph.graph import Node
 
-from .pool_cpu import emit_blocked_bytes
+from .pool_cpu import emit_bytes
 
 
 @lowering(
@@ -17,4 +17,4 @@ from .pool_cpu import emit_blocked_bytes
 def max_pool(node: Node, low: Lowering) -> None:
     """Lower MaxPool between equal scales."""
     if low.output().size:
-        emit_blocked_bytes(node, low)
+        emit_bytes(node, low)

@@ -14,7 +14,7 @@ from subgraph.engine.tile import stack_words
 from .movement_kernels import arg
 
 Function = Callable[..., Any]
-_NEAR = 16384  # bytes of rows that go together: all passes over them find them in the first cache
+_NEAR = 8192  # bytes of rows that go together: with as many of results in half the first cache
 _parts = stack_words(256)  # as many of the widest vectors as they have lanes
 _ends = stack_words(8)
 

@@ -89,7 +89,8 @@ def col_to_im(node: Node, low: Lowering) -> None:
         words += [*[1] * missing, *sizes]
     words += [*[0] * missing, *pads[:rank], *[1] * missing, *dilations]
     pixels = math.prod(image)
-    kernel = Kernel("unfold_kernels", "columns_to_image", dtype=x.dtype)
+    lanes = low.lanes(x.dtype)
+    kernel = Kernel("unfold_kernels", "columns_to_image", dtype=x.dtype, lanes=lanes)
     low.emit(kernel, words, y.size // pixels, grain=max(1, _WORK // pixels), bytes=3 * x.nbytes)
 
 

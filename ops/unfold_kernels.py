@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld, st
+from subgraph.engine.simd import ld, st, vec
 
 from .movement_kernels import arg
 from .sampling_kernels import below
@@ -78,7 +78,7 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
     return kernel
 
 
-def columns_to_image(*, dtype: str) -> Function:
+def columns_to_image(*, dtype: str, lanes: int) -> Function:
     """Return the kernel that adds windows up to the image of which they are columns.
 
     Words: ``0 columns [images, channels, taps, windows], 1 y [images, channels, *image], 2 to 4
@@ -86,7 +86,25 @@ def columns_to_image(*, dtype: str) -> Function:
     three axes each. Units: images * channels.
     """
     load, store = ld(dtype), st(dtype)
+    v = vec(dtype, lanes)
+    load_v, store_v, load_n, store_n = v.load, v.store, v.load_n, v.store_n
     item, real = _ITEM[dtype], _REAL[dtype]
+
+    @register_jitable
+    def add_row(x: int, to: int, count: int, step: int) -> None:
+        """Add ``count`` elements to every ``step``-th one from ``to``."""
+        k = 0
+        while step == 1 and k + lanes <= count:
+            store_v(to + k * item, load_v(to + k * item) + load_v(x + k * item))
+            k += lanes
+        if step == 1 and k < count:
+            left, place = count - k, to + k * item
+            store_n(place, left, load_n(place, left) + load_n(x + k * item, left))
+            k = count
+        while k < count:
+            place = to + k * step * item
+            store(place, load(place) + load(x + k * item))
+            k += 1
 
     @register_jitable
     def at(args: int, axis: int, window: int, tap: int) -> int:
@@ -105,6 +123,10 @@ def columns_to_image(*, dtype: str) -> Function:
                 a = tap // (arg(args, 6) * arg(args, 7))
                 b, c = tap // arg(args, 7) % arg(args, 6), tap % arg(args, 7)
                 x = arg(args, 0) + (unit * taps + tap) * windows * item
+                begin_x, step = at(args, 2, 0, c), arg(args, 13)
+                # Of a row those windows whose tap lies inside the image.
+                first = max(0, (step - 1 - begin_x) // step)
+                count = min(arg(args, 10), (width - begin_x + step - 1) // step) - first
                 for i in range(arg(args, 8)):
                     z = at(args, 0, i, a)
                     for j in range(arg(args, 9)):
@@ -112,10 +134,7 @@ def columns_to_image(*, dtype: str) -> Function:
                         row = (i * arg(args, 9) + j) * arg(args, 10)
                         if z < 0 or z >= depth or y < 0 or y >= height:
                             continue
-                        for k in range(arg(args, 10)):
-                            to = at(args, 2, k, c)
-                            if to >= 0 and to < width:
-                                place = image + ((z * height + y) * width + to) * item
-                                store(place, load(place) + load(x + (row + k) * item))
+                        to = image + ((z * height + y) * width + begin_x + first * step) * item
+                        add_row(x + (row + first) * item, to, count, step)
 
     return kernel

@@ -192,3 +192,55 @@ def test_where_the_largest_was(data: st.DataObject, dtype: str) -> None:
     got = sg.compile_model(graph, "CPU")([x])
     for k in range(2):
         np.testing.assert_array_equal(got[k], expected[k])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 12), st.sampled_from([1, 5, 31, 33, 70])),
+    window=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    dilations=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    pads=st.tuples(*[st.integers(0, 3)] * 4),
+    dtype=st.sampled_from(["uint8", "int8"]),
+    layout=LAYOUTS,
+    threads=st.integers(1, 3),
+    cuts=CUTS,
+)
+def test_largest_bytes(
+    size: tuple[int, int],
+    window: tuple[int, int],
+    strides: tuple[int, int],
+    dilations: tuple[int, int],
+    pads: tuple[int, int, int, int],
+    dtype: str,
+    layout: Layout,
+    threads: int,
+    cuts: list[float],
+) -> None:
+    reach = [(k - 1) * d + 1 for k, d in zip(window, dilations, strict=True)]
+    before = [min(p, k - 1) for p, k in zip(pads[:2], window, strict=True)]
+    after = [min(p, k - 1) for p, k in zip(pads[2:], window, strict=True)]
+    image = [max(n, r - p - q) for n, r, p, q in zip(size, reach, before, after, strict=True)]
+    info = np.iinfo(dtype)
+    x = np.random.default_rng(0).integers(info.min, info.max + 1, (2, 19, *image)).astype(dtype)
+    around = [(0, 0), (0, 0), *zip(before, after, strict=True)]
+    padded = np.pad(x, around, constant_values=info.min)
+    spans = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
+    taps = spans[:, :, :: strides[0], :: strides[1], :: dilations[0], :: dilations[1]]
+    wanted = taps.max((-2, -1))
+    (got,) = run_node(
+        "MaxPool",
+        [x],
+        [wanted.shape],
+        {
+            "kernel_shape": window,
+            "strides": strides,
+            "dilations": dilations,
+            "pads": (*before, *after),
+        },
+        blocked=[0] if layout == "blocked" else [],
+        out_layout=layout,
+        threads=threads,
+        cuts=cuts,
+    )
+    np.testing.assert_array_equal(got, wanted)
