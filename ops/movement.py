@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from subgraph.errors import ShapeError
@@ -21,6 +22,37 @@ from subgraph.types import Dim, Shape, TensorType, ValueType
 
 from .elementwise import Array, Types, Values, same_dtype, tensor
 from .strides import broadcast_shapes, normal_axis, product
+
+_TABLE = 4096  # places of a table that serves many sizes
+
+
+@attrs.frozen
+class Repeats:
+    """The table of elements that all come ``times`` times: its content depends on no size.
+
+    Attributes:
+        size: Elements that it is for.
+        times: How often each comes.
+    """
+
+    size: int
+    times: int
+
+    @property
+    def count(self) -> int:
+        """How many places it has."""
+        return self.size * self.times
+
+    def table(self) -> Array:
+        """Return the places."""
+        return np.arange(self.count) // self.times
+
+    def longer(self) -> Array:
+        """Return the places of a table that begins with this one and serves many sizes."""
+        length = _TABLE
+        while length < self.count:
+            length *= 2
+        return np.arange(length) // self.times
 
 
 @shape_rule("Identity")

@@ -24,13 +24,13 @@ from subgraph.engine.lowering import (
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.known_values import has_traced, slice_ends
-from subgraph.traced import is_traced
+from subgraph.traced import is_traced, larger, smaller
 from subgraph.types import numpy_dtype
 
 from .copying_cpu import emit_copy, emit_fill, is_contiguous
 from .elementwise_cpu import emit_expression, source
 from .elementwise_expressions import Expression, text
-from .movement import whole_numbers
+from .movement import Repeats, whole_numbers
 from .primitives import primitive
 from .strides import contiguous, normal_axis
 
@@ -393,7 +393,7 @@ def emit_take_places(
     source_: Operand | Scratch,
     target: Operand | Scratch,
     shape: Sequence[int],
-    tables: Mapping[int, Array],
+    tables: Mapping[int, Array | Repeats],
     *,
     item: int,
 ) -> None:
@@ -404,25 +404,32 @@ def emit_take_places(
         shape = (*shape[:-1], 1, shape[-1])
     before = (1, *shape)[-2:]
     rows, places = (
-        np.asarray(tables.get(len(shape) + axis, np.arange(before[axis]))) for axis in (-2, -1)
+        tables[len(shape) + axis] if len(shape) + axis in tables else np.arange(before[axis])
+        for axis in (-2, -1)
     )
-    times = len(places) // before[1]
-    if times not in _REPEATED or not np.array_equal(places, np.arange(len(places)) // times):
+    row_count, column_count = (
+        table.count if isinstance(table, Repeats) else len(table) for table in (rows, places)
+    )
+    times = places.times if isinstance(places, Repeats) else column_count // before[1]
+    regular = isinstance(places, Repeats) or (
+        times > 0 and np.array_equal(places, np.arange(column_count) // times)
+    )
+    if times not in _REPEATED or not regular:
         times = 0
     lanes = low.lanes({1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[item])
     kernel = Kernel("movement_kernels", "take_places", item=item, lanes=lanes, times=times)
     held: list[Word] = [
         low.weight("table32", np.array, np.ascontiguousarray(table, np.int32))
-        for table in (rows, places)
+        for table in (t.longer() if isinstance(t, Repeats) else t for t in (rows, places))
     ]
-    row_bytes = len(places) * item
-    block = max(1, min(len(rows), _UNIT_BYTES // row_bytes))
-    words = [source_, target, *held, before[0], len(rows), before[1], len(places), block]
+    row_bytes = column_count * item
+    block = larger(1, smaller(row_count, _UNIT_BYTES // row_bytes))
+    words = [source_, target, *held, before[0], row_count, before[1], column_count, block]
     images = math.prod(shape[:-2])
-    grain = max(1, _UNIT_BYTES // (block * row_bytes))
-    moved = images * (math.prod(before) * item + len(rows) * row_bytes)
-    words += _longest_run(places)
-    low.emit(kernel, words, images * -(-len(rows) // block), grain=grain, bytes=moved)
+    grain = larger(1, _UNIT_BYTES // (block * row_bytes))
+    moved = images * (math.prod(before) * item + row_count * row_bytes)
+    words += (0, 0) if isinstance(places, Repeats) else _longest_run(places)
+    low.emit(kernel, words, images * -(-row_count // block), grain=grain, bytes=moved)
 
 
 def _longest_run(table: Array) -> tuple[int, int]:

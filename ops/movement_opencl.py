@@ -13,6 +13,7 @@ from subgraph.engine.lowering import Lowering, Operand, Scratch, Unsupported, We
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
 
+from .movement import Repeats
 from .opencl_code import line, word
 from .strides import collapse
 
@@ -168,17 +169,19 @@ def emit_take_places(
     source_: Operand | Scratch,
     target: Operand | Scratch,
     shape: Sequence[int],
-    tables: Mapping[int, Array],
+    tables: Mapping[int, Array | Repeats],
     *,
     item: int,
 ) -> None:
     """Launch elements taken along the last two axes, one after the other."""
     axes = [axis for axis in (len(shape) - 2, len(shape) - 1) if axis in tables]
-    axes.sort(key=lambda axis: len(tables[axis]) / shape[axis])  # later ones have less to do
+    listed = {axis: tables[axis] for axis in axes}
+    places = {a: t.table() if isinstance(t, Repeats) else t for a, t in listed.items()}
+    axes.sort(key=lambda axis: len(places[axis]) / shape[axis])  # later ones have less to do
     for axis in axes:
-        after = [*shape[:axis], len(tables[axis]), *shape[axis + 1 :]]
+        after = [*shape[:axis], len(places[axis]), *shape[axis + 1 :]]
         place = target if axis == axes[-1] else low.scratch(math.prod(after) * item)
-        emit_take(low, source_, place, shape, axis, tables[axis], item=item)
+        emit_take(low, source_, place, shape, axis, places[axis], item=item)
         source_, shape = place, after
 
 

@@ -13,10 +13,12 @@ import numpy as np
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
+from subgraph.traced import is_traced
 from subgraph.types import numpy_dtype
 
 from .elementwise_cpu import cast_to, emit_expression, source, temporary
 from .elementwise_expressions import FLOATS, Expression, text
+from .movement import Repeats
 from .movement_cpu import element_bytes, emit_take, emit_take_places, known
 from .strides import normal_axis
 
@@ -149,10 +151,10 @@ def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str)
         raise Unsupported("Resize of complex numbers")
     value = float(low.node.attrs.get("extrapolation_value", 0.0))
     pad = np.full(1, value).astype(numpy_dtype(x.dtype))
-    tables = {a.axis: _nearest_table(a, transform, rounding) for a in axes}
+    tables = {a.axis: _nearest_table(a, transform, rounding, x.rank) for a in axes}
     order = [a.axis for a in _in_order(axes, x.rank)]
     last_two = [axis for axis in order if axis >= x.rank - 2]
-    together = all((tables[axis] >= 0).all() for axis in last_two)
+    together = all(_inside(tables[axis]) for axis in last_two)
     if together:
         # Images, the last two axes, are done at once, before or after what lies around them.
         order = [axis for axis in order if axis not in last_two[1:]]
@@ -161,17 +163,32 @@ def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str)
         images = together and axis in last_two
         shape_after = [*shape]
         for done in last_two if images else (axis,):
-            shape_after[done] = len(tables[done])
+            shape_after[done] = _count(tables[done])
         target = y if shape_after == list(y.shape) else temporary(low, x.dtype, shape_after)
         if images:
             emit_take_places(low, place, target, shape, tables, item=item)
         else:
-            emit_take(low, place, target, shape, axis, tables[axis], item=item, pad=pad)
+            found = tables[axis]
+            table = found.table() if isinstance(found, Repeats) else found
+            emit_take(low, place, target, shape, axis, table, item=item, pad=pad)
         place, shape = target, shape_after
 
 
-def _nearest_table(a: Axis, transform: str, rounding: str) -> Array:
+def _inside(table: Array | Repeats) -> bool:
+    return isinstance(table, Repeats) or bool((table >= 0).all())
+
+
+def _count(table: Array | Repeats) -> int:
+    return table.count if isinstance(table, Repeats) else len(table)
+
+
+def _nearest_table(a: Axis, transform: str, rounding: str, rank: int) -> Array | Repeats:
     """Return which element each one of the result is; -1 outside."""
+    whole = not is_traced(a.scale) and float(a.scale).is_integer() and a.scale > 1
+    if whole and transform == "asymmetric" and rounding == "floor" and a.axis >= rank - 2:
+        repeats = Repeats(a.size, int(a.scale))
+        if a.taken == repeats.count:
+            return repeats
     at, outside = _positions(a, transform)
     if rounding == "outwards":
         # Before opset 11, in single precision: up where an axis shrinks, down where it grows.

@@ -272,6 +272,26 @@ def _recurrent() -> sg.Graph:
     return sg.Graph([x], [z, last])
 
 
+def _resized() -> sg.Graph:
+    """Images repeated along both axes, along one, from the outside in; bytes multiplied."""
+    x = sg.input("x", ("n", 3, "h", "w"), "float32")
+    none = np.zeros(0, np.float32)
+    form: dict[str, Any] = {
+        "mode": "nearest",
+        "coordinate_transformation_mode": "asymmetric",
+        "nearest_mode": "floor",
+    }
+    twice = ops.Resize(x, none, np.array([1, 1, 2, 2], np.float32), **form)
+    wide = ops.Resize(x, none, np.array([1, 1, 1, 8], np.float32), **form)
+    tall = ops.Resize(x, none, np.array([1, 1, 3, 1], np.float32), **form)
+    mirrored = ops.Pad(x, np.array([0, 0, 0, 2, 0, 0, 0, 1]), mode="reflect")
+    number = ops.Cast(x, to=3)
+    weights = sg.parameter("w8", np.arange(-54, 54, dtype=np.int8).reshape(4, 3, 3, 3))
+    sums = ops.ConvInteger(number, weights)
+    up = ops.ConvTranspose(x, _weight("up", 3, 5, 2, 2), strides=[2, 2])
+    return sg.Graph([x], [twice, wide, tall, mirrored, sums, up])
+
+
 def _ids(rng: np.random.Generator, *shape: int) -> Array:
     return rng.integers(0, 50, shape)
 
@@ -282,6 +302,7 @@ GRAPHS: dict[str, tuple[Callable[[], sg.Graph], Feed]] = {
     "attention": (_attention, lambda rng, i, j: [_ids(rng, 1 + j % 3, i)]),
     "growing": (_growing, lambda rng, i, j: [_values(rng, 1, 2, 1, 8), _values(rng, 1, 2, i, 8)]),
     "convolutions": (_convolutions, lambda rng, i, j: [_values(rng, i, 3, j + 4, 12)]),
+    "resized": (_resized, lambda rng, i, j: [_values(rng, 2, 3, i + 2, j + 4)]),
     "recurrent": (_recurrent, lambda rng, i, j: [_values(rng, i, j, 6)]),
     "broadcast": (
         _broadcast,
@@ -330,6 +351,16 @@ def test_shapes_of_a_row_come_from_templates(name: str) -> None:
     templates = _templates(model)
     assert templates.traced <= 6
     assert templates.used >= 6
+
+
+@pytest.mark.parametrize("size", [2040, 2049, 5000])
+def test_repeated_elements_of_long_rows(size: int) -> None:
+    model = sg.compile_model(_resized(), "CPU", ONE_THREAD)
+    rng = np.random.default_rng(0)
+    for width in (7, 30, size):
+        x = _values(rng, 1, 3, 3, width)
+        twice = model(x=x)[0]
+        np.testing.assert_array_equal(twice, x.repeat(2, axis=2).repeat(2, axis=3))
 
 
 def _assign(weight: sg.Value, array: Array) -> None:
