@@ -9,7 +9,7 @@ import attrs
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Word
-from subgraph.traced import larger, plain, smaller
+from subgraph.traced import larger, plain, recorded, smaller
 
 from .conv_geometry import Geometry
 from .tile_planning import Activation, Tiles, even_part, grain, halved, round_up, shared
@@ -173,19 +173,46 @@ def _strip(c: Cut, ahead: bool) -> Word:
 
 def _fit(c: Cut, most: int) -> None:
     """Halve units until they read ``most`` bytes, or until halves would read nearly as much."""
-    of, g = c.of, c.g
     if not c.apart:
         c.rows = _halved(c, 1, c.rows, 1, most)
         return
-    while c.rows > 1 and c.reads() > most:
-        rows, columns = -(-c.rows // 2), round_up(-(-c.columns // 2), of.mr)
-        whole, by_rows = g.reach(1, c.rows), g.reach(1, rows)
-        if 5 * g.reach(2, columns) * whole < 4 * g.reach(2, c.columns) * by_rows:
-            c.columns = columns
-        elif 4 * by_rows > 3 * whole:
+    g, mr = c.g, c.of.mr
+    each = c.reads() // (g.reach(1, c.rows) * g.reach(2, c.columns))
+    sizes = (c.rows, c.columns, mr, most // each)
+    reach = (g.strides[1], g.reach(1, 1), g.strides[2], g.reach(2, 1))
+    c.rows, c.columns = _of_rows_apart(1, *sizes, *reach), _of_rows_apart(2, *sizes, *reach)
+
+
+@recorded
+def _of_rows_apart(
+    axis: int, rows: int, columns: int, mr: int, most: int, down: int, high: int, on: int, wide: int
+) -> int:
+    """Return the rows (axis 1) or columns (2) of units whose rows of taps lie apart.
+
+    Args:
+        axis: Which are wanted.
+        rows: Rows before.
+        columns: Columns before.
+        mr: What columns are rounded up to.
+        most: Pixels that a unit may read.
+        down: Rows between outputs.
+        high: Rows that one output reads.
+        on: Columns between outputs.
+        wide: Columns that one output reads.
+    """
+
+    def reads(rows: int, columns: int) -> int:
+        return ((rows - 1) * down + high) * ((columns - 1) * on + wide)
+
+    while rows > 1 and reads(rows, columns) > most:
+        fewer, narrower = -(-rows // 2), round_up(-(-columns // 2), mr)
+        if 5 * reads(rows, narrower) < 4 * reads(fewer, columns):
+            columns = narrower
+        elif 4 * reads(fewer, 1) > 3 * reads(rows, 1):
             break
         else:
-            c.rows = rows
+            rows = fewer
+    return rows if axis == 1 else columns
 
 
 def _halved(c: Cut, axis: int, count: int, least: int, most: int) -> int:
