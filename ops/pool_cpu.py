@@ -9,6 +9,7 @@ from subgraph.engine.lowering import Layout, Lowering, Operand, Unsupported, Wor
 from subgraph.graph import Node
 
 from .conv_geometry import Geometry, auto_pad, ints, pads_before, triple
+from .layout_turns import blocked, blocked_target, settle
 from .tile_planning import FLOATS, Tiles, grain, round_up, tiles
 
 _LINE = 4096  # columns of an image that are joined at once
@@ -34,7 +35,10 @@ def window(node: Node, low: Lowering) -> None:
     if g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
         emit_whole(low, x, y, kind)
         return
-    lanes, images, blocks = _split(x, of)
+    plain = x.layout == "plain" and not _turns(x, of, g)
+    lanes, images = 1 if plain else of.lanes, x.shape[0]
+    blocks = -(-x.shape[1] // lanes)
+    given, made = (x, y) if plain else (blocked(low, of, x), blocked_target(low, of, y))
     pixel = lanes * of.item
     after = [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
     rows = g.target[1]
@@ -42,7 +46,7 @@ def window(node: Node, low: Lowering) -> None:
     while rows > 1 and images * blocks * -(-g.target[1] // rows) < 4 * low.threads > 4:
         rows = -(-rows // 2)
     line: list[Word] = [0, 0, 0, blocks, 0]
-    if x.layout == "plain":
+    if plain:
         stride, reach = g.strides[2], (g.kernel[2] - 1) * g.dilations[2]
         columns = min(g.target[2], max(1, _LINE // stride))
         length = stride * (columns + of.lanes) + reach
@@ -57,7 +61,7 @@ def window(node: Node, low: Lowering) -> None:
         )
     else:
         kernel = Kernel("pool_kernels", "window", dtype=of.dtype, lanes=lanes, kind=kind)
-    words: list[Word] = [x, y, int(node.attrs.get("count_include_pad", 0)), *line]
+    words: list[Word] = [given, made, int(node.attrs.get("count_include_pad", 0)), *line]
     words += [*g.words(), *after, 0, 0, rows, 0, 0, 0, 0, 0, image_in, image_out]
     units = images * blocks * g.target[0] * -(-g.target[1] // rows)
     work = images * blocks * lanes * g.pixels * g.taps
@@ -69,6 +73,13 @@ def window(node: Node, low: Lowering) -> None:
         flops=work,
         bytes=images * (image_in + image_out),
     )
+    if made is not y:
+        settle(low, of, y, made)
+
+
+def _turns(x: Operand, of: Tiles, g: Geometry) -> bool:
+    """Return whether plain images are pooled in blocks: rows fill no vector, channels do."""
+    return g.target[2] < of.lanes and x.shape[1] % of.lanes == 0
 
 
 def _largest(node: Node, low: Lowering) -> None:
