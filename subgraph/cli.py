@@ -502,7 +502,7 @@ def _inputs(sub: Any) -> None:
         metavar="NAME=SOURCE",
         help="an input: a .npy or .pb file, or random (the default for all)",
     )
-    text = "the size of a symbolic dimension of random inputs"
+    text = "the size of a symbolic dimension of random inputs; INPUT.AXIS is one without a name"
     sub.add_argument(
         "--dim", action="append", default=[], type=assignment, metavar="NAME=SIZE", help=text
     )

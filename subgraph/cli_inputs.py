@@ -92,7 +92,8 @@ def input_arrays(
 ) -> dict[str, Any]:
     """Return an array for each input: from the file named in ``sources``, else random.
 
-    A symbolic dimension has the size that ``dims`` gives, else 1.
+    A symbolic dimension has the size that ``dims`` gives, one without a name that of
+    ``INPUT.AXIS``, else 1.
 
     Raises:
         MissingInputError: a source names no input.
@@ -119,6 +120,13 @@ def input_arrays(
 def _sizes(inputs: Sequence[Port], dims: Mapping[str, str]) -> dict[str, int]:
     types = [value.type for value in inputs if isinstance(value.type, TensorType)]
     known = {dim for type_ in types for dim in type_.shape or () if isinstance(dim, str)}
+    known |= {
+        f"{value.name}.{axis}"
+        for value in inputs
+        if isinstance(value.type, TensorType)
+        for axis, dim in enumerate(value.type.shape or ())
+        if dim is None
+    }
     for name, text in dims.items():
         if name not in known:
             raise ConfigError(
@@ -185,7 +193,10 @@ def _random(value: Port, sizes: Mapping[str, int], rng: np.random.Generator) -> 
             f"input {value.name!r} has type {type_ or 'unknown'}: no random array can be made; "
             f"give one with --input {value.name}=file.npy"
         )
-    shape = [d if isinstance(d, int) else sizes.get(d or "", 1) for d in type_.shape]
+    shape = [
+        dim if isinstance(dim, int) else sizes.get(dim or f"{value.name}.{axis}", 1)
+        for axis, dim in enumerate(type_.shape)
+    ]
     dtype = numpy_dtype(type_.dtype)
     if type_.dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)

@@ -225,6 +225,19 @@ def test_counts_are_whole_numbers(capsys: pytest.CaptureFixture[str], argv: list
     assert "expected a whole number of at least" in capsys.readouterr().err
 
 
+def test_a_dimension_without_a_name_is_named_by_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = sg.input("x", ("n", None, None), "float32")
+    path = tmp_path / "unnamed.onnx"
+    sg.save(sg.Graph([x], [ops.Relu(x, name="y")]), path)
+    sizes = ["--dim", "n=2", "--dim", "x.1=3", "--dim", "x.2=5"]
+    answer = run_json(capsys, "run", path, *sizes)
+    assert answer["results"][0]["type"] == "float32[2, 3, 5]"
+    assert main(["run", str(path), "--dim", "x.0=2"]) == 1
+    assert "no symbolic dimension 'x.0'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("dim", "said"),
     [
