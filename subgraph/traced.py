@@ -39,11 +39,13 @@ class Trace:
 
     Attributes:
         open: Whether traced numbers still write down; afterwards they are plain numbers.
+        inline: Whether what a `recorded` function does is written down, not the call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, inline: bool = False) -> None:
         """Begin with nothing."""
         self.open = True
+        self.inline = inline
         self._lines: list[_Line] = []
         self._made: dict[str, Traced] = {}
         self._guards: set[str] = set()
@@ -226,6 +228,8 @@ def recorded(function: _Function) -> _Function:
 
     @wraps(function)
     def call(*numbers: Any) -> Any:
+        if any(type(n) is Traced and n.trace.open and n.trace.inline for n in numbers):
+            return function(*numbers)
         return _applied(f"{name}({', '.join(['%s'] * len(numbers))})", function, *numbers)
 
     return call  # type: ignore[return-value]

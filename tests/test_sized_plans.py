@@ -167,6 +167,71 @@ def test_shapes_that_take_turns(plans: list[SizedPlan | None]) -> None:
     assert None not in plans
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_states_that_grow(axis: int, threads: int, turned: list[tuple[int, int]]) -> None:
+    """A cache that attention reads, a state that shrinks beside it, and a scan."""
+    shape = (1, 16) if axis == 0 else (16, 1)
+    x, more = sg.input("x", shape), sg.input("x2", ("m",))
+    dims: tuple[int | str, ...] = ("n", 16) if axis == 0 else (16, "n")
+    grown = sg.input("x1", dims)
+    state, kept, rest = sg.input("s", shape), sg.input("k", dims), sg.input("r", ("q",))
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        longer = ops.Concat(kept, state, axis=axis)
+        pair = [state, ops.Transpose(longer)] if axis == 0 else [ops.Transpose(longer), state]
+        scores = ops.Softmax(ops.MatMul(*pair), axis=1 - axis)
+        read = [scores, longer] if axis == 0 else [longer, scores]
+        following = ops.Tanh(ops.MatMul(*read))
+        fewer = ops.Slice(rest, np.array([1]), np.array([1 << 40]))
+        return [following, longer, fewer, ops.ReduceSum(fewer, keepdims=0)]
+
+    rng = np.random.default_rng(0)
+    rounds = [
+        [n, rng.random(shape).astype(F4), rng.random(held).astype(F4), rng.random(90).astype(F4)]
+        for n, begun in zip(_numbers(30, 0, 1, 60, 44), (1, 3, 9, 20, 1), strict=True)
+        for held in [(begun, 16) if axis == 0 else (16, begun)]
+    ]
+    _compare(_loop(body, (x, state), (grown, kept), (more, rest)), *rounds, threads=threads)
+    assert turned
+
+
+@pytest.mark.parametrize("found", _FOUND)
+def test_what_is_found_is_collected(found: list[int]) -> None:
+    """A state that begins with nothing and grows by what each turn finds, and one that turns."""
+    start, held = sg.input("start", ("n",)), sg.input("held", ("n",))
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        return [ops.Concat(ops.Neg(held), _filtered(turn, "NonZero"), axis=0)]
+
+    begun: list[Array] = [np.zeros(0, F4), np.ones(3, F4), np.ones(50, F4)]
+    rounds = [[n, start, _scores(*found)] for n in _numbers(8, 0, 3) for start in begun]
+    _compare(_loop(body, (start, held)), *rounds)
+
+
+def test_one_output_for_two_states_that_grow() -> None:
+    starts = [sg.input(name, (name,)) for name in ("x1", "x2")]
+    one, two = states = [sg.input(name, (name,)) for name in ("s1", "s2")]
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        longer = ops.Concat(one, ops.Neg(two), np.ones(1, F4), axis=0)
+        return [longer, longer]
+
+    rounds = [[n, np.ones(9, F4), np.ones(4, F4)] for n in _numbers(5, 9)]
+    _compare(_loop(body, *zip(starts, states, strict=True)), *rounds)
+
+
+def test_a_state_that_outgrows_its_room() -> None:
+    """Each turn doubles it, up to more than is copied between turns."""
+    start, held = sg.input("start", ("n",)), sg.input("held", ("n",))
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        return [ops.Concat(held, ops.Tanh(held), axis=0), ops.ReduceSum(held, keepdims=0)]
+
+    rounds = [[n, np.linspace(0.1, 1, 9, dtype=F4)] for n in _numbers(13, 2, 13)]
+    _compare(_loop(body, (start, held)), *rounds)
+
+
 def _boxes(seed: int, count: int = 12) -> Array:
     rng = np.random.default_rng(seed)
     first = rng.integers(-3, 30, (count, 2))

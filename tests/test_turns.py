@@ -123,15 +123,16 @@ def test_states_that_change_places(runs: list[int | None]) -> None:
     assert runs == [1, 2, 3, 6]
 
 
-def test_states_that_grow_are_carried_by_python(runs: list[int | None]) -> None:
+def test_states_that_grow(runs: list[int | None]) -> None:
+    """A few small ones are carried by Python, then a program takes over."""
     count, x = sg.input("count", (), "int64"), sg.input("x", (1, 4))
     state = sg.input("state", ("rows", 4))
     row = ops.ReduceSum(state, np.array([0]), keepdims=1)
     y = ops.Loop(count, None, x, body=_loop([state], [ops.Concat(state, ops.Tanh(row), axis=0)]))
     given = _random(1, 4)
-    rounds = [[n, given] for n in _counts(0, 1, 9, 5)]
+    rounds = [[n, given] for n in _counts(0, 1, 9, 5, 60, 40)]
     _compare(sg.Graph([count, x], [y]), *rounds, PLAN_CACHE_SIZE=4)
-    assert not runs
+    assert 40 in runs
 
 
 def test_shapes_and_weights_that_change_between_runs(runs: list[int | None]) -> None:

@@ -11,7 +11,7 @@ takes other decisions, ends the run, and has to be done in another way.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from subgraph.engine import layout
 from subgraph.engine.bound import Arena, BoundPlan
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.laid_out import LaidOut, Numbers, Patch, lay_out
+from subgraph.engine.laid_out import End, LaidOut, Numbers, Patch, lay_out
 from subgraph.engine.lowering import EmittedStep, Operand, Unsupported
 from subgraph.engine.memory import Life, assign_offsets
 from subgraph.engine.plan import Plan, Planner, PlanOptions, UnknownShapeError
@@ -30,11 +30,13 @@ from subgraph.engine.program import Program
 from subgraph.engine.size_code import SizeCode
 from subgraph.graph import Graph, Node, Value
 from subgraph.traced import Trace, is_traced, plain
-from subgraph.types import TensorType
+from subgraph.types import TensorType, numpy_dtype
 from subgraph.weights import WeightCache
 
 Array = np.ndarray[Any, Any]
 ValueOf = Callable[[Value], Array]
+Place = tuple[int, int]  # which input, which axis
+Pairs = Sequence[tuple[int, int]]
 # Inputs whose content decides a shape, by operator.
 _DECIDING: dict[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
@@ -49,6 +51,7 @@ _DECIDING: dict[str, tuple[int, ...]] = {
 _READ = Kernel("subgraph.engine.size_kernels", "resize")
 _MOST_NUMBERS = 8  # that a step reads
 _MOST_READS = 32  # of a plan
+_USUAL = 7
 _LEAST_ROOM = 1 << 16  # bytes
 
 
@@ -64,6 +67,9 @@ class SizedPlan:
             holds an address to be added, if any. Places are positions: of words, or of sizes.
         reads: First word, level and item size of each reading step.
         dims: How many numbers each level reads.
+        growing: The axes of inputs whose sizes differ from turn to turn; level 0 reads them.
+        rooms: Elements that there is room for, of each input that grows.
+        grown: Of each output that grows: the registers of its bytes, and of each growing axis.
     """
 
     plan: Plan
@@ -72,6 +78,11 @@ class SizedPlan:
     patches: tuple[_PatchRow, ...]
     reads: tuple[tuple[int, int], ...]
     dims: tuple[int, ...]
+    growing: tuple[Place, ...] = ()
+    rooms: Mapping[int, int] = attrs.field(factory=dict[int, int])
+    grown: Mapping[int, tuple[int, dict[int, int]]] = attrs.field(
+        factory=dict[int, tuple[int, dict[int, int]]]
+    )
 
 
 @attrs.frozen
@@ -95,12 +106,23 @@ class _SizedPlanner(Planner):
     """A planner that lets the program read what it cannot know."""
 
     def __init__(
-        self, graph: Graph, types: Sequence[TensorType], options: PlanOptions, value_of: ValueOf
+        self,
+        graph: Graph,
+        types: Sequence[TensorType],
+        options: PlanOptions,
+        value_of: ValueOf,
+        growing: Sequence[Place],
     ) -> None:
-        self.trace = Trace()
-        self.dims: list[int] = []
+        self.trace = Trace(inline=True)
+        self.dims: list[int] = [len(growing)] if growing else []
         self._value_of = value_of
-        super().__init__(graph, types, {}, options)
+        shapes: list[list[Any]] = [list(type_.shape or ()) for type_ in types]
+        for position, axis in growing:
+            shapes[position][axis] = self.trace.dimension(usual(shapes[position][axis]))
+        sized = [TensorType(t.dtype, shape) for t, shape in zip(types, shapes, strict=True)]
+        super().__init__(graph, sized, {}, options)
+        if growing:
+            self.items.append(EmittedStep(graph.nodes[0], _READ, (0, 0), 1, 0, 0, 0))
 
     def add(self, node: Node) -> None:
         """Plan one node; where numbers are missing, they are read before it."""
@@ -142,6 +164,11 @@ class _SizedPlanner(Planner):
         return assign_offsets([room_for(size) for size in sizes], lives)
 
 
+def usual(size: int) -> int:
+    """Return for which size a plan is made: small ones take decisions that hold for no other."""
+    return max(size, _USUAL)
+
+
 def room_for(size: int) -> int:
     """Return how much room there is for something; if that is not known, it has to be enough."""
     if not is_traced(size):
@@ -158,6 +185,7 @@ def make_sized_plan(
     options: PlanOptions,
     cache: WeightCache,
     value_of: ValueOf,
+    pairs: Pairs = (),
 ) -> SizedPlan | None:
     """Return the plan of a graph in which data decide sizes.
 
@@ -167,6 +195,7 @@ def make_sized_plan(
         options: The rest that plans depend on.
         cache: The op's door to the weight cache.
         value_of: Returns what a value was in a run: sizes to begin with.
+        pairs: The outputs that are inputs of the next turn, and these; they may grow.
 
     Returns:
         None if a part of it is no program, or comes before the numbers that it needs.
@@ -174,25 +203,58 @@ def make_sized_plan(
     Raises:
         SubgraphError: it cannot be planned in this way.
     """
-    planner = _SizedPlanner(graph, types, options, value_of)
-    plan = planner.plan()
+    growing: list[Place] = []
+    while True:
+        planner = _SizedPlanner(graph, types, options, value_of, growing)
+        plan = planner.plan()
+        more = [place for place in _growing(plan, pairs) if place not in growing]
+        if not more:
+            break
+        growing += more
     if not planner.dims:
         return None
     laid = lay_out(plan, cache, lambda items: np.array([*items, None], object)[:-1])
     if laid.breaks:
         return None
-    if any(is_traced(operand.size) for operand in plan.outputs):
+    grown = {made: read for made, read in pairs if any(read == at for at, _ in growing)}
+    if {*grown.values()} != {at for at, _ in growing}:  # one output is two states
         return None
-    return _Layout(plan, laid, planner).sized()
+    if any(is_traced(o.size) and k not in grown for k, o in enumerate(plan.outputs)):
+        return None
+    return _Layout(plan, laid, planner, growing, grown).sized()
+
+
+def _growing(plan: Plan, pairs: Pairs) -> Iterator[Place]:
+    """Yield the axes of inputs whose sizes are not those of the outputs that follow them."""
+    for made, read in pairs:
+        output, given = plan.outputs[made], plan.inputs[read]
+        if given is None or output.rank != given.rank or output.dtype != given.dtype:
+            raise Unsupported("a state that becomes another type")
+        for axis, (after, before) in enumerate(zip(output.shape, given.shape, strict=True)):
+            if is_traced(after) or plain(after) != plain(before):
+                yield read, axis
 
 
 class _Layout:
     """Tells the numbers of a laid-out plan from the places that they change."""
 
-    def __init__(self, plan: Plan, laid: LaidOut, planner: _SizedPlanner) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        laid: LaidOut,
+        planner: _SizedPlanner,
+        growing: Sequence[Place],
+        grown: Mapping[int, int],
+    ) -> None:
         self._plan = plan
         self._laid = laid
         self._planner = planner
+        self._growing = tuple(growing)
+        self._grown = grown
+        self._rooms = {
+            read: max(2 * plain(plan.outputs[made].nbytes), _LEAST_ROOM)
+            for made, read in grown.items()
+        }
         self._found: list[tuple[str, tuple[int, int], Any, int | None]] = []
         self._bases = len(laid.words)  # beyond the words stand the addresses of memory
 
@@ -202,10 +264,10 @@ class _Layout:
         words = self._plain("word", laid.words)
         arena = self._patch(laid.arena, 0)
         outputs = [
-            attrs.evolve(end, patch=self._patch(end.patch, 1 + k))
+            self._roomy(end, self._grown.get(k), self._patch(end.patch, 1 + k))
             for k, end in enumerate(laid.outputs)
         ]
-        inputs = [attrs.evolve(end, patch=_fixed(end.patch)) for end in laid.inputs]
+        inputs = [self._roomy(end, end.position, _fixed(end.patch)) for end in laid.inputs]
         weights = [self._weight(k, held, patch) for k, (held, patch) in enumerate(laid.weights)]
         steps: list[tuple[Kernel, int, int, int]] = []
         for k, (kernel, begin, units, grain) in enumerate(laid.steps):
@@ -232,6 +294,9 @@ class _Layout:
         dims = self._planner.dims
         levels = [level for level, count in enumerate(dims) for _ in range(count)]
         numbers = [number for _, _, number, _ in self._found]
+        of_outputs = {k: self._of_output(k, read) for k, read in self._grown.items()}
+        for whole, axes in of_outputs.values():
+            numbers += [whole, *axes.values()]
         code = SizeCode(self._planner.trace, numbers, levels)
         reads = [k for k, step in enumerate(program.steps) if step[0] is _READ]
         patches: list[_PatchRow] = []
@@ -241,14 +306,42 @@ class _Layout:
                 return None
             patches.append(_PatchRow(kind, place, register, base))
         places = tuple((program.steps[k][1], self._item_size(k)) for k in reads)
-        return SizedPlan(self._plan, program, code, tuple(patches), places, tuple(dims))
+        return SizedPlan(
+            self._plan,
+            program,
+            code,
+            tuple(patches),
+            places,
+            tuple(dims),
+            self._growing,
+            self._rooms,
+            {
+                k: (code.register(whole), {axis: code.register(n) for axis, n in axes.items()})
+                for k, (whole, axes) in of_outputs.items()
+            },
+        )
+
+    def _of_output(self, k: int, read: int) -> tuple[Any, dict[int, Any]]:
+        """Return the bytes of an output that grows, and its sizes along axes that do."""
+        operand = self._plan.outputs[k]
+        axes = [axis for position, axis in self._growing if position == read]
+        return operand.nbytes, {axis: operand.shape[axis] for axis in axes}
+
+    def _roomy(self, end: End, read: int | None, patch: Patch) -> End:
+        """Return an input or output with as much room as it may take."""
+        room = None if read is None else self._rooms.get(read)
+        if room is None:
+            return attrs.evolve(end, patch=patch)
+        if not end.nbytes <= room:
+            raise Unsupported("a state that more than doubles")
+        items = room // numpy_dtype(end.dtype).itemsize
+        return End(end.position, end.dtype, (items,), room, patch)
 
     def _item_size(self, step: int) -> int:
         item = self._plan.items[step]
         assert isinstance(item, EmittedStep)
         operand = item.words[1]
-        assert isinstance(operand, Operand)
-        return operand.itemsize
+        return operand.itemsize if isinstance(operand, Operand) else layout.WORD
 
     def _first_reader(self, program: LaidOut, kind: str, place: tuple[int, int]) -> int:
         """Return the first step that reads what stands in a place."""
@@ -310,6 +403,14 @@ class SizedProgram(BoundPlan):
         ]
         for (begin, _), (block, *_) in zip(sized.reads, self._blocks, strict=True):
             self._words[begin] = block.ctypes.data
+        self.sized = sized
+        self.sizes: Array = np.zeros(len(sized.growing), np.int64)
+        if sized.growing:
+            self._words[sized.reads[0][0] + 1] = self.sizes.ctypes.data
+
+    def register(self, index: int) -> int:
+        """Return the address of a number that a run computes."""
+        return int(self._registers[index:].ctypes.data)
 
     def _hold(self, array: Array, patch: Patch) -> Array:
         return super()._hold(array.copy() if id(array) in self._changing else array, patch)

@@ -7,7 +7,8 @@ where the next one reads it, and looks at the condition.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from subgraph.engine.bound import BoundPlan
 from subgraph.engine.entry import entry
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.program import Program
+from subgraph.engine.sized_plan import SizedProgram
 from subgraph.errors import RequestCancelledError
 from subgraph.limits import memory_limit
 from subgraph.subgraph_op import Turned, Wiring
@@ -39,6 +41,11 @@ class Turns:
         self._bound = bound
         self._program = program
         self._wiring = wiring
+        self._sized = bound if isinstance(bound, SizedProgram) else None
+        self._grown: Mapping[int, tuple[int, dict[int, int]]] = {}
+        if self._sized is not None:
+            self._grown = self._sized.sized.grown
+        self._shapes: dict[int, list[int]] = {}  # of inputs that grow
         self._made = [end.settle() for end in bound.outputs]
         self._staged: dict[int, Array] = {
             e.position: e.stage for e in bound.inputs if e.stage is not None
@@ -69,11 +76,33 @@ class Turns:
         """Return the copies after each turn: those of scans, whose targets are not known, first."""
         kept = [self._made[k] for k in self._wiring.scans]
         rows: list[_Row] = [(a.ctypes.data, 0, a.nbytes, 0, a.nbytes) for a in kept]
+        growing: list[tuple[int, int]] = []  # rows that take their bytes from another one
         for made, read in self._wiring.states:
             if read is not None:
                 source, target = self._made[made], self._staged[read]
+                if made in self._grown:
+                    growing.append((len(rows), made))
+                    rows.append((0, 0, layout.WORD, 0, 0))
                 rows.append((source.ctypes.data, target.ctypes.data, source.nbytes, 0, 0))
-        return _table(rows)
+        for made, read in self._wiring.states:
+            if made in self._grown:
+                rows += self._sizes_of(made, read)
+        table = _table(rows)
+        for row, made in growing:
+            assert self._sized is not None, "nothing else grows"
+            table[row, 0] = self._sized.register(self._grown[made][0])
+            table[row, 1] = table[row + 1, layout.COPY_BYTES // layout.WORD :].ctypes.data
+        return table
+
+    def _sizes_of(self, made: int, read: int | None) -> list[_Row]:
+        """Return the copies of the sizes that an output has grown to, to where they are read."""
+        sized = self._sized
+        assert sized is not None, "nothing else grows"
+        places = {axis: k for k, (at, axis) in enumerate(sized.sized.growing) if at == read}
+        return [
+            (sized.register(register), sized.sizes[places[axis] :].ctypes.data, layout.WORD, 0, 0)
+            for axis, register in self._grown[made][1].items()
+        ]
 
     def run(self, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Turned | None:
         """Make the turns; see `Session.turns`."""
@@ -103,12 +132,24 @@ class Turns:
 
     def _states(self, status: int) -> list[Array]:
         """Return the states after the last turn; one that did not end has written to its own."""
-        if status != _CANCELLED:
-            return [self._made[made].copy() for made, _ in self._wiring.states]
+        whole = status != _CANCELLED
         return [
-            (self._made[made] if read is None else self._staged[read]).copy()
+            self._state(read, self._made[made] if whole or read is None else self._staged[read])
             for made, read in self._wiring.states
         ]
+
+    def _state(self, read: int | None, place: Array) -> Array:
+        """Return what is in a place, in the shape that it has grown to."""
+        if read is None or read not in self._shapes:
+            return place.copy()
+        assert self._sized is not None, "nothing else grows"
+        shape = self._shapes[read]
+        for (position, axis), size in zip(
+            self._sized.sized.growing, self._sized.sizes.tolist(), strict=True
+        ):
+            if position == read:
+                shape[axis] = size
+        return place[: math.prod(shape)].reshape(shape).copy()
 
     def _enter(self, inputs: Sequence[Any]) -> list[Array]:
         """Put everything in its place, and list the copies of items; return their arrays."""
@@ -119,8 +160,15 @@ class Turns:
                 items.append(np.ascontiguousarray(inputs[position], place.dtype))
                 at = items[-1].ctypes.data, place.ctypes.data
                 rows.append((*at, place.nbytes, place.nbytes, 0))
+            elif self._sized is not None and position in self._sized.sized.rooms:
+                array = inputs[position]
+                self._shapes[position] = [*array.shape]
+                place[: array.size] = array.reshape(-1)
             else:
                 place[...] = inputs[position]
+        if self._sized is not None:
+            for k, (position, axis) in enumerate(self._sized.sized.growing):
+                self._sized.sizes[k] = inputs[position].shape[axis]
         for end in self._others:
             end.enter(inputs[end.position])
             items.append(end.current)
@@ -169,6 +217,11 @@ def wired(bound: BoundPlan, wiring: Wiring) -> Turns | None:
     ends = [*(inputs[k] for k in changing), *bound.outputs]
     if bound.only is None or any(end.nbytes > _LARGEST for end in ends):
         return None
+    if isinstance(bound, SizedProgram):
+        # What grows is carried, and nothing else.
+        other = [*wiring.scans, *(k for k, j in wiring.states if j is None)]
+        if any(k in bound.sized.grown for k in other):
+            return None
     pairs = [(bound.outputs[k].type, inputs[j].type) for k, j in wiring.states if j is not None]
     if any(made != read for made, read in pairs):
         return None
