@@ -26,6 +26,7 @@ from subgraph.engine.lowering import (
 )
 from subgraph.graph import Node
 
+from .conv_depthwise import emit_depthwise, has_windows
 from .conv_direct import DirectOutput, emit_direct
 from .conv_geometry import (
     Geometry,
@@ -183,7 +184,7 @@ def choose(job: Job) -> str:
         return _computed(job)
     if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
         return "depthwise"
-    if 1 < g.inputs == g.outputs < of.lanes and of.lanes % g.inputs == 0 and _has_windows(job):
+    if 1 < g.inputs == g.outputs < of.lanes and of.lanes % g.inputs == 0 and has_windows(of, g):
         return "depthwise"
     if job.x.layout == "plain" and g.groups == 1 and g.inputs <= max(of.lanes // 4, _COLOURS):
         return _first(job)
@@ -394,61 +395,14 @@ def as_given(array: Array) -> Array:
     return array
 
 
-def _has_windows(job: Job) -> bool:
-    """Return whether rows of windows can do a depthwise convolution: see ``Tiles.windows``."""
-    g = job.g
-    outside = (g.target[2] - 1) * g.strides[2] - g.pads[2] + g.kernel[2] - g.source[2]
-    return (
-        g.kernel[0] == g.source[0] == g.target[0] == 1 == g.dilations[2]
-        and job.of.has_windows(g.kernel[2], g.strides[2])
-        and max(g.pads[2], outside) <= g.kernel[2] // 2
-    )
-
-
 def _depthwise(job: Job) -> None:
     low, of, g = job.low, job.of, job.g
-    windows = _has_windows(job)
-    blocks = -(-job.channels_in // of.lanes)
-    pixel = of.lanes * of.item
     weight = job.weight(f"conv depthwise {of.lanes}", depthwise_weights(of))
     x = blocked(low, of, job.x)
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
-    rows = g.target[1]
-
-    def strip_bytes() -> int:
-        return g.reach(0, 1) * g.reach(1, rows) * g.reach(2, g.target[2]) * pixel
-
-    scratch: Word = 0
-    scratch_bytes = 0
-    outer = g.images * blocks * g.target[0]
-    if windows:
-        tile, mr = of.windows(g.kernel[2], g.strides[2], g.inputs), of.window_rows(g.kernel[2])
-        while low.threads > 1 < rows and outer * -(-g.target[1] // rows) < 4 * low.threads:
-            rows = -(-rows // 2)
-    else:
-        tile, mr = of.depthwise(), of.mr
-        while rows > 1 and strip_bytes() > caches().l2 // 4:
-            rows = -(-rows // 2)
-        if g.padded:
-            scratch_bytes = round_up(strip_bytes(), 64)
-            scratch = low.scratch(scratch_bytes, per_worker=True)
-    name = "windows" if windows else "depthwise"
-    image_in = blocks * math.prod(g.source) * pixel
-    image_out = blocks * g.pixels * pixel
-    words: list[Word] = [x, weight, y, _bias(job), residual, g.inputs, blocks, blocks]
-    words += g.words()
-    words += [tile, job.act.post, job.act.flags, job.act.low, job.act.high, rows, 0, 0]
-    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
-    units = outer * -(-g.target[1] // rows)
-    low.emit(
-        Kernel("depthwise_kernels", name, dtype=of.dtype, lanes=of.lanes, mr=mr),
-        words,
-        units,
-        grain=grain(units, 4 * g.flops),
-        flops=g.flops,
-        bytes=g.images * (image_in + image_out),
-    )
+    out = DirectOutput(y, residual, (1, 1, 1), 0)
+    emit_depthwise(low, of, g, x, weight, _bias(job), out, job.act)
     settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
 
 

@@ -21,12 +21,14 @@ from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lower
 from subgraph.graph import Node
 
 from .composite_cpu import delegate, viewed
+from .conv_depthwise import emit_depthwise
 from .conv_direct import DirectOutput, emit_direct
 from .conv_geometry import (
     Geometry,
     auto_pad,
     blocked_vector,
     dense_groups,
+    depthwise_weights,
     ints,
     merge,
     merged,
@@ -100,13 +102,8 @@ def _weights(
     """Return the recipe of one combination of phases: its taps of ``[I, O / groups, ...]``."""
 
     def make(weight: Array) -> Array:
+        whole = _taps_of(weight, parts, kernel)
         inputs, outputs = weight.shape[:2]
-        whole = weight.reshape(inputs, outputs, *kernel)
-        for axis, phase in enumerate(parts):
-            if phase.taps:
-                whole = np.take(whole, phase.taps, 2 + axis)
-            else:
-                whole = np.zeros_like(np.take(whole, [0], 2 + axis))
         split = whole.reshape(groups, inputs // groups, *whole.shape[1:])
         turned = split.swapaxes(1, 2).reshape(groups * outputs, -1, *whole.shape[2:])
         dense = dense_groups(turned, groups, together)
@@ -114,6 +111,27 @@ def _weights(
         return pack_blocks(dense.reshape(*dense.shape[:3], -1), of)
 
     return make
+
+
+def _depthwise_weights(
+    parts: tuple[Phase, Phase, Phase], kernel: tuple[int, int, int], of: Tiles
+) -> Callable[[Array], Array]:
+    """Return the recipe of one combination of phases of ``[C, 1, ...]``."""
+    packed = depthwise_weights(of)
+    return lambda weight: packed(_taps_of(weight, parts, kernel))
+
+
+def _taps_of(
+    weight: Array, parts: tuple[Phase, Phase, Phase], kernel: tuple[int, int, int]
+) -> Array:
+    """Return the taps of a combination of phases; a zero where a phase has none."""
+    whole = weight.reshape(*weight.shape[:2], *kernel)
+    for axis, phase in enumerate(parts):
+        if phase.taps:
+            whole = np.take(whole, phase.taps, 2 + axis)
+        else:
+            whole = np.zeros_like(np.take(whole, [0], 2 + axis))
+    return whole
 
 
 @lowering("ConvTranspose", dtypes=FLOATS, layouts=("plain", "blocked"))
@@ -151,23 +169,27 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     if bias is not None:
         kept_bias = low.weight(f"conv bias of {of.lanes}", blocked_vector(of), bias)
     x_word, y_word = blocked(low, of, x), blocked_target(low, of, y)
+    depthwise = groups > 1 and sizes.inputs == sizes.outputs == 1
     for parts in itertools.product(*per_axis):
         d, h, width = parts
         g = attrs.evolve(
-            merge(sizes, together),
+            sizes if depthwise else merge(sizes, together),
             target=(d.count, h.count, width.count),
             kernel=(max(len(d.taps), 1), max(len(h.taps), 1), max(len(width.taps), 1)),
             strides=(1, 1, 1),
             dilations=(d.dilation, h.dilation, width.dilation),
             pads=(d.pad, h.pad, width.pad),
         )
-        recipe = (
-            f"conv transpose {of.nv}x{of.lanes} groups {groups}/{together} "
-            f"taps {d.taps} {h.taps} {width.taps}"
-        )
-        weight = low.weight(recipe, _weights(groups, together, (d, h, width), kernel, of), w)
         first = (d.first * target[1] + h.first) * target[2] + width.first
         out = DirectOutput(y_word, 0, strides, first, target)
+        taps = f"taps {d.taps} {h.taps} {width.taps}"
+        if depthwise:
+            recipe = f"conv transpose depthwise {of.lanes} {taps}"
+            weight = low.weight(recipe, _depthwise_weights((d, h, width), kernel, of), w)
+            emit_depthwise(low, of, g, x_word, weight, kept_bias or 0, out, act)
+            continue
+        recipe = f"conv transpose {of.nv}x{of.lanes} groups {groups}/{together} {taps}"
+        weight = low.weight(recipe, _weights(groups, together, (d, h, width), kernel, of), w)
         emit_direct(low, of, g, x_word, weight, kept_bias or 0, out, act, plain=False)
     settle(low, of, y, y_word, keeps_zero=act.keeps_zero)
 

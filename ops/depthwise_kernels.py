@@ -69,6 +69,8 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         31 output rows of a unit
         34 scratch (0: x is read in place: no pads)  35 its bytes per worker
         37 bytes between images of x  38 of y  39 of the residual
+        40..42 pixels of y between outputs along W, H, D  43 between blocks of channels
+        44 bytes from the start of an image of y to its first output
 
     A worker's scratch holds ``reach(D) * reach(H) * reach(W)`` blocks (see ``direct``).
     Units: N * channel blocks * output D * row blocks.
@@ -98,8 +100,9 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
         put(t, T_N2, 1)
         put(t, T_SB0, kh * kw * pixel)
         put(t, T_SB1, kw * pixel)
-        put(t, T_CRS, pixel)
-        put(t, T_RRS, pixel)
+        along, down = arg(args, 40) * pixel, arg(args, 41) * pixel
+        put(t, T_CRS, along)
+        put(t, T_RRS, along)
         put(t, T_FLAGS, arg(args, 28))
         put(t, T_LO, arg(args, 29))
         put(t, T_HI, arg(args, 30))
@@ -128,7 +131,7 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
             put(t, T_SA0, dd * plane)
             put(t, T_SA1, dh * row)
             put(t, T_INIT, arg(args, 3) + block * pixel if arg(args, 3) != 0 else 0)
-            out = ((block * od_n + od) * oh_n + oh) * ow_n * pixel
+            out = (block * arg(args, 43) + od * arg(args, 42)) * pixel + oh * down + arg(args, 44)
             y = arg(args, 2) + image * arg(args, 38) + out
             res = arg(args, 4)
             if res != 0:
@@ -141,7 +144,7 @@ def depthwise(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
                 i = 0
                 while i < ow_n:
                     m = rows_of(ow_n - i, mr)
-                    at = (r * ow_n + i) * pixel
+                    at = r * down + i * along
                     left = w0 + i * sw
                     first, count = taps_inside(left, left + (m - 1) * sw, kw, dw, width)
                     put(t, T_KIN, count)
@@ -162,9 +165,9 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
 
     Words and units are those of ``depthwise``, with these differences: word 26 is the row of
     windows (``subgraph.engine.strip``), kernel D is 1, there is no dilation along W, at most half a
-    window lies outside the image along W, and there is no scratch. Groups may have more channels
-    than one, as many inputs as outputs: word 5 is their number, which divides ``lanes``, and
-    weights are ``[C / lanes][kh][channel of a group][kw][lanes]``.
+    window lies outside the image along W, there is no scratch, and y has no other pixels. Groups
+    may have more channels than one, as many inputs as outputs: word 5 is their number, which
+    divides ``lanes``, and weights are ``[C / lanes][kh][channel of a group][kw][lanes]``.
     """
     pixel = lanes * item_bytes(dtype)
 
