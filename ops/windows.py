@@ -14,6 +14,7 @@ from subgraph.types import Dim, Shape, TensorType, ValueType
 
 from .elementwise import Types, Values, tensor
 from .elementwise_expressions import text
+from .movement import stated
 
 
 def _numbers(node: Node, name: str, count: int, default: int) -> list[int]:
@@ -151,16 +152,22 @@ def whole(node: Node, types: Types, values: Values) -> list[ValueType | None]:
 
 @shape_rule("Resize", "Upsample")
 def resized(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Multiply each dimension by its scale; other ways of saying the size are left to onnx."""
+    """Multiply each dimension by its scale, or give the sizes; onnx knows how axes are left out."""
     x = tensor(types[0])
     scales = values[-1] if len(values) == (2 if node.op_type == "Upsample" else 3) else None
     if scales is None and "scales" in node.attrs:
         scales = np.asarray(node.attrs["scales"])
     plain = {"axes", "keep_aspect_ratio_policy"}.isdisjoint(node.attrs)
     cropped = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
-    if x is None or x.shape is None or scales is None or not plain or cropped:
+    if x is None or x.shape is None or not plain:
         return infer_by_onnx(node, types, values)
-    if scales.size != len(x.shape):
+    if scales is None and len(types) == 4:
+        sizes = stated(node, values, 3, "sizes")
+        if sizes is None:
+            return [TensorType(x.dtype, [None] * len(x.shape))]
+        if len(sizes) == len(x.shape):
+            return [TensorType(x.dtype, sizes)]
+    if scales is None or cropped or scales.size != len(x.shape):
         return infer_by_onnx(node, types, values)
     pairs = zip(x.shape, scales.reshape(-1).tolist(), strict=True)
     return [TensorType(x.dtype, [_scaled(dim, scale) for dim, scale in pairs])]

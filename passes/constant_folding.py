@@ -14,11 +14,11 @@ import attrs
 import numpy as np
 
 from subgraph.errors import SubgraphError
+from subgraph.evaluation import evaluate
 from subgraph.graph import Graph, Node, Value
 from subgraph.op import infer_types
 from subgraph.parameters import Parameter
 from subgraph.pass_manager import register_pass
-from subgraph.reference import evaluate
 from subgraph.types import TensorType, dtype_of, numpy_dtype
 
 from .cse import RANDOM

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 # More objects than this go to the oldest generation unseen; after so many in all, the next time,
 # all are looked through: what became garbage meanwhile stays no longer.
 MANY = 10_000
+# So many while the collector is kept out are looked through between two steps of the work.
+WORTH_A_LOOK = 50_000
 TOO_MANY = 4_000_000
 
 _unseen = 0
@@ -29,6 +31,16 @@ def paused_gc() -> Generator[None]:
         if was_on:
             _spare()
             gc.enable()
+
+
+def look_at_new() -> None:
+    """Free what became garbage since the collector was kept out, if much was made.
+
+    A pass leaves the graph before it in cycles: of a large graph several would be held at a time.
+    Only objects made since the last look are looked at.
+    """
+    if not gc.isenabled() and gc.get_count()[0] > WORTH_A_LOOK:
+        gc.collect(1)
 
 
 def _spare() -> None:

@@ -21,6 +21,7 @@ from typing import Any, Self, TextIO, TypeVar, cast
 
 import attrs
 
+from subgraph.collector import look_at_new
 from subgraph.errors import PassError, SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import changes_by_thread
@@ -90,6 +91,7 @@ def apply_pass(
     with _active(instruments):
         for name, call in calls:
             graph = _run(name, call, graph)
+            look_at_new()
     return graph
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.evaluation import evaluate
 from subgraph.graph import Node
 from subgraph.op import operator_key
-from subgraph.reference import evaluate
 from subgraph.types import DTYPE_OF_ONNX, numpy_dtype
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]

@@ -77,3 +77,17 @@ def test_what_the_user_froze_stays_frozen() -> None:
         del made
     finally:
         gc.unfreeze()
+
+
+def test_much_garbage_is_freed_while_the_collector_is_kept_out() -> None:
+    with paused_gc():
+        first = weakref.ref(Ring())
+        collector.look_at_new()
+        assert first() is not None, "little is not looked for"
+        rings = [Ring() for _ in range(collector.WORTH_A_LOOK)]
+        kept = rings[0]
+        del rings
+        collector.look_at_new()
+        assert first() is None
+        assert kept.self is kept
+    assert gc.isenabled()

@@ -125,6 +125,25 @@ def test_a_model_runs_without_what_it_does_not_need(tmp_path: Path, cached: bool
     assert int(count) < 35  # of 70 that CPU has
 
 
+def test_a_detector_runs_without_the_reference(tmp_path: Path) -> None:
+    """Sizes that data decide, and shapes that are computed ahead: usual operators, by NumPy."""
+    x = sg.input("x", shape=(1, 3, 8, 8), dtype="float32")
+    height = ops.Gather(ops.Shape(x), sg.parameter("at", np.array([2], np.int64)))
+    sizes = ops.Concat(sg.parameter("n", np.array([1, 3], np.int64)), height, height, axis=0)
+    grown = ops.Resize(x, None, None, ops.Mul(sizes, sg.parameter("k", np.array([1, 1, 2, 2]))))
+    count = ops.ReduceProd(
+        ops.Slice(sizes, *(sg.parameter(n, [v]) for n, v in (("s", 2), ("e", 4))))
+    )
+    flat = ops.Reshape(grown, sg.parameter("flat", np.array([-1], np.int64)))
+    best, places = ops.TopK(flat, ops.Reshape(count, sg.parameter("one", np.array([1], np.int64))))
+    found = ops.NonZero(ops.Greater(best, 0.5))
+    sg.save(sg.Graph([x], [found, places]), tmp_path / "net.onnx")
+    argv = [sys.executable, "-c", LOAD, str(tmp_path / "net.onnx"), ""]
+    subprocess.run(argv, check=True)  # it may have to compile, and to keep the schemas
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "[]"
+
+
 def test_message_classes_are_those_of_onnx() -> None:
     code = """
 import sys

@@ -23,7 +23,7 @@ from subgraph.engine.concrete_types import (
     is_shape_like,
     known_concrete,
 )
-from subgraph.engine.constants import as_it_is, derive, evaluate, made, parameters_of
+from subgraph.engine.constants import as_it_is, derive, made, parameters_of
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.layouts import Arranger
 from subgraph.engine.lowering import (
@@ -38,6 +38,7 @@ from subgraph.engine.lowering import (
 )
 from subgraph.engine.memory import Life, Lives, assign_offsets, join_in_place
 from subgraph.errors import ShapeError, SubgraphError
+from subgraph.evaluation import evaluate
 from subgraph.graph import Graph, Node, Value
 from subgraph.known_values import from_array, has_traced, to_array
 from subgraph.limits import machine_memory, memory_limit, size_in_bytes
