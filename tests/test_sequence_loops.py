@@ -122,13 +122,14 @@ def _of_bags(ends: int = 9, bags: int = 8, **case: Any) -> sg.Graph:
     return sg.Graph([offsets, rows], [_bags(offsets, ops.Exp(rows), bags, **case)])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("device", "threads"), [("CPU", 1), ("CPU", 2), ("OPENCL", 0)])
 @pytest.mark.parametrize("mean", [False, True])
-def test_bags_of_rows_are_segments(mean: bool, threads: int) -> None:
+def test_bags_of_rows_are_segments(mean: bool, threads: int, device: str) -> None:
     """Empty ones, ends beyond the rows, and ends counted from the last one."""
     graph = _of_bags(mean=mean)
     assert not _kinds(passes.apply_pass(graph, "ReduceSegments")) & {"Loop", "If"}
-    model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
+    config = {"INFERENCE_NUM_THREADS": threads} if device == "CPU" else {}
+    model = sg.compile_model(graph, device, config)
     session = session_of(graph)
     rng = np.random.default_rng(0)
     cases = [np.sort(rng.integers(0, 31, 9)) for _ in range(5)]
