@@ -139,6 +139,10 @@ class _ModelSession(Session):
         return self._runner.profile()
 
 
+# Inputs that a device refuses, or for which it found no memory: the next run's may be others.
+_OF_THIS_RUN = (UnsupportedOpError, MemoryError)
+
+
 class DeviceFallback:
     """The devices that may run a region after its own."""
 
@@ -167,8 +171,8 @@ class DeviceFallback:
         """Return a session to run instead, and whether for good; None if the error stands."""
         if isinstance(error, RequestCancelledError):
             return None
-        lost = error.lost if isinstance(error, DeviceError) else isinstance(error, MemoryError)
-        if not lost and not isinstance(error, UnsupportedOpError):
+        lost = isinstance(error, DeviceError) and error.lost
+        if not lost and not isinstance(error, _OF_THIS_RUN):
             return None
         with self._lock:
             if self._replacement is None:
@@ -182,7 +186,7 @@ class DeviceFallback:
             return self._replacement.session(), True
 
     def _following(self, error: Exception, told: str) -> SubgraphOp | None:
-        if self._next is not None and isinstance(error, UnsupportedOpError):
+        if self._next is not None and isinstance(error, _OF_THIS_RUN):
             return self._next
         for device in self._others:
             try:

@@ -90,3 +90,25 @@ def test_a_device_lost_after_some_runs(monkeypatch: pytest.MonkeyPatch, caplog: 
             np.testing.assert_allclose(model(X)[0], wanted, rtol=1e-6)
     assert caplog.text.count("runs on REFERENCE from now on") == 1
     assert runs
+
+
+def test_a_run_that_found_no_memory_is_made_elsewhere_and_the_next_is_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    model = sg.Core().compile_model(graph(), "CPU")
+    wanted = model(X)[0]
+    runs: list[int] = []
+
+    def full(*_: Any) -> Any:
+        runs.append(1)
+        raise MemoryError("3 TiB")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(BoundPlan, "run", full)
+        for _ in range(2):
+            tried = len(runs)
+            np.testing.assert_allclose(model(X)[0], wanted, rtol=1e-6)
+            assert len(runs) > tried, "each run asks the CPU first"
+    assert caplog.text.count("failed on device CPU; REFERENCE helps out: 3 TiB") == 1
+    assert model.execution_devices == ["CPU"]
+    np.testing.assert_array_equal(model(X)[0], wanted)
