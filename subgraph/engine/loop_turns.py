@@ -22,7 +22,8 @@ from subgraph.subgraph_op import Turned, Wiring
 from subgraph.types import TensorType, dtype_of
 
 if TYPE_CHECKING:
-    from subgraph.engine.region_op import CpuSession, CpuSubgraphOp
+    from subgraph.engine.region_op import CpuSubgraphOp
+    from subgraph.engine.region_session import CpuSession
 
 Array = np.ndarray[Any, Any]
 # How many sized plans are made at first, how many turns pay for one more, and how many are kept.

@@ -9,13 +9,8 @@ import attrs
 
 from subgraph.engine.bound import BoundPlan
 from subgraph.engine.plan import Plan
-from subgraph.engine.region_op import (
-    CpuSession,
-    CpuSubgraphOp,
-    Guards,
-    RegionOptions,
-    without_weights,
-)
+from subgraph.engine.region_op import CpuSubgraphOp, Guards, RegionOptions, without_weights
+from subgraph.engine.region_session import CpuSession
 from subgraph.engine.stored_program import StoredProgram
 from subgraph.engine.template import Instance
 from subgraph.graph import Graph
