@@ -52,8 +52,8 @@ def _cast(node: Node, inputs: Sequence[Any]) -> Array | None:
     if not isinstance(to, int) or x.dtype.kind not in "biuf":
         return None
     target = numpy_dtype(DTYPE_OF_ONNX[to])
-    if target.kind not in "iuf":
-        return None
+    if target.kind not in "iuf" or target.isbuiltin != 1 or x.dtype.isbuiltin != 1:
+        return None  # float8 and the like saturate
     if target.kind in "iu" and x.size and not np.can_cast(x.dtype, target, "safe"):
         # What an integer type cannot hold is for the reference to say; NaN compares as outside.
         bounds = np.iinfo(target)
