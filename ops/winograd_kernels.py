@@ -62,172 +62,9 @@ from subgraph.engine.tiling import (
     T_WORDS,
 )
 
+from .winograd_axis_kernels import backward_along, finisher, forward_along, storer
+
 _words = stack_words(T_WORDS)
-_A, _B = 2.0 / 3.0, 1.5  # what F(4) evaluates at, besides 0 and infinity
-
-
-def _forward(v: Any, n: int) -> Any:
-    """Return ``f(source, step)``: the values of an input tile of n pixels along one axis."""
-    load, fma, splat = v.load, v.fma, v.splat
-
-    @register_jitable
-    def forward2(s: int, ss: int) -> Any:
-        d0, d1, d2, d3 = load(s), load(s + ss), load(s + 2 * ss), load(s + 3 * ss)
-        return d0 - d2, d1 + d2, d2 - d1, d1 - d3
-
-    a, b = _A, _B
-    a2, b2 = a * a, b * b
-
-    @register_jitable
-    def forward4(s: int, ss: int) -> Any:
-        d0, d1, d2 = load(s), load(s + ss), load(s + 2 * ss)
-        d3, d4, d5 = load(s + 3 * ss), load(s + 4 * ss), load(s + 5 * ss)
-        first = fma(splat(-(a2 + b2)), d2, d0 + d4)
-        even_a, odd_a = fma(splat(-b2), d2, d4), fma(splat(-b2), d1, d3)
-        even_b, odd_b = fma(splat(-a2), d2, d4), fma(splat(-a2), d1, d3)
-        last = fma(splat(-(a2 + b2)), d3, d1 + d5)
-        return (
-            first,
-            fma(splat(a), odd_a, even_a),
-            fma(splat(-a), odd_a, even_a),
-            fma(splat(b), odd_b, even_b),
-            fma(splat(-b), odd_b, even_b),
-            last,
-        )
-
-    @register_jitable
-    def forward_strided(s: int, ss: int) -> Any:
-        d0, d1, d2 = load(s), load(s + ss), load(s + 2 * ss)
-        d3, d4 = load(s + 3 * ss), load(s + 4 * ss)
-        # Even and odd inputs at 0, at 1, even ones at infinity.
-        return d0 - d2, d1 - d3, d2, d3, d4 - d2
-
-    return {4: forward2, 5: forward_strided, 6: forward4}[n]
-
-
-def _backward(v: Any, m: int, n: int) -> Any:
-    """Return ``f(source, step, last)``: the m outputs of a tile of n inputs along one axis.
-
-    ``last`` is where the point at infinity lies, which the last output alone needs.
-    """
-    load, fma, splat = v.load, v.fma, v.splat
-
-    @register_jitable
-    def backward2(s: int, ss: int, last: int) -> Any:
-        m0, m1, m2, m3 = load(s), load(s + ss), load(s + 2 * ss), load(last)
-        return m0 + m1 + m2, m1 - m2 - m3
-
-    a, b = _A, _B
-    a2, b2, a3, b3 = a * a, b * b, a * a * a, b * b * b
-
-    @register_jitable
-    def backward4(s: int, ss: int, last: int) -> Any:
-        m1, m2 = load(s + ss), load(s + 2 * ss)
-        sum_a, diff_a = m1 + m2, m1 - m2
-        m3, m4 = load(s + 3 * ss), load(s + 4 * ss)
-        sum_b, diff_b = m3 + m4, m3 - m4
-        cubes = fma(splat(b3), diff_b, load(last))
-        return (
-            load(s) + sum_a + sum_b,
-            fma(splat(a), diff_a, splat(b) * diff_b),
-            fma(splat(a2), sum_a, splat(b2) * sum_b),
-            fma(splat(a3), diff_a, cubes),
-        )
-
-    @register_jitable
-    def backward3(s: int, ss: int, last: int) -> Any:
-        m1, m2, m3, m4 = load(s + ss), load(s + 2 * ss), load(s + 3 * ss), load(s + 4 * ss)
-        sum_a, diff_a, sum_b, diff_b = m1 + m2, m1 - m2, m3 + m4, m3 - m4
-        return (
-            load(s) + sum_a + sum_b,
-            fma(splat(a), diff_a, splat(b) * diff_b),
-            fma(splat(a2), sum_a, fma(splat(b2), sum_b, load(last))),
-        )
-
-    @register_jitable
-    def backward2_of_6(s: int, ss: int, last: int) -> Any:
-        m1, m2, m3, m4 = load(s + ss), load(s + 2 * ss), load(s + 3 * ss), load(s + 4 * ss)
-        odd = fma(splat(b), m3 - m4, load(last))
-        return load(s) + (m1 + m2) + (m3 + m4), fma(splat(a), m1 - m2, odd)
-
-    @register_jitable
-    def backward_strided(s: int, ss: int, last: int) -> Any:
-        m0, m1, m2 = load(s), load(s + ss), load(last)
-        return m0 + m1, m1 + m2
-
-    if n == 6:
-        return {2: backward2_of_6, 3: backward3, 4: backward4}[m]
-    return backward2 if n == 4 else backward_strided
-
-
-def _storer(v: Any, count: int) -> Any:
-    """Return ``f(values, target, step, last)`` that stores vectors, the last one at ``last``."""
-    store = v.store
-
-    @register_jitable
-    def store2(d: Any, to: int, step: int, last: int) -> None:
-        store(to, d[0])
-        store(last, d[1])
-
-    @register_jitable
-    def store3(d: Any, to: int, step: int, last: int) -> None:
-        store2(d, to, step, to + step)
-        store(last, d[2])
-
-    @register_jitable
-    def store4(d: Any, to: int, step: int, last: int) -> None:
-        store2(d, to, step, to + step)
-        store2(d[2:], to + 2 * step, step, last)
-
-    @register_jitable
-    def store5(d: Any, to: int, step: int, last: int) -> None:
-        store4(d, to, step, to + 3 * step)
-        store(last, d[4])
-
-    @register_jitable
-    def store6(d: Any, to: int, step: int, last: int) -> None:
-        store4(d, to, step, to + 3 * step)
-        store2(d[4:], to + 4 * step, step, last)
-
-    return {2: store2, 3: store3, 4: store4, 5: store5, 6: store6}[count]
-
-
-def _finisher(v: Any, m: int) -> Any:
-    """Return ``f(values, bias, low, high, y, residual, row, rows)``: ends a column of a tile."""
-    load, store, at_least, at_most = v.load, v.store, v.max, v.min
-
-    @register_jitable
-    def finish(value: Any, bias: Any, low: Any, high: Any, y: int, res: int, down: int) -> None:
-        value = value + bias
-        if res != 0:
-            value = value + load(res + down)
-        store(y + down, at_most(high, at_least(low, value)))
-
-    @register_jitable
-    def finish2(
-        d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
-    ) -> None:
-        finish(d[0], bias, low, high, y, res, 0)
-        if rows > 1:
-            finish(d[1], bias, low, high, y, res, row)
-
-    @register_jitable
-    def finish3(
-        d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
-    ) -> None:
-        finish2(d, bias, low, high, y, res, row, rows)
-        if rows > 2:
-            finish(d[2], bias, low, high, y, res, 2 * row)
-
-    @register_jitable
-    def finish4(
-        d: Any, bias: Any, low: Any, high: Any, y: int, res: int, row: int, rows: int
-    ) -> None:
-        finish3(d, bias, low, high, y, res, row, rows)
-        if rows > 3:
-            finish(d[3], bias, low, high, y, res, 3 * row)
-
-    return {2: finish2, 3: finish3, 4: finish4}[m]
 
 
 def winograd(
@@ -279,9 +116,9 @@ def winograd(
     strided, low = stride == 2, mr <= LOW_ROWS
     n = 5 if strided else m + taps - 1
     side = 3 if strided else n  # points along an axis
-    forward, backward = _forward(v, n), _backward(v, m, n)
-    store_inputs, store_outputs = _storer(v, n), _storer(v, m)
-    finish_column = _finisher(v, m)
+    forward, backward = forward_along(v, n), backward_along(v, m, n)
+    store_inputs, store_outputs = storer(v, n), storer(v, m)
+    finish_column = finisher(v, m)
 
     @register_jitable
     def places(args: int) -> int:
