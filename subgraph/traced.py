@@ -20,7 +20,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -232,7 +232,7 @@ def recorded(function: _Function) -> _Function:
             return function(*numbers)
         return _applied(f"{name}({', '.join(['%s'] * len(numbers))})", function, *numbers)
 
-    return call  # type: ignore[return-value]
+    return cast(_Function, call)
 
 
 def _bits(number: float) -> int:

@@ -16,10 +16,8 @@ import numpy as np
 from subgraph.collector import paused_gc
 from subgraph.engine.bound import Arena, BoundPlan
 from subgraph.engine.laid_out import timed
-from subgraph.engine.loop_turns import LoopTurns
 from subgraph.engine.mapped import release
 from subgraph.engine.plan import Plan, UnknownShapeError
-from subgraph.engine.sized_plan import SizedPlan, SizedProgram
 from subgraph.engine.stored_program import StoredProgram
 from subgraph.engine.template import Instance, Template
 from subgraph.errors import RequestCancelledError
@@ -38,6 +36,7 @@ from subgraph.subgraph_op import (
 
 if TYPE_CHECKING:
     from subgraph.engine.region_op import CpuSubgraphOp
+    from subgraph.engine.sized_plan import SizedPlan, SizedProgram
 
 Array = np.ndarray[Any, Any]
 _Key = tuple[Any, ...]
@@ -141,6 +140,8 @@ class CpuSession(Session):
 
     def turns(self, wiring: Wiring) -> RunTurns | None:
         """Return how to run turns of a loop, as long as they have one program."""
+        from subgraph.engine.loop_turns import LoopTurns
+
         return LoopTurns(self, wiring)
 
     def begin(self, program: BoundPlan) -> None:
@@ -152,6 +153,8 @@ class CpuSession(Session):
 
     def bind_sized(self, plan: SizedPlan) -> SizedProgram:
         """Return a plan whose sizes data decide, bound to this session's memory."""
+        from subgraph.engine.sized_plan import SizedProgram
+
         self._arena.reserve(plan.laid.arena_bytes)
         return SizedProgram(plan, self._arena, self._pool)
 
