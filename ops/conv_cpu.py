@@ -8,10 +8,11 @@ kernel are turned into scratch memory first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 
 import attrs
+import numpy as np
 
 from subgraph.engine.host import caches
 from subgraph.engine.kernel import Kernel
@@ -19,6 +20,7 @@ from subgraph.engine.lowering import (
     Layout,
     Lowering,
     Operand,
+    Scratch,
     Unsupported,
     Weight,
     Word,
@@ -43,11 +45,11 @@ from .conv_geometry import (
     winograd_weights,
 )
 from .conv_phases import OUTPUTS, emit_phases, phase_weights, phases_of
-from .conv_winograd import emit_winograd, winograd_sizes, winograd_values
+from .conv_winograd import emit_winograd, fleeting_outputs, winograd_sizes, winograd_values
 from .copying_cpu import emit_copy
 from .elementwise_cpu import temporary
 from .layout_turns import blocked, blocked_target, plain, plain_target, settle
-from .packing import LINE, packed_size
+from .packing import LINE, packed_size, taps_variant
 from .tile_planning import (
     FLOATS,
     Activation,
@@ -68,7 +70,10 @@ _MEMORY, _MEMORY_LOW = 8.0, 3.0
 _COLOURS = 3  # channels of an image: worth a kernel of their own whatever the lanes
 _WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
 _TRANSFORM = 7  # cycles for each vector that Winograd's transforms read or write
+_MADE = 5  # cycles for each vector of weights that is transformed in a run
+_APART = 64  # bytes between points of such weights: else they meet in the same lines of a cache
 _SORTED = 2  # cycles for each element that is put to its phase
+_SMALLER = 1.08  # what an estimate may rise to for weights of a fraction of the size
 _BETTER = 0.95  # what an estimate must come down to
 _TURNS = 12  # taps that repeating channels, and turning them into blocks, is worth
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
@@ -119,8 +124,12 @@ class Job:
         def cut(weight: Array) -> Array:
             return make(weight.reshape(*weight.shape[:2], *kernel)[(..., *taps)])
 
-        text = " ".join(f"{t.start}:{t.stop}" for t in taps)
-        return self.low.weight(f"{recipe} taps {text} of {kernel}", cut, self.w)
+        return self.low.weight(f"{recipe} taps {self.taps_text} of {kernel}", cut, self.w)
+
+    @property
+    def taps_text(self) -> str:
+        """What tells the taps that read something."""
+        return " ".join(f"{t.start}:{t.stop}" for t in self.taps)
 
 
 @lowering("Conv", dtypes=FLOATS, layouts=_BOTH)
@@ -169,6 +178,8 @@ def emit(job: Job, algorithm: str) -> None:
         _phased(job)
     elif algorithm.startswith(("winograd", "strided")):
         _winograd(job, int(algorithm[-1]), job.g.strides[1])
+    elif algorithm.startswith("fleeting"):
+        _fleeting(job, int(algorithm[-1]))
     else:
         _direct(job, plain=algorithm == "first")
 
@@ -266,8 +277,8 @@ def _first(job: Job) -> str:
     return "phases" if cost < _BETTER * read_as_it_is else "first"
 
 
-# Bytes by which the weights of a convolution of volumes may grow: such networks have many weights
-# for what they compute, and those of Winograd would be much of their memory.
+# Bytes by which weights may grow: those of volumes at all, others where what takes no more costs
+# more than `_SMALLER` says. Such weights would be most of the memory of many networks.
 _MORE_WEIGHTS = 4_000_000
 
 
@@ -299,37 +310,65 @@ def _square(job: Job) -> str:
     products = blocks_in * of.lanes * blocks_out
     weights = products * of.lanes * of.item
     costs = {"direct": _cost(of, g.images * g.pixels * taps**2 * products, taps**2 * weights)}
+    flat = g.source[0] == g.kernel[0] == 1
+    narrow = weight_tiles(of, job.low, job.w).weights
     for name, m in forms.items():
         values, _ = winograd_sizes(m, taps, g.strides[1])
-        if g.source[0] > 1 and (values - taps**2) * weights > _MORE_WEIGHTS:
+        large = (values - taps**2) * weights > _MORE_WEIGHTS
+        if large and g.source[0] > 1:
             continue
         multiplied = winograd_values(g, m) * products
         costs[name] = _transforms(of, g, m) + _cost(of, multiplied, values * weights)
+        if large and flat and not strided and not narrow:
+            made = 0 if _fleeting_key(job, m) in job.low.kept else _MADE * values * products
+            again = -(-g.outputs // fleeting_outputs(of, g, m)) - 1
+            costs[f"fleeting{m}"] = costs[name] + made + again * _transforms_in(of, g, m)
     return _shared(job.w, costs)
 
 
 def _shared(weight: Operand, costs: Mapping[str, float]) -> str:
-    """Return the form of least cost, or the one that an earlier convolution made of this weight.
+    """Return the algorithm of least cost whose form of the weight is worth its memory.
 
-    A detector's head runs on maps of all sizes with the same weights: each form of them is held.
+    A detector's head runs on maps of all sizes with the same weights: each form of them is held, so
+    an earlier convolution's form of this weight is taken where it does.
     """
     best, least = "direct", costs["direct"]
     for name, cost in costs.items():
         if cost < _BETTER * least:
             best, least = name, cost
+    fleeting = best.replace("winograd", "fleeting")
+    if costs.get(fleeting, math.inf) < _SMALLER * least:
+        best = fleeting
     if weight.form is None:
-        weight.form = best, least
+        weight.form = _form(best), least
         return best
     kept, first = weight.form
-    return kept if kept in costs and costs[kept] - least <= first else best
+    alike = {name: cost for name, cost in costs.items() if _form(name) == kept}
+    if alike and min(alike.values()) - least <= first:
+        return min(alike, key=lambda name: alike[name])
+    return best
+
+
+def _form(algorithm: str) -> str:
+    """Return the form of the weights that an algorithm keeps."""
+    return "direct" if algorithm.startswith("fleeting") else algorithm
 
 
 def _transforms(of: Tiles, g: Geometry, m: int) -> int:
     """Return the cycles of Winograd's transforms of all tiles."""
-    count = g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
-    values, points = winograd_sizes(m, g.kernel[1], g.strides[1])
-    blocks_in, blocks_out = (-(-n // of.lanes) for n in (g.inputs, g.outputs))
-    return count * _TRANSFORM * (values * g.kernel[0] * blocks_in + points * blocks_out)
+    _, points = winograd_sizes(m, g.kernel[1], g.strides[1])
+    sums = _tiles(g, m) * points * -(-g.outputs // of.lanes)
+    return _transforms_in(of, g, m) + _TRANSFORM * sums
+
+
+def _transforms_in(of: Tiles, g: Geometry, m: int) -> int:
+    """Return the cycles of Winograd's transforms of what all tiles read."""
+    values, _ = winograd_sizes(m, g.kernel[1], g.strides[1])
+    return _TRANSFORM * _tiles(g, m) * values * g.kernel[0] * -(-g.inputs // of.lanes)
+
+
+def _tiles(g: Geometry, m: int) -> int:
+    return g.images * g.target[0] * math.prod(-(-o // m) for o in g.target[1:])
 
 
 def _cost(of: Tiles, multiplications: float, weight_bytes: float) -> float:
@@ -348,17 +387,19 @@ def _bias(job: Job) -> Word:
     return job.low.weight(f"conv bias of {job.of.lanes}", blocked_vector(job.of), job.bias)
 
 
-def _direct(job: Job, *, plain: bool) -> None:
-    low, of = job.low, weight_tiles(job.of, job.low, job.w)
-    together = merged(job.g, of.lanes)
+def _direct_weight(job: Job, of: Tiles, together: int, *, plain: bool) -> Weight:
     recipe = (
         f"conv direct {of.nv}x{of.lanes} groups {job.g.groups}/{together} "
         f"{'plain' if plain else 'blocked'} {of.weights}"
     )
-    if job.w.constant:
-        weight: Word = job.weight(recipe, direct_weights(job.g, of, together, plain))
-    else:
-        weight = _packed(job)
+    return job.weight(recipe, direct_weights(job.g, of, together, plain))
+
+
+def _direct(job: Job, *, plain: bool) -> None:
+    low, of = job.low, weight_tiles(job.of, job.low, job.w)
+    together = merged(job.g, of.lanes)
+    constant = job.w.constant
+    weight = _direct_weight(job, of, together, plain=plain) if constant else _packed(job)
     g = merge(job.g, together)
     x = job.x if plain else blocked(low, of, job.x)
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
@@ -426,6 +467,59 @@ def _winograd(job: Job, m: int, stride: int) -> None:
         recipe = f"conv strided winograd{m} {of.nv}x{of.lanes}"
         weight = job.weight(recipe, strided_winograd_weights(of))
     _by_winograd(job, g, blocked(low, of, job.x), weight, m)
+
+
+def _fleeting(job: Job, m: int) -> None:
+    """Run Winograd's algorithm with weights that are transformed in each run, a part at a time."""
+    low, of, g = job.low, job.of, job.g
+    x = blocked(low, of, job.x)
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    bias = _bias(job)
+    part = fleeting_outputs(of, g, m)
+    for first in range(0, g.outputs, part):
+        few = attrs.evolve(g, outputs=min(part, g.outputs - first))
+        weight = _values(job, few, first, m)
+        emit_winograd(
+            low, of, few, x, weight, bias, residual, y, job.act, m,
+            apart=_APART, before=first // of.lanes, total_out=g.outputs,
+        )  # fmt: skip
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
+    """Return where the transformed weights are of the outputs of ``g``, from ``first`` on."""
+    low, of, taps = job.low, job.of, g.kernel[1]
+    kept = _fleeting_key(job, m) if g.outputs == job.g.outputs else None
+    if kept in low.kept:
+        return low.kept[kept]
+    blocks = -(-g.inputs // of.lanes)
+    outputs = round_up(g.outputs, of.lanes)
+    values, _ = winograd_sizes(m, taps, 1)
+    size = packed_size(outputs, blocks * of.lanes, of) * of.item
+    weight = low.scratch(values * (size + _APART))
+    if kept is not None:
+        low.kept[kept] = weight
+    panels = _direct_weight(job, of, 1, plain=False)
+    words: list[Word] = [panels, weight, outputs, of.width, blocks, size + _APART]
+    units = -(-g.outputs // of.width) * blocks
+    low.emit(
+        Kernel(
+            "packing_kernels", "winograd_of_panels", dtype=of.dtype, lanes=of.lanes, m=m,
+            **taps_variant(taps),
+        ),
+        [*words, first // of.width],
+        units,
+        grain=grain(units, _MADE * values * size),
+        bytes=(values + taps**2) * size,
+    )  # fmt: skip
+    return weight
+
+
+def _fleeting_key(job: Job, m: int) -> Hashable:
+    """Return what tells the transformed weights of all outputs, None for a weight that is known."""
+    origin = job.w.origin
+    return None if isinstance(origin, np.ndarray) else (origin, job.taps_text, m)
 
 
 def _phased(job: Job) -> None:

@@ -16,6 +16,7 @@ from .tile_planning import Activation, Tiles, grain, round_up, shared
 
 _PANEL_BLOCKS = 2  # into which the products of a point are cut where threads share them
 _STAGE = 36  # the word that names a stage
+_FLEETING = 1 << 24  # bytes: such weights shall stay in the last cache
 _TRANSFORM = 16  # multiplications' worth of time for each byte that a transform writes
 
 
@@ -30,8 +31,14 @@ def emit_winograd(
     y: Word,
     act: Activation,
     m: int,
+    apart: int = 0,
+    before: int = 0,
+    total_out: int = 0,
 ) -> None:
     """Emit ``winograd_kernels.winograd`` with tiles of ``m`` x ``m`` outputs.
+
+    The weights of points lie ``apart`` bytes from one another. The outputs of ``g`` may be some of
+    ``total_out``, so many blocks ``before`` them.
 
     Several threads with a single block of tiles share its transforms, each a step of its own; else
     every unit transforms what it multiplies.
@@ -42,6 +49,7 @@ def emit_winograd(
     blocks_out = -(-g.outputs // of.lanes)
     image_in = -(-g.inputs // of.lanes) * math.prod(g.source) * pixel
     image_out = blocks_out * g.pixels * pixel
+    images_apart = -(-max(total_out, g.outputs) // of.lanes) * g.pixels * pixel
     # The slices of a volume that an output reads count as so many more channels.
     blocks_in = g.kernel[0] * -(-g.inputs // of.lanes)
     panels = -(-blocks_out // of.nv)
@@ -65,8 +73,8 @@ def emit_winograd(
     words: list[Word] = [x, weight, y, bias, residual, g.images, blocks_in, blocks_out]
     words += g.words()
     words += [tile, act.post, act.flags, act.low, act.high, count, int(over), part]
-    words += [scratch, scratch.nbytes, 0, image_in, image_out, image_out]
-    words += [low.scratch(room) if staged else 0, multiplied, rest, *[0] * 4, most]
+    words += [scratch, scratch.nbytes, 0, image_in, images_apart, images_apart]
+    words += [low.scratch(room) if staged else 0, multiplied, rest, apart, before, 0, 0, most]
     variant = {"stride": stride} if stride > 1 else taps_variant(g.kernel[1])
     kernel = Kernel("winograd_kernels", "winograd", m=m, **variant, **of.variant)
     moved_in, moved_out = g.images * image_in, g.images * image_out
@@ -88,6 +96,15 @@ def emit_winograd(
         words[_STAGE] = stage
         least = grain(units, work)
         low.emit(kernel, words, units, grain=least, flops=counted, bytes=bytes_moved)
+
+
+def fleeting_outputs(of: Tiles, g: Geometry, m: int) -> int:
+    """Return of how many outputs weights are held at once that are made in each run."""
+    values, _ = winograd_sizes(m, g.kernel[1], g.strides[1])
+    panel = values * round_up(g.inputs, of.lanes) * of.width * of.item
+    panels = -(-g.outputs // of.width)
+    parts = -(-panels * panel // _FLEETING)
+    return min(g.outputs, -(-panels // min(parts, panels)) * of.width)
 
 
 def cut(of: Tiles, total: int, blocks_in: int, panels: int, threads: int) -> tuple[int, int, int]:

@@ -8,14 +8,24 @@ is narrowed to whole vectors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from numba.extending import register_jitable
 
-from subgraph.engine.irtools import F64, I32, I64, INT64, VOID, define, emit_convert, load_at
+from subgraph.engine.irtools import (
+    I32,
+    I64,
+    INT64,
+    VOID,
+    define,
+    emit_convert,
+    emit_fma,
+    load_at,
+    store_at,
+)
 from subgraph.engine.simd import ld as loads
 from subgraph.engine.simd import memcpy, memset, vec
 from subgraph.engine.simd import st as stores
@@ -128,7 +138,6 @@ def _transform(dtype: str, lanes: int, matrix: Matrix) -> Any:
     vector at a point of its own.
     """
     v = vec(dtype, lanes)
-    wide = ir.VectorType(F64, lanes)
     side = len(matrix[0])
 
     def taps(builder: Any, source: Any, step: Any, count: Any) -> list[Any]:
@@ -146,30 +155,46 @@ def _transform(dtype: str, lanes: int, matrix: Matrix) -> Any:
                 found[tap] = builder.insert_element(found[tap], value, I32(lane))
         return [emit_convert(builder, each, dtype, "float64") for each in found]
 
-    def dot(builder: Any, row: Sequence[float], values: Sequence[Any]) -> Any:
-        total: Any = None
-        for factor, value in zip(row, values, strict=True):
-            if factor == 0.0:
-                continue
-            term = value
-            if factor != 1.0:
-                term = builder.fmul(value, ir.Constant(wide, [F64(factor)] * lanes))
-            total = term if total is None else builder.fadd(total, term)
-        return total
-
     def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
         source, step, count, target, apart = args
-        g = taps(builder, source, step, count)
-        half = [[dot(builder, row, g[c::side]) for c in range(side)] for row in matrix]
-        point = target
-        for line in half:
-            for row in matrix:
-                value = emit_convert(builder, dot(builder, row, line), "float64", dtype)
-                stored = builder.store(value, builder.inttoptr(point, ir.PointerType()))
-                stored.align = v.itemsize
-                point = builder.add(point, apart)
+        for value in _both_ways(builder, taps(builder, source, step, count), matrix):
+            store_at(builder, target, emit_convert(builder, value, "float64", dtype), v.itemsize)
+            target = builder.add(target, apart)
 
     return define(VOID, [INT64] * 5, emit)
+
+
+def _both_ways(builder: Any, g: Sequence[Any], matrix: Matrix) -> Iterator[Any]:
+    """Yield the elements of ``matrix g matrix^T`` for vectors ``g``, row by row."""
+    side = len(matrix[0])
+    columns = [list(_along(builder, matrix, g[column::side])) for column in range(side)]
+    for line in zip(*columns, strict=True):
+        yield from _along(builder, matrix, line)
+
+
+def _along(builder: Any, matrix: Matrix, values: Sequence[Any]) -> Iterator[Any]:
+    """Yield ``matrix values``; rows of points ``p`` and ``-p`` share their even terms."""
+    kind = values[0].type
+
+    def times(factor: float) -> Any:
+        return ir.Constant(kind, [kind.element(factor)] * kind.count)
+
+    def add(row: Sequence[float], ks: range, total: Any = None) -> Any:
+        for k in ks:
+            if row[k] == 0.0:
+                continue
+            if total is None:
+                total = values[k] if row[k] == 1.0 else builder.fmul(values[k], times(row[k]))
+            else:
+                total = emit_fma(builder, values[k], times(row[k]), total)
+        return total
+
+    even, odd = range(0, len(values), 2), range(1, len(values), 2)
+    shared: Any = None
+    for row, before in zip(matrix, (None, *matrix), strict=False):
+        mirrored = before is not None and all(row[k] == before[k] for k in even)
+        shared = shared if mirrored else add(row, even)
+        yield add(row, odd, shared)
 
 
 def winograd(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., None]:
@@ -208,5 +233,64 @@ def winograd(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., 
             for point in range(points):
                 rest = (depth - inputs) * wide * item
                 memset(y + point * apart + inputs * wide * item, 0, rest)
+
+    return kernel
+
+
+@cache
+def _transform_panel(dtype: str, lanes: int, matrix: Matrix) -> Any:
+    """Return ``transform(source, bytes between its taps, target, bytes between its points)``.
+
+    A vector of each tap becomes one at each point, in the arithmetic of ``dtype``.
+    """
+    v = vec(dtype, lanes)
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        source, step, target, apart = args
+        taps: list[Any] = []
+        for _ in range(len(matrix[0]) ** 2):
+            taps.append(load_at(builder, source, v.llvm, v.itemsize))
+            source = builder.add(source, step)
+        for value in _both_ways(builder, taps, matrix):
+            store_at(builder, target, value, v.itemsize)
+            target = builder.add(target, apart)
+
+    return define(VOID, [INT64] * 4, emit)
+
+
+def winograd_of_panels(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., None]:
+    """Return the kernel that transforms the panels of a direct convolution into `winograd`'s.
+
+    It runs in each run of a convolution whose weights at Winograd's points are not kept.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector, inputs of a block.
+        m: Outputs of a tile along an axis.
+        taps: Weights along an axis.
+
+    Words::
+
+        0 source [panel][block of inputs][tap][input][column]
+        1 target [point][panel][block of inputs][input][column]
+        2 outputs of the target, whole vectors  3 columns of a panel  4 blocks of inputs
+        5 bytes of a point  6 panels of the source before those transformed
+
+    Units: panels * blocks of inputs, the latter innermost.
+    """
+    transform = _transform_panel(dtype, lanes, winograd_matrix(m, taps))
+    pixel = lanes * vec(dtype, lanes).itemsize
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        outputs, width, blocks, apart = arg(args, 2), arg(args, 3), arg(args, 4), arg(args, 5)
+        for unit in range(begin, end):
+            panel, block = unit // blocks, unit % blocks
+            first = panel * width
+            wide = min(width, outputs - first)
+            rows = first * blocks + block * wide
+            x = arg(args, 0) + taps * taps * (arg(args, 6) * width * blocks + rows) * pixel
+            y = arg(args, 1) + rows * pixel
+            for at in range(0, wide * pixel, pixel):
+                transform(x + at, wide * pixel, y + at, apart)
 
     return kernel

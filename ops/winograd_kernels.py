@@ -99,6 +99,8 @@ def winograd(
         37 bytes between images of x  38 of y  39 of the residual
         40 values and sums that the stages share  41 panels of a unit that multiplies
         42 channels of the last input block that count (stride 1; 0: all)
+        43 bytes between the weights of points (stride 1), beyond the weights
+        44 output blocks of y, of the residual and of the bias that come before those computed
         47 steps of a segment of the sums (strips), in blocks
 
     A tile has n x n inputs and as many values (n = m + taps - 1, or 5 with stride 2) at ``n n``, or
@@ -183,7 +185,7 @@ def winograd(
     def weights_at(args: int, point: int, panel: int) -> int:
         """Return the address of the weights of a panel at a point."""
         before = first_of(point) * arg(args, 7) + panel * nv * values_of(point)
-        return arg(args, 1) + before * arg(args, 6) * lanes * pixel
+        return arg(args, 1) + before * arg(args, 6) * lanes * pixel + point * arg(args, 43)
 
     @register_jitable
     def keep_values(
@@ -439,15 +441,15 @@ def winograd(
             most = splat(ld_f64(args + 8 * 30))
         for b in range(block, last_block):
             plane, i, j = first // (across * down), first // across % down, first % across
-            bias = zero()
+            bias, place = zero(), b + arg(args, 44)
             if arg(args, 3) != 0:
-                bias = load(arg(args, 3) + b * pixel)
+                bias = load(arg(args, 3) + place * pixel)
             s = c + (b - block) * apart
             low_s, right_s, corner_s = s, s, s
             for _ in range(count):
                 image, od = plane // slices, plane % slices
                 oh, ow = start_of(i, lines), start_of(j, columns)
-                at = (((b * slices + od) * oh_n + oh) * ow_n + ow) * pixel
+                at = (((place * slices + od) * oh_n + oh) * ow_n + ow) * pixel
                 y = arg(args, 2) + image * arg(args, 38) + at
                 res = arg(args, 4)
                 if res != 0:

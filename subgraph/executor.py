@@ -249,8 +249,9 @@ class Executor:
         self._cancel = cancel or Cancel()
         self._runs: list[Run] = []
         self._steps: list[_Do] = []
+        first: dict[type[Session], Session] = {}
         for step in plan.steps:
-            self._prepare(step)
+            self._prepare(step, first)
         self._template: tuple[Snapshot, list[Any]] | None = None
         self._direct = None if around is None or profiling else self._make_direct()
 
@@ -270,8 +271,11 @@ class Executor:
 
         return run
 
-    def _prepare(self, step: Step) -> None:
-        """Say how a step runs on all its inputs, and how on a run's values."""
+    def _prepare(self, step: Step, first: dict[type[Session], Session]) -> None:
+        """Say how a step runs on all its inputs, and how on a run's values.
+
+        Sessions of a kind need no more memory than one of them: steps run one after the other.
+        """
         if step.op is None:
             run = self._runner(step)
             self._runs.append(run)
@@ -281,6 +285,9 @@ class Executor:
         if self.profiling:
             session.measure()
         self._cancel.watch(session)
+        other = first.setdefault(type(session), session)
+        if other is not session:
+            session.share(other)
         self._runs.append(session)
         run_given = None if step.given is None else session.given_only()
         if run_given is None or step.given is None:

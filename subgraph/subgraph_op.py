@@ -149,6 +149,13 @@ class Session:
     def resume(self) -> None:
         """Forget `cancel`: a new run is about to begin."""
 
+    def share(self, other: Session) -> None:
+        """Work in the memory of another session of this class, if that saves any.
+
+        Called before the first run. The two belong to one request and never run at the same time;
+        nothing may be kept in that memory from one run to the next.
+        """
+
     def given_only(self) -> RunGiven | None:
         """Return a function that runs the op on the inputs that are no weights, None without one.
 

@@ -9,7 +9,7 @@ from collections.abc import Generator
 import pytest
 
 from subgraph import collector
-from subgraph.collector import paused_gc
+from subgraph.collector import look_at_new, paused_gc
 
 
 class Ring:
@@ -21,6 +21,7 @@ class Ring:
 
 @pytest.fixture(autouse=True)
 def enabled(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    monkeypatch.setattr(collector, "_looks", 0)
     monkeypatch.setattr(collector, "_unseen", 0)
     monkeypatch.setattr(collector, "MANY", 1_000)
     monkeypatch.setattr(collector, "TOO_MANY", 10_000)
@@ -55,6 +56,21 @@ def test_garbage_goes_in_the_end() -> None:
         watched.append(weakref.ref(rings[0]))
         del rings
     assert sum(ref() is not None for ref in watched) <= 3
+
+
+def test_after_several_looks_all_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pass leaves behind may be older than the look before it."""
+    monkeypatch.setattr(collector, "WORTH_A_LOOK", 100)
+    with paused_gc():
+        ring = Ring()
+        watched = weakref.ref(ring)
+        made: list[list[int]] = []
+        for _ in range(collector.FEW_LOOKS + 1):
+            made += [[k] for k in range(200)]
+            look_at_new()
+        del ring
+        assert watched() is not None
+    assert watched() is None
 
 
 def test_a_collection_meanwhile_counts() -> None:

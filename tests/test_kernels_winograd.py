@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine import host
+from subgraph.engine import gathering, host
 from subgraph.engine.lowering import EmittedStep, Weight
 from subgraph.engine.plan import PlanOptions, make_plan
-from subgraph.ops import conv_cpu
+from subgraph.ops import conv_cpu, conv_winograd
 from subgraph.ops.conv_phases import phases_of
 from subgraph.ops.tile_planning import direct_tiles
 from subgraph.types import TensorType
@@ -24,7 +25,8 @@ from .kernel_support import run_node
 
 Array = np.ndarray[Any, Any]
 # Names of algorithms, and the taps along an axis that each is tried with.
-FORMS = [("winograd2", 3), ("winograd4", 3), ("strided2", 3), ("winograd3", 4), ("winograd2", 5)]
+KEPT = [("winograd2", 3), ("winograd4", 3), ("strided2", 3), ("winograd3", 4), ("winograd2", 5)]
+FORMS = [*KEPT, ("fleeting2", 3), ("fleeting4", 3), ("fleeting3", 4), ("fleeting2", 5)]
 LOW = direct_tiles("float32", host.lanes("float32")).low
 
 
@@ -37,6 +39,7 @@ LOW = direct_tiles("float32", host.lanes("float32")).low
     act=st.sampled_from(["", "Relu", "Clip", "Silu"]),
     with_residual=st.booleans(),
     form=st.sampled_from(FORMS),
+    held=st.sampled_from([1, 100_000, 1 << 24]),
     threads=st.integers(1, 3),
     cuts=st.lists(st.floats(0, 1), max_size=3),
 )
@@ -48,9 +51,11 @@ def test_winograd(
     act: str,
     with_residual: bool,
     form: tuple[str, int],
+    held: int,
     threads: int,
     cuts: list[float],
 ) -> None:
+    """With every form, and weights that are made in each run ``held`` bytes at a time."""
     name, taps = form
     assume(name != "strided2" or LOW)
     stride = 2 if name == "strided2" else 1
@@ -88,6 +93,7 @@ def test_winograd(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conv_cpu, "choose", lambda job: _square_or_direct(job, name, taps))
+        patch.setattr(conv_winograd, "_FLEETING", held)
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     close(got, wanted, 1e-5)
@@ -233,6 +239,8 @@ def test_winograd_of_few_tiles(form: str, cuts: list[float]) -> None:
         ("strided2", 3, 2e-6),
         ("winograd3", 4, 6e-6),
         ("winograd2", 5, 6e-6),
+        ("fleeting2", 3, 1e-6),
+        ("fleeting4", 3, 6e-6),
     ],
 )
 def test_winograd_error_is_as_stated(form: str, taps: int, bound: float) -> None:
@@ -283,3 +291,40 @@ def test_one_form_of_weights_that_maps_of_several_sizes_share() -> None:
     results = sg.compile_model(graph, "CPU")(given)
     for k, x in enumerate(given):
         close(results[k], reference(x, array, [1, 1], [1, 1], (1, 1, 1, 1), 1))
+
+
+def test_weights_of_large_maps_are_transformed_in_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept as they are for direct convolution, and transformed once for all maps."""
+    monkeypatch.setattr(conv_cpu, "_MORE_WEIGHTS", 100_000)
+    monkeypatch.setattr(gathering, "_WORTH_IT", 1000)
+    rng = np.random.default_rng(0)
+    array = rng.standard_normal((64, 64, 3, 3)).astype(np.float32) / np.float32(24)
+    sides = (60, 30, 16)
+    graph, w = _head(array, sides)
+    types: list[TensorType | None] = [TensorType("float32", (1, 64, s, s)) for s in sides]
+    plan = make_plan(graph, types, {}, PlanOptions())
+    steps = [item for item in plan.items if isinstance(item, EmittedStep)]
+    made = [step for step in steps if step.kernel.factory == "winograd_of_panels"]
+    words = [word for step in steps for word in step.words if isinstance(word, Weight)]
+    kept = {word.recipe for word in words if w.parameter in word.sources}
+    if host.lanes("float32") > 1:
+        assert len(made) == 1
+        assert len(kept) == 1
+        assert next(iter(kept)).startswith("conv direct")
+    given = [rng.standard_normal((1, 64, s, s)).astype(np.float32) for s in sides]
+    compiled = sg.compile_model(graph, "CPU")
+    for changed in (array, array[::-1].copy()):
+        assert w.parameter is not None
+        w.parameter.assign(changed)
+        results = compiled(given)
+        for k, x in enumerate(given):
+            first = np.maximum(reference(x, changed, [1, 1], [1, 1], (1, 1, 1, 1), 1), 0)
+            close(results[k], reference(first, changed, [1, 1], [1, 1], (1, 1, 1, 1), 1), 1e-5)
+
+
+def _head(array: Array, sides: Sequence[int]) -> tuple[sg.Graph, sg.Value]:
+    """Return two convolutions by the same weight on each of some maps, and the weight."""
+    w = sg.parameter("w", array)
+    maps = [sg.input(f"x{side}", (1, 64, side, side)) for side in sides]
+    twice = [ops.Conv(ops.Relu(ops.Conv(x, w, pads=[1] * 4)), w, pads=[1] * 4) for x in maps]
+    return sg.Graph(maps, twice), w

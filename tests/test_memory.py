@@ -12,7 +12,8 @@ from llvmlite import binding
 import subgraph as sg
 from subgraph import ops
 from subgraph.bench_worker import peak_memory
-from subgraph.engine import loader, mapped
+from subgraph.engine import loader, mapped, region_session
+from subgraph.engine.bound import Arena
 
 MAPS = """\
 7f0000000000-7f0000003000 r--p 00000000 fe:00 12 /opt/my lib/libtool.so
@@ -56,3 +57,33 @@ def test_the_peak_is_that_of_this_program() -> None:
     assert peak_memory() >= block.nbytes
     if Path("/proc/self/status").exists():
         assert peak_memory() >= before
+
+
+def test_the_regions_of_a_request_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run one after the other, each with temporary values as large as its input."""
+    arenas: list[Arena] = []
+
+    class Counted(Arena):
+        def __init__(self) -> None:
+            super().__init__()
+            arenas.append(self)
+
+    monkeypatch.setattr(region_session, "Arena", Counted)
+    weights = [
+        np.random.default_rng(k).standard_normal((64, 64)).astype(np.float32) / 8 for k in range(4)
+    ]
+    x = sg.input("x", ("N", 64))
+    first = ops.MatMul(ops.MatMul(x, weights[0]), weights[1])
+    # How many there are is known at run time only: a region ends here.
+    rows = ops.Gather(ops.NonZero(ops.Greater(first, np.float32(0))), np.array(0))
+    last = ops.MatMul(ops.MatMul(ops.Gather(first, rows), weights[2]), weights[3])
+    request = sg.compile_model(sg.Graph([x], [last]), "CPU").create_infer_request()
+    rng = np.random.default_rng(0)
+    for count in (3, 500, 20):
+        array = rng.standard_normal((count, 64)).astype(np.float32)
+        got = request.infer([array])[0]
+        middle = array.astype(np.float64) @ weights[0] @ weights[1]
+        wanted = middle[np.nonzero(middle > 0)[0]] @ weights[2] @ weights[3]
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    assert len(arenas) > 1
+    assert sum(arena.memory.nbytes > 0 for arena in arenas) == 1

@@ -18,7 +18,7 @@ Raising `Unsupported` refuses the node with a reason; it then runs on the refere
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import attrs
@@ -164,7 +164,7 @@ class Operand:
 
 @attrs.frozen(eq=False)
 class Scratch:
-    """Memory that only the steps of one node use; ``per_worker``: that much for each thread."""
+    """Memory of the steps of one node, or of some; ``per_worker``: that much for each thread."""
 
     storage: Storage
     per_worker: bool
@@ -251,6 +251,8 @@ class Lowering:
         inputs: Operands of its inputs, None where one is omitted.
         outputs: Operands of its outputs.
         threads: How many threads the program may use.
+        kept: Scratch memory that holds what later nodes may need, too, by what it holds: what
+            nodes before this one keep, and what this one adds.
         steps: The steps emitted so far.
         primitives: Functions of this device in place of the CPU's primitives, by name.
         registry: The lowerings of this device.
@@ -285,6 +287,7 @@ class Lowering:
         threads: int = 1,
         options: dict[str, Any] | None = None,
         float_block: int = 0,
+        kept: Mapping[Hashable, Scratch] | None = None,
     ) -> None:
         """Prepare to lower ``node``.
 
@@ -295,6 +298,7 @@ class Lowering:
             threads: Threads that a step may use.
             options: The device's properties.
             float_block: Channels of a block of float32 values; 0: a vector of this machine.
+            kept: What nodes before this one keep for others.
         """
         self.node = node
         self.inputs = tuple(inputs)
@@ -302,6 +306,7 @@ class Lowering:
         self.threads = threads
         self.options = options or {}
         self.float_block = float_block or self.lanes("float32")
+        self.kept: dict[Hashable, Scratch] = dict(kept or {})
         self.steps: list[EmittedStep] = []
         self.in_place_pairs: list[tuple[Operand, Operand]] = []
         self._placed: list[Storage] = []

@@ -9,7 +9,7 @@ Then the memory plan places what is left in one arena. A plan holds no memory of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -24,6 +24,7 @@ from subgraph.engine.concrete_types import (
     known_concrete,
 )
 from subgraph.engine.constants import as_it_is, derive, made, parameters_of
+from subgraph.engine.gathering import gathered
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.layouts import Arranger
 from subgraph.engine.lowering import (
@@ -31,6 +32,7 @@ from subgraph.engine.lowering import (
     Lowering,
     LoweringRule,
     Operand,
+    Scratch,
     Storage,
     Unsupported,
     ValueNeeded,
@@ -176,6 +178,7 @@ class Planner:
         self.pairs: list[tuple[Operand, Operand, int]] = []
         self.guards: dict[Parameter, int] = {}
         self.lowerings: list[Lowering] = []
+        self.kept: dict[Hashable, Scratch] = {}
         self.arranger = Arranger(
             self.items.append, options.threads, options.blocked, float_block(graph)
         )
@@ -251,7 +254,7 @@ class Planner:
 
     def plan(self) -> Plan:
         """Plan all nodes, then the memory."""
-        for node in self.graph.nodes:
+        for node in gathered(self.graph.nodes):
             self.add(node)
         return self.finish()
 
@@ -423,6 +426,7 @@ class Planner:
         first = len(self.items)
         self.items += low.steps
         self.lowerings.append(low)
+        self.kept = low.kept
         for (value, _), operand in zip(outputs, low.outputs, strict=True):
             self.operands[value] = operand
         for output, source in low.in_place_pairs:
@@ -460,6 +464,7 @@ class Planner:
                 threads=self.options.threads,
                 options=dict(self.options.properties),
                 float_block=self.arranger.float_block,
+                kept=self.kept,
             )
             try:
                 rule.function(node, low)

@@ -98,6 +98,11 @@ class CpuSession(Session):
         """Measure every step from now on."""
         self.profiling = True
 
+    def share(self, other: Session) -> None:
+        """Work in the memory of another session."""
+        assert isinstance(other, CpuSession), "of this class"
+        self._arena = other._arena
+
     def cancel(self) -> None:
         """End the run before its next step."""
         self._cancelled = True  # first: what is chosen from now on is not run
