@@ -29,6 +29,11 @@ def is_nested(graph: Graph) -> bool:
     )
 
 
+def is_branching(node: Node) -> bool:
+    """Return whether a node is an If."""
+    return node.op_type == "If" and not node.domain
+
+
 class BodyExecutor(Protocol):
     """What runs a body."""
 

@@ -209,17 +209,22 @@ class GraphWriter:
         if body:
             for parameter, name in names.weights.items():
                 proto.initializer.append(tensor_to_proto(self._states[parameter].array, name))
+        copies = self._copied_outputs(graph, names)  # before bodies inside take their names
         self._write_nodes(proto.node, graph, names)
         self._write_types(proto.value_info, graph, names, ends)
         for value in graph.inputs:
             proto.input.append(_info(names(value), value))
-        self._write_outputs(proto, graph, names, set(graph.captures))
+        for value, copy in zip(graph.outputs, copies, strict=True):
+            if copy:
+                proto.node.add(op_type="Identity", input=[names(value)], output=[copy])
+            proto.output.append(_info(copy or names(value), value))
         write_back(kept, proto)
 
-    def _write_outputs(
-        self, proto: GraphProto, graph: Graph, names: _Names, outside: set[Value]
-    ) -> None:
+    def _copied_outputs(self, graph: Graph, names: _Names) -> list[str]:
+        """Return for each output the name of a copy that has to be made, empty for none."""
         seen: set[str] = set()
+        outside = set(graph.captures)
+        copies: list[str] = []
         for value in graph.outputs:
             name = names(value)
             # A model may list a value twice, and give a weight as it is; a body may not.
@@ -228,12 +233,9 @@ class GraphWriter:
                 or value in outside
                 or (value.parameter is not None and value.parameter not in names.weights)
             )
-            if copied:
-                copy = names.fresh(value.name)
-                proto.node.add(op_type="Identity", input=[name], output=[copy])
-                name = copy
+            copies.append(names.fresh(value.name) if copied else "")
             seen.add(name)
-            proto.output.append(_info(name, value))
+        return copies
 
     def _name_nodes(self, graph: Graph, names: _Names) -> None:
         outputs = set(graph.outputs)
@@ -246,6 +248,7 @@ class GraphWriter:
                     schema = schema or find_schema(node.op_type, node.domain, node.version)
                     auto = f"{node.name}.{position}"
                     optional = schema is not None and position >= schema.min_outputs
+                    optional = optional and not node.bodies  # which give all their results
                     if optional and (value.name == auto or value.name.startswith(auto + "_")):
                         names.of[value] = ""
                         continue

@@ -525,3 +525,45 @@ def test_constants_that_fold_away_do_not_count_as_placed() -> None:
     compiled = sg.compile_model(model, "CPU")
     for flag, want in ((True, [10, -8]), (False, [-5, 16])):
         np.testing.assert_array_equal(compiled([x, np.array(flag)])[0], want)
+
+
+def _choice(affinity: str = "") -> sg.Graph:
+    """An If with a Tanh and an Exp, dear ones, in its branches."""
+    x = sg.input("x", (300, 300))
+    metadata = {"affinity": affinity} if affinity else None
+    inside = ops.Tanh(sg.capture(x), name="inside")
+    assert inside.producer is not None
+    inside.producer.metadata = metadata
+    y = ops.If(
+        ops.Greater(ops.ReduceSum(x, keepdims=0), np.float32(0)),
+        then_branch=sg.Graph([], [inside], "then"),
+        else_branch=sg.Graph([], [ops.Exp(sg.capture(x), name="other")], "else"),
+        name="choice",
+    )
+    return sg.Graph([x], [y])
+
+
+@pytest.mark.parametrize(
+    ("listed", "affinity", "whole"),
+    [
+        ("CPU,REFERENCE", "", True),
+        ("A,CPU,REFERENCE", "", False),
+        ("B,CPU,REFERENCE", "", True),
+        ("CPU,A,REFERENCE", "", True),
+        ("CPU,A,REFERENCE", "A", False),
+        ("A,CPU", "", True),
+    ],
+)
+def test_branches_go_to_several_devices(listed: str, affinity: str, whole: bool) -> None:
+    """A device takes an If as a whole unless one that comes first, or is named, gets a part."""
+    core = sg.Core()
+    first = Simulated({"Tanh"})
+    core.register_device("A", first)
+    core.register_device("B", Simulated({"Neg"}))
+    graph = _choice(affinity)
+    model = core.compile_model(graph, f"HETERO:{listed}")
+    assert any(node.op_type == "If" for node in model.graph.nodes) is not whole
+    assert bool(first.compiled) is not whole
+    given = np.full((300, 300), 0.5, np.float32)
+    np.testing.assert_allclose(model([given])[0], np.tanh(given), rtol=1e-5)
+    np.testing.assert_allclose(model([-given])[0], np.exp(-given), rtol=1e-5)

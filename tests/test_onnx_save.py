@@ -396,3 +396,30 @@ def test_the_ir_version_that_a_file_states_is_kept() -> None:
         '<ir_version: 10, opset_import: ["" : 23]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
     )
     assert sg.to_onnx(sg.load(proto)).ir_version == 10
+
+
+def test_results_of_branches_have_names_that_nothing_inside_them_has() -> None:
+    """A result that nobody uses has one, too; so has one that is a value from outside."""
+    x = sg.input("x", (2,))
+    outer = ops.Sin(x)
+    positive = ops.Greater(ops.ReduceSum(x, keepdims=0), np.float32(0))
+
+    def branch(name: str, *results: sg.Value) -> sg.Graph:
+        return sg.Graph([], list(results), name)
+
+    held = sg.capture(outer)
+    inner = ops.If(
+        sg.capture(positive),
+        then_branch=branch("inner_then", sg.capture(held)),
+        else_branch=branch("inner_else", ops.Neg(sg.capture(held))),
+    )
+    first, _ = ops.If(
+        positive,
+        then_branch=branch("then", held, inner),
+        else_branch=branch("else", ops.Exp(sg.capture(outer)), sg.capture(outer)),
+        outputs=2,
+    )
+    given = np.array([0.5, 1], np.float32)
+    model = sg.to_onnx(sg.Graph([x], [first]))
+    np.testing.assert_allclose(run(model, {"x": given})[0], np.sin(given), rtol=1e-6)
+    np.testing.assert_allclose(run(model, {"x": -given})[0], np.exp(-np.sin(given)), rtol=1e-6)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from subgraph.control_flow import is_nested
+from subgraph.control_flow import is_branching, is_nested
 from subgraph.device import Device
 from subgraph.engine import host, pool
 from subgraph.engine.lowering import lowering
@@ -135,6 +135,7 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
     if is_nested(graph):
         graph = apply_pass(graph, "ReduceSegments", guards=guards)
         graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
+        _fuse_branches(graph, options, guards)
     if any(contributed(node.op_type, node.domain) for node in graph.nodes):
         graph = apply_pass(graph, "ExpandFunctions")
     if any(_is_half(value) for value in graph.values()):
@@ -145,6 +146,16 @@ def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
             graph = apply_pass(graph, "CpuFusion", guards=guards)
         graph.verify()
     return graph, tuple(guards.items())
+
+
+def _fuse_branches(graph: Graph, options: CpuOptions, guards: dict[Parameter, int]) -> None:
+    """Fuse the branches of Ifs as what they become: parts of a program."""
+    for node in graph.nodes:
+        if is_branching(node):
+            for key, body in node.attrs.items():
+                if isinstance(body, Graph):
+                    node.attrs[key], read = fuse(body, options)
+                    guards.update(read)
 
 
 def _is_half(value: Value) -> bool:

@@ -417,12 +417,38 @@ def by_priority(
             found = known
         else:
             found = query_on(device, graph, configs.get(device.name) or None)
+        shared = _shared(graph, device, devices, configs)
         for name in found:
-            placed.setdefault(name, device.name)
+            if name not in shared:
+                placed.setdefault(name, device.name)
         for name, reason in getattr(found, "reasons", {}).items():
             text = f"{device.name}: {reason}"
             reasons[name] = f"{reasons[name]}; {text}" if name in reasons else text
     return placed, reasons
+
+
+def _shared(
+    graph: Graph, device: Device, devices: Sequence[Device], configs: Mapping[str, Config]
+) -> set[str]:
+    """Return nodes that a device is not to take as a whole, because others get parts of them.
+
+    The bodies of a node left to the default executor are placed node by node: on devices that come
+    first, and as their metadata says.
+    """
+    rest = any(isinstance(each, ReferenceDevice) for each in devices)
+    if not rest or isinstance(device, ReferenceDevice):
+        return set()
+    before = devices[: list(devices).index(device)]
+
+    def is_shared(body: Graph) -> bool:
+        inside = [node for level in body.levels() for node in level.nodes]
+        wanted = ((node.metadata or {}).get(AFFINITY, device.name) for node in inside)
+        return any(name != device.name for name in wanted) or any(
+            query_on(each, body, configs.get(each.name) or None) for each in before
+        )
+
+    nested = (node for node in graph.nodes if node.attrs and node.bodies)
+    return {node.name for node in nested if any(map(is_shared, node.bodies))}
 
 
 def _split_config(

@@ -86,7 +86,7 @@ def float_block(graph: Graph) -> int:
     if not host.halves_cost_half():
         return lanes
     sums: list[Sums] = []
-    for node in graph.nodes:
+    for node in (node for level in graph.levels() for node in level.nodes):
         if "QLinear" in node.op_type:
             return lanes  # blocks of bytes have as many channels
         if node.op_type in ("Conv", "FusedConv"):

@@ -268,14 +268,18 @@ class BoundPlan:
     def run_timed(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> tuple[list[Array], list[float]]:
-        """Run as `run` does; return the seconds that each item of the plan took, too."""
+        """Run as `run` does; return the seconds that each item of the plan took, too.
+
+        Those that were skipped have NaN.
+        """
         seconds: list[float] = []
 
         def execute() -> None:
             for segment in self._segments:
                 if isinstance(segment, Program):
                     _, times = segment.run_timed()
-                    seconds.extend(float(t) * 1e-9 for t in times[:, 1] - times[:, 0])
+                    taken = np.where(times[:, 0], (times[:, 1] - times[:, 0]) * 1e-9, np.nan)
+                    seconds.extend(map(float, taken))
                 else:
                     start = time.perf_counter()
                     self._values().compute(segment)

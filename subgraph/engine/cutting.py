@@ -21,10 +21,13 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
     A node whose inputs are all known and its output's shape still not is left alone: the reference
     runs it. So is one that hands on a part of its input, with all others like it that do not wait
     for one of them: what follows then depends on a shape, as that of an input, and no longer on a
-    number. A detector has such nodes for each of its classes, and is cut there once.
+    number. A detector has such nodes for each of its classes, and is cut there once. An If is left
+    to the default executor, which runs one of its branches, each a region by itself.
     """
     alone: set[Node] = set()
-    if quick_step(node) is not None:
+    if node.bodies:
+        alone = {node}
+    elif quick_step(node) is not None:
         alone = _first_like(graph, node)
     elif not any(value.producer is not None for value in node.sources):
         alone = {node}
@@ -35,9 +38,22 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
     for number, members in enumerate((before, [each for each in graph.nodes if each in after])):
         piece = cutter.cut_out(members, f"{graph.name}_{number}") if members else None
         if piece is not None:
-            made = subgraph_node(piece.inner, make_op(piece.inner))
-            cuts.append(Cut(members, piece, made))
-    return put_in(graph, cuts)[0]
+            region = subgraph_node(piece.inner, make_op(piece.inner))
+            cuts.append(Cut(members, piece, region))
+    made, copies = put_in(graph, cuts)
+    if node.bodies:
+        _cut_bodies(copies[node], make_op)
+    return made
+
+
+def _cut_bodies(node: Node, make_op: Callable[[Graph], SubgraphOp]) -> None:
+    """Make each body of a node, which is nobody else's, one region."""
+    for key, body in node.attrs.items():
+        if isinstance(body, Graph) and body.nodes:
+            piece = Cutter(body).cut_out(body.nodes, f"{node.name}_{key}")
+            if piece is not None:
+                made = subgraph_node(piece.inner, make_op(piece.inner))
+                node.attrs[key] = put_in(body, [Cut(body.nodes, piece, made)])[0]
 
 
 def _first_like(graph: Graph, node: Node) -> set[Node]:

@@ -8,6 +8,7 @@ session and puts the addresses in.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isnan
 from operator import index
 from typing import Any
 
@@ -261,6 +262,19 @@ def _is_tiny(plan: Plan) -> bool:
 
 
 def timed(entries: Sequence[ProfileEntry], seconds: Sequence[float]) -> list[ProfileEntry]:
-    """Return the entries of steps with what each took."""
-    pairs = zip(entries, seconds, strict=True)
-    return [attrs.evolve(entry, seconds=taken) for entry, taken in pairs]
+    """Return the entries of steps with what each took; those of skipped ones, NaN, are left out.
+
+    An If with steps in both branches looks twice at its condition: one entry tells of both.
+    """
+    found: list[ProfileEntry] = []
+    conditions: dict[str, int] = {}
+    for entry, taken in zip(entries, seconds, strict=True):
+        if isnan(taken):
+            continue
+        if entry.op_type == "If" and entry.bytes == 0:
+            first = conditions.setdefault(entry.node, len(found))
+            if first < len(found):
+                found[first] = attrs.evolve(found[first], seconds=found[first].seconds + taken)
+                continue
+        found.append(attrs.evolve(entry, seconds=taken))
+    return found

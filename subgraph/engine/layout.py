@@ -15,7 +15,14 @@ ROW_KERNEL: Final = 0
 ROW_ARGS: Final = 8
 ROW_UNITS: Final = 16
 ROW_GRAIN: Final = 24  # least units of a piece; 0: the step stays on one thread
+BRANCH_GRAIN: Final = -1  # so marked, a step says how many of the rows after it are skipped
 ROW_WORDS: Final = 4
+
+# The words of a step that skips rows: the address of a byte that is 0 where a condition does not
+# hold, whether the rows are those to run when it holds, and, written, how many of them to skip.
+BRANCH_CONDITION: Final = 0
+BRANCH_WHEN: Final = 8
+BRANCH_SKIP: Final = 16
 
 # What one run is told.
 RUN_ROWS: Final = 0

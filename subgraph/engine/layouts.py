@@ -9,7 +9,8 @@ needs the other layout, once for all such nodes. A conversion that moves nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
@@ -29,6 +30,7 @@ Attempt = Callable[[Sequence[Operand | None], bool], Lowering]
 _ANCHORS = frozenset({"Conv", "FusedConv", "QLinearConv", "FusedQLinearConv"})
 _DTYPES = frozenset({"float32", "float64", "uint8", "int8"})
 _BYTE_BLOCK = 16  # channels of a block of bytes, on every machine
+_COPIED = 1 << 16  # bytes of a work unit of a copy
 _CHUNK = 2048  # pixels of a work unit of a conversion
 DOMAIN = "subgraph.cpu"
 
@@ -104,6 +106,15 @@ class Arranger:
         converted = self._converted(operand, "plain")
         self._commit()
         return converted
+
+    @contextmanager
+    def aside(self) -> Generator[None]:
+        """Forget afterwards the conversions made meanwhile: their steps may not have run."""
+        before = dict(self._other)
+        try:
+            yield
+        finally:
+            self._other = before
 
     def make_blocked(self, operand: Operand) -> None:
         """Give a new operand the blocked layout if its dtype has one."""
@@ -190,6 +201,14 @@ def _same_memory(a: Operand, b: Operand) -> bool:
     """Return whether both layouts of a value are the same bytes: one pixel, whole blocks."""
     lanes = max(a.lanes, b.lanes)
     return math.prod(a.shape[2:]) == 1 and a.shape[1] % lanes == 0
+
+
+def copying(node: Node, source: Operand, target: Operand) -> EmittedStep:
+    """Return the step that copies an operand, in plain layout, to another one of its type."""
+    size = source.nbytes
+    units = -(-size // _COPIED)
+    kernel = Kernel("reorder_kernels", "copy")
+    return EmittedStep(node, kernel, (source, target, size, _COPIED), units, 1, 0, 2 * size)
 
 
 def _reorder(source: Operand, target: Operand) -> EmittedStep:

@@ -258,9 +258,11 @@ class Lowering:
         registry: The lowerings of this device.
         kernels: What the device's kernels are called in messages.
         copies_outputs: Whether a plan copies outputs that would lie in the memory of others.
+        branches: Whether a run may skip steps, so that an If is a part of the plan.
     """
 
     copies_outputs: ClassVar[bool] = True
+    branches: ClassVar[bool] = True
     registry: ClassVar[Registry[LoweringRule]] = LOWERINGS
     kernels: ClassVar[str] = "CPU"
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = {}

@@ -10,11 +10,12 @@ Then the memory plan places what is left in one arena. A plan holds no memory of
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
 
+from subgraph.control_flow import is_branching
 from subgraph.engine.block_width import float_block
 from subgraph.engine.concrete_types import (
     SHAPE_LIKE,
@@ -25,8 +26,7 @@ from subgraph.engine.concrete_types import (
 )
 from subgraph.engine.constants import as_it_is, derive, made, parameters_of
 from subgraph.engine.gathering import gathered
-from subgraph.engine.kernel import Kernel
-from subgraph.engine.layouts import Arranger
+from subgraph.engine.layouts import Arranger, copying
 from subgraph.engine.lowering import (
     EmittedStep,
     Lowering,
@@ -50,7 +50,6 @@ from subgraph.types import TensorType, ValueType, numpy_dtype
 Array = np.ndarray[Any, Any]
 # Values computed while planning; larger ones are computed when the plan runs.
 _SMALL = 4096
-_COPIED = 1 << 16  # bytes of a work unit of a copy
 # Operators whose result has a shape that floats among their inputs decide.
 _SCALED = frozenset({"Resize", "Upsample", "Range"})
 
@@ -128,7 +127,10 @@ class UnknownShapeError(ShapeError):
     Attributes:
         node: The node that cannot be planned.
         inputs: Positions of graph inputs whose values would help.
+        of_all_contents: Whether there is to be a plan for each of these values, however many.
     """
+
+    of_all_contents: ClassVar[bool] = True
 
     def __init__(self, node: Node, inputs: Sequence[int]) -> None:
         self.node = node
@@ -179,6 +181,7 @@ class Planner:
         self.guards: dict[Parameter, int] = {}
         self.lowerings: list[Lowering] = []
         self.kept: dict[Hashable, Scratch] = {}
+        self.branch_depth = 0  # branches of Ifs that may be skipped around what is planned now
         self.arranger = Arranger(
             self.items.append, options.threads, options.blocked, float_block(graph)
         )
@@ -289,6 +292,11 @@ class Planner:
 
     def add(self, node: Node) -> None:
         """Plan one node; those before it are planned."""
+        if is_branching(node) and self.options.lowering.branches:
+            from subgraph.engine.branches import plan_if
+
+            plan_if(self, node)
+            return
         inputs = [None if v is None else self.operand(v) for v in node.inputs]
         if node.op_type in _SCALED:
             for operand in inputs[1:]:
@@ -527,11 +535,7 @@ class Planner:
         target = Operand(value.name, source.dtype, source.shape)
         target.storage = place
         node = value.producer or Node("Identity", name=value.name)
-        size = source.nbytes
-        units = -(-size // _COPIED)
-        words = (source, target, size, _COPIED)
-        kernel = Kernel("reorder_kernels", "copy")
-        self.items.append(EmittedStep(node, kernel, words, units, 1, 0, 2 * size))
+        self.items.append(copying(node, source, target))
         return target
 
     def _lives(self, outputs: Sequence[Operand]) -> Lives:

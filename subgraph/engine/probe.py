@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import attrs
 
+from subgraph.control_flow import is_branching
 from subgraph.engine.concrete_types import concrete
 from subgraph.engine.lowering import Unsupported
-from subgraph.engine.plan import HostStep, Planner, PlanOptions
+from subgraph.engine.plan import HostStep, Planner, PlanOptions, UnknownShapeError
 from subgraph.errors import SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.types import TensorType
@@ -105,7 +106,8 @@ class _Probe:
         if any(_is_text(value) for value in _touched(node)):
             self._forget(node)
             return f"{node.op_type} works on strings, which have no kernels"
-        if node.captures or node.bodies:
+        branches = is_branching(node) and self.planner.options.lowering.branches
+        if (node.captures or node.bodies) and not branches:
             self._forget(node)
             return f"{node.op_type} has nested graphs"
         if any(value in self.unknown for value in node.sources):
@@ -114,9 +116,11 @@ class _Probe:
         before = len(self.planner.items)
         try:
             self.planner.add(node)
-        except SubgraphError:
+        except SubgraphError as error:
             self.complete = False
             self._forget(node)
+            if isinstance(error, UnknownShapeError) and is_branching(node) and not error.inputs:
+                return str(error)
             return self._by_name(node)
         for item in self.planner.items[before:]:
             if isinstance(item, HostStep):
@@ -124,6 +128,11 @@ class _Probe:
         return ""
 
     def _by_name(self, node: Node) -> str:
+        if is_branching(node):
+            inside = (self._by_name(inner) for body in node.bodies for inner in body.nodes)
+            return next((reason for reason in inside if reason), "")
+        if node.bodies:
+            return f"{node.op_type} has nested graphs"
         try:
             rule = self.planner.options.lowering.rule_of(node)
         except Unsupported as reason:

@@ -29,7 +29,8 @@ class Step(NamedTuple):
         kernel: Machine address of a kernel.
         args: Address of its argument words; they must live as long as the program.
         units: Number of work units.
-        grain: Least units that are worth a thread; 0 keeps the step on one thread.
+        grain: Least units that are worth a thread; 0 keeps the step on one thread. With
+            ``layout.BRANCH_GRAIN`` the units are rows, which the step may have the walker skip.
     """
 
     kernel: int

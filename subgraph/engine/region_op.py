@@ -50,6 +50,7 @@ from subgraph.weights import WeightCache, WeightEntry
 Array = np.ndarray[Any, Any]
 Guards = tuple[tuple[Parameter, int], ...]
 _Key = tuple[Any, ...]
+_SELECTED = 8  # contents of an input that is taken to select a branch
 # Sizes to try where weights are prepared and dimensions not known: of the first one, of others.
 _SIZES = ((1, 64), (1, 224), (16, 64))
 
@@ -113,6 +114,7 @@ class CpuSubgraphOp(SubgraphOp):
         self._programs: list[StoredProgram] = []
         self._trial: Trial | None = None
         self._value_inputs: tuple[int, ...] = ()
+        self._selected: tuple[UnknownShapeError, set[_Key]] | None = None
         self._parts: tuple[Graph, Parts] | None = None
         self.parameters = all_parameters(subgraph)
 
@@ -126,6 +128,7 @@ class CpuSubgraphOp(SubgraphOp):
                 graph, guards = self._fuse(self.subgraph)
                 self._fused = graph, Versions(guards)
                 self._plans.clear()
+                self._value_inputs, self._selected = (), None
             return self._fused[0]
 
     def _fused_before(self) -> tuple[Graph, Versions] | None:
@@ -240,12 +243,27 @@ class CpuSubgraphOp(SubgraphOp):
                     more = set(error.inputs) - set(self._value_inputs)
                     if not more:
                         raise
+                    if not error.of_all_contents:
+                        self._selected = error, set()
                     self._value_inputs = tuple(sorted({*self._value_inputs, *more}))
                     continue
+                self._select(key[len(types) :])
                 self._plans[key] = plan
                 while len(self._plans) > self.options.plans:
                     self._plans.popitem(last=False)
                 return plan
+
+    def _select(self, contents: _Key) -> None:
+        """Count the contents of inputs that seemed to select one of a few networks.
+
+        Raises:
+            UnknownShapeError: there are too many for a plan of each.
+        """
+        if self._selected is not None:
+            error, known = self._selected
+            known.add(contents)
+            if len(known) > _SELECTED:
+                raise error
 
     def _instance(self, graph: Graph, types: Sequence[TensorType]) -> Instance | None:
         """Return the program that a template gives for these types, None if there is none."""

@@ -130,7 +130,8 @@ class _SizedPlanner(Planner):
             super().add(node)
         except UnknownShapeError:
             missing = [v for v in self._deciding(node) if self.operand(v).known is None]
-            if not missing:
+            # What a skipped branch does not read would still be the numbers of an earlier run.
+            if not missing or self.branch_depth:
                 raise
             for value in missing:
                 self._read_at_run(node, value)

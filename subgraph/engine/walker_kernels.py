@@ -329,6 +329,11 @@ def walk(*, sleep: bool) -> Function:
             if times != 0:
                 st_i64(times + layout.WORD, now_ns())
                 times += 2 * layout.WORD
+            if grain < 0:
+                skipped = ld_i64(ld_i64(row + layout.ROW_ARGS) + layout.BRANCH_SKIP)
+                row += skipped * layout.WORD * layout.ROW_WORDS
+                if times != 0:
+                    times += skipped * 2 * layout.WORD
             row += layout.WORD * layout.ROW_WORDS
         if pool != 0:
             atomic_add(pool + layout.POOL_WALKERS, -1)
