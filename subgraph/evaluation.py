@@ -290,6 +290,7 @@ QUICK: dict[str, Quick] = {
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
     "Shape": _shape,
+    "Size": lambda node, inputs: np.array(inputs[0].size, np.int64),
     "Slice": _slice,
     "Sqrt": _unary(np.sqrt, "f"),
     "Squeeze": _squeeze,

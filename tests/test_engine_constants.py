@@ -238,3 +238,8 @@ def test_ranges(begin: int, end: int, step: int) -> None:
     for dtype in ("int64", "int32", "float32"):
         arrays = [np.array(v, dtype) for v in (begin, end, step)]
         check(ops.Range(*given_as(arrays)), arrays)
+
+
+@given(shapes)
+def test_size(shape: tuple[int, ...]) -> None:
+    check(ops.Size(sg.input("x", shape)), [np.zeros(shape, np.float32)])
