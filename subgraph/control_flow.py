@@ -294,14 +294,13 @@ class _SequenceMap:
         self._given = len(node.inputs)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        captures = inputs[self._given :]
         outputs: list[list[Any]] = [[] for _ in self._graph.outputs]
+        items = list(inputs)
+        sequences = [k for k in range(self._given) if isinstance(items[k], (list, tuple))]
         for number in range(len(inputs[0])):
-            items: list[Any] = [
-                item[number] if isinstance(item, (list, tuple)) else item
-                for item in inputs[: self._given]
-            ]
-            results = self._body.run([*items, *captures])
+            for k in sequences:
+                items[k] = inputs[k][number]
+            results = self._body.run(items)
             for output, item in zip(outputs, results, strict=True):
                 output.append(item)
         return outputs

@@ -112,10 +112,61 @@ def _insert(node: Node) -> Run:
     return run
 
 
+def _split(node: Node) -> Run:
+    axis = int(node.attrs.get("axis", 0))
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        array, split = inputs[0], inputs[1] if len(inputs) > 1 else None
+        sizes = None
+        if type(array) is np.ndarray and split is not None and -array.ndim <= axis < array.ndim:
+            sizes = _sizes(array.shape[axis], split)
+        if sizes is None:
+            return evaluate(node, inputs)
+        rows = np.moveaxis(array, axis, 0) if axis else array
+        parts: list[Any] = []
+        end = 0
+        for size in sizes:
+            begin, end = end, end + size
+            part = rows[begin:end]
+            parts.append((np.moveaxis(part, 0, axis) if axis else part).copy(order="C"))
+        return [parts]
+
+    return run
+
+
+def _sizes(length: int, split: Any) -> list[int] | None:
+    """Return the sizes of the parts of an axis; None if they do not fit."""
+    if split.ndim == 0:
+        size = int(split)
+        if size <= 0 or length == 0:
+            return None
+        return [min(size, length - begin) for begin in range(0, length, size)]
+    sizes: list[int] = split.tolist() if split.ndim == 1 else []
+    return sizes if sizes and min(sizes) >= 0 and sum(sizes) == length else None
+
+
+def _joined(node: Node) -> Run:
+    axis, stacks = int(node.attrs.get("axis", 0)), bool(node.attrs.get("new_axis", 0))
+    join: Callable[..., Any] = np.stack if stacks else np.concatenate
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        items = inputs[0]
+        dtype = items[0].dtype if len(items) else None
+        if dtype is not None and all(item.dtype == dtype for item in items):
+            try:
+                return [join(items, axis)]
+            except ValueError:  # the reference says what does not fit
+                pass
+        return evaluate(node, inputs)
+
+    return run
+
+
 # What a whole number is converted to without a warning, as C does.
 _EXACT = "?bBhHiIlLqQfd"
 _QUICK: dict[str, Callable[[Node], Run | None]] = {
     "Cast": _cast,
+    "ConcatFromSequence": _joined,
     "Constant": _constant,
     "Identity": _identity,
     "SequenceAt": _at,
@@ -123,5 +174,6 @@ _QUICK: dict[str, Callable[[Node], Run | None]] = {
     "SequenceEmpty": _empty,
     "SequenceInsert": _insert,
     "SequenceLength": _length,
+    "SplitToSequence": _split,
     "subgraph.cpu::Trim": _trim,
 }

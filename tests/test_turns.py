@@ -13,7 +13,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine import turns
-from subgraph.engine.region_op import CpuSubgraphOp
+from subgraph.engine.region_session import CpuSession
 
 from .peer_support import check_results, session_of
 
@@ -273,13 +273,13 @@ def _without_end() -> sg.Graph:
 def test_a_loop_that_is_cancelled_before_it_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its body is planned, and before it is found that it was planned."""
     request = sg.compile_model(_without_end(), "CPU").create_infer_request()
-    key = CpuSubgraphOp.key
+    ready = CpuSession.ready
 
-    def cancelling(self: CpuSubgraphOp, inputs: Sequence[Any]) -> Any:
+    def cancelling(self: CpuSession, inputs: Sequence[Any]) -> Any:
         request.cancel()
-        return key(self, inputs)
+        return ready(self, inputs)
 
-    monkeypatch.setattr(CpuSubgraphOp, "key", cancelling)
+    monkeypatch.setattr(CpuSession, "ready", cancelling)
     for rows in (1, 2, 1):
         request.start_async([_random(rows, 8)])
         with pytest.raises(sg.RequestCancelledError):

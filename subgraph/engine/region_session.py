@@ -77,6 +77,7 @@ class CpuSession(Session):
         self._expected = [parameter for _, parameter in weights]
         self._weights_of = _picker([k for k, _ in weights])
         self._given_of = _picker(op.given)
+        self._given_count = len(op.given)
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -177,11 +178,16 @@ class CpuSession(Session):
         """Return what runs these inputs as a whole, its weights fresh; None: they run in parts."""
         last, snapshot = self._last, pinned_snapshot()
         assert snapshot is not None, "a request pins one"
-        if last is not None and last.epoch == snapshot.epoch and self._same(inputs):
+        shapes = tuple([item.shape for item in inputs])
+        if last is not None and last.epoch == snapshot.epoch and shapes == self._shapes:
             return last
-        # Shapes that take turns, as those of a loop do that appends, come back to their programs.
-        key = self.region.key(inputs)
+        # Shapes that take turns, as those of a sequence's items do, come back to their programs.
+        # One that is kept by shapes alone has needed no contents.
+        key: _Key = shapes
         known = self._bound.get(key)
+        if known is None and self.region.depends_on_values:
+            key = self.region.key(inputs)
+            known = self._bound.get(key)
         if known is not None and known.epoch == snapshot.epoch:
             self._bound.move_to_end(key)
             return self._take(known, key)
@@ -227,7 +233,7 @@ class CpuSession(Session):
     def _take(self, bound: BoundPlan, key: _Key) -> BoundPlan:
         """Note what runs inputs of this key."""
         self._shapes = key
-        self._last = None if self.region.depends_on_values else bound
+        self._last = bound if len(key) == self._given_count else None
         self._chosen = bound
         if self._cancelled:  # before `cancel` could know what is to be ended
             raise RequestCancelledError("the request was cancelled while it ran")
