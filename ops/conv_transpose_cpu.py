@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
+from subgraph.engine.constants import as_it_is
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.lowering import Lowering, Operand, Storage, Unsupported, Weight, Word, lowering
 from subgraph.graph import Node
 
 from .composite_cpu import delegate, viewed
@@ -38,6 +39,7 @@ from .elementwise_cpu import temporary
 from .layout_turns import blocked, blocked_target, plain_target, settle
 from .packing import pack_blocks
 from .tile_planning import FLOATS, Activation, Array, Tiles, activation, grain, tiles
+from .unfold_cpu import emit_sums
 
 
 @attrs.frozen
@@ -141,7 +143,7 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     if not y.size:
         return
     if not w.constant or (bias is not None and not bias.constant):
-        _computed(node, low, x, w, bias, y)
+        _columns(node, low, x, w, bias, y)
         return
     of = tiles(x.dtype, low.block_lanes(x.dtype))
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
@@ -159,8 +161,13 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     if kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
         raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
     act = activation(node, of)
-    if groups == 1 and act.post == 0 and not act.flags and _spreads(of, sizes, per_axis):
-        _spread(low, of, sizes, w, bias)
+    plain = x.layout == y.layout == "plain"
+    alone = groups == 1 and act.post == 0 and not act.flags
+    if alone and _spreads(of, sizes, per_axis, plain=plain):
+        if plain:
+            _columns(node, low, x, w, bias, y)
+        else:
+            _spread(low, of, sizes, w, bias)
         return
     if groups == 1 and of.low and _packs(of, sizes, per_axis):
         _packed(low, of, sizes, per_axis, w, bias, act)
@@ -194,33 +201,50 @@ def conv_transpose(node: Node, low: Lowering) -> None:
     settle(low, of, y, y_word, keeps_zero=act.keeps_zero)
 
 
-def _computed(
+def _columns(
     node: Node, low: Lowering, x: Operand, w: Operand, bias: Operand | None, y: Operand
 ) -> None:
-    """Lower weights that are computed at run time: a product, whose columns add up to the image."""
+    """Lower to a product in the plain layout, whose columns then add up to the image."""
     if "blocked" in (x.layout, y.layout) or not x.size:
         raise Unsupported("weights of a transposed convolution that are computed at run time")
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
     inputs, each = x.shape[1] // groups, w.shape[1]
     taps, places = math.prod(w.shape[2:]), math.prod(x.shape[2:])
-    turned = temporary(low, x.dtype, (groups, each * taps, inputs))
-    flat = viewed(low, w, (groups, inputs, each * taps))
-    delegate(low, "Transpose", [flat], turned, perm=(0, 2, 1))
+    turned = _turned(low, w, groups)
     columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, places))
     image = viewed(low, x, (x.shape[0], groups, inputs, places))
     delegate(low, "MatMul", [turned, image], columns)
-    result = y if bias is None else temporary(low, x.dtype, y.shape)
-    words: list[Word] = [columns, result, *triple(y.shape[2:], 1), *triple(w.shape[2:], 1)]
-    words += [*triple(x.shape[2:], 1), *triple(ints(node, "strides", rank, 1), 1)]
-    words += [*triple(transpose_pads(node, x, w, y), 0)]
-    words += [*triple(ints(node, "dilations", rank, 1), 1)]
-    lanes = low.lanes(x.dtype)
-    kernel = Kernel("unfold_kernels", "columns_to_image", dtype=x.dtype, lanes=lanes)
-    units = x.shape[0] * groups * each
-    low.emit(kernel, words, units, grain=1, bytes=2 * columns.nbytes + result.nbytes)
-    if bias is not None:
-        added = viewed(low, bias, (bias.size, *[1] * rank))
-        delegate(low, "Add", [result, added], y)
+    emit_sums(
+        low,
+        columns,
+        y,
+        y.shape[2:],
+        w.shape[2:],
+        x.shape[2:],
+        ints(node, "strides", rank, 1),
+        transpose_pads(node, x, w, y),
+        ints(node, "dilations", rank, 1),
+        bias,
+    )
+
+
+def _turned(low: Lowering, w: Operand, groups: int) -> Operand:
+    """Return weights as the left side of a product: [groups, outputs * taps, inputs]."""
+    inputs, flat = w.shape[0] // groups, math.prod(w.shape[1:])
+    if not w.constant:
+        turned = temporary(low, w.dtype, (groups, flat, inputs))
+        given = viewed(low, w, (groups, inputs, flat))
+        delegate(low, "Transpose", [given], turned, perm=(0, 2, 1))
+        return turned
+
+    def make(weight: Array) -> Array:
+        return np.ascontiguousarray(weight.reshape(groups, inputs, flat).swapaxes(1, 2))
+
+    turned = Operand(f"{w.name}.turned", w.dtype, (groups, flat, inputs))
+    turned.derived = low.weight(f"conv transpose columns of {groups} groups", make, w)
+    plain = Weight("plain", as_it_is, (turned.derived,))
+    turned.storage = Storage("weight", turned.nbytes, weight=plain)
+    return turned
 
 
 def _window(parts: Sequence[Phase]) -> tuple[int, int]:
@@ -251,13 +275,18 @@ def _packs(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> b
     return _together(of, sizes, per_axis) < _apart(of, sizes, per_axis)
 
 
-_SUM = 2.5  # multiplications of a pixel's channel by a block in the time of one sum
+# Multiplications of a pixel's channel by a block in the time of one sum; of sums in the plain
+# layout, which vectors do.
+_SUM, _PLAIN_SUM = 2.5, 0.7
 
 
-def _spreads(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> bool:
+def _spreads(
+    of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]], *, plain: bool
+) -> bool:
     """Return whether a product to the channels of all taps, then their sums, take clearly less."""
     products = sizes.outputs * sizes.taps
-    cost = -(-products // of.lanes) + products * _SUM / max(sizes.inputs, 1)
+    each = _PLAIN_SUM if plain else _SUM
+    cost = -(-products // of.lanes) + products * each / max(sizes.inputs, 1)
     cost *= math.prod(sizes.source)
     least = _apart(of, sizes, per_axis)
     if of.low and sizes.dilations == (1, 1, 1):

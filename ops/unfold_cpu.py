@@ -14,7 +14,7 @@ from subgraph.graph import Node
 from subgraph.types import numpy_dtype
 
 from .composite_cpu import delegate, viewed
-from .conv_geometry import ints
+from .conv_geometry import ints, triple
 from .copying_cpu import emit_copy, emit_fill
 from .elementwise_cpu import temporary
 from .movement_cpu import known_ints
@@ -83,15 +83,44 @@ def col_to_im(node: Node, low: Lowering) -> None:
         return
     if x.shape[2] != math.prod(windows) or x.shape[1] % math.prod(block) or min(windows) < 1:
         raise Unsupported(f"Col2Im of {x.shape} to {image} by {block}")
-    missing = 3 - rank
-    words: list[Word] = [x, y]
-    for sizes in (image, block, windows, strides):
-        words += [*[1] * missing, *sizes]
-    words += [*[0] * missing, *pads[:rank], *[1] * missing, *dilations]
+    emit_sums(low, x, y, image, block, windows, strides, pads[:rank], dilations)
+
+
+def emit_sums(
+    low: Lowering,
+    columns: Operand,
+    y: Operand,
+    image: Sequence[int],
+    block: Sequence[int],
+    windows: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    bias: Operand | None = None,
+) -> None:
+    """Emit the step that adds columns of windows up to images.
+
+    Args:
+        low: Where the step goes.
+        columns: What the taps of all windows have: [images, channels, taps, windows].
+        y: [images, channels, *image].
+        image: Sizes of an image, up to three axes.
+        block: Taps of a window along each axis.
+        windows: Windows along each axis.
+        strides: From window to window along each axis.
+        pads: Before the image along each axis.
+        dilations: From tap to tap along each axis.
+        bias: What is added to each channel.
+    """
+    words: list[Word] = [columns, y]
+    words += [*triple(image, 1), *triple(block, 1), *triple(windows, 1), *triple(strides, 1)]
+    words += [*triple(pads, 0), *triple(dilations, 1)]
+    words += [bias or 0, y.shape[1]]
+    lanes, stride = low.lanes(y.dtype), strides[-1] if strides[-1] <= 2 else 0
+    kernel = Kernel("unfold_kernels", "columns_to_image", dtype=y.dtype, lanes=lanes, stride=stride)
     pixels = math.prod(image)
-    lanes = low.lanes(x.dtype)
-    kernel = Kernel("unfold_kernels", "columns_to_image", dtype=x.dtype, lanes=lanes)
-    low.emit(kernel, words, y.size // pixels, grain=max(1, _WORK // pixels), bytes=3 * x.nbytes)
+    nbytes = columns.nbytes + y.nbytes
+    low.emit(kernel, words, y.size // pixels, grain=max(1, _WORK // pixels), bytes=nbytes)
 
 
 @lowering("AffineGrid", dtypes=_FLOATS)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld, st, vec
+from subgraph.engine.simd import ld, shuffle, st, vec
+from subgraph.engine.tile import stack_words
 
 from .movement_kernels import arg
 from .sampling_kernels import below
@@ -78,63 +79,140 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
     return kernel
 
 
-def columns_to_image(*, dtype: str, lanes: int) -> Function:
+def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
     """Return the kernel that adds windows up to the image of which they are columns.
+
+    A vector of an image's row, or of every ``stride``-th of its elements, is written once: the sum
+    of what the taps that reach it have there.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+        stride: Stride along the last axis, 1 or 2; 0: any other.
 
     Words: ``0 columns [images, channels, taps, windows], 1 y [images, channels, *image], 2 to 4
     image, 5 to 7 taps, 8 to 10 windows, 11 to 13 strides, 14 to 16 pads, 17 to 19 dilations``,
-    three axes each. Units: images * channels.
+    three axes each, ``20 bias (0: none), 21 channels``. Units: images * channels.
     """
-    load, store = ld(dtype), st(dtype)
     v = vec(dtype, lanes)
-    load_v, store_v, load_n, store_n = v.load, v.store, v.load_n, v.store_n
-    item, real = _ITEM[dtype], _REAL[dtype]
+    load, load_m, bcast, zero, places = v.load, v.load_m, v.bcast, v.zero, vec("uint32", lanes)
+    number, place = places.iota, places.splat
+    store, store_n, item = v.store, v.store_n, v.itemsize
+    take, put = ld(dtype), st(dtype)
+    lower = shuffle(dtype, lanes, [i // 2 + i % 2 * lanes for i in range(lanes)])
+    upper = shuffle(dtype, lanes, [(i + lanes) // 2 + i % 2 * lanes for i in range(lanes)])
+    held = stack_words(max(1, lanes * item // 8))
 
     @register_jitable
-    def add_row(x: int, to: int, count: int, step: int) -> None:
-        """Add ``count`` elements to every ``step``-th one from ``to``."""
-        k = 0
-        while step == 1 and k + lanes <= count:
-            store_v(to + k * item, load_v(to + k * item) + load_v(x + k * item))
-            k += lanes
-        if step == 1 and k < count:
-            left, place = count - k, to + k * item
-            store_n(place, left, load_n(place, left) + load_n(x + k * item, left))
-            k = count
-        while k < count:
-            place = to + k * step * item
-            store(place, load(place) + load(x + k * item))
-            k += 1
+    def apart(args: int, axis: int) -> Any:
+        """Return how far taps that reach the same places are from each other, and their windows."""
+        a, b = arg(args, 11 + axis), arg(args, 17 + axis)
+        while b > 0:
+            a, b = b, a % b
+        return arg(args, 11 + axis) // a, arg(args, 17 + axis) // a
 
     @register_jitable
-    def at(args: int, axis: int, window: int, tap: int) -> int:
-        return window * arg(args, 11 + axis) - arg(args, 14 + axis) + tap * arg(args, 17 + axis)
+    def first(args: int, axis: int, place: int) -> Any:
+        """Return the first tap that reaches a place, beyond the last one if none does; its window.
+
+        The image need not have that window.
+        """
+        step, taps = arg(args, 11 + axis), arg(args, 5 + axis)
+        at = place + arg(args, 14 + axis)
+        if step == 1:
+            return 0, at
+        for tap in range(min(step, taps)):
+            if at % step == 0:
+                return tap, at // step
+            at -= arg(args, 17 + axis)
+        return taps, 0
+
+    @register_jitable
+    def total(args: int, x: int, steps: Any, taps: Any, windows: Any) -> Any:
+        """Add what all taps have for a vector, from the first ones, with their windows, on."""
+        # A `range` whose step is a variable divides before its first turn.
+        wide, n = arg(args, 7), arg(args, 10)
+        plane = arg(args, 8) * arg(args, 9) * n * item
+        result, a, i = zero(), taps[0], windows[0]
+        while a < arg(args, 5):
+            b, j = taps[1], windows[1]
+            while b < arg(args, 6):
+                if 0 <= i < arg(args, 8) and 0 <= j < arg(args, 9):
+                    c, w = taps[2], windows[2]
+                    row = x + (a * arg(args, 6) + b) * wide * plane
+                    row += (i * arg(args, 9) + j) * n * item
+                    while c < wide:
+                        at = row + c * plane + w * item
+                        if w >= 0 and w + lanes <= n:
+                            result = result + load(at)
+                        elif w < n and w + lanes > 0:
+                            # Windows before the first one count as large numbers.
+                            result = result + load_m(at, number() + place(w) < place(n))
+                        c += steps[2][0]
+                        w -= steps[2][1]
+                b += steps[1][0]
+                j -= steps[1][1]
+            a += steps[0][0]
+            i -= steps[0][1]
+        return result
+
+    @register_jitable
+    def row(args: int, x: int, to: int, bias: Any, steps: Any, at: Any, phases: Any) -> None:
+        """Write a row of the image, whose first taps and windows along other axes are ``at``."""
+        width, step = arg(args, 4), arg(args, 13)
+        (a, i), (b, j) = at
+        if stride == 0:
+            buffer = held()
+            for phase in range(min(step, width)):
+                c, w = first(args, 2, phase)
+                for q in range(0, (width - phase + step - 1) // step, lanes):
+                    store(buffer, bias + total(args, x, steps, (a, b, c), (i, j, w + q)))
+                    place = to + (phase + q * step) * item
+                    for k in range(min(lanes, (width - phase + step - 1) // step - q)):
+                        put(place + k * step * item, take(buffer + k * item))
+            return
+        c, w = phases[0]
+        d, u = phases[1]
+        for q in range(0, (width + stride - 1) // stride, lanes):
+            even = bias + total(args, x, steps, (a, b, c), (i, j, w + q))
+            left = width - q * stride
+            if stride == 1:
+                if left >= lanes:
+                    store(to + q * item, even)
+                else:
+                    store_n(to + q * item, left, even)
+                continue
+            odd = bias + total(args, x, steps, (a, b, d), (i, j, u + q))
+            place = to + 2 * q * item
+            if left >= 2 * lanes:
+                store(place, lower(even, odd))
+                store(place + lanes * item, upper(even, odd))
+            else:
+                store_n(place, left, lower(even, odd))
+                store_n(place + lanes * item, left - lanes, upper(even, odd))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         depth, height, width = arg(args, 2), arg(args, 3), arg(args, 4)
-        pixels = depth * height * width
         taps = arg(args, 5) * arg(args, 6) * arg(args, 7)
         windows = arg(args, 8) * arg(args, 9) * arg(args, 10)
+        steps = apart(args, 0), apart(args, 1), apart(args, 2)
+        phases = first(args, 2, 0), first(args, 2, 1)
+        down, along = arg(args, 11), arg(args, 12)
         for unit in range(begin, end):
-            image = arg(args, 1) + unit * pixels * item
-            for p in range(pixels):
-                store(image + p * item, real(0))
-            for tap in range(taps):
-                a = tap // (arg(args, 6) * arg(args, 7))
-                b, c = tap // arg(args, 7) % arg(args, 6), tap % arg(args, 7)
-                x = arg(args, 0) + (unit * taps + tap) * windows * item
-                begin_x, step = at(args, 2, 0, c), arg(args, 13)
-                # Of a row those windows whose tap lies inside the image.
-                first = max(0, (step - 1 - begin_x) // step)
-                count = min(arg(args, 10), (width - begin_x + step - 1) // step) - first
-                for i in range(arg(args, 8)):
-                    z = at(args, 0, i, a)
-                    for j in range(arg(args, 9)):
-                        y = at(args, 1, j, b)
-                        row = (i * arg(args, 9) + j) * arg(args, 10)
-                        if z < 0 or z >= depth or y < 0 or y >= height:
-                            continue
-                        to = image + ((z * height + y) * width + begin_x + first * step) * item
-                        add_row(x + (row + first) * item, to, count, step)
+            x = arg(args, 0) + unit * taps * windows * item
+            image = arg(args, 1) + unit * depth * height * width * item
+            bias = zero()
+            if arg(args, 20) != 0:
+                bias = bcast(arg(args, 20) + unit % arg(args, 21) * item)
+            for first_slice in range(min(down, depth)):
+                a, i = first(args, 0, first_slice)
+                for z in range(first_slice, depth, down):
+                    for first_row in range(min(along, height)):
+                        b, j = first(args, 1, first_row)
+                        for y in range(first_row, height, along):
+                            to = image + (z * height + y) * width * item
+                            row(args, x, to, bias, steps, ((a, i), (b, j)), phases)
+                            j += 1
+                    i += 1
 
     return kernel

@@ -63,7 +63,10 @@ class Memory:
     def address(self, storage: Storage) -> int:
         """Return the address of a storage, placing it at first sight."""
         if id(storage) not in self.arrays:
-            self.arrays[id(storage)] = self.buffer(storage.nbytes)
+            placed = self.buffer(storage.nbytes)
+            if storage.weight is not None:
+                placed[:] = self.weight(storage.weight).view(np.uint8).reshape(-1)
+            self.arrays[id(storage)] = placed
             self.keep.append(storage)
         return self.arrays[id(storage)].ctypes.data
 

@@ -95,7 +95,7 @@ def test_phases_or_taps_as_channels(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conv_transpose_cpu, "_packs", lambda *_: True)
-        patch.setattr(conv_transpose_cpu, "_spreads", lambda *_: spread)
+        patch.setattr(conv_transpose_cpu, "_spreads", lambda *_, **_options: spread)
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     close(got, wanted)
@@ -118,7 +118,7 @@ def test_form_that_multiplies_least() -> None:
             )
             for i in range(3)
         ]
-        if conv_transpose_cpu._spreads(of, sizes, per_axis):
+        if conv_transpose_cpu._spreads(of, sizes, per_axis, plain=False):
             return "taps"
         return "phases" if conv_transpose_cpu._packs(of, sizes, per_axis) else "apart"
 
