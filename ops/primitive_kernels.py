@@ -235,8 +235,13 @@ def _safe_divisor(builder: Any, dtype: str, b: Value) -> tuple[Value, Value, Val
     return safe, is_zero, is_minus
 
 
-def _quotient(builder: Any, dtype: str, a: Value, b: Value) -> Value:
-    """Divide integers by ones that cannot trap, towards zero.
+def _repeats(value: Value) -> bool:
+    """Return whether a vector is known to hold one element in all lanes, loop after loop."""
+    return bool(getattr(value, "opname", "") == "shufflevector")
+
+
+def _quotient(builder: Any, dtype: str, a: Value, b: Value, repeated: bool) -> Value:
+    """Divide integers by ones that cannot trap, towards zero; ``repeated``: all by the same one.
 
     No machine divides vectors of integers. float64 holds those of 32 bits, and a quotient of two of
     them is never so near to the next integer that rounding would reach it.
@@ -247,7 +252,23 @@ def _quotient(builder: Any, dtype: str, a: Value, b: Value) -> Value:
     wide = ir.VectorType(ir.DoubleType(), a.type.count)
     over, under = ((builder.sitofp if signed else builder.uitofp)(v, wide) for v in (a, b))
     to_integer = builder.fptosi if signed else builder.fptoui
+    if repeated:
+        return to_integer(builder.fmul(over, _reciprocal(builder, under)), a.type)
     return to_integer(builder.fdiv(over, under), a.type)
+
+
+def _reciprocal(builder: Any, divisor: Value) -> Value:
+    """Return what an integer of 32 bits, as float64, is multiplied by instead of divided.
+
+    One over the divisor and a little more: products that are integers stay above them when they are
+    rounded, and no other comes up to the next integer, from which it is 1 / divisor away at least.
+    For one divisor of many elements: the division is done once.
+    """
+    one, more = (
+        ir.Constant(divisor.type, [ir.Constant(F64, value)] * divisor.type.count)
+        for value in (1.0, 1.0 + 2.0**-50)
+    )
+    return builder.fmul(builder.fdiv(one, divisor), more)
 
 
 def _long_quotient(builder: Any, signed: bool, a: Value, b: Value) -> Value:
@@ -283,8 +304,12 @@ def _div(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         return builder.fdiv(a, b)
     safe, is_zero, is_minus = _safe_divisor(builder, dtype, b)
     if not is_signed(dtype):
-        return builder.select(is_zero, _like(a, dtype, 0), _quotient(builder, dtype, a, safe))
-    result = builder.select(is_minus, builder.neg(a), _quotient(builder, dtype, a, safe))
+        return builder.select(
+            is_zero, _like(a, dtype, 0), _quotient(builder, dtype, a, safe, _repeats(b))
+        )
+    result = builder.select(
+        is_minus, builder.neg(a), _quotient(builder, dtype, a, safe, _repeats(b))
+    )
     return builder.select(is_zero, _like(a, dtype, 0), result)
 
 
@@ -294,7 +319,7 @@ def _fmod(builder: Any, dtype: str, a: Value, b: Value) -> Value:
         return _float_remainder(builder, dtype, a, b)
     safe, _, _ = _safe_divisor(builder, dtype, b)
     # By 1 the remainder is 0: what 0 and -1 give as well.
-    return builder.sub(a, builder.mul(_quotient(builder, dtype, a, safe), safe))
+    return builder.sub(a, builder.mul(_quotient(builder, dtype, a, safe, _repeats(b)), safe))
 
 
 def _float_remainder(builder: Any, dtype: str, a: Value, b: Value) -> Value:

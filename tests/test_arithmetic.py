@@ -50,6 +50,32 @@ def test_division_of_64_bits(dtype: str, most: int) -> None:
     np.testing.assert_array_equal(_run(ops.Mod, a, b)[whole], rests)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+@pytest.mark.parametrize("held", [False, True])
+def test_division_by_one_number(dtype: str, held: bool) -> None:
+    """By a product with its reciprocal: multiples, and what lies beside them, are the corners."""
+    info, rng = np.iinfo(dtype), np.random.default_rng(0)
+    few = [2, 3, 7, 10, 100, 127, info.max, info.max - 1, 641, 65537, 2**31 - 1, -1, -2, -7, 0, 1]
+    for divisor in [n for n in (*few, info.min) if info.min <= n <= info.max]:
+        times = rng.integers(info.min // max(abs(divisor), 1), info.max // max(abs(divisor), 1), 70)
+        near = (times[:, None] * divisor + [-1, 0, 1]).reshape(-1)
+        ends = [info.min, info.min + 1, info.max - 1, info.max]
+        a = np.clip([*near, *ends], info.min, info.max).astype(dtype)
+        b = np.array(divisor, dtype)
+        rows = [int(p) for p in a]
+        sign = [1 if (p < 0) == (divisor < 0) else -1 for p in rows]
+        exact = [divisor and abs(p) // abs(divisor) * s for p, s in zip(rows, sign, strict=True)]
+        wanted = np.array(exact).astype(dtype)
+        y = sg.input("a", a.shape, dtype)
+        other = sg.parameter("b", b) if held else sg.input("b", (), dtype)
+        inputs = [y] if held else [y, other]
+        graph = sg.Graph(inputs, [ops.Div(y, other), ops.Mod(y, other)])
+        found = sg.compile_model(graph, "CPU")([a] if held else [a, b])
+        np.testing.assert_array_equal(found[0], wanted)
+        if divisor:
+            np.testing.assert_array_equal(found[1], np.array([p % divisor for p in rows], dtype))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_remainders_of_floats(dtype: str) -> None:
     rng = np.random.default_rng(0)
