@@ -14,6 +14,8 @@ from .tile_planning import FLOATS, Tiles, grain, round_up, tiles
 
 _LINE = 4096  # columns of an image that are joined at once
 _LINES = 512  # columns of several lines, short ones
+_FLAT = 4096  # pixels of an image that is taken for one line
+_UNROLLED = (3, 5)  # rows or columns of a window that have kernels of their own
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 _BYTES = ("int8", "uint8")
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
@@ -35,6 +37,9 @@ def window(node: Node, low: Lowering) -> None:
     if g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
         emit_whole(low, x, y, kind)
         return
+    if x.layout == y.layout == "plain" and _is_flat(g):
+        _flat(node, low, of, g, kind)
+        return
     plain = x.layout == "plain" and not _turns(x, of, g)
     lanes, images = 1 if plain else of.lanes, x.shape[0]
     blocks = -(-x.shape[1] // lanes)
@@ -51,7 +56,7 @@ def window(node: Node, low: Lowering) -> None:
         columns = min(g.target[2], max(1, _LINE // stride))
         length = stride * (columns + of.lanes) + reach
         lines = max(1, min(g.target[1], _LINES // length))
-        nbytes = (lines * length + columns + of.lanes) * of.item
+        nbytes = (lines * length + 2 * (columns + of.lanes)) * of.item
         line = [low.scratch(nbytes, per_worker=True), round_up(nbytes, 64), columns, blocks, lines]
         variant = {"stride": stride if stride <= 2 else 0}
         taps = g.kernel[2] if x.dtype == "float32" and stride <= 2 else 0
@@ -75,6 +80,51 @@ def window(node: Node, low: Lowering) -> None:
     )
     if made is not y:
         settle(low, of, y, made)
+
+
+def _is_flat(g: Geometry) -> bool:
+    """Return whether windows move by one pixel over a small image and keep its width."""
+    small = g.target[1] * g.target[2] <= _FLAT
+    return (
+        small
+        and g.source[0] == g.kernel[0] == 1 == g.target[0]
+        and (g.strides[1:] == (1, 1) and g.source[2] == g.target[2])
+    )
+
+
+def _flat(node: Node, low: Lowering, of: Tiles, g: Geometry, kind: str) -> None:
+    """Emit windows over images that are taken for one long line."""
+    x, y = low.given(0), low.output()
+    pixels, taps = g.target[1] * g.target[2], g.kernel[2]
+    reach = (taps - 1) * g.dilations[2]
+    together = max(1, _LINES // pixels)
+    line = round_up(pixels, of.lanes) + round_up(reach, of.lanes)
+    elements = (together + 1) * (line + of.lanes) + round_up(reach, of.lanes)
+    nbytes = round_up(elements * of.item + 4 * taps * g.target[2], 64)
+    scratch = low.scratch(nbytes, per_worker=True)
+    words: list[Word] = [x, y, int(node.attrs.get("count_include_pad", 0))]
+    words += [scratch, nbytes, together, x.shape[1], 0, *g.words()]
+    words += [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
+    known = {"down": g.kernel[1], "across": taps} if x.dtype == "float32" else {}
+    variant = {name: n if n in _UNROLLED else 0 for name, n in known.items()}
+    kernel = Kernel(
+        "pool_flat_kernels",
+        "flat",
+        dtype=of.dtype,
+        lanes=of.lanes,
+        kind=kind,
+        down=variant.get("down", 0),
+        across=variant.get("across", 0),
+    )
+    units, each = x.shape[0] * x.shape[1], (g.kernel[1] + taps) * pixels
+    low.emit(
+        kernel,
+        words,
+        units,
+        grain=grain(units, 2 * units * each),
+        flops=units * each,
+        bytes=x.nbytes + y.nbytes,
+    )
 
 
 def _turns(x: Operand, of: Tiles, g: Geometry) -> bool:

@@ -54,14 +54,18 @@ def window_taps() -> tuple[Any, Any]:
 
     @register_jitable
     def first_tap(at: int, dilation: int) -> int:
-        return (-at + dilation - 1) // dilation if at < 0 else 0
+        if at >= 0:
+            return 0
+        return -at if dilation == 1 else (-at + dilation - 1) // dilation
 
     @register_jitable
     def end_tap(at: int, dilation: int, taps: int, size: int) -> int:
         left = size - at
         if (taps - 1) * dilation < left:
             return taps
-        return (left + dilation - 1) // dilation if left > 0 else 0
+        if left <= 0:
+            return 0
+        return left if dilation == 1 else (left + dilation - 1) // dilation
 
     return first_tap, end_tap
 

@@ -31,17 +31,19 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
     channels * output D * row blocks.
 
     The scratch has lines, each ``stride * (columns + a vector)`` elements and those by which a
-    window reaches beyond its first; then, for averages, how many columns each window counts.
+    window reaches beyond its first; then, for averages, how many columns each window counts and
+    what its sum is multiplied by.
     """
     v, one = vec(dtype, lanes), vec(dtype, 1)
-    load, store, load_n, store_n, splat, sqrt = (
+    load, store, load_m, store_n, splat, sqrt = (
         v.load,
         v.store,
-        v.load_n,
+        v.load_m,
         v.store_n,
         v.splat,
         v.sqrt,
     )
+    load_n, mask_n, select = v.load_n, v.mask_n, v.select
     load_one, store_one, put = one.load, one.store, st(dtype)
     item = item_bytes(dtype)
     combine = combiner(kind, v)
@@ -59,7 +61,10 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
 
     @register_jitable
     def join(x: int, plane: int, row: int, planes: int, rows: int, columns: int, to: int) -> None:
-        """Join rows of the image, those of several planes, from an address on."""
+        """Join rows of the image, those of several planes, from an address on.
+
+        Behind them the last vector is filled with what pads the image.
+        """
         whole = columns // lanes * wide
         if planes == 1 and rows == 3:
             for j in range(0, whole, wide):
@@ -78,13 +83,13 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                         at += row
                 store(to + j, total)
         if columns % lanes > 0:
-            total = splat(start)
+            total, mask = splat(start), mask_n(columns % lanes)
             for d in range(planes):
                 at = x + d * plane + whole
                 for _ in range(rows):
-                    total = combine(total, load_n(at, columns % lanes))
+                    total = combine(total, load_m(at, mask))
                     at += row
-            store(to + whole, total)
+            store(to + whole, select(mask, total, splat(start)))
 
     @register_jitable
     def one_by_one(line: int, taps: int, near: int, step: int, n: int, y: int) -> None:
@@ -100,8 +105,7 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
     @register_jitable
     def windows(
         line: int,
-        counts: int,
-        around: int,
+        scales: int,
         taps: int,
         near: int,
         step: int,
@@ -112,7 +116,6 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
         """Write ``n`` windows of a line, and anything behind them into the room."""
         if stride == 0:
             one_by_one(line, taps, near, step, n, y)
-        inside = splat(float(around))
         for j in range(0, n, lanes):
             if stride == 0:
                 total = load_n(y + j * item, n - j)
@@ -124,7 +127,7 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                     total = merge(value, total)
                     at += near
             if average:
-                total = total / (inside * load(counts + j * item))
+                total = total * load(scales + j * item)
             if root:
                 total = sqrt(total)
             if j + lanes <= room:
@@ -145,6 +148,13 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                 found = end_tap(w, dilation, taps, width) - first_tap(w, dilation)
             put(counts + o * item, float(max(found, 0)))
 
+    @register_jitable
+    def scale(counts: int, scales: int, n: int, around: int) -> None:
+        """Write what sums are multiplied by: one over the pixels that windows count."""
+        for j in range(0, n, lanes):
+            pixels = load(counts + j * item) * splat(float(around))
+            store(scales + j * item, splat(1.0) / pixels)
+
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         include, blocks = arg(args, 2), arg(args, 6)
         depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
@@ -156,6 +166,7 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
         reach = (kw - 1) * dw
         pitch, lines = (step * (each + lanes) + reach) * item, arg(args, 7)
         counts = line + lines * pitch
+        scales = counts + (each + lanes) * item
         plane = height * width * item
         row_blocks = (oh_n + rb - 1) // rb
         for first in range(0, ow_n, each):
@@ -166,8 +177,11 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
             w, length = first * step - pad, (n - 1) * step + reach + 1
             left = min(max(-w, 0), length)
             inside = max(min(width - (w + left), length - left), 0)
+            covered = left + (inside + lanes - 1) // lanes * lanes
             for k in range(lines):
                 fill(line + k * pitch, left)
+                fill(line + k * pitch + covered * item, length - covered)
+            scaled = 0
             for unit in range(begin, end):
                 oh0 = unit % row_blocks * rb
                 oh_end = min(oh_n, oh0 + rb)
@@ -191,7 +205,6 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                         at = x + (h + h_first * dh) * width * item
                         planes, down = d_end - d_first, dh * width * item
                         join(at, dd * plane, down, planes, h_end - h_first, inside, to)
-                        fill(to + inside * item, length - left - inside)
                         to += pitch
                     around = 0
                     for oh in range(top, bottom):
@@ -201,10 +214,13 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                             around = max(d_end - d_first, 0) * max(around, 0)
                             if include != 0:
                                 around = d_count * end_tap(h, dh, kh, height + arg(args, 27))
+                        if average and around != scaled:
+                            scale(counts, scales, n, around)
+                            scaled = around
                         # The next rows write over what this one leaves behind it.
                         room = (oh_end - oh) * ow_n if n == ow_n else n
                         at = line + (oh - top) * pitch
-                        windows(at, counts, around, kw, dw * item, step, n, y, room)
+                        windows(at, scales, kw, dw * item, step, n, y, room)
                         y += ow_n * item
 
     return kernel

@@ -141,11 +141,41 @@ def rows(*, dtype: str, lanes: int, op: str) -> Function:
     step = lanes * item
     needs_shift = op == "sumexp"
     bcast, held = v.bcast, stack_words(lanes * max(1, step // 8))
+    extremes = dtype.startswith("float") and op in ("max", "min")
+    nearer = v.max if op == "max" else v.min
+    unordered: Any = v.unordered if extremes else None
+    isnan: Any = v.isnan if extremes else None
+
+    @register_jitable
+    def extreme_row(x: int, size: int) -> Any:
+        """Return the extremes of a row; NaN is looked for apart, two vectors at a time."""
+        a, b, c, d, nan = splat(start), splat(start), splat(start), splat(start), splat(0)
+        stop = x + size * item
+        while x + 4 * step <= stop:
+            e, f, g, h = load(x), load(x + step), load(x + 2 * step), load(x + 3 * step)
+            a, b, c, d = nearer(a, e), nearer(b, f), nearer(c, g), nearer(d, h)
+            nan = select(unordered(e, f), splat(np.nan), nan)
+            nan = select(unordered(g, h), splat(np.nan), nan)
+            x += 4 * step
+        a, c = nearer(a, b), nearer(c, d)
+        while x + step <= stop:
+            e = load(x)
+            a = nearer(a, e)
+            nan = select(isnan(e), e, nan)
+            x += step
+        if x < stop:
+            mask = mask_n((stop - x) // item)
+            e = select(mask, load_m(x, mask), splat(start))
+            c = nearer(c, e)
+            nan = select(isnan(e), e, nan)
+        return select(isnan(nan), nan, nearer(a, c))
 
     @register_jitable
     def one_row(args: int, base: int, shift: Any) -> Any:
         """Return partial results of a row, one for each lane."""
         size, kept, others, turns = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
+        if extremes and turns == 1:
+            return extreme_row(base, size)
         a, b, c, d = splat(start), splat(start), splat(start), splat(start)
         for turn in range(turns):
             x = base + _offset(args, 8 + 3 * kept, others, turn)

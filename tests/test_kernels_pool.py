@@ -112,6 +112,47 @@ def test_window(
     np.testing.assert_allclose(got[keep], wanted[keep], rtol=1e-5, atol=1e-6)
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    data=st.data(),
+    kind=st.sampled_from(KINDS),
+    images=st.integers(1, 20),
+    threads=st.integers(1, 3),
+    cuts=CUTS,
+)
+def test_windows_that_keep_the_width(
+    data: st.DataObject, kind: tuple[str, str], images: int, threads: int, cuts: list[float]
+) -> None:
+    """They run along whole images, whose rows may be shorter or longer than a vector."""
+    op_type, dtype = kind
+    rank = data.draw(st.integers(1, 2))
+    kernel = [data.draw(st.integers(1, 5)) for _ in range(rank)]
+    dilations = [data.draw(st.integers(1, 3)) for _ in range(rank)]
+    reach = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
+    before = [data.draw(st.integers(0, n)) for n in reach]
+    after = [data.draw(st.integers(0, n)) for n in reach]
+    after[-1] = reach[-1] - before[-1]
+    source = [n + data.draw(st.integers(1, 40)) for n in reach]
+    include = data.draw(st.booleans())
+    x = np.random.default_rng(0).standard_normal((1, images, *source)).astype(dtype)
+    pads = (*before, *after)
+    wanted = reference(x, op_type, kernel, [1] * rank, dilations, pads, False, include)
+    (got,) = run_node(
+        op_type,
+        [x],
+        [wanted.shape],
+        {
+            "kernel_shape": tuple(kernel),
+            "dilations": tuple(dilations),
+            "pads": pads,
+            "count_include_pad": int(include),
+        },
+        threads=threads,
+        cuts=cuts,
+    )
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 1), (5, 4), (8000, 50), (1, 2)])
 def test_long_rows_are_cut(op_type: str, kernel: int, stride: int) -> None:

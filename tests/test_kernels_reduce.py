@@ -82,7 +82,7 @@ def test_running_sums(
 
 
 @pytest.mark.parametrize("op", ["Max", "Min"])
-@pytest.mark.parametrize("size", [3, 8, 30, 33])
+@pytest.mark.parametrize("size", [3, 8, 30, 33, 150])
 def test_nan_is_passed_on_from_every_place(op: str, size: int) -> None:
     x = np.zeros((size, size), np.float32)
     np.fill_diagonal(x, np.nan)

@@ -279,7 +279,7 @@ class Vec:
         max, min, maximum, minimum: ``(a, b) -> vec``.
         select: ``(mask, a, b) -> vec``.
         abs, sqrt, floor, ceil, trunc, rint, copysign: as their names say.
-        isnan: ``(vec) -> mask``.
+        isnan: ``(vec) -> mask``; unordered: ``(a, b) -> mask`` of the lanes in which either is NaN.
         shl, shr: ``(vec, scalar or vec count)``; shr keeps the sign of signed dtypes.
         sum, hmax, hmin: ``(vec) -> scalar`` in a fixed order (halves folded together).
         prod: the same for products.
@@ -287,7 +287,8 @@ class Vec:
             vectors as there are lanes, one after the other in memory.
         get: ``(vec, lane) -> scalar``; put: ``(vec, lane, scalar) -> vec``.
         bits: float vec -> int vec of the same bytes; from_bits: back.
-        mask_n: ``(n) -> mask`` of the first n lanes; any, all: ``(mask) -> bool``.
+        mask_n: ``(n) -> mask`` of the first n lanes; mask_bits: ``(bits) -> mask``, the lowest bit
+            is the first lane; any, all: ``(mask) -> bool``.
     """
 
     def __init__(self, dtype: str, lanes: int) -> None:
@@ -321,6 +322,9 @@ class Vec:
             lambda b, c, a: splat_value(b, load_at(b, a[0], self.element, size), lanes),
         )
         self.mask_n = define(m, [INT64], lambda b, c, a: first_lanes(b, a[0], lanes))
+        self.mask_bits = define(
+            m, [INT64], lambda b, c, a: b.bitcast(b.trunc(a[0], ir.IntType(lanes)), m.llvm)
+        )
         self.load_m = define(v, [INT64, m], lambda b, c, a: self.emit_load(b, a[0], a[1]))
         self.store_m = define(
             VOID, [INT64, m, v], lambda b, c, a: self.emit_store(b, a[0], a[1], a[2])
@@ -441,6 +445,9 @@ class Vec:
         )
         self.isnan = define(
             self.mask_type, [v], lambda b, c, a: b.fcmp_unordered("uno", a[0], a[0])
+        )
+        self.unordered = define(
+            self.mask_type, [v, v], lambda b, c, a: b.fcmp_unordered("uno", a[0], a[1])
         )
         integer = vec_type(f"int{8 * self.itemsize}", self.lanes)
         self.bits = define(integer, [v], lambda b, c, a: b.bitcast(a[0], integer.llvm))
