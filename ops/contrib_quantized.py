@@ -13,6 +13,8 @@ from typing import Any
 from subgraph.functions import Call, function
 from subgraph.graph import Value
 
+from .recurrent_bytes import DOMAIN
+
 Results = Sequence[Value | None]
 Given = Sequence[Value | None]
 
@@ -267,26 +269,46 @@ def dynamic_quantize_matmul(call: Call) -> Results:
     input_forget=0,
 )
 def dynamic_quantize_lstm(call: Call) -> Results:
-    """LSTM whose weights are bytes, turned; input and state stay float, where ONNX Runtime rounds.
+    """LSTM that multiplies bytes: inputs quantised as a whole, states in each step.
 
-    W is [directions, inputs, 4 * hidden], its scale for each direction, or each of the 4 * hidden.
+    W is [directions, inputs, 4 * hidden], its scale and zero point are those of a direction, or of
+    each of the 4 * hidden. What ONNX Runtime computes on one thread.
     """
-    x, w, r, *rest = call.inputs[:8]
-    w_scale, w_zero, r_scale, r_zero = call.inputs[8:]
+    x, w, r, biases, *rest = call.inputs[:8]
+    w_scale, w_zero, *of_r = call.inputs[8:]
+    assert w is not None, "the form says so"
+    directions, inputs, gates = (call.size(w, axis) for axis in range(3))
+    columns = directions * gates
 
-    def floats(weights: Value | None, scale: Value | None, zero: Value | None) -> Any:
-        assert weights is not None, "the form says so"
-        assert scale is not None, "the form says so"
-        assert zero is not None, "the form says so"
-        axes = [1, 2] if call.rank(scale) == 1 else [1]
-        centred = call.Sub(
-            call.cast(weights, "float32"),
-            call.Unsqueeze(call.cast(zero, "float32"), call.constant(axes, "int64")),
+    def flat(value: Any) -> Any:
+        """Return a number for each column of all directions."""
+        if call.rank(value) == 1:
+            value = call.Unsqueeze(value, call.constant([1], "int64"))
+        whole = call.Expand(value, call.constant([directions, gates], "int64"))
+        return call.Reshape(whole, call.constant([columns], "int64"))
+
+    turned = call.Reshape(
+        call.Transpose(w, perm=(1, 0, 2)), call.constant([inputs, columns], "int64")
+    )
+    lengths = rest[0]
+    if lengths is not None:
+        # What lies behind a sequence is not to count for the range.
+        steps = call.Squeeze(call.Shape(x, start=0, end=1), call.constant([0], "int64"))
+        step = call.Range(call.constant(0, "int64"), steps, call.constant(1, "int64"))
+        step = call.Unsqueeze(step, call.constant([1], "int64"))
+        inside = call.Less(step, call.cast(lengths, "int64"))
+        x = call.Where(
+            call.Unsqueeze(inside, call.constant([2], "int64")), x, call.constant(0, "float32")
         )
-        scaled = call.Mul(centred, call.Unsqueeze(scale, call.constant(axes, "int64")))
-        return call.Transpose(scaled, perm=(0, 2, 1))
-
+    bytes_, scale, zero = call.DynamicQuantizeLinear(x, outputs=3)
+    sums = call.MatMulInteger(bytes_, turned, zero, flat(w_zero))
+    bias = None
+    if biases is not None:
+        both = call.Reshape(biases, call.constant([directions, 2, gates], "int64"))
+        both = call.ReduceSum(both, call.constant([1], "int64"), keepdims=0)
+        bias = call.Reshape(both, call.constant([columns], "int64"))
+    products = _scaled(call, sums, scale, flat(w_scale), bias, "float32")
     names = ("activation_alpha", "activation_beta", "activations", "clip", "direction")
-    given = call.attributes(*names, "hidden_size", "input_forget")
-    weights = floats(w, w_scale, w_zero), floats(r, r_scale, r_zero)
-    return list(call.LSTM(x, *weights, *rest, outputs=3, **given))
+    given = call.attributes(*names, "input_forget")
+    states = call.QuantizedLSTM(products, r, *of_r, *rest, outputs=3, domain=DOMAIN, **given)
+    return list(states)

@@ -69,7 +69,7 @@ _ACTIVATIONS: Mapping[str, tuple[Callable[[Array, float, float], Array], tuple[f
 }
 
 
-def _activations(
+def activations(
     given: Mapping[str, Any], defaults: tuple[str, ...], directions: int
 ) -> list[list[Activation]]:
     """Return the activations, one list for each direction; alpha and beta are taken in order."""
@@ -156,7 +156,7 @@ def _prepare(inputs: Sequence[Any], given: Mapping[str, Any], gates: int) -> _In
     )
 
 
-def _scan(
+def scan(
     x: Array, lengths: Array, cell: Cell, state: tuple[Array, ...], backwards: bool
 ) -> tuple[Array, tuple[Array, ...]]:
     """Run ``cell`` along axis 0; a row keeps its state after its length, its output is zero."""
@@ -193,14 +193,14 @@ def _run(
     directions = held.w.shape[0]
     if directions != (2 if direction == "bidirectional" else 1):
         raise ShapeError(f"W has {directions} direction(s), which {direction!r} does not fit")
-    functions = _activations(given, defaults, directions)
+    functions = activations(given, defaults, directions)
     results: list[Array] = []
     lasts: list[tuple[Array, ...]] = []
     for k in range(directions):
         backwards = direction == "reverse" or k == 1
         start = (held.h[k], held.c[k])[:states]
         cell = make_cell(held, k, functions[k])
-        output, last = _scan(held.x, held.lengths, cell, start, backwards)
+        output, last = scan(held.x, held.lengths, cell, start, backwards)
         results.append(output)
         lasts.append(last)
     outputs = [np.stack(results, 1), *(np.stack(parts) for parts in zip(*lasts, strict=True))]
@@ -251,21 +251,36 @@ def gru(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 def lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return Y, Y_h and Y_c; gates in the order i, o, f, c; peepholes i, o, f."""
     given = attributes(node)
-    coupled = bool(given.get("input_forget"))
 
     def make_cell(held: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
         w, r, b = held.w[k].T, held.r[k].T, held.b[k].reshape(2, -1).sum(0)
-        pi, po, pf = held.p[k].reshape(3, -1)
-        f, g, h = functions
-
-        def cell(x: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-            hidden, c = state
-            i, o, forget, new = np.split(x @ w + hidden @ r + b, 4, axis=-1)
-            i = f(i + pi * c)
-            forget = 1 - i if coupled else f(forget + pf * c)
-            c = forget * c + i * g(new)
-            return f(o + po * c) * h(c), c
-
-        return cell
+        return long_memory(
+            lambda x, hidden: x @ w + hidden @ r + b,
+            held.p[k],
+            functions,
+            coupled=bool(given.get("input_forget")),
+        )
 
     return _run(inputs, given, 4, ("Sigmoid", "Tanh", "Tanh"), make_cell, 2)
+
+
+def long_memory(
+    gates: Callable[[Array, Array], Array],
+    holes: Array,
+    functions: Sequence[Activation],
+    *,
+    coupled: bool,
+) -> Cell:
+    """Return LSTM's cell: ``gates`` gives the sums of all of them for inputs and hidden states."""
+    pi, po, pf = holes.reshape(3, -1)
+    f, g, h = functions
+
+    def cell(x: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        hidden, c = state
+        i, o, forget, new = np.split(gates(x, hidden), 4, axis=-1)
+        i = f(i + pi * c)
+        forget = 1 - i if coupled else f(forget + pf * c)
+        c = forget * c + i * g(new)
+        return f(o + po * c) * h(c), c
+
+    return cell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from .elementwise_cpu import temporary
 from .elementwise_expressions import text
 from .packing import pack_matrices, packed_size
 from .primitives import primitive
+from .recurrent_bytes import B_SCALES, BESIDE
 from .tile_planning import Tiles, grain, round_up, tiles
 
 Array = np.ndarray[Any, Any]
@@ -120,7 +121,7 @@ def read_cells(node: Node, low: Lowering) -> Cells:
         hidden=low.optional(5),
         cell=low.optional(6) if node.op_type == "LSTM" else None,
         peepholes=low.optional(7) if node.op_type == "LSTM" else None,
-        activations=_activations(node, directions),
+        activations=activations(node, node.op_type, directions),
         batch_first=batch_first,
         backwards=text(node.attrs.get("direction", "forward")) == "reverse",
         linear=node.op_type == "GRU" and bool(node.attrs.get("linear_before_reset", 0)),
@@ -129,9 +130,9 @@ def read_cells(node: Node, low: Lowering) -> Cells:
     )
 
 
-def _activations(node: Node, directions: int) -> tuple[Activations, ...]:
+def activations(node: Node, kind: str, directions: int) -> tuple[Activations, ...]:
     """Return each direction's; alpha and beta are taken in order by those that have them."""
-    usual = _USUAL[node.op_type]
+    usual = _USUAL[kind]
     given = [text(name).lower() for name in node.attrs.get("activations") or usual * directions]
     unknown = [name for name in given if name not in _DEFAULTS]
     if unknown or len(given) < len(usual) * directions:
@@ -157,7 +158,7 @@ def _activations(node: Node, directions: int) -> tuple[Activations, ...]:
 # ---------------------------------------------------------------- weights
 
 
-def _padded(array: Array, gates: int, padded: int) -> Array:
+def padded_gates(array: Array, gates: int, padded: int) -> Array:
     """Return ``[..., gates * hidden]`` with every gate padded by zeros."""
     hidden = array.shape[-1] // gates
     if hidden == padded:
@@ -170,7 +171,7 @@ def _padded(array: Array, gates: int, padded: int) -> Array:
 
 def _input_weights(weights: Array, *, gates: int, padded: int) -> Array:
     """Return ``[input, directions * gates * padded]``."""
-    turned = _padded(weights.transpose(2, 0, 1), gates, padded)
+    turned = padded_gates(weights.transpose(2, 0, 1), gates, padded)
     return np.ascontiguousarray(turned.reshape(len(turned), -1))
 
 
@@ -181,21 +182,21 @@ def _input_bias(biases: Array, *, gates: int, padded: int, linear: bool) -> Arra
     if linear:
         own = size // gates
         total[:, size - own :] = biases[:, size - own : size]
-    return _padded(total, gates, padded).reshape(-1)
+    return padded_gates(total, gates, padded).reshape(-1)
 
 
 def _last_bias(biases: Array, *, gates: int, padded: int, linear: bool) -> Array:
     """Return the recurrence bias of GRU's last gate, as far as the inputs do not have it."""
     hidden = biases.shape[1] // 2 // gates
     last = biases[:, -hidden:] if linear else np.zeros((len(biases), hidden), biases.dtype)
-    return np.ascontiguousarray(_padded(last, 1, padded))
+    return np.ascontiguousarray(padded_gates(last, 1, padded))
 
 
 def _panels(weights: Array, *, of: Tiles, first: int, last: int, padded: int) -> Array:
     """Return the recurrence weights of some gates in panels, directions one after another."""
     hidden = weights.shape[2]
     part = weights[:, first * hidden : last * hidden].transpose(0, 2, 1)
-    return pack_matrices(_padded(part, last - first, padded), of)
+    return pack_matrices(padded_gates(part, last - first, padded), of)
 
 
 def _constant(
@@ -237,7 +238,7 @@ def last_bias(low: Lowering, c: Cells, padded: int) -> Word:
 # ---------------------------------------------------------------- steps
 
 
-def _team(of: Tiles, threads: int, batch: int, directions: int) -> tuple[int, Tiles]:
+def team(of: Tiles, threads: int, batch: int, directions: int) -> tuple[int, Tiles]:
     """Return how many sequences a unit takes, and the tile that suits so many."""
     rows = min(batch, 6)
     while rows > 1 and directions * -(-batch // rows) < threads:
@@ -265,8 +266,8 @@ def emit_cells(low: Lowering, c: Cells) -> None:
     Raises:
         Unsupported: This device has no kernel for it.
     """
-    steps, batch, _, hidden, directions = c.sizes
-    rows, of = _team(tiles(c.x.dtype), low.threads, batch, directions)
+    _, batch, _, hidden, directions = c.sizes
+    rows, of = team(tiles(c.x.dtype), low.threads, batch, directions)
     padded = round_up(hidden, of.lanes)
     products = input_products(low, c, padded)
     first_gates = 2 if c.kind == "GRU" else c.gates
@@ -279,24 +280,53 @@ def emit_cells(low: Lowering, c: Cells) -> None:
         recipe = f"recurrence {first} {last} {c.gates} {padded} {of.width}/{of.lanes}"
         size = packed_size((last - first) * padded, hidden, of)
         panels += [low.weight(recipe, make, c.r), size * of.item]
+    panels.append(last_bias(low, c, padded) if c.linear else 0)
+    between, _, _ = strides(c, directions * c.gates * padded * of.item)
+    inputs: list[Word] = [products, *between, c.gates * padded * of.item]
+    emit_steps(low, c, of, rows, inputs, panels)
+
+
+def emit_steps(
+    low: Lowering,
+    c: Cells,
+    of: Tiles,
+    rows: int,
+    inputs: Sequence[Word],
+    panels: Sequence[Word],
+    byte_words: Sequence[Word] = (),
+) -> None:
+    """Emit `recurrent_kernels.cells`.
+
+    Args:
+        low: Where to.
+        c: The cell.
+        of: The tile of its recurrence.
+        rows: Sequences of a unit.
+        inputs: What was made of the inputs, and its strides.
+        panels: The words of the recurrence's weights and of GRU's bias.
+        byte_words: Further words where these weights are bytes.
+    """
+    steps, batch, _, hidden, directions = c.sizes
+    padded = round_up(hidden, of.lanes)
     holes: Word = 0
     if c.peepholes is not None:
         holes = low.weight(f"peepholes {padded}", partial(_holes, padded=padded), c.peepholes)
-    scratch = low.scratch((c.gates + 3) * rows * padded * of.item, per_worker=True)
+    beside = rows * (padded + BESIDE) if byte_words else 0
+    room = (c.gates + 3) * rows * padded * of.item + beside
+    scratch = low.scratch(room, per_worker=True)
     outputs = dict(enumerate(low.outputs))
-    places: list[Word] = [*panels, last_bias(low, c, padded) if c.linear else 0, holes]
-    _, between_states, between_y = _strides(c, hidden * of.item)
+    places: list[Word] = [*panels, holes]
+    _, between_states, between_y = strides(c, hidden * of.item)
     places += [c.hidden or 0, c.cell or 0, *between_states, outputs.get(0, 0), *between_y]
     places += [outputs.get(1, 0), (outputs.get(2, 0) if c.kind == "LSTM" else 0), c.lengths or 0]
-    gates_bytes = c.gates * padded * of.item
-    between_inputs, _, _ = _strides(c, directions * gates_bytes)
     together = len(set(c.activations)) == 1
     for first in range(1 if together else directions):
         count = directions if together else 1
         own = c.activations[first]
-        words: list[Word] = [products, *between_inputs, gates_bytes, *places]
-        words += [steps, batch, hidden, padded]
+        words: list[Word] = [*inputs, *places, steps, batch, hidden, padded]
         words += [first, int(c.backwards), rows, scratch, scratch.nbytes, c.clip, *own.numbers]
+        if byte_words:
+            words += [0] * (B_SCALES - len(words))
         kernel = Kernel(
             "recurrent_kernels",
             "cells",
@@ -310,18 +340,20 @@ def emit_cells(low: Lowering, c: Cells) -> None:
             coupled=c.coupled,
             peepholes=c.peepholes is not None,
             clip=c.clip != 0.0,
+            **({"weights": "int8"} if byte_words else {}),
         )
         units = count * -(-batch // rows)
         flops = 2 * count * steps * batch * c.gates * hidden * hidden
         moved = c.r.nbytes // directions * count * steps
+        words += byte_words
         low.emit(kernel, words, units, grain=grain(units, flops), flops=flops, bytes=moved)
 
 
 def _holes(weights: Array, *, padded: int) -> Array:
-    return np.ascontiguousarray(_padded(weights, 3, padded))
+    return np.ascontiguousarray(padded_gates(weights, 3, padded))
 
 
-def _strides(c: Cells, item: int) -> tuple[list[int], list[int], list[int]]:
+def strides(c: Cells, item: int) -> tuple[list[int], list[int], list[int]]:
     """Return the strides of X's products, of states and of Y, in bytes of ``item`` an element.
 
     They are those between steps and sequences; sequences and directions; all three.

@@ -15,6 +15,7 @@ from subgraph.engine import vmath
 from subgraph.engine.simd import ld_f64, ld_i32, memcpy, memset, vec
 
 from .movement_kernels import arg
+from .recurrent_byte_kernels import byte_recurrence
 from .recurrent_product_kernels import product
 
 Function = Callable[..., Any]
@@ -47,11 +48,14 @@ def cells(
     coupled: bool,
     peepholes: bool,
     clip: bool,
+    weights: str = "",
 ) -> Function:
     """Return the kernel that runs a cell along sequences; its words are the ``C_*``.
 
     Units: directions * ceil(batch / rows of a unit). A worker's memory holds ``gates + 3`` rows of
-    padded elements for each sequence of a unit.
+    padded elements for each sequence of a unit; with weights of bytes, whose words come behind the
+    ``C_*``, as many bytes and ``BESIDE``, too. All sequences are one unit's then, and the inputs'
+    gates are not padded.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -64,15 +68,17 @@ def cells(
         coupled: LSTM's ``input_forget``.
         peepholes: LSTM's cell states reach its gates.
         clip: What activations get is bounded.
+        weights: ``"int8"`` where those of the recurrence are bytes (LSTM), else empty.
     """
     v = vec(dtype, lanes)
-    load, store, fma, splat = v.load, v.store, v.fma, v.splat
+    load, load_n, store, fma, splat = v.load, v.load_n, v.store, v.fma, v.splat
     item = v.itemsize
     size = lanes * item
     times = product(dtype, lanes, rows, nv)
+    gates = {"LSTM": 4, "GRU": 3}.get(kind, 1)
+    recur = byte_recurrence(lanes, rows, nv, gates) if weights == "int8" else _no_bytes
     made = [_activation(name, v, k, clip) for k, name in enumerate(activations)]
     f, g, h_of = (*made, *made, *made)[:3]
-    gates = {"LSTM": 4, "GRU": 3}.get(kind, 1)
 
     @register_jitable
     def long_memory(args: int, at: int, h: int, c: int, holes: int, row: int) -> None:
@@ -159,6 +165,29 @@ def cells(
                 x += 2 * row
                 times(count, reset, row, last, vectors, depth, x, step, inner, row)
 
+    @register_jitable
+    def add_inputs(args: int, x: int, sums: int) -> None:
+        """Add the inputs of all gates, which are not padded, to the sums of a sequence."""
+        width, row = arg(args, C_SIZE), arg(args, C_PADDED) * item
+        for gate in range(gates):
+            source, to = x + gate * width * item, sums + gate * row
+            whole = width // lanes * size
+            for j in range(0, whole, size):
+                store(to + j, load(to + j) + load(source + j))
+            if whole < row:
+                rest = load_n(source + whole, width % lanes)
+                store(to + whole, load(to + whole) + rest)
+
+    @register_jitable
+    def advance_bytes(args: int, direction: int, count: int, memory: int) -> None:
+        """Compute what the recurrence adds to all gates."""
+        padded, width = arg(args, C_PADDED), arg(args, C_SIZE)
+        panels = arg(args, C_WEIGHTS) + direction * arg(args, C_WEIGHTS + 1)
+        sums = memory + 3 * count * padded * item
+        held = sums + gates * count * padded * item
+        before = direction * gates * padded * 4
+        recur(args, panels, before, count, width, padded, memory, sums, held)
+
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         steps, batch = arg(args, C_STEPS), arg(args, C_BATCH)
         row, width = arg(args, C_PADDED) * item, arg(args, C_SIZE) * item
@@ -182,15 +211,20 @@ def cells(
                 t = steps - 1 - step if back != 0 else step
                 x, between = base + t * arg(args, C_INPUTS + 1), arg(args, C_INPUTS + 2)
                 x += first * between
-                if arg(args, C_LENGTHS) != 0:
-                    gather(args, first, count, step, back, base, at)
-                    x, between = at, gates * row
-                advance(args, direction, count, memory, x, between)
+                if weights == "int8":
+                    advance_bytes(args, direction, count, memory)
+                else:
+                    if arg(args, C_LENGTHS) != 0:
+                        gather(args, first, count, step, back, base, at)
+                        x, between = at, gates * row
+                    advance(args, direction, count, memory, x, between)
                 for i in range(count):
                     length = length_of(args, first + i)
                     sums, h = at + i * gates * row, memory + i * row
                     if step < length:
                         t = length - 1 - step if back != 0 else step
+                        if weights == "int8":
+                            add_inputs(args, base + t * arg(args, C_INPUTS + 1) + i * between, sums)
                         if kind == "LSTM":
                             long_memory(args, sums, h, c + i * row, holes, row)
                         elif kind == "GRU":
@@ -214,6 +248,14 @@ def cells(
                         memcpy(to, source + i * row, width)
 
     return kernel
+
+
+@register_jitable
+def _no_bytes(
+    args: int, weights: int, before: int, count: int, width: int, padded: int, h: int, sums: int,
+    held: int,
+) -> None:  # fmt: skip
+    """Stand for the recurrence of bytes where there is none."""
 
 
 def _activation(name: str, v: Any, position: int, clip: bool) -> Function:

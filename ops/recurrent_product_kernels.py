@@ -6,14 +6,16 @@ show; and with one or two rows a tile needs more vectors than those of `subgraph
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
+from subgraph.engine.dot import emit_dot4
 from subgraph.engine.emit import Emit, private_function
+from subgraph.engine.irtools import I32, load_at, splat_value, store_at
 
 Function = Callable[..., Any]
 _I64 = ir.IntType(64)
@@ -27,9 +29,12 @@ def product(dtype: str, lanes: int, rows: int, nv: int) -> Function:
     ``count`` rows, at most ``rows``; B in panels of ``nv`` vectors, the last one of those left.
     Strides between rows are bytes. The order of additions of an element does not depend on
     ``count`` or ``nv``.
+
+    Of dtype ``"int8"`` A has unsigned bytes, B signed ones, four of a column side by side: a step
+    of the depth. C are int32 sums, and there is no start.
     """
     tile = _tiles(dtype, lanes, rows, nv)
-    size = lanes * (4 if dtype == "float32" else 8)
+    size = lanes * (8 if dtype == "float64" else 4)
 
     @register_jitable
     def run(
@@ -97,21 +102,59 @@ def _define(module: Any, dtype: str, lanes: int, rows: int, nv: int) -> Any:
         return found
     function = private_function(module, name, _ARGUMENTS)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    _body(Emit(builder, dtype, lanes), function.args, rows, nv)
+    if dtype == "int8":
+        _byte_body(Emit(builder, "float32", lanes), function.args, rows, nv)
+    else:
+        _body(Emit(builder, dtype, lanes), function.args, rows, nv)
     builder.ret_void()
     return function
 
 
 def _body(e: Emit, args: Any, rows: int, nv: int) -> None:
-    a, ars, b, bks, depth, start, srs, c, crs = args
+    start, srs, c, crs = args[5:]
+    sums = [[e.variable(e.load(_at(e, start, srs, i, j))) for j in range(nv)] for i in range(rows)]
+    _accumulate(e, args, sums, e.load, e.broadcast, e.fma)
+    for i in range(rows):
+        for j in range(nv):
+            e.store(e.get(sums[i][j]), _at(e, c, crs, i, j))
+
+
+def _byte_body(e: Emit, args: Any, rows: int, nv: int) -> None:
+    c, crs = args[7:]
+    kind = ir.VectorType(I32, e.lanes)
+    sums = [[e.variable(ir.Constant(kind, [0] * e.lanes)) for _ in range(nv)] for _ in range(rows)]
+    _accumulate(
+        e,
+        args,
+        sums,
+        lambda at: load_at(e.b, at, kind, 4),
+        lambda at: splat_value(e.b, load_at(e.b, at, I32, 1), e.lanes),
+        lambda a, b, total: emit_dot4(e.b, total, a, b),
+    )
+    for i in range(rows):
+        for j in range(nv):
+            store_at(e.b, _at(e, c, crs, i, j), e.get(sums[i][j]), 4)
+
+
+def _at(e: Emit, base: Any, step: Any, row: int, vector: int) -> Any:
+    """Emit the address of a vector of a row."""
+    return e.b.add(e.b.add(base, e.b.mul(step, e.const(row))), e.const(vector * e.lanes * e.item))
+
+
+def _accumulate(
+    e: Emit,
+    args: Any,
+    sums: Sequence[Sequence[Any]],
+    load: Callable[[Any], Any],
+    broadcast: Callable[[Any], Any],
+    multiply: Callable[[Any, Any, Any], Any],
+) -> None:
+    """Emit the steps of the depth: ``multiply`` a broadcast of each row of A by B's vectors."""
+    a, ars, b, bks, depth = args[:5]
+    rows, nv = len(sums), len(sums[0])
     size = e.lanes * e.item
     if nv > 1:
         bks = e.const(nv * size)
-
-    def at(base: Any, step: Any, i: int, j: int) -> Any:
-        return e.b.add(e.b.add(base, e.b.mul(step, e.const(i))), e.const(j * size))
-
-    sums = [[e.variable(e.load(at(start, srs, i, j))) for j in range(nv)] for i in range(rows)]
     at_a, at_b = e.variable(a), e.variable(b)
     starts = [e.b.mul(ars, e.const(i)) for i in range(rows)]
 
@@ -120,11 +163,11 @@ def _body(e: Emit, args: Any, rows: int, nv: int) -> None:
         av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
         for k in range(unroll):
             row = e.b.add(bv, e.b.mul(bks, e.const(k)))
-            vectors = [e.load(e.b.add(row, e.const(j * size))) for j in range(nv)]
+            vectors = [load(e.b.add(row, e.const(j * size))) for j in range(nv)]
             for i in range(rows):
-                x = e.broadcast(e.b.add(e.b.add(av, starts[i]), e.const(k * e.item)))
+                x = broadcast(e.b.add(e.b.add(av, starts[i]), e.const(k * e.item)))
                 for j in range(nv):
-                    e.put(sums[i][j], e.fma(x, vectors[j], e.get(sums[i][j])))
+                    e.put(sums[i][j], multiply(x, vectors[j], e.get(sums[i][j])))
             e.fence()
         e.put(at_a, e.b.add(av, e.const(unroll * e.item)))
         e.put(at_b, e.b.add(bv, e.b.mul(bks, e.const(unroll))))
@@ -133,6 +176,3 @@ def _body(e: Emit, args: Any, rows: int, nv: int) -> None:
         steps(_UNROLL)
     with e.loop(e.b.and_(depth, e.const(_UNROLL - 1))):
         steps(1)
-    for i in range(rows):
-        for j in range(nv):
-            e.store(e.get(sums[i][j]), at(c, crs, i, j))

@@ -108,7 +108,8 @@ class Call:
 
     Operands are values, None for one left out, and numbers and arrays, which become constants: a
     number has the dtype of the first operand that is a value. Attributes that are None are left
-    out; ``outputs=`` asks for several outputs, which come as a tuple.
+    out; ``outputs=`` asks for several outputs, which come as a tuple, ``domain=`` for an operator
+    of another domain.
 
     Attributes:
         node: The node.
@@ -216,13 +217,13 @@ class Call:
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
 
-        def add(*operands: Any, outputs: int = 1, **attributes: Any) -> Any:
+        def add(*operands: Any, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
             first = next((v for v in operands if isinstance(v, Value)), None)
             values = [self._operand(operand, first) for operand in operands]
             while values and values[-1] is None:
                 values.pop()
             given = {k: _held(v) for k, v in attributes.items() if v is not None}
-            made = self._add(op_type, values, outputs, given)
+            made = self._add(op_type, values, outputs, given, domain)
             return made[0] if outputs == 1 else made
 
         return add
@@ -235,7 +236,12 @@ class Call:
         return self.constant(operand)
 
     def _add(
-        self, op_type: str, values: list[Value | None], outputs: int, given: dict[str, Any]
+        self,
+        op_type: str,
+        values: list[Value | None],
+        outputs: int,
+        given: dict[str, Any],
+        domain: str = "",
     ) -> Sequence[Value]:
         notes = self.node.metadata or {}
         made = Node(
@@ -243,7 +249,8 @@ class Call:
             values,
             outputs=outputs,
             name=f"{self.node.name}/{len(self.nodes)}",
-            version=_OPSET,
+            domain=domain,
+            version=1 if domain else _OPSET,
             attrs=given,
             metadata={**notes, "origin": notes.get("origin", self.node.name)},
         )

@@ -57,6 +57,7 @@ def oracle(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1  # DynamicQuantizeLSTM rounds the states of each thread apart
     raw = model.SerializeToString()
     session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
     return session.run(None, inputs)
