@@ -355,6 +355,22 @@ def test_a_condition_on_sizes(python: list[str]) -> None:
     assert not python
 
 
+def test_a_condition_on_sizes_behind_what_fits_few_sizes(python: list[str]) -> None:
+    """What the query tries does not fit the reshape: which branch it will be, it cannot know."""
+    x, z = sg.input("x", ("rows", "samples")), sg.input("z", (1, 5))
+    frames = ops.Reshape(x, np.array([1, -1, 100]))
+    flat = ops.Equal(ops.Gather(ops.Shape(frames), np.int64(1)), np.int64(2))
+    inside = sg.capture(z)
+    y = ops.If(
+        flat,
+        then_branch=_branch(ops.Squeeze(inside, np.array([0])), name="then"),
+        else_branch=_branch(ops.Exp(inside), name="else"),
+    )
+    rounds = [[_random(4, 50), _random(1, 5)], [_random(3, 100), _random(1, 5)]]
+    _both(sg.Graph([x, z], [ops.Tanh(y), ops.Neg(frames)]), *rounds)
+    assert not python
+
+
 def test_branches_of_other_shapes_are_run_by_the_executor(python: list[str]) -> None:
     x = sg.input("x", ("rows", 3))
     inside = sg.capture(x)

@@ -118,10 +118,10 @@ class _Probe:
             self.planner.add(node)
         except SubgraphError as error:
             self.complete = False
+            # Where shapes are assumed, a condition that follows from them is not known.
+            found = isinstance(error, UnknownShapeError) and not error.inputs and not self.assumed
             self._forget(node)
-            if isinstance(error, UnknownShapeError) and is_branching(node) and not error.inputs:
-                return str(error)
-            return self._by_name(node)
+            return str(error) if found and is_branching(node) else self._by_name(node)
         for item in self.planner.items[before:]:
             if isinstance(item, HostStep):
                 return item.reason
