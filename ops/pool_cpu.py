@@ -14,8 +14,9 @@ from .tile_planning import FLOATS, Tiles, grain, round_up, tiles
 
 _LINE = 4096  # columns of an image that are joined at once
 _LINES = 512  # columns of several lines, short ones
-_FLAT = 4096  # pixels of an image that is taken for one line
-_UNROLLED = (3, 5)  # rows or columns of a window that have kernels of their own
+_FLAT = 4096  # pixels of an image that is taken for one line at most
+_SHORT = 4  # vectors of a row that is better part of such a line
+_UNROLLED = (2, 3, 5)  # rows or columns of a window that have kernels of their own
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 _BYTES = ("int8", "uint8")
 _KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
@@ -37,7 +38,7 @@ def window(node: Node, low: Lowering) -> None:
     if g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
         emit_whole(low, x, y, kind)
         return
-    if x.layout == y.layout == "plain" and _is_flat(g):
+    if x.layout == y.layout == "plain" and _is_flat(of, g):
         _flat(node, low, of, g, kind)
         return
     plain = x.layout == "plain" and not _turns(x, of, g)
@@ -82,14 +83,15 @@ def window(node: Node, low: Lowering) -> None:
         settle(low, of, y, made)
 
 
-def _is_flat(g: Geometry) -> bool:
-    """Return whether windows move by one pixel over a small image and keep its width."""
-    small = g.target[1] * g.target[2] <= _FLAT
-    return (
-        small
-        and g.source[0] == g.kernel[0] == 1 == g.target[0]
-        and (g.strides[1:] == (1, 1) and g.source[2] == g.target[2])
-    )
+def _is_flat(of: Tiles, g: Geometry) -> bool:
+    """Return whether windows over a small image keep its width, pixel by pixel, or halve it."""
+    if g.source[2] > _SHORT * of.lanes:
+        return False
+    if g.target[1] * g.source[2] > _FLAT or not g.source[0] == g.kernel[0] == g.target[0] == 1:
+        return False
+    stride = g.strides[2]
+    moves = g.strides[1:] == (1, 1) or stride == 2
+    return moves and g.source[2] == stride * g.target[2]
 
 
 def _flat(node: Node, low: Lowering, of: Tiles, g: Geometry, kind: str) -> None:
@@ -98,8 +100,8 @@ def _flat(node: Node, low: Lowering, of: Tiles, g: Geometry, kind: str) -> None:
     pixels, taps = g.target[1] * g.target[2], g.kernel[2]
     reach = (taps - 1) * g.dilations[2]
     together = max(1, _LINES // pixels)
-    line = round_up(pixels, of.lanes) + round_up(reach, of.lanes)
-    elements = (together + 1) * (line + of.lanes) + round_up(reach, of.lanes)
+    line = round_up(pixels * g.strides[2] + of.lanes, of.lanes) + round_up(reach, of.lanes)
+    elements = (together + 1) * line + round_up(reach, of.lanes) + 4 * of.lanes
     nbytes = round_up(elements * of.item + 4 * taps * g.target[2], 64)
     scratch = low.scratch(nbytes, per_worker=True)
     words: list[Word] = [x, y, int(node.attrs.get("count_include_pad", 0))]
@@ -113,6 +115,7 @@ def _flat(node: Node, low: Lowering, of: Tiles, g: Geometry, kind: str) -> None:
         dtype=of.dtype,
         lanes=of.lanes,
         kind=kind,
+        stride=g.strides[2],
         down=variant.get("down", 0),
         across=variant.get("across", 0),
     )

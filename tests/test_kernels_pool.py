@@ -120,10 +120,10 @@ def test_window(
     threads=st.integers(1, 3),
     cuts=CUTS,
 )
-def test_windows_that_keep_the_width(
+def test_windows_along_whole_images(
     data: st.DataObject, kind: tuple[str, str], images: int, threads: int, cuts: list[float]
 ) -> None:
-    """They run along whole images, whose rows may be shorter or longer than a vector."""
+    """Those and the ones that halve it run along whole images, however long their rows are."""
     op_type, dtype = kind
     rank = data.draw(st.integers(1, 2))
     kernel = [data.draw(st.integers(1, 5)) for _ in range(rank)]
@@ -133,16 +133,21 @@ def test_windows_that_keep_the_width(
     after = [data.draw(st.integers(0, n)) for n in reach]
     after[-1] = reach[-1] - before[-1]
     source = [n + data.draw(st.integers(1, 40)) for n in reach]
+    strides = [1] * rank
+    if data.draw(st.booleans()):
+        strides = [data.draw(st.integers(1, 3)), 2][-rank:]
+        source[-1] += source[-1] % 2
     include = data.draw(st.booleans())
     x = np.random.default_rng(0).standard_normal((1, images, *source)).astype(dtype)
     pads = (*before, *after)
-    wanted = reference(x, op_type, kernel, [1] * rank, dilations, pads, False, include)
+    wanted = reference(x, op_type, kernel, strides, dilations, pads, False, include)
     (got,) = run_node(
         op_type,
         [x],
         [wanted.shape],
         {
             "kernel_shape": tuple(kernel),
+            "strides": tuple(strides),
             "dilations": tuple(dilations),
             "pads": pads,
             "count_include_pad": int(include),
