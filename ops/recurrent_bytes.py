@@ -56,7 +56,8 @@ def quantized_lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Array]:
     """Return Y, Y_h and Y_c; gates in the order i, o, f, c; peepholes i, o, f."""
     given = attributes(node)
     x, r, scales, zeros = inputs[:4]
-    lengths, h, c, p = [*inputs[4:], *[None] * (8 - len(inputs))]
+    optional: list[Any] = [*inputs[4:], *[None] * 4]
+    lengths, h, c, p = optional[:4]
     steps, batch, _ = x.shape
     directions, hidden, _ = r.shape
     functions = activations(given, ("Sigmoid", "Tanh", "Tanh"), directions)

@@ -22,6 +22,24 @@ Array = np.ndarray[Any, Any]
 @lowering("QuantizedLSTM", domain=DOMAIN, dtypes=("float32",))
 def quantized_lstm(node: Node, low: Lowering) -> None:
     """Lower an LSTM whose recurrence multiplies bytes."""
+    c = read_byte_cells(node, low)
+    _, batch, _, size, directions = c.sizes
+    x, r, scale, zero = (low.given(k) for k in range(4))
+    # The states of all sequences have one range: they are one unit's.
+    _, of = team(tiles("float32"), 1, batch, 1)
+    row = c.gates * size * of.item
+    between, _, _ = strides(c, directions * row)
+    panels = [*_weights(low, of, r), 0, 0, 0]
+    numbers = _numbers(low, round_up(size, of.lanes), size, r, scale, zero)
+    emit_steps(low, c, of, batch, [x, *between, row], panels, numbers)
+
+
+def read_byte_cells(node: Node, low: Lowering) -> Cells:
+    """Return what a node asks for; its inputs are multiplied already.
+
+    Raises:
+        Unsupported: No kernel does it.
+    """
     x, r, scale, zero = (low.given(k) for k in range(4))
     lengths, hidden, cell, holes = (low.optional(k) for k in range(4, 8))
     steps, batch, _ = x.shape
@@ -31,7 +49,7 @@ def quantized_lstm(node: Node, low: Lowering) -> None:
         raise Unsupported("QuantizedLSTM with computed weights")
     if 0 in (steps, batch, size):
         raise Unsupported("QuantizedLSTM without elements")
-    c = Cells(
+    return Cells(
         kind="LSTM",
         sizes=(steps, batch, 0, size, directions),
         x=x,
@@ -49,13 +67,6 @@ def quantized_lstm(node: Node, low: Lowering) -> None:
         coupled=bool(node.attrs.get("input_forget", 0)),
         clip=float(node.attrs.get("clip") or 0.0),
     )
-    # The states of all sequences have one range: they are one unit's.
-    _, of = team(tiles("float32"), 1, batch, 1)
-    row = c.gates * size * of.item
-    between, _, _ = strides(c, directions * row)
-    panels = [*_weights(low, of, r), 0, 0, 0]
-    numbers = _numbers(low, round_up(size, of.lanes), size, r, scale, zero)
-    emit_steps(low, c, of, batch, [x, *between, row], panels, numbers)
 
 
 def _weights(low: Lowering, of: Tiles, r: Operand) -> list[Word]:

@@ -1,20 +1,24 @@
-"""LSTM, GRU, RNN and RotaryEmbedding on OPENCL: the CPU's shape work, other kernels."""
+"""LSTM, GRU, RNN, LSTM of bytes and RotaryEmbedding on OPENCL: the CPU's shapes, other kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Word
-from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
+from subgraph.graph import Node
+from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_lowering, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource, definitions
 
 from .elementwise_cpu import temporary
 from .opencl_code import line, register, require
 from .products_opencl import Array, number
+from .recurrent_bytes import DOMAIN, per_column
+from .recurrent_bytes_cpu import read_byte_cells
 from .recurrent_cpu import Cells, input_products, last_bias
 
 cl_shared("LSTM", "GRU", "RNN", "RotaryEmbedding")
@@ -45,13 +49,52 @@ def _recurrence(weights: Array) -> Array:
 def emit_cells(low: Lowering, c: Cells) -> None:
     """Launch a recurrent operator; see the CPU's function of this name."""
     assert isinstance(low, ClLowering)
-    dtype = c.x.dtype
-    require(low, dtype)
+    require(low, c.x.dtype)
+    batch, hidden = c.sizes[1], c.sizes[3]
+    given: list[Word] = [input_products(low, c, hidden), low.weight("turned", _recurrence, c.r)]
+    given.append(last_bias(low, c, hidden))
+    _launch(low, c, "cells", given, batch, {c.x.dtype: (c.gates + 3) * hidden})
+
+
+@cl_lowering("QuantizedLSTM", domain=DOMAIN, dtypes=("float32",))
+def quantized_lstm(node: Node, low: ClLowering) -> None:
+    """Launch an LSTM whose recurrence multiplies bytes."""
+    c = read_byte_cells(node, low)
+    batch, hidden = c.sizes[1], c.sizes[3]
+    r, scales, zeros = (low.given(k) for k in range(1, 4))
+    spread = partial(per_column, hidden=hidden)
+    given: list[Word] = [
+        c.x,
+        low.weight("less zero points of columns", partial(_centred, hidden=hidden), r, zeros),
+        low.weight(f"scales of {4 * hidden} columns", spread, scales),
+    ]
+    memory = {"float32": 6 * batch * hidden, "int32": batch * hidden}
+    _launch(low, c, "byte_cells", given, 1, memory)
+
+
+def _centred(weights: Array, zeros: Array, *, hidden: int) -> Array:
+    points = per_column(zeros, hidden)[:, None]
+    return np.ascontiguousarray(weights.astype(np.int16) - points.astype(np.int16))
+
+
+def _launch(
+    low: ClLowering, c: Cells, name: str, given: list[Word], groups: int, memory: dict[str, int]
+) -> None:
+    """Launch a kernel for all directions, or for each if their activations differ.
+
+    Args:
+        low: The lowering.
+        c: The operator.
+        name: The kernel.
+        given: Its first arguments.
+        groups: Work-groups of a direction.
+        memory: Elements of each dtype that a work-group holds.
+    """
     steps, batch, _, hidden, directions = c.sizes
     together = len(set(c.activations)) == 1
     count = directions if together else 1
     group, block = (_TEAM, 1) if low.traits.is_gpu else (1, _BLOCK)
-    held = temporary(low, dtype, (count * batch * (c.gates + 3) * hidden,))
+    held = [temporary(low, dtype, (count * groups * each,)) for dtype, each in memory.items()]
     outputs = dict(enumerate(low.outputs))
     optional: dict[str, Word | None] = {
         "PEEPHOLES": c.peepholes,
@@ -62,26 +105,26 @@ def emit_cells(low: Lowering, c: Cells) -> None:
         "HAS_H_LAST": outputs.get(1),
         "HAS_C_LAST": outputs.get(2) if c.kind == "LSTM" else None,
     }
-    defines: dict[str, str | int] = {name: int(of is not None) for name, of in optional.items()}
-    defines |= {"T": register(dtype), "GROUP": group, "BLOCK": block, "CELL": c.gates}
+    defines: dict[str, str | int] = {key: int(of is not None) for key, of in optional.items()}
+    defines |= {"T": register(c.x.dtype), "GROUP": group, "BLOCK": block, "CELL": c.gates}
     defines |= {"LINEAR": int(c.linear), "COUPLED": int(c.coupled)}
-    places: list[Word] = [input_products(low, c, hidden), low.weight("turned", _recurrence, c.r)]
+    defines |= {"BYTES": int(name == "byte_cells")}
     # A buffer that is not there is never touched; the memory of the groups stands in for it.
-    places += [last_bias(low, c, hidden), *(of or held for of in optional.values()), held]
+    places: list[Word] = [*given, *(of or held[0] for of in optional.values()), *held]
     for first in range(1 if together else directions):
         own = c.activations[first]
-        texts = [_ACTIVATIONS[name] for name in own.names]
-        for name, made in zip("FGH", (*texts, *texts, *texts), strict=False):
-            defines[f"{name}(x, a, b)"] = made
+        texts = [_ACTIVATIONS[key] for key in own.names]
+        for key, made in zip("FGH", (*texts, *texts, *texts), strict=False):
+            defines[f"{key}(x, a, b)"] = made
         numbers = [*own.numbers, *[0.0] * (6 - len(own.numbers))]
         low.launch(
             ClSource("recurrent", defines=definitions(defines)),
-            "cells",
+            name,
             [
                 *(*places, steps, batch, hidden, first, int(c.backwards), *_strides(c)),
-                *(number(dtype, value) for value in (c.clip, *numbers)),
+                *(number(c.x.dtype, value) for value in (c.clip, *numbers)),
             ],
-            (count * batch * group,),
+            (count * groups * group,),
             (group,),
             flops=2 * count * steps * batch * c.gates * hidden * hidden,
         )

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from contrib_support import DEVICES, check, node_model, oracle
 
 Array = np.ndarray[Any, Any]
+EVERY = (*DEVICES, "OPENCL")
 BYTES = pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -275,7 +276,8 @@ def test_lstm(
     ]
     constants = [k for k in (1, 2, 3, 7, 8, 9, 10, 11) if values[k] is not None]
     form: dict[str, Any] = {"hidden_size": hidden, "direction": direction, "outputs": [True] * 3}
-    check("DynamicQuantizeLSTM", values, constants=constants, rtol=0, atol=2e-5, **form)
+    form |= {"devices": EVERY, "constants": constants}
+    check("DynamicQuantizeLSTM", values, rtol=0, atol=2e-5, **form)
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
@@ -288,10 +290,10 @@ def test_lstm_of_sequences_of_different_lengths(direction: str) -> None:
     lengths = np.array([9, 2, 5, 1], np.int32)
     values = [x, *weights, None, lengths, None, None, None, *numbers, *numbers]
     form: dict[str, Any] = {"hidden_size": 20, "direction": direction, "outputs": [True] * 3}
-    constants = [1, 2, 8, 9, 10, 11]
-    check("DynamicQuantizeLSTM", values, constants=constants, rtol=0, atol=0.03, **form)
-    model = node_model("DynamicQuantizeLSTM", values, constants=constants, **form)
-    for device in DEVICES:
+    form |= {"constants": [1, 2, 8, 9, 10, 11]}
+    check("DynamicQuantizeLSTM", values, devices=EVERY, rtol=0, atol=0.03, **form)
+    model = node_model("DynamicQuantizeLSTM", values, **form)
+    for device in EVERY:
         compiled = sg.compile_model(model, device)
         other = np.where(np.arange(9)[:, None, None] < lengths[:, None], x, np.float32(100))
         for left, right in zip(
