@@ -60,7 +60,7 @@ def test_division_by_one_number(dtype: str, held: bool) -> None:
         times = rng.integers(info.min // max(abs(divisor), 1), info.max // max(abs(divisor), 1), 70)
         near = (times[:, None] * divisor + [-1, 0, 1]).reshape(-1)
         ends = [info.min, info.min + 1, info.max - 1, info.max]
-        a = np.clip([*near, *ends], info.min, info.max).astype(dtype)
+        a = np.concatenate([near, ends]).clip(info.min, info.max).astype(dtype)
         b = np.array(divisor, dtype)
         rows = [int(p) for p in a]
         sign = [1 if (p < 0) == (divisor < 0) else -1 for p in rows]
