@@ -13,7 +13,7 @@ import numpy as np
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
-from subgraph.traced import is_traced
+from subgraph.traced import plain
 from subgraph.types import numpy_dtype
 
 from .elementwise_cpu import cast_to, emit_expression, source, temporary
@@ -27,6 +27,7 @@ _TILE = 8192  # elements of a unit
 _GATHERED = 4  # cost of an element that is gathered, against one beside the last
 # Vectors, by their lanes, from which picking neighbours costs less than gathering them.
 _VECTORS = {16: 4, 8: 1}
+_CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 
 
 @attrs.frozen
@@ -135,7 +136,7 @@ def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
         outside = (at < 0) | (at > a.size - 1)
     elif transform == "pytorch_half_pixel" and length == 1:
         at = np.full(a.taken, -0.5)
-    elif transform in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric"):
+    elif transform in _CENTRED:
         # The order of these sums decides what a position just beside a whole one is.
         shift = a.size / 2 * (1 - a.taken / length) if transform == "half_pixel_symmetric" else 0.0
         at = shift + (j + 0.5) / a.scale - 0.5
@@ -182,13 +183,20 @@ def _count(table: Array | Repeats) -> int:
     return table.count if isinstance(table, Repeats) else len(table)
 
 
+def _repeats(transform: str, rounding: str) -> bool:
+    """Return whether a whole scale repeats every element."""
+    if transform == "asymmetric":
+        return rounding == "floor"
+    # Positions lie less than half an element beside the one that they are in.
+    return transform in _CENTRED and rounding.startswith("round_prefer")
+
+
 def _nearest_table(a: Axis, transform: str, rounding: str, rank: int) -> Array | Repeats:
     """Return which element each one of the result is; -1 outside."""
-    whole = not is_traced(a.scale) and float(a.scale).is_integer() and a.scale > 1
-    if whole and transform == "asymmetric" and rounding == "floor" and a.axis >= rank - 2:
-        repeats = Repeats(a.size, int(a.scale))
-        if a.taken == repeats.count:
-            return repeats
+    times = plain(a.taken) // plain(a.size)
+    alike = a.axis >= rank - 2 and _repeats(transform, rounding)
+    if alike and times > 1 and a.scale == times and a.taken == a.size * times:
+        return Repeats(a.size, times)
     at, outside = _positions(a, transform)
     if rounding == "outwards":
         # Before opset 11, in single precision: up where an axis shrinks, down where it grows.

@@ -16,7 +16,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
-from subgraph.traced import is_traced
+from subgraph.traced import is_traced, single
 from subgraph.types import (
     DTYPE_OF_ONNX,
     ONNX_DTYPE,
@@ -97,7 +97,7 @@ def propagate(
 
 def _single(item: Any) -> Any:
     # Rounded after every step, as the operators do.
-    return float(np.float32(item)) if isinstance(item, float) else item
+    return single(item) if isinstance(item, float) else item
 
 
 def _objects(items: Any) -> Array:
@@ -143,12 +143,13 @@ def _first(
     return inputs[0]
 
 
-# Dtypes in which shapes are computed; the others would have to wrap around or lose digits.
+# Dtypes in which shapes are computed; the others would have to wrap around or lose digits. Traced
+# numbers stay traced, which `int` and `float` would pin.
 _CASTS: dict[str, Callable[[Any], Any]] = {
-    "int32": int,
-    "int64": int,
-    "float32": float,
-    "float64": float,
+    "int32": math.trunc,
+    "int64": math.trunc,
+    "float32": lambda item: item * 1.0,
+    "float64": lambda item: item * 1.0,
     "bool": bool,
 }
 
@@ -163,9 +164,7 @@ def _cast(
     def one(item: Any) -> Any:
         if isinstance(item, str):
             return item if convert is not bool else None
-        if item is None or (convert is int and isinstance(item, int)):
-            return item
-        return convert(item)
+        return None if item is None else convert(item)
 
     return _map(one, inputs[0])
 
@@ -379,7 +378,7 @@ def _numbers(function: Callable[..., Any]) -> Rule:
             return None
         result = function(*items)
         # Floor and Ceil give floats.
-        return float(result) if function in (math.floor, math.ceil) else result
+        return result * 1.0 if function in (math.floor, math.ceil) else result
 
     return _elements(one)
 

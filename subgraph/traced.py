@@ -199,6 +199,12 @@ def float_bits(number: float) -> int:
     return bits
 
 
+def single(number: float) -> float:
+    """Return a number rounded to float32."""
+    rounded: float = _applied("single(%s)", _single, number)
+    return rounded
+
+
 def larger(one: int, other: int) -> int:
     """Return the larger number; unlike ``max``, without a decision which one that is."""
     largest: int = _applied("max(%s, %s)", max, one, other)
@@ -240,12 +246,17 @@ def _bits(number: float) -> int:
     return bits
 
 
+def _single(number: float) -> float:
+    return float(np.float32(number))
+
+
 _NAMES: dict[str, Any] = {
     "bits": _bits,
     "ceil": math.ceil,
     "floor": math.floor,
     "inf": math.inf,
     "nan": math.nan,
+    "single": _single,
     "trunc": math.trunc,
 }
 

@@ -161,3 +161,24 @@ def test_rows_between_neighbours(size: int, taken: int, dtype: str) -> None:
         np.testing.assert_allclose(got[row], want[row], rtol=1e-4, atol=1e-5)
     far = np.isfinite(array[1, left]) & np.isfinite(array[1, right])
     np.testing.assert_allclose(got[1, far], want[1, far], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+@pytest.mark.parametrize(
+    "transform",
+    ["asymmetric", "half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners"],
+)
+def test_whole_scales_of_all_kinds(transform: str, rounding: str) -> None:
+    """Many of them only repeat elements; which do, the standard's formula tells."""
+    x = sg.input("x", (2, 3, "h", "w"), "float32")
+    form: dict[str, Any] = {
+        "coordinate_transformation_mode": transform,
+        "nearest_mode": rounding,
+    }
+    for times in ([2, 3], [4, 1], [7, 2], [5, 6]):
+        scales = np.array([1, 1, *times], np.float32)
+        graph = sg.Graph([x], [ops.Resize(x, None, scales, mode="nearest", **form)])
+        model, reference = (sg.compile_model(graph, device) for device in ("CPU", "REFERENCE"))
+        for shape in ((2, 3, 5, 9), (2, 3, 6, 9), (2, 3, 1, 20), (2, 3, 7, 1)):
+            array = np.random.default_rng(0).random(shape, np.float32)
+            np.testing.assert_array_equal(model([array])[0], reference([array])[0])

@@ -20,7 +20,7 @@ from subgraph.engine.program import Program, Step
 from subgraph.engine.size_code import SizeCode
 from subgraph.engine.sized_plan import SizedPlan
 from subgraph.subgraph_op import Turned
-from subgraph.traced import Trace, larger, plain, smaller
+from subgraph.traced import Trace, larger, plain, single, smaller
 
 from .peer_support import check_results, session_of
 
@@ -335,6 +335,8 @@ def _formula(rng: random.Random, numbers: list[Any]) -> Any:
         return one + 1
     if function in (larger, smaller) and type(plain(one)) is not type(plain(other)):
         return one - 3
+    if function is operator.truediv:
+        return single(one / other)
     if function is operator.mul and abs(plain(one) * plain(other)) > 1e6:
         return -one
     return function(one, other)

@@ -23,7 +23,7 @@ from subgraph.export import region_nodes
 from subgraph.ops.conv_direct import cut, tile_cycles
 from subgraph.ops.conv_geometry import Geometry
 from subgraph.ops.tile_planning import Tiles
-from subgraph.traced import Trace, Traced, float_bits, is_traced, pinned, recorded
+from subgraph.traced import Trace, Traced, float_bits, is_traced, pinned, recorded, single
 
 Array = np.ndarray[Any, Any]
 Sizes = Sequence[int]
@@ -46,7 +46,8 @@ def _loop(a: Any, b: Any) -> list[Any]:
 
 def _floats(a: Any, b: Any) -> list[Any]:
     cost = 0.5 * a / (b + 1) + 3
-    return [math.ceil(cost), round(cost), math.floor(a**2 / 3), float_bits(cost), int(cost > 9)]
+    rounded = [math.ceil(cost), round(cost), math.floor(a**2 / 3), math.trunc(cost), single(cost)]
+    return [*rounded, float_bits(cost), int(cost > 9)]
 
 
 def _array(a: Any, b: Any) -> list[Any]:
@@ -273,7 +274,10 @@ def _recurrent() -> sg.Graph:
 
 
 def _resized() -> sg.Graph:
-    """Images repeated along both axes, along one, from the outside in; bytes multiplied."""
+    """Images repeated along both axes, along one, from the outside in, resized to computed sizes.
+
+    Bytes multiplied.
+    """
     x = sg.input("x", ("n", 3, "h", "w"), "float32")
     none = np.zeros(0, np.float32)
     form: dict[str, Any] = {
@@ -289,7 +293,10 @@ def _resized() -> sg.Graph:
     weights = sg.parameter("w8", np.arange(-54, 54, dtype=np.int8).reshape(4, 3, 3, 3))
     sums = ops.ConvInteger(number, weights)
     up = ops.ConvTranspose(x, _weight("up", 3, 5, 2, 2), strides=[2, 2])
-    return sg.Graph([x], [twice, wide, tall, mirrored, sums, up])
+    floats = ops.Mul(ops.Cast(ops.Shape(x, start=2), to=1), np.array([2, 3], np.float32))
+    sizes = ops.Cast(ops.Floor(ops.Add(floats, np.float32(0.4))), to=7)
+    small = ops.Resize(x, None, None, ops.Concat(ops.Shape(x, end=2), sizes, axis=0), **form)
+    return sg.Graph([x], [twice, wide, tall, mirrored, sums, up, small])
 
 
 def _ids(rng: np.random.Generator, *shape: int) -> Array:

@@ -70,7 +70,7 @@ SIZE_PATCH_WORDS: Final = 3
 SIZE_OPERATIONS: Final = (
     *("add", "sub", "mul", "floordiv", "mod", "max", "min", "abs", "and", "or", "xor"),
     *("shl", "shr", "invert", "float", "fadd", "fsub", "fmul", "fdiv", "fmax", "fmin", "fabs"),
-    *("ceil", "floor", "trunc", "eq", "lt", "le", "feq", "flt", "fle"),
+    *("ceil", "floor", "trunc", "single", "eq", "lt", "le", "feq", "flt", "fle"),
 )
 MISFIT: Final = 2  # in the word that ends a run: the sizes are not those of the program
 

@@ -248,6 +248,18 @@ class Planner:
         self.partial[value] = found
         return found
 
+    def _partials(self, node: Node, inputs: Sequence[Operand | None]) -> list[Array | None]:
+        """Return what is known of a node's inputs; of weights that traced sizes meet, all."""
+        found = [self._partial(value) for value in node.inputs]
+        most = max((e.size for e in found if e is not None and has_traced(e)), default=0)
+        for k, (value, operand) in enumerate(zip(node.inputs, inputs, strict=True)):
+            if value is None or operand is None or operand.size > most:
+                continue
+            if found[k] is None and self._read(operand):
+                del self.partial[value]
+                found[k] = self._partial(value)
+        return found
+
     def assume(self, value: Value, dtype: str, shape: tuple[int, ...]) -> None:
         """Give a value, whose producer is not planned, a type."""
         operand = self.operands[value] = Operand(value.name, dtype, shape)
@@ -366,12 +378,10 @@ class Planner:
         self, node: Node, inputs: Sequence[Operand | None]
     ) -> list[tuple[Value, TensorType]] | None:
         """Return the outputs with concrete types; None when their values became known."""
+        partials = self._partials(node, inputs)
         types = self._infer(node, inputs)
-        partial = known_concrete(
-            node,
-            [self._partial(v) for v in node.inputs],
-            [None if o is None else TensorType(o.dtype, o.shape) for o in inputs],
-        )
+        given = [None if o is None else TensorType(o.dtype, o.shape) for o in inputs]
+        partial = known_concrete(node, partials, given)
         self.partial[node.outputs[0]] = partial
         first = to_array(partial, types[0])
         if first is not None and len(node.outputs) == 1:

@@ -196,6 +196,8 @@ class SizeCode:
             return self._emit(_FUNCTIONS[name][floats[0]], *operands, floating=floats[0])
         if name in _ROUNDED and all(floats):
             return self._emit(name, *operands)
+        if name == "single" and all(floats):
+            return self._emit(name, *operands, floating=True)
         raise Unsupported(f"sizes that follow by {name}")
 
     def _guard(self, tree: ast.expr) -> None:

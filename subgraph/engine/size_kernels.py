@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba.extending import register_jitable
 
 from subgraph.engine import layout
@@ -27,7 +28,7 @@ from subgraph.engine.simd import (
 # As ``layout.SIZE_OPERATIONS`` counts them.
 (_ADD, _SUB, _MUL, _FLOORDIV, _MOD, _MAX, _MIN, _ABS, _AND, _OR, _XOR) = range(11)
 (_SHL, _SHR, _INVERT, _FLOAT, _FADD, _FSUB, _FMUL, _FDIV, _FMAX, _FMIN, _FABS) = range(11, 22)
-(_CEIL, _FLOOR, _TRUNC, _EQ, _LT, _LE, _FEQ, _FLT, _FLE) = range(22, 31)
+(_CEIL, _FLOOR, _TRUNC, _SINGLE, _EQ, _LT, _LE, _FEQ, _FLT, _FLE) = range(22, 32)
 _STEP = layout.WORD * layout.SIZE_CODE_WORDS
 _PATCH = layout.WORD * layout.SIZE_PATCH_WORDS
 
@@ -87,6 +88,8 @@ def _floating(code: int, one: int, other: int) -> Any:
         return math.ceil(a)
     if code == _FLOOR:
         return math.floor(a)
+    if code == _SINGLE:
+        return bits_f64(np.float64(np.float32(a)))
     return int(a)
 
 
