@@ -138,7 +138,7 @@ def choose_tile(q: Quantised, *, image: bool = False) -> Tile:
     quads = host.has_vnni() if forced is None else forced == "quads"
     if fit is None:
         return integer_tile("pairs", "int16")
-    if quads and (q.x_zero is None or q.x_zero.known is not None):
+    if quads:
         return integer_tile("quads", "int8")
     # An image has few channels with large bytes: most of its steps would have to be corrected.
     if has_guarded() and not image and forced in (None, "guarded"):

@@ -88,28 +88,43 @@ def test_convolutions(
     np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("flavour", ["pairs", "quads", "guarded"])
 @FEW
 @given(
     sizes=st.tuples(st.integers(1, 20), st.integers(1, 40), st.integers(1, 60)),
     dtypes=st.tuples(BYTES, BYTES),
+    zeros=st.sampled_from(["none", "usual", "one", "columns"]),
+    computed=st.booleans(),
+    threads=st.integers(1, 2),
     seed=st.integers(0, 1 << 30),
 )
-def test_a_zero_point_that_is_computed(
-    sizes: tuple[int, int, int], dtypes: tuple[str, str], seed: int
+def test_zero_points_of_both_sides(
+    flavour: str,
+    sizes: tuple[int, int, int],
+    dtypes: tuple[str, str],
+    zeros: str,
+    computed: bool,
+    threads: int,
+    seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     m, n, k = sizes
     a, b = draw(rng, dtypes[0], m, k), draw(rng, dtypes[1], k, n)
-    za, zb = draw(rng, dtypes[0], 1)[0], draw(rng, dtypes[1], n)
+    za, columns = draw(rng, dtypes[0], 1)[0], draw(rng, dtypes[1], n)
+    usual = np.asarray(0 if dtypes[1] == "int8" else 128, dtypes[1])
+    zb = {"none": None, "usual": usual, "one": np.asarray(columns[0]), "columns": columns}[zeros]
     (got,) = run_node(
         "MatMulInteger",
         [a, b, np.asarray(za), zb],
         [(m, n)],
-        constant=[1, 3],
+        constant=[1, 3] if computed else [1, 2, 3],
         out_dtype="int32",
+        threads=threads,
+        cuts=[0.4],
+        options={"INTEGER_FLAVOUR": flavour},
     )
-    wanted = (a.astype(np.int64) - int(za)) @ (b.astype(np.int64) - zb.astype(np.int64))
-    np.testing.assert_array_equal(got, wanted)
+    right = b.astype(np.int64) - (0 if zb is None else zb.astype(np.int64))
+    np.testing.assert_array_equal(got, (a.astype(np.int64) - int(za)) @ right)
 
 
 @pytest.mark.parametrize("flavour", ["pairs", "quads", "guarded"])
