@@ -1,7 +1,8 @@
-"""QLinearConv, QLinearMatMul and their fused forms on the CPU device: integer tiles in blocks.
+"""QLinearConv and its fused form on the CPU device: integer tiles in blocks of channels.
 
 Which source of a strip, which flavour of a step, how weights are held, how large a unit is. What
-these kernels do not take (3-D, groups of channels that are no blocks) goes to ``integer_cpu``.
+these kernels do not take (3-D, groups of channels that are no blocks) goes to ``integer_cpu``;
+products of matrices, which run on the same tiles, are in ``qlinear_products_cpu``.
 The fused forms (``passes/fuse_quantized.py`` makes them of QDQ models)::
 
     FusedQLinearConv(X, x_scale, x_zero, W, w_scale, w_zero, y_scale, y_zero, B, b_scale)
@@ -30,9 +31,8 @@ from . import integer_cpu
 from .conv_geometry import Geometry, conv_geometry, dense_groups, merge, merged
 from .qlinear_packing import BLOCK, LINE, Tile, column_vector, guards, integer_tile, packed
 from .tile_planning import Array, grain, round_up
-from .whole_products_cpu import emit_byte_product
 
-_BYTES = ("uint8", "int8")
+BYTES = ("uint8", "int8")
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
 DOMAIN = "subgraph.cpu"
 _IMAGE = 4
@@ -85,7 +85,7 @@ def quantised(node: Node, low: Lowering) -> Quantised:
         raise Unsupported("scales that are not float32")
     if x_scale.size != 1 or (y_scale is not None and y_scale.size != 1):
         raise Unsupported("scales for each row")
-    if x.dtype not in _BYTES or w.dtype not in _BYTES:
+    if x.dtype not in BYTES or w.dtype not in BYTES:
         raise Unsupported(f"an integer product of {x.dtype} and {w.dtype}")
     bounds = _bounds(node, low.output(), y_zero)
     return Quantised(
@@ -109,7 +109,7 @@ def known_zero(operand: Operand | None) -> Array:
 
 def _bounds(node: Node, y: Operand, y_zero: Operand | None) -> tuple[float, float, int]:
     """Return the bounds of the result less its zero point, and the zero point."""
-    if y.dtype not in _BYTES:
+    if y.dtype not in BYTES:
         return -math.inf, math.inf, 0
     zero = known_zero(y_zero)
     if zero.size != 1:
@@ -121,29 +121,29 @@ def _bounds(node: Node, y: Operand, y_zero: Operand | None) -> tuple[float, floa
     return float(least - zero[0]), float(most - zero[0]), int(zero[0])
 
 
-def weights_fit(w: Operand, w_zero: Operand | None) -> int | None:
-    """Return what is taken from weights so that they are signed bytes, None if nothing does."""
+def usual_zero(w: Operand) -> int:
+    """Return the zero point that leaves signed bytes of weights when it is taken off."""
+    return 0 if w.dtype == "int8" else 128
+
+
+def has_usual_zero(w: Operand, w_zero: Operand | None) -> bool:
+    """Return whether weights less their zero points are signed bytes."""
     if w_zero is None:
-        return 0 if w.dtype == "int8" else None
-    if w_zero.known is None:
-        return None
-    wanted = 0 if w.dtype == "int8" else 128
-    return wanted if bool(np.all(w_zero.known == wanted)) else None
+        return w.dtype == "int8"
+    return w_zero.known is not None and bool(np.all(w_zero.known == usual_zero(w)))
 
 
-def choose_tile(q: Quantised, *, image: bool = False) -> Tile:
+def choose_tile(q: Quantised, *, source: str) -> Tile:
     """Return the flavour: products of bytes where the machine has them and weights fit."""
-    fit = weights_fit(q.w, q.w_zero)
     forced = q.low.options.get("INTEGER_FLAVOUR")
     quads = host.has_vnni() if forced is None else forced == "quads"
-    if fit is None:
-        return integer_tile("pairs", "int16")
-    if quads:
-        return integer_tile("quads", "int8")
     # An image has few channels with large bytes: most of its steps would have to be corrected.
-    if has_guarded() and not image and forced in (None, "guarded"):
-        return integer_tile("guarded", "int8")
-    return integer_tile("pairs", "int8")
+    guarded = has_guarded() and source != "image" and forced in (None, "guarded")
+    fits = has_usual_zero(q.w, q.w_zero)
+    # What other zero points are beyond the usual one is taken from sums of rows, not of windows.
+    if (quads or guarded) and (fits or source == "rows"):
+        return integer_tile("quads" if quads else "guarded", "int8")
+    return integer_tile("pairs", "int8" if fits else "int16")
 
 
 def has_guarded() -> bool:
@@ -152,11 +152,11 @@ def has_guarded() -> bool:
     return isa.name == "avx2" and not isa.like and not host.has_vnni()
 
 
-def _zero_sources(zero: Operand | None) -> list[Operand]:
+def zero_sources(zero: Operand | None) -> list[Operand]:
     return [] if zero is None else [zero]
 
 
-def _sum_words(
+def sum_words(
     q: Quantised,
     tile: Tile,
     groups: int,
@@ -179,11 +179,11 @@ def _sum_words(
     exact = q.bias is not None and q.bias.dtype == "int32" and q.bias_scale is None
     sources: list[Operand] = [q.bias] if exact and q.bias is not None else []
     name = f"integer bias {groups}x{outputs}"
-    fit = weights_fit(q.w, q.w_zero) or 0
-    summed = f"of weights less {fit} {q.w.shape} {int(turned)}"
+    usual = usual_zero(q.w)
+    summed = f"of weights less {usual} {q.w.shape} {int(turned)}"
 
     def of_weights(weight: Array) -> Array:
-        return sums(weight.astype(np.int64) - fit)
+        return sums(weight.astype(np.int64) - usual)
 
     total: Word = 0
     if tile.flavour != "pairs" and (q.x_zero is None or q.x_zero.known is not None):
@@ -260,7 +260,7 @@ def _as_given(array: Array) -> Array:
 # ---------------------------------------------------------------- convolutions
 
 
-@lowering("QLinearConv", dtypes=_BYTES, layouts=_BOTH)
+@lowering("QLinearConv", dtypes=BYTES, layouts=_BOTH)
 def qlinear_conv(node: Node, low: Lowering) -> None:
     """Lower QLinearConv."""
     if low.output().layout == "plain":
@@ -269,7 +269,7 @@ def qlinear_conv(node: Node, low: Lowering) -> None:
         convolution(node, low)
 
 
-@lowering("FusedQLinearConv", domain=DOMAIN, dtypes=_BYTES, layouts=_BOTH)
+@lowering("FusedQLinearConv", domain=DOMAIN, dtypes=BYTES, layouts=_BOTH)
 def fused_conv(node: Node, low: Lowering) -> None:
     """Lower a convolution between DequantizeLinear and QuantizeLinear."""
     convolution(node, low)
@@ -293,7 +293,7 @@ def convolution(node: Node, low: Lowering) -> None:
 
 def _direct(q: Quantised, g: Geometry) -> None:
     source = "blocked" if q.x.layout == "blocked" else "image"
-    tile = choose_tile(q, image=source == "image")
+    tile = choose_tile(q, source=source)
     together = merged(g, BLOCK)
     if g.groups > 1 and (source == "image" or together > _TOGETHER):
         raise Unsupported("groups of channels that are far from whole blocks")
@@ -328,7 +328,7 @@ def _direct(q: Quantised, g: Geometry) -> None:
         f"{apart}/{together} {int(along)}"
     )
     make = packed(tile, g.groups, runs)
-    weight = q.low.weight(recipe, make, q.w, *_zero_sources(q.w_zero))
+    weight = q.low.weight(recipe, make, q.w, *zero_sources(q.w_zero))
 
     def sums(values: Array) -> Array:
         total: Array = values.reshape(values.shape[0], -1).sum(1)
@@ -347,9 +347,9 @@ def _direct(q: Quantised, g: Geometry) -> None:
     if tile.flavour == "guarded":
         taps = g.kernel[1] * (1 if along else g.kernel[2])
         make = guards(tile, g.groups, (blocks, taps, kin), runs)
-        bounds = q.low.weight(f"bounds of {recipe}", make, q.w, *_zero_sources(q.w_zero))
-    words = _sum_words(q, tile, 1, channels, sums)
-    _emit(q, tile, flat, shape, [weight, bounds], words)
+        bounds = q.low.weight(f"bounds of {recipe}", make, q.w, *zero_sources(q.w_zero))
+    words = sum_words(q, tile, 1, channels, sums)
+    emit_tiles(q, tile, flat, shape, [weight, bounds, 0], words)
 
 
 @attrs.frozen
@@ -371,9 +371,19 @@ class Shape:
     block_out: int
 
 
-def _emit(
+def emit_tiles(
     q: Quantised, tile: Tile, g: Geometry, shape: Shape, weights: list[Word], sums: list[Word]
 ) -> None:
+    """Emit the product of a geometry.
+
+    Args:
+        q: The operands.
+        tile: Its tile.
+        g: Which pixels a pixel of the result reads.
+        shape: How source, weights and result lie.
+        weights: The packed weights, their guards, what their columns are too large by (0: nothing).
+        sums: What `sum_words` returns.
+    """
     low = q.low
 
     def strip_bytes(rows: int, columns: int) -> int:
@@ -409,6 +419,9 @@ def _emit(
         faults = shape.blocks * taps * shape.kin // 2
         faults_at = reach_at + round_up(4 * shape.blocks * shape.kin, LINE) + 64
         scratch_bytes = round_up(faults_at + 16 * faults, 64)
+    rows_at = scratch_bytes
+    if weights[2] != 0:
+        scratch_bytes = round_up(rows_at + 4 * columns, 64)
     in_place = (
         shape.source == "blocked"
         and q.x.dtype == "uint8"
@@ -427,7 +440,7 @@ def _emit(
     words += [kernel, least, most_value, zero, _zero_word(q), rows, columns, part]
     words += [scratch, scratch_bytes, shape.columns, shape.image_in, shape.image_out]
     words += [shape.kin, shape.last, shape.pixel_out, shape.block_out, shape.stored]
-    words += [shape.channels, shape.pixel, int(shape.along), sums[3]]
+    words += [shape.channels, shape.pixel, int(shape.along), sums[3], weights[2], rows_at]
     if tile.flavour == "guarded":
         words += [_tile_kernel("quads", tile, q), weights[1], reach_at, faults_at, faults]
     count = units()
@@ -469,9 +482,9 @@ def _depthwise(q: Quantised, g: Geometry) -> None:
         order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
         return np.ascontiguousarray(split.transpose(0, 2, 1, 3)[:, :, order])
 
-    weight = low.weight("integer depthwise", make, q.w, *_zero_sources(q.w_zero))
+    weight = low.weight("integer depthwise", make, q.w, *zero_sources(q.w_zero))
     tile = integer_tile("pairs", "int16")
-    sums = _sum_words(q, tile, 1, g.groups, _as_given)
+    sums = sum_words(q, tile, 1, g.groups, _as_given)
     rows = g.target[1]
     wide = g.reach(2, g.target[2]) * BLOCK * 2
     while rows > 1 and g.reach(1, rows) * wide > caches().l1:
@@ -502,95 +515,3 @@ def _depthwise(q: Quantised, g: Geometry) -> None:
         flops=g.flops,
         bytes=q.x.nbytes + q.y.nbytes,
     )
-
-
-# ---------------------------------------------------------------- products
-
-
-@lowering("QLinearMatMul", dtypes=_BYTES)
-def qlinear_matmul(node: Node, low: Lowering) -> None:
-    """Lower QLinearMatMul."""
-    q = quantised(node, low)
-    if q.y.size:
-        _product(node, q)
-
-
-@lowering("FusedQLinearMatMul", domain=DOMAIN, dtypes=_BYTES)
-def fused_matmul(node: Node, low: Lowering) -> None:
-    """Lower MatMul or Gemm between DequantizeLinear and QuantizeLinear."""
-    q = quantised(node, low)
-    if q.y.size:
-        _product(node, q)
-
-
-@lowering("MatMulInteger", dtypes=_BYTES)
-def matmul_integer(node: Node, low: Lowering) -> None:
-    """Lower MatMulInteger; the zero point of A may be computed at run time, as quantisers do."""
-    a, b, y = low.given(0), low.given(1), low.output()
-    if a.dtype not in _BYTES or b.dtype not in _BYTES:
-        raise Unsupported(f"an integer product of {a.dtype} and {b.dtype}")
-    zeros = low.optional(2), low.optional(3)
-    if not b.constant:
-        emit_byte_product(low, a, b, zeros, y)
-        return
-    if zeros[0] is not None and zeros[0].size != 1:
-        raise Unsupported("an integer product with zero points for each row")
-    if zeros[1] is not None and not (zeros[1].constant and zeros[1].size in (1, b.shape[-1])):
-        raise Unsupported(
-            "a zero point of weights that is computed at run time or of another shape"
-        )
-    none = (-math.inf, math.inf, 0)
-    q = Quantised(
-        low, a, None, zeros[0], b, None, zeros[1], None, None, None, None, y, none
-    )  # fmt: skip
-    if y.size:
-        _product(node, q)
-
-
-def _product(node: Node, q: Quantised) -> None:
-    """Emit a product with a matrix of weights: rows are the pixels of a convolution."""
-    turned = bool(node.attrs.get("transB", 0))
-    if q.w.rank != 2 or q.x.rank < 1:
-        raise Unsupported("an integer product whose right side is not a matrix of weights")
-    depth, outputs = q.w.shape[::-1] if turned else q.w.shape
-    rows = math.prod(q.x.shape[:-1])
-    if q.x.shape[-1] != depth or not depth:
-        raise Unsupported(f"a product of depths {q.x.shape[-1]} and {depth}")
-    tile = choose_tile(q)
-    double = 8 // tile.item
-    kin = -(-depth // double)
-
-    def as_rows(weight: Array) -> Array:
-        return weight if turned else weight.T
-
-    def runs(weight: Array) -> Array:
-        padded = np.zeros((outputs, kin * double), weight.dtype)
-        padded[:, :depth] = weight
-        return padded
-
-    def of_rows(make: Callable[..., Array]) -> Callable[..., Array]:
-        def made(weight: Array, *zeros: Array) -> Array:
-            return make(as_rows(weight), *zeros)
-
-        return made
-
-    zeros = _zero_sources(q.w_zero)
-    recipe = f"integer product {tile.flavour} {tile.weights} {tile.nv}x{tile.lanes} {int(turned)}"
-    weight = q.low.weight(recipe, of_rows(packed(tile, 1, runs)), q.w, *zeros)
-    bounds: Word = 0
-    if tile.flavour == "guarded":
-        make = of_rows(guards(tile, 1, (1, 1, kin), runs))
-        bounds = q.low.weight(f"bounds of {recipe}", make, q.w, *zeros)
-
-    def sums(values: Array) -> Array:
-        total: Array = as_rows(values).sum(1)
-        return total
-
-    item = 1 if q.output in _BYTES else 4
-    line = (1, 1, 1)
-    g = Geometry(1, 1, depth, outputs, (1, 1, rows), (1, 1, rows), line, line, line, (0, 0, 0))
-    shape = Shape(
-        "rows", 1, kin * 8, kin, kin, True, round_up(outputs, BLOCK), outputs, depth,
-        0, 0, outputs * item, BLOCK * item,
-    )  # fmt: skip
-    _emit(q, tile, g, shape, [weight, bounds], _sum_words(q, tile, 1, outputs, sums, turned))

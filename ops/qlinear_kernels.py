@@ -20,10 +20,20 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
-from subgraph.engine.dot import emit_pairs
+from subgraph.engine.dot import dot4, emit_pairs
 from subgraph.engine.emit import Emit, private_function
 from subgraph.engine.irtools import I16, I32, I64, load_at, store_at
-from subgraph.engine.simd import call_kernel, convert, ld_i8, ld_u8, st_i8, st_i16, st_i64, vec
+from subgraph.engine.simd import (
+    call_kernel,
+    convert,
+    ld_i8,
+    ld_u8,
+    st_i8,
+    st_i16,
+    st_i32,
+    st_i64,
+    vec,
+)
 from subgraph.engine.tile import arg, put, rows_of, stack_words
 from subgraph.engine.tile_int import (
     BLOCK,
@@ -33,6 +43,7 @@ from subgraph.engine.tile_int import (
     Q_BIAS,
     Q_C,
     Q_CJS,
+    Q_COLUMNS,
     Q_CRS,
     Q_FAULTS,
     Q_HIGH,
@@ -43,6 +54,7 @@ from subgraph.engine.tile_int import (
     Q_N0,
     Q_N1,
     Q_N2,
+    Q_ROWS,
     Q_SA0,
     Q_SA1,
     Q_SA2,
@@ -58,7 +70,7 @@ from subgraph.engine.tile_int import (
 from .guarded_kernels import LINE, PAIRS, guards
 
 _words = stack_words(Q_WORDS)
-_where = stack_words(8)
+_where = stack_words(9)
 _corner = stack_words(256)
 _strides = stack_words(4)
 _start = stack_words(BLOCK)
@@ -240,10 +252,12 @@ def product(
         46 whether the inner loop runs over kw too
         47 address of the sum of each column's weights (int32), if the bias does not hold the part
         of the zero point of x (0: it does, or there is none)
-        Guarded: 48 tile of quads, for panels of which too much may saturate  49 bounds
+        48 address of what each column of weights is too large by (int32, rows; 0: nothing)
+        49 bytes of scratch before the sums of rows less their zero point, for word 48
+        Guarded: 50 tile of quads, for panels of which too much may saturate  51 bounds
         [group][panel][tap][input block][pair of channels], rows padded to 16 bytes
-        50 bytes of scratch before the largest bytes of a strip  51 before the list of faults
-        52 faults that are corrected in a panel
+        52 bytes of scratch before the largest bytes of a strip  53 before the list of faults
+        54 faults that are corrected in a panel
 
     Bias, scale and shift have one element for each of ``groups * word 36``. Units: images *
     groups * row blocks * column blocks * panel blocks.
@@ -259,7 +273,20 @@ def product(
     find_largest, find_faults = guards()
     whole = vec("int32", BLOCK)
     load_sums, store_sums, splat_sum = whole.load, whole.store, whole.splat
-    correcting = flavour == "guarded"
+    correcting, shifting = flavour == "guarded", tailed and flavour != "pairs"
+    quads, dot = vec("int32", lanes), dot4(lanes)
+    zero_quads, ones, load_quads, add_up = quads.zero, quads.splat, quads.load_n, quads.sum
+
+    @register_jitable
+    def sum_rows(args: int, scratch: int, rows: int, zero: int) -> None:
+        """Add up the bytes of each row of a strip of rows, each less its zero point."""
+        step = arg(args, 45)
+        for r in range(rows):
+            total = zero_quads()
+            for k in range(0, step // 4, lanes):
+                part = load_quads(scratch + r * step + 4 * k, min(lanes, step // 4 - k))
+                total = dot(total, part, ones(0x01010101))
+            st_i32(scratch + arg(args, 49) + 4 * r, add_up(total) - step * (zero + flip))
 
     @register_jitable
     def start_sums(args: int, start: int, column: int, zero: int) -> int:
@@ -276,16 +303,16 @@ def product(
     @register_jitable
     def choose_tile(args: int, t: int, bounds: int, scratch: int, vectors: int) -> int:
         """Return the tile of a panel, its faults listed: where too much may saturate, quads."""
-        strides, most = _strides(), arg(args, 52)
+        strides, most = _strides(), arg(args, 54)
         put(strides, 0, arg(t, Q_SA0))
         put(strides, 1, arg(t, Q_SA1))
         put(strides, 2, arg(t, Q_SA2))
         put(strides, 3, step_bytes * vectors)
-        reach, to = scratch + arg(args, 50), scratch + arg(args, 51)
+        reach, to = scratch + arg(args, 52), scratch + arg(args, 53)
         count = find_faults(args, bounds, reach, to, most, strides)
         put(t, Q_FAULTS, count)
         put(t, Q_LIST, to)
-        return arg(args, 26) if count <= most else arg(args, 48)
+        return arg(args, 26) if count <= most else arg(args, 50)
 
     @register_jitable
     def copy_corner(corner: int, to: int, crs: int, rows: int, count: int) -> None:
@@ -317,7 +344,7 @@ def product(
     def run_panel(args: int, t: int, x: int, y: int, where: int, first: int) -> None:
         """Run the tiles of one panel over a strip.
 
-        ``where[4:6]``: output rows and columns; ``where[7]``: the tile.
+        ``where[4:6]``: output rows and columns; ``where[7]``: the tile; ``where[8]``: sums of rows.
         """
         rows, cols = arg(where, 4), arg(where, 5)
         vectors = min(nv, (arg(args, 36) - first) // lanes)
@@ -335,6 +362,7 @@ def product(
                 to = y + r * row_out + i * crs
                 put(t, Q_A, x + r * row_in + i * arg(t, Q_ARS))
                 put(t, Q_C, corner if cut else to)
+                put(t, Q_ROWS, arg(where, 8) + 4 * i if arg(where, 8) != 0 else 0)
                 call_kernel(arg(where, 7), t, m, vectors, 0)
                 if cut:
                     copy_corner(corner, to, crs, m, stored)
@@ -376,7 +404,11 @@ def product(
                 else:
                     scratch = x + (oh * ow_n + ow) * BLOCK
                 if correcting:
-                    find_largest(args, scratch, nh * nw, scratch + arg(args, 50))
+                    find_largest(args, scratch, nh * nw, scratch + arg(args, 52))
+                put(where, 8, 0)
+                if shifting and arg(args, 48) != 0:
+                    sum_rows(args, scratch, nw, zero)
+                    put(where, 8, scratch + arg(args, 49))
                 copied = strip
             put(where, 4, rows)
             put(where, 5, cols)
@@ -392,9 +424,10 @@ def product(
                 put(t, Q_BIAS, start_sums(args, start, column, zero))
                 put(t, Q_SCALE, arg(args, 4) + 4 * column)
                 put(t, Q_SHIFT, arg(args, 5) + 4 * column if arg(args, 5) != 0 else 0)
+                put(t, Q_COLUMNS, arg(args, 48) + 4 * column)
                 at = y + column // BLOCK * arg(args, 42)
                 if correcting:
-                    bounds = arg(args, 49) + (group * panels + p) * bound_rows * bound_row
+                    bounds = arg(args, 51) + (group * panels + p) * bound_rows * bound_row
                     vectors = min(nv, (columns - first) // lanes)
                     put(where, 7, choose_tile(args, t, bounds, scratch, vectors))
                 run_panel(args, t, scratch, at, where, first)

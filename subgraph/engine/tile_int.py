@@ -7,7 +7,8 @@ of B are vectors of 32-bit sums. Two flavours of a step:
   products are added into 32 bits by the multiply-add of pairs (``vpmaddwd``). Exact: nothing can
   saturate, and zero points leave no correction.
 - ``quads``: A holds unsigned, B signed bytes; four products by the dot product of ``engine.dot``
-  (VNNI). The zero point of A is part of the bias.
+  (VNNI). The zero point of A is part of the bias; what a zero point of B is beyond that of signed
+  bytes is taken from the sums, times the sum of the row of A.
 - ``guarded``: operands as for ``quads``; two products are added up in 16 bits (``vpmaddubsw``),
   then in 32: three instructions where ``pairs`` has four. A sum that saturates in 16 bits is wrong,
   so the caller names the steps in which one may, from the bytes that they read and the weights:
@@ -63,6 +64,8 @@ Q_LOW, Q_HIGH = 17, 18  # bounds of the result without its zero point (float64 b
 Q_ZERO = 19  # zero point of the result
 Q_FAULTS = 20  # steps to be corrected (guarded)
 Q_LIST = 21  # address of two words for each: bytes from A at row 0, bytes from B
+Q_ROWS = 22  # address of int32, the sums of rows of A less its zero point; 0: see Q_COLUMNS
+Q_COLUMNS = 23  # address of int32 that columns of B are too large by (not in pairs)
 Q_WORDS = 24
 
 
@@ -195,6 +198,8 @@ def _body(
     bias = e.word(t, Q_BIAS)
     start = [load_at(b, b.add(bias, I64(4 * lanes * j)), kind, 4) for j in range(vectors)]
     acc = [[e.variable(start[j]) for j in range(vectors)] for _ in range(rows)]
+    if flavour != "pairs":
+        _take_zeros(e, t, acc)
     ars, size = e.word(t, Q_ARS), vector_bytes(flavour, weights, lanes)
     right = e.variable(e.word(t, Q_B))
 
@@ -250,6 +255,19 @@ def _body(
             step(a, at_b, 0, correct=True)
             e.put(place, b.add(fault, I64(16)))
     _finish(e, t, acc, output)
+
+
+def _take_zeros(e: Emit, t: Any, acc: list[list[Any]]) -> None:
+    """Take from the sums what columns of B are too large by, if they are."""
+    b, lanes, sums = e.b, e.lanes, e.word(t, Q_ROWS)
+    kind = ir.VectorType(I32, lanes)
+    with e.when(b.icmp_signed("!=", sums, I64(0))):
+        at = e.word(t, Q_COLUMNS)
+        columns = [load_at(b, b.add(at, I64(4 * lanes * j)), kind, 4) for j in range(len(acc[0]))]
+        for i, row in enumerate(acc):
+            factor = splat_value(b, load_at(b, b.add(sums, I64(4 * i)), I32, 4), lanes)
+            for slot, column in zip(row, columns, strict=True):
+                e.put(slot, b.sub(e.get(slot), b.mul(factor, column)))
 
 
 def _row_offsets(e: Emit, step: Any, rows: int) -> list[Any]:
