@@ -29,7 +29,7 @@ from subgraph.engine.lowering import (
 from subgraph.graph import Node
 
 from .conv_depthwise import emit_depthwise, has_windows
-from .conv_direct import DirectOutput, emit_direct
+from .conv_direct import DirectOutput, emit_direct, summed_channels
 from .conv_geometry import (
     Geometry,
     band_table,
@@ -309,7 +309,8 @@ def _square(job: Job) -> str:
     blocks_in *= g.kernel[0]
     products = blocks_in * of.lanes * blocks_out
     weights = products * of.lanes * of.item
-    costs = {"direct": _cost(of, g.images * g.pixels * taps**2 * products, taps**2 * weights)}
+    summed = summed_channels(of, g) * g.kernel[0] * blocks_out
+    costs = {"direct": _cost(of, g.images * g.pixels * taps**2 * summed, taps**2 * weights)}
     flat = g.source[0] == g.kernel[0] == 1
     narrow = weight_tiles(of, job.low, job.w).weights
     for name, m in forms.items():

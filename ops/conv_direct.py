@@ -17,6 +17,8 @@ from .tile_planning import Activation, Tiles, even_part, grain, halved, round_up
 _GATHER = 6.0  # cycles to copy a vector of channels
 _FINE = 4  # times more units where they can be joined again
 _LATENCY = 4  # rows below which a tile waits for its sums
+# What a segment of few channels costs, in steps of the sums: at all, and for each of its steps.
+_SEGMENT, _SHORT = 8, 0.2
 
 
 @attrs.frozen
@@ -54,6 +56,7 @@ class Cut:
         columns: Output columns of a unit.
         part: Panels of a unit.
         most: Panels that run together at most.
+        rest: Channels of the last input block that count; 0: all.
     """
 
     of: Tiles
@@ -67,6 +70,7 @@ class Cut:
     columns: int
     part: int
     most: int
+    rest: int
 
     @property
     def strip(self) -> bool:
@@ -104,7 +108,8 @@ def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
     panels = -(-g.outputs // of.width)
     gathered = of.low and not plain and _gathers(g, of)
     target = g.target
-    c = Cut(of, g, plain, gathered, blocks_in, panels, blocks_in, *target[1:], panels, panels)
+    rest = 0 if plain or banded else _rest(of, g)
+    c = Cut(of, g, plain, gathered, blocks_in, panels, blocks_in, *target[1:], panels, panels, rest)
     if of.low:
         _cut_low(c, banded)
     else:
@@ -113,6 +118,21 @@ def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
     if threads > 1:
         _share(c, threads)
     return c
+
+
+def _rest(of: Tiles, g: Geometry) -> int:
+    """Return how many channels of the last input block count, where it pays to know; else 0."""
+    rest = g.inputs % of.lanes
+    if g.taps == 1:
+        return rest
+    # Its sums are a segment of their own, of short rounds, for which tiles are called anew.
+    spared = g.taps * (of.lanes - rest)
+    return rest if g.kernel[0] == 1 and spared > _SEGMENT + _SHORT * g.taps * rest else 0
+
+
+def summed_channels(of: Tiles, g: Geometry) -> int:
+    """Return how many input channels of a group a direct convolution of blocks multiplies."""
+    return g.inputs if _rest(of, g) else round_up(g.inputs, of.lanes)
 
 
 def _share(c: Cut, threads: int) -> None:
@@ -235,7 +255,7 @@ def _cut_low(c: Cut, banded: bool) -> None:
         c.segment = -(-c.blocks_in // -(-c.blocks_in // most))
     _fit(c, l2 // 3)
     c.columns = _halved(c, 2, c.columns, 8 * of.mr, l2 // 3)
-    if c.segment < c.blocks_in:
+    if c.segment < c.blocks_in or (c.rest and c.g.taps > 1):
         fits = l2 // 3 // (c.rows * c.columns * of.width * of.item)
         c.part = smaller(c.panels, larger(1, fits))
 
@@ -332,8 +352,7 @@ def emit_direct(
     ]
     words += [scratch, scratch_bytes, int(over_pixels), image_in, image_out, image_out]
     words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
-    rest = g.inputs % lanes if g.taps == 1 and not plain else 0
-    words += [out.offset * lanes * item, table, rest, c.segment, int(c.gathered)]
+    words += [out.offset * lanes * item, table, c.rest, c.segment, int(c.gathered)]
     words += [0 if out.steps[2] != 1 else _strip(c, ahead), joined]
     count = c.units()
     flops = flops or g.flops

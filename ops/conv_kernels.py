@@ -87,7 +87,9 @@ def direct(
         37 bytes between images of x  38 of y  39 of the residual
         40..42 pixels of y between outputs along W, H, D  43 between blocks of output channels
         44 bytes from the start of an image of y to its first output
-        45 bands (0: none)  46 channels of the last input block that count (kernels of one tap)
+        45 bands (0: none)
+        46 channels of the last input block that count (0: all); it is a segment of its own with
+           more than one tap, which takes kernel D = 1
         47 input blocks of a segment
         48 what the scratch holds: a box of pixels (0) or for each tap the pixels it reads (1)
         49 strip (``subgraph.engine.strip``) that runs a row of outputs in place of tiles (0: none);
@@ -117,8 +119,10 @@ def direct(
     gather = pixel_gatherer(dtype, lanes, plain)
 
     @register_jitable
-    def set_loops(args: int, t: int, row: int, plane: int, volume: int, tap: int) -> None:
-        """Set what is the same for all tiles of a unit: the loops over K and the strides."""
+    def set_loops(
+        args: int, t: int, row: int, plane: int, volume: int, tap: int, narrow: bool
+    ) -> None:
+        """Set what is the same for all tiles of a segment: the loops over K and the strides."""
         kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
         dd, dh, dw = arg(args, 20), arg(args, 21), arg(args, 22)
         put(t, T_ARS, arg(args, 19) * pixel)
@@ -130,7 +134,7 @@ def direct(
             put(t, T_SA2, tap)
             put(t, T_KIN, step)
             put(t, T_AKS, item)
-        elif plain or dw == 1:
+        elif plain or (dw == 1 and not narrow):
             put(t, T_N1, kd)
             put(t, T_SA1, dd * plane)
             put(t, T_N2, kh)
@@ -146,6 +150,17 @@ def direct(
             put(t, T_AKS, item)
         if kd * kh * kw == 1:
             put(t, T_SA2, volume)
+
+    @register_jitable
+    def is_narrow(args: int, begin: int) -> bool:
+        """Return whether the segment from block ``begin`` is a last block that lacks channels."""
+        taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
+        return taps > 1 and arg(args, 46) != 0 and begin + 1 == arg(args, 6)
+
+    @register_jitable
+    def strip_of(args: int, narrow: bool) -> int:
+        """Return the strip that runs the rows of a segment (0: none)."""
+        return 0 if narrow and arg(args, 48) == 0 else arg(args, 49)
 
     @register_jitable
     def weights_at(args: int, group: int, panel: int, begin: int) -> int:
@@ -172,8 +187,16 @@ def direct(
         else:
             put(t, T_N0, end - begin)
             put(t, T_B, weights_at(args, group, panel, begin))
+        narrow = is_narrow(args, begin)
         put(t, T_KLAST, arg(args, 46) if end == arg(args, 6) else 0)
-        if arg(args, 49) != 0 and arg(t, T_KLAST) != 0:
+        if narrow and strip_of(args, narrow) != 0:
+            # A strip takes what a block lacks behind its rounds: here behind none, for each tap.
+            put(t, T_N0, taps)
+            put(t, T_N2, 0)
+            put(t, T_SA0, arg(t, T_SA2))
+        elif narrow:
+            put(t, T_N0, 1)
+        elif arg(args, 49) != 0 and arg(t, T_KLAST) != 0:
             put(t, T_N2, arg(t, T_N0) - 1)
             put(t, T_N0, 1)
         elif (taps == 1 or arg(args, 48)) and arg(t, T_KLAST) == 0:
@@ -185,9 +208,10 @@ def direct(
         put(t, T_AHEAD, arg(t, T_B) + depth * columns)
         put(t, T_BKS, columns)
         put(t, T_SB2, arg(t, T_KIN) * columns)
-        within = arg(args, 15) if plain or arg(args, 22) == 1 else arg(args, 16)
+        rows = plain or (arg(args, 22) == 1 and not narrow)
+        within = arg(args, 15) if rows else arg(args, 16)
         put(t, T_SB1, within * arg(t, T_KIN) * columns)
-        put(t, T_SB0, taps * step * columns)
+        put(t, T_SB0, (1 if narrow else taps) * step * columns)
         if arg(args, 49) != 0 and arg(args, 14) > 1 and arg(args, 48) == 0:
             # In the box planes lie as far apart as blocks: strips have one loop over both.
             put(t, T_N0, arg(t, T_N0) * arg(args, 14))
@@ -202,13 +226,13 @@ def direct(
         return vectors
 
     @register_jitable
-    def run_strips(args: int, t: int, pixels: int, vectors: int, post: int) -> None:
+    def run_strips(strip: int, t: int, pixels: int, vectors: int, post: int) -> None:
         """Run a row of outputs; with an activation in parts that are still near afterwards."""
         part = pixels if post == 0 else _NEAR * mr
         c = arg(t, T_C)
         for i in range(0, pixels, part):
             count = min(part, pixels - i)
-            call_kernel(arg(args, 49), t, count, vectors, 0)
+            call_kernel(strip, t, count, vectors, 0)
             if post != 0:
                 put(t, T_C, c + i * arg(t, T_CRS))
                 call_kernel(post, t, count, vectors, 0)
@@ -227,16 +251,17 @@ def direct(
         more: bool,
         post: int,
         left: int,
+        strip: int,
     ) -> None:
-        """Run the tiles of a row of outputs; ``more``: go on from what y holds.
+        """Run the tiles of a row of outputs, or its strip; ``more``: go on from what y holds.
 
         ``left`` is the column of the image that the first tap of the first output reads.
         """
-        if arg(args, 49) != 0:
+        if strip != 0:
             put(t, T_A, x)
             put(t, T_C, y)
             put(t, T_RES, res)
-            run_strips(args, t, pixels, vectors, post)
+            run_strips(strip, t, pixels, vectors, post)
             return
         dw, weights = arg(args, 22), arg(t, T_B)
         apart = not plain and dw > 1 and arg(args, 16) > 1 and arg(args, 48) == 0
@@ -278,7 +303,7 @@ def direct(
         return first
 
     @register_jitable
-    def skip_border(args: int, t: int, top: int, weights: int) -> int:
+    def skip_border(args: int, t: int, top: int, weights: int, narrow: bool) -> int:
         """Leave out the kernel rows that read nothing but padding; return how many come first.
 
         ``top`` is the row of the image that the first kernel row reads.
@@ -286,7 +311,7 @@ def direct(
         kh, dh, height = arg(args, 15), arg(args, 21), arg(args, 9)
         first = max(0, (dh - 1 - top) // dh)
         count = max(0, min(kh, (height - top + dh - 1) // dh) - first)
-        if plain or arg(args, 22) == 1:
+        if plain or (arg(args, 22) == 1 and not narrow):
             put(t, T_N2, count)
             put(t, T_B, weights + first * arg(t, T_SB2))
         else:
@@ -354,7 +379,6 @@ def direct(
             row = nw * pixel
             plane = nh * row
             volume = nd * plane * (taps if gathered else 1)
-            set_loops(args, t, row, plane, volume, plane)
             put(where, 0, d0)
             put(where, 1, h0)
             put(where, 2, w0)
@@ -370,6 +394,10 @@ def direct(
             first = 0
             while first < arg(args, 6):
                 last = min(first + arg(args, 47), arg(args, 6))
+                if last == arg(args, 6) and first + 1 < last and is_narrow(args, last - 1):
+                    last -= 1
+                narrow = is_narrow(args, first)
+                set_loops(args, t, row, plane, volume, plane, narrow)
                 if scratch == 0:
                     a = x + first * volume + d0 * plane + h0 * row + w0 * pixel
                 else:
@@ -405,7 +433,7 @@ def direct(
                         r_out = r * arg(args, 41) * lanes * item
                         skipped = 0
                         if not gathered and arg(args, 15) > 1:
-                            skipped = skip_border(args, t, h0 + r * sh, weights)
+                            skipped = skip_border(args, t, h0 + r * sh, weights, narrow)
                         run_row(
                             args,
                             t,
@@ -418,6 +446,7 @@ def direct(
                             first > 0,
                             post,
                             w0,
+                            strip_of(args, narrow),
                         )
                 first = last
 
