@@ -244,13 +244,11 @@ def _shift(q: Quantised, groups: int, outputs: int, exact: bool) -> Word:
     return q.low.weight(f"integer shift {groups}x{outputs} {scaled} {rounded}", make, *sources)
 
 
-def _zero_word(q: Quantised) -> Word:
-    """Return where the zero point of the input lies."""
-    if q.x_zero is None:
-        return q.low.weight("integer constant", _as_given, np.zeros(1, q.x.dtype))
-    if q.x_zero.constant:
-        return q.low.weight("zero point", _as_given, q.x_zero)
-    return q.x_zero
+def zero_word(low: Lowering, zero: Operand | None, dtype: str) -> Word:
+    """Return where zero points lie; without any, one of a dtype that is 0."""
+    if zero is None:
+        return low.weight("integer constant", _as_given, np.zeros(1, dtype))
+    return low.weight("zero point", _as_given, zero) if zero.constant else zero
 
 
 def _as_given(array: Array) -> Array:
@@ -372,8 +370,9 @@ class Shape:
 
 
 def emit_tiles(
-    q: Quantised, tile: Tile, g: Geometry, shape: Shape, weights: list[Word], sums: list[Word]
-) -> None:
+    q: Quantised, tile: Tile, g: Geometry, shape: Shape, weights: list[Word], sums: list[Word],
+    *, apart: int = 0,
+) -> None:  # fmt: skip
     """Emit the product of a geometry.
 
     Args:
@@ -383,6 +382,7 @@ def emit_tiles(
         shape: How source, weights and result lie.
         weights: The packed weights, their guards, what their columns are too large by (0: nothing).
         sums: What `sum_words` returns.
+        apart: Bytes between the weights of images (0: all have the same).
     """
     low = q.low
 
@@ -437,10 +437,11 @@ def emit_tiles(
     least, most_value, zero = q.bounds
     words: list[Word] = [q.x, weights[0], q.y, *sums[:3], g.groups, shape.blocks]
     words += g.words()
-    words += [kernel, least, most_value, zero, _zero_word(q), rows, columns, part]
+    x_zero = zero_word(low, q.x_zero, q.x.dtype)
+    words += [kernel, least, most_value, zero, x_zero, rows, columns, part]
     words += [scratch, scratch_bytes, shape.columns, shape.image_in, shape.image_out]
     words += [shape.kin, shape.last, shape.pixel_out, shape.block_out, shape.stored]
-    words += [shape.channels, shape.pixel, int(shape.along), sums[3], weights[2], rows_at]
+    words += [shape.channels, shape.pixel, int(shape.along), sums[3], weights[2], rows_at, apart]
     if tile.flavour == "guarded":
         words += [_tile_kernel("quads", tile, q), weights[1], reach_at, faults_at, faults]
     count = units()
@@ -491,20 +492,9 @@ def _depthwise(q: Quantised, g: Geometry) -> None:
         rows = -(-rows // 2)
     scratch_bytes = round_up(16 * pairs, 64) + round_up(g.reach(1, rows) * wide + 64, 64)
     least, most, zero = q.bounds
-    words: list[Word] = [
-        q.x,
-        weight,
-        q.y,
-        *sums[:3],
-        blocks,
-        0,
-        *g.words(),
-        pairs,
-        least,
-        most,
-        zero,
-    ]
-    words += [_zero_word(q), rows, 0, 0, low.scratch(scratch_bytes, per_worker=True)]
+    words: list[Word] = [q.x, weight, q.y, *sums[:3], blocks, 0, *g.words(), pairs]
+    words += [least, most, zero, zero_word(low, q.x_zero, q.x.dtype), rows, 0, 0]
+    words += [low.scratch(scratch_bytes, per_worker=True)]
     words += [scratch_bytes]
     units = g.images * blocks * -(-g.target[1] // rows)
     low.emit(

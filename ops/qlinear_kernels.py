@@ -254,10 +254,12 @@ def product(
         of the zero point of x (0: it does, or there is none)
         48 address of what each column of weights is too large by (int32, rows; 0: nothing)
         49 bytes of scratch before the sums of rows less their zero point, for word 48
-        Guarded: 50 tile of quads, for panels of which too much may saturate  51 bounds
+        50 bytes between the weights of images, each of which has words 47 and 48 of its own; 0: all
+        have the same
+        Guarded: 51 tile of quads, for panels of which too much may saturate  52 bounds
         [group][panel][tap][input block][pair of channels], rows padded to 16 bytes
-        52 bytes of scratch before the largest bytes of a strip  53 before the list of faults
-        54 faults that are corrected in a panel
+        53 bytes of scratch before the largest bytes of a strip  54 before the list of faults
+        55 faults that are corrected in a panel
 
     Bias, scale and shift have one element for each of ``groups * word 36``. Units: images *
     groups * row blocks * column blocks * panel blocks.
@@ -289,30 +291,33 @@ def product(
             st_i32(scratch + arg(args, 49) + 4 * r, add_up(total) - step * (zero + flip))
 
     @register_jitable
-    def start_sums(args: int, start: int, column: int, zero: int) -> int:
-        """Return the address of what the sums of a panel start from."""
+    def start_sums(args: int, start: int, column: int, own: int, zero: int) -> int:
+        """Return the address of what the sums of a panel start from.
+
+        ``own``: the column among those of all images that have their own weights.
+        """
         bias = arg(args, 3) + 4 * column
         if arg(args, 47) == 0:
             return bias
         factor = splat_sum(zero + flip)
         for i in range(0, 4 * width, 4 * BLOCK):
-            sums = load_sums(arg(args, 47) + 4 * column + i)
+            sums = load_sums(arg(args, 47) + 4 * own + i)
             store_sums(start + i, load_sums(bias + i) - factor * sums)
         return start
 
     @register_jitable
     def choose_tile(args: int, t: int, bounds: int, scratch: int, vectors: int) -> int:
         """Return the tile of a panel, its faults listed: where too much may saturate, quads."""
-        strides, most = _strides(), arg(args, 54)
+        strides, most = _strides(), arg(args, 55)
         put(strides, 0, arg(t, Q_SA0))
         put(strides, 1, arg(t, Q_SA1))
         put(strides, 2, arg(t, Q_SA2))
         put(strides, 3, step_bytes * vectors)
-        reach, to = scratch + arg(args, 52), scratch + arg(args, 53)
+        reach, to = scratch + arg(args, 53), scratch + arg(args, 54)
         count = find_faults(args, bounds, reach, to, most, strides)
         put(t, Q_FAULTS, count)
         put(t, Q_LIST, to)
-        return arg(args, 26) if count <= most else arg(args, 50)
+        return arg(args, 26) if count <= most else arg(args, 51)
 
     @register_jitable
     def copy_corner(corner: int, to: int, crs: int, rows: int, count: int) -> None:
@@ -404,7 +409,7 @@ def product(
                 else:
                     scratch = x + (oh * ow_n + ow) * BLOCK
                 if correcting:
-                    find_largest(args, scratch, nh * nw, scratch + arg(args, 52))
+                    find_largest(args, scratch, nh * nw, scratch + arg(args, 53))
                 put(where, 8, 0)
                 if shifting and arg(args, 48) != 0:
                     sum_rows(args, scratch, nw, zero)
@@ -420,14 +425,16 @@ def product(
             for p in range(panel, min(panels, panel + pb)):
                 first = p * width
                 column = group * columns + first
-                put(t, Q_B, arg(args, 1) + column // lanes * steps * step_bytes)
-                put(t, Q_BIAS, start_sums(args, start, column, zero))
+                own = column if arg(args, 50) == 0 else column + image * columns
+                weights_at = arg(args, 1) + image * arg(args, 50)
+                put(t, Q_B, weights_at + column // lanes * steps * step_bytes)
+                put(t, Q_BIAS, start_sums(args, start, column, own, zero))
                 put(t, Q_SCALE, arg(args, 4) + 4 * column)
                 put(t, Q_SHIFT, arg(args, 5) + 4 * column if arg(args, 5) != 0 else 0)
-                put(t, Q_COLUMNS, arg(args, 48) + 4 * column)
+                put(t, Q_COLUMNS, arg(args, 48) + 4 * own)
                 at = y + column // BLOCK * arg(args, 42)
                 if correcting:
-                    bounds = arg(args, 51) + (group * panels + p) * bound_rows * bound_row
+                    bounds = arg(args, 52) + (group * panels + p) * bound_rows * bound_row
                     vectors = min(nv, (columns - first) // lanes)
                     put(where, 7, choose_tile(args, t, bounds, scratch, vectors))
                 run_panel(args, t, scratch, at, where, first)

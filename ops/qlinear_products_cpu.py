@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import attrs
 import numpy as np
 
-from subgraph.engine.lowering import Lowering, Unsupported, Word, lowering
+from subgraph.engine import host
+from subgraph.engine.kernel import Kernel
+from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
 
 from .conv_geometry import Geometry
@@ -29,10 +32,14 @@ from .qlinear_cpu import (
     sum_words,
     usual_zero,
     zero_sources,
+    zero_word,
 )
-from .qlinear_packing import BLOCK, Tile, column_vector, guards, packed
-from .tile_planning import Array, round_up
-from .whole_products_cpu import emit_byte_product
+from .qlinear_packing import BLOCK, Tile, column_vector, guards, integer_tile, packed
+from .tile_planning import Array, grain, round_up
+from .whole_products_cpu import TERMS, emit_byte_product
+
+# Multiplications of a matrix of which panels are not worth the while.
+_SMALL = 1 << 13
 
 
 @lowering("QLinearMatMul", dtypes=BYTES)
@@ -58,8 +65,13 @@ def matmul_integer(node: Node, low: Lowering) -> None:
     if a.dtype not in BYTES or b.dtype not in BYTES:
         raise Unsupported(f"an integer product of {a.dtype} and {b.dtype}")
     zeros = low.optional(2), low.optional(3)
+    none = (-math.inf, math.inf, 0)
+    q = Quantised(
+        low, a, None, zeros[0], b, None, zeros[1], None, None, None, None, y, none
+    )  # fmt: skip
     if not b.constant:
-        emit_byte_product(low, a, b, zeros, y)
+        if not (y.size and _computed_product(q)):
+            emit_byte_product(low, a, b, zeros, y)
         return
     if zeros[0] is not None and zeros[0].size != 1:
         raise Unsupported("an integer product with zero points for each row")
@@ -67,10 +79,6 @@ def matmul_integer(node: Node, low: Lowering) -> None:
         raise Unsupported(
             "a zero point of weights that is computed at run time or of another shape"
         )
-    none = (-math.inf, math.inf, 0)
-    q = Quantised(
-        low, a, None, zeros[0], b, None, zeros[1], None, None, None, None, y, none
-    )  # fmt: skip
     if y.size:
         _product(node, q)
 
@@ -126,6 +134,82 @@ def _product(node: Node, q: Quantised) -> None:
     )  # fmt: skip
     weights = [weight, bounds, _excess(q, tile, outputs)]
     emit_tiles(q, tile, g, shape, weights, sum_words(q, tile, 1, outputs, sums, turned))
+
+
+@attrs.frozen
+class _Stack:
+    """Matrices [M, K] times [K, N] of a product, one or several."""
+
+    matrices: int
+    m: int
+    depth: int
+    n: int
+    a_step: int  # elements between the left sides
+
+
+def _stack(a: Operand, b: Operand) -> _Stack | None:
+    """Return the matrices of a product; None where stacks broadcast or there is nothing to do."""
+    if not (a.rank and b.rank and a.size and b.size):
+        return None
+    depth, n, stack = a.shape[-1], b.shape[-1] if b.rank > 1 else 1, b.shape[:-2]
+    rows = math.prod(a.shape[:-1])
+    if a.rank <= 2 or b.rank <= 2:
+        return _Stack(math.prod(stack), rows, depth, n, 0)
+    if a.shape[:-2] != stack:
+        return None
+    m = a.shape[-2]
+    return _Stack(math.prod(stack), m, depth, n, m * depth)
+
+
+def _computed_product(q: Quantised) -> bool:
+    """Emit the product of two sides that are computed at run time; return whether tiles take it."""
+    s = _stack(q.x, q.w)
+    if s is None or not _tiles_pay(q, s):
+        return False
+    if q.x_zero is not None and q.x_zero.size != 1:
+        return False
+    if q.w_zero is not None and q.w_zero.size != 1 and q.w_zero.shape != (s.n,):
+        return False
+    tile, columns, kin = integer_tile("quads", "int8"), round_up(s.n, BLOCK), -(-s.depth // 8)
+    weights, sums = _pack(q, tile, s)
+    g = Geometry(
+        s.matrices, 1, s.depth, s.n, (1, 1, s.m), (1, 1, s.m), (1, 1, 1), (1, 1, 1), (1, 1, 1),
+        (0, 0, 0),
+    )  # fmt: skip
+    shape = Shape(
+        "rows", 1, kin * 8, kin, kin, True, columns, s.n, s.depth,
+        s.a_step, 4 * s.m * s.n, 4 * s.n, 4 * BLOCK,
+    )  # fmt: skip
+    apart = 8 * kin * columns if s.matrices > 1 else 0
+    emit_tiles(q, tile, g, shape, weights, sums, apart=apart)
+    return True
+
+
+def _pack(q: Quantised, tile: Tile, s: _Stack) -> tuple[list[Word], list[Word]]:
+    """Emit the panels of the right sides; return the words of weights and of their sums."""
+    low, b, zero = q.low, q.w, q.w_zero
+    columns, quads = round_up(s.n, BLOCK), round_up(s.depth, 8) // 4
+    panels = low.scratch(4 * s.matrices * columns * quads)
+    totals, excess = (low.scratch(4 * s.matrices * columns) for _ in range(2))
+    words: list[Word] = [b, panels, totals, excess, s.depth, s.n, columns, quads]
+    words += [zero_word(low, zero, b.dtype), int(zero is not None and zero.size > 1)]
+    units = s.matrices * -(-columns // (tile.lanes * tile.nv))
+    kernel = Kernel(
+        "qlinear_panel_kernels", "panels", dtype=b.dtype, lanes=tile.lanes, vectors=tile.nv
+    )
+    low.emit(kernel, words, units, grain=grain(units, 4 * b.size), bytes=2 * b.nbytes)
+    spread = column_vector(1, s.n, "int32")
+    start = low.weight(f"integer bias 1x{s.n}", spread, np.zeros(1, np.int32))
+    return [panels, 0, excess], [start, 0, 0, totals]
+
+
+def _tiles_pay(q: Quantised, s: _Stack) -> bool:
+    """Return whether products of bytes are faster than those of floats that hold their sums."""
+    forced = q.low.options.get("INTEGER_FLAVOUR")
+    if forced is not None:
+        return bool(forced == "quads")
+    # To hold more terms takes float64, with half the elements in a vector.
+    return s.depth > TERMS or (host.has_vnni() and s.m * s.depth * s.n >= _SMALL)
 
 
 def _excess(q: Quantised, tile: Tile, outputs: int) -> Word:

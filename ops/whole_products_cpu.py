@@ -17,7 +17,7 @@ from .elementwise_expressions import Expression
 from .strides import broadcast_sizes, broadcast_strides
 
 WHOLE = ("int32", "int64", "uint32", "uint64")
-_TERMS = 258  # products of two bytes less their zero points whose sum float32 holds exactly
+TERMS = 258  # products of two bytes less their zero points whose sum float32 holds exactly
 _ROWS = 4
 _WORK = 1 << 16  # multiplications worth a thread
 
@@ -52,7 +52,7 @@ def emit_byte_product(
     """Emit the int32 sums of products of bytes less their zero points."""
     if any(zero is not None and zero.size != 1 for zero in zeros):
         raise Unsupported("a product of computed bytes with zero points for each row or column")
-    work = "float32" if a.shape[-1] <= _TERMS else "float64"
+    work = "float32" if a.shape[-1] <= TERMS else "float64"
     sides: list[Operand] = []
     for side, zero in zip((a, b), zeros, strict=True):
         e = Expression()

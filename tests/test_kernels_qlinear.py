@@ -127,6 +127,56 @@ def test_zero_points_of_both_sides(
     np.testing.assert_array_equal(got, (a.astype(np.int64) - int(za)) @ right)
 
 
+@pytest.mark.parametrize("flavour", ["pairs", "quads"])
+@FEW
+@given(
+    sizes=st.tuples(st.integers(1, 20), st.integers(1, 50), st.integers(1, 60)),
+    stacks=st.sampled_from(
+        [((), ()), ((3,), (3,)), ((2, 2), (2, 2)), ((3,), ()), ((), (3,)), ((3, 1), (1, 2))]
+    ),
+    dtypes=st.tuples(BYTES, BYTES),
+    columns=st.booleans(),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 1 << 30),
+)
+def test_two_sides_that_are_computed(
+    flavour: str,
+    sizes: tuple[int, int, int],
+    stacks: tuple[tuple[int, ...], tuple[int, ...]],
+    dtypes: tuple[str, str],
+    columns: bool,
+    threads: int,
+    seed: int,
+) -> None:
+    """Tiles take most of them, floats those whose stacks broadcast and the flavour ``pairs``."""
+    rng = np.random.default_rng(seed)
+    m, n, k = sizes
+    a, b = draw(rng, dtypes[0], *stacks[0], m, k), draw(rng, dtypes[1], *stacks[1], k, n)
+    za = draw(rng, dtypes[0], 1)[0]
+    tiles = flavour == "quads" and stacks != ((3, 1), (1, 2))
+    zb = draw(rng, dtypes[1], n) if columns and tiles else draw(rng, dtypes[1], 1)[0]
+    wanted = (a.astype(np.int64) - int(za)) @ (b.astype(np.int64) - zb.astype(np.int64))
+    (got,) = run_node(
+        "MatMulInteger",
+        [a, b, np.asarray(za), np.asarray(zb)],
+        [wanted.shape],
+        out_dtype="int32",
+        threads=threads,
+        cuts=[0.4],
+        options={"INTEGER_FLAVOUR": flavour},
+    )
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("shapes", [((7, 300), (300, 9)), ((2, 40, 40), (2, 40, 40)), ((9,), (9,))])
+def test_computed_sides_of_many_terms(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """What is chosen by itself: deep products, large ones, vectors; without zero points."""
+    a, b = (np.full(shape, 255, np.uint8) for shape in shapes)
+    wanted = a.astype(np.int64) @ b.astype(np.int64)
+    (got,) = run_node("MatMulInteger", [a, b], [wanted.shape], out_dtype="int32")
+    np.testing.assert_array_equal(got, wanted)
+
+
 @pytest.mark.parametrize("flavour", ["pairs", "quads", "guarded"])
 @pytest.mark.parametrize("loud", [0, 1, 9, 200])
 @pytest.mark.parametrize("rows", [1, 6, 13])
