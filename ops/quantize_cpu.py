@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph import Node
@@ -12,9 +13,11 @@ from .elementwise_cpu import Source, emit_expression, source, temporary
 from .elementwise_expressions import Expression, Term
 from .reduce_cpu import emit_reduction
 from .strides import normal_axis
+from .tile_planning import round_up
 
 _QUANTIZED = ("uint8", "int8", "uint16", "int16")
 _REAL = ("float32", "float16", "bfloat16")
+_RUN = 1 << 14  # elements worth a thread
 
 
 def _along_axis(low: Lowering, operand: Operand) -> Source:
@@ -82,10 +85,7 @@ def dynamic(node: Node, low: Lowering) -> None:
     if x.size == 0:
         raise Unsupported("DynamicQuantizeLinear of an empty tensor")
     y, scale, zero = low.outputs[:3]
-    most, least = temporary(low, "float32", ()), temporary(low, "float32", ())
-    axes = list(range(x.rank))
-    emit_reduction(low, "max", x, most, axes)
-    emit_reduction(low, "min", x, least, axes)
+    most, least = _extremes(low, x)
     e = Expression()
     top, bottom = e("max", e.input("float32"), 0), e("min", e.input("float32"), 0)
     span = e("sub", top, bottom)
@@ -94,10 +94,28 @@ def dynamic(node: Node, low: Lowering) -> None:
     origin = e("max", e("min", e("div", e("neg", bottom), step), 255), 0)
     point = e.cast(e("rint", origin), "uint8")
     try:
-        emit_expression(low, e, [source(most), source(least)], [(step, scale), (point, zero)])
+        emit_expression(
+            low, e, [source(most, ()), source(least, ())], [(step, scale), (point, zero)]
+        )
     except UnsupportedOpError as error:
         raise Unsupported(str(error)) from error
     e = Expression()
     value, factor, offset = e.input("float32"), e.input("float32"), e.input("uint8")
     result = saturated(e, e("div", value, factor), offset, "uint8")
     emit_expression(low, e, [source(x), source(scale, ()), source(zero, ())], [(result, y)])
+
+
+def _extremes(low: Lowering, x: Operand) -> tuple[Operand, Operand]:
+    """Emit the largest and the smallest element of ``x``, which has elements."""
+    parts = min(4 * low.threads, -(-x.size // _RUN)) if low.threads > 1 else 1
+    size = round_up(-(-x.size // parts), low.lanes("float32"))
+    parts = -(-x.size // size)
+    found = [temporary(low, "float32", (parts,)) for _ in range(2)]
+    kernel = Kernel("extremes_kernels", "extremes", lanes=low.lanes("float32"))
+    low.emit(kernel, [x, *found, x.size, size], parts, bytes=x.nbytes)
+    if parts == 1:
+        return found[0], found[1]
+    most, least = temporary(low, "float32", ()), temporary(low, "float32", ())
+    for op, of_parts, whole in (("max", found[0], most), ("min", found[1], least)):
+        emit_reduction(low, op, of_parts, whole, [0])
+    return most, least

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine import loader, toolchain
+from subgraph.engine.addresses import address_of
 from subgraph.engine.constants import made
 from subgraph.engine.laid_out import End, LaidOut, Numbers, Patch
 from subgraph.engine.lowering import Operand, Storage
@@ -369,7 +370,7 @@ class BoundEnd:
             self.current = self.stage
             return
         self.current = np.ascontiguousarray(array)
-        self._point_to(self.current.ctypes.data)
+        self._point_to(address_of(self.current))
 
     def target(self, given: Array | None) -> Array:
         """Return the array into which the program writes; ``given`` if it can be that."""
@@ -384,7 +385,7 @@ class BoundEnd:
             and given.shape == self._shape
         )
         array = given if fits and given is not None else self._results.take()
-        self._point_to(array.ctypes.data)
+        self._point_to(address_of(array))
         self.current = array
         return array
 

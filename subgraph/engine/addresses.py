@@ -1,0 +1,19 @@
+"""Where the elements of an array lie."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Return the address of a contiguous array's elements, sooner than ``array.ctypes`` does."""
+    try:
+        return ctypes.addressof(_first_byte(array))
+    except (TypeError, ValueError, BufferError):  # read-only, empty, or of a dtype without a letter
+        return int(array.ctypes.data)
