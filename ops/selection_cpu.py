@@ -67,7 +67,7 @@ def compress(node: Node, low: Lowering) -> None:
         return
     step = math.prod(dims[place + 1 :]) * item
     words: list[Word] = [x, conditions, y, count, math.prod(dims[:place]), dims[place], step]
-    words += [conditions.size, y.shape[place]]
+    words += [conditions.size, y.shape[place], low.scratch(8 * conditions.size)]
     kernel = Kernel("selection_kernels", "compress", item=min(item, 8))
     low.emit(kernel, words, 1, bytes=2 * y.nbytes)
 

@@ -54,30 +54,43 @@ def compress(*, item: int) -> Function:
     """Return the kernel of Compress; ``item``: bytes of an element, at most 8.
 
     Words: ``0 x, 1 conditions, 2 y, 3 count, 4 sizes outside the axis, 5 size of the axis, 6 bytes
-    of a slice, 7 conditions, 8 slices that y has room for``. One unit.
+    of a slice, 7 conditions, 8 slices that y has room for, 9 scratch of an int64 a condition``. One
+    unit.
     """
-    load, store = ld("uint8"), st("int64")
+    load, get, store = ld("uint8"), ld("int64"), st("int64")
     take, put, copy = ld(WORDS[item]), st(WORDS[item]), row_copy(item)
+
+    @register_jitable
+    def find(conditions: int, sought: int, places: int) -> int:
+        """Write where the conditions are true; what is not is written too, and overwritten."""
+        count = 0
+        for i in range(sought):
+            store(places + 8 * count, i)
+            count += int(load(conditions + i) != 0)
+        return count
+
+    @register_jitable
+    def keep_elements(x: int, conditions: int, sought: int, y: int) -> int:
+        """Write the elements wanted, as ``find`` does their places: no branch for each element."""
+        count = 0
+        for i in range(sought):
+            put(y + count * item, take(x + i * item))
+            count += int(load(conditions + i) != 0)
+        return count
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         conditions, size, step, room = arg(args, 1), arg(args, 5), arg(args, 6), arg(args, 8)
-        sought, count = min(size, arg(args, 7)), 0
-        if arg(args, 4) == 0:
-            for i in range(sought):
-                count += int(load(conditions + i) != 0)
-        for outer in range(arg(args, 4)):
-            x, y = arg(args, 0) + outer * size * step, arg(args, 2) + outer * room * step
-            count = 0
+        x, y, places = arg(args, 0), arg(args, 2), arg(args, 9)
+        sought, count, outside = min(size, arg(args, 7)), 0, arg(args, 4)
+        if step != item or outside == 0:
+            count = find(conditions, sought, places)
+        for outer in range(outside):
+            source, target = x + outer * size * step, y + outer * room * step
             if step == item:
-                # What is not wanted is written too, and overwritten: no branch for each element.
-                for i in range(sought):
-                    put(y + count * item, take(x + i * item))
-                    count += int(load(conditions + i) != 0)
+                count = keep_elements(source, conditions, sought, target)
             else:
-                for i in range(sought):
-                    if load(conditions + i) != 0:
-                        copy(y + count * step, x + i * step, step)
-                        count += 1
+                for i in range(count):
+                    copy(target + i * step, source + get(places + 8 * i) * step, step)
         store(arg(args, 3), count)
 
     return kernel

@@ -70,16 +70,29 @@ def _converted(node: Node, dtype: np.dtype[Any], own: bool, inputs: Sequence[Any
 
 
 def _trim(node: Node) -> Run:
-    """The cut of a buffer by a count (``ops/bounded.py``): a view, unless it is given away."""
-    given_away = _is_result(node)
+    """The cut of a buffer by a count (``ops/bounded.py``): a view, unless it is given away.
+
+    A view is given away, too, where it is contiguous, nobody else has the buffer, and not much
+    memory is kept for nothing.
+    """
+    given_away, ours = _is_result(node), _has_alone(node)
 
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
         buffer, count = inputs
         axis = int(node.attrs["axis"]) % buffer.ndim
         cut = buffer[(*[slice(None)] * axis, slice(count.item()))]
-        return [cut.copy(order="C") if given_away else cut]
+        own = ours and cut.flags.c_contiguous and _MOST_KEPT * cut.nbytes >= buffer.nbytes
+        return [cut.copy(order="C") if given_away and not own else cut]
 
     return run
+
+
+def _has_alone(node: Node) -> bool:
+    """Return whether the first input is made by a node for this one only."""
+    buffer, graph = node.inputs[0], node.graph
+    if buffer is None or buffer.producer is None or graph is None or buffer in graph.outputs:
+        return False
+    return len(buffer.consumers) == 1
 
 
 def _empty(node: Node) -> Run:
@@ -162,6 +175,7 @@ def _joined(node: Node) -> Run:
     return run
 
 
+_MOST_KEPT = 4  # times a result's own memory
 # What a whole number is converted to without a warning, as C does.
 _EXACT = "?bBhHiIlLqQfd"
 _QUICK: dict[str, Callable[[Node], Run | None]] = {

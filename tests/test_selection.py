@@ -289,3 +289,20 @@ def test_the_tables_of_pass_and_operators_agree() -> None:
     from subgraph.passes import bound_shapes
 
     assert vars(bound_shapes)["_CUT"] == TRIMMED
+
+
+@pytest.mark.parametrize("rows", [0, 3, 300, 3000])
+@pytest.mark.parametrize("width", [None, 1, 3, 16, 40])
+def test_compress_keeps_slices_of_every_width(device: str, rows: int, width: int | None) -> None:
+    """From none to all of them; results of earlier runs stay as they were."""
+    rng = np.random.default_rng(rows)
+    shape = (rows,) if width is None else (rows, width)
+    x = rng.standard_normal(shape).astype(np.float32)
+    values = _input("x", x), _input("c", np.zeros(len(x), bool))
+    model = _compile(sg.Graph(values, [ops.Compress(*values, axis=0)]), device)
+    masks = [rng.uniform(size=len(x)) < share for share in (0, 0.02, 0.5, 0.9, 1)]
+    results = [model([x + k, mask])[0] for k, mask in enumerate(masks)]
+    for k, (mask, result) in enumerate(zip(masks, results, strict=True)):
+        np.testing.assert_array_equal(result, np.compress(mask, x + k, 0))
+        assert result.flags.c_contiguous
+        assert result.flags.writeable
