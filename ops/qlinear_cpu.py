@@ -422,8 +422,12 @@ def emit_tiles(
     rows_at = scratch_bytes
     if weights[2] != 0:
         scratch_bytes = round_up(rows_at + 4 * columns, 64)
+    # Padded rows and sums of rows need a strip of their own.
+    as_strip = shape.source == "blocked" or (
+        shape.source == "rows" and shape.pixel == shape.channels and weights[2] == 0
+    )
     in_place = (
-        shape.source == "blocked"
+        as_strip
         and q.x.dtype == "uint8"
         and tile.flavour == "quads"
         and g.taps == 1

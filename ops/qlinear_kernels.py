@@ -241,7 +241,8 @@ def product(
         26 tile  27 low  28 high (float64, without the zero point)  29 zero point of y
         30 address of the zero point of x (one byte)
         31 output rows of a unit  32 output columns of a unit  33 panels of a unit
-        34 scratch (0: x is read in place: unsigned bytes in blocks, one tap that reads every pixel)
+        34 scratch (0: x is read in place: unsigned bytes, blocks or rows of whole double steps, one
+        tap that reads every pixel)
         35 its bytes per worker
         36 outputs of a group, rounded up to 16
         37 bytes between images of x  38 of y
@@ -407,7 +408,7 @@ def product(
                 if arg(args, 34) != 0:
                     copy_strip(args, x, scratch, zero, where)
                 else:
-                    scratch = x + (oh * ow_n + ow) * BLOCK
+                    scratch = x + (oh * ow_n + ow) * pixel
                 if correcting:
                     find_largest(args, scratch, nh * nw, scratch + arg(args, 53))
                 put(where, 8, 0)
