@@ -240,10 +240,11 @@ def top_k(node: Node, low: Lowering) -> None:
         emit_extreme(low, x, places, x.shape[axis], inner, largest=largest, last=False)
         _emit_gather(low, x, places, values, axis)
         return
-    scratch = low.scratch(16 * k, per_worker=True)
+    wide = x.itemsize > 4 or x.shape[axis] >= 1 << 32
+    scratch = low.scratch((32 if wide else 16) * k, per_worker=True)
     words: list[Word] = [x, values, places, x.shape[axis], inner, k, scratch, scratch.nbytes]
-    if x.itemsize > 4 or x.shape[axis] >= 1 << 32:
-        kernel = Kernel("indexing_kernels", "top", dtype=x.dtype, largest=largest)
+    if wide:
+        kernel = Kernel("top_kernels", "wide_keys", dtype=x.dtype, largest=largest)
     else:
         lanes = low.lanes(x.dtype)
         kernel = Kernel("top_kernels", "keys", dtype=x.dtype, lanes=lanes, largest=largest)

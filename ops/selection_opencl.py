@@ -133,8 +133,7 @@ def _chunk(low: ClLowering, count: int) -> int:
     return _MERGED if low.traits.is_gpu else max(_SHARE // 8, -(-count // (4 * low.traits.units)))
 
 
-@cl_kernel("indexing_kernels", "top")
-@cl_kernel("top_kernels", "keys")
+@cl_kernel("top_kernels", "keys", "wide_keys")
 def top(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     """Launch TopK."""
     variant: dict[str, Any] = dict(kernel.variant)

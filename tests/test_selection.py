@@ -215,6 +215,10 @@ def _top(x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
         ((2, 300, 3), 1, 37, "int32"),
         ((130, 2, 2), 0, 130, "uint8"),
         ((40, 33), -1, 8, "int64"),
+        ((3, 1000), 1, 1000, "int64"),
+        ((2, 700, 3), 1, 90, "uint64"),
+        ((3, 1000), 1, 17, "float64"),
+        ((500, 3), 0, 500, "float64"),
         ((1, 9000), -1, 100, "float32"),
         ((5, 67), 1, 1, "float32"),
         ((4, 300), 1, 20, "uint32"),
@@ -227,9 +231,12 @@ def test_top_k(
 ) -> None:
     rng = np.random.default_rng(len(shape) + k)
     x = rng.integers(-50, 50, shape).astype(dtype)
-    if dtype == "float32" and x.size:
+    if dtype.startswith("float") and x.size:
         x.flat[:: max(3, x.size // 4)] = np.nan
         x.flat[1::5] = -0.0
+        x.flat[2::91], x.flat[4::97] = np.inf, -np.inf
+    if dtype.endswith("int64"):
+        x.flat[::7], x.flat[1::7] = np.iinfo(dtype).max, np.iinfo(dtype).min
     value = _input("x", x)
     made = ops.TopK(value, np.array([k]), axis=axis, largest=largest)
     values, places = _run(device, sg.Graph([value], made), x)
