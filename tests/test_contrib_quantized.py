@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import subgraph as sg
@@ -228,6 +228,7 @@ def test_dynamic_products(columns: bool, bias: bool, zero: bool) -> None:
 
 
 @settings(max_examples=40, deadline=None)
+@example(np.int8, "forward", (5, 1, 1, 31), False, 0, (True, False, True), 1162)  # beside a tie
 @given(
     dtype=st.sampled_from([np.int8, np.uint8]),
     direction=st.sampled_from(["forward", "reverse", "bidirectional"]),
@@ -276,8 +277,27 @@ def test_lstm(
     ]
     constants = [k for k in (1, 2, 3, 7, 8, 9, 10, 11) if values[k] is not None]
     form: dict[str, Any] = {"hidden_size": hidden, "direction": direction, "outputs": [True] * 3}
-    form |= {"devices": EVERY, "constants": constants}
-    check("DynamicQuantizeLSTM", values, rtol=0, atol=2e-5, **form)
+    form |= {"constants": constants}
+    model = node_model("DynamicQuantizeLSTM", values, **form)
+    held = {name: values[int(name[1:])] for name in (i.name for i in model.graph.input)}
+    wanted = oracle(model, {name: array for name, array in held.items() if array is not None})
+    # Beside a tie the last bit of a state decides which byte it becomes.
+    atol = 0.03 if near_a_tie(wanted[0]) else 2e-5
+    form |= {"devices": EVERY, "expected": wanted}
+    check("DynamicQuantizeLSTM", values, rtol=0, atol=atol, **form)
+
+
+def near_a_tie(states: Array) -> bool:
+    """Return whether the rounding of some state or zero point hangs on float32's precision.
+
+    ``states``: ``[steps, directions, batch, hidden]``; those of a step and direction share a scale.
+    """
+    axes = (2, 3)
+    least = np.minimum(states.min(axes, keepdims=True), 0)
+    scale = (np.maximum(states.max(axes, keepdims=True), 0) - least) / 255
+    whole = np.where(scale == 0, 1, scale)
+    scaled = np.concatenate([(x / whole).reshape(-1) for x in (states, least)])
+    return bool(np.any(np.abs(scaled - np.floor(scaled) - 0.5) < 3e-4))
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
