@@ -197,6 +197,18 @@ def extreme(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     low.launch(source, "extreme", [rows, *words], *line(low, rows))
 
 
+@cl_kernel("extremes_kernels", "extremes")
+def extremes(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch the reductions to the largest and to the smallest element."""
+    x, largest, smallest = words[:3]
+    assert isinstance(x, Operand)
+    axes = range(x.rank)
+    for op, found in (("max", largest), ("min", smallest)):
+        assert isinstance(found, Operand)
+        assert found.size == 1, "a device's program is emitted for one thread"
+        emit_reduction(low, op, x, found, axes)
+
+
 @cl_kernel("reduce_kernels", "cumulative")
 def cumulative(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     """Launch CumSum or CumProd."""
