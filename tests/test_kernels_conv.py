@@ -260,7 +260,7 @@ def test_rows_of_outputs(
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job: "first" if layout == "plain" else "direct")
+        patch.setattr(conv_cpu, "choose", lambda job, _: "first" if layout == "plain" else "direct")
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     close(got, wanted, 2e-5)  # thousands of products, without fused ones on old machines
@@ -291,7 +291,7 @@ def test_weights_that_come_from_far(kernel: int, stride: int, size: int) -> None
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job: "direct")
+        patch.setattr(conv_cpu, "choose", lambda job, _: "direct")
         got = run(1, [])
         assert np.array_equal(got, run(2, [0.5]))
     close(got, wanted)

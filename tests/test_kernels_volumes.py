@@ -14,6 +14,7 @@ from subgraph.engine import host
 from subgraph.engine.lowering import Layout
 from subgraph.ops import conv_cpu
 from subgraph.ops.conv_geometry import Geometry
+from subgraph.ops.conv_job import Job
 from subgraph.ops.tile_planning import direct_tiles
 
 from .conv_support import close, reference
@@ -65,13 +66,13 @@ def convolve(
 
     with pytest.MonkeyPatch.context() as patch:
         if route is not None:
-            patch.setattr(conv_cpu, "choose", lambda job: _route(job, route))
+            patch.setattr(conv_cpu, "choose", lambda job, _: _route(job, route))
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     return got, wanted
 
 
-def _route(job: conv_cpu.Job, route: str) -> str:
+def _route(job: Job, route: str) -> str:
     """Return a route, "direct" where so few taps read something that they are no square."""
     return route if route == "first" or job.g.kernel[1:] == (3, 3) else "direct"
 

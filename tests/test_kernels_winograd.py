@@ -15,7 +15,8 @@ from subgraph import ops
 from subgraph.engine import gathering, host
 from subgraph.engine.lowering import EmittedStep, Weight
 from subgraph.engine.plan import PlanOptions, make_plan
-from subgraph.ops import conv_cpu, conv_winograd
+from subgraph.ops import conv_choice, conv_cpu, conv_winograd
+from subgraph.ops.conv_job import Job
 from subgraph.ops.conv_phases import phases_of
 from subgraph.ops.tile_planning import direct_tiles
 from subgraph.types import TensorType
@@ -92,14 +93,14 @@ def test_winograd(
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job: _square_or_direct(job, name, taps))
+        patch.setattr(conv_cpu, "choose", lambda job, _: _square_or_direct(job, name, taps))
         patch.setattr(conv_winograd, "_FLEETING", held)
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     close(got, wanted, 1e-5)
 
 
-def _square_or_direct(job: conv_cpu.Job, form: str, taps: int) -> str:
+def _square_or_direct(job: Job, form: str, taps: int) -> str:
     """Small images may leave fewer taps that read something."""
     return form if job.g.kernel == (1, taps, taps) else "direct"
 
@@ -148,7 +149,7 @@ def test_phases(
     how = {"pads": pads, "strides": (step,) * 2, "activation": "Relu" if relu else ""}
     seen: list[bool] = []
 
-    def choose(job: conv_cpu.Job) -> str:
+    def choose(job: Job, _: object) -> str:
         seen.append(phases_of(job.g) is not None)
         return "phases" if seen[-1] else "direct"
 
@@ -224,7 +225,7 @@ def test_winograd_of_few_tiles(form: str, cuts: list[float]) -> None:
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job: form)
+        patch.setattr(conv_cpu, "choose", lambda job, _: form)
         alone = run(1)
         for threads in (2, 3, 8):
             assert np.array_equal(alone, run(threads))
@@ -253,7 +254,7 @@ def test_winograd_error_is_as_stated(form: str, taps: int, bound: float) -> None
     wanted = reference(x, w, [stride] * 2, [1, 1], [1] * 4, 1)
     how = {"pads": (1,) * 4, "strides": (stride,) * 2}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job: form)
+        patch.setattr(conv_cpu, "choose", lambda job, _: form)
         (got,) = run_node("Conv", [x, w], [wanted.shape], how, constant=[1])
     assert np.abs(got - wanted).max() < bound * np.abs(wanted).max()
 
@@ -295,7 +296,7 @@ def test_one_form_of_weights_that_maps_of_several_sizes_share() -> None:
 
 def test_weights_of_large_maps_are_transformed_in_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are kept as they are for direct convolution, and transformed once for all maps."""
-    monkeypatch.setattr(conv_cpu, "_MORE_WEIGHTS", 100_000)
+    monkeypatch.setattr(conv_choice, "_MORE_WEIGHTS", 100_000)
     monkeypatch.setattr(gathering, "_WORTH_IT", 1000)
     rng = np.random.default_rng(0)
     array = rng.standard_normal((64, 64, 3, 3)).astype(np.float32) / np.float32(24)
