@@ -30,7 +30,7 @@ from subgraph.graph import Node
 from . import integer_cpu
 from .conv_geometry import Geometry, conv_geometry, dense_groups, merge, merged
 from .qlinear_packing import BLOCK, LINE, Tile, column_vector, guards, integer_tile, packed
-from .tile_planning import Array, grain, round_up
+from .tile_planning import Array, grain, halved, round_up, shared
 
 BYTES = ("uint8", "int8")
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
@@ -369,6 +369,24 @@ class Shape:
     block_out: int
 
 
+def _cut_tiles(low: Lowering, tile: Tile, g: Geometry, shape: Shape) -> tuple[int, int, int, int]:
+    """Return the rows, columns and panels of a unit, and all panels."""
+    high, wide = g.target[1:]
+    most, each = caches().l2 // 2, shape.blocks * shape.pixel
+    steps, reach = g.strides, (g.reach(1, 1), g.reach(2, 1))
+    rest = reach[0] - steps[1], reach[1] - steps[2]
+    rows = halved(high, 1, 1, each * g.reach(2, wide), steps[1], rest[0], most)
+    columns = halved(wide, tile.mr, tile.mr, each * g.reach(1, rows), steps[2], rest[1], most)
+    part = panels = -(-shape.columns // (tile.lanes * tile.nv))
+    if low.threads > 1:
+        wanted, outer = 4 * low.threads, g.images * g.groups
+        rows = shared(rows, high, outer * -(-wide // columns), wanted, 1, 1)
+        down = outer * -(-high // rows)
+        columns = shared(columns, wide, down, wanted, 2 * tile.mr, tile.mr)
+        part = shared(part, panels, down * -(-wide // columns), wanted, 1, 1)
+    return rows, columns, part, panels
+
+
 def emit_tiles(
     q: Quantised, tile: Tile, g: Geometry, shape: Shape, weights: list[Word], sums: list[Word],
     *, apart: int = 0,
@@ -386,31 +404,10 @@ def emit_tiles(
     """
     low = q.low
 
-    def strip_bytes(rows: int, columns: int) -> int:
-        return shape.blocks * g.reach(1, rows) * g.reach(2, columns) * shape.pixel
-
-    rows, columns = g.target[1], g.target[2]
-    most = caches().l2 // 2
-    while rows > 1 and strip_bytes(rows, columns) > most:
-        rows = -(-rows // 2)
-    while columns > tile.mr and strip_bytes(rows, columns) > most:
-        columns = round_up(-(-columns // 2), tile.mr)
-    panels = -(-shape.columns // (tile.lanes * tile.nv))
-    part = panels
-    wanted = 4 * low.threads if low.threads > 1 else 1
-    outer = g.images * g.groups
-
-    def units() -> int:
-        return outer * -(-g.target[1] // rows) * -(-g.target[2] // columns) * -(-panels // part)
-
-    while units() < wanted and rows > 1:
-        rows = -(-rows // 2)
-    while units() < wanted and columns > 2 * tile.mr:
-        columns = round_up(-(-columns // 2), tile.mr)
-    while units() < wanted and part > 1:
-        part = -(-part // 2)
+    rows, columns, part, panels = _cut_tiles(low, tile, g, shape)
     # A tile may read, and multiply by zero, what lies behind the last pixel.
-    reach_at = round_up(strip_bytes(rows, columns) + 64, 64)
+    strip = shape.blocks * g.reach(1, rows) * g.reach(2, columns) * shape.pixel
+    reach_at = round_up(strip + 64, 64)
     faults_at = scratch_bytes = reach_at
     faults = 0
     if tile.flavour == "guarded":
@@ -448,7 +445,8 @@ def emit_tiles(
     words += [shape.channels, shape.pixel, int(shape.along), sums[3], weights[2], rows_at, apart]
     if tile.flavour == "guarded":
         words += [_tile_kernel("quads", tile, q), weights[1], reach_at, faults_at, faults]
-    count = units()
+    boxes = -(-g.target[1] // rows) * -(-g.target[2] // columns)
+    count = g.images * g.groups * boxes * -(-panels // part)
     low.emit(
         Kernel(
             "qlinear_kernels", "product",

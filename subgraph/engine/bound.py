@@ -8,7 +8,7 @@ their own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from subgraph.engine import loader, toolchain
 from subgraph.engine.addresses import address_of
 from subgraph.engine.constants import made
+from subgraph.engine.kernel import Kernel
 from subgraph.engine.laid_out import End, LaidOut, Numbers, Patch
 from subgraph.engine.lowering import Operand, Storage
 from subgraph.engine.mapped import release
@@ -72,15 +73,16 @@ class BoundPlan:
     ) -> None:
         """Copy the argument words; compile or load the kernels that are not yet there."""
         self.plan = plan
-        self._entries: tuple[ProfileEntry, ...] | None = laid.entries
+        self._entries = laid.entries
         self.epoch: int | None = None
         self._arena = arena
         self._arena_at = -1
         self._arena_patch = laid.arena
-        toolchain.prepare([*(step[0] for step in laid.steps), *(k for k, _ in laid.kernels)])
+        kernels = [*(step[0] for step in laid.steps), *(k for k, _ in laid.kernels)]
+        addresses = toolchain.addresses(kernels)
         self._words = _aligned_words(laid.words)
         for kernel, patch in laid.kernels:
-            patch.put(self._words, kernel.address)
+            patch.put(self._words, addresses[kernel])
         self._entry_patches: list[tuple[WeightEntry, Patch]] = []
         self._held: list[Array] = []
         for weight, patch in laid.weights:
@@ -95,7 +97,7 @@ class BoundPlan:
         self.outputs: list[BoundEnd] = []
         self._place_ends(laid.inputs, laid.outputs)
         self._threads = 1 if pool is None else pool.size
-        self._segments = self._make_segments(laid, pool)
+        self._segments = self._make_segments(laid, pool, addresses)
         first = self._segments[0]
         self.only = first if len(self._segments) == 1 and isinstance(first, Program) else None
         self._run_staged = self._make_staged()
@@ -105,10 +107,7 @@ class BoundPlan:
     @property
     def entries(self) -> tuple[ProfileEntry, ...]:
         """What is known of every step for a profile."""
-        if self._entries is None:
-            assert isinstance(self.plan, Instance), "others have said it at once"
-            self._entries = self.plan.template.entries(self.plan.numbers)
-        return self._entries
+        return self._entries()
 
     @property
     def template(self) -> Template | None:
@@ -118,7 +117,7 @@ class BoundPlan:
     def become(self, instance: Instance) -> None:
         """Take the numbers of another instance of the same template; the weights stay."""
         template, numbers = instance.template, instance.numbers
-        self.plan, self._entries = instance, None
+        self.plan, self._entries = instance, instance.entries
         template.words.fill(self._words, numbers)
         for k, weight, patch in template.moved_weights(numbers):
             self._move_weight(k, weight, patch)
@@ -149,11 +148,13 @@ class BoundPlan:
             for ends in (inputs, outputs)
         )
 
-    def _make_segments(self, laid: LaidOut, pool: Pool | None) -> list[Any]:
+    def _make_segments(
+        self, laid: LaidOut, pool: Pool | None, addresses: Mapping[Kernel, int]
+    ) -> list[Any]:
         """Return programs, and between them the nodes that the reference computes."""
         base = self._words.ctypes.data
         steps = [
-            Step(kernel.address, base + 8 * begin, units, grain)
+            Step(addresses[kernel], base + 8 * begin, units, grain)
             for kernel, begin, units, grain in laid.steps
         ]
         segments: list[Any] = []

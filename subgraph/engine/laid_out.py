@@ -8,6 +8,7 @@ session and puts the addresses in.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import isnan
 from operator import index
 from typing import Any
@@ -80,7 +81,7 @@ class LaidOut:
         kernels: Kernels that words point to.
         steps: Kernel, first word, units and grain of every step.
         breaks: After how many steps a node has to be computed by the reference.
-        entries: What is known of every step for a profile; ``seconds`` is 0.
+        entries: Gives what is known of every step for a profile; ``seconds`` is 0.
         tiny: Whether a run takes some microseconds only.
     """
 
@@ -93,7 +94,7 @@ class LaidOut:
     kernels: tuple[tuple[Kernel, Patch], ...]
     steps: tuple[Row, ...]
     breaks: tuple[int, ...]
-    entries: tuple[ProfileEntry, ...]
+    entries: Callable[[], tuple[ProfileEntry, ...]]
     tiny: bool
 
 
@@ -128,7 +129,7 @@ def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) 
         tuple((kernel, noted.frozen(as_array)) for kernel, noted in block.kernels.items()),
         tuple(steps),
         tuple(breaks),
-        entries_of(plan),
+        partial(entries_of, plan),
         _is_tiny(plan),
     )
 

@@ -287,7 +287,7 @@ class _Layout:
                 (k, Patch(p.positions, p.offsets.astype(np.int64))) for k, p in laid.kernels
             ),
             steps=tuple(steps),
-            entries=(),
+            entries=tuple,
         )
         return self._with_code(program)
 

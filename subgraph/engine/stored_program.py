@@ -84,7 +84,7 @@ def describe(laid: LaidOut, file: Keeper) -> dict[str, Any] | None:
         "words": numbers.add(laid.words),
         "steps": numbers.add(np.array(steps, np.int64)),
         "entries": [
-            [e.node, e.op_type, e.device, e.kernel, e.bytes, e.flops] for e in laid.entries
+            [e.node, e.op_type, e.device, e.kernel, e.bytes, e.flops] for e in laid.entries()
         ],
     }
     array = numbers.array()
@@ -142,7 +142,7 @@ def read(
         tuple(called),
         tuple((kernels[k], begin, units, grain) for k, begin, units, grain in rows),
         (),
-        tuple(ProfileEntry(*entry) for entry in told["entries"]),
+        lambda: tuple([ProfileEntry(*entry) for entry in told["entries"]]),
         told["tiny"],
     )
     versions = {parameter: parameter.version for parameter in parameters}

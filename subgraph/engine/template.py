@@ -10,6 +10,7 @@ decisions stay what they were. Only the memory plan is made anew.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import le
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _SEEN = 4  # shapes by which it is told what differs
 _TEMPLATES = 16  # that are kept
+_PLACED = 16  # memory plans that are kept
 _SLACK = 1.125  # how much larger the places of a memory plan may be than what they hold
 _PATIENCE = 8  # plans traced in a row of which none served another shape
 Types = Sequence[TensorType]
@@ -65,6 +67,10 @@ class Instance:
     def laid(self) -> LaidOut:
         """Return the program laid out as a whole."""
         return self.template.laid_out(self.numbers)
+
+    def entries(self) -> tuple[ProfileEntry, ...]:
+        """Return what is known of every step for a profile."""
+        return self.template.entries(self.numbers)
 
 
 class _Numbers:
@@ -163,7 +169,7 @@ class Template:
         ]
         self._dtypes = [type_.dtype for type_ in types]
         self._lives = lives
-        self._placed: tuple[list[int], list[int]] = [], []
+        self._placed: tuple[tuple[int, list[int], list[int]], ...] = ()
         numbers = _Numbers()
         self._laid = laid
         self.words = numbers.slots(laid.words)
@@ -177,7 +183,8 @@ class Template:
             (kernel, Patch(patch.positions, patch.offsets.astype(np.int64)))
             for kernel, patch in laid.kernels
         ]
-        self._counts = numbers.slots(_objects([[e.bytes, e.flops] for e in laid.entries], 2))
+        self._entries = laid.entries()
+        self._counts = numbers.slots(_objects([[e.bytes, e.flops] for e in self._entries], 2))
         self._evaluate: Evaluate = trace.function(numbers.wanted)
 
     def instance(self, types: Types) -> Instance | None:
@@ -204,7 +211,7 @@ class Template:
             tuple(self._kernels),
             tuple((kernel, begin, *row) for (kernel, begin, *_), row in steps),
             (),
-            self.entries(numbers),
+            partial(self.entries, numbers),
             self._laid.tiny,
         )
 
@@ -230,7 +237,7 @@ class Template:
         counts = self._counts.filled(numbers).tolist()
         return tuple(
             attrs.evolve(entry, bytes=moved, flops=flops)
-            for entry, (moved, flops) in zip(self._laid.entries, counts, strict=True)
+            for entry, (moved, flops) in zip(self._entries, counts, strict=True)
         )
 
     def _dims(self, types: Types) -> list[int] | None:
@@ -252,14 +259,15 @@ class Template:
         return dims
 
     def _place(self, sizes: Sequence[int]) -> Sequence[int]:
-        """Return offsets for storages of these sizes, and the whole: as last time if they fit."""
-        room, offsets = self._placed
-        fit = bool(offsets) and all(map(le, sizes, room))
-        if not fit or sum(room) > _SLACK * sum(sizes):
-            room = [round(size * (1 + _SLACK) / 2) for size in sizes]
-            found, total = assign_offsets(room, self._lives)
-            offsets = [*found, total]
-            self._placed = room, offsets
+        """Return offsets for storages of these sizes, and the whole: those of a plan that fits."""
+        most = _SLACK * sum(sizes)
+        for whole, room, offsets in self._placed:
+            if whole <= most and all(map(le, sizes, room)):
+                return offsets
+        room = [round(size * (1 + _SLACK) / 2) for size in sizes]
+        found, total = assign_offsets(room, self._lives)
+        offsets = [*found, total]
+        self._placed = (sum(room), room, offsets), *self._placed[: _PLACED - 1]
         return offsets
 
 

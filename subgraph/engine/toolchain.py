@@ -119,6 +119,18 @@ def prepare(kernels: Iterable[Kernel]) -> int:
         return statistics.compiled - before
 
 
+def addresses(kernels: Iterable[Kernel]) -> dict[Kernel, int]:
+    """Return the machine addresses of kernels, which are prepared.
+
+    Raises:
+        KernelError: One cannot be compiled or loaded.
+    """
+    wanted = dict.fromkeys(kernels)
+    prepare(wanted)
+    isa = host.isa()
+    return {kernel: _addresses[kernel, isa] for kernel in wanted}
+
+
 def _compile_absent(kernels: list[Kernel]) -> None:
     from subgraph.engine import compile_crew
 
