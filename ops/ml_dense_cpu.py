@@ -150,16 +150,17 @@ def feature_vectorizer(node: Node, low: Lowering) -> None:
 
 @lowering("ArrayFeatureExtractor", domain=ML)
 def array_feature_extractor(node: Node, low: Lowering) -> None:
-    """Lower ArrayFeatureExtractor of places that are known: Gather along the last axis."""
+    """Lower ArrayFeatureExtractor: Gather along the last axis."""
     x, places, y = low.given(0), low.given(1), low.output()
     held = places.known
-    if held is None or not x.rank or not held.size:
-        raise Unsupported("an ArrayFeatureExtractor of places that are computed")
-    if held.min() < 0 or held.max() >= x.shape[-1]:
+    if not x.rank or not places.size:
+        raise Unsupported("an ArrayFeatureExtractor without places")
+    if held is not None and (held.min() < 0 or held.max() >= x.shape[-1]):
         raise Unsupported("an ArrayFeatureExtractor of places that are not there")
-    row = Operand(places.name, places.dtype, (held.size,), known=held.reshape(-1))
+    known = None if held is None else held.reshape(-1)
+    row = Operand(places.name, places.dtype, (places.size,), known=known)
     row.storage, row.offset = places.storage, places.offset
-    shape = (*x.shape[:-1], held.size)
+    shape = (*x.shape[:-1], places.size)
     delegate(low, "Gather", [x, row], viewed(low, y, shape), axis=x.rank - 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,20 @@ def side_by_side(node: Node, types: Types, values: Values) -> list[ValueType | N
     known = [width for width in widths if isinstance(width, int)]
     total = sum(known) if len(known) == len(widths) else None
     return [TensorType("float32", (_samples(types), total))]
+
+
+@shape_rule("ArrayFeatureExtractor", domain=ML)
+def extracted(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give an element of each row for each place; what has no rows is one."""
+    x, places = types[0], _shape(types[1])
+    rows = _shape(x)
+    if not isinstance(x, TensorType) or not rows or places is None:
+        return [TensorType(x.dtype) if isinstance(x, TensorType) else None]
+    several = [dim for dim in places if dim != 1]
+    count: Dim = several[0] if len(several) == 1 else None
+    if all(isinstance(dim, int) for dim in several):
+        count = math.prod(dim for dim in several if isinstance(dim, int))
+    return [TensorType(x.dtype, (*(rows[:-1] or (1,)), count))]
 
 
 @shape_rule("LinearRegressor", domain=ML)

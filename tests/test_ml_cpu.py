@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import subgraph as sg
+from subgraph.engine.region_op import CpuSubgraphOp
+from subgraph.export import region_nodes
 from subgraph.onnx_proto import type_to_proto
 from subgraph.types import TensorType, dtype_of
 
@@ -150,3 +152,31 @@ def test_machines(kernel: str, samples: int, features: int) -> None:
         for transform in ("NONE", "SOFTMAX", "LOGISTIC"):
             more: dict[str, Any] = {"post_transform": transform, **chances}
             _compare("SVMClassifier", x, outputs=2, exact=False, **attrs, **more)
+
+
+@pytest.mark.parametrize(
+    "classes", [np.array([7, -2, 30], np.int32), np.array([[1.5, 2.5, 3.5]] * 2)]
+)
+def test_labels_by_computed_places(classes: Array) -> None:
+    """What classifiers end with; no plan depends on which places they are."""
+    nodes = [
+        helper.make_node("ArgMax", ["x"], ["best"], axis=1),
+        helper.make_node("ArrayFeatureExtractor", ["classes", "best"], ["y"], domain="ai.onnx.ml"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "labels",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", classes.shape[-1]])],
+        [helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(classes.dtype), None)],
+        [numpy_helper.from_array(classes, "classes")],
+    )
+    opsets = [helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("", 18)]
+    model = sg.compile_model(helper.make_model(graph, opset_imports=opsets, ir_version=8), "CPU")
+    (region,) = region_nodes(model.graph)
+    assert isinstance(region.op, CpuSubgraphOp)
+    for seed in range(5):
+        x = np.random.default_rng(seed).random((4, classes.shape[-1]), np.float32)
+        (label,) = model([x]).values()
+        wanted = np.atleast_2d(classes)[:, x.argmax(1)]
+        np.testing.assert_array_equal(label, wanted)
+    assert region.op.parts() is None, "it is one program"
