@@ -108,7 +108,7 @@ def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
     panels = -(-g.outputs // of.width)
     gathered = of.low and not plain and _gathers(g, of)
     target = g.target
-    rest = 0 if plain or banded else _rest(of, g)
+    rest = 0 if plain or (banded and g.taps > 1) else _rest(of, g)
     c = Cut(of, g, plain, gathered, blocks_in, panels, blocks_in, *target[1:], panels, panels, rest)
     if of.low:
         _cut_low(c, banded)

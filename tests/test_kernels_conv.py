@@ -572,6 +572,53 @@ def test_same_bits_for_every_split() -> None:
         assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
+@pytest.mark.parametrize("layout", ["plain", "blocked"])
+@pytest.mark.parametrize(
+    ("inputs", "kernel", "size", "stride", "dilation", "border"),
+    [
+        (20, (96, 3), (100, 30), 1, 1, (0, 1)),  # taps by the hundred
+        (6, (5, 5), (14, 14), 1, 1, (0, 0)),  # no other block
+        (5, (3, 3), (17, 19), 2, 1, (1, 1)),
+        (116, (3, 3), (12, 12), 1, 1, (1, 1)),  # behind several segments
+        (21, (3, 3), (20, 20), 1, 2, (4, 2)),  # rows of taps that read nothing but padding
+        (20, (3, 2), (2, 3), 1, 1, (2, 1)),
+        (37, (3, 3), (7, 7), 1, 1, (1, 1)),  # pixels that are copied for each tap
+        (20, (1, 9), (1, 60), 1, 3, (0, 12)),
+    ],
+)
+def test_a_last_block_of_few_channels(
+    layout: Layout,
+    inputs: int,
+    kernel: tuple[int, int],
+    size: tuple[int, int],
+    stride: int,
+    dilation: int,
+    border: tuple[int, int],
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, inputs, *size)).astype(np.float32)
+    w = rng.standard_normal((70, inputs, *kernel)).astype(np.float32)
+    pads = (*border, *border)
+    wanted = reference(x, w, [stride] * 2, [dilation] * 2, pads, 1)
+    attrs = {"pads": pads, "strides": (stride,) * 2, "dilations": (dilation,) * 2}
+    blocked = [0] if layout == "blocked" else []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", lambda job, _: "direct")
+        results = [
+            run_node(
+                *("Conv", [x, w], [wanted.shape], attrs),
+                constant=[1],
+                blocked=blocked,
+                out_layout="blocked",
+                threads=threads,
+                cuts=cuts,
+            )[0]
+            for threads, cuts in [(1, []), (2, [0.5]), (3, [0.2, 0.6]), (6, [0.1, 0.37, 0.8])]
+        ]
+    close(results[0], wanted)
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+
+
 @QUICK
 @given(
     total=st.integers(1, 300),
