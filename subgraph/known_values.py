@@ -75,6 +75,13 @@ def dims_of(known: Array | None) -> list[Dim] | None:
     return [item if isinstance(item, (int, str)) else None for item in known]
 
 
+def is_arithmetic(node: Node) -> bool:
+    """Return whether shapes are computed by such operators, and what networks learn is not."""
+    if node.subgraph is not None:
+        return all(map(is_arithmetic, node.subgraph.nodes))
+    return not node.domain and (node.op_type in _RULES or node.op_type in _OTHERS)
+
+
 def propagate(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
@@ -432,6 +439,11 @@ def _or(a: Any, b: Any) -> Any:
     return a or b
 
 
+# Without a rule, but among shapes all the same.
+_OTHERS = {
+    *("Abs", "Clip", "CumSum", "Flatten", "GatherElements", "GatherND", "OneHot", "Pad", "Pow"),
+    *("Reciprocal", "Round", "ScatterElements", "ScatterND", "Sign", "Split", "Sum", "Tile", "Xor"),
+}
 _RULES: dict[str, Rule] = {
     "Shape": _shape,
     "Size": _size,

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.engine.region_op import CpuSubgraphOp
+from subgraph.export import region_nodes
 from subgraph.weights import weight_stats
 
 Array = np.ndarray[Any, Any]
@@ -302,3 +304,39 @@ def test_a_dilation_along_an_axis_with_one_tap(dilations: list[int]) -> None:
     x = sg.input("x", (1, 8, 3, 3, 3), "float32")
     w = sg.parameter("w", values(rng, 16, 8, *kernel))
     compare(sg.Graph([x], [ops.Conv(x, w, dilations=dilations)]), values(rng, 1, 8, 3, 3, 3))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_data_that_decide_a_size_are_no_key_of_plans(dtype: str) -> None:
+    """A network says how long its result is: its few inputs are not what plans are made for."""
+    rng = np.random.default_rng(0)
+    weights = [rng.random((8, 32), np.float32), rng.random((32, 32), np.float32)]
+    x = sg.input("x", (1, 8), dtype)
+    hidden = ops.Tanh(ops.MatMul(ops.Cast(x, to=1), sg.parameter("v", weights[0])))
+    hidden = ops.Abs(ops.MatMul(hidden, sg.parameter("w", weights[1])))
+    most = ops.Cast(ops.ReduceMax(hidden, keepdims=0), to=7)
+    places = ops.Range(np.int64(0), ops.Add(most, np.int64(1)), np.int64(1))
+    graph = sg.Graph([x], [places, ops.Mul(ops.Cast(places, to=1), np.float32(2))])
+    model, reference = (sg.compile_model(graph, device) for device in ("CPU", "REFERENCE"))
+    for _ in range(20):
+        given = rng.integers(-3, 3, (1, 8)).astype(dtype)
+        for mine, other in zip(model([given]).values(), reference([given]).values(), strict=True):
+            np.testing.assert_array_equal(mine, other)
+    (region,) = region_nodes(model.graph)
+    assert isinstance(region.op, CpuSubgraphOp)
+    assert not region.op.depends_on_values
+    assert region.op.parts() is not None
+
+
+def test_numbers_that_are_sizes_are_a_key_of_plans() -> None:
+    x, sizes = sg.input("x", (2, 12)), sg.input("sizes", (2,), "int64")
+    rows = ops.Reshape(x, ops.Concat(ops.Mul(sizes, np.int64(2)), np.array([-1]), axis=0))
+    model = sg.compile_model(sg.Graph([x, sizes], [ops.Relu(rows)]), "CPU")
+    given = np.random.default_rng(0).random((2, 12), np.float32)
+    for pair in ([1, 1], [3, 1], [2, 3]):
+        (found,) = model([given, np.array(pair)]).values()
+        np.testing.assert_array_equal(found, given.reshape(2 * pair[0], 2 * pair[1], -1))
+    (region,) = region_nodes(model.graph)
+    assert isinstance(region.op, CpuSubgraphOp)
+    assert region.op.depends_on_values
+    assert region.op.parts() is None

@@ -42,7 +42,7 @@ from subgraph.engine.memory import Life, Lives, assign_offsets, join_in_place
 from subgraph.errors import ShapeError, SubgraphError
 from subgraph.evaluation import evaluate
 from subgraph.graph import Graph, Node, Value
-from subgraph.known_values import from_array, has_traced, to_array
+from subgraph.known_values import from_array, has_traced, is_arithmetic, to_array
 from subgraph.limits import machine_memory, memory_limit, size_in_bytes
 from subgraph.parameters import Parameter, Versions
 from subgraph.types import TensorType, ValueType, numpy_dtype
@@ -401,7 +401,7 @@ class Planner:
         return outputs
 
     def _value_inputs(self, *values: Value | None) -> list[int]:
-        """Return graph inputs whose content these may depend on: small integers above."""
+        """Return graph inputs whose content these follow from by arithmetic: integers above."""
         position = {value: k for k, value in enumerate(self.graph.inputs)}
         found: list[int] = []
         seen: set[Value] = set()
@@ -416,8 +416,8 @@ class Planner:
                 continue
             if value in position and operand.known is None:
                 found.append(position[value])
-            # What a bounded operator counts follows from data: a plan for each would be of no use.
-            if value.producer is not None and not value.producer.op_type.startswith("Bounded"):
+            # What follows from more than arithmetic is data: a plan for each would be of no use.
+            if value.producer is not None and is_arithmetic(value.producer):
                 work.extend(value.producer.sources)
         names = self.graph.inputs
         whole = [k for k in found if numpy_dtype(self.operands[names[k]].dtype).kind in "iub"]
