@@ -50,6 +50,12 @@ from subgraph.types import TensorType, ValueType, numpy_dtype
 Array = np.ndarray[Any, Any]
 # Values computed while planning; larger ones are computed when the plan runs.
 _SMALL = 4096
+_KEY = 32  # elements of an input whose content plans may depend on
+# Operators whose first input has no say in the shape of the result but by its own.
+_OF_DATA = frozenset(
+    {"Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK"}
+    | {"Unsqueeze", "Upsample"}
+)
 # Operators whose result has a shape that floats among their inputs decide.
 _SCALED = frozenset({"Resize", "Upsample", "Range"})
 
@@ -391,7 +397,8 @@ class Planner:
         outputs: list[tuple[Value, TensorType]] = []
         for value, type_ in zip(node.outputs, types, strict=True):
             if not isinstance(type_, TensorType) or not type_.is_static:
-                raise UnknownShapeError(node, self._value_inputs(*node.sources))
+                deciding = node.inputs[1:] if node.op_type in _OF_DATA else node.sources
+                raise UnknownShapeError(node, self._value_inputs(*deciding))
             if size_in_bytes(type_) > memory_limit():
                 raise ShapeError(
                     f"node {node.name!r} ({node.op_type}) asks for {type_}; a value may have "
@@ -414,7 +421,7 @@ class Planner:
             operand = self.operands.get(value)
             if operand is None or operand.size > SHAPE_LIKE:
                 continue
-            if value in position and operand.known is None:
+            if value in position and operand.known is None and operand.size <= _KEY:
                 found.append(position[value])
             # What follows from more than arithmetic is data: a plan for each would be of no use.
             if value.producer is not None and is_arithmetic(value.producer):
