@@ -515,9 +515,9 @@ class Executor:
 
 
 def _is_quick(node: Node) -> bool:
-    from subgraph.quick_steps import quick_step
+    from subgraph.quick_steps import gives_size, quick_step
 
-    return quick_step(node) is not None
+    return quick_step(node) is not None or gives_size(node)
 
 
 def _stepper(step: Step, inputs: Sequence[int], run: Run) -> _Do:

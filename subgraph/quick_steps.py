@@ -17,12 +17,18 @@ from subgraph.op import operator_key
 from subgraph.types import DTYPE_OF_ONNX, numpy_dtype
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
+_SIZING = frozenset({"ConstantOfShape", "Expand", "Range", "Reshape", "Slice"})
 
 
 def quick_step(node: Node) -> Run | None:
     """Return what runs ``node`` at once; None where the reference has to."""
     make = _QUICK.get(operator_key(node.op_type, node.domain))
     return None if make is None else make(node)
+
+
+def gives_size(node: Node) -> bool:
+    """Return whether a node does little but give its result a size: the reference is quick then."""
+    return node.op_type in _SIZING and not node.domain
 
 
 def _is_result(node: Node) -> bool:

@@ -341,3 +341,26 @@ def test_numbers_that_are_sizes_are_a_key_of_plans() -> None:
     assert isinstance(region.op, CpuSubgraphOp)
     assert len(region.op.key([given, np.array(pair)])) == 3, "two shapes and the sizes"
     assert region.op.parts() is None
+
+
+def test_sizes_that_differ_at_every_call_are_inputs_of_templates() -> None:
+    """A few contents have plans of their own; then the node that reads them is left alone."""
+    rng = np.random.default_rng(0)
+    x, lengths = sg.input("x", (2, "steps", 8)), sg.input("lengths", (2,), "int64")
+    places = ops.Range(np.int64(0), ops.ReduceMax(lengths, keepdims=0), np.int64(1))
+    inside = ops.Less(ops.Unsqueeze(places, np.array([0])), ops.Unsqueeze(lengths, np.array([1])))
+    kept = ops.Mul(x, ops.Unsqueeze(ops.Cast(inside, to=1), np.array([2])))
+    weight = sg.parameter("w", rng.random((8, 8), np.float32))
+    graph = sg.Graph([x, lengths], [ops.Tanh(ops.MatMul(kept, weight))])
+    model, reference = (sg.compile_model(graph, device) for device in ("CPU", "REFERENCE"))
+    (region,) = region_nodes(model.graph)
+    assert isinstance(region.op, CpuSubgraphOp)
+    for steps in range(3, 30):
+        given = [rng.random((2, steps, 8), np.float32), np.array([steps, 2])]
+        np.testing.assert_allclose(model(given)[0], reference(given)[0], rtol=1e-5, atol=1e-6)
+        assert (region.op.parts() is None) == (steps < 11)
+    parts = region.op.parts()
+    assert parts is not None
+    inner = [node.op for node in region_nodes(parts.graph)]
+    assert inner
+    assert all(isinstance(op, CpuSubgraphOp) and not op.depends_on_values for op in inner)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from subgraph.graph import Graph, Node
 from subgraph.op import operator_key
 from subgraph.partition.replace import Cut, Cutter, put_in
-from subgraph.quick_steps import quick_step
+from subgraph.quick_steps import gives_size, quick_step
 from subgraph.subgraph_op import SubgraphOp, subgraph_node
 
 
@@ -21,15 +21,16 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
     A node whose inputs are all known and its output's shape still not is left alone: the reference
     runs it. So is one that hands on a part of its input, with all others like it that do not wait
     for one of them: what follows then depends on a shape, as that of an input, and no longer on a
-    number. A detector has such nodes for each of its classes, and is cut there once. An If is left
-    to the default executor, which runs one of its branches, each a region by itself.
+    number. A detector has such nodes for each of its classes, and is cut there once. So is one that
+    does little more than to give a size: templates serve what follows. An If is left to the default
+    executor, which runs one of its branches, each a region by itself.
     """
     alone: set[Node] = set()
     if node.bodies:
         alone = {node}
     elif quick_step(node) is not None:
         alone = _first_like(graph, node)
-    elif not any(value.producer is not None for value in node.sources):
+    elif gives_size(node) or not any(value.producer is not None for value in node.sources):
         alone = {node}
     after = _following(graph, alone or {node}) - alone
     before = [each for each in graph.nodes if each not in after and each not in alone]

@@ -37,6 +37,7 @@ from subgraph.executor import all_parameters
 from subgraph.forking import free_in_child
 from subgraph.graph import Graph
 from subgraph.parameters import Parameter, Snapshot, Versions
+from subgraph.quick_steps import gives_size
 from subgraph.subgraph_op import (
     DefaultSubgraphOp,
     Keeper,
@@ -50,7 +51,7 @@ from subgraph.weights import WeightCache, WeightEntry
 Array = np.ndarray[Any, Any]
 Guards = tuple[tuple[Parameter, int], ...]
 _Key = tuple[Any, ...]
-_SELECTED = 8  # contents of an input that is taken to select a branch
+_SELECTED = 8  # contents of an input that is taken to select a branch, or one of few sizes
 # Sizes to try where weights are prepared and dimensions not known: of the first one, of others.
 _SIZES = ((1, 64), (1, 224), (16, 64))
 
@@ -243,7 +244,7 @@ class CpuSubgraphOp(SubgraphOp):
                     more = set(error.inputs) - set(self._value_inputs)
                     if not more:
                         raise
-                    if not error.of_all_contents:
+                    if not error.of_all_contents or gives_size(error.node):
                         self._selected = error, set()
                     self._value_inputs = tuple(sorted({*self._value_inputs, *more}))
                     continue
@@ -254,7 +255,7 @@ class CpuSubgraphOp(SubgraphOp):
                 return plan
 
     def _select(self, contents: _Key) -> None:
-        """Count the contents of inputs that seemed to select one of a few networks.
+        """Count the contents of inputs that seemed to select a branch, or one of few sizes.
 
         Raises:
             UnknownShapeError: there are too many for a plan of each.
