@@ -245,7 +245,8 @@ class CpuSubgraphOp(SubgraphOp):
                     if not more:
                         raise
                     if not error.of_all_contents or gives_size(error.node):
-                        self._selected = error, set()
+                        # Its traceback would keep the plan that was begun, and its arrays.
+                        self._selected = error.with_traceback(None), set()
                     self._value_inputs = tuple(sorted({*self._value_inputs, *more}))
                     continue
                 self._select(key[len(types) :])
@@ -264,6 +265,7 @@ class CpuSubgraphOp(SubgraphOp):
             error, known = self._selected
             known.add(contents)
             if len(known) > _SELECTED:
+                self._selected = None
                 raise error
 
     def _instance(self, graph: Graph, types: Sequence[TensorType]) -> Instance | None:
