@@ -1,4 +1,4 @@
-"""Indexing: shape rules, and corrections of the reference."""
+"""Indexing: what operands must satisfy, shape rules, and corrections of the reference."""
 
 from __future__ import annotations
 
@@ -10,10 +10,129 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
+from subgraph.requirements import (
+    Tensor,
+    is_known,
+    require,
+    require_axis,
+    require_dtype,
+    require_shape,
+    requires,
+)
 from subgraph.types import TensorType, ValueType
 
 from .elementwise import Array, Types, Values, tensor
 from .strides import normal_axis
+
+_INDICES = ("int32", "int64")
+
+
+@requires("Gather")
+def gather_operands(node: Node, x: Tensor, indices: Tensor) -> None:
+    """Raise ShapeError unless indices are integers and the axis exists (ONNX Gather, 1 to 13)."""
+    require_dtype("indices", indices, *_INDICES)
+    require(x.rank >= 1, "the data is a scalar")
+    axis = require_axis(node, x.rank)
+    require_index_range(indices, x.shape[axis], f"along axis {axis}")
+
+
+@requires("GatherElements")
+def gather_elements_operands(node: Node, x: Tensor, indices: Tensor) -> None:
+    """Raise ShapeError unless the indices lie within the data off the axis (ONNX, 11 to 13)."""
+    require_dtype("indices", indices, *_INDICES)
+    _require_inside(node, x, indices)
+
+
+@requires("Scatter", "ScatterElements")
+def scatter_elements_operands(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> None:
+    """Raise ShapeError unless indices lie within the data, with an update each (ONNX, 9 to 18)."""
+    require_dtype("indices", indices, *_INDICES)
+    require_dtype("updates", updates, x.dtype)
+    require_shape("updates", updates, indices.shape, "one for each index")
+    _require_inside(node, x, indices)
+
+
+def _require_inside(node: Node, x: Tensor, indices: Tensor) -> None:
+    axis = require_axis(node, x.rank)
+    require(indices.rank == x.rank, "indices have rank {}, the data {}", indices.rank, x.rank)
+    for d, (count, size) in enumerate(zip(indices.shape, x.shape, strict=True)):
+        require(
+            d == axis or count <= size,
+            "indices have shape {}, which is larger than the data {} in dimension {}",
+            list(indices.shape),
+            list(x.shape),
+            d,
+        )
+    require_index_range(indices, x.shape[axis] if x.rank else 1, f"along axis {axis}")
+
+
+def require_index_range(indices: Tensor, size: int, where: str) -> None:
+    """Require that known indices lie in [-size, size).
+
+    Those that are computed at run time are checked by the kernels.
+
+    Raises:
+        ShapeError: one lies outside, or there are indices into an axis without elements.
+    """
+    require(size >= 1 or indices.size <= 0, "{} indices into no elements {}", indices.size, where)
+    known = indices.known
+    if known is None or not known.size or known.dtype.hasobject:
+        return
+    least, most = known.min(), known.max()
+    wrong = most if most >= size else least
+    require(
+        least >= -size and most < size, "index {} is outside [-{}, {}) {}", wrong, size, size, where
+    )
+
+
+@requires("GatherND")
+def gather_nd_operands(node: Node, x: Tensor, indices: Tensor) -> None:
+    """Raise ShapeError unless index tuples fit the data and its batches (ONNX, 11 to 13)."""
+    require_dtype("indices", indices, "int64")
+    batches = _index_tuples(node, x, indices)
+    require(
+        all(a == b for a, b in zip(x.shape[:batches], indices.shape[:batches], strict=True)),
+        "batch dimensions of the data {} and the indices {} differ",
+        list(x.shape[:batches]),
+        list(indices.shape[:batches]),
+    )
+
+
+@requires("ScatterND")
+def scatter_nd_operands(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> None:
+    """Raise ShapeError unless there is one slice of the data for each index tuple (11 to 18)."""
+    require_dtype("indices", indices, "int64")
+    require_dtype("updates", updates, x.dtype)
+    _index_tuples(node, x, indices)
+    depth = indices.shape[-1]
+    if is_known(depth):
+        shape = (*indices.shape[:-1], *x.shape[depth:])
+        require_shape("updates", updates, shape, "a slice of the data for each index tuple")
+
+
+def _index_tuples(node: Node, x: Tensor, indices: Tensor) -> int:
+    """Return the number of batch dimensions; the length of the index tuples fits the data."""
+    require(x.rank >= 1 and indices.rank >= 1, "data or indices are a scalar")
+    batches = node.attrs.get("batch_dims", 0)
+    require(
+        isinstance(batches, int) and 0 <= batches < min(x.rank, indices.rank),
+        "batch_dims is {}, outside [0, {})",
+        batches,
+        min(x.rank, indices.rank),
+    )
+    depth = indices.shape[-1]
+    require(
+        depth >= 1 and depth <= x.rank - batches,
+        "index tuples of {} into {} dimensions",
+        depth,
+        x.rank - batches,
+    )
+    known = indices.known
+    if known is not None and known.size:
+        for d in range(depth):
+            column = Tensor(indices.dtype, indices.shape[:-1], known[..., d])
+            require_index_range(column, x.shape[batches + d], f"in place {d} of a tuple")
+    return int(batches)
 
 
 @shape_rule("Gather")

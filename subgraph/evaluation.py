@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph import Node
+from subgraph.requirements import check_values
 from subgraph.types import DTYPE_OF_ONNX, numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -32,6 +33,7 @@ def evaluate(node: Node, inputs: Sequence[Array | None]) -> list[Any]:
     quick = None if node.domain else QUICK.get(node.op_type)
     if quick is not None:
         try:
+            check_values(node, inputs)
             with np.errstate(all="ignore"):  # as on a device: infinities and NaN are results
                 result = quick(node, inputs)
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError):

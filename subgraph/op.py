@@ -16,6 +16,7 @@ import numpy as np
 from subgraph.errors import ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.registry import Registry, defined_at
+from subgraph.requirements import REQUIREMENTS, check_operands, made_rule
 from subgraph.schema import CUSTOM_SCHEMAS, FAMILIES, Schema
 from subgraph.types import TensorType, ValueType
 
@@ -42,6 +43,8 @@ class Operator:
         compute: ``(node, inputs) -> outputs``: the operator in NumPy, its definition.
         infer: ``(node, input types, known input values) -> output types``; None leaves the
             types of the outputs unknown.
+        requires: ``(node, *operands) -> None``: raises ShapeError for operands that do not fit
+            (see `subgraph.requirements.requires`), before any kernel sees them.
         kernels: What devices run it by, by the device's name: see `Device.add_kernel`. For CPU and
             OPENCL a function ``(node, low)`` that lowers a node to steps. Every other device
             leaves the node to ``compute``.
@@ -50,6 +53,7 @@ class Operator:
     schema: Schema
     compute: Reference
     infer: ShapeRule | None = None
+    requires: Callable[..., None] | None = None
     kernels: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict[str, Callable[..., Any]])
 
     @property
@@ -73,6 +77,8 @@ def register_operator(operator: Operator) -> None:
     REFERENCES.register(operator.key, operator.compute, owner)
     if operator.infer is not None:
         SHAPE_RULES.register(operator.key, operator.infer, owner)
+    if operator.requires is not None:
+        REQUIREMENTS.register(operator.key, made_rule(operator.requires), owner)
     CUSTOM_SCHEMAS[operator.schema.domain, operator.schema.op_type] = operator.schema
 
 
@@ -114,6 +120,7 @@ def infer_types(
     values = list(input_values) or [None] * len(input_types)
     rule = SHAPE_RULES.find(operator_key(node.op_type, node.domain))
     try:
+        check_operands(node, input_types, values)
         if rule is None:
             return infer_by_onnx(node, input_types, values)
         found = list(rule(node, input_types, values))

@@ -21,6 +21,7 @@ from subgraph.errors import ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph import Node, Value
 from subgraph.limits import memory_limit, size_in_bytes
 from subgraph.op import REFERENCES, infer_types, operator_key
+from subgraph.requirements import check_values
 from subgraph.schema import find_schema, newest_opset
 from subgraph.types import TensorType, ValueType, dtype_of
 
@@ -47,6 +48,7 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     given = [np.asarray(v) if _is_scalar(v) else v for v in inputs]
     compute = REFERENCES.find(operator_key(node.op_type, node.domain))
     try:
+        check_values(node, given)
         _refuse_huge(node, given)
         with np.errstate(all="ignore"):
             outputs = compute(node, given) if compute else standard(node, given)

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.lowering import Operand, Weight
-from subgraph.errors import UnsupportedOpError
+from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.evaluation import evaluate
 from subgraph.graph import Graph, Node
 from subgraph.parameters import Parameter
+from subgraph.types import TensorType, dtype_of
 from subgraph.weights import WeightCache, WeightEntry, recipe_id
 
 Array = np.ndarray[Any, Any]
@@ -28,15 +29,22 @@ _ALIGN = 64
 class _Derivation:
     """Computes one output of a node on weights; the make function of a derived weight."""
 
-    def __init__(self, node: Node, output: int, given: Sequence[bool]) -> None:
+    def __init__(self, node: Node, output: int, given: Sequence[bool], type_: TensorType) -> None:
         self.node = node
         self.output = output
         self.given = tuple(given)
+        self.type = type_
 
     def __call__(self, *arrays: Array) -> Array:
         arguments = iter(arrays)
         inputs = [next(arguments) if there else None for there in self.given]
-        return np.asarray(evaluate(self.node, inputs)[self.output])
+        result = np.asarray(evaluate(self.node, inputs)[self.output])
+        if TensorType(dtype_of(result), result.shape) != self.type:
+            raise ShapeError(
+                f"node {self.node.name!r} ({self.node.op_type}): output {self.output} is planned "
+                f"as {self.type}, but its weights give {result.dtype}{list(result.shape)}"
+            )
+        return result
 
 
 class _Composition:
@@ -99,8 +107,17 @@ def _inner_first(weight: Weight) -> list[Weight]:
     return order
 
 
-def derive(node: Node, operands: Sequence[Operand | None], output: int) -> Weight:
-    """Return the weight that a node makes of constant operands."""
+def derive(
+    node: Node, operands: Sequence[Operand | None], output: int, type_: TensorType
+) -> Weight:
+    """Return the weight that a node makes of constant operands.
+
+    Args:
+        node: The node.
+        operands: Its inputs, None where one is omitted.
+        output: Which of its outputs.
+        type_: The output's concrete type, for which the plan has room.
+    """
     sources: list[Parameter | Array | Weight] = []
     for operand in operands:
         if operand is None:
@@ -111,7 +128,7 @@ def derive(node: Node, operands: Sequence[Operand | None], output: int) -> Weigh
     attributes = ",".join(f"{k}={_text(v)}" for k, v in sorted(node.attrs.items()))
     name = f"{node.domain}:{node.op_type}:{node.version}.{output}({attributes})"
     given = [operand is not None for operand in operands]
-    return Weight(name, _Derivation(node, output, given), tuple(sources))
+    return Weight(name, _Derivation(node, output, given, type_), tuple(sources))
 
 
 def _text(value: Any) -> str:

@@ -354,15 +354,15 @@ class Planner:
                 if result is not None:
                     self.operands[value] = constant(value.name, result)
             return True
-        types = [value.type for value in node.outputs]
+        types = self._infer(node, inputs)
         if not all(isinstance(t, TensorType) and t.is_static for t in types):
-            types = self._infer(node, inputs)
+            types = [value.type for value in node.outputs]
         if not all(isinstance(t, TensorType) and t.is_static for t in types):
             return False
         for k, (value, type_) in enumerate(zip(node.outputs, types, strict=True)):
             assert isinstance(type_, TensorType)
             operand = Operand(value.name, type_.dtype, concrete(type_))
-            operand.derived = derive(node, inputs, k)
+            operand.derived = derive(node, inputs, k, type_)
             operand.storage = Storage(
                 "weight", operand.nbytes, weight=Weight("plain", as_it_is, (operand.derived,))
             )

@@ -1,0 +1,331 @@
+"""Requirements: what an operator's operands and attributes must satisfy, declared once an operator.
+
+A family's file in ``ops/`` declares them beside its shape rules, as one function an operator:
+
+    @requires("Gather")
+    def gather_operands(node: Node, x: Tensor, indices: Tensor) -> None:
+        axis = require_axis(node, x.rank)
+        ...
+
+`check_operands` is the gate in front of everything that computes: type inference (at load and when
+a plan is made for concrete sizes, nodes inside fused nodes included) and the reference both go
+through it, so that no kernel sees the address of an operand whose sizes nobody has compared.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import attrs
+import numpy as np
+
+from subgraph.errors import ShapeError, UnsupportedOpError
+from subgraph.graph import Node
+from subgraph.registry import Registry, defined_at
+from subgraph.schema import FAMILIES
+from subgraph.types import SequenceType, TensorType, ValueType, dtype_of
+
+Array = np.ndarray[Any, Any]
+_F = TypeVar("_F", bound=Callable[..., None])
+
+
+class _AnySize:
+    """A size that is not known yet: every comparison with it holds, arithmetic keeps it unknown.
+
+    So a requirement that is a conjunction of comparisons is decided by the sizes that are known.
+    """
+
+    __slots__ = ()
+
+    def _same(self, *_: object) -> Any:
+        return self
+
+    def _holds(self, _: object) -> bool:
+        return True
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _same
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = __abs__ = _same
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _holds
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+ANY_SIZE: Any = _AnySize()
+
+
+def is_known(size: int) -> bool:
+    """Return whether a size of a `Tensor` is a number, so that decisions may be taken by it."""
+    return size is not ANY_SIZE
+
+
+@attrs.frozen(eq=False, slots=True)
+class Tensor:
+    """An operand as requirements see it.
+
+    Attributes:
+        dtype: Name of the element type.
+        shape: Sizes. One that is not known yet compares as equal to, and as smaller and greater
+            than, every number: a requirement compares sizes and takes no other decision by them.
+        known: The elements, where they are known: of a constant, or of a value at run time.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    known: Array | None = None
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements; not known if a dimension is not."""
+        product: Any = 1
+        for dim in self.shape:
+            product = product * dim
+        return product  # type: ignore[no-any-return]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+# (node, one operand for each input of the schema; None where one is omitted) -> None
+Requirement = Callable[..., None]
+
+
+@attrs.frozen(eq=False)
+class Rule:
+    """A requirement, with how many operands its function takes.
+
+    Attributes:
+        function: What raises ShapeError for operands that do not fit.
+        needed: How many operands must be given.
+        most: How many may be given; None: any number.
+        sequences: Whether the function takes operands that are no tensors.
+    """
+
+    function: Requirement
+    needed: int
+    most: int | None
+    sequences: bool
+
+    def check(self, node: Node, operands: list[Any]) -> None:
+        """Call the function, after what all operators require: as many tensors as there must be.
+
+        Raises:
+            ShapeError: the operands do not fit.
+        """
+        while operands and operands[-1] is None:
+            operands.pop()
+        if self.most is not None and len(operands) > self.most:
+            raise ShapeError(f"{len(operands)} inputs are given, at most {self.most} are taken")
+        for k in range(self.needed):
+            if k >= len(operands) or operands[k] is None:
+                raise ShapeError(f"input {k} is missing")
+        if not self.sequences:
+            for k, operand in enumerate(operands):
+                if operand is not None and not isinstance(operand, Tensor):
+                    raise ShapeError(f"input {k} is {operand}, a tensor is needed")
+        self.function(node, *operands)
+
+
+REQUIREMENTS: Registry[Rule] = Registry("requirement", UnsupportedOpError, FAMILIES)
+
+
+def requires(*op_types: str, domain: str = "", sequences: bool = False) -> Callable[[_F], _F]:
+    """Decorate the function that says what the operands of these operators must satisfy.
+
+    The function is called with the node and its operands in order, each a `Tensor`, or None where
+    an optional one is omitted. It raises `ShapeError` (by `require`) for what does not fit. It is
+    called when every operand's rank is known, so a size may be unknown, but no shape.
+
+    Args:
+        *op_types: Names of operators, of all their versions.
+        domain: Their domain.
+        sequences: Whether operands that are no tensors (sequences, optionals, maps) are handed
+            to the function as their `ValueType`; otherwise they are an error.
+    """
+
+    def register(function: _F) -> _F:
+        rule = made_rule(function, sequences=sequences)
+        for op_type in op_types:
+            key = f"{domain}::{op_type}" if domain else op_type
+            REQUIREMENTS.register(key, rule, defined_at(function))
+        return function
+
+    return register
+
+
+def made_rule(function: Requirement, *, sequences: bool = False) -> Rule:
+    """Return a requirement's function with the number of operands that its signature takes."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    needed = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+    many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return Rule(function, needed, None if many else len(parameters), sequences)
+
+
+def check_operands(
+    node: Node,
+    types: Sequence[ValueType | None],
+    values: Sequence[Array | None] = (),
+) -> None:
+    """Check the operands of a node against what its operator requires.
+
+    Args:
+        node: The node; one whose operator has no requirement passes.
+        types: Types of its inputs, None for one that is omitted or not known.
+        values: Elements of its inputs, as far as they are known.
+
+    Raises:
+        ShapeError: they do not fit; the message says which operand, and both sizes.
+    """
+    rule = _rule_of(node)
+    if rule is None:
+        return
+    operands: list[Any] = []
+    for k, type_ in enumerate(types):
+        if type_ is None:
+            if k < len(node.inputs) and node.inputs[k] is not None:
+                return  # not known yet
+            operands.append(None)
+        elif isinstance(type_, TensorType):
+            shape: Any = type_.shape
+            if shape is None:
+                return
+            if not type_.is_static:
+                shape = tuple(dim if isinstance(dim, int) else ANY_SIZE for dim in shape)
+            operands.append(Tensor(type_.dtype, shape, values[k] if k < len(values) else None))
+        else:
+            operands.append(type_)
+    rule.check(node, operands)
+
+
+def check_values(node: Node, values: Sequence[Any]) -> None:
+    """Check the values that a node is about to be computed from, as `check_operands`.
+
+    Args:
+        node: The node.
+        values: Arrays, lists for sequences, dicts for maps, None where an input is omitted.
+
+    Raises:
+        ShapeError: they do not fit.
+    """
+    rule = _rule_of(node)
+    if rule is None:
+        return
+    operands: list[Any] = []
+    for value in values:
+        if isinstance(value, np.ndarray):
+            array: Array = value  # pyright: ignore[reportUnknownVariableType]
+            operands.append(Tensor(dtype_of(array), array.shape, array))
+        elif isinstance(value, list):
+            operands.append(SequenceType(None))
+        elif value is None:
+            operands.append(None)
+        else:
+            return  # maps and sparse tensors: no kernel takes them
+    rule.check(node, operands)
+
+
+def _rule_of(node: Node) -> Rule | None:
+    return REQUIREMENTS.find(f"{node.domain}::{node.op_type}" if node.domain else node.op_type)
+
+
+def require(condition: bool, message: str, *values: object) -> None:
+    """Raise ShapeError with ``message.format(*values)`` unless ``condition`` holds."""
+    if not condition:
+        raise ShapeError(message.format(*values))
+
+
+def require_rank(name: str, operand: Tensor, *ranks: int) -> None:
+    """Require that an operand has one of these ranks."""
+    if operand.rank not in ranks:
+        wanted = " or ".join(map(str, ranks))
+        raise ShapeError(f"{name} has shape {list(operand.shape)}; it needs rank {wanted}")
+
+
+def require_shape(name: str, operand: Tensor | None, shape: Sequence[int], why: str) -> None:
+    """Require that an operand, where it is given, has this shape.
+
+    Args:
+        name: The operand's name in the standard.
+        operand: The operand, None where it is omitted.
+        shape: The sizes that it must have.
+        why: Where these sizes come from, such as "one for each of 64 output channels".
+    """
+    if operand is None:
+        return
+    found = operand.shape
+    if len(found) != len(shape) or not all(a == b for a, b in zip(found, shape, strict=True)):
+        raise ShapeError(f"{name} has shape {list(found)}, {list(shape)} is needed: {why}")
+
+
+def require_dtype(name: str, operand: Tensor | None, *dtypes: str) -> None:
+    """Require that an operand, where it is given, has one of these dtypes."""
+    if operand is not None and operand.dtype not in dtypes:
+        raise ShapeError(f"{name} is {operand.dtype}; it must be {' or '.join(dtypes)}")
+
+
+def require_broadcast(name: str, operand: Tensor | None, shape: Sequence[int], what: str) -> None:
+    """Require that an operand, where it is given, broadcasts to a shape as NumPy does.
+
+    Args:
+        name: The operand's name in the standard.
+        operand: The operand, None where it is omitted.
+        shape: The sizes that it must broadcast to.
+        what: Whose shape that is.
+    """
+    if operand is None:
+        return
+    found, lead = operand.shape, len(shape) - operand.rank
+    fits = lead >= 0 and all(
+        a == 1 or a == b for a, b in zip(found, shape[max(lead, 0) :], strict=False)
+    )
+    if not fits:
+        raise ShapeError(
+            f"{name} has shape {list(found)}, which does not broadcast to {list(shape)}, {what}"
+        )
+
+
+def require_axis(node: Node, rank: int, default: int = 0, name: str = "axis") -> int:
+    """Return the node's axis counted from the front, in [0, rank).
+
+    A scalar counts as having one axis, as the standard's tests have it.
+
+    Raises:
+        ShapeError: there is no such axis.
+    """
+    axis = node.attrs.get(name, default)
+    rank = max(rank, 1)
+    if not isinstance(axis, int) or not -rank <= axis < rank:
+        raise ShapeError(f"{name} is {axis}, outside [-{rank}, {rank}) of an input of rank {rank}")
+    return axis % rank
+
+
+def numbers(node: Node, name: str, count: int, default: int, least: int | None = None) -> list[int]:
+    """Return an attribute that has one number for each of ``count`` dimensions.
+
+    Args:
+        node: The node.
+        name: The attribute.
+        count: How many numbers there must be.
+        default: Each number where the attribute is left out or empty.
+        least: The smallest number that is allowed; None: any.
+
+    Raises:
+        ShapeError: there is another count of numbers, or one is too small.
+    """
+    given = node.attrs.get(name)
+    if given is None or len(given) == 0:
+        return [default] * count
+    found = [int(number) for number in given]
+    if len(found) != count:
+        raise ShapeError(f"{name} is {found}, {len(found)} numbers where {count} are needed")
+    if least is not None and any(number < least for number in found):
+        raise ShapeError(f"{name} is {found}; each must be at least {least}")
+    return found
