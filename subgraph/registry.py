@@ -94,6 +94,7 @@ class Registry(Generic[T]):
         self._files = discover if isinstance(discover, Files) else None
         self._discover = discover.load_all if isinstance(discover, Files) else discover
         self._sought: set[str] = set()
+        self._named: set[str] = set()
         self._discovering = False
         self._entries: dict[str, tuple[T, str]] = {}
         self._lock = free_in_child(threading.RLock())
@@ -128,9 +129,18 @@ class Registry(Generic[T]):
             raise self._error(f"no {self.kind} named {name!r}; {nearest(name, self.names())}")
         return found
 
-    def find(self, name: str) -> T | None:
-        """Return what is registered as ``name``, or None."""
-        self._load(name)
+    def find(self, name: str, *, named_only: bool = False) -> T | None:
+        """Return what is registered as ``name``, or None.
+
+        Args:
+            name: The name.
+            named_only: Whether to load only the files in which ``name`` stands as a literal, for a
+                registry in which many names are not expected to be.
+        """
+        if not named_only:
+            self._load(name)
+        elif name not in self._named:
+            self._load_naming(name)
         entry = self._entries.get(name)
         return None if entry is None else entry[0]
 
@@ -146,6 +156,17 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.find(name) is not None
+
+    def _load_naming(self, name: str) -> None:
+        """Load the files in which ``name`` stands as a literal."""
+        with _discovery:
+            if self._files is not None and self._discover is not None and not self._discovering:
+                self._discovering = True
+                try:
+                    self._files.load_naming(name)
+                finally:
+                    self._discovering = False
+                self._named.add(name)
 
     def _load(self, name: str | None = None) -> None:
         """Load what may register ``name``; without one, everything."""

@@ -233,7 +233,8 @@ def check_values(node: Node, values: Sequence[Any]) -> None:
 
 
 def _rule_of(node: Node) -> Rule | None:
-    return REQUIREMENTS.find(f"{node.domain}::{node.op_type}" if node.domain else node.op_type)
+    key = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    return REQUIREMENTS.find(key, named_only=True)
 
 
 def require(condition: bool, message: str, *values: object) -> None:
