@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import attrs
 import numpy as np
 
-from subgraph.errors import DeviceError, PartitionError, ShapeError
+from subgraph.errors import (
+    DeviceError,
+    PartitionError,
+    ShapeError,
+    SubgraphError,
+    UnsupportedOpError,
+)
 from subgraph.forking import free_in_child
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
-from subgraph.types import TensorType, numpy_dtype
+from subgraph.types import TensorType, ValueType, dtype_of, numpy_dtype
 from subgraph.weights import WeightCache, WeightEntry
 
 Array = np.ndarray[Any, Any]
@@ -30,7 +36,9 @@ Halves = tuple[
 # Takes the inputs, the turn before which to stop (None: until the condition says so), and the
 # number of the first one; see Session.turns.
 RunTurns = Callable[[Sequence[Any], "int | None", int], "Turned | None"]
-_Check = tuple[np.dtype[Any], Callable[[tuple[int, ...]], bool]]
+# The type of an output, its dtype, and whether a shape fits; None: the type is not known.
+_Check = tuple[TensorType, np.dtype[Any], Callable[[tuple[int, ...]], bool]] | None
+_REMEMBERED = 64  # sets of input shapes of a session whose output types are kept
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
 # Key of a node's metadata: the device that runs it; set by hand, or by who compiled it.
@@ -106,7 +114,8 @@ class Session:
     def __init__(self, op: SubgraphOp) -> None:
         """Open a door to ``op``."""
         self.op = op
-        self._checks: list[_Check | None] | None = None
+        self._given = [k for k, v in enumerate(op.subgraph.inputs) if v.parameter is None]
+        self._checks: dict[tuple[Any, ...], list[_Check]] = {}
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -120,11 +129,19 @@ class Session:
 
         Returns:
             One array for each output; the caller owns them.
+
+        Raises:
+            ShapeError: the inputs do not fit the inner graph.
+            DeviceError: the results do not have the types that follow from these inputs.
         """
-        results = self.op.forward(list(inputs))
-        checks = self._checks
+        items = [inputs[k] for k in self._given]
+        key = tuple([(x.dtype, x.shape) if _is_array(x) else None for x in items])
+        checks = self._checks.get(key)
         if checks is None:
-            checks = self._checks = [_expected(value) for value in self.op.subgraph.outputs]
+            if len(self._checks) >= _REMEMBERED:
+                self._checks.clear()
+            checks = self._checks[key] = _checks_for(self.op, inputs)
+        results = self.op.forward(list(inputs))
         if not _is_list(results):
             given = f"a {type(results).__name__}"
             raise _misbehaved(self.op, given, "return a list of arrays, one for each output")
@@ -134,9 +151,9 @@ class Session:
         for position, (result, check) in enumerate(zip(results, checks, strict=True)):
             if check is None:
                 continue
-            dtype, fits = check
+            type_, dtype, fits = check
             if getattr(result, "dtype", None) != dtype or not fits(result.shape):
-                raise _wrong_result(self.op, position, result)
+                raise _wrong_result(self.op, position, result, type_)
         return results if outputs is None else fill_outputs(results, outputs)
 
     def cancel(self) -> None:
@@ -200,34 +217,65 @@ class Session:
         return []
 
 
-def _expected(value: Value) -> _Check | None:
-    """Return the dtype that a value has and what tells whether a shape fits; None: not known."""
-    type_ = value.type
+def _checks_for(op: SubgraphOp, inputs: Sequence[Any]) -> list[_Check]:
+    """Return what tells whether results fit the types that follow from these inputs.
+
+    Raises:
+        ShapeError: the inputs do not fit the inner graph.
+    """
+    inner = op.subgraph
+    pairs = list(zip(inner.inputs, inputs, strict=True))
+    if not says_types(op) and all(_as_stated(value, item) for value, item in pairs):
+        return [_expected(value.type) for value in inner.outputs]
+    types = [
+        TensorType(dtype_of(item), item.shape) if _is_array(item) else value.type
+        for value, item in pairs
+    ]
+    try:
+        return [_expected(type_) for type_ in output_types(op, types)]
+    except UnsupportedOpError:  # nobody knows the types
+        return [None] * len(inner.outputs)
+
+
+def _as_stated(value: Value, item: Any) -> bool:
+    """Return whether an input of an inner graph has the type that the graph states."""
+    check = _expected(value.type)
+    if check is None or not _is_array(item):
+        return True
+    return item.dtype == check[1] and check[2](item.shape)
+
+
+def _expected(type_: ValueType | None) -> _Check:
     if not isinstance(type_, TensorType):
         return None
     dims = type_.shape
+    dtype = numpy_dtype(type_.dtype)
     if dims is None:
-        return numpy_dtype(type_.dtype), lambda shape: True
+        return type_, dtype, lambda shape: True
     if type_.is_static:
-        return numpy_dtype(type_.dtype), dims.__eq__
+        return type_, dtype, dims.__eq__
     known = [(k, dim) for k, dim in enumerate(dims) if isinstance(dim, int)]
 
     def fits(shape: tuple[int, ...]) -> bool:
         return len(shape) == len(dims) and all(shape[k] == dim for k, dim in known)
 
-    return numpy_dtype(type_.dtype), fits
+    return type_, dtype, fits
+
+
+def _is_array(item: Any) -> TypeGuard[Array]:
+    return isinstance(item, np.ndarray)
 
 
 def _is_list(results: Any) -> bool:
     return isinstance(results, (list, tuple))
 
 
-def _wrong_result(op: SubgraphOp, position: int, result: Any) -> DeviceError:
+def _wrong_result(op: SubgraphOp, position: int, result: Any, wanted: TensorType) -> DeviceError:
     value = op.subgraph.outputs[position]
     dtype = getattr(result, "dtype", None)
     got = f"a {type(result).__name__}" if dtype is None else f"{dtype}{list(result.shape)}"
     given = f"{got} for output {value.name!r} of subgraph {op.subgraph.name!r}"
-    return _misbehaved(op, given, f"it is {value.type}: return a NumPy array of that type")
+    return _misbehaved(op, given, f"it is {wanted}: return a NumPy array of that type")
 
 
 def _misbehaved(op: SubgraphOp, given: str, wanted: str) -> DeviceError:
@@ -311,6 +359,23 @@ class SubgraphOp:
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how it runs: write forward")
 
+    def infer_types(self, inputs: Sequence[ValueType | None]) -> Sequence[ValueType | None]:
+        """Return the types of the outputs for these types of the inputs.
+
+        They follow from the inner graph. Override it where the accelerator's results differ, for
+        example in a size that it pads.
+
+        Args:
+            inputs: One for each input of ``subgraph``, None where it is not known; a weight's is
+                that of its Parameter.
+
+        Raises:
+            ShapeError: the inputs do not fit the inner graph.
+        """
+        from subgraph.type_inference import retype
+
+        return [value.type for value in retype(self.subgraph, inputs)[0].outputs]
+
     def session(self) -> Session:
         """Return a new session; each request has one for each of its subgraph nodes."""
         return Session(self)
@@ -324,6 +389,41 @@ class SubgraphOp:
 
     def restore(self, kept: Mapping[str, Any], file: KeptFile) -> None:
         """Take what `to_keep` gave when the model was exported; ignore what does not fit."""
+
+
+def says_types(op: SubgraphOp) -> bool:
+    """Return whether the op has an `SubgraphOp.infer_types` of its own."""
+    return type(op).infer_types is not SubgraphOp.infer_types
+
+
+def output_types(op: SubgraphOp, inputs: Sequence[ValueType | None]) -> list[ValueType | None]:
+    """Return what ``op.infer_types`` says, checked.
+
+    Raises:
+        ShapeError: the inputs do not fit, the method raised, or it gave something else than types.
+    """
+    try:
+        given: Any = op.infer_types(inputs)
+    except SubgraphError:
+        raise
+    except Exception as error:
+        raise ShapeError(
+            f"{type(op).__name__}.infer_types raised {type(error).__name__}: {error}"
+        ) from error
+    wanted = len(op.subgraph.outputs)
+    if not _is_list(given):
+        shown = repr(given)
+    elif len(given) != wanted:
+        shown = f"{len(given)} types"
+    else:
+        strange = [t for t in given if t is not None and not isinstance(t, ValueType)]
+        if not strange:
+            return list(given)
+        shown = repr(strange[0])
+    raise ShapeError(
+        f"{type(op).__name__}.infer_types gave {shown} for subgraph {op.subgraph.name!r}; return a "
+        f"list of {wanted} types such as sg.TensorType('float32', (2, 3)), None for one not known"
+    )
 
 
 class Keeper(Protocol):
@@ -452,7 +552,11 @@ def subgraph_node(
             f"{type(op).__name__}.__init__ does not call super().__init__(subgraph), so the op "
             "has no subgraph; call it first"
         )
-    outputs = [Value(v.name if inputs is None else "", v.type) for v in subgraph.outputs]
+    types = [value.type for value in subgraph.outputs]
+    if op is not None and says_types(op):
+        types = output_types(op, [value.type for value in subgraph.inputs])
+    names = [value.name if inputs is None else "" for value in subgraph.outputs]
+    outputs = [Value(name, type_) for name, type_ in zip(names, types, strict=True)]
     if inputs is None:
         inputs = [Value(v.name, v.type, parameter=v.parameter) for v in subgraph.inputs]
     return Node(

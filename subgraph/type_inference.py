@@ -16,6 +16,7 @@ from subgraph.errors import ShapeError
 from subgraph.graph import Graph, Node, Value
 from subgraph.known_values import dims_of, from_array, propagate, to_array
 from subgraph.op import infer_types
+from subgraph.subgraph_op import DefaultSubgraphOp, output_types, says_types
 from subgraph.types import Dim, OptionalType, SequenceType, Shape, TensorType, ValueType
 
 Array = np.ndarray[Any, Any]
@@ -45,32 +46,150 @@ def infer_graph(
     return inference.known
 
 
+def retype(
+    graph: Graph,
+    types: Sequence[ValueType | None],
+    known: Sequence[Array | None] = (),
+    *,
+    strict: bool = True,
+) -> tuple[Graph, list[Array | None]]:
+    """Return the inner graph of a subgraph node with the types that follow from its inputs.
+
+    Args:
+        graph: The inner graph; it stays as it is.
+        types: Types of the node's inputs; where one is None, that of the inner input holds.
+        known: Elements of the node's inputs, as far as they are known.
+        strict: As for `infer_graph`.
+
+    Returns:
+        ``graph`` itself if it has these types already, else a copy with the new ones; and the
+        elements of its outputs, where they were found.
+
+    Raises:
+        ShapeError: strict, and the types do not fit an operator inside.
+    """
+    pairs = zip(graph.inputs, types, strict=True)
+    given = [type_ if v.parameter is None else v.parameter.type for v, type_ in pairs]
+    plain = zip(graph.inputs, known, strict=False)
+    elements = [k for value, k in plain if k is not None and value.parameter is None]
+    same = all(t in (None, v.type) for v, t in zip(graph.inputs, given, strict=True))
+    if same and not elements and all(value.type is not None for value in graph.outputs):
+        return graph, [None] * len(graph.outputs)
+    copy, values = graph.clone_with_map()
+    changed: dict[Value, ValueType | None] = {}
+    outside: dict[Value, Array | None] = {}
+    for position, (value, type_) in enumerate(zip(copy.inputs, given, strict=True)):
+        held = known[position] if position < len(known) and value.parameter is None else None
+        if held is not None:
+            outside[value] = held
+        if held is not None or type_ not in (None, value.type):
+            changed[value] = value.type
+            value.type = type_ or value.type
+    inference = _Inference(copy, strict, outside, changed)
+    inference.run()
+    found = [inference.known.get(value) for value in copy.outputs]
+    same = all(new.type == old.type for old, new in values.items())
+    return graph if same else copy, found
+
+
 class _Inference:
-    def __init__(self, graph: Graph, strict: bool, known: dict[Value, Array | None]) -> None:
+    """One walk over a graph.
+
+    With ``changed`` the types that the graph states are those of other inputs: they hold only
+    where nothing that a node takes is among the values in ``changed``, which have their old types
+    there.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        strict: bool,
+        known: dict[Value, Array | None],
+        changed: dict[Value, ValueType | None] | None = None,
+    ) -> None:
         self._graph = graph
         self._strict = strict
         self.known = known
-        self._inputs = set(graph.inputs)
-        # The default of an optional input is not what it will be.
-        self.known.update((value, None) for value in graph.inputs if value not in known)
+        self._changed = changed
+        # The default of an optional input is not what it will be; that of an inner graph's input
+        # is the weight that it stands for.
+        inner = changed is not None
+        self._inputs = {v for v in graph.inputs if not inner or v.parameter is None}
+        self.known.update((value, None) for value in self._inputs if value not in known)
 
     def run(self) -> None:
         for node in self._graph.nodes:
-            if node.subgraph is not None:
-                self._set(node, [value.type for value in node.subgraph.outputs])
-                continue
             types = [None if v is None else v.type for v in node.inputs]
             known = [self._elements(v) for v in node.inputs]
-            try:
-                found = self._node(node, types, known)
-            except ShapeError:
-                if self._strict:
-                    raise
-                found = [None] * len(node.outputs)
-            self._set(node, found)
-            elements = propagate(node, known, types)
-            if elements is not None:
-                self.known[node.outputs[0]] = elements
+            changed = self._changed
+            if changed is None or not any(value in changed for value in node.sources):
+                self._infer(node, types, known)
+                continue
+            before = [value.type for value in node.outputs]
+            for value in node.outputs:
+                value.type = None
+            for body in node.bodies:
+                _forget_types(body)
+            self._infer(node, types, known)
+            same_dtypes = all(
+                _shapeless(value.type) == _shapeless(changed[value])
+                for value in node.sources
+                if value in changed
+            )
+            for value, old in zip(node.outputs, before, strict=True):
+                if value.type is None and same_dtypes:
+                    value.type = _shapeless(old)
+                if value.type != old or self.known.get(value) is not None:
+                    changed[value] = old
+
+    def _infer(
+        self, node: Node, types: Sequence[ValueType | None], known: Sequence[Array | None]
+    ) -> None:
+        if node.subgraph is not None:
+            self._region(node, node.subgraph, types, known)
+            return
+        try:
+            found = self._node(node, types, known)
+        except ShapeError:
+            if self._strict:
+                raise
+            found = [None] * len(node.outputs)
+        self._set(node, found)
+        elements = propagate(node, known, types)
+        if elements is not None:
+            self.known[node.outputs[0]] = elements
+
+    def _region(
+        self,
+        node: Node,
+        inner: Graph,
+        types: Sequence[ValueType | None],
+        known: Sequence[Array | None],
+    ) -> None:
+        """Type a subgraph node: by its inner graph, unless its op says otherwise."""
+        op = node.op
+        own = op is not None and says_types(op)
+        try:
+            typed, elements = retype(inner, types, known, strict=self._strict and not own)
+            found = [value.type for value in typed.outputs]
+            if own and op is not None:
+                found = output_types(op, types)
+        except ShapeError as error:
+            if self._strict:
+                error.add_note(f"in subgraph node {node.name!r}")
+                raise
+            typed, found, elements = inner, [None] * len(node.outputs), []
+        if typed is not inner:
+            node.subgraph = typed
+            if op is None or type(op) is DefaultSubgraphOp:
+                node.op = DefaultSubgraphOp(typed)
+        for value, type_ in zip(node.outputs, found, strict=True):
+            if type_ is not None:
+                stated = None if own or typed is not inner else value.type
+                value.type = type_ if stated is None else merge(stated, type_) or type_
+        self.known.update(
+            (v, k) for v, k in zip(node.outputs, elements, strict=False) if k is not None
+        )
 
     def _elements(self, value: Value | None) -> Array | None:
         if value is None:
@@ -287,6 +406,16 @@ def _stacked(type_: ValueType | None, length: Dim, axis: int) -> ValueType | Non
     dims = list(type_.shape)
     dims.insert(axis if axis >= 0 else len(dims) + 1 + axis, length)
     return TensorType(type_.dtype, dims)
+
+
+def _forget_types(body: Graph) -> None:
+    """Drop the types that a body has from what is around it."""
+    for level in body.levels():
+        for value in level.captures:
+            value.type = None
+        for node in level.nodes:
+            for value in node.outputs:
+                value.type = None
 
 
 def _shapeless(type_: ValueType | None) -> ValueType | None:
