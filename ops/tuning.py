@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +34,7 @@ from subgraph.engine.lowering import (
 from subgraph.engine.objectcache import cache_folder
 from subgraph.large_pages import aligned_empty
 from subgraph.parameters import Parameter
+from subgraph.trusted_files import read_trusted, write_trusted
 
 Array = np.ndarray[Any, Any]
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
@@ -86,7 +86,7 @@ def _file() -> Path:
 def _stored() -> dict[str, str]:
     """Return the choices on disk; a file that cannot be read counts as none."""
     try:
-        found: Any = json.loads(_file().read_text())
+        found: Any = json.loads(read_trusted(_file()))
     except (OSError, ValueError):
         return {}
     if not isinstance(found, dict):
@@ -97,15 +97,9 @@ def _stored() -> dict[str, str]:
 
 def _store(key: str, choice: str) -> None:
     """Add a choice; where the folder cannot be written it is made again next time."""
-    path = _file()
     text = json.dumps(_stored() | {key: choice}, indent=0, sort_keys=True)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            file.write(text)
-        os.replace(file.name, path)
-    except OSError:
-        return
+    with suppress(OSError):
+        write_trusted(_file(), text.encode())
 
 
 class _Memory:

@@ -15,6 +15,7 @@ from subgraph.errors import ConfigError, MissingInputError, ModelError, ShapeErr
 from subgraph.graph import Graph
 from subgraph.registry import nearest
 from subgraph.signature import Port
+from subgraph.trusted_files import open_regular
 from subgraph.types import TensorType, numpy_dtype
 
 
@@ -75,7 +76,7 @@ def compiled_model(args: argparse.Namespace) -> CompiledModel:
 def _is_exported(path: Path) -> bool:
     from subgraph.blob import MAGIC
 
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
@@ -172,9 +173,10 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
             from subgraph.onnx_proto import tensor_from_proto
 
             proto = onnx.TensorProto()
-            proto.ParseFromString(path.read_bytes())
+            with open_regular(path) as file:
+                proto.ParseFromString(file.read())
             return tensor_from_proto(proto)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             array: np.ndarray[Any, Any] = np.lib.format.read_array(file)
         return array
     except OSError:

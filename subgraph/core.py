@@ -33,6 +33,7 @@ from subgraph.forking import free_in_child
 from subgraph.graph import Graph
 from subgraph.op import Operator, register_operator
 from subgraph.registry import defined_at, nearest
+from subgraph.trusted_files import open_regular
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -374,7 +375,7 @@ def _joined(config: Config | None, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _opened(path: str | PathLike[str]) -> IO[bytes]:
     try:
-        return open(path, "rb")
+        return open_regular(path)
     except OSError as error:
         raise file_error("read", path, error) from error
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -21,6 +20,7 @@ from subgraph.errors import ModelError, file_error
 from subgraph.onnx_messages import TensorProto
 from subgraph.onnx_proto import dtype_from_number, tensor_from_proto
 from subgraph.onnx_wire import DOUBLE_DATA, FLOAT_DATA, Buffer, Span
+from subgraph.trusted_files import open_regular
 from subgraph.types import numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -47,19 +47,14 @@ def map_file(path: str | os.PathLike[str], *, alone: bool = False) -> mmap.mmap:
         ModelError: it does not exist, cannot be read, is empty or no regular file, or a link.
     """
     shown = repr(os.fspath(path))
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # so that a pipe cannot make us wait
-    if alone:
-        flags |= getattr(os, "O_NOFOLLOW", 0)
     try:
-        with open(os.open(path, flags), "rb") as file:
+        with open_regular(path, follow=not alone) as file:
             status = os.fstat(file.fileno())
             if alone and status.st_nlink > 1:
                 raise ModelError(
                     f"{shown} has {status.st_nlink} hard links, so it may be a file outside the "
                     "model's folder; nothing outside it is read: put a copy in its place"
                 )
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelError(f"{shown} is not a regular file")
             if status.st_size == 0:
                 raise ModelError(f"{shown} is empty")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -145,7 +145,7 @@ class _Stripper:
         if size > 0x7F:
             size, position = self._varint(position - 1, end)
         if position + size > end:
-            raise _damaged(position)
+            raise _cut_short(position, size, end)
         return position, position + size
 
     def _skip(self, wire: int, position: int, end: int) -> int:
@@ -187,6 +187,13 @@ class _Stripper:
         ]
         chunks.extend(pieces)
         return True, sum(map(len, pieces))
+
+
+def _cut_short(position: int, size: int, end: int) -> ModelError:
+    return ModelError(
+        f"not an ONNX model, or truncated: of a part of {size} bytes that begins at byte "
+        f"{position} only {end - position} are there; export or download it again"
+    )
 
 
 def _damaged(position: int) -> ModelError:

@@ -20,6 +20,7 @@ from subgraph.errors import BlobError, SubgraphError
 from subgraph.executor import Executor, Plan
 from subgraph.graph import Graph, Node, Value
 from subgraph.placement import Link
+from subgraph.trusted_files import open_regular
 
 Times = dict[str, dict[str, float]]
 _FORMAT = "subgraph profile 2"
@@ -185,7 +186,8 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
         BlobError: it is no file of that kind.
     """
     try:
-        found = json.loads(Path(path).read_text())
+        with open_regular(path) as file:
+            found = json.load(file)
         if found["format"] != _FORMAT:
             raise ValueError(f"format {found['format']!r}")
         times = {
@@ -196,5 +198,5 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
         if not (link.latency >= 0 and link.bandwidth > 0):
             raise ValueError(f"{link}")
         return Profile(times, link)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BlobError(f"{os.fspath(path)!r} is not a profile: {error}") from error

@@ -1,7 +1,8 @@
 """Compiled kernels on disk, in the user's cache folder: read whole and checked, written atomically.
 
-Damaged and foreign entries count as absent. Processes that write the same entry at once both
-succeed; a folder that cannot be written only costs compiling again. `pruning` bounds its size.
+What others than this user and root can write is not read: an entry's code runs. Damaged and foreign
+entries count as absent. Processes that write the same entry at once both succeed; a folder that
+cannot be written only costs compiling again. `pruning` bounds its size.
 """
 
 from __future__ import annotations
@@ -9,17 +10,27 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import stat
 import struct
 from pathlib import Path
 
 from subgraph.engine import pruning
 from subgraph.engine.folders import cache_folder as cache_folder
 from subgraph.engine.loader import ObjectCode
+from subgraph.trusted_files import (
+    UntrustedFileError,
+    check_folder,
+    distrust,
+    make_folder,
+    read_trusted,
+    write_trusted,
+)
 
 _MAGIC = b"SGKERN01"
 _PREFIX = struct.Struct("<8s32sI")  # magic, SHA-256 of the rest, length of the JSON header
 _LOG = logging.getLogger("subgraph.engine")
-_warned: set[str] = set()
+_warned: set[tuple[str, str]] = set()
 
 
 def _path(key: str) -> Path:
@@ -27,16 +38,31 @@ def _path(key: str) -> Path:
 
 
 def holds(key: str) -> bool:
-    """Return whether there is an entry of a key, whole or not."""
-    return _path(key).is_file()
+    """Return whether there is an entry of a key that may be read, whole or not."""
+    path = _path(key)
+    try:
+        check_folder(cache_folder())
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and distrust(status, path) is None
 
 
 def read(key: str) -> ObjectCode | None:
-    """Return the entry of a key; None when there is none that is whole and of that key."""
+    """Return the entry of a key; None when there is none that is whole and of that key.
+
+    Warns once of a folder, or an entry in it, that others can write.
+    """
     path = _path(key)
     try:
-        raw = path.read_bytes()
-    except OSError:
+        check_folder(cache_folder())
+        raw = read_trusted(path)
+    except UntrustedFileError as error:
+        _warn_of_others(error)
+        return None
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            _LOG.info("ignoring the cache entry %s: %s", path, error)
         return None
     try:
         magic, checksum, length = _PREFIX.unpack_from(raw)
@@ -57,38 +83,46 @@ def read(key: str) -> ObjectCode | None:
 
 def write(key: str, code: ObjectCode) -> bool:
     """Keep an entry, whole or not at all; return whether that worked, and warn once if not."""
-    from tempfile import NamedTemporaryFile  # a warm process does without
-
     header = json.dumps({"key": key, "needs": code.needs, "start": code.start}).encode()
     rest = header + code.data
     raw = _PREFIX.pack(_MAGIC, hashlib.sha256(rest).digest(), len(header)) + rest
-    path = _path(key)
-    temporary = None
+    folder = cache_folder()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(raw)
-        temporary.replace(path)
-        pruning.wrote(cache_folder(), len(raw))
+        make_folder(folder)
+        check_folder(folder)
+        write_trusted(_path(key), raw)
+        pruning.wrote(folder, len(raw))
+    except UntrustedFileError as error:
+        _warn_of_others(error)
+        return False
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         _warn(error)
         return False
     return True
 
 
 def _warn(error: OSError) -> None:
+    _warn_once(
+        "compiled kernels cannot be kept in %s (%s): every process compiles them again; set "
+        "SUBGRAPH_CACHE_DIR to a folder that can be written",
+        error,
+    )
+
+
+def _warn_of_others(error: UntrustedFileError) -> None:
+    _warn_once(
+        "compiled kernels in %s are not used, every process compiles them again: %s; or set "
+        "SUBGRAPH_CACHE_DIR to a folder of your own",
+        error.strerror or str(error),
+    )
+
+
+def _warn_once(text: str, why: object) -> None:
+    """Log a warning with the folder and a reason; the same text but once for a folder."""
     folder = str(cache_folder())
-    if folder not in _warned:
-        _warned.add(folder)
-        _LOG.warning(
-            "compiled kernels cannot be kept in %s (%s): every process compiles them again; "
-            "set SUBGRAPH_CACHE_DIR to a folder that can be written",
-            folder,
-            error,
-        )
+    if (folder, text) not in _warned:
+        _warned.add((folder, text))
+        _LOG.warning(text, folder, why)
 
 
 def writable(*, warn: bool = True) -> bool:
@@ -97,10 +131,13 @@ def writable(*, warn: bool = True) -> bool:
 
     folder = cache_folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        check_folder(folder)
         with NamedTemporaryFile(dir=folder):
             return True
+    except UntrustedFileError as error:
+        _warn_of_others(error)
     except OSError as error:
         if warn:
             _warn(error)
-        return False
+    return False

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from subgraph.engine.folders import cache_folder
+from subgraph.trusted_files import read_trusted, write_trusted
 
 # Lines of Linux's description that differ between cores, or from one moment to the next.
 _PASSING = (
@@ -83,7 +83,7 @@ def _asked() -> Processor:
 
 def _kept(path: Path) -> Processor | None:
     try:
-        checksum, _, text = path.read_text().partition("\n")
+        checksum, _, text = read_trusted(path).decode().partition("\n")
         if hashlib.sha256(text.encode()).hexdigest() != checksum:
             return None
         name, features = json.loads(text)
@@ -93,11 +93,6 @@ def _kept(path: Path) -> Processor | None:
 
 
 def _keep(path: Path, found: Processor) -> None:
-    from tempfile import NamedTemporaryFile
-
     text = json.dumps(found)
     with suppress(OSError):  # a folder that is only read
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
-        os.replace(file.name, path)
+        write_trusted(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())

@@ -134,17 +134,21 @@ def addresses(kernels: Iterable[Kernel]) -> dict[Kernel, int]:
 def _compile_absent(kernels: list[Kernel]) -> None:
     from subgraph.engine import compile_crew
 
+    kept = objectcache.writable()
     if not _listeners and not statistics.announced:
         # Nobody shows progress, and it may take half a minute.
         statistics.announced = True
-        _LOG.warning(
-            "compiling %d kernel(s) for this machine, once: they are kept in %s (`subgraph warmup` "
-            "compiles the usual ones ahead)",
-            len(kernels),
-            objectcache.cache_folder(),
-        )
+        if kept:
+            _LOG.warning(
+                "compiling %d kernel(s) for this machine, once: they are kept in %s (`subgraph "
+                "warmup` compiles the usual ones ahead)",
+                len(kernels),
+                objectcache.cache_folder(),
+            )
+        else:
+            _LOG.warning("compiling %d kernel(s) for this process", len(kernels))
     workers = compile_crew.worthwhile_workers(len(kernels))
-    if workers and objectcache.writable():
+    if workers and kept:
         compile_crew.compile_kernels(kernels, workers, keep)
     else:
         for kernel in kernels:

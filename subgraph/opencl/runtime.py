@@ -6,6 +6,7 @@ machine without it, or without a driver, only lacks this one device.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import warnings
@@ -16,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from subgraph.engine.folders import base_folder, user_folder
 from subgraph.errors import DeviceError
 from subgraph.forking import free_in_child
+from subgraph.trusted_files import UntrustedFileError, check_folder, make_folder
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
+_LOG = logging.getLogger("subgraph")
 _SOURCES = "subgraph.ops"
 SIMULATOR = "Oclgrind"  # a platform that checks kernels; it says that it is a GPU
 
@@ -76,21 +80,23 @@ class ClTraits:
     fp64: bool
 
 
-def cache_folder() -> Path:
-    """Return the folder of what is kept between processes."""
-    import platformdirs
-
-    return Path(os.environ.get("SUBGRAPH_CACHE_DIR") or platformdirs.user_cache_dir("subgraph"))
-
-
 def _prepare_environment() -> None:
-    """PoCL shows no devices when the folder of its cache cannot be made: give it one that can."""
+    """Give PoCL a folder for built programs, whose code it runs: of this user, and not shared."""
     if "POCL_CACHE_DIR" in os.environ:
         return
-    folder = cache_folder() / "pocl"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    for base in dict.fromkeys((base_folder(), user_folder())):
+        folder = base / "pocl"
+        try:
+            make_folder(folder)
+            check_folder(folder)
+        except UntrustedFileError as error:
+            _LOG.warning("OpenCL programs in %s are not used: %s", folder, error.strerror)
+        except OSError:
+            continue
+        else:
+            if os.access(folder, os.W_OK):  # else PoCL shows no devices
+                break
+    else:
         import tempfile
 
         folder = Path(tempfile.mkdtemp(prefix="subgraph-pocl-"))

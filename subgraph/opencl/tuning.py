@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from subgraph.opencl.runtime import Runtime, cache_folder
+from subgraph.engine.folders import base_folder
+from subgraph.opencl.runtime import Runtime
+from subgraph.trusted_files import read_trusted, write_trusted
 
 
 def _positive(instance: object, attribute: attrs.Attribute[int], value: Any) -> None:
@@ -61,14 +62,14 @@ def _file(found: Runtime) -> Path:
     device = found.device
     identity = (device.platform.name, device.name, device.version, device.driver_version)
     digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:24]
-    return cache_folder() / "opencl" / f"{digest}.json"
+    return base_folder() / "opencl" / f"{digest}.json"
 
 
 @cache
 def stored(found: Runtime) -> ClTuning | None:
     """Return the choice that is kept for a device, None without one (or with a damaged one)."""
     try:
-        values: dict[str, int] = json.loads(_file(found).read_text())
+        values: dict[str, int] = json.loads(read_trusted(_file(found)))
         return ClTuning(**values)
     except (OSError, ValueError, TypeError):
         return None
@@ -92,11 +93,5 @@ def tuned(found: Runtime, measure: Callable[[ClTuning], float]) -> ClTuning:
 
 def _keep(path: Path, choice: ClTuning) -> None:
     """Write a file in one step; a folder that cannot be written only costs the next measurement."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w") as file:
-            json.dump(attrs.asdict(choice), file)
-        os.replace(name, path)
-    except OSError:
-        return
+    with suppress(OSError):
+        write_trusted(path, json.dumps(attrs.asdict(choice)).encode())
