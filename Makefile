@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
 
-.PHONY: help demo test test-slow lint format docs bench agreement conformance fuzz fuzz-tests check-isas check-kernels clean
+.PHONY: help demo test test-slow lint format docs bench agreement conformance fuzz fuzz-tests fuzz-native check-isas check-kernels clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -78,6 +78,13 @@ FUZZ_TESTS ?= tests
 fuzz-tests: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run every random test on 50 times the examples.
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "hypothesis and not slow and not oclgrind" \
 	  --examples $(EXAMPLES) --timeout 0 $(FUZZ_TESTS) $(PYTEST_ARGS)
+
+# Seconds for each target; what was found lies in .fuzz/findings. Say FUZZ_TARGETS="text blobs" for some.
+FUZZ_SECONDS ?= 600
+FUZZ_JOBS ?= 1
+fuzz-native: $(VENV)/.has-fuzz $(VENV)/.has-test  ## Fuzz readers, shapes, partitions, caches, guided by coverage.
+	PYTHONPATH=.:benchmarks $(BIN)/python -m fuzz_native $(FUZZ_TARGETS) --seconds $(FUZZ_SECONDS) \
+	  --jobs $(FUZZ_JOBS) $(FUZZ_ARGS)
 
 check-kernels: $(VENV)/.has-oclgrind $(VENV)/.has-test  ## Run the OpenCL kernels under Oclgrind.
 	$(BIN)/python -m pytest -m oclgrind $(PYTEST_ARGS)

@@ -146,8 +146,12 @@ class _Tokens:
         if self.kind != "number":
             self.fail("expected a number")
         token = self.token
+        try:
+            number = int(token) if token.lstrip("-").isdigit() else float(token)
+        except ValueError as error:  # too many digits
+            self.fail(f"not a number: {error}")
         self.advance()
-        return int(token) if token.lstrip("-").isdigit() else float(token)
+        return number
 
     def whole(self) -> int:
         """Read a whole number."""
@@ -254,7 +258,7 @@ class _Parser(_Tokens):
         elif held is not None:
             parameter = Parameter(name, held)
         else:
-            parameter = Parameter.adopt(name, _zeros(type_) if array is None else array)
+            parameter = Parameter.adopt(name, self._zeros(type_, start) if array is None else array)
         if parameter.type != type_:
             self.fail(f"parameter @{label} was given as {parameter.type}", start)
         self._parameters[label] = parameter
@@ -277,11 +281,14 @@ class _Parser(_Tokens):
                 array: Array = np.frombuffer(bytearray(raw), dtype).reshape(shape)
             else:
                 items = self.items(self._element, "[", "]")
+                if any(isinstance(item, (str, bytes)) != (dtype.kind == "O") for item in items):
+                    self.fail(f"the elements do not make {type_}", start)
                 array = np.array(items, dtype=object)
                 if dtype.kind not in "Obiufc":
                     exact = any(isinstance(item, float) for item in items)
                     array = array.astype(np.float64 if exact else np.int64)
-                array = array.astype(dtype).reshape(shape)
+                with np.errstate(over="ignore"):
+                    array = array.astype(dtype).reshape(shape)
         except ModelError:
             raise
         except (ValueError, TypeError, OverflowError) as error:
@@ -365,7 +372,9 @@ class _Parser(_Tokens):
         start = self.start
         try:
             return json.loads(self.string())
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # a number of too many digits, too
+            if isinstance(error, ModelError):
+                raise
             self.fail(f"not JSON: {error}", start)
 
     def _opset(self) -> tuple[str, int]:
@@ -481,26 +490,33 @@ class _Parser(_Tokens):
         type_ = self._type()
         array = self._content(type_, start)
         assert isinstance(type_, TensorType), "_content takes no other"
-        return _zeros(type_) if array is None else array
+        return self._zeros(type_, start) if array is None else array
+
+    def _zeros(self, type_: TensorType, start: int) -> Array:
+        """Return read-only zeros that take no memory, however large."""
+        shape, dtype = _ints(type_), numpy_dtype(type_.dtype)
+        zero: Any = "" if type_.dtype == "string" else 0
+        try:
+            if math.prod(shape) == 0:
+                return np.empty(shape, dtype)
+            return np.broadcast_to(np.array(zero, dtype), shape)
+        except ValueError as error:
+            self.fail(f"no array can be of type {type_}: {error}", start)
 
     def _sparse(self) -> Any:
         from subgraph.onnx_proto import SparseTensor
 
         start = self.start
         parts = self.items(self._attribute, "[", "]")
-        if len(parts) != 3:
+        kinds: list[Any] = [type(part) for part in parts]
+        if kinds != [np.ndarray, np.ndarray, tuple] or not all(map(_is_int, parts[2])):
             self.fail("a sparse tensor has values, indices and a shape", start)
         return SparseTensor(*parts)
 
 
+def _is_int(number: object) -> bool:
+    return isinstance(number, int)
+
+
 def _ints(type_: TensorType) -> tuple[int, ...]:
     return tuple(dim for dim in type_.shape or () if isinstance(dim, int))
-
-
-def _zeros(type_: TensorType) -> Array:
-    """Return read-only zeros that take no memory, however large."""
-    shape, dtype = _ints(type_), numpy_dtype(type_.dtype)
-    if math.prod(shape) == 0:
-        return np.empty(shape, dtype)
-    zero: Any = "" if type_.dtype == "string" else 0
-    return np.broadcast_to(np.array(zero, dtype), shape)

@@ -99,9 +99,10 @@ def canonical_dtype(dtype: Any) -> str:
         if dtype in _ALIASES:
             return _ALIASES[dtype]
     try:
-        return _dtype_name(np.dtype(dtype))
-    except TypeError:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):  # NumPy parses what a str says of fields
         raise ShapeError(f"{dtype!r} is not a dtype; use one of {', '.join(ONNX_DTYPE)}") from None
+    return _dtype_name(found)
 
 
 def dtype_of(array: np.ndarray[Any, Any]) -> str:

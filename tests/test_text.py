@@ -131,6 +131,16 @@ def test_text_by_hand_needs_only_what_matters() -> None:
         ('graph "a" {\n %y = A() "n"\n %z = A() "n"\n return }', "line 1, column 11", "'n'"),
         ('graph "a" {\n %y = A(%y)\n return %y }', "line 2", "%y"),
         ('graph "a" { return }\nparameter @w: int8[2] = base64 "!"', "line 2", "int8[2]"),
+        # Found by fuzzing: NumPy parses the names of dtypes, and limits sizes.
+        ('graph "a" {\n  input %x: "(9999999999,)f4"[2]\n  return }', "line 2", "not a dtype"),
+        ('graph "a" {\n  input %x: "\\ud800"[2]\n  return }', "line 2, column 13", "not a dtype"),
+        ('graph "a" {\n  input %x: "f4,,"[2]\n  return }', "line 2, column 13", "not a dtype"),
+        ('graph "a" { return }\nparameter @w: int8[9999999999, 9999999999]', "line 2", "no array"),
+        (f'graph "a" {{ return }}\nparameter @w: int8[{"1, " * 70}]', "line 2", "no array"),
+        ('graph "a" { return }\nparameter @w: string[1] = [5]', "line 2", "string[1]"),
+        ('graph "a" {\n  attr "k" = json "' + "9" * 5000 + '"\n  return }', "line 2", "not JSON"),
+        ('graph "a" opsets {"" = ' + "9" * 5000 + "} { return }", "line 1", "not a number"),
+        ('graph "a" {\n  %y = A() {k = sparse [1, 2, 3]}\n  return }', "line 2", "sparse tensor"),
     ],
 )
 def test_errors_say_where(text: str, place: str, why: str) -> None:

@@ -1,0 +1,140 @@
+"""Target: entries of the kernel cache and object files that somebody else wrote; no code is run.
+
+An input is a script: damaged bytes of an entry, an entry with other statements about its code and
+the checksum that belongs to them, or an object file for the linker. What is read must be what was
+written by this process; what is not, counts as absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import struct
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from robustness import damaged_bytes
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.engine import loader, objectcache, objectfile
+
+from .draw import Draw, any_leaf
+from .outcome import Finding
+
+_PREFIX = struct.Struct("<8s32sI")
+_ASSEMBLY = """
+declare double @sin(double)
+@table = private constant [4 x i64] [i64 1, i64 2, i64 3, i64 4]
+define i64 @entry(i64 %x, double %y) {
+  %z = call double @sin(double %y)
+  %i = and i64 %x, 3
+  %p = getelementptr [4 x i64], ptr @table, i64 0, i64 %i
+  %v = load i64, ptr %p
+  %w = fptosi double %z to i64
+  %r = add i64 %v, %w
+  ret i64 %r
+}
+"""
+
+
+@cache
+def _entries() -> list[tuple[str, Path, bytes]]:
+    """Return key, path and content of entries that this process has written."""
+    x = sg.input("x", ("N", 8))
+    model = sg.compile_model(sg.Graph([x], [ops.Softmax(ops.Sin(x))]), "CPU")
+    model([np.ones((2, 8), np.float32)])
+    paths = sorted(objectcache.cache_folder().glob("??/*.sgk"))[:12]
+    return [(path.stem, path, path.read_bytes()) for path in paths]
+
+
+@cache
+def _object() -> bytes:
+    from llvmlite import binding
+
+    machine = loader.machine()
+    return bytes(machine.emit_object(binding.parse_assembly(_ASSEMBLY)))
+
+
+def seeds() -> Iterator[bytes]:
+    """Yield scripts of every kind."""
+    rng = random.Random(0)
+    for kind in range(0, 256, 8):
+        yield bytes([kind]) + rng.randbytes(24)
+
+
+def run(data: bytes) -> None:
+    """Change an entry and read it; or change an object file and link it."""
+    draw = Draw(data)
+    if draw.often(0.4):
+        _link(draw)
+        return
+    key, path, content = draw.choice(_entries())
+    changed = damaged_bytes(content, draw.rng()) if draw.often(0.4) else _forged(content, draw)
+    path.write_bytes(changed)
+    try:
+        code = objectcache.read(key)
+    finally:
+        path.write_bytes(content)
+    if code is None:
+        return
+    _check_image(key, code)
+    if changed != content:
+        raise Finding("a forged cache entry is read")
+
+
+def _forged(content: bytes, draw: Draw) -> bytes:
+    """Return an entry with another header or code, and with the checksum of that."""
+    magic, _, length = _PREFIX.unpack_from(content)
+    text, code = content[_PREFIX.size :][:length], content[_PREFIX.size + length :]
+    if draw.often(0.7):
+        header = json.loads(text)
+        found = any_leaf(header, draw)
+        if found is not None:
+            found[0][found[1]] = draw.choice(
+                (draw.number(), "exp", "system", None, [], ["exp"] * 99, {})
+            )
+        text = json.dumps(header).encode()
+    else:
+        code = damaged_bytes(code, draw.rng())
+    rest = text + code
+    return _PREFIX.pack(magic, hashlib.sha256(rest).digest(), len(text)) + rest
+
+
+def _check_image(symbol: str, code: loader.ObjectCode) -> None:
+    """Look at what would be loaded."""
+    try:
+        loader.check_symbols(symbol, code.needs)
+    except loader.KernelError:
+        return
+    image = loader.as_image(symbol, code)
+    if image.start is None:
+        return
+    if not 0 <= image.start < len(image.data) or 8 * len(image.needs) > len(image.data):
+        raise Finding("an image begins outside of itself")
+
+
+def _link(draw: Draw) -> None:
+    data = bytearray(_object())
+    for _ in range(1 + draw.below(6)):
+        # Headers, and the tables at the end.
+        at = draw.below(64) if draw.often(0.3) else draw.below(len(data))
+        match draw.below(3):
+            case 0:
+                data[at] = draw.byte()
+            case 1 if at + 8 <= len(data):
+                struct.pack_into("<q", data, at, draw.number())
+            case _ if at + 4 <= len(data):
+                struct.pack_into("<I", data, at, draw.number() & 0xFFFFFFFF)
+    if draw.often(0.1):
+        del data[draw.below(len(data)) :]
+    try:
+        needs = objectfile.undefined_symbols(bytes(data))
+    except ValueError:
+        needs = ("sin",)
+    image = objectfile.linked(bytes(data), "entry", needs)
+    if image is not None:
+        _check_image("entry", loader.ObjectCode(needs, image.data, image.start))

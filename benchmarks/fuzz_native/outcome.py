@@ -1,0 +1,95 @@
+"""What a target may end in, and the record of what it ended in otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import subgraph as sg
+
+LIMIT_SECONDS = 5.0  # of the processor, for one input whose kernels are compiled
+
+
+class Finding(Exception):
+    """Something that must not be: the message begins with what makes it one of its kind."""
+
+
+def refuses(action: Callable[[], object]) -> str:
+    """Return the name of the ``sg.SubgraphError`` that an action raises, "" if none.
+
+    Raises:
+        sg.InternalError: What the library itself says is its own fault.
+        Exception: Whatever else the action raises.
+    """
+    try:
+        action()
+    except sg.InternalError:
+        raise
+    except sg.SubgraphError as error:
+        return type(error).__name__
+    return ""
+
+
+def kind_of(error: BaseException) -> str:
+    """Return what tells one finding from another: the type, and the innermost place of ours."""
+    if isinstance(error, Finding):
+        return f"Finding: {str(error).partition(';')[0]}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        f for f in frames if "fuzz_native" not in f.filename and "site-packages" not in f.filename
+    ]
+    where = f"{Path(own[-1].filename).name}:{own[-1].name}" if own else "?"
+    return f"{type(error).__name__} in {where}"
+
+
+class Recorder:
+    """Runs inputs, keeps the first of every kind of finding in a folder, and counts.
+
+    Args:
+        run: The target.
+        folder: Where findings go, as ``NAME.bin`` beside a text ``NAME.txt``.
+    """
+
+    def __init__(self, run: Callable[[bytes], None], folder: Path) -> None:
+        """Begin with what the folder holds already."""
+        self._run = run
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.runs = 0
+        self.counts: dict[str, int] = {}
+
+    def __call__(self, data: bytes) -> None:
+        """Run one input."""
+        self.runs += 1
+        try:
+            if (
+                self._seconds(data) > LIMIT_SECONDS
+                and (again := self._seconds(data)) > LIMIT_SECONDS
+            ):
+                raise Finding(f"slow; {again:.1f} s")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._keep(data, error)
+
+    def _seconds(self, data: bytes) -> float:
+        start = time.process_time()
+        self._run(data)
+        return time.process_time() - start
+
+    def _keep(self, data: bytes, error: BaseException) -> None:
+        kind = kind_of(error)
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        path = self._folder / hashlib.sha256(kind.encode()).hexdigest()[:12]
+        if self.counts[kind] == 1 and not path.with_suffix(".bin").exists():
+            path.with_suffix(".bin").write_bytes(data)
+            text = "".join(traceback.format_exception(error))
+            path.with_suffix(".txt").write_text(f"{kind}\n\n{text}")
+
+    def save(self, path: Path) -> None:
+        """Write the counts."""
+        path.write_text(json.dumps({"runs": self.runs, "findings": self.counts}))

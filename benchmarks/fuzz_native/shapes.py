@@ -1,0 +1,180 @@
+"""Target: honest models run on inputs of hostile shapes and values; CPU against REFERENCE.
+
+An input is a script: which case of ONNX's suite, which of its inputs become constants, what its
+model says of shapes, and how inputs are cut, stretched and filled with indices that lie outside.
+Both devices must refuse, or both must give the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+import onnx
+
+import subgraph as sg
+from subgraph.testing import conformance
+
+from .draw import EVIL, Draw
+from .outcome import Finding
+
+_MOST_ELEMENTS = 1 << 14
+_LARGEST = 1 << 16  # bytes of a case's model
+_RANDOM = "random", "strings, text"  # categories whose results cannot be compared, or have no sizes
+
+
+@cache
+def _cases() -> list[conformance.Case]:
+    kept: list[conformance.Case] = []
+    for case in conformance.cases():
+        if (
+            case.kind in ("node", "simple")
+            and case.category not in _RANDOM
+            and "_expanded" not in case.name
+        ):
+            model, sets = case.load()
+            arrays = sets and all(isinstance(item, np.ndarray) for item in sets[0][0])
+            numbers = arrays and all(item.dtype.kind in "iufb" for item in sets[0][0])
+            if numbers and sets[0][0] and model.ByteSize() <= _LARGEST:
+                kept.append(case)
+    return kept
+
+
+def seeds() -> Iterator[bytes]:
+    """Yield a few scripts for every case."""
+    rng = random.Random(0)
+    for number in range(len(_cases())):
+        yield number.to_bytes(2, "big") + rng.randbytes(16)
+
+
+def run(data: bytes) -> None:
+    """Run one script."""
+    draw = Draw(data)
+    number = draw.below(len(_cases()))
+    case = _cases()[number]
+    _, sets = case.load()
+    shapes = draw.below(3)
+    constants = draw.byte() & draw.byte() if draw.often(0.3) else 0
+    inputs = [_changed(item, draw) for item in sets[0][0]]
+    kept = tuple(k for k in range(len(inputs)) if constants >> k & 1)
+    if kept:
+        content = _model(number, shapes, kept, [inputs[k] for k in kept])
+        models = [_compiled(content, device) for device in ("REFERENCE", "CPU")]
+    else:
+        models = [_shared(number, shapes, device) for device in ("REFERENCE", "CPU")]
+    given = [item for k, item in enumerate(inputs) if k not in kept]
+    expected, got = (_ended(model, given) for model in models)
+    _compare(case.name, expected, got)
+
+
+def _changed(item: Any, draw: Draw) -> Any:
+    """Return an input as it is, of another shape, or with a few other values."""
+    if item.dtype.names is not None or draw.often(0.5):
+        return item
+    shape = list(item.shape)
+    if draw.often(0.7) and shape:
+        for _ in range(1 + draw.below(2)):
+            axis = draw.below(len(shape))
+            size = shape[axis]
+            shape[axis] = draw.choice((size + 1, max(size - 1, 0), 0, 1, 2, 2 * size, 17, 33))
+    elif draw.often(0.3) and shape:
+        shape.pop(draw.below(len(shape)))
+    elif draw.often(0.3):
+        shape.insert(draw.below(len(shape) + 1), draw.choice((1, 2)))
+    if int(np.prod(shape)) > _MOST_ELEMENTS:
+        return item
+    made: Any = np.resize(item, shape) if item.size else np.zeros(shape, item.dtype)
+    if made.dtype.kind in "iu" and made.size and draw.often(0.5):
+        info = np.iinfo(made.dtype)
+        for _ in range(1 + draw.below(2)):
+            evil = max(min(draw.choice(EVIL), int(info.max)), int(info.min))
+            made.reshape(-1)[draw.below(made.size)] = evil
+    return made
+
+
+def _model(number: int, shapes: int, kept: Sequence[int], arrays: Sequence[Any]) -> bytes:
+    """Return a case's model with some inputs as constants.
+
+    Args:
+        number: Of the case.
+        shapes: 0: sizes as they are where inputs agree with them; 1: a name for each size;
+            2: no shapes at all.
+        kept: Inputs that become constants.
+        arrays: Their values.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(_cases()[number].load()[0])
+    graph = model.graph
+    del graph.value_info[:]
+    for k, info in enumerate([*graph.input, *graph.output]):
+        tensor = info.type.tensor_type
+        if k >= len(graph.input) or shapes == 2:
+            tensor.ClearField("shape")
+        elif shapes == 1 or k not in kept:
+            for axis, dim in enumerate(tensor.shape.dim):
+                dim.dim_param = f"d{k}_{axis}" if shapes == 1 else f"d{dim.dim_value}"
+    names = [graph.input[k].name for k in kept]
+    for name, array in zip(names, arrays, strict=True):
+        graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    left = [info for info in graph.input if info.name not in names]
+    del graph.input[:]
+    graph.input.extend(left)
+    return model.SerializeToString()
+
+
+def _compiled(content: bytes, device: str) -> Any:
+    """Return a compiled model, or the name of our error."""
+    try:
+        return sg.compile_model(sg.load(content), device)
+    except sg.InternalError:
+        raise
+    except sg.SubgraphError as error:
+        return error
+
+
+@lru_cache(256)
+def _shared(number: int, shapes: int, device: str) -> Any:
+    return _compiled(_model(number, shapes, (), ()), device)
+
+
+def _ended(model: Any, given: Sequence[Any]) -> Any:
+    """Return the results, or our error."""
+    if isinstance(model, sg.SubgraphError):
+        return model
+    try:
+        results = model([np.array(item) for item in given])
+        return [results[k] for k in range(len(model.outputs))]
+    except sg.InternalError:
+        raise
+    except sg.SubgraphError as error:
+        return error
+
+
+def _compare(name: str, expected: Any, got: Any) -> None:
+    refused = [isinstance(ended, sg.SubgraphError) for ended in (expected, got)]
+    if all(refused):
+        return
+    if any(refused):
+        who, why = ("REFERENCE", expected) if refused[0] else ("CPU", got)
+        raise Finding(f"{name}: only {who} refuses; {type(why).__name__}: {why}")
+    for one, other in zip(expected, got, strict=True):
+        _compare_values(name, one, other)
+
+
+def _compare_values(name: str, one: Any, other: Any) -> None:
+    if not isinstance(one, np.ndarray):
+        return
+    if one.shape != other.shape or one.dtype != other.dtype:
+        raise Finding(f"{name}: other type; {other.dtype}{other.shape}, not {one.dtype}{one.shape}")
+    if one.dtype.kind in "OSU":
+        if one.tolist() != other.tolist():
+            raise Finding(f"{name}: other strings")
+        return
+    close = one.astype(np.float64), other.astype(np.float64)
+    tolerance = 1e-2 if one.dtype.itemsize <= 2 else 1e-3
+    scale = float(np.nanmax(np.abs(close[0]), initial=1.0, where=np.isfinite(close[0])))
+    if not np.allclose(*close, tolerance, tolerance * scale, equal_nan=True):
+        raise Finding(f"{name}: other values; {other.reshape(-1)[:8]}, not {one.reshape(-1)[:8]}")

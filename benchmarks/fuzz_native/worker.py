@@ -1,0 +1,139 @@
+"""One process that fuzzes one target with atheris; or repeats inputs without it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import random
+import resource
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+TARGETS = ("text", "models", "blobs", "shapes", "partition", "kernel_cache")
+_LONGEST_INPUT = 1 << 14
+_HANG_SECONDS = 120  # of the clock, compilation of kernels included
+_MEMORY_MIB = 4096
+
+
+def _plain_modules() -> Iterator[str]:
+    """Yield the modules whose bytecode nobody compiles: kernels go to numba as they are written."""
+    for info in pkgutil.walk_packages(importlib.import_module("subgraph").__path__, "subgraph."):
+        spec = None if info.name.endswith("__main__") else find_spec(info.name)
+        if spec is None or spec.origin is None or info.name.endswith("_kernels"):
+            continue
+        source = Path(spec.origin).read_text(encoding="utf-8")
+        if "numba" not in source and "pyopencl" not in source and "/opencl" not in spec.origin:
+            yield info.name
+
+
+def instrument() -> None:
+    """Import the library's own modules with instrumentation."""
+    import atheris
+
+    wanted = [name for name in _plain_modules() if name not in sys.modules]
+    finder = atheris.import_hook.AtherisMetaPathFinder
+    found = finder.find_spec
+
+    def chosen(self: object, fullname: str, *rest: object) -> object:
+        return found(self, fullname, *rest) if fullname in wanted else None
+
+    finder.find_spec = chosen
+    with atheris.instrument_imports(include=["subgraph"]):
+        for name in wanted:
+            importlib.import_module(name)
+
+
+def load(target: str) -> ModuleType:
+    """Return the module of a target."""
+    return importlib.import_module(f"fuzz_native.{target}")
+
+
+def write_seeds(module: ModuleType, folder: Path) -> int:
+    """Write the seeds of a target into an empty folder; return how many files it holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not any(folder.iterdir()):
+        for number, data in enumerate(module.seeds()):
+            (folder / f"seed{number:05}").write_bytes(data[:_LONGEST_INPUT])
+    return sum(1 for _ in folder.iterdir())
+
+
+def randomly(module: ModuleType, count: int, seed: int) -> Iterator[bytes]:
+    """Yield seeds, and mutations of them that no coverage guides: for a check without atheris."""
+    from robustness import damaged_bytes
+
+    rng = random.Random(seed)
+    seeds = list(module.seeds())
+    for _ in range(count):
+        data = rng.choice(seeds)
+        for _ in range(rng.randint(0, 3)):
+            if hasattr(module, "mutate"):
+                data = module.mutate(data, _LONGEST_INPUT, rng.randrange(2**32))
+            else:
+                data = damaged_bytes(data, rng)
+        yield data
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Fuzz until the time is over, or until the process dies."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("--folder", type=Path, default=Path(".fuzz"))
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--repeat", nargs="*", type=Path)
+    options = parser.parse_args(given)
+    warnings.simplefilter("ignore")
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_MIB << 20, _MEMORY_MIB << 20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if options.repeat:
+        module = load(options.target)
+        for path in options.repeat:
+            print(path)
+            module.run(path.read_bytes())
+        return
+    _fuzz(options)
+
+
+def _fuzz(options: argparse.Namespace) -> None:
+    import atheris
+
+    instrument()
+    from .outcome import Recorder
+
+    module = load(options.target)
+    corpus, findings = options.folder / "corpus" / options.target, options.folder / "findings"
+    write_seeds(module, corpus)
+    record = Recorder(module.run, findings / options.target)
+
+    def save(data: bytes) -> None:
+        record(data)
+        if record.runs % 32 == 0:
+            record.save(options.folder / f"{options.target}.{os.getpid()}.json")
+
+    arguments = [
+        sys.argv[0],
+        str(corpus),
+        f"-max_total_time={options.seconds}",
+        f"-seed={options.seed}",
+        f"-max_len={_LONGEST_INPUT}",
+        f"-timeout={_HANG_SECONDS}",
+        f"-rss_limit_mb={_MEMORY_MIB}",
+        f"-artifact_prefix={findings / options.target}/",
+        "-reload=0",
+        "-print_final_stats=1",
+    ]
+    if hasattr(module, "mutate"):
+        atheris.Setup(arguments, save, custom_mutator=module.mutate)
+    else:
+        atheris.Setup(arguments, save)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

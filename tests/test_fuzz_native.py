@@ -1,0 +1,63 @@
+"""The targets of ``make fuzz-native`` on a few random inputs, without atheris; and its oracle."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzz_native import outcome, worker
+from fuzz_native.draw import Draw
+
+import subgraph as sg
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize(("target", "count"), [("text", 300), ("models", 60), ("partition", 100)])
+def test_random_inputs_end_as_they_may(target: str, count: int, tmp_path: Path) -> None:
+    module = importlib.import_module(f"fuzz_native.{target}")
+    record = outcome.Recorder(module.run, tmp_path)
+    for data in worker.randomly(module, count, seed=7):
+        record(data)
+    assert record.runs == count
+    assert record.counts == {}, "\n".join(p.read_text() for p in tmp_path.glob("*.txt"))
+
+
+def test_the_oracle_tells_findings_from_refusals(tmp_path: Path) -> None:
+    def run(data: bytes) -> None:
+        errors = [sg.ModelError("no"), sg.InternalError("ours"), ValueError("raw"), MemoryError()]
+        outcome.refuses(lambda: raising(errors[data[0]]))
+
+    def raising(error: Exception) -> None:
+        raise error
+
+    record = outcome.Recorder(run, tmp_path)
+    for number in (0, 1, 2, 2, 3):
+        record(bytes([number]))
+    assert sorted(kind.split()[0] for kind in record.counts) == [
+        "InternalError",
+        "MemoryError",
+        "ValueError",
+    ]
+    assert sorted(p.read_bytes()[0] for p in tmp_path.glob("*.bin")) == [1, 2, 3]
+
+
+def test_an_input_that_is_slow_twice_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome, "LIMIT_SECONDS", -1.0)
+    record = outcome.Recorder(lambda data: None, tmp_path)
+    record(b"")
+    assert list(record.counts) == ["Finding: slow"]
+
+
+def test_decisions_follow_from_bytes_alone() -> None:
+    def decisions() -> list[Any]:
+        draw = Draw(bytes(range(40)))
+        made: list[Any] = [draw.below(3), draw.below(1000), draw.choice("abc"), draw.often(0.5)]
+        return [*made, draw.number(), draw.rng().random(), draw.rest()]
+
+    assert decisions() == decisions()
+    assert 0 <= Draw(b"\xff\xff\xff").below(70_000) < 70_000
