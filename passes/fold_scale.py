@@ -85,7 +85,7 @@ def _after_conv(context: Context, node: Node) -> _Chain | None:
     if x is None or shape is None or dtype_of(x) not in FLOATS:
         return None
     channels = shape[_output_axis(node)]
-    if not isinstance(channels, int):
+    if not isinstance(channels, int) or (bias is not None and shape_of(bias) != (channels,)):
         return None
     if node.op_type == "ConvTranspose" and node.attrs.get("group", 1) != 1:
         return None
@@ -120,6 +120,8 @@ def _step(
             return None
         if dtype_of(at) not in FLOATS or any(dtype_of(v) != dtype_of(at) for v in weights):
             return None
+        if any(shape_of(v) != (channels,) for v in weights):
+            return None  # refused when it is planned
         return ("norm", node, weights) if all(map(context.is_weight, weights)) else None
     if not is_op(node, "Mul", "Add") or "axis" in node.attrs or dtype_of(at) not in FLOATS:
         return None

@@ -28,6 +28,7 @@ from subgraph.schema import FAMILIES
 from subgraph.types import SequenceType, TensorType, ValueType, dtype_of
 
 Array = np.ndarray[Any, Any]
+FLOATS = ("float32", "float64", "float16", "bfloat16")
 _F = TypeVar("_F", bound=Callable[..., None])
 
 
@@ -306,6 +307,46 @@ def require_axis(node: Node, rank: int, default: int = 0, name: str = "axis") ->
     if not isinstance(axis, int) or not -rank <= axis < rank:
         raise ShapeError(f"{name} is {axis}, outside [-{rank}, {rank}) of an input of rank {rank}")
     return axis % rank
+
+
+def require_axes(rank: int, axes: Sequence[int]) -> list[int]:
+    """Return axes counted from the front, each in [0, rank) and there once.
+
+    Raises:
+        ShapeError: there is no such axis, or one is named twice.
+    """
+    found = [int(axis) for axis in axes]
+    bound = max(rank, 1)
+    wrong = [axis for axis in found if not -bound <= axis < bound]
+    require(not wrong, "axes are {}; an input of rank {} has [-{}, {})", found, rank, bound, bound)
+    found = [axis % bound for axis in found]
+    require(len(set(found)) == len(found), "axes {} name one twice", found)
+    return found
+
+
+def whole_number(
+    node: Node, name: str, default: int = 0, *, least: int | None = None, most: int | None = None
+) -> int:
+    """Return an attribute that is one whole number.
+
+    Args:
+        node: The node.
+        name: The attribute.
+        default: The number where it is left out.
+        least: The smallest number that is allowed; None: any.
+        most: The greatest number that is allowed; None: any.
+
+    Raises:
+        ShapeError: it is none, or outside these bounds.
+    """
+    number = node.attrs.get(name, default)
+    if not isinstance(number, int):
+        raise ShapeError(f"{name} is {number!r}, a whole number is needed")
+    if least is not None and number < least:
+        raise ShapeError(f"{name} is {number}; it must be at least {least}")
+    if most is not None and number > most:
+        raise ShapeError(f"{name} is {number}; it must be at most {most}")
+    return number
 
 
 def numbers(node: Node, name: str, count: int, default: int, least: int | None = None) -> list[int]:

@@ -211,13 +211,15 @@ class ClLowering(Lowering):
             bytes: Bytes moved, for the profile.
 
         Raises:
-            Unsupported: an operand has more elements than kernels count.
+            Unsupported: an operand has more elements, or a number is larger, than kernels count.
         """
         if 0 in global_size:
             return
         for word in arguments:
             if isinstance(word, Operand) and word.size >= _MOST:
                 raise Unsupported(f"{word.name!r} has {word.size} elements; kernels count to 2^31")
+            if type(word) is int and not -_MOST <= word < _MOST:
+                raise Unsupported(f"{word} is a number of more than 32 bits")
         size = tuple(int(n) for n in global_size)
         group = None if local_size is None else tuple(int(n) for n in local_size)
         kernel = cast(Kernel, ClLaunch(source, name, size, group))
