@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
 
-.PHONY: help demo test test-slow lint format docs bench agreement conformance fuzz fuzz-tests fuzz-native check-isas check-kernels clean
+.PHONY: help demo test test-slow lint format docs bench agreement conformance fuzz fuzz-tests fuzz-native check-guard check-isas check-kernels clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -85,6 +85,13 @@ FUZZ_JOBS ?= 1
 fuzz-native: $(VENV)/.has-fuzz $(VENV)/.has-test  ## Fuzz readers, shapes, partitions, caches, guided by coverage.
 	PYTHONPATH=.:benchmarks $(BIN)/python -m fuzz_native $(FUZZ_TARGETS) --seconds $(FUZZ_SECONDS) \
 	  --jobs $(FUZZ_JOBS) $(FUZZ_ARGS)
+
+# Whole tests, for what they do with memory; --capture=sys lets the report of a fault through.
+GUARD_TESTS ?= tests
+check-guard: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the tests with every operand between inaccessible pages.
+	for mode in end begin; do echo "$$mode" && SUBGRAPH_GUARD=$$mode $(BIN)/python -m pytest -q \
+	  --capture=sys -n $(WORKERS) --dist loadfile -m "not slow and not oclgrind" --timeout 3600 \
+	  $(GUARD_TESTS) $(PYTEST_ARGS) || exit 1; done
 
 check-kernels: $(VENV)/.has-oclgrind $(VENV)/.has-test  ## Run the OpenCL kernels under Oclgrind.
 	$(BIN)/python -m pytest -m oclgrind $(PYTEST_ARGS)

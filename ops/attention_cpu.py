@@ -134,13 +134,8 @@ def emit_attention(low: Lowering, r: Request) -> None:
     k_pitch = _copied(of, r.k, block, together)
     v_pitch = _copied(of, r.v, block, together)
     elements = ((depth + values + 3) * together + block) * of.width
-    scratch_bytes = round_up(
-        elements * of.item
-        + k_pitch * (depth if k_turned else block)
-        + v_pitch * (values if v_turned else block),
-        64,
-    )
-    scratch = low.scratch(scratch_bytes, per_worker=True)
+    copies = k_pitch * (depth if k_turned else block) + v_pitch * (values if v_turned else block)
+    scratch = low.scratch(elements * of.item + copies, per_worker=True)
 
     def bytes_of(steps: Sequence[int]) -> list[int]:
         return [step * of.item for step in steps]
@@ -151,7 +146,7 @@ def emit_attention(low: Lowering, r: Request) -> None:
     words += [*bytes_of(_lines(r.k)), int(k_turned), *bytes_of(_lines(r.v)), int(v_turned)]
     words += [*bytes_of(r.out.steps[:3]), *bytes_of(steps)]
     words += [of.panel(across=k_turned), of.panel(across=not v_turned), r.scale]
-    words += [int(r.causal), r.offset, block, together, scratch, scratch_bytes]
+    words += [int(r.causal), r.offset, block, together, scratch, scratch.nbytes]
     words += [k_pitch, v_pitch, int(r.spare)]
     units = batch * heads * -(-panels // together)
     flops = 2 * batch * heads * queries * keys * (depth + values)
@@ -195,13 +190,12 @@ def _emit_few(low: Lowering, r: Request, of: Tiles, mask: Sequence[int]) -> None
             steps[1:3] = [steps[1] * rows, steps[1]]
         heads, group = shared, 1
     turned = r.k.steps[3] != 1
-    scratch_bytes = round_up((rows * round_up(keys, of.lanes) + rows) * of.item, 64)
-    scratch = low.scratch(scratch_bytes, per_worker=True)
+    scratch = low.scratch((rows * round_up(keys, of.lanes) + rows) * of.item, per_worker=True)
     words: list[Word] = [r.q.operand, r.k.operand, r.v.operand, r.out.operand, r.mask or 0]
     words += [rows, keys, depth, values, heads, group]
     for strides in (q[:3], r.k.steps, r.v.steps, out[:3], mask):
         words += [step * of.item for step in strides]
-    words += [0, r.scale, int(_hides(r)), r.offset, 0, scratch, scratch_bytes, 0, int(r.spare)]
+    words += [0, r.scale, int(_hides(r)), r.offset, 0, scratch, scratch.nbytes, 0, int(r.spare)]
     flops = 2 * batch * heads * rows * keys * (depth + values)
     moved = _moved(r, of)
     low.emit(

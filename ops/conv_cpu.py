@@ -294,8 +294,8 @@ def _generic(job: Job) -> None:
     scratch: Word = 0
     scratch_bytes = 0
     if not in_place:
-        scratch_bytes = round_up(depth * part * of.item, 64)
-        scratch = low.scratch(scratch_bytes, per_worker=True)
+        scratch = low.scratch(depth * part * of.item, per_worker=True)
+        scratch_bytes = scratch.nbytes
     image_in = g.groups * g.inputs * math.prod(g.source) * of.item
     image_out = g.groups * g.outputs * g.pixels * of.item
     bias: Word = 0 if job.bias is None else job.bias

@@ -10,7 +10,7 @@ from subgraph.engine.lowering import Lowering, Word
 
 from .conv_direct import DirectOutput
 from .conv_geometry import Geometry
-from .tile_planning import Activation, Tiles, grain, round_up
+from .tile_planning import Activation, Tiles, grain
 
 
 def has_windows(of: Tiles, g: Geometry) -> bool:
@@ -57,8 +57,8 @@ def emit_depthwise(
         while rows > 1 and strip_bytes() > caches().l2 // 4:
             rows = -(-rows // 2)
         if g.padded:
-            scratch_bytes = round_up(strip_bytes(), 64)
-            scratch = low.scratch(scratch_bytes, per_worker=True)
+            scratch = low.scratch(strip_bytes(), per_worker=True)
+            scratch_bytes = scratch.nbytes
     image_in = blocks * math.prod(g.source) * pixel
     image_out = blocks * math.prod(sizes) * pixel
     words: list[Word] = [x, weight, out.y, bias, out.residual, g.inputs, blocks, blocks]

@@ -327,8 +327,8 @@ def emit_direct(
     scratch: Word = 0
     scratch_bytes = 0
     if c.strip:
-        scratch_bytes = round_up(c.reads(), 64)
-        scratch = low.scratch(scratch_bytes, per_worker=True)
+        scratch = low.scratch(c.reads(), per_worker=True)
+        scratch_bytes = scratch.nbytes
     # Low tiles: a thread keeps its pixels, which it has written itself a step before.
     over_pixels = not c.strip and not (of.low and low.threads > 1)
     joined = -(-c.panels // c.part) if c.most >= c.panels else max(1, c.most // c.part)

@@ -65,7 +65,7 @@ def emit_winograd(
     room = values * (blocks_in + 1) + (1 if over else points) * (part * of.nv + 1)
     room *= (count | 1) * pixel
     own = 2 * values * pixel + (0 if staged else room)
-    scratch = low.scratch(round_up(own, 64), per_worker=True)
+    scratch = low.scratch(own, per_worker=True)
     tile = of.strip(of.lanes, of.lanes, ahead=True) if of.low else of.contraction()
     rest = g.inputs % of.lanes if stride == g.kernel[0] == 1 else 0
     # So many steps of the sums that the weights of a panel stay in the first cache.

@@ -328,8 +328,8 @@ def _blocks_of_panels(
     scratch: Word = 0
     scratch_bytes = 0
     if packed_a:
-        scratch_bytes = round_up(mb * (kc + 16) * item, 64)
-        scratch = low.scratch(scratch_bytes, per_worker=True)
+        scratch = low.scratch(mb * (kc + 16) * item, per_worker=True)
+        scratch_bytes = scratch.nbytes
     units = batch * -(-m // mb) * -(-panels // pb)
     words: list[Word] = [a.operand, b_word, product.out, init, 0, residual]
     words += [m, n, depth, a.row_step * item, a.column_step * item, n * item, n * item]

@@ -70,11 +70,10 @@ def _emit(
     width = lanes * _VECTORS
     # Where a step takes several instructions the sums and what they need fill 16 registers.
     rows = 8 if host.has_vnni() or host.isa().registers > 16 else 4
-    scratch_bytes = rows * width * 4
-    scratch = low.scratch(scratch_bytes, per_worker=True)
+    scratch = low.scratch(rows * width * 4, per_worker=True)
     words: list[Word] = [sides.a, sides.b, y, m, n, depth, stack[1]]
     words += [sides.za, sides.ra, sides.sb, sides.zb, sums, scale, int(per_row), zero]
-    words += [scratch, scratch_bytes, b_bytes, bias]
+    words += [scratch, scratch.nbytes, b_bytes, bias]
     units = stack[0] * -(-m // rows) * -(-n // width)
     flops = 2 * stack[0] * m * n * depth
     low.emit(

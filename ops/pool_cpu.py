@@ -58,7 +58,8 @@ def window(node: Node, low: Lowering) -> None:
         length = stride * (columns + of.lanes) + reach
         lines = max(1, min(g.target[1], _LINES // length))
         nbytes = (lines * length + 2 * (columns + of.lanes)) * of.item
-        line = [low.scratch(nbytes, per_worker=True), round_up(nbytes, 64), columns, blocks, lines]
+        scratch = low.scratch(nbytes, per_worker=True)
+        line = [scratch, scratch.nbytes, columns, blocks, lines]
         variant = {"stride": stride if stride <= 2 else 0}
         taps = g.kernel[2] if x.dtype == "float32" and stride <= 2 else 0
         variant["across"] = taps if taps in (2, 3) else 0
@@ -102,10 +103,9 @@ def _flat(node: Node, low: Lowering, of: Tiles, g: Geometry, kind: str) -> None:
     together = max(1, _LINES // pixels)
     line = round_up(pixels * g.strides[2] + of.lanes, of.lanes) + round_up(reach, of.lanes)
     elements = (together + 1) * line + round_up(reach, of.lanes) + 4 * of.lanes
-    nbytes = round_up(elements * of.item + 4 * taps * g.target[2], 64)
-    scratch = low.scratch(nbytes, per_worker=True)
+    scratch = low.scratch(elements * of.item + 4 * taps * g.target[2], per_worker=True)
     words: list[Word] = [x, y, int(node.attrs.get("count_include_pad", 0))]
-    words += [scratch, nbytes, together, x.shape[1], 0, *g.words()]
+    words += [scratch, scratch.nbytes, together, x.shape[1], 0, *g.words()]
     words += [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
     known = {"down": g.kernel[1], "across": taps} if x.dtype == "float32" else {}
     variant = {name: n if n in _UNROLLED else 0 for name, n in known.items()}
@@ -174,9 +174,9 @@ def emit_bytes(node: Node, low: Lowering) -> None:
     blocked = x.layout == "blocked"
     units = x.shape[0] * (x.blocks if blocked else x.shape[1]) * g.target[1]
     reach = max(g.reach(2, g.target[2]), g.pads[2] + g.source[2])
-    scratch_bytes = round_up(reach * (x.lanes if blocked else 1), 64)
-    scratch = low.scratch(scratch_bytes, per_worker=True)
-    words: list[Word] = [x, y, *[0] * 6, *g.words(), *[0] * 8, scratch, scratch_bytes]
+    row = round_up(reach * (x.lanes if blocked else 1), 32)
+    scratch = low.scratch(row, per_worker=True)
+    words: list[Word] = [x, y, *[0] * 6, *g.words(), *[0] * 8, scratch, scratch.nbytes, row]
     low.emit(
         Kernel("qpool_kernels", "largest", dtype=x.dtype, blocked=blocked),
         words,

@@ -434,6 +434,7 @@ def emit_tiles(
     scratch: Word = 0
     if not in_place:
         scratch = low.scratch(scratch_bytes, per_worker=True)
+        scratch_bytes = scratch.nbytes
     kernel = _tile_kernel(tile.flavour, tile, q)
     least, most_value, zero = q.bounds
     words: list[Word] = [q.x, weights[0], q.y, *sums[:3], g.groups, shape.blocks]
@@ -492,12 +493,12 @@ def _depthwise(q: Quantised, g: Geometry) -> None:
     wide = g.reach(2, g.target[2]) * BLOCK * 2
     while rows > 1 and g.reach(1, rows) * wide > caches().l1:
         rows = -(-rows // 2)
-    scratch_bytes = round_up(16 * pairs, 64) + round_up(g.reach(1, rows) * wide + 64, 64)
+    scratch_bytes = round_up(16 * pairs, 64) + g.reach(1, rows) * wide + 64
     least, most, zero = q.bounds
     words: list[Word] = [q.x, weight, q.y, *sums[:3], blocks, 0, *g.words(), pairs]
     words += [least, most, zero, zero_word(low, q.x_zero, q.x.dtype), rows, 0, 0]
-    words += [low.scratch(scratch_bytes, per_worker=True)]
-    words += [scratch_bytes]
+    scratch = low.scratch(scratch_bytes, per_worker=True)
+    words += [scratch, scratch.nbytes]
     units = g.images * blocks * -(-g.target[1] // rows)
     low.emit(
         Kernel("qlinear_kernels", "depthwise", dtype=q.x.dtype, output=q.output),

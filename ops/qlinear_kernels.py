@@ -292,16 +292,17 @@ def product(
             st_i32(scratch + arg(args, 49) + 4 * r, add_up(total) - step * (zero + flip))
 
     @register_jitable
-    def start_sums(args: int, start: int, column: int, own: int, zero: int) -> int:
+    def start_sums(args: int, start: int, column: int, own: int, zero: int, count: int) -> int:
         """Return the address of what the sums of a panel start from.
 
-        ``own``: the column among those of all images that have their own weights.
+        ``own``: the column among those of all images that have their own weights. ``count``: the
+        columns of the panel, which may be fewer than its width.
         """
         bias = arg(args, 3) + 4 * column
         if arg(args, 47) == 0:
             return bias
         factor = splat_sum(zero + flip)
-        for i in range(0, 4 * width, 4 * BLOCK):
+        for i in range(0, 4 * count, 4 * BLOCK):
             sums = load_sums(arg(args, 47) + 4 * own + i)
             store_sums(start + i, load_sums(bias + i) - factor * sums)
         return start
@@ -429,7 +430,8 @@ def product(
                 own = column if arg(args, 50) == 0 else column + image * columns
                 weights_at = arg(args, 1) + image * arg(args, 50)
                 put(t, Q_B, weights_at + column // lanes * steps * step_bytes)
-                put(t, Q_BIAS, start_sums(args, start, column, own, zero))
+                count = min(width, columns - first)
+                put(t, Q_BIAS, start_sums(args, start, column, own, zero, count))
                 put(t, Q_SCALE, arg(args, 4) + 4 * column)
                 put(t, Q_SHIFT, arg(args, 5) + 4 * column if arg(args, 5) != 0 else 0)
                 put(t, Q_COLUMNS, arg(args, 48) + 4 * own)

@@ -18,9 +18,9 @@ _WIDE = 32  # bytes of a step over a row
 def largest(*, dtype: str, blocked: bool) -> Callable[..., None]:
     """Return the kernel of MaxPool over rows of bytes, or of blocks of 16.
 
-    Words (8 to 25 as in ``conv_kernels.direct``): ``0 x, 1 y, 34 scratch, 35 its bytes per
-    worker``: all pixels that the windows of a row reach along W, those outside the image, too.
-    Units: planes * output H.
+    Words (8 to 25 as in ``conv_kernels.direct``): ``0 x, 1 y, 34 scratch, 35 bytes from one
+    worker's scratch to the next, 36 bytes of one``: all pixels that the windows of a row reach
+    along W, those outside the image, too, in whole vectors. Units: planes * output H.
     """
     v, block = vec(dtype, _WIDE), vec(dtype, _BLOCK)
     load, store, splat, most = v.load, v.store, v.splat, v.max
@@ -79,7 +79,7 @@ def largest(*, dtype: str, blocked: bool) -> Callable[..., None]:
         oh_n, ow_n, kh, kw = arg(args, 12), arg(args, 13), arg(args, 15), arg(args, 16)
         dh, row, left = arg(args, 21), width * pixel, arg(args, 25) * pixel
         scratch = arg(args, 34) + worker * arg(args, 35)
-        for at in range(0, arg(args, 35), _WIDE):
+        for at in range(0, arg(args, 36), _WIDE):
             store(scratch + at, splat(least))
         for unit in range(begin, end):
             plane, oh = unit // oh_n, unit % oh_n

@@ -61,7 +61,8 @@ def roi_align(node: Node, low: Lowering) -> None:
         if nbytes > _MOST_SCRATCH:
             raise Unsupported(f"RoiAlign of rows of {width} into {across} bins")
         each = min(channels, _CHANNELS)
-        words += [low.scratch(nbytes, per_worker=True), -(-nbytes // 64) * 64, each]
+        scratch = low.scratch(nbytes, per_worker=True)
+        words += [scratch, scratch.nbytes, each]
         kernel = Kernel("roi_kernels", "roi_average", dtype=given.dtype, lanes=lanes)
         units = y.shape[0] * -(-channels // each)
         low.emit(kernel, words, units, grain=-(-grain // each), bytes=4 * y.nbytes)

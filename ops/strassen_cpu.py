@@ -98,11 +98,11 @@ def emit_strassen(
         pb = even_part(pairs, pb, row_blocks, low.threads)
     units = row_blocks * -(-pairs // pb)
     row = (kc + _GAP) * item
-    scratch_bytes = round_up(_SUMS * (mb // 2) * row + (kc + 2 * mb) * of.width * item, 64)
-    scratch = low.scratch(scratch_bytes, per_worker=True)
+    room = _SUMS * (mb // 2) * row + (kc + 2 * mb) * of.width * item
+    scratch = low.scratch(room, per_worker=True)
     words: list[Word] = [a, weight, out, init, residual, m, n, depth, row_step * item]
     words += [of.contraction(ahead=True), of.contraction(ahead=True, twice=True)]
-    words += [act.post, act.flags, act.low, act.high, mb, pb, kc, scratch, scratch_bytes]
+    words += [act.post, act.flags, act.low, act.high, mb, pb, kc, scratch, scratch.nbytes]
     words += [row, mb // 2 * row, of.contraction(ahead=True, twice=True, mixed=True), alike]
     flops = 2 * m * n * depth
     moved = (a.size + 2 * m * n + n * depth) * item

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from subgraph import guard_pages
 from subgraph.forking import free_in_child
+from subgraph.guard_pages import Anonymous
 
 Array = np.ndarray[Any, Any]
 
@@ -28,12 +30,10 @@ _LEAST = 1 << 12  # bytes of an array that is worth a place in a slab
 _MOST = 2 * _PAGE  # of an array that shares a slab with others
 
 
-class Anonymous(mmap.mmap):
-    """A mapping that no file is behind: what is given back of it is lost."""
-
-
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) -> Array:
     """Return an uninitialised C-contiguous array whose address is a multiple of ``align``."""
+    if guard_pages.MODE:
+        return guard_pages.empty(shape, dtype)
     size = math.prod(shape) * dtype.itemsize
     if not _OFFERED or size < _LEAST:
         raw = _plain(size, align)
@@ -46,6 +46,8 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64)
 
 def mapped_empty(size: int) -> Array:
     """Return so many bytes that share their pages with nothing else, aligned to large pages."""
+    if guard_pages.MODE:
+        return guard_pages.empty((size,), np.dtype(np.uint8))
     if not _OFFERED or size < _LEAST:
         return _plain(size, 64)
     try:

@@ -20,6 +20,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
+from subgraph import guard_pages
 from subgraph.forking import free_in_child
 from subgraph.large_pages import aligned_empty
 from subgraph.parameters import Parameter, Snapshot, State, epoch, pinned_snapshot
@@ -156,7 +157,7 @@ class WeightEntry:
 
     def _redo(self, states: Sequence[State]) -> Array:
         try:
-            result = np.asarray(self._make(*(state.array for state in states)))
+            result = np.asarray(self._make(*map(_seen_by_recipe, states)))
         except Exception as error:
             names = ", ".join(repr(p.name) for p in self.parameters)
             error.add_note(f"while recipe {self.recipe!r} was applied to parameters {names}")
@@ -404,11 +405,18 @@ def _plain(value: Any) -> Any:
     return f"{getattr(value, '__module__', '')}.{name}"
 
 
+def _seen_by_recipe(state: State) -> Array:
+    """Return a parameter's array; recipes run kernels on it."""
+    return guard_pages.copied(state.array) if guard_pages.MODE else state.array
+
+
 def sealed(array: Array, align: int) -> Array:
     """Return a read-only view of ``array``, of an aligned copy when it is not aligned.
 
     ``align`` 0 takes it as it is.
     """
+    if guard_pages.MODE:
+        return guard_pages.copied(array)
     if align and (not array.flags.c_contiguous or array.ctypes.data % align):
         copy = aligned_empty(array.shape, array.dtype, align)
         copy[...] = array

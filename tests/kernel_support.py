@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from subgraph import guard_pages, guard_report
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.layouts import block_lanes
 from subgraph.engine.lowering import (
@@ -24,6 +25,7 @@ from subgraph.engine.lowering import (
     Weight,
     Word,
 )
+from subgraph.guard_report import RunningStep
 from subgraph.op import operator_key
 
 Array = np.ndarray[Any, Any]
@@ -46,26 +48,31 @@ def from_blocked(array: Array, channels: int) -> Array:
 
 
 class Memory:
-    """Where storages lie while the steps of one node run."""
+    """Where storages lie while the steps of one node run: each between guard pages."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.arrays: dict[int, Array] = {}
         self.keep: list[Any] = []
+        self.running: RunningStep | None = None
 
-    def buffer(self, nbytes: int) -> Array:
-        """Return aligned bytes with garbage in them: kernels must not rely on zeros."""
-        raw = np.full(nbytes + 128, 0xA5, np.uint8)
-        start = -raw.ctypes.data % 64
-        self.keep.append(raw)
-        return raw[start : start + nbytes]
+    def running_steps(self) -> list[RunningStep]:
+        """Return the step that runs, for the report of a fault."""
+        return [] if self.running is None else [self.running]
+
+    def read_only(self, array: Array) -> Array:
+        """Return the bytes of a copy that must not be written to."""
+        self.keep.append(guard_pages.copied(array))
+        kept: Array = self.keep[-1].reshape(-1).view(np.uint8)
+        return kept
 
     def address(self, storage: Storage) -> int:
         """Return the address of a storage, placing it at first sight."""
         if id(storage) not in self.arrays:
-            placed = self.buffer(storage.nbytes)
             if storage.weight is not None:
-                placed[:] = self.weight(storage.weight).view(np.uint8).reshape(-1)
+                placed = self.read_only(self.weight(storage.weight))
+            else:  # it comes with garbage: kernels must not rely on zeros
+                placed = guard_pages.empty((storage.nbytes,), np.dtype(np.uint8))
             self.arrays[id(storage)] = placed
             self.keep.append(storage)
         return self.arrays[id(storage)].ctypes.data
@@ -92,20 +99,20 @@ class Memory:
         if isinstance(word, Scratch):
             return self.address(word.storage)
         if isinstance(word, Weight):
-            made = self.weight(word)
-            placed = self.buffer(made.nbytes)
-            placed[:] = made.view(np.uint8).reshape(-1)
-            return placed.ctypes.data
+            return self.read_only(self.weight(word)).ctypes.data
         return int(word)
 
     def run(self, step: EmittedStep, cuts: Sequence[float]) -> None:
         """Run a step in pieces, each as another worker, last piece first."""
-        words = np.array([self.word(word) for word in step.words], np.int64)
+        words = self.read_only(np.array([self.word(word) for word in step.words], np.int64))
+        self.running = RunningStep(step.kernel.description, words.view(np.int64).tolist())
+        guard_report.watch(self)
         kernel = _KERNEL(step.kernel.address)
         at = sorted({0, step.units, *(int(cut * step.units) for cut in cuts)})
         pieces = list(itertools.pairwise(at))
         for number, (begin, end) in enumerate(reversed(pieces)):
             kernel(words.ctypes.data, begin, end, number % self.threads)
+        self.running = None
 
 
 def run_node(
@@ -151,9 +158,7 @@ def run_node(
         stored = to_blocked(array, lanes) if layout == "blocked" else np.ascontiguousarray(array)
         storage = Storage("input", stored.nbytes)
         known = stored if index in constant else None
-        placed = memory.buffer(stored.nbytes)
-        placed[:] = stored.view(np.uint8).reshape(-1) if stored.size else placed
-        memory.arrays[id(storage)] = placed
+        memory.arrays[id(storage)] = memory.read_only(stored)
         memory.keep.append(storage)
         name = array.dtype.name
         operand = Operand(f"in{index}", name, array.shape, layout, known, storage=storage)

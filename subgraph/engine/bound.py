@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine import loader, toolchain
+from subgraph import guard_pages, guard_report
+from subgraph.engine import layout, loader, toolchain
 from subgraph.engine.addresses import address_of
 from subgraph.engine.constants import made
 from subgraph.engine.kernel import Kernel
@@ -51,10 +52,20 @@ class Arena:
 
     def reserve(self, nbytes: int) -> None:
         """Have at least that many bytes; the address may change."""
+        if guard_pages.MODE:
+            return  # each bound plan has an arena of its own
         if nbytes > self.memory.nbytes:
             self.memory = aligned_empty((0,), np.dtype(np.uint8), 64)
             self.memory = mapped_empty(nbytes)
             self.address = self.memory.ctypes.data
+
+
+class _GuardedArena(Arena):
+    """The memory of one bound plan, each storage between guard pages."""
+
+    def __init__(self, areas: Sequence[tuple[int, int]], nbytes: int) -> None:
+        self.memory = guard_pages.mapped(areas, nbytes)
+        self.address = self.memory.ctypes.data
 
 
 class BoundPlan:
@@ -75,12 +86,17 @@ class BoundPlan:
         self.plan = plan
         self._entries = laid.entries
         self.epoch: int | None = None
-        self._arena = arena
+        guarded = guard_pages.MODE
+        self._arena = _GuardedArena(laid.areas, laid.arena_bytes) if guarded else arena
         self._arena_at = -1
         self._arena_patch = laid.arena
         kernels = [*(step[0] for step in laid.steps), *(k for k, _ in laid.kernels)]
         addresses = toolchain.addresses(kernels)
-        self._words = _aligned_words(laid.words)
+        if guard_pages.MODE:
+            begins = [begin for _, begin, *_ in laid.steps]
+            self._words = guard_pages.argument_blocks(laid.words, begins)
+        else:
+            self._words = _aligned_words(laid.words)
         for kernel, patch in laid.kernels:
             patch.put(self._words, addresses[kernel])
         self._entry_patches: list[tuple[WeightEntry, Patch]] = []
@@ -101,6 +117,8 @@ class BoundPlan:
         first = self._segments[0]
         self.only = first if len(self._segments) == 1 and isinstance(first, Program) else None
         self._run_staged = self._make_staged()
+        if guard_pages.MODE:
+            guard_report.watch(self)
 
     # ------------------------------------------------------------------ preparation
 
@@ -122,6 +140,8 @@ class BoundPlan:
         for k, weight, patch in template.moved_weights(numbers):
             self._move_weight(k, weight, patch)
         self._arena_patch, self._arena_at = template.arena(numbers), -1
+        if guard_pages.MODE:
+            self._arena = _GuardedArena(template.areas(numbers), instance.arena_bytes)
         self._place_ends(*template.ends(numbers))
         self._segments[0].resize(template.rows.filled(numbers))
         self._run_staged = self._make_staged()
@@ -137,6 +157,7 @@ class BoundPlan:
             patch.put(self._words, array.ctypes.data)
 
     def _hold(self, array: Array, patch: Patch) -> Array:
+        array = guard_pages.copied(array) if guard_pages.MODE else array
         patch.put(self._words, array.ctypes.data)
         return array
 
@@ -290,6 +311,24 @@ class BoundPlan:
         self.settle()
         return self._run(inputs, outputs, execute), seconds
 
+    def running_steps(self) -> list[guard_report.RunningStep]:
+        """Return the steps that run at this moment, for the report of a fault."""
+        names = [
+            f"node {e.node!r} ({e.op_type}), kernel {e.kernel}"
+            for e in self.entries
+            if e.kernel != "reference"
+        ]
+        found: list[guard_report.RunningStep] = []
+        base, first = self._words.ctypes.data, 0
+        for program in (each for each in self._segments if isinstance(each, Program)):
+            for step in program.running():
+                begin = (int(program.rows[step, 1]) - base) // layout.WORD
+                words = guard_pages.readable(self._words, begin).tolist()
+                text = names[first + step] if first + step < len(names) else program.rows[step]
+                found.append(guard_report.RunningStep(f"step {first + step}: {text}", words))
+            first += len(program.rows)
+        return found
+
     def cancel(self) -> None:
         """End a run before its next step, also one that is yet to start."""
         for segment in self._segments:
@@ -370,7 +409,8 @@ class BoundEnd:
             self.stage[...] = array
             self.current = self.stage
             return
-        self.current = np.ascontiguousarray(array)
+        copies = guard_pages.MODE
+        self.current = guard_pages.copied(array) if copies else np.ascontiguousarray(array)
         self._point_to(address_of(self.current))
 
     def target(self, given: Array | None) -> Array:
@@ -385,6 +425,8 @@ class BoundEnd:
             and given.dtype == self._dtype
             and given.shape == self._shape
         )
+        if guard_pages.MODE:
+            fits = False
         array = given if fits and given is not None else self._results.take()
         self._point_to(address_of(array))
         self.current = array

@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from subgraph import guard_pages
 from subgraph.engine.constants import Weights
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
@@ -83,6 +84,7 @@ class LaidOut:
         breaks: After how many steps a node has to be computed by the reference.
         entries: Gives what is known of every step for a profile; ``seconds`` is 0.
         tiny: Whether a run takes some microseconds only.
+        areas: Offset and bytes of each area of the arena, where these stand between guard pages.
     """
 
     words: NDArray[np.int64]
@@ -96,6 +98,7 @@ class LaidOut:
     breaks: tuple[int, ...]
     entries: Callable[[], tuple[ProfileEntry, ...]]
     tiny: bool
+    areas: tuple[tuple[int, int], ...] = ()
 
 
 def _whole_numbers(items: Sequence[int]) -> NDArray[np.int64]:
@@ -118,6 +121,8 @@ def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) 
             steps.append((item.kernel, block.add(item), item.units, item.grain))
         else:
             breaks.append(len(steps))
+    if guard_pages.MODE and steps:
+        block.words += [0] * (guard_pages.block_begin(len(block.words), 0) - len(block.words))
     given = [(k, operand) for k, operand in enumerate(plan.inputs) if operand is not None]
     return LaidOut(
         as_array(block.words),
@@ -131,6 +136,16 @@ def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) 
         tuple(breaks),
         partial(entries_of, plan),
         _is_tiny(plan),
+        _areas(plan) if guard_pages.MODE else (),
+    )
+
+
+def _areas(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Return offset and bytes of each area of the arena."""
+    return tuple(
+        (offset + worker * storage.apart, storage.nbytes - (storage.workers - 1) * storage.apart)
+        for storage, offset in plan.offsets.items()
+        for worker in range(storage.workers)
     )
 
 
@@ -166,8 +181,11 @@ class _Block:
 
     def add(self, step: EmittedStep) -> int:
         """Append a step's words; return where they begin."""
-        self.words += [0] * (-len(self.words) % _BLOCK)
-        begin = len(self.words)
+        if guard_pages.MODE:
+            begin = guard_pages.block_begin(len(self.words), len(step.words))
+        else:
+            begin = -(-len(self.words) // _BLOCK) * _BLOCK
+        self.words += [0] * (begin - len(self.words))
         for word in step.words:
             if type(word) is int:  # most words are
                 self.words.append(word)

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import attrs
 import numpy as np
 
+from subgraph import guard_pages
 from subgraph.engine.kernel import Kernel
 from subgraph.errors import SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
@@ -66,6 +67,8 @@ class Storage:
         array: The constant.
         weight: The weight, where it is made by a recipe.
         parameter: The weight, where it is one as it stands.
+        workers: Number of threads that have an area of it each.
+        apart: Bytes from one worker's area to the next one's.
         parent: The memory of which this is a part (a part of a concatenation, an output that
             overwrites an input), or None; it begins ``parent_offset`` bytes in.
     """
@@ -76,6 +79,8 @@ class Storage:
     array: Array | None = None
     weight: Weight | None = None
     parameter: Parameter | None = None
+    workers: int = 1
+    apart: int = 0
     parent: Storage | None = None
     parent_offset: int = 0
 
@@ -164,7 +169,13 @@ class Operand:
 
 @attrs.frozen(eq=False)
 class Scratch:
-    """Memory of the steps of one node, or of some; ``per_worker``: that much for each thread."""
+    """Memory of the steps of one node, or of some; ``per_worker``: an area for each thread.
+
+    Attributes:
+        storage: The memory.
+        per_worker: Whether each thread has an area of it.
+        nbytes: Bytes from one thread's area to the next one's; else the size.
+    """
 
     storage: Storage
     per_worker: bool
@@ -259,10 +270,12 @@ class Lowering:
         kernels: What the device's kernels are called in messages.
         copies_outputs: Whether a plan copies outputs that would lie in the memory of others.
         branches: Whether a run may skip steps, so that an If is a part of the plan.
+        guarded: Whether storages stand between guard pages.
     """
 
     copies_outputs: ClassVar[bool] = True
     branches: ClassVar[bool] = True
+    guarded: ClassVar[bool] = bool(guard_pages.MODE)
     registry: ClassVar[Registry[LoweringRule]] = LOWERINGS
     kernels: ClassVar[str] = "CPU"
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = {}
@@ -371,10 +384,20 @@ class Lowering:
             )
 
     def scratch(self, nbytes: int, *, per_worker: bool = False) -> Scratch:
-        """Return memory for this node's steps; ``per_worker``: worker w has [w * nbytes, ...)."""
-        nbytes = -(-nbytes // 64) * 64
-        total = nbytes * self.threads if per_worker else nbytes
-        return Scratch(Storage("arena", total), per_worker, nbytes)
+        """Return memory for this node's steps.
+
+        Args:
+            nbytes: Size of the memory, or of each worker's area of it.
+            per_worker: Whether each worker has an area of its own. That of worker w begins at
+                ``w * Scratch.nbytes``, which may be more than ``nbytes``.
+        """
+        workers = self.threads if per_worker else 1
+        if self.guarded:
+            apart = guard_pages.apart(nbytes) if per_worker else nbytes
+        else:
+            nbytes = apart = -(-nbytes // 64) * 64
+        total = (workers - 1) * apart + nbytes
+        return Scratch(Storage("arena", total, workers=workers, apart=apart), per_worker, apart)
 
     def weight(
         self, recipe: str, make: Callable[..., Array], *sources: Operand | Parameter | Array

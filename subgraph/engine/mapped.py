@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.large_pages import Anonymous
+from subgraph.guard_pages import Anonymous
 from subgraph.parameters import Parameter
 
 Array = np.ndarray[Any, Any]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
+from subgraph import guard_pages
 from subgraph.control_flow import is_branching
 from subgraph.engine.block_width import float_block
 from subgraph.engine.concrete_types import (
@@ -306,6 +307,8 @@ class Planner:
 
     def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
         """Return where in the arena storages lie, and its size."""
+        if self.options.lowering.guarded:
+            return guard_pages.place(sizes)
         return assign_offsets(sizes, lives)
 
     def add(self, node: Node) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from subgraph import guard_pages
 from subgraph.engine import layout
 from subgraph.engine.entry import entry
 from subgraph.engine.kernel import Kernel
@@ -86,7 +87,10 @@ class Program:
         self._walk = Kernel("subgraph.engine.walker_kernels", "walk", sleep=in_kernel).address
         self._threads = threads
         self.tiny = tiny
-        self._block = self._make_block(0)
+        self._times: NDArray[np.int64] = np.zeros(
+            (len(steps) if guard_pages.MODE else 0, 2), np.int64
+        )
+        self._block = self._make_block(self._times.ctypes.data if guard_pages.MODE else 0)
         self._call = entry(self._block.ctypes.data)
 
     def _make_block(self, times: int) -> NDArray[np.int64]:
@@ -140,6 +144,10 @@ class Program:
         block = self._make_block(times.ctypes.data)
         self.rouse()
         return not entry(block.ctypes.data)(), times
+
+    def running(self) -> list[int]:
+        """Return which steps have begun and not ended, where reports of faults ask for it."""
+        return np.flatnonzero(self._times[:, 0] > self._times[:, 1]).tolist()
 
     @property
     def cancel_address(self) -> int:

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import numpy as np
 
+from subgraph import guard_pages
 from subgraph.engine.concrete_types import concrete
 from subgraph.engine.cutting import cut_at
 from subgraph.engine.laid_out import LaidOut, lay_out
@@ -308,7 +309,7 @@ class CpuSubgraphOp(SubgraphOp):
         return {**kept, "options": self._plan_options, "programs": programs}
 
     def _told(self, plan: Plan | Instance, file: Keeper) -> dict[str, Any] | None:
-        if self._value_inputs or not plan.versions.hold():
+        if self._value_inputs or guard_pages.MODE or not plan.versions.hold():
             return None
         return describe_program(self.laid_out(plan), file)
 
@@ -326,7 +327,7 @@ class CpuSubgraphOp(SubgraphOp):
             guards = tuple((by_name[name], by_name[name].version) for name in kept["guards"])
             if isinstance(kept.get("nodes"), list):
                 self._kept = (kept, guards)
-        if file.own and kept.get("options") == self._plan_options:
+        if file.own and not guard_pages.MODE and kept.get("options") == self._plan_options:
             told = (read_program(each, file, self.parameters) for each in kept["programs"])
             self._programs = [program for program in told if program is not None]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from subgraph import guard_pages
 from subgraph.large_pages import mapped_empty
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +46,8 @@ class ResultMemory:
         # What is asked for once need not be kept: sizes may change from run to run.
         if not self._keeps or not self._asked or len(self._kept) == _KEPT:
             self._asked = True
-            return np.empty(self._shape, self._dtype)
+            make = guard_pages.empty if guard_pages.MODE else np.empty
+            return make(self._shape, self._dtype)
         self._kept.append(_Kept(mapped_empty(self._nbytes).view(self._dtype).reshape(self._shape)))
         return self._kept[-1].array[...]
 

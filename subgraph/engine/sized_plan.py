@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from subgraph import guard_pages
 from subgraph.engine import layout
 from subgraph.engine.bound import Arena, BoundPlan
 from subgraph.engine.kernel import Kernel
@@ -162,7 +164,10 @@ class _SizedPlanner(Planner):
 
     def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
         """Give each storage room, and let the plan hold only as long as that is enough."""
-        return assign_offsets([room_for(size) for size in sizes], lives)
+        rooms = [room_for(size) for size in sizes]
+        if guard_pages.MODE:
+            return guard_pages.place(sizes, rooms)
+        return assign_offsets(rooms, lives)
 
 
 def usual(size: int) -> int:
@@ -174,10 +179,14 @@ def room_for(size: int) -> int:
     """Return how much room there is for something; if that is not known, it has to be enough."""
     if not is_traced(size):
         return size
-    room = max(2 * plain(size), _LEAST_ROOM)
+    room = _room(size)
     if not size <= room:
         raise AssertionError("it is, for the sizes of now")
     return room
+
+
+def _room(size: int) -> int:
+    return max(2 * plain(size), _LEAST_ROOM)
 
 
 def make_sized_plan(
@@ -288,6 +297,7 @@ class _Layout:
             ),
             steps=tuple(steps),
             entries=tuple,
+            areas=tuple(starmap(_area, laid.areas)),
         )
         return self._with_code(program)
 
@@ -381,6 +391,13 @@ class _Layout:
         return held, _fixed(patch)
 
 
+def _area(offset: int, size: int) -> tuple[int, int]:
+    """Return an area of the arena with the room that it may grow to."""
+    room = _room(size) if is_traced(size) else size
+    grown = room - plain(size) if guard_pages.MODE == "end" else 0
+    return plain(offset) - grown, room
+
+
 def _fixed(patch: Patch) -> Patch:
     """Return a patch whose offsets must not depend on data."""
     if any(map(is_traced, patch.offsets)):
@@ -414,7 +431,11 @@ class SizedProgram(BoundPlan):
         return int(self._registers[index:].ctypes.data)
 
     def _hold(self, array: Array, patch: Patch) -> Array:
-        return super()._hold(array.copy() if id(array) in self._changing else array, patch)
+        if id(array) not in self._changing:
+            return super()._hold(array, patch)
+        copy = guard_pages.copied(array, writable=True) if guard_pages.MODE else array.copy()
+        patch.put(self._words, copy.ctypes.data)
+        return copy
 
     def _block(
         self, sized: SizedPlan, level: int, item: int, program: Program

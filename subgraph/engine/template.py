@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from subgraph import guard_pages
 from subgraph.engine.laid_out import End, LaidOut, Numbers, Patch, lay_out
 from subgraph.engine.lowering import Unsupported
 from subgraph.engine.memory import Life, assign_offsets
@@ -138,7 +139,9 @@ class _TracedPlanner(Planner):
     def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
         """Place as ever, and say that it is to be done again for other sizes."""
         self.lives = lives
-        offsets, total = assign_offsets([plain(size) for size in sizes], lives)
+        known = [plain(size) for size in sizes]
+        found = guard_pages.place(known) if guard_pages.MODE else assign_offsets(known, lives)
+        offsets, total = found
         *traced, whole = self.trace.places(sizes, [*offsets, total])
         return traced, whole  # type: ignore[return-value]
 
@@ -176,6 +179,7 @@ class Template:
         self.rows = numbers.slots(_objects([row[2:] for row in laid.steps], 2))
         self._arena = numbers.slots(laid.arena.offsets)
         self._arena_bytes = numbers.slots(_objects([[laid.arena_bytes]], 1))
+        self._areas = numbers.slots(_objects(laid.areas, 2))
         self._inputs = _Ends(laid.inputs, numbers)
         self._outputs = _Ends(laid.outputs, numbers)
         self._weights = [_WeightForm(held, patch, numbers) for held, patch in laid.weights]
@@ -213,6 +217,7 @@ class Template:
             (),
             partial(self.entries, numbers),
             self._laid.tiny,
+            self.areas(numbers),
         )
 
     def arena(self, numbers: NDArray[np.int64]) -> Patch:
@@ -222,6 +227,10 @@ class Template:
     def arena_bytes(self, numbers: NDArray[np.int64]) -> int:
         """Return the size of an instance's arena."""
         return int(self._arena_bytes.filled(numbers)[0, 0])
+
+    def areas(self, numbers: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+        """Return offset and bytes of each area of an instance's arena; see `LaidOut.areas`."""
+        return tuple((offset, size) for offset, size in self._areas.filled(numbers).tolist())
 
     def ends(self, numbers: NDArray[np.int64]) -> tuple[tuple[End, ...], tuple[End, ...]]:
         """Return the inputs and outputs of an instance."""
@@ -260,6 +269,9 @@ class Template:
 
     def _place(self, sizes: Sequence[int]) -> Sequence[int]:
         """Return offsets for storages of these sizes, and the whole: those of a plan that fits."""
+        if guard_pages.MODE:
+            offsets, total = guard_pages.place(sizes)
+            return [*offsets, total]
         most = _SLACK * sum(sizes)
         for whole, room, offsets in self._placed:
             if whole <= most and all(map(le, sizes, room)):

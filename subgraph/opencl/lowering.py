@@ -134,6 +134,7 @@ class ClLowering(Lowering):
     registry: ClassVar[Registry[LoweringRule]] = CL_LOWERINGS
     copies_outputs: ClassVar[bool] = False
     branches: ClassVar[bool] = False
+    guarded: ClassVar[bool] = False
     kernels: ClassVar[str] = "OpenCL"
     primitives: ClassVar[Mapping[str, Callable[..., None]]] = _PRIMITIVES
 
