@@ -53,6 +53,7 @@ from .preprocessing import (
     Preprocess,
 )
 from .property import SubgraphProperty, optimize_for, register_property
+from .regions import inline_subgraphs, region_model
 from .schema import Attribute, Schema
 from .selector import ContainOpSelector, Reject, SubgraphSelector, register_selector
 from .settings import (
@@ -139,6 +140,7 @@ __all__ = [
     "default_core",
     "explain",
     "import_model",
+    "inline_subgraphs",
     "input",
     "load",
     "ops",
@@ -149,6 +151,7 @@ __all__ = [
     "passes",
     "print_graph",
     "query_model",
+    "region_model",
     "register_property",
     "register_selector",
     "save",

@@ -25,10 +25,11 @@ from subgraph.device_calls import capability_of
 from subgraph.errors import BlobError, ConfigError, DeviceError, ModelError, SubgraphError
 from subgraph.executor import all_parameters
 from subgraph.graph import Graph, Node, Value
-from subgraph.graph_copy import copy_node, copy_value
 from subgraph.parameters import Parameter, transaction
+from subgraph.partition.op_note import OP_NOTE
+from subgraph.regions import without_device_regions
 from subgraph.settings import DeviceOptions, property_access
-from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp
+from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp
 from subgraph.types import dtype_of, numpy_dtype
 from subgraph.weights import StoredWeights, WeightEntry
 
@@ -60,10 +61,11 @@ def region_nodes(graph: Graph) -> Iterator[Node]:
 def export_model(model: CompiledModel, target: Source) -> None:
     """Write a compiled model: see `CompiledModel.export_model`."""
     for node in region_nodes(model.graph):
-        if AFFINITY not in (node.metadata or {}) and type(node.op) is not DefaultSubgraphOp:
+        if not _is_exportable(node):
             raise BlobError(
-                f"node {node.name!r} runs by {type(node.op).__name__}, which no device made; only "
-                "what devices compiled can be exported. Save the graph with sg.save instead"
+                f"node {node.name!r} runs by {type(node.op).__name__}, which does not say what to "
+                "export: let a registered property make it, and write its to_keep (and restore). "
+                "Or save the graph with sg.save"
             )
     writer = BlobWriter()
     with transaction():  # no parameter changes while weights and what was made of them are written
@@ -85,6 +87,15 @@ def export_model(model: CompiledModel, target: Source) -> None:
         "packed": list(packed.values()),
     }
     writer.write(header, target)
+
+
+def _is_exportable(node: Node) -> bool:
+    """Return whether a device made the op of a region, or its property can make it again."""
+    notes = node.metadata or {}
+    if AFFINITY in notes or type(node.op) is DefaultSubgraphOp:
+        return True
+    says_how = node.op is not None and type(node.op).to_keep is not SubgraphOp.to_keep
+    return OP_NOTE in notes and says_how
 
 
 def export_several(
@@ -160,7 +171,7 @@ def _add_graph(
     from subgraph.onnx_proto import tensor_to_proto
     from subgraph.onnx_writer import GraphWriter
 
-    converted = GraphWriter(graph)
+    converted = GraphWriter(graph, records=False)
     proto = converted.model()
     weights: dict[str, Any] = {}
     for name, array in converted.weights:
@@ -356,7 +367,7 @@ def _imported(
     if problems:
         if not allowed:
             raise BlobError(f"{reader.name} does not fit: {'; '.join(problems)}")
-        model = device.recompile(without_regions(graph), merged)
+        model = device.recompile(without_device_regions(graph), merged)
         _offer_defaults(model, model.graph, header)
         return model
     stored = _stored_weights(reader, graph)
@@ -439,6 +450,7 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
     from subgraph.collector import paused_gc
     from subgraph.onnx_reader import GraphReader
     from subgraph.onnx_tensors import TensorReader
+    from subgraph.partition.op_note import restore_ops
     from subgraph.type_inference import infer_graph
 
     places = _table(reader.header, "weights")
@@ -461,6 +473,7 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
             graph = converted.read()
             if not reader.own or any(value.type is None for value in graph.values()):
                 infer_graph(graph, strict=False)
+            restore_ops(graph)
             return graph
     except ModelError as error:
         raise BlobError(f"{reader.name}: its graph cannot be read: {error}") from error
@@ -500,42 +513,3 @@ def _stored_weights(reader: BlobReader, graph: Graph) -> StoredWeights:
         array = _array(reader, item["place"], str(item["dtype"]), shape)
         stored.add(str(item["recipe"]), parameters, int(item["align"]), array)
     return stored
-
-
-def without_regions(graph: Graph) -> Graph:
-    """Return the graph with the nodes of its subgraph nodes in their places, bodies included."""
-    values: dict[Value, Value] = {}
-    inputs = [copy_value(v, values) for v in graph.inputs]
-    captures = [copy_value(v, values) for v in graph.captures]
-    nodes: list[Node] = []
-    work = list(reversed(graph.nodes))
-    while work:
-        node = work.pop()
-        inner = node.subgraph
-        if inner is None:
-            copy = copy_node(node, values)
-            copy.attrs = {
-                k: without_regions(v) if isinstance(v, Graph) else v for k, v in node.attrs.items()
-            }
-            copy.metadata = {
-                k: v for k, v in (copy.metadata or {}).items() if k != AFFINITY
-            } or None
-            nodes.append(copy)
-            continue
-        for inside, outside in zip(inner.inputs, node.inputs, strict=True):
-            if outside is not None:
-                values[inside] = copy_value(outside, values)
-        for inside, outside in zip(inner.outputs, node.outputs, strict=True):
-            values[inside] = copy_value(outside, values)
-        work.extend(reversed(inner.nodes))
-    return Graph(
-        inputs,
-        [copy_value(v, values) for v in graph.outputs],
-        graph.name,
-        nodes=nodes,
-        captures=captures,
-        attrs=graph.attrs,
-        opsets=graph.opsets,
-        metadata=graph.metadata,
-        doc=graph.doc,
-    )

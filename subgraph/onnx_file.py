@@ -53,7 +53,9 @@ def load(
     Args:
         model: Path, serialized model, ModelProto, or a file open for reading bytes.
         functions: Whether calls of model-local functions are replaced by their bodies ("inline")
-            or become subgraph nodes ("keep"). Subgraph nodes that `save` wrote come back as such.
+            or become subgraph nodes ("keep"). Subgraph nodes that `save` wrote come back as such;
+            their ops are made again by their properties, where these are registered. A region
+            whose property is not gets the default op, and a warning in the log names it.
         folder: Where external data are; by default the folder of the model's path.
         mapped: False reads the weights into memory at once.
         infer_types: Whether to fill in types of values that the file does not state.
@@ -63,6 +65,8 @@ def load(
         UnsupportedOpError: it uses an operator or opset that is not known.
         InternalError: Subgraph failed on a model that `onnx.checker` passes.
     """
+    from subgraph.partition.op_note import restore_ops
+
     source = _shown(model)
     try:
         with paused_gc():
@@ -71,6 +75,7 @@ def load(
                 from subgraph.type_inference import infer_graph
 
                 infer_graph(graph, strict=False)
+            restore_ops(graph)
             if any(node.op_type == "Gradient" for node in graph.nodes):
                 from subgraph.pass_manager import apply_pass
 
@@ -150,31 +155,45 @@ def _load(model: Any, functions: Functions, folder: Path | None, mapped: bool) -
     return GraphReader(proto, tensors, functions).read()
 
 
-def to_onnx(graph: Graph) -> onnx.ModelProto:
+def to_onnx(graph: Graph, *, inline: bool = False) -> onnx.ModelProto:
     """Return ONNX's message for a graph; each subgraph node becomes a model-local function.
+
+    Args:
+        graph: The graph.
+        inline: As for `save`.
 
     Raises:
         ModelError: the graph has no form in ONNX, or is over 2 GB (use `save`).
     """
     from subgraph.onnx_proto import tensor_to_proto
 
-    model, weights = _convert(graph)
+    model, weights = _convert(graph, inline)
     if sum(array.nbytes for _, array in weights) > _LIMIT:
         raise ModelError(f"graph {graph.name!r} is over 2 GB, too large for one message: use save")
     model.graph.initializer.extend(tensor_to_proto(array, name) for name, array in weights)
     return model
 
 
-def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
+def save(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    *,
+    external_data: bool | None = None,
+    inline: bool = False,
+) -> None:
     """Write a graph as an ONNX file; each subgraph node becomes a model-local function.
 
-    The file appears whole or not at all: it is written under another name and then renamed.
+    The file keeps what a partition decided: names and reasons for `explain`; name, version and
+    options of the properties whose ops `load` makes again. It appears whole or not at all: it is
+    written under another name and then renamed.
 
     Args:
         graph: The graph.
         path: The file.
         external_data: Whether weights go to a file of their own beside it, ``<path>.data``; None:
             when the whole is over 2 GB.
+        inline: Whether to write the plain model, without its partition, for readers that know no
+            model-local functions.
 
     Raises:
         ModelError: the graph has no form in ONNX, is over 2 GB without external data, or the file
@@ -182,7 +201,7 @@ def save(graph: Graph, path: str | os.PathLike[str], *, external_data: bool | No
     """
     target = _target(path)
     with paused_gc():
-        model, weights = _convert(graph)
+        model, weights = _convert(graph, inline)
     total = model.ByteSize() + sum(array.nbytes for _, array in weights)
     if external_data is None:
         external_data = total > _LIMIT
@@ -214,9 +233,13 @@ def _target(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _convert(graph: Graph) -> tuple[onnx.ModelProto, list[tuple[str, Array]]]:
+def _convert(graph: Graph, inline: bool) -> tuple[onnx.ModelProto, list[tuple[str, Array]]]:
     from subgraph.onnx_writer import GraphWriter
 
+    if inline:
+        from subgraph.regions import inline_subgraphs
+
+        graph = inline_subgraphs(graph)
     if any(value.type is None for value in (*graph.inputs, *graph.outputs)):
         from subgraph.type_inference import infer_graph
 

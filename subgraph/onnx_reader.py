@@ -7,6 +7,7 @@ body's own over the same Parameter.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -38,7 +39,10 @@ Functions = Literal["inline", "keep"]
 # Notes in a FunctionProto that `subgraph.onnx_writer` leaves, to make the subgraph node again.
 MARK = "subgraph.node"
 HIDDEN = "subgraph.hidden_inputs"
+# Note in a graph or function: the record of the partition that `explain` reads, as JSON.
+RECORD = "subgraph.partition"
 
+_log = logging.getLogger("subgraph")
 _MAX_CALL_DEPTH = 64
 # Functions that call each other twice on each of n levels would give 2**n nodes.
 _MAX_INLINED = 4_000_000
@@ -188,6 +192,7 @@ class GraphReader:
             doc=text_of(model.doc_string or model.graph.doc_string),
         )
         graph.attrs["onnx"] = _origin(model)
+        graph.attrs.update(_record(_noted(model.graph.metadata_props)))
         keep(graph, model.graph, scope.level.docs, scope.level.weights, model)
         return graph
 
@@ -393,13 +398,15 @@ class GraphReader:
         level = _Level(proto.name)
         inner = _Scope(level, scope.opsets, scope, bindings=scope.bindings)
         inputs, outputs = self._graph(proto, inner)
+        notes = _noted(proto.metadata_props)
         graph = Graph(
             inputs,
             outputs,
             text_of(proto.name) or "body",
             nodes=level.nodes,
             captures=[value for value, _ in level.captures],
-            metadata=_noted(proto.metadata_props),
+            attrs=_record(notes),
+            metadata={key: note for key, note in notes.items() if key != RECORD},
             doc=text_of(proto.doc_string),
         )
         keep(graph, proto, level.docs, level.weights)
@@ -472,7 +479,10 @@ class GraphReader:
         def read() -> Graph:
             self._nodes(function.node, inner)
             outputs = [self._output(name, inner) for name, _ in given]
-            return Graph(held, outputs, name, nodes=level.nodes, opsets=opsets, doc=doc)
+            attrs = _record(notes)
+            return Graph(
+                held, outputs, name, nodes=level.nodes, attrs=attrs, opsets=opsets, doc=doc
+            )
 
         # What is not read now is not looked at: the outputs' types have to be known.
         typed = all(scope.types.get(actual) is not None for _, actual in given)
@@ -516,6 +526,20 @@ def _noted(entries: Iterable[StringStringEntryProto]) -> dict[str, str]:
     return {text_of(entry.key): text_of(entry.value) for entry in entries}
 
 
+def _record(notes: Mapping[str, str]) -> dict[str, Any]:
+    """Return the attribute of a graph that holds the record of its partition, if a note has it."""
+    if RECORD not in notes:
+        return {}
+    from subgraph.partition.record import KEY
+    from subgraph.partition.saved import load_record
+
+    try:
+        return {KEY: load_record(notes[RECORD])}
+    except ModelError as error:
+        _log.warning("%s: sg.explain has no answer for this model", error)
+        return {}
+
+
 def _no_graph(proto: GraphProto) -> Graph:
     raise ModelError(f"graph {proto.name!r} stands where no graph can be")
 
@@ -535,7 +559,7 @@ def _origin(model: ModelProto) -> dict[str, Any]:
         "producer_version": text_of(model.producer_version),
         "domain": text_of(model.domain),
         "model_version": model.model_version,
-        "graph_metadata": _noted(model.graph.metadata_props),
+        "graph_metadata": _noted(p for p in model.graph.metadata_props if p.key != RECORD),
     }
     return {key: value for key, value in notes.items() if value}
 

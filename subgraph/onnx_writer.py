@@ -30,8 +30,11 @@ from subgraph.graph import Graph, Node, Value
 from subgraph.onnx_kept import kept_of, write_back, write_back_model
 from subgraph.onnx_opsets import all_graphs, choose_opsets
 from subgraph.onnx_proto import attr_to_proto, tensor_to_proto, type_to_proto
-from subgraph.onnx_reader import HIDDEN, MARK
+from subgraph.onnx_reader import HIDDEN, MARK, RECORD
 from subgraph.parameters import Parameter, Snapshot
+from subgraph.partition.op_note import saved_metadata
+from subgraph.partition.record import KEY, PartitionRecord, record_of
+from subgraph.partition.saved import dump_record
 from subgraph.schema import find_schema
 from subgraph.subgraph_op import DOMAIN
 
@@ -94,13 +97,18 @@ class GraphWriter:
     each parameter is there.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, records: bool = True) -> None:
         """Prepare to convert ``graph``.
+
+        Args:
+            graph: The graph.
+            records: Whether to write the records of partitions, which `explain` reads.
 
         Raises:
             ModelError: there is no operator set in which all its nodes hold.
         """
         self._graph = graph
+        self._records = records
         self._opsets = choose_opsets(graph)
         graphs = all_graphs(graph)
         used = [p for g in graphs for p in g.parameters.values()]
@@ -129,7 +137,7 @@ class GraphWriter:
         self.names = dict(names.weights)
         self.weights = [(name, self._states[p].array) for p, name in names.weights.items()]
         _add_notes(proto, graph.metadata)
-        _add_notes(proto.graph, origin.get("graph_metadata", {}))
+        _add_notes(proto.graph, {**origin.get("graph_metadata", {}), **self._record(graph)})
         write_back_model(kept_of(graph), graph, proto)
         written = {id(function): function for function in self._functions.values()}
         proto.functions.extend(written.values())
@@ -185,7 +193,7 @@ class GraphWriter:
         body = names.parent is not None
         if body:
             proto.doc_string = graph.doc
-            _add_notes(proto, graph.metadata)
+            _add_notes(proto, {**graph.metadata, **self._record(graph)})
         ends = dict.fromkeys((*graph.inputs, *graph.outputs))
         for value in ends:
             if value not in names.of and value.parameter is None:
@@ -280,9 +288,18 @@ class GraphWriter:
             proto.output.extend([names.of[v] for v in node.outputs])
             if node.attrs:
                 self._write_attributes(proto, node, names)
-            if node.metadata:
+            notes = saved_metadata(node)
+            if notes:
                 self._notes = True
-                _add_notes(proto, node.metadata)
+                _add_notes(proto, notes)
+
+    def _record(self, graph: Graph) -> dict[str, str]:
+        """Return the note that holds the record of a graph's partition, if it has any."""
+        record = record_of(graph.attrs.get(KEY)) if self._records else PartitionRecord()
+        if not record.runs:
+            return {}
+        self._notes = True
+        return {RECORD: dump_record(record)}
 
     def _write_attributes(self, proto: NodeProto, node: Node, names: _Names) -> None:
         schema = None
@@ -373,6 +390,7 @@ class GraphWriter:
             "subgraph.domain": node.domain,
             "subgraph.version": str(node.version),
             "subgraph.graph": inner.name,
+            **self._record(inner),
         }
         _add_notes(proto, {**notes, HIDDEN: str(len(hidden))} if hidden else notes)
         return proto

@@ -33,9 +33,11 @@ class SubgraphProperty:
         strategy: Order of growth, "selector" or "hetero"; the pass's option wins.
         min_size: Regions of fewer nodes are left as they were; the pass's option wins.
         max_subgraphs: Only that many regions, the largest, are made; None: all; the option wins.
+        version: Version of what it makes, which files keep; loading says where it differs.
     """
 
     name: str = ""
+    version: str = ""
     strategy: str = "selector"
     min_size: int = 1
     max_subgraphs: int | None = None
@@ -63,6 +65,9 @@ class SubgraphProperty:
     def pre_partition(self, graph: Graph, options: Mapping[str, Any]) -> Graph | None:
         """Look at the graph before it is cut, or raise to refuse it.
 
+        Also called when a saved partition is loaded, before `create_subgraph_node` makes its ops
+        again: with the graph as it was before the cut, and the options of then.
+
         Args:
             graph: What will be partitioned; it must not be changed.
             options: All options of the pass, the property's own among them.
@@ -75,6 +80,14 @@ class SubgraphProperty:
     def post_partition(self, graph: Graph) -> Graph | None:
         """Look at the partitioned graph; return None, or another graph to go on with."""
         return None
+
+    def saved_options(self) -> Mapping[str, Any]:
+        """Return what of the property's own state a saved partition has to keep, plain JSON.
+
+        Loading makes the property by its registered name, without arguments, and gives these to
+        ``pre_partition`` among the options.
+        """
+        return {}
 
 
 class SelectorProperty(SubgraphProperty):
@@ -112,7 +125,9 @@ def _discover() -> None:
     Files("subgraph.passes", lambda name: not name.startswith("_")).load_all()
     for entry in entry_points(group="subgraph.properties"):
         try:
-            PROPERTIES.register(entry.name, entry.load(), f"entry point {entry.value}")
+            factory: Any = entry.load()
+            PROPERTIES.register(entry.name, factory, f"entry point {entry.value}")
+            _names.setdefault(factory, entry.name)
         except Exception as error:
             raise PartitionError(
                 f"property {entry.name!r} (entry point {entry.value}) cannot be loaded: {error}; "
@@ -151,6 +166,13 @@ def register_property(name: str, cls: PropertyFactory | None = None) -> Any:
 def property_name(owner: SubgraphProperty) -> str:
     """Return the name of a property for messages, records and node names."""
     return owner.name or _names.get(type(owner)) or type(owner).__name__
+
+
+def saved_name(owner: SubgraphProperty) -> str:
+    """Return the name by which a file names a property: a registered one, if it has any."""
+    names = [name for name in (owner.name, _names.get(type(owner), "")) if name]
+    registered = (name for name in names if PROPERTIES.find(name, named_only=True) is not None)
+    return next(registered, property_name(owner))
 
 
 def property_from(given: Any) -> SubgraphProperty:

@@ -9,8 +9,9 @@
     parameter @w: float32[4, 3, 3, 3] = base64 "..."
 
 Deterministic and linear. Bodies and inner graphs of subgraph nodes stand inside their node. Large
-arrays are left out unless asked for; stateful operators and free attributes of the graph that are
-objects (a property) are not part of the text.
+arrays and the record of a partition are left out unless asked for (``data="all"``). Of a stateful
+operator the text holds a note, by which a registered property makes it again; free attributes of
+the graph that are objects (a property) are not part of it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ import numpy as np
 
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
+from subgraph.partition.op_note import saved_metadata
+from subgraph.partition.record import PartitionRecord
+from subgraph.partition.saved import dump_record
 from subgraph.types import (
     MapType,
     OptionalType,
@@ -132,7 +136,10 @@ class _Printer:
         for key, text in graph.metadata.items():
             out.append(f"{inside}meta {quoted(key)} = {quoted(text)}\n")
         for key, held in graph.attrs.items():
-            if is_plain(held):
+            if isinstance(held, PartitionRecord):
+                if self._data == "all":
+                    out.append(f"{inside}attr {quoted(key)} = json {quoted(dump_record(held))}\n")
+            elif is_plain(held):
                 text = json.dumps(held, ensure_ascii=False)
                 out.append(f"{inside}attr {quoted(key)} = json {quoted(text)}\n")
         for value in graph.inputs:
@@ -193,8 +200,9 @@ class _Printer:
             out.append("}")
         if node.captures:
             out.append(f" captures ({', '.join(self._value(v) for v in node.captures)})")
-        if node.metadata:
-            notes = ", ".join(f"{quoted(k)} = {quoted(v)}" for k, v in node.metadata.items())
+        metadata = node.metadata if node.op is None else saved_metadata(node)
+        if metadata:
+            notes = ", ".join(f"{quoted(k)} = {quoted(v)}" for k, v in metadata.items())
             out.append(f" meta {{{notes}}}")
         if node.subgraph is not None:
             out.append(" subgraph ")

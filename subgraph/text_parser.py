@@ -20,6 +20,8 @@ from subgraph.collector import paused_gc
 from subgraph.errors import ModelError, ShapeError
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
+from subgraph.partition.record import KEY, PartitionRecord
+from subgraph.partition.saved import load_record
 from subgraph.subgraph_op import DefaultSubgraphOp
 from subgraph.types import (
     Dim,
@@ -60,11 +62,14 @@ def parse(text: str, parameters: Mapping[str, Parameter | npt.ArrayLike] | None 
     Raises:
         ModelError: the text is not in the form; the message says line and column.
     """
+    from subgraph.partition.op_note import restore_ops
+
     parser = _Parser(text, parameters or {})
     try:
         with paused_gc():
             parser.declare()
             graph = parser.graph()
+            restore_ops(graph)
     except RecursionError as error:
         raise ModelError("the text nests graphs too deeply") from error
     if parser.kind != "end" and not parser.at("parameter"):
@@ -344,7 +349,7 @@ class _Parser(_Tokens):
                 key = self.string()
                 self.expect("=")
                 self.expect("json")
-                attrs[key] = self._json()
+                attrs[key] = self._json() if key != KEY else self._record()
             else:
                 nodes.append(self._node(values))
         outputs: list[Value] = []
@@ -376,6 +381,13 @@ class _Parser(_Tokens):
             if isinstance(error, ModelError):
                 raise
             self.fail(f"not JSON: {error}", start)
+
+    def _record(self) -> PartitionRecord:
+        start = self.start
+        try:
+            return load_record(self.string())
+        except ModelError as error:
+            self.fail(str(error), start)
 
     def _opset(self) -> tuple[str, int]:
         domain = self.string()

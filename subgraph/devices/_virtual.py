@@ -9,8 +9,8 @@ from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device
 from subgraph.device_calls import known_properties
 from subgraph.errors import ConfigError, DeviceError
-from subgraph.export import without_regions
 from subgraph.graph import Graph
+from subgraph.regions import without_device_regions
 from subgraph.registry import nearest
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class VirtualDevice(Device):
         self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights
     ) -> CompiledModel:
         """Compile the graph of a file anew: it holds no regions of this device."""
-        return self.compile_model(without_regions(graph), config)
+        return self.compile_model(without_device_regions(graph), config)
 
     @property
     def known_core(self) -> Core:

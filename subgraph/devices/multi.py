@@ -27,9 +27,10 @@ from subgraph.errors import (
     SubgraphError,
 )
 from subgraph.executor import Cancel, all_parameters
-from subgraph.export import ALLOW_RECOMPILE, export_several, import_model, without_regions
+from subgraph.export import ALLOW_RECOMPILE, export_several, import_model
 from subgraph.forking import free_in_child
 from subgraph.graph import Graph
+from subgraph.regions import without_device_regions
 from subgraph.runner import Runner
 from subgraph.settings import DeviceOptions, option
 from subgraph.subgraph_op import ProfileEntry
@@ -119,7 +120,7 @@ class MultiDevice(VirtualDevice):
             except BlobError:
                 if not allowed:
                     raise
-            graph = without_regions(first.graph)
+            graph = without_device_regions(first.graph)
             return self.known_core.compile_model(graph, device.name, options or None)
 
         models = _for_each(devices, import_for, first.name)

@@ -10,6 +10,7 @@ from subgraph.collector import paused_gc
 from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph import Graph
 from subgraph.partition.asking import Asker
+from subgraph.partition.op_note import note_op, saved_options
 from subgraph.partition.options import Options, check_names
 from subgraph.partition.proposal import Proposal, Proposals, propose, prune
 from subgraph.partition.record import (
@@ -47,12 +48,12 @@ def _partition(graph: Graph, properties: Sequence[SubgraphProperty], options: Op
     current = _Target(graph, fresh=False)
     for owner in properties:
         _check_options(owner, options)
-        replaced = _hook(owner, "pre_partition", current.graph, options)
+        replaced = call_hook(owner, "pre_partition", current.graph, options)
         if replaced is not None:
             current = _Target(replaced, fresh=False)
         current.cut(owner, options, count)
         _cut_bodies(current.graph, owner, options, count)
-        replaced = _hook(owner, "post_partition", current.graph, options)
+        replaced = call_hook(owner, "post_partition", current.graph, options)
         if replaced is not None:
             current = _Target(replaced, fresh=False)
     return current.graph
@@ -69,7 +70,12 @@ def _check_options(owner: SubgraphProperty, options: Options) -> None:
         )
 
 
-def _hook(owner: SubgraphProperty, method: str, graph: Graph, options: Options) -> Graph | None:
+def call_hook(owner: SubgraphProperty, method: str, graph: Graph, options: Options) -> Graph | None:
+    """Call ``pre_partition`` or ``post_partition``; return the graph that it gives, if any.
+
+    Raises:
+        PartitionError: it raised, or refused the graph.
+    """
     try:
         if method == "pre_partition":
             given: Any = owner.pre_partition(graph, options.as_dict())
@@ -155,7 +161,7 @@ class _Target:
         found = propose(asker, self.made, strategy)
         least = owner.min_size if options.min_size is None else options.min_size
         fates = prune(found.regions, least, cap, self.work.forced)
-        notes, cuts, kept = self._make(owner, found.regions, fates, refused, count)
+        notes, cuts, kept = self._make(owner, found.regions, fates, refused, count, options)
         if cuts:
             self._replace(cuts)
         for note, region, cut in zip(notes, found.regions, kept, strict=True):
@@ -178,6 +184,7 @@ class _Target:
         fates: Sequence[str],
         refused: dict[tuple[int, ...], Reject],
         count: _Count,
+        options: Options,
     ) -> tuple[list[RegionNote], list[Cut], list[Cut | None]]:
         cutter = Cutter(self.graph)
         nodes = self.work.nodes
@@ -199,6 +206,7 @@ class _Target:
                     refused[key] = node
                     count.next += 1
                 else:
+                    note_op(node, owner, count.next, options)
                     cut = Cut(members, piece, node)
                     count.next += 1
             notes.append(RegionNote(region.start, len(region.members), fate, why=why))
@@ -258,4 +266,6 @@ def _run(
         refusals=asker.refusals,
         regions=notes,
         forced=forced,
+        version=owner.version,
+        options=saved_options(owner, options)[0],
     )

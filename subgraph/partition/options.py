@@ -56,6 +56,17 @@ class Options:
         if both:
             raise PartitionError(f"node {both[0]!r} is both in include and in exclude")
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Return the options that `as_dict` gave.
+
+        Raises:
+            PartitionError: one does not fit.
+        """
+        own = {field.name for field in attrs.fields(cls)} - {"more"}
+        more = {name: value for name, value in given.items() if name not in own}
+        return cls(more=more, **{name: given[name] for name in own if name in given})
+
     def as_dict(self) -> dict[str, Any]:
         """Return all options by name, as ``pre_partition`` gets them."""
         own = {key: value for key, value in attrs.asdict(self, recurse=False).items() if value}

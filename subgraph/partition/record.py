@@ -48,6 +48,8 @@ class Run:
 
     Attributes:
         property: The property's name.
+        version: The property's version.
+        options: Options of the partition and of the property, as far as they are plain JSON.
         selector: Name of its selectors' class.
         strategy: Order of growth.
         min_size: Size below which regions were left.
@@ -77,6 +79,8 @@ class Run:
     refusals: list[Refusal]
     regions: list[RegionNote]
     forced: dict[str, str]
+    version: str = ""
+    options: dict[str, Any] = attrs.field(factory=dict[str, Any])
     _numbers: dict[str, int] | None = None
     _noes: dict[int, list[Refusal]] | None = None
 

@@ -1,0 +1,122 @@
+"""What a file notes of the op of a region, so that loading can make the op again.
+
+The note is JSON in the metadata of the subgraph node, so it goes through every pass and file. A
+region that runs by the default executor needs none; nor does one that a device has compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from subgraph.graph import Graph, Node
+from subgraph.partition.options import Options
+from subgraph.property import SubgraphProperty, saved_name
+from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp
+
+# Key of a node's metadata.
+OP_NOTE = "subgraph.op"
+
+
+@attrs.frozen
+class OpNote:
+    """What a file says of the op of a region.
+
+    Attributes:
+        op: Name of the op's class.
+        property: Name of the property that made it; empty for a node made by hand.
+        version: The property's version.
+        id: Number of the region in its partition.
+        options: Options of the partition, plain JSON.
+        unsaved: Names of options that have no form in a file.
+    """
+
+    op: str
+    property: str = ""
+    version: str = ""
+    id: int = 0
+    options: dict[str, Any] = attrs.field(factory=dict[str, Any])
+    unsaved: list[str] = attrs.field(factory=list[str])
+
+    def maker(self) -> str:
+        """Return a text that is the same for all regions of one property with the same options."""
+        return json.dumps([self.property, self.version, self.options, self.unsaved])
+
+
+def note_op(node: Node, owner: SubgraphProperty, number: int, options: Options) -> None:
+    """Note in a new subgraph node how to make its op again, if it is the property's own."""
+    if not _has_own_op(node):
+        return
+    held, unsaved = saved_options(owner, options)
+    note = OpNote(type(node.op).__name__, saved_name(owner), owner.version, number, held, unsaved)
+    node.metadata = {**(node.metadata or {}), OP_NOTE: json.dumps(attrs.asdict(note))}
+
+
+def saved_options(owner: SubgraphProperty, options: Options) -> tuple[dict[str, Any], list[str]]:
+    """Return the options that a file keeps as plain JSON, and the names of those that it cannot."""
+    given = {**owner.saved_options(), **options.as_dict()}
+    held: dict[str, Any] = {}
+    unsaved: list[str] = []
+    for name, value in given.items():
+        try:
+            held[name] = json.loads(json.dumps(value, default=sorted))
+        except (TypeError, ValueError):
+            unsaved.append(name)
+    return held, unsaved
+
+
+def _has_own_op(node: Node) -> bool:
+    """Return whether a node runs by an op that is neither the default one nor a device's."""
+    own = node.op is not None and type(node.op) is not DefaultSubgraphOp
+    return own and AFFINITY not in (node.metadata or {})
+
+
+def restore_ops(graph: Graph) -> None:
+    """Let registered properties make the ops of a loaded graph again, in place: `saved_regions`."""
+    regions = list(_noted_regions(graph))
+    if regions:
+        from subgraph import saved_regions
+
+        saved_regions.restore_ops(graph, regions)
+
+
+def _noted_regions(graph: Graph) -> Iterator[tuple[Node, OpNote]]:
+    """Yield the regions with a note, those inside others first."""
+    levels = [graph]
+    for level in levels:
+        if not level.is_read:
+            continue
+        for node in level.nodes:
+            if node.subgraph is not None:
+                levels.append(node.subgraph)
+            elif node.attrs:
+                levels.extend(node.bodies)
+    for level in reversed(levels):
+        if level.is_read:
+            for node in level.nodes:
+                text = (node.metadata or {}).get(OP_NOTE)
+                if text is not None and node.subgraph is not None:
+                    yield node, _read_note(text)
+
+
+def _read_note(text: str) -> OpNote:
+    """Return the note of a file, which may say anything."""
+    try:
+        held: Any = json.loads(text)
+        note = OpNote(**held)
+        wanted = (str, str, str, int, dict, list)
+        fits = all(map(isinstance, attrs.astuple(note, recurse=False), wanted))
+    except (ValueError, TypeError, RecursionError):
+        fits, note = False, OpNote("an op whose note is damaged")
+    return note if fits else OpNote("an op whose note is damaged")
+
+
+def saved_metadata(node: Node) -> Mapping[str, str] | None:
+    """Return a node's metadata as a file has them: with a note of an op that was made by hand."""
+    known = node.metadata
+    if not _has_own_op(node) or (known and OP_NOTE in known):
+        return known
+    return {**(known or {}), OP_NOTE: json.dumps(attrs.asdict(OpNote(type(node.op).__name__)))}

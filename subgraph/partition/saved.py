@@ -1,0 +1,204 @@
+"""The record of a partition as JSON: what a file keeps so that `explain` answers after loading."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any, cast
+
+from subgraph.errors import ModelError
+from subgraph.partition.record import (
+    CAPPED,
+    MADE,
+    REFUSED,
+    SMALL,
+    UNUSED,
+    PartitionRecord,
+    RegionNote,
+    Run,
+)
+from subgraph.selector import Reject
+
+_FORMAT = 1
+_FATES = (MADE, SMALL, CAPPED, REFUSED, UNUSED)
+# Answers that are no Reject; a Reject is its position in the table.
+_FALSE, _NONE = -1, -2
+
+
+def dump_record(record: PartitionRecord) -> str:
+    """Return the JSON text of a record.
+
+    Names of nodes and reasons that several runs share are written once. Of the source files that
+    reasons name only the last part of the path is kept.
+    """
+    table = _Table()
+    runs = [_run(run, table) for run in record.runs]
+    held = {"format": _FORMAT, "names": table.names, "rejects": table.rejects, "runs": runs}
+    return json.dumps(held, ensure_ascii=False, separators=(",", ":"))
+
+
+class _Table:
+    """Lists of names and reasons, each written once."""
+
+    def __init__(self) -> None:
+        self.names: list[list[str]] = []
+        self.rejects: list[tuple[str, str, int]] = []
+        self._name_lists: dict[int, int] = {}
+        self._rejects: dict[Reject, int] = {}
+
+    def list_of(self, names: list[str]) -> int:
+        if id(names) not in self._name_lists:
+            self._name_lists[id(names)] = len(self.names)
+            self.names.append(names)
+        return self._name_lists[id(names)]
+
+    def answer(self, given: Any) -> int:
+        if not isinstance(given, Reject):
+            return _NONE if given is None else _FALSE
+        if given not in self._rejects:
+            self._rejects[given] = len(self.rejects)
+            # The folders are the user's own business.
+            self.rejects.append((given.reason, PurePath(given.file).name, given.line))
+        return self._rejects[given]
+
+
+def _run(run: Run, table: _Table) -> dict[str, Any]:
+    return {
+        "property": run.property,
+        "version": run.version,
+        "options": run.options,
+        "selector": run.selector,
+        "strategy": run.strategy,
+        "min_size": run.min_size,
+        "max_subgraphs": run.max_subgraphs,
+        "names": table.list_of(run.names),
+        "via": list(run.via),
+        "region": list(run.region),
+        "given_up": list(run.given_up.items()),
+        "filtered": list(run.filtered.items()),
+        "dropped": [(node, table.answer(why)) for node, why in run.dropped.items()],
+        "refusals": [(n, method, m, table.answer(a)) for n, method, m, a in run.refusals],
+        "regions": [
+            (note.start, note.size, note.fate, note.node, table.answer(note.why))
+            for note in run.regions
+        ],
+        "forced": run.forced,
+    }
+
+
+def load_record(text: str) -> PartitionRecord:
+    """Return the record of a JSON text, which may come from anybody.
+
+    Raises:
+        ModelError: the text is no record; nothing in it is trusted.
+    """
+    try:
+        held = _Reader(json.loads(text))
+        return held.record()
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
+        raise ModelError(
+            f"the record of the partition is damaged: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _is(kind: type[Any] | tuple[type[Any], ...]) -> Callable[[Any], bool]:
+    return lambda item: isinstance(item, kind) and not isinstance(item, bool)
+
+
+_whole, _text = _is(int), _is(str)
+
+
+def _checked(item: Any, *tests: Callable[[Any], bool]) -> list[Any]:
+    """Return a list whose items pass these tests, one after the other."""
+    if not isinstance(item, list) or len(cast("list[Any]", item)) != len(tests):
+        raise ValueError(f"{item!r} stands where {len(tests)} items should")
+    items = cast("list[Any]", item)
+    for each, fits in zip(items, tests, strict=True):
+        if not fits(each):
+            raise ValueError(f"{each!r} does not fit")
+    return items
+
+
+def _one(item: Any, fits: Callable[[Any], bool]) -> Any:
+    return _checked([item], fits)[0]
+
+
+def _each(item: Any, *tests: Callable[[Any], bool]) -> list[list[Any]]:
+    if not isinstance(item, list):
+        raise ValueError(f"{item!r} is no list")
+    return [_checked(each, *tests) for each in cast("list[Any]", item)]
+
+
+def _pairs(item: Any, key: Callable[[Any], bool], value: Callable[[Any], bool]) -> dict[Any, Any]:
+    return {pair[0]: pair[1] for pair in _each(item, key, value)}
+
+
+class _Reader:
+    """Checks a record as it reads it."""
+
+    def __init__(self, held: Any) -> None:
+        if not isinstance(held, dict) or held.get("format") != _FORMAT:  # pyright: ignore[reportUnknownMemberType]
+            raise ValueError(f"its format is not {_FORMAT}")
+        self._held = cast("dict[str, Any]", held)
+        self._names: list[list[str]] = [_texts(names) for names in self._held["names"]]
+        self._rejects: list[Reject] = []
+        for reason, file, line in _each(self._held["rejects"], _text, _text, _whole):
+            reject = Reject(reason)
+            reject.file, reject.line = file, line
+            self._rejects.append(reject)
+
+    def record(self) -> PartitionRecord:
+        return PartitionRecord(tuple(self._run(run) for run in self._held["runs"]))
+
+    def _run(self, run: Mapping[str, Any]) -> Run:
+        listed: int = _one(run["names"], self._below(len(self._names)))
+        names = self._names[listed]
+        node = self._below(len(names))
+        perhaps_node = self._below(len(names), least=-1)
+        answer = self._below(len(self._rejects), least=_NONE)
+        rejects = self._below(len(self._rejects))
+        regions = [
+            RegionNote(start, size, fate, name, self._answer(why))
+            for start, size, fate, name, why in _each(
+                run["regions"], node, _whole, _FATES.__contains__, _text, answer
+            )
+        ]
+        # The filter may have left nothing of the last region.
+        region, late = self._below(len(regions), least=-1), self._below(len(regions) + 1)
+        limit = run["max_subgraphs"]
+        return Run(
+            property=_one(run["property"], _text),
+            version=_one(run["version"], _text),
+            options=_one(run["options"], _is(dict)),
+            selector=_one(run["selector"], _text),
+            strategy=_one(run["strategy"], _text),
+            min_size=_one(run["min_size"], _whole),
+            max_subgraphs=None if limit is None else _one(limit, _whole),
+            names=names,
+            via=array("i", _checked(run["via"], *[perhaps_node] * len(names))),
+            region=array("i", _checked(run["region"], *[region] * len(names))),
+            given_up=_pairs(run["given_up"], node, late),
+            filtered=_pairs(run["filtered"], node, late),
+            dropped={n: self._rejects[k] for n, k in _pairs(run["dropped"], node, rejects).items()},
+            refusals=[
+                (n, method, m, self._answer(k, plain=True))
+                for n, method, m, k in _each(run["refusals"], node, self._below(3), node, answer)
+            ],
+            regions=regions,
+            forced={_one(k, _text): _one(v, _text) for k, v in run["forced"].items()},
+        )
+
+    @staticmethod
+    def _below(end: int, least: int = 0) -> Callable[[Any], bool]:
+        return lambda item: _whole(item) and least <= item < end
+
+    def _answer(self, number: int, *, plain: bool = False) -> Any:
+        if number >= 0:
+            return self._rejects[number]
+        return False if plain and number == _FALSE else None
+
+
+def _texts(given: Any) -> list[str]:
+    return _checked(given, *[_text] * len(given))
