@@ -178,6 +178,7 @@ def qgemm(call: Call) -> Results:
     B may have a scale for each column of the product.
     """
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = call.inputs
+    assert b_scale is not None, "the form says so"
     turn_b, alpha = call.attribute("transB"), call.attribute("alpha")
     if alpha != 1.0:
         a_scale = call.Mul(a_scale, alpha)
@@ -186,7 +187,7 @@ def qgemm(call: Call) -> Results:
     bias = None
     if c is not None:
         scale = call.Mul(a_scale, b_scale)
-        if call.rank(c) == 1:
+        if call.rank(c) == 1 and (call.shape(c) != (1,) or call.shape(b_scale) in ((), (1,))):
             bias = call.DequantizeLinear(c, scale, axis=0)
         else:
             bias = call.Mul(call.cast(c, "float32"), scale)

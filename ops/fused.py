@@ -43,7 +43,10 @@ import numpy as np
 
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
-from subgraph.types import ValueType
+from subgraph.requirements import Tensor, require_dtype, require_shape, requires
+from subgraph.types import TensorType, ValueType
+
+from .windows import convolution
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "subgraph.cpu"
@@ -64,6 +67,22 @@ ACTIVATIONS = (
     "Elu",
     "Swish",
 )
+
+
+@requires("FusedConv", domain=DOMAIN)
+def fused_conv_operands(
+    node: Node, x: Tensor, w: Tensor, b: Tensor | None = None, r: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless B has a number for each output channel, R the result's shape.
+
+    What was fused may still hold: its Add broadcasts, the kernel does not.
+    """
+    own = convolution(node, [TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)], ())[0]
+    assert isinstance(own, TensorType), "a convolution gives a tensor"
+    for name, given in (("W", w), ("B", b), ("R", r)):
+        require_dtype(name, given, x.dtype)
+    require_shape("B", b, w.shape[:1], "one for each output channel")
+    require_shape("R", r, [dim for dim in own.shape or () if isinstance(dim, int)], "the result's")
 
 
 @shape_rule("BatchNormScale", "ScaledShift", domain=DOMAIN)

@@ -1,14 +1,221 @@
-"""Matrix products: shape rules."""
+"""Matrix products: what operands must satisfy, and shape rules."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import shape_rule
+from subgraph.requirements import (
+    Tensor,
+    is_known,
+    require,
+    require_broadcast,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+)
 from subgraph.types import Dim, TensorType, ValueType
 
 from .elementwise import Types, Values, same_dtype, tensor
 from .strides import broadcast_shapes
+
+_BYTES = ("uint8", "int8")
+_FLOATS = ("float32", "float16", "bfloat16")
+_TERM = r"[A-Za-z]*(?:\.\.\.[A-Za-z]*)?"
+_EQUATION = re.compile(rf"({_TERM}(?:,{_TERM})*)(?:->({_TERM}))?")
+
+
+@requires("MatMul")
+def matmul_operands(node: Node, a: Tensor, b: Tensor) -> None:
+    """Raise ShapeError unless columns meet rows and stacks broadcast (ONNX MatMul, 1 to 13)."""
+    require_dtype("B", b, a.dtype)
+    _require_product(a, b)
+
+
+@requires("MatMulInteger")
+def matmul_integer_operands(
+    node: Node, a: Tensor, b: Tensor, za: Tensor | None = None, zb: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless zero points are those of rows of A, columns of B (ONNX, 10)."""
+    require_dtype("A", a, *_BYTES)
+    require_dtype("B", b, *_BYTES)
+    _require_product(a, b)
+    require_dtype("a_zero_point", za, a.dtype)
+    require_dtype("b_zero_point", zb, b.dtype)
+    _require_per_row("a_zero_point", za, a.shape)
+    _require_per_column("b_zero_point", zb, b.shape)
+
+
+@requires("QLinearMatMul")
+def qlinear_matmul_operands(
+    node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor,
+    b_zero: Tensor, y_scale: Tensor, y_zero: Tensor,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless scales and zero points fit rows and columns (ONNX, 10 to 21)."""
+    _require_product(a, b)
+    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale), ("y_scale", y_scale)):
+        require_dtype(name, scale, *_FLOATS)
+    require_dtype("a_zero_point", a_zero, a.dtype)
+    require_dtype("b_zero_point", b_zero, b.dtype)
+    for name, scale, zero in (("a", a_scale, a_zero), ("y", y_scale, y_zero)):
+        _require_per_row(f"{name}_scale", scale, a.shape)
+        _require_per_row(f"{name}_zero_point", zero, a.shape)
+    _require_per_column("b_scale", b_scale, b.shape)
+    _require_per_column("b_zero_point", b_zero, b.shape)
+
+
+def _require_product(a: Tensor, b: Tensor) -> None:
+    """Require that A's columns meet B's rows, and that their stacks broadcast as in NumPy."""
+    require(a.rank >= 1 and b.rank >= 1, "a matrix product of a scalar")
+    depth = b.shape[-2] if b.rank > 1 else b.shape[0]
+    require(
+        a.shape[-1] == depth,
+        "A {} has {} columns, B {} has {} rows",
+        list(a.shape),
+        a.shape[-1],
+        list(b.shape),
+        depth,
+    )
+    for left, right in zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False):
+        require(
+            left == 1 or right == 1 or left == right,
+            "the stacks of A {} and B {} do not broadcast",
+            list(a.shape),
+            list(b.shape),
+        )
+
+
+def _require_per_row(name: str, given: Tensor | None, shape: Sequence[int]) -> None:
+    """Require one number for the whole left side ``[..., M, K]``, or one for each of its rows."""
+    rows = shape[-2] if len(shape) > 1 else 1
+    _require_along(name, given, rows, (*shape[:-1], 1), "rows")
+
+
+def _require_per_column(name: str, given: Tensor | None, shape: Sequence[int]) -> None:
+    """Require one number for the whole right side ``[..., K, N]``, or one for each column."""
+    columns = shape[-1] if len(shape) > 1 else 1
+    _require_along(name, given, columns, (*shape[:-2], 1, columns), "columns")
+
+
+def _require_along(
+    name: str, given: Tensor | None, count: int, full: Sequence[int], what: str
+) -> None:
+    if given is None or given.rank == 0:
+        return
+    if given.rank == 1:
+        size = given.shape[0]
+        require(size == 1 or size == count, "{} has {} elements for {} {}", name, size, count, what)
+        return
+    require(
+        given.rank == len(full) and all(a == b for a, b in zip(given.shape, full, strict=True)),
+        "{} has shape {} for {} {}; it is a scalar, a vector, or has shape {}",
+        name,
+        list(given.shape),
+        count,
+        what,
+        list(full),
+    )
+
+
+@requires("Gemm")
+def gemm_operands(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> None:
+    """Raise ShapeError unless matrices meet and C broadcasts to their product (ONNX, 1 to 13)."""
+    require_rank("A", a, 2)
+    require_rank("B", b, 2)
+    require_dtype("B", b, a.dtype)
+    require_dtype("C", c, a.dtype)
+    left, right = _transposed(node, a, b)
+    _require_product(left, right)
+    require_broadcast("C", c, (left.shape[0], right.shape[1]), "the product")
+
+
+def _transposed(node: Node, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both sides as Gemm's ``transA`` and ``transB`` turn them."""
+    left = Tensor(a.dtype, a.shape[::-1]) if node.attrs.get("transA", 0) else a
+    right = Tensor(b.dtype, b.shape[::-1]) if node.attrs.get("transB", 0) else b
+    return left, right
+
+
+@requires("FusedMatMul", domain="subgraph.cpu")
+def fused_operands(
+    node: Node, a: Tensor, b: Tensor, c: Tensor | None = None, r: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless C broadcasts to the product of A and B, and R has its shape.
+
+    What was fused may still hold: its operators broadcast where the kernel does not.
+    """
+    require_dtype("B", b, a.dtype)
+    a, b = _transposed(node, a, b)
+    _require_product(a, b)
+    stacks = (a.shape[:-2], b.shape[:-2]) if a.rank > b.rank else (b.shape[:-2], a.shape[:-2])
+    longer, shorter = stacks
+    lead = list(longer)
+    for k, size in enumerate(reversed(shorter), 1):
+        lead[-k] = size if lead[-k] == 1 else lead[-k]
+    shape = (*lead, *a.shape[-2:-1], *(b.shape[-1:] if b.rank > 1 else ()))
+    for name, given in (("C", c), ("R", r)):
+        require_dtype(name, given, a.dtype)
+    require_broadcast("C", c, shape, "the product")
+    require_shape("R", r, shape, "the product's")
+
+
+@requires("Einsum")
+def einsum_operands(node: Node, *operands: Tensor | None) -> None:
+    """Raise ShapeError unless letters that are the same stand for equal sizes (ONNX, 12).
+
+    A size of one broadcasts, as in NumPy and ONNX Runtime.
+    """
+    equation = node.attrs.get("equation", "")
+    found = _EQUATION.fullmatch(str(equation).replace(" ", ""))
+    if found is None:
+        raise ShapeError(
+            f"equation {equation!r} is not well formed; letters, commas, one '...' a term and "
+            "'->' make one"
+        )
+    terms, result = found[1].split(","), found[2]
+    require(len(terms) == len(operands), "{} terms for {} operands", len(terms), len(operands))
+    letters = set("".join(terms)) - {",", "."}
+    if result is not None:
+        named = result.replace("...", "")
+        require(set(named) <= letters, "the result {!r} has letters of no operand", result)
+        require(len(set(named)) == len(named), "the result {!r} names a letter twice", result)
+    sizes: dict[str | int, int] = {}
+    for k, (term, operand) in enumerate(zip(terms, operands, strict=True)):
+        require(operand is not None, "operand {} is missing", k)
+        assert operand is not None, "it was required"
+        require_dtype(f"operand {k}", operand, *((operands[0].dtype,) if operands[0] else ()))
+        for label, size in _labels(term, operand, k):
+            known = sizes.get(label, 1)
+            require(
+                known == 1 or size == 1 or known == size,
+                "{!r} of {!r} is {} in one operand and {} in operand {}",
+                label if isinstance(label, str) else "...",
+                equation,
+                known,
+                size,
+                k,
+            )
+            if label not in sizes or not is_known(known) or known == 1:
+                sizes[label] = size
+
+
+def _labels(term: str, operand: Tensor, k: int) -> list[tuple[str | int, int]]:
+    """Return a label for each dimension: its letter, or its place from the end within ``...``."""
+    before, dots, after = term.partition("...")
+    spare = operand.rank - len(before) - len(after)
+    require(
+        spare == 0 or (spare > 0 and bool(dots)),
+        "term {!r} does not fit operand {} of shape {}",
+        term,
+        k,
+        list(operand.shape),
+    )
+    labels: list[str | int] = [*before, *range(-spare, 0), *after]
+    return list(zip(labels, operand.shape, strict=True))
 
 
 def _fits(a: Dim, b: Dim) -> None:

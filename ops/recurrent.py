@@ -17,14 +17,116 @@ from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
 from subgraph.reference import attributes
+from subgraph.requirements import (
+    Tensor,
+    require,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+)
 from subgraph.types import Dim, TensorType, ValueType
 
 from .elementwise import Types, Values, tensor
+from .elementwise_expressions import text
 
 Array = np.ndarray[Any, Any]
 Activation = Callable[[Array], Array]
 # (x, state) -> state; the first entry of a state is the hidden state
 Cell = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
+
+
+# Rows of W for each hidden element, and activations of a direction.
+_GATES = {"LSTM": (4, 3), "GRU": (3, 2), "RNN": (1, 1)}
+
+
+@requires("RNN", "GRU", "LSTM")
+def recurrent_operands(
+    node: Node, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None,
+    lengths: Tensor | None = None, h: Tensor | None = None, c: Tensor | None = None,
+    p: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless weights and states have the sizes that X and R name (1 to 22)."""
+    for name, given in (("X", x), ("W", w), ("R", r)):
+        require_rank(name, given, 3)
+        require_dtype(name, given, x.dtype)
+    require(node.op_type == "LSTM" or (c is None and p is None), "inputs 6 and 7 are LSTM's")
+    layout = node.attrs.get("layout", 0)
+    require(layout in (0, 1), "layout is {}, neither 0 nor 1", layout)
+    steps, batch = x.shape[1::-1] if layout else x.shape[:2]
+    directions, hidden = require_directions(node), r.shape[2]
+    rows = _GATES[node.op_type][0] * hidden
+    stated = node.attrs.get("hidden_size", hidden)
+    require(stated == hidden, "hidden_size is {}, R {} has {}", stated, list(r.shape), hidden)
+    why = f"of {directions} direction(s), the inputs of X and the states of R"
+    require_shape("W", w, (directions, rows, x.shape[2]), why)
+    require_shape("R", r, (directions, rows, hidden), why)
+    require_shape("B", b, (directions, 2 * rows), why)
+    require_dtype("B", b, x.dtype)
+    require_states(node, (directions, batch, hidden), (h, c, p), x.dtype, swapped=bool(layout))
+    require_lengths(lengths, steps, batch)
+
+
+def require_directions(node: Node) -> int:
+    """Return how many directions the node's attributes ask for; its activations fit them.
+
+    Raises:
+        ShapeError: there is no such direction, or activations are missing.
+    """
+    direction = text(node.attrs.get("direction") or "forward")
+    # "foward" is the default of GRU-1, misspelt in the standard.
+    names = ("forward", "foward", "reverse", "bidirectional")
+    require(direction in names, "direction {!r} is none of {}", direction, names)
+    directions = 2 if direction == "bidirectional" else 1
+    given = node.attrs.get("activations") or ()
+    each = _GATES.get(node.op_type, _GATES["LSTM"])[1]
+    require(
+        not given or len(given) >= each * directions,
+        "activations lists {} functions; {} direction(s) need {} each",
+        len(given),
+        directions,
+        each,
+    )
+    return directions
+
+
+def require_states(
+    node: Node,
+    state: tuple[int, int, int],
+    given: tuple[Tensor | None, Tensor | None, Tensor | None],
+    dtype: str,
+    *,
+    swapped: bool = False,
+) -> None:
+    """Require initial states of a shape, and peepholes.
+
+    Args:
+        node: The node.
+        state: Directions, batch, hidden size.
+        given: Initial hidden and cell states, and peepholes.
+        dtype: That of all of them.
+        swapped: Whether states begin with the batch.
+    """
+    directions, batch, hidden = state
+    shape = (batch, directions, hidden) if swapped else state
+    why = f"of {directions} direction(s), the sequences of X and the states of R"
+    h, c, p = given
+    require_shape("initial_h", h, shape, why)
+    require_shape("initial_c", c, shape, why)
+    require_shape("P", p, (directions, 3 * hidden), why)
+    for name, operand in (("initial_h", h), ("initial_c", c), ("P", p)):
+        require_dtype(name, operand, dtype)
+
+
+def require_lengths(lengths: Tensor | None, steps: int, batch: int) -> None:
+    """Require a length within the steps for each sequence, where lengths are given."""
+    require_dtype("sequence_lens", lengths, "int32")
+    require_shape("sequence_lens", lengths, (batch,), "one for each sequence")
+    known = None if lengths is None else lengths.known
+    if known is not None and known.size:
+        least, most = int(known.min()), int(known.max())
+        wrong = least if least < 0 else most
+        require(least >= 0 and steps >= most, "a length of {}, outside [0, {}]", wrong, steps)
 
 
 @shape_rule("GRU", "LSTM", "RNN")

@@ -21,10 +21,25 @@ import numpy as np
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
 from subgraph.reference import attributes
+from subgraph.requirements import (
+    Tensor,
+    require,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+)
 from subgraph.types import TensorType, ValueType
 
 from .elementwise import Types, Values, tensor
-from .recurrent import activations, long_memory, scan
+from .recurrent import (
+    activations,
+    long_memory,
+    require_directions,
+    require_lengths,
+    require_states,
+    scan,
+)
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "subgraph.cpu"
@@ -32,6 +47,35 @@ DOMAIN = "subgraph.cpu"
 # 0) of R's columns, each ``[directions, gates, padded]``.
 B_SCALES, B_SUMS, B_ZEROS = 37, 38, 39
 BESIDE = 64  # bytes behind a row of quantised states, for its sum
+
+
+@requires("QuantizedLSTM", domain=DOMAIN)
+def quantized_lstm_operands(
+    node: Node, x: Tensor, r: Tensor, scale: Tensor, zero: Tensor, lengths: Tensor | None = None,
+    h: Tensor | None = None, c: Tensor | None = None, p: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless weights, their scales and states have the sizes that R names."""
+    require_rank("X", x, 3)
+    require_rank("R", r, 3)
+    require_dtype("X", x, "float32")
+    require_dtype("R", r, "uint8", "int8")
+    directions, hidden = require_directions(node), r.shape[1]
+    steps, batch, gates = x.shape
+    require_shape("R", r, (directions, hidden, 4 * hidden), f"of {directions} direction(s)")
+    require(
+        gates == directions * 4 * hidden,
+        "X has {} products for {} direction(s) of {} elements",
+        gates,
+        directions,
+        hidden,
+    )
+    for name, given, dtype in (("R_scale", scale, "float32"), ("R_zero_point", zero, r.dtype)):
+        require_rank(name, given, 1, 2)
+        require_dtype(name, given, dtype)
+        shape = (directions, 4 * hidden)[: given.rank]
+        require_shape(name, given, shape, "one for each direction, or for each of its columns")
+    require_states(node, (directions, batch, hidden), (h, c, p), "float32")
+    require_lengths(lengths, steps, batch)
 
 
 @shape_rule("QuantizedLSTM", domain=DOMAIN)

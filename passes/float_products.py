@@ -33,7 +33,8 @@ def float_products(graph: Graph) -> Graph:
             a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (
                 value if value is None else replaced.get(value, value) for value in node.inputs
             )
-            if not all(static_size(shape_of(scale)) == 1 for scale in (a_scale, b_scale)):
+            single = (a_scale, a_zero, b_scale, b_zero, y_scale, y_zero)
+            if not all(static_size(shape_of(number)) == 1 for number in single):
                 continue
             left, right = _unscaled(node, a, a_zero, ()), _unscaled(node, b, b_zero, ())
             product = _made(node, "MatMul", left, right)

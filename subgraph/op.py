@@ -138,6 +138,9 @@ def infer_types(
 def _misfit(node: Node, types: Sequence[ValueType | None], error: Exception) -> ShapeError:
     shown = ", ".join("-" if t is None else str(t) for t in types)
     where = f"node {node.name!r} ({node.op_type})" if node.name else node.op_type
+    origin = (node.metadata or {}).get("origin")
+    if origin:
+        where += f", made of node {origin!r}"
     return ShapeError(f"{where}: inputs ({shown}) do not fit: {error}")
 
 

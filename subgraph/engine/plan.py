@@ -46,6 +46,7 @@ from subgraph.graph import Graph, Node, Value
 from subgraph.known_values import from_array, has_traced, is_arithmetic, to_array
 from subgraph.limits import machine_memory, memory_limit, size_in_bytes
 from subgraph.parameters import Parameter, Versions
+from subgraph.requirements import check_operands
 from subgraph.types import TensorType, ValueType, numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -442,6 +443,8 @@ class Planner:
         try:
             rule = self.options.lowering.rule_of(node)
             _check_dtype(node, rule, inputs)
+            if node.subgraph is not None:
+                _check_fused(node, inputs)
             low = self._attempt(node, rule, inputs, outputs)
         except Unsupported as reason:
             if node.subgraph is not None:
@@ -615,3 +618,19 @@ def _check_dtype(node: Node, rule: LoweringRule, inputs: Sequence[Operand | None
     first = next((o for o in inputs if o is not None), None)
     if rule.dtypes is not None and first is not None and first.dtype not in rule.dtypes:
         raise Unsupported(f"{node.op_type} on {first.dtype} has no kernel")
+
+
+def _check_fused(node: Node, inputs: Sequence[Operand | None]) -> None:
+    """Check what a fused node's kernel needs of its operands, beyond what its own nodes need.
+
+    Fusions go by the types that were declared or inferred for the graph; what a file declares of
+    a value need not hold.
+
+    Raises:
+        Unsupported: an operand does not fit; the node's own nodes take it.
+    """
+    types = [None if o is None else TensorType(o.dtype, o.shape) for o in inputs]
+    try:
+        check_operands(node, types, [None if o is None else o.known for o in inputs])
+    except ShapeError as error:
+        raise Unsupported(f"the fused form does not hold: {error}") from error
