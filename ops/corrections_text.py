@@ -1,12 +1,16 @@
-"""TfIdfVectorizer, for the reference: onnx.reference walks a tree, and fills each output in Python.
+"""Operators on texts, for the reference.
 
-Its n-grams are looked up here as tuples, and counts that nothing has checked are refused.
+onnx.reference keeps texts in arrays whose elements all have the length of the longest, and lets a
+model set the locale of the process. TfIdfVectorizer walks a tree there, and fills each output in
+Python; its n-grams are looked up here as tuples, and counts that nothing has checked are refused.
 """
 
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import attrs
@@ -14,7 +18,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
-from subgraph.limits import memory_limit
+from subgraph.limits import check_memory
 from subgraph.op import reference
 from subgraph.reference import attributes
 
@@ -50,8 +54,9 @@ def _pool_of(node: Node) -> _Pool:
         raise ShapeError(f"ngram_counts {starts[:-1]} are no places in a pool of {len(pool)}")
     indexes = [int(n) for n in given["ngram_indexes"]]
     width = max(indexes, default=0) + 1
-    if min(indexes, default=0) < 0 or width * 16 > memory_limit():
-        raise ShapeError(f"ngram_indexes up to {width - 1} ask for too much memory")
+    if min(indexes, default=0) < 0:
+        raise ShapeError(f"ngram_indexes begin at {min(indexes)}; they must not be negative")
+    check_memory(width * 16, f"a row of counts for ngram_indexes up to {width - 1}")
     weights = np.array(given["weights"] or (), np.float32)
     if 0 < weights.size < width:
         raise ShapeError(f"{weights.size} weights for n-grams that are counted in {width} places")
@@ -81,8 +86,7 @@ def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if x.ndim > 2 or (x.ndim == 2 and not len(x)):
         raise ShapeError(f"words of shape {list(x.shape)}; they are one row or several")
     lines = (x if x.ndim == 2 else x.reshape(1, -1)).tolist()
-    if len(lines) * pool.width * 16 > memory_limit():
-        raise ShapeError(f"{len(lines)} rows of {pool.width} counts ask for too much memory")
+    check_memory(len(lines) * pool.width * 16, f"{len(lines)} rows of {pool.width} counts")
     counts = np.zeros((len(lines), pool.width))
     for row, words in zip(counts, lines, strict=True):
         for gram in _grams(words, pool.lengths, skip):
@@ -98,7 +102,8 @@ def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def _grams(words: Sequence[Any], lengths: tuple[int, int], skip: int) -> Iterator[tuple[Any, ...]]:
     """Yield the n-grams of a row, their words up to ``skip`` others apart; words alone once."""
-    for size in range(max(lengths[0], 1), lengths[1] + 1):
+    # A row has no n-grams of more words than it has.
+    for size in range(max(lengths[0], 1), min(lengths[1], len(words)) + 1):
         # Words further apart than a row is long form no n-gram.
         for apart in range(1, min(skip, len(words)) + 2 if size > 1 else 2):
             reach = apart * (size - 1)
@@ -106,3 +111,84 @@ def _grams(words: Sequence[Any], lengths: tuple[int, int], skip: int) -> Iterato
                 break
             for first in range(len(words) - reach):
                 yield tuple(words[first : first + reach + 1 : apart])
+
+
+def _texts(value: Any) -> Array:
+    """Return an array of texts as one of objects.
+
+    Raises:
+        ShapeError: its elements are no texts.
+    """
+    if value.dtype.kind not in "OUT":
+        raise ShapeError(f"texts are needed, got {value.dtype}")
+    found: Array = value.astype(object)
+    return found
+
+
+def _lengths(texts: Array) -> Array:
+    return np.array([len(item) for item in texts.reshape(-1)], np.int64).reshape(texts.shape)
+
+
+@reference("StringConcat")
+def string_concat(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the texts of two arrays, which broadcast, one behind the other."""
+    a, b = map(_texts, inputs)
+    check_memory(float((_lengths(a) + _lengths(b)).sum()), "the concatenation of texts")
+    return [np.asarray(a + b, dtype=object)]
+
+
+@reference("StringSplit")
+def string_split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the parts of each text, "" behind those of texts with fewer, and their numbers."""
+    given, x = attributes(node), _texts(inputs[0])
+    delimiter = text(given["delimiter"] or "") or None
+    most = -1 if given["maxsplit"] is None else int(given["maxsplit"])
+    parts = [item.split(delimiter, most) for item in x.reshape(-1)]
+    counts = np.array([len(part) for part in parts], np.int64)
+    width = int(counts.max(initial=0))
+    check_memory(8 * x.size * width, f"{x.size} texts with up to {width} parts")
+    found = np.full((x.size, width), "", dtype=object)
+    for row, part in zip(found, parts, strict=True):
+        row[: len(part)] = part
+    return [found.reshape((*x.shape, width)), counts.reshape(x.shape)]
+
+
+@reference("StringNormalizer")
+def string_normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return texts without accents and stopwords, in upper or lower case; empty ones are left out.
+
+    The locale is not looked at: Python's case mapping does not depend on it.
+    """
+    given, x = attributes(node), _texts(inputs[0])
+    change = text(given["case_change_action"])
+    if change not in ("LOWER", "UPPER", "NONE"):
+        raise ShapeError(f"case_change_action {change!r}; it is LOWER, UPPER or NONE")
+    if x.ndim not in (1, 2):
+        raise ShapeError(f"texts of shape {list(x.shape)}; they are a vector or a matrix")
+
+    def changed(word: str) -> str:
+        return {"LOWER": word.lower, "UPPER": word.upper}.get(change, lambda: word)()
+
+    stops = {text(word) for word in given["stopwords"] or ()}
+    exact = bool(given["is_case_sensitive"])
+    stops = stops if exact else set(map(changed, stops))
+    found: list[str] = []
+    for item in x.reshape(-1):
+        word = _without_accents(item)
+        word = _without(word, stops) if exact else word
+        word = changed(word)
+        found.append(word if exact else _without(word, stops))
+    if x.ndim == 1 or x.shape[0] == 1:
+        found = [word for word in found if word] or [""]
+        return [np.array(found, dtype=object).reshape((1,) * (x.ndim - 1) + (-1,))]
+    return [np.array(found, dtype=object).reshape(x.shape)]
+
+
+def _without(words: str, stops: AbstractSet[str]) -> str:
+    return " ".join(word for word in words.split(" ") if word not in stops) if stops else words
+
+
+def _without_accents(word: str) -> str:
+    if word.isascii():
+        return word
+    return "".join(c for c in unicodedata.normalize("NFKD", word) if not unicodedata.combining(c))

@@ -14,7 +14,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
-from subgraph.limits import memory_limit
+from subgraph.limits import check_memory
 from subgraph.op import reference
 from subgraph.reference import attributes
 from subgraph.types import MapType, TensorType, numpy_dtype
@@ -185,8 +185,9 @@ def feature_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     widths = node.attrs.get("inputdimensions") or tuple(part.shape[-1] for part in parts)
     if any(part.ndim != 2 for part in parts) or len(widths) != len(parts):
         raise ShapeError(f"{len(parts)} inputs do not fit {len(widths)} inputdimensions")
-    if min(widths) < 0 or 4 * len(parts[0]) * sum(widths) > memory_limit():
-        raise ShapeError(f"inputdimensions {list(widths)[:8]} are too large, or negative")
+    if min(widths) < 0:
+        raise ShapeError(f"inputdimensions {list(widths)[:8]} are negative")
+    check_memory(4 * len(parts[0]) * sum(widths), f"inputdimensions {list(widths)[:8]}")
     filled: list[Array] = []
     for part, width in zip(parts, widths, strict=True):
         missing = max(width - part.shape[1], 0)

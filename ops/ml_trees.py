@@ -14,7 +14,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
-from subgraph.limits import memory_limit
+from subgraph.limits import check_memory
 from subgraph.op import reference
 from subgraph.reference import attributes
 
@@ -101,8 +101,7 @@ class Forest:
 
     def votes(self, x: Array, count: int, aggregate: str) -> tuple[Array, Array]:
         """Return what the leaves say of each of ``count`` targets, and whether any spoke of it."""
-        if 16 * len(x) * count > memory_limit():
-            raise ShapeError(f"scores of {len(x)} samples for {count} targets need too much memory")
+        check_memory(16 * len(x) * count, f"scores of {len(x)} samples for {count} targets")
         if self.targets.size and not 0 <= self.targets.min() <= self.targets.max() < count:
             raise ShapeError(f"a vote is for target {self.targets.max()} of {count}")
         if aggregate not in AGGREGATES:

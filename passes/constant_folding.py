@@ -16,6 +16,7 @@ import numpy as np
 from subgraph.errors import SubgraphError
 from subgraph.evaluation import evaluate
 from subgraph.graph import Graph, Node, Value
+from subgraph.graph_naming import fresh_name
 from subgraph.op import infer_types
 from subgraph.parameters import Parameter
 from subgraph.pass_manager import register_pass
@@ -192,6 +193,7 @@ class ConstantsToParameters:
         """Return a copy of ``graph``; a constant that is a graph output stays, to have its name."""
         graph = graph.clone()
         taken = set(graph.parameters)
+        count: dict[str, int] = {}
         for level in graph.levels():
             outputs = set(level.outputs)
             lifted: dict[Value, Value] = {}
@@ -199,19 +201,12 @@ class ConstantsToParameters:
                 array = _constant(node.outputs[0]) if len(node.outputs) == 1 else None
                 if array is None or array.size < self.min_size or node.outputs[0] in outputs:
                     continue
-                name = _unique(node.outputs[0].name, taken)
+                name = node.outputs[0].name
+                name = fresh_name(name, taken, count) if name in taken else name
+                taken.add(name)
                 parameter = Parameter.adopt(name, array)
                 lifted[node.outputs[0]] = Value(
                     node.outputs[0].name, parameter.type, parameter=parameter
                 )
             level.rewire(lifted)
         return graph
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    unique, number = name, 0
-    while unique in taken:
-        number += 1
-        unique = f"{name}_{number}"
-    taken.add(unique)
-    return unique

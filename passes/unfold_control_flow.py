@@ -17,6 +17,7 @@ import numpy as np
 from subgraph.graph import Graph, Node, Value
 from subgraph.graph_copy import copy_nodes
 from subgraph.known_values import LIMIT
+from subgraph.op import scanned_inputs
 from subgraph.parameters import Parameter
 from subgraph.pass_manager import apply_pass, register_pass
 from subgraph.type_inference import infer_graph
@@ -230,7 +231,7 @@ class _Round:
         return bool(np.asarray(producer.attrs["value"]).all())
 
     def _scan(self, node: Node, body: Graph) -> Sequence[Value] | None:
-        count = int(node.attrs["num_scan_inputs"])
+        count = scanned_inputs(node, len(node.inputs))
         states = len(node.inputs) - count
         results = len(body.outputs) - states
         axes = tuple(node.attrs.get("scan_input_axes") or (0,) * count)

@@ -20,7 +20,7 @@ from subgraph.graph import Graph, Node, Value
 from subgraph.infer_request import InferRequest
 from subgraph.parameters import Parameter, Snapshot, State, call_pinned, epoch
 from subgraph.registry import nearest
-from subgraph.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct
+from subgraph.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct, within
 from subgraph.settings import DeviceOptions, property_access
 from subgraph.signature import Port, Results, Signature
 from subgraph.subgraph_op import AFFINITY, Repeat, SubgraphOp
@@ -257,8 +257,9 @@ class CompiledModel:
         """Return a new runner: sessions and memory for one request. Devices may override it."""
         profiling = self.options.ENABLE_PROFILING
         if self._direct is not None and not profiling:
-            return DirectRunner(self.graph, self._direct, cancel)
-        return GraphRunner(self._plan, cancel, profiling=profiling, pipeline=self._pipeline)
+            return within(DirectRunner(self.graph, self._direct, cancel), self.options)
+        runner = GraphRunner(self._plan, cancel, profiling=profiling, pipeline=self._pipeline)
+        return within(runner, self.options)
 
     def create_profiler(self) -> Runner:
         """Return a runner that measures every node. Devices that override runners override it."""

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from subgraph.errors import ModelError, ShapeError, UnsupportedOpError
+from subgraph.errors import ModelError, UnsupportedOpError
 from subgraph.graph import Graph, Node
-from subgraph.limits import memory_limit
+from subgraph.limits import check_memory, memory_limit
+from subgraph.op import scanned_inputs
 from subgraph.subgraph_op import RunTurns, Wiring
 from subgraph.types import SequenceType, TensorType, numpy_dtype
 
@@ -173,13 +174,15 @@ class _Loop:
         for parts, item in zip(scans, items, strict=True):
             parts.append(item)
             held += int(item.nbytes)
-        if held > memory_limit():
-            raise ShapeError(
-                f"node {self._node.name!r} ({self._node.op_type}): what its rounds give has "
-                f"{held / 2**30:,.1f} GiB after {rounds} rounds; a value may have "
-                f"{memory_limit() / 2**30:,.1f} GiB here, half of the memory"
-            )
+        _check_held(self._node, held, rounds)
         return held
+
+
+def _check_held(node: Node, held: int, rounds: int) -> None:
+    """Raise a LimitError if the results of a body cannot be held twice: in parts, and stacked."""
+    if 2 * held > memory_limit():
+        where = f"node {node.name!r} ({node.op_type})"
+        check_memory(2 * held, f"{where}: to stack the {rounds} results of its body so far")
 
 
 def _rows(array: Array, axis: int, back: int) -> Array:
@@ -192,10 +195,11 @@ class _Scan:
     """Scan since opset 9."""
 
     def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self._node = node
         self._body = body
         self._graph = node.bodies[0]
-        self._scanned = int(node.attrs["num_scan_inputs"])
         self._given = len(node.inputs)
+        self._scanned = scanned_inputs(node, self._given)
         self._states = self._given - self._scanned
         produced = len(self._graph.outputs) - self._states
         attrs = node.attrs
@@ -240,11 +244,14 @@ class _Scan:
             if turned is not None and turned.done == length:
                 return turned.states, turned.scans
         parts: list[list[Any]] = [[] for _ in self._graph.outputs[self._states :]]
-        for items in zip(*scanned, strict=True):
+        held = 0
+        for number, items in enumerate(zip(*scanned, strict=True), 1):
             results = self._body.run([*states, *map(np.asarray, items), *captures])
             states = list(results[: self._states])
             for part, item in zip(parts, results[self._states :], strict=True):
                 part.append(item)
+                held += int(item.nbytes)
+            _check_held(self._node, held, number)
         return states, parts
 
 
@@ -253,8 +260,8 @@ class _ScanBatch:
 
     def __init__(self, node: Node, body: BodyExecutor) -> None:
         self._graph = node.bodies[0]
-        self._scanned = int(node.attrs["num_scan_inputs"])
         self._given = len(node.inputs)
+        self._scanned = scanned_inputs(node, self._given - 1)
         self._states = self._given - 1 - self._scanned
         self._back = tuple(node.attrs.get("directions") or (0,) * self._scanned)
         inner = Node("Scan", node.inputs[1:], version=9, attrs=node.attrs)
@@ -289,12 +296,14 @@ def _padded(array: Array, length: int) -> Array:
 
 class _SequenceMap:
     def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self._node = node
         self._body = body
         self._graph = node.bodies[0]
         self._given = len(node.inputs)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         outputs: list[list[Any]] = [[] for _ in self._graph.outputs]
+        held = 0
         items = list(inputs)
         sequences = [k for k in range(self._given) if isinstance(items[k], (list, tuple))]
         for number in range(len(inputs[0])):
@@ -303,4 +312,6 @@ class _SequenceMap:
             results = self._body.run(items)
             for output, item in zip(outputs, results, strict=True):
                 output.append(item)
+            held += sum(int(item.nbytes) for item in results)
+            _check_held(self._node, held, number + 1)
         return outputs

@@ -31,6 +31,7 @@ from subgraph.device_calls import (
 from subgraph.errors import ConfigError, DeviceError, file_error
 from subgraph.forking import free_in_child
 from subgraph.graph import Graph
+from subgraph.limits import limited, parse_bytes
 from subgraph.op import Operator, register_operator
 from subgraph.registry import defined_at, nearest
 from subgraph.trusted_files import open_regular
@@ -290,16 +291,32 @@ class Core:
         config: Config | None,
         preprocess: Mapping[str, Any] | None,
     ) -> CompiledModel:
-        graph = read_model(model)
+        device, extra = self.split(device_name)
+        full = _joined(config, extra)
+        asked = _asked(device, full)
+        with limited(
+            parse_bytes(str(asked("MEMORY_LIMIT") or ""), "MEMORY_LIMIT"),
+            int(asked("NODE_LIMIT") or 0),
+            float(asked("COMPILE_TIMEOUT") or 0),
+        ):
+            return self._compile_within(read_model(model), device, device_name, full, preprocess)
+
+    def _compile_within(
+        self,
+        graph: Graph,
+        device: Device,
+        device_name: str,
+        full: Config,
+        preprocess: Mapping[str, Any] | None,
+    ) -> CompiledModel:
+        asked = _asked(device, full)
         if preprocess:
             from subgraph.preprocessing import preprocessed
 
             graph = preprocessed(graph, preprocess)
-        device, extra = self.split(device_name)
-        full = _joined(config, extra)
-        if self._asked(device, full, "INFERENCE_PRECISION"):
+        if asked("INFERENCE_PRECISION"):
             graph = _in_float32(graph)
-        folder = self._asked(device, full, "CACHE_DIR")
+        folder = str(asked("CACHE_DIR") or "")
         weights = without_defaults(graph)
         if folder and device.caches:
             from subgraph.model_cache import compile_cached
@@ -310,13 +327,6 @@ class Core:
         if weights is not graph:
             model.offer_defaults(graph.inputs)
         return model
-
-    def _asked(self, device: Device, config: Config, name: str) -> str:
-        """Return an option that Core itself follows; empty if the device does not have it."""
-        if name not in known_properties(device):
-            return ""
-        found = config[name] if name in config else property_of(device, name)
-        return str(found or "")
 
     def _compile(self, device: Device, graph: Graph, config: Config) -> CompiledModel:
         if not device.fallback:
@@ -362,6 +372,18 @@ class Core:
                 return import_on(device, stream, full, str(source))
         told = source if isinstance(source, (str, PathLike)) else "a stream"
         return import_on(device, source, full, str(told))
+
+
+def _asked(device: Device, config: Config) -> Callable[[str], Any]:
+    """Return what gives an option that Core itself follows; None if the device does not have it."""
+    known = known_properties(device)
+
+    def ask(name: str) -> Any:
+        if name not in known:
+            return None
+        return config[name] if name in config else property_of(device, name)
+
+    return ask
 
 
 def _joined(config: Config | None, extra: Mapping[str, Any]) -> dict[str, Any]:

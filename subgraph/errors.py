@@ -22,6 +22,13 @@ class ShapeError(ModelError):
     """A shape or dtype does not fit: of an input array, or between operators."""
 
 
+class LimitError(SubgraphError, MemoryError, ValueError):
+    """A budget is exceeded: of memory, of nodes, or of time; nothing of what it limits was done.
+
+    The budgets are options: see `subgraph.limits`.
+    """
+
+
 class UnsupportedOpError(SubgraphError, NotImplementedError):
     """An operator, or this version of it, is unknown or cannot run on the device asked."""
 

@@ -15,8 +15,9 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from subgraph.errors import DeviceError, RequestCancelledError, SubgraphError
+from subgraph.errors import DeviceError, LimitError, RequestCancelledError, SubgraphError
 from subgraph.graph import Graph, Node, Value
+from subgraph.limits import enter_run, leave_run
 from subgraph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
 from subgraph.subgraph_op import (
     DefaultSubgraphOp,
@@ -185,9 +186,12 @@ class Plan:
             return None
         if not {*self.outputs} <= {*step.outputs}:
             return None
+        input_at, output_at = (
+            {slot: k for k, slot in enumerate(each)} for each in (slots, step.outputs)
+        )
         return (
-            tuple(slots.index(slot) for slot in step.given),
-            tuple(step.outputs.index(slot) for slot in self.outputs),
+            tuple(input_at[slot] for slot in step.given),
+            tuple(output_at[slot] for slot in self.outputs),
         )
 
     def _mark_deaths(self) -> None:
@@ -332,6 +336,8 @@ class Executor:
         if self._direct is not None and not self._cancel.wanted:
             try:
                 return self._direct(inputs)
+            except LimitError:
+                raise
             except Exception:  # as a step it says what is wrong, or another device helps
                 pass
         values = self.start(inputs)
@@ -378,7 +384,7 @@ class Executor:
             return None
         try:
             return run(taken, limit, first)
-        except RequestCancelledError:
+        except (LimitError, RequestCancelledError):
             raise
         except Exception:
             return None
@@ -408,10 +414,14 @@ class Executor:
 
     def run_steps(self, values: list[Any], begin: int = 0, end: int | None = None) -> None:
         """Run the steps from ``begin`` to before ``end`` on the values of `start`."""
-        if self.profiling:
-            self._run_timed(values, begin, end)
-        else:
-            self._run_steps(values, begin, end)
+        enter_run(values)
+        try:
+            if self.profiling:
+                self._run_timed(values, begin, end)
+            else:
+                self._run_steps(values, begin, end)
+        finally:
+            leave_run()
 
     def finish(self, values: Sequence[Any]) -> list[Any]:
         """Return the outputs of a run that has made all its steps."""

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Source = str | PathLike[str] | IO[bytes]
 _INLINE_BELOW = 1024
+# Options that no file sets: they are for whoever imports it to say.
+_OF_THE_USER = frozenset({"CACHE_DIR", "COMPILE_TIMEOUT", "MEMORY_LIMIT", "NODE_LIMIT"})
 # Dtypes whose bytes in an array are not those of the file.
 _NOT_RAW = ("string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 ALLOW_RECOMPILE = "ALLOW_RECOMPILE"
@@ -144,7 +146,7 @@ def _described(model: CompiledModel, names: Mapping[Parameter, str]) -> dict[str
 
 def _plain_options(options: DeviceOptions) -> dict[str, Any]:
     access = property_access(options)
-    kept = {key for key, mode in access.items() if mode == "RW" and key != "CACHE_DIR"}
+    kept = {key for key, mode in access.items() if mode == "RW" and key not in _OF_THE_USER}
     return {key: value for key, value in attrs.asdict(options).items() if key in kept}
 
 
@@ -399,7 +401,12 @@ def _merged(device: Device, header: Mapping[str, Any], config: Config) -> dict[s
     if "DEVICE_PRIORITIES" in config:  # a device that is not asked for has nothing to be told
         asked = str(config["DEVICE_PRIORITIES"]).replace(",", " ").split()
         configs = {name: values for name, values in configs.items() if name in asked}
-    return {**_table(header, "options"), **configs, **config}
+    stored = {k: v for k, v in _table(header, "options").items() if k not in _OF_THE_USER}
+    for name, values in configs.items():
+        if isinstance(values, dict):
+            table = cast("dict[str, Any]", values)
+            configs[name] = {k: v for k, v in table.items() if k not in _OF_THE_USER}
+    return {**stored, **configs, **config}
 
 
 def _offer_defaults(model: CompiledModel, graph: Graph, header: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph import Node, Value
 from subgraph.known_values import from_array, propagate, to_array
+from subgraph.limits import check_nodes
 from subgraph.op import REFERENCES, SHAPE_RULES, infer_types, operator_key
 from subgraph.reference import evaluate
 from subgraph.registry import Registry, defined_at
@@ -263,6 +264,7 @@ class Call:
         if elements is not None:
             self._known[made.outputs[0]] = elements
         self.nodes.append(made)
+        check_nodes(len(self.nodes), f"node {self.node.name!r} ({self.node.op_type})")
         return made.outputs
 
 

@@ -24,7 +24,7 @@ def name_nodes(nodes: Sequence[Node], names: set[str], graph: str) -> None:
     count: dict[str, int] = {}
     for node in nodes:
         if not node.name:
-            node.name = _fresh(node.op_type, names, count)
+            node.name = fresh_name(node.op_type, names, count)
         elif node.name in seen:
             raise ModelError(
                 f"graph {graph!r} has two nodes named {node.name!r}; node names must differ"
@@ -40,6 +40,7 @@ def name_values(values: Sequence[Value], names: set[str], graph: str) -> None:
     """
     seen: dict[str, Value] = {}
     count: dict[str, int] = {}
+    positions: dict[Value, int] = {}
     for value in values:
         if value.name:
             other = seen.setdefault(value.name, value)
@@ -56,15 +57,29 @@ def name_values(values: Sequence[Value], names: set[str], graph: str) -> None:
         elif len(node.outputs) == 1:
             base = node.name
         else:
-            base = f"{node.name}.{node.outputs.index(value)}"
+            base = f"{node.name}.{_position(node, value, positions)}"
         if base in names:
-            base = _fresh(base, names, count)
+            base = fresh_name(base, names, count)
         names.add(base)
         value.name = base
         seen[base] = value
 
 
-def _fresh(base: str, names: set[str], count: dict[str, int]) -> str:
+def _position(node: Node, value: Value, positions: dict[Value, int]) -> int:
+    """Return which output of a node a value is; ``positions`` keeps those of nodes seen."""
+    if value not in positions:
+        positions.update((output, k) for k, output in enumerate(node.outputs))
+    return positions[value]
+
+
+def fresh_name(base: str, names: set[str], count: dict[str, int]) -> str:
+    """Return ``base`` with the next number that makes a free name, and take it.
+
+    Args:
+        base: What the name begins with.
+        names: Names that are taken.
+        count: The next number to try by ``base``, so that equal names take linear time.
+    """
     number = count.get(base, 0)
     while (name := f"{base}_{number}") in names:
         number += 1

@@ -17,7 +17,13 @@ import numpy as np
 from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device
 from subgraph.device_calls import compile_on, compile_queried
-from subgraph.errors import DeviceError, RequestCancelledError, SubgraphError, UnsupportedOpError
+from subgraph.errors import (
+    DeviceError,
+    LimitError,
+    RequestCancelledError,
+    SubgraphError,
+    UnsupportedOpError,
+)
 from subgraph.executor import Cancel
 from subgraph.forking import free_in_child
 from subgraph.graph import Graph
@@ -169,7 +175,7 @@ class DeviceFallback:
 
     def recover(self, error: Exception) -> tuple[Session, bool] | None:
         """Return a session to run instead, and whether for good; None if the error stands."""
-        if isinstance(error, RequestCancelledError):
+        if isinstance(error, (LimitError, RequestCancelledError)):
             return None
         lost = isinstance(error, DeviceError) and error.lost
         if not lost and not isinstance(error, _OF_THIS_RUN):

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from subgraph.collector import paused_gc
-from subgraph.errors import InternalError, ModelError, SubgraphError, file_error
+from subgraph.errors import InternalError, LimitError, ModelError, SubgraphError, file_error
 from subgraph.graph import Graph
+from subgraph.limits import limited, parse_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -44,6 +45,9 @@ def load(
     folder: str | os.PathLike[str] | None = None,
     mapped: bool = True,
     infer_types: bool = True,
+    memory_limit: int | str = 0,
+    node_limit: int = 0,
+    timeout: float = 0.0,
 ) -> Graph:
     """Return the graph of an ONNX model.
 
@@ -59,17 +63,23 @@ def load(
         folder: Where external data are; by default the folder of the model's path.
         mapped: False reads the weights into memory at once.
         infer_types: Whether to fill in types of values that the file does not state.
+        memory_limit: Bytes that the tensors of the graph may take beside the file, such as "8G";
+            0: ``SUBGRAPH_MEMORY_LIMIT``, else half of the memory.
+        node_limit: Nodes that expanding functions may add; 0: 262,144.
+        timeout: Seconds that loading may take; 0: no limit.
 
     Raises:
         ModelError: the model is damaged, incomplete or not well formed.
         UnsupportedOpError: it uses an operator or opset that is not known.
+        LimitError: it asks for more than the limits.
         InternalError: Subgraph failed on a model that `onnx.checker` passes.
     """
     from subgraph.partition.op_note import restore_ops
 
     source = _shown(model)
     try:
-        with paused_gc():
+        memory = parse_bytes(str(memory_limit or ""), "memory_limit")
+        with paused_gc(), limited(memory, node_limit, timeout):
             graph = _load(model, functions, None if folder is None else Path(folder), mapped)
             if infer_types:
                 from subgraph.type_inference import infer_graph
@@ -82,7 +92,8 @@ def load(
                 graph = apply_pass(graph, "ExpandGradient")  # its names mean nothing elsewhere
             return graph
     except SubgraphError as error:
-        if isinstance(error, (ModelError, NotImplementedError)) and repr(source) not in str(error):
+        named = isinstance(error, (LimitError, ModelError, NotImplementedError))
+        if named and repr(source) not in str(error):
             raise type(error)(f"{source}: {error}") from error
         raise
     except RecursionError as error:

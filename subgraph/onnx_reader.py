@@ -15,7 +15,9 @@ import attrs
 
 from subgraph.errors import ModelError
 from subgraph.graph import Graph, Node, Value
+from subgraph.graph_naming import fresh_name
 from subgraph.lazy_graph import LazyGraph
+from subgraph.limits import check_nodes, check_time
 from subgraph.onnx_checks import check_node, read_opsets, refuse_unknown, text_of, version_of
 from subgraph.onnx_kept import keep
 from subgraph.onnx_messages import (
@@ -44,9 +46,23 @@ RECORD = "subgraph.partition"
 
 _log = logging.getLogger("subgraph")
 _MAX_CALL_DEPTH = 64
-# Functions that call each other twice on each of n levels would give 2**n nodes.
-_MAX_INLINED = 4_000_000
 _Key = tuple[str, str, str]
+
+
+class _Names:
+    """Names of one kind in one place; what is asked for twice gets a number."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+        self._count: dict[str, int] = {}
+
+    def fresh(self, name: str) -> str:
+        """Return ``name``, or with a number behind it if it is taken, and take it."""
+        if name in self.taken:
+            self._count.setdefault(name, 1)
+            return fresh_name(name, self.taken, self._count)
+        self.taken.add(name)
+        return name
 
 
 class _Level:
@@ -55,27 +71,18 @@ class _Level:
     def __init__(self, name: str) -> None:
         self.name = name
         self.nodes: list[Node] = []
-        self.node_names: set[str] = set()
-        self.value_names: set[str] = set()
+        self.node_names = _Names()
+        self.value_names = _Names()
         # Inner values that stand for outer ones, and these.
         self.captures: list[tuple[Value, Value]] = []
         self.docs: list[tuple[Node, str]] = []
         self.weights: list[Value] = []
 
     def node_name(self, name: str) -> str:
-        return _fresh(name, self.node_names) if name else ""
+        return self.node_names.fresh(name) if name else ""
 
     def value_name(self, name: str) -> str:
-        return _fresh(name, self.value_names)
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    unique, number = name, 0
-    while unique in taken:
-        number += 1
-        unique = f"{name}_{number}"
-    taken.add(unique)
-    return unique
+        return self.value_names.fresh(name)
 
 
 @attrs.frozen(eq=False)
@@ -151,7 +158,7 @@ class GraphReader:
         self._given_parameters = parameters
         self._lazy = lazy
         self._keep = functions == "keep"
-        self._parameter_names: set[str] = set()
+        self._parameter_names = _Names()
         self._functions: dict[_Key, FunctionProto] = {}
         for function in model.functions:
             key = (canonical_domain(function.domain), function.name, function.overload)
@@ -217,11 +224,11 @@ class GraphReader:
                     raise ModelError(f"functions call each other more than {len(active)} deep")
                 else:
                     active[callee] = self._called(self._functions[callee].node)
-        total = sum(sizes.get(key, 0) for key in self._called(self._model.graph.node))
-        if total > _MAX_INLINED:
-            raise ModelError(
-                f"inlining the functions gives {total} nodes, more than {_MAX_INLINED}"
-            )
+        # Functions that call each other twice on each of n levels would give 2**n nodes.
+        check_nodes(
+            sum(sizes.get(key, 0) for key in self._called(self._model.graph.node)),
+            "inlining the functions of the model",
+        )
 
     def _called(self, protos: Iterable[NodeProto]) -> Iterator[_Key]:
         """Yield the operator of each node, and of the nodes in bodies."""
@@ -243,8 +250,8 @@ class GraphReader:
             if type_ is not None:
                 types[info.name] = type_
         scope.types = types
-        scope.level.value_names.update(v.name for v in proto.input)
-        scope.level.value_names.update(n for node in proto.node for n in node.output if n)
+        scope.level.value_names.taken.update(v.name for v in proto.input)
+        scope.level.value_names.taken.update(n for node in proto.node for n in node.output if n)
         weights = self._initializers(proto, scope)
         inputs: list[Value] = []
         for info in proto.input:
@@ -278,7 +285,7 @@ class GraphReader:
             value = Value(name, parameter.type, parameter=parameter)
             scope.level.weights.append(value)
             scope.define(name, value, "an initializer")
-            scope.level.value_names.add(name)
+            scope.level.value_names.taken.add(name)
             weights[name] = value
 
         for tensor in proto.initializer:
@@ -290,7 +297,7 @@ class GraphReader:
 
     def _parameter(self, name: str, array: Array) -> Parameter:
         if self._given_parameters is None:
-            return Parameter.adopt(_fresh(name, self._parameter_names), array)
+            return Parameter.adopt(self._parameter_names.fresh(name), array)
         found = self._given_parameters[name]
         if found.type != TensorType(dtype_of(array), array.shape):
             raise ModelError(f"parameter {name!r} is {found.type}, the file has another type")
@@ -310,6 +317,7 @@ class GraphReader:
             self._node(proto, scope)
 
     def _node(self, proto: NodeProto, scope: _Scope) -> None:
+        check_time(f"reading node {proto.name!r} ({proto.op_type})")
         domain = canonical_domain(text_of(proto.domain))
         function = self._functions.get((domain, proto.op_type, proto.overload))
         if function is None:
@@ -466,7 +474,7 @@ class GraphReader:
                 inner.values[name] = None
                 continue
             value = Value(name, outer.type, parameter=outer.parameter)
-            level.value_names.add(name)
+            level.value_names.taken.add(name)
             inner.define(name, value, "the function's inputs")
             if position < first_hidden or outer.parameter is None:
                 inputs.append((value, outer))

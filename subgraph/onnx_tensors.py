@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.errors import ModelError, file_error
+from subgraph.limits import check_memory, memory_limit
 from subgraph.onnx_messages import TensorProto
 from subgraph.onnx_proto import dtype_from_number, tensor_from_proto
 from subgraph.onnx_wire import DOUBLE_DATA, FLOAT_DATA, Buffer, Span
@@ -81,6 +82,18 @@ class TensorReader:
         self._spans = spans
         self._mapped = mapped
         self._files: dict[Path, mmap.mmap] = {}
+        self._held = 0
+
+    def _counted(self, array: Array) -> Array:
+        """Return an array that is no view of a file, counted against the memory budget."""
+        self._count(array.nbytes)
+        return array
+
+    def _count(self, count: int) -> None:
+        # A tensor of a function is read once for each call; few bytes may stand for many.
+        self._held += count
+        if self._held > memory_limit():
+            check_memory(self._held, "what the model's tensors take beside the file")
 
     def array(self, proto: TensorProto) -> Array:
         """Return the read-only array of a tensor.
@@ -99,7 +112,7 @@ class TensorReader:
                 return self._stripped(proto, dtype, shape, self._spans[int(entry.value)])
         if proto.data_location == TensorProto.EXTERNAL:
             return self._external(proto, dtype, shape)
-        return tensor_from_proto(proto)
+        return self._counted(tensor_from_proto(proto))
 
     def _stripped(
         self, proto: TensorProto, dtype: str, shape: tuple[int, ...], span: Span
@@ -174,12 +187,13 @@ class TensorReader:
                 proto, f"{dtype} of dims {shape[:8]} does not fit into {length} bytes of data"
             )
         if dtype in _PACKED or dtype == "bool" or sys.byteorder == "big":
+            self._count(math.prod(shape))
             return _decode(proto, buffer[offset : offset + length])
         held = numpy_dtype(dtype)
         array: Array = np.frombuffer(buffer, np.uint8, length, offset)
         misaligned = offset % held.alignment != 0
         if not self._mapped or (misaligned and length < _COPY_BELOW):
-            array = array.copy()
+            array = self._counted(array.copy())
         return _read_only(array.view(held).reshape(shape))
 
     def dense(self, values: TensorProto, indices: TensorProto, dims: Sequence[int]) -> Array:
@@ -202,6 +216,7 @@ class TensorReader:
         else:
             raise _damaged(values, f"it has {data.size} values and indices of {places.shape}")
         total = math.prod(shape)
+        self._count(total * data.itemsize)
         if flat.size and (flat.min() < 0 or flat.max() >= total):
             raise _damaged(values, f"its indices are outside of dims {shape[:8]}")
         if data.dtype == object:

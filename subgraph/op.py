@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
-from subgraph.errors import ShapeError, SubgraphError, UnsupportedOpError
+from subgraph.errors import ModelError, ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.registry import Registry, defined_at
 from subgraph.requirements import REQUIREMENTS, check_operands, made_rule
@@ -158,3 +158,17 @@ def infer_by_onnx(
         for value, type_ in zip(input_values, input_types, strict=True)
     ]
     return infer_node(node, input_types, values)
+
+
+def scanned_inputs(node: Node, given: int) -> int:
+    """Return how many of a Scan's ``given`` states and inputs are scanned.
+
+    Raises:
+        ModelError: its attribute says more than it has, or none.
+    """
+    count = int(node.attrs["num_scan_inputs"])
+    if not 0 < count <= given:
+        raise ModelError(
+            f"node {node.name!r} (Scan): num_scan_inputs is {count}; it has {given} inputs"
+        )
+    return count

@@ -24,6 +24,7 @@ import attrs
 from subgraph.collector import look_at_new
 from subgraph.errors import PassError, SubgraphError
 from subgraph.graph import Graph, Node, Value
+from subgraph.limits import check_time
 from subgraph.parameters import changes_by_thread
 from subgraph.registry import Files, Registry, defined_at, nearest
 
@@ -155,6 +156,7 @@ def _bind(name: str, step: Pass, options: Mapping[str, Any]) -> Pass:
 
 
 def _run(name: str, call: Pass, graph: Graph) -> Graph:
+    check_time(f"pass {name!r} on graph {graph.name!r}")
     around = _instruments.get()
     checks = next((i for i in reversed(around) if isinstance(i, Checks)), _ALL_CHECKS)
     for instrument in around:

@@ -13,6 +13,7 @@ import numpy as np
 
 from subgraph.evaluation import evaluate
 from subgraph.graph import Node
+from subgraph.limits import check_memory
 from subgraph.op import operator_key
 from subgraph.types import DTYPE_OF_ONNX, numpy_dtype
 
@@ -55,6 +56,8 @@ def _identity(node: Node) -> Run:
 
 def _copied(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     value = inputs[0]
+    if type(value) is np.ndarray and value.nbytes > _LARGE:
+        check_memory(value.nbytes, node.name)
     return [value.copy()] if type(value) in (np.ndarray, list) else evaluate(node, inputs)
 
 
@@ -71,6 +74,8 @@ def _converted(node: Node, dtype: np.dtype[Any], own: bool, inputs: Sequence[Any
     if value.dtype == dtype:
         return [value.copy() if own else value]
     if value.dtype.kind in "biu" and dtype.char in _EXACT:
+        if value.nbytes > _LARGE:
+            check_memory(value.size * dtype.itemsize, node.name)
         return [value.astype(dtype)]
     return evaluate(node, inputs)
 
@@ -172,6 +177,7 @@ def _joined(node: Node) -> Run:
         items = inputs[0]
         dtype = items[0].dtype if len(items) else None
         if dtype is not None and all(item.dtype == dtype for item in items):
+            check_memory(sum(item.nbytes for item in items), node.name)
             try:
                 return [join(items, axis)]
             except ValueError:  # the reference says what does not fit
@@ -181,6 +187,7 @@ def _joined(node: Node) -> Run:
     return run
 
 
+_LARGE = 1 << 16  # bytes from which on a copy is counted against the memory budget
 _MOST_KEPT = 4  # times a result's own memory
 # What a whole number is converted to without a warning, as C does.
 _EXACT = "?bBhHiIlLqQfd"

@@ -17,9 +17,9 @@ from typing import Any, TypeGuard, cast
 
 import numpy as np
 
-from subgraph.errors import ShapeError, SubgraphError, UnsupportedOpError
+from subgraph.errors import LimitError, ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph import Node, Value
-from subgraph.limits import memory_limit, size_in_bytes
+from subgraph.limits import check_memory, count_results, size_in_bytes
 from subgraph.op import REFERENCES, infer_types, operator_key
 from subgraph.requirements import check_values
 from subgraph.schema import find_schema, newest_opset
@@ -44,6 +44,7 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     Raises:
         UnsupportedOpError: nobody defines the operator in this version.
         ShapeError: the inputs do not fit the operator.
+        LimitError: the outputs do not fit into the memory budget.
     """
     given = [np.asarray(v) if _is_scalar(v) else v for v in inputs]
     compute = REFERENCES.find(operator_key(node.op_type, node.domain))
@@ -60,10 +61,11 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
     except NotImplementedError as error:
         raise UnsupportedOpError(f"{_where(node, given)}: {_reason(error)}") from error
     except MemoryError as error:
-        raise ShapeError(f"{_where(node, given)} needs too much memory: {error}") from error
+        raise LimitError(f"{_where(node, given)} needs too much memory: {error}") from error
     except Exception as error:
         raise ShapeError(f"{_where(node, given)} do not fit: {_reason(error)}") from error
     found = [_normal(v) for v in outputs][: len(node.outputs)]
+    count_results(found, node.name)
     return found + [None] * (len(node.outputs) - len(found))
 
 
@@ -86,6 +88,8 @@ def _refuse_huge(node: Node, inputs: Sequence[Any]) -> None:
     for value in inputs:
         if _is_array(value) and value.size:
             product *= value.size
+        elif _is_list(value) and node.op_type == "ConcatFromSequence":
+            check_memory(sum(getattr(item, "nbytes", 0) for item in value), _where(node, inputs))
     if product <= _FREELY and node.op_type not in _GROWING:
         return
     types = [_type_of(value) for value in inputs]
@@ -98,11 +102,7 @@ def _refuse_huge(node: Node, inputs: Sequence[Any]) -> None:
     else:
         found = infer_types(node, types, values)
         sizes = [float(size_in_bytes(t)) for t in found if isinstance(t, TensorType)]
-    if any(size > memory_limit() for size in sizes):
-        raise ShapeError(
-            f"{_where(node, inputs)} ask for {max(sizes) / 2**30:,.1f} GiB; a value may have "
-            f"{memory_limit() / 2**30:,.1f} GiB here, half of the memory"
-        )
+    check_memory(sum(sizes), _where(node, inputs))
 
 
 def standard(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:

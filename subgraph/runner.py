@@ -17,7 +17,9 @@ import numpy as np
 
 from subgraph.executor import Cancel, Executor, Plan, explain_failure
 from subgraph.graph import Graph, Node
+from subgraph.limits import limited, parse_bytes
 from subgraph.parameters import Parameter
+from subgraph.settings import DeviceOptions
 from subgraph.subgraph_op import ProfileEntry, Repeat, fill_outputs, open_session
 from subgraph.task_executor import TaskExecutor
 
@@ -68,6 +70,21 @@ class Runner:
         return [Stage(default, self.run)]
 
 
+def within(runner: Runner, options: DeviceOptions) -> Runner:
+    """Return a runner whose runs heed the budgets of a model's options, where these say any."""
+    memory = parse_bytes(options.MEMORY_LIMIT, "MEMORY_LIMIT")
+    if not memory:
+        return runner
+    run = runner.run
+
+    def run_within(inputs: Sequence[Any]) -> Sequence[Any]:
+        with limited(memory):
+            return run(inputs)
+
+    runner.run = run_within
+    return runner
+
+
 class GraphRunner(Runner):
     """Walks the model's graph."""
 
@@ -94,7 +111,9 @@ class GraphRunner(Runner):
         return self._executor.profile()
 
     def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
-        return [Stage(default, self._run_in_turns if self._pipeline else self.run)]
+        # One that heeds a budget of its own has its ``run`` replaced.
+        in_turns = self._pipeline and "run" not in vars(self)
+        return [Stage(default, self._run_in_turns if in_turns else self.run)]
 
     def _run_in_turns(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run with one request at a time on each device, so that those of others overlap.
@@ -127,7 +146,8 @@ class DirectRunner(Runner):
         self._sources = [
             (k, position[v]) for k, v in enumerate(node.inputs) if v is not None and v in position
         ]
-        picks = [node.outputs.index(v) for v in graph.outputs]
+        made = {value: k for k, value in enumerate(node.outputs)}
+        picks = [made[value] for value in graph.outputs]
         same = picks == list(range(len(node.outputs)))
         self._picks = None if same else picks
         # The same order, weights left out: what the caller gave can be handed on as it is.

@@ -8,12 +8,13 @@ the environment (``SUBGRAPH_<DEVICE>_<KEY>``), and from the default.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
 
 from subgraph.errors import ConfigError
+from subgraph.limits import NODES, parse_bytes
 from subgraph.registry import nearest
 
 _O = TypeVar("_O", bound="DeviceOptions")
@@ -30,6 +31,7 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     read_only: bool = False,
+    check: Callable[[Any, str], Any] | None = None,
 ) -> Any:
     """Declare an option: a field of a `DeviceOptions` class, typed by its annotation.
 
@@ -40,8 +42,10 @@ def option(
         minimum: Least allowed number.
         maximum: Greatest allowed number.
         read_only: Whether users may only read it.
+        check: Called with a value and whose it is; raises ConfigError for one that is not allowed.
     """
-    facts = {"doc": doc, "values": values, "minimum": minimum, "maximum": maximum}
+    facts: dict[str, Any] = {"doc": doc, "values": values, "minimum": minimum, "maximum": maximum}
+    facts["check"] = check
     return attrs.field(default=default, metadata={**facts, "read_only": read_only})
 
 
@@ -63,6 +67,16 @@ class DeviceOptions:
     )
     CACHE_DIR: str = option("", "folder for compiled models, found again by content; empty: none")
     DEVICE_ID: str = option("", "which device of several: the part after the point in NAME.0")
+    MEMORY_LIMIT: str = option(
+        "",
+        "memory of the values that live at a time, such as '8G'; empty: SUBGRAPH_MEMORY_LIMIT, "
+        "else half of all",
+        check=parse_bytes,
+    )
+    NODE_LIMIT: int = option(NODES, "nodes that expanding functions may add to a model", minimum=1)
+    COMPILE_TIMEOUT: float = option(
+        3600.0, "seconds that loading and compiling a model may take; 0: no limit", minimum=0
+    )
 
 
 _known_fields: dict[type, dict[str, attrs.Attribute[Any]]] = {}
@@ -137,6 +151,9 @@ def check_option(cls: type[DeviceOptions], device: str, name: str, value: Any) -
             f"{device}: option {name!r} takes {_kind(field).__name__}"
             f"{f' ({allowed})' if allowed else ''}, got {value!r}"
         )
+    check = field.metadata.get("check")
+    if check is not None:
+        check(converted, f"{device}: option {name!r}")
     return converted
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph import Graph, Node, Value
 from subgraph.known_values import dims_of, from_array, propagate, to_array
-from subgraph.op import infer_types
+from subgraph.op import infer_types, scanned_inputs
 from subgraph.subgraph_op import DefaultSubgraphOp, output_types, says_types
 from subgraph.types import Dim, OptionalType, SequenceType, Shape, TensorType, ValueType
 
@@ -287,7 +287,7 @@ class _Inference:
         types: Sequence[ValueType | None],
         outside: dict[Value, Array | None],
     ) -> Sequence[ValueType | None]:
-        scans = int(node.attrs["num_scan_inputs"])
+        scans = scanned_inputs(node, min(len(types), len(body.inputs)))
         states = len(body.inputs) - scans
         axes = node.attrs.get("scan_input_axes", (0,) * scans)
         length: Dim = None

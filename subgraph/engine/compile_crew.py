@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from subgraph.engine import host, toolchain
 from subgraph.engine.kernel import Kernel
+from subgraph.limits import check_time
 
 _LEAST_PER_WORKER = 3  # below this a worker's start costs more than it gives
 _MOST_WORKERS = 15
@@ -59,8 +60,13 @@ def compile_kernels(
     ]
     for feeder in feeders:
         feeder.start()
+
+    def compile_in_time(kernel: Kernel) -> None:
+        check_time(f"compiling kernel {kernel.factory!r} of {kernel.module}")
+        compile_here(kernel)
+
     try:
-        _drain(tasks, compile_here)
+        _drain(tasks, compile_in_time)
     finally:
         _drain(tasks, lambda _: None)  # after an error nobody starts another
         for feeder in feeders:

@@ -44,7 +44,14 @@ from subgraph.errors import ShapeError, SubgraphError
 from subgraph.evaluation import evaluate
 from subgraph.graph import Graph, Node, Value
 from subgraph.known_values import from_array, has_traced, is_arithmetic, to_array
-from subgraph.limits import machine_memory, memory_limit, size_in_bytes
+from subgraph.limits import (
+    check_memory,
+    check_time,
+    enter_run,
+    leave_run,
+    memory_limit,
+    size_in_bytes,
+)
 from subgraph.parameters import Parameter, Versions
 from subgraph.requirements import check_operands
 from subgraph.types import TensorType, ValueType, numpy_dtype
@@ -166,6 +173,7 @@ def make_plan(
     Raises:
         UnknownShapeError: a shape depends on values of inputs that were not given.
         ShapeError: the inputs do not fit the graph.
+        LimitError: what the plan holds at a time is over the memory budget.
     """
     return Planner(graph, types, values, options).plan()
 
@@ -189,6 +197,8 @@ class Planner:
         self.guards: dict[Parameter, int] = {}
         self.lowerings: list[Lowering] = []
         self.kept: dict[Hashable, Scratch] = {}
+        self.computed: list[Any] = []  # what was computed ahead
+        self.derived_bytes = 0  # of that, and of weights that are to be computed from weights
         self.branch_depth = 0  # branches of Ifs that may be skipped around what is planned now
         self.arranger = Arranger(
             self.items.append, options.threads, options.blocked, float_block(graph)
@@ -288,11 +298,7 @@ class Planner:
         joined = join_in_place(self.pairs, lives)
         placed = [(s, life) for s, life in lives.items() if s.kind == "arena"]
         offsets, total = self.placed([s.nbytes for s, _ in placed], [life for _, life in placed])
-        if total > machine_memory():
-            raise ShapeError(
-                f"graph {self.graph.name!r} asks for {total / 2**30:,.1f} GiB for what lives at a "
-                f"time between its nodes; there are {machine_memory() / 2**30:,.1f} GiB"
-            )
+        self._check_total(total + sum(operand.nbytes for operand in outputs) + self.derived_bytes)
         return Plan(
             self.graph,
             tuple(self.items),
@@ -306,6 +312,10 @@ class Planner:
             tuple(self.lowerings),
         )
 
+    def _check_total(self, count: int) -> None:
+        if count > memory_limit():
+            check_memory(count, f"graph {self.graph.name!r}, for what lives at a time in it,")
+
     def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
         """Return where in the arena storages lie, and its size."""
         if self.options.lowering.guarded:
@@ -314,6 +324,7 @@ class Planner:
 
     def add(self, node: Node) -> None:
         """Plan one node; those before it are planned."""
+        check_time(f"planning node {node.name!r} ({node.op_type})")
         if is_branching(node) and self.options.lowering.branches:
             from subgraph.engine.branches import plan_if
 
@@ -351,7 +362,7 @@ class Planner:
             return True
         if all(operand is None or operand.known is not None for operand in inputs):
             arrays = [None if o is None else o.known for o in inputs]
-            results = _evaluate(node, arrays)
+            results = self._evaluate(node, arrays)
             if any(r is not None and not isinstance(r, np.ndarray) for r in results):
                 return False
             for value, result in zip(node.outputs, results, strict=True):
@@ -366,12 +377,27 @@ class Planner:
         for k, (value, type_) in enumerate(zip(node.outputs, types, strict=True)):
             assert isinstance(type_, TensorType)
             operand = Operand(value.name, type_.dtype, concrete(type_))
+            self._check_size(node, operand.nbytes)
+            self.derived_bytes += operand.nbytes
             operand.derived = derive(node, inputs, k, type_)
             operand.storage = Storage(
                 "weight", operand.nbytes, weight=Weight("plain", as_it_is, (operand.derived,))
             )
             self.operands[value] = operand
         return True
+
+    def _evaluate(self, node: Node, arrays: Sequence[Array | None]) -> list[Any]:
+        enter_run(self.computed)
+        try:
+            results = evaluate(node, arrays)
+        except SubgraphError as error:
+            error.add_note(f"while node {node.name!r} ({node.op_type}) was computed ahead")
+            raise
+        finally:
+            leave_run()
+        self.computed += results
+        self.derived_bytes += sum(r.nbytes for r in results if isinstance(r, np.ndarray))
+        return results
 
     def _infer(self, node: Node, inputs: Sequence[Operand | None]) -> list[ValueType | None]:
         types = [None if o is None else TensorType(o.dtype, o.shape) for o in inputs]
@@ -403,13 +429,13 @@ class Planner:
             if not isinstance(type_, TensorType) or not type_.is_static:
                 deciding = node.inputs[1:] if node.op_type in _OF_DATA else node.sources
                 raise UnknownShapeError(node, self._value_inputs(*deciding))
-            if size_in_bytes(type_) > memory_limit():
-                raise ShapeError(
-                    f"node {node.name!r} ({node.op_type}) asks for {type_}; a value may have "
-                    f"{memory_limit() / 2**30:,.1f} GiB here, half of the memory"
-                )
+            self._check_size(node, size_in_bytes(type_))
             outputs.append((value, type_))
         return outputs
+
+    def _check_size(self, node: Node, count: int) -> None:
+        if count > memory_limit():
+            check_memory(count, f"node {node.name!r} ({node.op_type})")
 
     def _value_inputs(self, *values: Value | None) -> list[int]:
         """Return graph inputs whose content these follow from by arithmetic: integers above."""
@@ -604,14 +630,6 @@ def mentioned(item: Item) -> list[Storage]:
         if storage is not None:
             found.append(storage)
     return found
-
-
-def _evaluate(node: Node, arrays: Sequence[Array | None]) -> list[Any]:
-    try:
-        return evaluate(node, arrays)
-    except SubgraphError as error:
-        error.add_note(f"while node {node.name!r} ({node.op_type}) was computed ahead")
-        raise
 
 
 def _check_dtype(node: Node, rule: LoweringRule, inputs: Sequence[Operand | None]) -> None:

@@ -17,6 +17,7 @@ from subgraph.engine.lowering import Unsupported
 from subgraph.engine.plan import HostStep, Planner, PlanOptions, UnknownShapeError
 from subgraph.errors import SubgraphError
 from subgraph.graph import Graph, Node, Value
+from subgraph.limits import check_time
 from subgraph.types import TensorType
 
 _SAMPLES = (2, 8, 16, 3, 4, 32, 1)
@@ -114,6 +115,7 @@ class _Probe:
             self._forget(node)
             return self._by_name(node)
         before = len(self.planner.items)
+        check_time(f"trying node {node.name!r} ({node.op_type})")
         try:
             self.planner.add(node)
         except SubgraphError as error:

@@ -21,7 +21,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.program import Program
 from subgraph.engine.sized_plan import SizedProgram
 from subgraph.errors import RequestCancelledError
-from subgraph.limits import memory_limit
+from subgraph.limits import check_memory, memory_limit
 from subgraph.subgraph_op import Turned, Wiring
 
 Array = np.ndarray[Any, Any]
@@ -115,6 +115,10 @@ class Turns:
         self._set(layout.TURNS_DONE, done)
         while status == 0 and (limit is None or done < limit):
             stop = done + chunk if limit is None else min(done + chunk, limit)
+            # Twice: while the rows move to where there is more room for them.
+            held = 2 * sum(buffer.bytes_of(stop - first) for buffer in buffers)
+            if held > memory_limit():
+                check_memory(held, f"a loop that stacks the results of {stop} rounds")
             for k, buffer in enumerate(buffers):
                 buffer.make_room(done - first, stop - first, most)
                 self._after[k, 1] = buffer.address(done - first)
@@ -122,8 +126,6 @@ class Turns:
             self._program.rouse()
             status = self._call()
             done = int(self._block[layout.TURNS_DONE // layout.WORD])
-            if sum(buffer.bytes_of(done - first) for buffer in buffers) > memory_limit():
-                return None
         del items  # the program has read them
         if status == _CANCELLED and not self._program.misfit():
             raise RequestCancelledError("the request was cancelled while it ran")
