@@ -55,7 +55,7 @@ class Anonymous(mmap.mmap):
 def _mprotect() -> Callable[[int, int, int], int]:
     function = ctypes.CDLL(None, use_errno=True).mprotect
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _protect(address: int, size: int, access: int) -> None:
@@ -161,7 +161,8 @@ def readable(words: Array, begin: int) -> Array:
 def block_begin(end: int, count: int) -> int:
     """Return the first word of a block of ``count`` words behind ``end`` words and a guard page."""
     (offset,), _ = place([8 * count])
-    return (_rounded(8 * end) + int(offset)) // 8
+    begin: int = (_rounded(8 * end) + offset) // 8
+    return begin
 
 
 def copied(array: Array, *, writable: bool = False) -> Array:

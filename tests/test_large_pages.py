@@ -14,6 +14,7 @@ from subgraph import large_pages
 from subgraph.engine.mapped import release_array
 from subgraph.large_pages import aligned_empty, mapped_empty
 
+pytestmark = pytest.mark.plain_memory
 _SIZES = (0, 1, 100, 5000, 70_000, 3_000_000, 9_000_000, 5000)
 
 

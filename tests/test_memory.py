@@ -59,6 +59,7 @@ def test_the_peak_is_that_of_this_program() -> None:
         assert peak_memory() >= before
 
 
+@pytest.mark.plain_memory
 def test_the_regions_of_a_request_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """They run one after the other, each with temporary values as large as its input."""
     arenas: list[Arena] = []

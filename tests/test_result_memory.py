@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import subgraph as sg
-from subgraph import guard_pages, ops
+from subgraph import ops
 from subgraph.engine.result_memory import ResultMemory
 
 Array = np.ndarray[Any, Any]
@@ -74,7 +74,7 @@ def test_another_shape_gets_memory_of_its_own() -> None:
         np.testing.assert_array_equal(array, given(2 * value, array.shape[0]))
 
 
-@pytest.mark.skipif(bool(guard_pages.MODE), reason="every array is a mapping of its own")
+@pytest.mark.plain_memory
 def test_only_what_is_worth_it_is_kept() -> None:
     small = ResultMemory((4,), np.dtype(np.float32), 16)
     large = ResultMemory((64, 64), np.dtype(np.float32), 1 << 14)

@@ -19,6 +19,7 @@ from subgraph.engine.region_op import CpuSubgraphOp
 from subgraph.export import region_nodes
 
 Array = np.ndarray[Any, Any]
+pytestmark = pytest.mark.plain_memory
 X = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
 
 

@@ -78,6 +78,7 @@ def test_results_are_read_only_and_aligned_on_demand() -> None:
         result[0] = 5
 
 
+@pytest.mark.plain_memory
 def test_a_view_of_the_parameter_takes_no_memory() -> None:
     cache, w = sg.WeightCache(), param(2)
     cache.get("view", lambda a: a.reshape(2, 4), w)
