@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
 
-.PHONY: help demo test test-slow lint format docs bench agreement conformance fuzz fuzz-tests fuzz-native check-guard check-isas check-kernels clean
+.PHONY: help demo test test-slow lint format docs bench agreement conformance fuzz fuzz-shapes fuzz-tests fuzz-native check-guard check-isas check-kernels clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -71,6 +71,11 @@ $(VENV)/onnx-%: $(BIN)/python
 
 fuzz: $(VENV)/.has-test  ## Compare random models with ONNX Runtime.
 	$(BIN)/python benchmarks/fuzz.py $(FUZZ_ARGS)
+
+CASES ?= 10000
+fuzz-shapes: $(VENV)/.has-test  ## Run every operator on operands that do not fit, between guard pages.
+	for mode in end begin; do SUBGRAPH_GUARD=$$mode $(BIN)/python benchmarks/wrong_sizes.py \
+	  --count $(CASES) $(FUZZ_ARGS) || exit 1; done
 
 # Hypothesis keeps what failed in .hypothesis and tries it first the next time.
 EXAMPLES ?= 50
