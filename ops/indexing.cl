@@ -13,17 +13,25 @@
 #define PUT(old, new) ((old) < (new) ? (old) : (new))
 #endif
 
-int inside(long index, int size) {
-  index = index < 0 ? index + size : index;
-  return (int)(index < 0 ? 0 : index >= size ? size - 1 : index);
+// Returns an index as a position within ``size`` elements. One that lies outside is reported: its
+// number goes to the slot (see subgraph/engine/reports.py), and the nearest element is used.
+int checked(long index, int size, __global long *slot, int number) {
+  if (index >= 0 && index < size) return (int)index;
+  if (index < 0 && index >= -(long)size) return (int)(index + size);
+  if (atomic_cmpxchg((volatile __global int *)slot, 0, number) == 0) {
+    slot[1] = index;
+    slot[2] = size;
+  }
+  return index < 0 ? 0 : size - 1;
 }
 
 __kernel void gather(int count, __global const T *x, int x0, __global const I *indices, int i0,
-                     __global T *y, int y0, int size, int taken, int inner) {
+                     __global T *y, int y0, int size, int taken, int inner,
+                     __global long *slot, int number) {
   int id = get_global_id(0);
   if (id >= count) return;
   int i = id % inner, j = id / inner % taken, o = id / inner / taken;
-  y[y0 + id] = x[x0 + (o * size + inside(indices[i0 + j], size)) * inner + i];
+  y[y0 + id] = x[x0 + (o * size + checked(indices[i0 + j], size, slot, number)) * inner + i];
 }
 
 // Single elements along an axis; with FROM they are taken, else put. n: sizes of the indices,
@@ -32,7 +40,7 @@ __kernel void gather(int count, __global const T *x, int x0, __global const I *i
 __kernel void elements(int count, int many, int apart, __global T *data, int data0,
                        __global const I *indices, int i0, __global T *others, int others0,
                        int size, int axis_step, int n1, int n2, int n3, int n4, int n5, int s0,
-                       int s1, int s2, int s3, int s4, int s5) {
+                       int s1, int s2, int s3, int s4, int s5, __global long *slot, int number) {
   int id = get_global_id(0);
   if (id >= count) return;
   int first = id / apart * apart * many + id % apart;
@@ -43,7 +51,7 @@ __kernel void elements(int count, int many, int apart, __global T *data, int dat
     at += rest % n3 * s3, rest /= n3;
     at += rest % n2 * s2, rest /= n2;
     at += rest % n1 * s1 + rest / n1 * s0;
-    at += inside(indices[i0 + k], size) * axis_step;
+    at += checked(indices[i0 + k], size, slot, number) * axis_step;
 #if FROM
     others[others0 + k] = data[at];
 #else
@@ -56,7 +64,8 @@ __kernel void elements(int count, int many, int apart, __global T *data, int dat
 // of ``shares`` work-items goes through all tuples, and does what it owns of the data.
 __kernel void nd(int count, int tuples, int shares, __global T *data, int data0, __global const long *indices,
                  int i0, __global T *others, int others0, int inner, int per_batch, int batch,
-                 __global const int *sizes, int sizes0, __global const int *steps, int steps0) {
+                 __global const int *sizes, int sizes0, __global const int *steps, int steps0,
+                 __global long *slot, int number) {
   int id = get_global_id(0);
   if (id >= count) return;
 #if FROM || REDUCTION == 0
@@ -67,7 +76,7 @@ __kernel void nd(int count, int tuples, int shares, __global T *data, int data0,
   for (; tuple < end; tuple++) {
     int at = tuple / per_batch * batch + element;
     for (int d = 0; d < DEPTH; d++)
-      at += inside(indices[i0 + tuple * DEPTH + d], sizes[d]) * steps[d];
+      at += checked(indices[i0 + tuple * DEPTH + d], sizes[d], slot, number) * steps[d];
     int k = others0 + tuple * inner + element;
 #if FROM
     others[k] = data[data0 + at];

@@ -6,6 +6,7 @@ import math
 
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.reports import Report
 from subgraph.graph import Node
 from subgraph.traced import larger, smaller
 
@@ -59,13 +60,15 @@ def gather(node: Node, low: Lowering) -> None:
     outer = math.prod(x.shape[:axis])
     block = larger(1, smaller(indices.size, _TILE_BYTES // (inner * item)))
     kernel = Kernel("indexing_kernels", "gather", item=item, index=indices.dtype)
-    words: list[Word] = [x, indices, y, size, indices.size, inner, block]
+    words: list[Word] = [x, indices, y, size, indices.size, inner, block, low.report("indices")]
     units = outer * -(-indices.size // block)
     grain = larger(1, _TILE_BYTES // (block * inner * item))
     low.emit(kernel, words, units, grain=grain, bytes=2 * y.nbytes + indices.nbytes)
 
 
-def _element_words(data: Operand, indices: Operand, axis: int, item: int) -> list[Word]:
+def _element_words(
+    data: Operand, indices: Operand, axis: int, item: int, report: Report
+) -> list[Word]:
     """Return words 3 and on of the kernel ``elements``."""
     steps = [step * item for step in contiguous(data.shape)]
     rank = data.rank
@@ -73,7 +76,7 @@ def _element_words(data: Operand, indices: Operand, axis: int, item: int) -> lis
     words: list[Word] = [data.shape[axis], steps[axis], indices.shape[-1], last, rank - 1]
     for d in range(rank - 1):
         words += [indices.shape[d], 0 if d == axis else steps[d]]
-    return words
+    return [*words, report]
 
 
 @lowering("GatherElements")
@@ -89,7 +92,12 @@ def _emit_gather(low: Lowering, x: Operand, indices: Operand, y: Operand, axis: 
     dtype = _moved(x)
     if y.size == 0:
         return
-    words: list[Word] = [x, indices, y, *_element_words(x, indices, axis, x.itemsize)]
+    words: list[Word] = [
+        x,
+        indices,
+        y,
+        *_element_words(x, indices, axis, x.itemsize, low.report("indices")),
+    ]
     kernel = Kernel(
         "indexing_kernels",
         "elements",
@@ -129,7 +137,12 @@ def scatter_elements(node: Node, low: Lowering) -> None:
     _copy_data(low, x, y)
     if indices.size == 0 or y.size == 0:
         return
-    words: list[Word] = [y, indices, updates, *_element_words(x, indices, axis, x.itemsize)]
+    words: list[Word] = [
+        y,
+        indices,
+        updates,
+        *_element_words(x, indices, axis, x.itemsize, low.report("indices")),
+    ]
     kernel = Kernel(
         "indexing_kernels",
         "elements",
@@ -142,7 +155,7 @@ def scatter_elements(node: Node, low: Lowering) -> None:
 
 
 def _nd_words(
-    data: Operand, indices: Operand, batch_dims: int, item: int
+    data: Operand, indices: Operand, batch_dims: int, item: int, report: Report
 ) -> tuple[list[Word], int]:
     """Return words 3 and on of the kernel ``nd``, and the number of index tuples."""
     depth = indices.shape[-1]
@@ -154,7 +167,7 @@ def _nd_words(
     words: list[Word] = [tuples, inner, max(1, tuples // max(batches, 1)), batch, depth]
     for d in range(batch_dims, batch_dims + depth):
         words += [data.shape[d], steps[d]]
-    return words, tuples
+    return [*words, report], tuples
 
 
 @lowering("GatherND")
@@ -166,7 +179,9 @@ def gather_nd(node: Node, low: Lowering) -> None:
         return
     if indices.dtype != "int64":
         raise Unsupported(f"GatherND with indices of {indices.dtype}")
-    rest, tuples = _nd_words(x, indices, int(node.attrs.get("batch_dims", 0)), x.itemsize)
+    rest, tuples = _nd_words(
+        x, indices, int(node.attrs.get("batch_dims", 0)), x.itemsize, low.report("indices")
+    )
     kernel = Kernel("indexing_kernels", "nd", dtype=dtype, scatter=False, reduction="none")
     words: list[Word] = [x, indices, y, *rest]
     grain = max(1, _SMALL // max(y.size // tuples, 1))
@@ -184,7 +199,7 @@ def scatter_nd(node: Node, low: Lowering) -> None:
     _copy_data(low, x, y)
     if updates.size == 0 or y.size == 0:
         return
-    rest, _ = _nd_words(x, indices, 0, x.itemsize)
+    rest, _ = _nd_words(x, indices, 0, x.itemsize, low.report("indices"))
     kernel = Kernel("indexing_kernels", "nd", dtype=dtype, scatter=True, reduction=reduction)
     low.emit(kernel, [y, indices, updates, *rest], 1, bytes=2 * updates.nbytes)
 

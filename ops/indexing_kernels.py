@@ -1,7 +1,8 @@
 """Kernels that take and put elements by computed indices.
 
-A negative index counts from the end; one beyond the axis is moved to its nearest end, so that
-nothing outside the tensors is ever read or written.
+A negative index counts from the end. One beyond the axis is reported as an error (see
+`subgraph.engine.reports`), and the nearest end of the axis is used, so that nothing outside the
+tensors is ever read or written.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.simd import ld, load_as, memcpy, st, store_as, vec
+from subgraph.engine.simd import atomic_cas, ld, load_as, memcpy, st, st_i64, store_as, vec
 
 from .movement_kernels import WORDS, arg
 
@@ -26,6 +27,32 @@ def inside(index: int, size: int) -> int:
     if index < 0:
         index += size
     return min(max(index, 0), size - 1)
+
+
+@register_jitable
+def report_value(slot: int, number: int, value: int, size: int) -> None:
+    """Write a value that is out of range to a run's report slot, unless one stands there.
+
+    Args:
+        slot: Address of the slot, see `subgraph.engine.reports`.
+        number: Number of the report, at least 1.
+        value: The value.
+        size: The size that bounds it.
+    """
+    if atomic_cas(slot, 0, number) == 0:
+        st_i64(slot + 8, value)
+        st_i64(slot + 16, size)
+
+
+@register_jitable
+def checked(index: int, size: int, slot: int, number: int) -> int:
+    """Return an index as a position within ``size`` elements; report one that lies outside."""
+    if 0 <= index < size:
+        return index
+    if -size <= index < 0:
+        return index + size
+    report_value(slot, number, index, size)
+    return 0 if index < 0 else size - 1
 
 
 def _index(dtype: str) -> tuple[Any, int]:
@@ -82,7 +109,7 @@ def gather(*, item: int, index: str) -> Function:
         index: Dtype of the indices, int32 or int64.
 
     Words: ``0 data, 1 indices, 2 y, 3 size of the axis, 4 indices' number, 5 elements of a slice,
-    6 slices of a unit``. Units: sizes outside the axis * tiles of indices.
+    6 slices of a unit, 7 report``. Units: sizes outside the axis * tiles of indices.
     """
     load, store = ld(WORDS[item]), st(WORDS[item])
     load_index, index_bytes = _index(index)
@@ -90,6 +117,7 @@ def gather(*, item: int, index: str) -> Function:
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         indices, size, count = arg(args, 1), arg(args, 3), arg(args, 4)
         inner, block = arg(args, 5), arg(args, 6)
+        slot, number = arg(args, 7), arg(args, 8)
         tiles = (count + block - 1) // block
         step = inner * item
         for unit in range(begin, end):
@@ -97,7 +125,8 @@ def gather(*, item: int, index: str) -> Function:
             x = arg(args, 0) + outer * size * step
             y = arg(args, 2) + (outer * count + first) * step
             for j in range(first, min(count, first + block)):
-                source = x + inside(load_index(indices + j * index_bytes), size) * step
+                index = load_index(indices + j * index_bytes)
+                source = x + checked(index, size, slot, number) * step
                 if inner <= 8:
                     for i in range(0, step, item):
                         store(y + i, load(source + i))
@@ -121,7 +150,7 @@ def elements(*, dtype: str, index: str, scatter: bool, reduction: str) -> Functi
 
         0 data  1 indices  2 y (updates)  3 size of the axis  4 bytes along it in the data
         5 row: size of the last dimension  6 bytes along it in the data (0: it is the axis)
-        7 outer dimensions, then (size, bytes in data) of each (0 for the axis)
+        7 outer dimensions, then (size, bytes in data) of each (0 for the axis); report
 
     Units: rows of the indices; one alone when elements are scattered.
     """
@@ -134,6 +163,7 @@ def elements(*, dtype: str, index: str, scatter: bool, reduction: str) -> Functi
     def one_row(args: int, row: int) -> None:
         size, along, length, last = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
         count = arg(args, 7)
+        slot, number = arg(args, 8 + 2 * count), arg(args, 9 + 2 * count)
         data, rest = arg(args, 0), row
         for d in range(count - 1, -1, -1):
             extent = arg(args, 8 + 2 * d)
@@ -143,17 +173,20 @@ def elements(*, dtype: str, index: str, scatter: bool, reduction: str) -> Functi
         y = arg(args, 2) + row * length * item
         if scatter:
             for j in range(length):
-                at = data + inside(load_index(indices + j * index_bytes), size) * along + j * last
+                index = load_index(indices + j * index_bytes)
+                at = data + checked(index, size, slot, number) * along + j * last
                 store(at, combine(load(at), load(y + j * item)))
             return
         first = length // 4 * 4
         for begin in range(0, first, 4):
             for k in range(4):  # unrolled
                 j = begin + k
-                at = data + inside(load_index(indices + j * index_bytes), size) * along + j * last
+                index = load_index(indices + j * index_bytes)
+                at = data + checked(index, size, slot, number) * along + j * last
                 store(y + j * item, load(at))
         for j in range(first, length):
-            at = data + inside(load_index(indices + j * index_bytes), size) * along + j * last
+            index = load_index(indices + j * index_bytes)
+            at = data + checked(index, size, slot, number) * along + j * last
             store(y + j * item, load(at))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
@@ -177,7 +210,7 @@ def nd(*, dtype: str, scatter: bool, reduction: str) -> Function:
 
         0 data  1 indices  2 y (updates)  3 index tuples  4 elements of a slice
         5 tuples of a batch  6 bytes of a batch in the data
-        7 length of a tuple, then (size, bytes in data) for each of its indices
+        7 length of a tuple, then (size, bytes in data) for each of its indices; report
 
     Units: tuples; one alone when slices are scattered.
     """
@@ -192,8 +225,9 @@ def nd(*, dtype: str, scatter: bool, reduction: str) -> Function:
         depth, inner = arg(args, 7), arg(args, 4)
         data = arg(args, 0) + number // arg(args, 5) * arg(args, 6)
         indices = arg(args, 1) + number * depth * 8
+        slot, report = arg(args, 8 + 2 * depth), arg(args, 9 + 2 * depth)
         for d in range(depth):
-            at = inside(load_index(indices + 8 * d), arg(args, 8 + 2 * d))
+            at = checked(load_index(indices + 8 * d), arg(args, 8 + 2 * d), slot, report)
             data += at * arg(args, 9 + 2 * d)
         y = arg(args, 2) + number * inner * item
         if computes:

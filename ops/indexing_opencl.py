@@ -68,7 +68,7 @@ def gather(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     size, taken, inner, _ = _numbers(words[3:])
     count = y.nbytes // item
     arguments: list[Word] = [count, as_words(x, item), indices, as_words(y, item)]
-    low.launch(source, "gather", [*arguments, size, taken, inner], *line(low, count))
+    low.launch(source, "gather", [*arguments, size, taken, inner, words[-1]], *line(low, count))
 
 
 def _reduces(low: ClLowering, kernel: Kernel) -> bool:
@@ -98,7 +98,7 @@ def elements(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
         raise Unsupported(f"indices with {len(sizes)} dimensions that do not merge")
     arguments: list[Word] = [items, many, apart, *_places(words, item), size, step // item]
     arguments += [*[1] * missing, *sizes][1:]
-    arguments += [*[0] * missing, *(s // item for s in steps)]
+    arguments += [*[0] * missing, *(s // item for s in steps), words[-1]]
     low.launch(source, "elements", arguments, *line(low, items))
 
 
@@ -123,7 +123,7 @@ def nd(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
         per_batch,
         batch // item,
     ]
-    low.launch(source, "nd", [*arguments, *tables], *line(low, items))
+    low.launch(source, "nd", [*arguments, *tables, words[-1]], *line(low, items))
 
 
 @cl_kernel("indexing_kernels", "one_hot")

@@ -87,3 +87,55 @@ def test_a_users_operator_declares_its_own() -> None:
     node = sg.Node("NeedsMatrix", [x], name="mine", domain="test.requirements")
     with pytest.raises(sg.ShapeError, match="a matrix is needed"):
         sg.compile_model(sg.Graph(inputs=[x], outputs=[node.outputs[0]]), "CPU")([np.ones(3, "f4")])
+
+
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+WRONG_INDICES = [
+    ("Gather", (ROWS, np.array([0, 4])), {}),
+    ("Gather", (ROWS, np.array([[0, -5]], np.int32)), {}),
+    ("GatherElements", (ROWS, np.array([[0, 1, 4]])), {}),
+    ("GatherElements", (ROWS, np.array([[0], [-4], [1]])), {"axis": 1}),
+    ("GatherND", (ROWS, np.array([[0, 2], [1, 3]])), {}),
+    ("ScatterElements", (ROWS, np.array([[0, 9, 1]]), np.ones((1, 3), np.float32)), {}),
+    (
+        "ScatterElements",
+        (ROWS, np.array([[0, -9, 1]]), np.ones((1, 3), np.float32)),
+        {"reduction": "add"},
+    ),
+    ("ScatterND", (ROWS, np.array([[7], [0]]), np.ones((2, 3), np.float32)), {}),
+    ("ScatterND", (ROWS, np.array([[-5]]), np.ones((1, 3), np.float32)), {"reduction": "max"}),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("op_type", "arrays", "attrs"), WRONG_INDICES)
+def test_indices_out_of_range_are_an_error(
+    device: str, op_type: str, arrays: Any, attrs: dict[str, Any]
+) -> None:
+    """An index that is computed at run time is checked by the kernel; the next run is right."""
+    inputs = of_symbols(*arrays)
+    y = getattr(ops, op_type)(*inputs, **attrs, name="culprit")
+    model = sg.compile_model(sg.Graph(inputs=inputs, outputs=[y]), device)
+    says = "is outside" if device == "REFERENCE" else "indices holds"  # who found it
+    with pytest.raises(sg.ShapeError, match=rf"culprit.*{says}"):
+        model(list(arrays))
+    data, indices, *rest = arrays
+    right = [data, np.zeros_like(indices), *rest]
+    expected = sg.compile_model(sg.Graph(inputs=inputs, outputs=[y]), "REFERENCE")(right)[0]
+    np.testing.assert_array_equal(model(right)[0], expected)
+
+
+def test_an_index_in_a_loop_is_reported() -> None:
+    x, n = sg.input("x", (4, 3), "float32"), sg.input("n", (), "int64")
+    i, going, total = (sg.input("i", (), "int64"), sg.input("c", (), "bool"), sg.input("t", (3,)))
+    row = ops.Gather(sg.capture(x), i, name="culprit")
+    body = sg.Graph(
+        inputs=[i, going, total], outputs=[ops.Identity(going), ops.Add(total, row)], name="body"
+    )
+    start = sg.parameter("start", np.zeros(3, np.float32))
+    y = ops.Loop(n, None, start, body=body)
+    model = sg.compile_model(sg.Graph(inputs=[x, n], outputs=[y]), "CPU")
+    np.testing.assert_array_equal(model([ROWS, np.array(4)])[0], ROWS.sum(0))
+    with pytest.raises(sg.ShapeError, match=r"culprit.*outside"):
+        model([ROWS, np.array(6)])
+    np.testing.assert_array_equal(model([ROWS, np.array(3)])[0], ROWS[:3].sum(0))

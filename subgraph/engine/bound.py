@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from subgraph.engine.mapped import release
 from subgraph.engine.plan import HostStep, Item, Plan
 from subgraph.engine.pool import Pool
 from subgraph.engine.program import Program, Step
+from subgraph.engine.reports import SLOT_WORDS, ReportSlot
 from subgraph.engine.result_memory import ResultMemory
 from subgraph.engine.sharing import shared_out
 from subgraph.engine.stored_program import StoredProgram
@@ -97,6 +99,11 @@ class BoundPlan:
             self._words = guard_pages.argument_blocks(laid.words, begins)
         else:
             self._words = _aligned_words(laid.words)
+        self._slot: ReportSlot | None = None
+        if laid.reports:
+            slot: Array = np.zeros(SLOT_WORDS, np.int64)
+            self._words[laid.slot] = slot.ctypes.data
+            self._slot = ReportSlot(slot, laid.reports)
         for kernel, patch in laid.kernels:
             patch.put(self._words, addresses[kernel])
         self._entry_patches: list[tuple[WeightEntry, Patch]] = []
@@ -199,6 +206,8 @@ class BoundPlan:
         if self.only is None or any(end.stage is None for end in ends):
             return None
         execute = self.only.function
+        if self._slot is not None:
+            execute = partial(_run_and_check, execute, self._slot)
         stages = [(end.stage, end.position) for end in self.inputs]
         copies = [end.stage.copy for end in self.outputs]
         if len(stages) == len(copies) == 1:
@@ -275,7 +284,17 @@ class BoundPlan:
             end.leave(results)
         for end in (*self.inputs, *self.outputs):
             end.forget()
+        self.check_reports()
         return results if outputs is None else fill_outputs(results, outputs)
+
+    def check_reports(self) -> None:
+        """Raise the error that a kernel of the last run has reported, if there is one.
+
+        Raises:
+            ShapeError: a value that a kernel took as an index or a count was out of range.
+        """
+        if self._slot is not None:
+            self._slot.check()
 
     def _walk(self) -> None:
         for segment in self._segments:
@@ -346,6 +365,11 @@ class BoundPlan:
         if self._arena_at != self._arena.address:
             self._arena_patch.put(self._words, self._arena.address)
             self._arena_at = self._arena.address
+
+
+def _run_and_check(execute: Callable[[], object], slot: ReportSlot) -> None:
+    execute()
+    slot.check()
 
 
 def _one_to_one(

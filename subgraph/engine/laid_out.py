@@ -22,6 +22,7 @@ from subgraph.engine.constants import Weights
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.plan import Item, Plan
+from subgraph.engine.reports import Report
 from subgraph.known_values import has_traced
 from subgraph.subgraph_op import ProfileEntry
 from subgraph.traced import float_bits, is_traced, larger
@@ -84,6 +85,8 @@ class LaidOut:
         breaks: After how many steps a node has to be computed by the reference.
         entries: Gives what is known of every step for a profile; ``seconds`` is 0.
         tiny: Whether a run takes some microseconds only.
+        reports: What the steps may report, by number from 1 on.
+        slot: Words that point to the slot for reports.
         areas: Offset and bytes of each area of the arena, where these stand between guard pages.
     """
 
@@ -98,6 +101,8 @@ class LaidOut:
     breaks: tuple[int, ...]
     entries: Callable[[], tuple[ProfileEntry, ...]]
     tiny: bool
+    reports: tuple[Report, ...]
+    slot: NDArray[np.intp]
     areas: tuple[tuple[int, int], ...] = ()
 
 
@@ -136,6 +141,8 @@ def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) 
         tuple(breaks),
         partial(entries_of, plan),
         _is_tiny(plan),
+        tuple(block.reports),
+        np.array(block.slot, np.intp),
         _areas(plan) if guard_pages.MODE else (),
     )
 
@@ -176,6 +183,8 @@ class _Block:
         self.inputs: dict[int, _Notes] = {}
         self.outputs: dict[int, _Notes] = {}
         self.kernels: dict[Kernel, _Notes] = {}
+        self.reports: dict[Report, int] = {}
+        self.slot: list[int] = []
         self._entries: dict[int, _Notes] = {}
         self._arrays: dict[int, tuple[Array | Numbers, _Notes]] = {}
 
@@ -210,6 +219,9 @@ class _Block:
             self._note(self.kernels.setdefault(word, _Notes()), 0)
         elif isinstance(word, float):
             self.words.append(float_bits(word))
+        elif isinstance(word, Report):
+            self.slot.append(len(self.words))
+            self.words += [0, self.reports.setdefault(word, len(self.reports) + 1)]
         else:
             self.words.append(word if is_traced(word) else index(word))
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from subgraph import guard_pages
 from subgraph.engine.kernel import Kernel
+from subgraph.engine.reports import Kind, Report
 from subgraph.errors import SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.known_values import settled
@@ -197,7 +198,7 @@ class Weight:
     sources: tuple[Parameter | Array | Weight, ...]
 
 
-Word = int | float | Operand | Scratch | Weight | Kernel
+Word = int | float | Operand | Scratch | Weight | Kernel | Report
 
 
 @attrs.frozen(eq=False)
@@ -372,7 +373,8 @@ class Lowering:
         Args:
             kernel: Which kernel.
             words: Its argument block: whole numbers, floats (passed as the bits of a float64),
-                and operands, scratch, weights and kernels (passed as addresses).
+                operands, scratch, weights and kernels (passed as addresses), and a report (two
+                words: the address of a slot, and the report's number).
             units: Number of work units, >= 0.
             grain: Least units worth a thread; 0 keeps the step on one thread.
             flops: Floating-point operations of the whole step, for the profile.
@@ -382,6 +384,10 @@ class Lowering:
             self.steps.append(
                 EmittedStep(self.node, kernel, tuple(words), units, grain, flops, bytes)
             )
+
+    def report(self, operand: str, kind: Kind = "index") -> Report:
+        """Return the argument by which a kernel reports a value of ``operand`` out of range."""
+        return Report(f"node {self.node.name!r} ({self.node.op_type})", operand, kind)
 
     def scratch(self, nbytes: int, *, per_worker: bool = False) -> Scratch:
         """Return memory for this node's steps.

@@ -18,6 +18,7 @@ from subgraph.engine import host
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.keys import cache_key
 from subgraph.engine.laid_out import End, LaidOut, Numbers, Patch
+from subgraph.engine.reports import Report
 from subgraph.parameters import Parameter, Snapshot
 from subgraph.subgraph_op import Keeper, KeptFile, ProfileEntry
 from subgraph.types import dtype_of
@@ -81,6 +82,8 @@ def describe(laid: LaidOut, file: Keeper) -> dict[str, Any] | None:
         "arena": numbers.patch(laid.arena),
         "arena_bytes": laid.arena_bytes,
         "tiny": laid.tiny,
+        "reports": [[r.where, r.operand, r.kind] for r in laid.reports],
+        "slot": numbers.add(laid.slot),
         "words": numbers.add(laid.words),
         "steps": numbers.add(np.array(steps, np.int64)),
         "entries": [
@@ -144,6 +147,8 @@ def read(
         (),
         lambda: tuple([ProfileEntry(*entry) for entry in told["entries"]]),
         told["tiny"],
+        tuple(Report(*entry) for entry in told["reports"]),
+        part(told["slot"]),
     )
     versions = {parameter: parameter.version for parameter in parameters}
     return StoredProgram(laid, versions, tuple(sources))

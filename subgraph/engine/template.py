@@ -217,6 +217,8 @@ class Template:
             (),
             partial(self.entries, numbers),
             self._laid.tiny,
+            self._laid.reports,
+            self._laid.slot,
             self.areas(numbers),
         )
 

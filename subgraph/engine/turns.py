@@ -127,6 +127,7 @@ class Turns:
             status = self._call()
             done = int(self._block[layout.TURNS_DONE // layout.WORD])
         del items  # the program has read them
+        self._bound.check_reports()
         if status == _CANCELLED and not self._program.misfit():
             raise RequestCancelledError("the request was cancelled while it ran")
         rows = [buffer.rows(done - first) for buffer in buffers]

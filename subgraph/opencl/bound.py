@@ -19,6 +19,7 @@ from subgraph.engine.constants import Weights
 from subgraph.engine.laid_out import entries_of
 from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.plan import HostStep, Plan
+from subgraph.engine.reports import SLOT_WORDS, Report, ReportSlot
 from subgraph.errors import DeviceError, SubgraphError
 from subgraph.forking import free_in_child
 from subgraph.opencl.lowering import ClLaunch
@@ -136,9 +137,13 @@ class ClBoundPlan:
                 root, _ = plan.place_of(operand)
                 if root.kind == "output" and root.index == position:
                     self._outputs[position] = runtime.buffer(operand.nbytes)
+        self._reports: dict[Report, int] = {}
+        self._slot_words: Array = np.zeros(SLOT_WORDS, np.int64)
+        self._slot_buffer: Any = None
         self._items: list[_Launch | HostStep] = [
             self._bind(item) if isinstance(item, EmittedStep) else item for item in plan.items
         ]
+        self._slot = ReportSlot(self._slot_words, tuple(self._reports))
 
     # ------------------------------------------------------------------ preparation
 
@@ -167,6 +172,13 @@ class ClBoundPlan:
         if isinstance(word, Weight):
             self._set_weight(kernel, position, self._weights.add(word))
             kernel.set_arg(position + 1, np.int32(0))
+            return position + 2
+        if isinstance(word, Report):
+            if self._slot_buffer is None:
+                self._slot_buffer = upload(self._runtime, self._queue, self._slot_words)
+            kernel.set_arg(position, self._slot_buffer)
+            number = self._reports.setdefault(word, len(self._reports) + 1)
+            kernel.set_arg(position + 1, np.int32(number))
             return position + 2
         assert isinstance(word, (Operand, Scratch))
         storage = word.storage
@@ -281,6 +293,8 @@ class ClBoundPlan:
             for position, operand in enumerate(self.plan.outputs):
                 target = None if outputs is None else outputs[position]
                 results.append(self._download(operand, self._fitting(target, operand)))
+            if self._slot_buffer is not None:
+                self._copy(self._slot_words, self._slot_buffer)
             self._queue.flush()
         return results, outputs
 
@@ -289,6 +303,10 @@ class ClBoundPlan:
         results, outputs = pending
         with driver_errors(self._runtime, "the download of results"):
             self._finish()
+            if self._slot_words[0]:
+                self._copy(self._slot_buffer, np.zeros(SLOT_WORDS, np.int64))
+                self._finish()
+        self._slot.check()
         return results if outputs is None else fill_outputs(results, outputs)
 
     def _enqueue(self, item: _Launch | HostStep) -> cl.Event | None:

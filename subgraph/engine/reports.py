@@ -1,0 +1,72 @@
+"""Reports: how a kernel says that a value, which it took as an index or a count, is out of range.
+
+A kernel never trusts such a value: it uses the nearest one that is in range, so that nothing
+outside the tensors is touched, and writes the value to the report slot of the run. The first report
+of a run stays; once the run is over it becomes the error that the reference would have raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import attrs
+import numpy as np
+
+from subgraph.errors import ShapeError
+
+Array = np.ndarray[Any, Any]
+Kind = Literal["index", "count", "label"]
+_RANGES: dict[str, str] = {
+    "index": "[-{size}, {size})",
+    "count": "[0, {size}]",
+    "label": "[0, {size})",
+}
+# Words of a slot: number of the report, 0 for none; the value; the size that bounds it.
+SLOT_WORDS: Final = 3
+
+
+@attrs.frozen
+class Report:
+    """What a kernel may report: two of its argument words, a slot's address and a number.
+
+    Attributes:
+        where: The node, for the message.
+        operand: Name of the input that holds the value.
+        kind: What the value is, which decides its range: an "index" of an axis may count from its
+            end, a "count" of elements may be all of them, a "label" starts at 0.
+    """
+
+    where: str
+    operand: str
+    kind: Kind
+
+    def error(self, value: int, size: int) -> ShapeError:
+        """Return the error for a value that is out of range."""
+        allowed = _RANGES[self.kind].format(size=size)
+        return ShapeError(f"{self.where}: {self.operand} holds {value}, outside {allowed}")
+
+
+class ReportSlot:
+    """The memory to which the kernels of one request's program report."""
+
+    def __init__(self, words: Array, reports: Sequence[Report]) -> None:
+        """Take a slot.
+
+        Args:
+            words: The slot, int64 of `SLOT_WORDS` elements, zero.
+            reports: What the numbers in it stand for, from 1 on.
+        """
+        self._words = words.data
+        self._reports = tuple(reports)
+
+    def check(self) -> None:
+        """Raise the error that was reported since the last check, if there is one.
+
+        Raises:
+            ShapeError: a value was out of range.
+        """
+        number = self._words[0]
+        if number:
+            self._words[0] = 0
+            raise self._reports[number - 1].error(self._words[1], self._words[2])
