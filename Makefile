@@ -21,6 +21,13 @@ $(VENV)/.has-%: $(BIN)/python $(PACKAGING)
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"
 	@touch $@
 
+# PoCL's compiler does not know every processor; Intel's OpenCL for CPUs stands in for it.
+$(VENV)/.has-opencl: $(BIN)/python $(PACKAGING)
+	$(BIN)/python -m pip install --quiet --editable ".[opencl]"
+	$(BIN)/python -c 'from subgraph.opencl.runtime import find_devices; find_devices()' 2>/dev/null \
+	  || $(BIN)/python -m pip install --quiet --editable ".[opencl-intel]"
+	@touch $@
+
 demo: $(VENV)/.has-demo  ## Run a real network on real images through a user's own partition.
 	$(BIN)/python examples/demo.py
 

@@ -118,19 +118,20 @@ def test_no_device_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime.find_devices.__wrapped__()
 
 
+def test_a_driver_that_does_not_know_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its devices count as missing, with what to install in the message."""
+    monkeypatch.setattr(runtime, "_refusal", lambda device: "PoCL does not compile; install X")
+    with pytest.raises(sg.DeviceError, match=r"no OpenCL device can be used.*install X"):
+        runtime.find_devices.__wrapped__()
+
+
 def test_a_driver_installed_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = runtime.opencl()
-    platforms = api.get_platforms()
+    platforms = runtime._platforms(runtime.opencl())
 
-    class Twice:
-        Error = api.Error
-        device_type = api.device_type
+    def twice(_: Any) -> list[Any]:
+        return [*platforms, *platforms]
 
-        @staticmethod
-        def get_platforms() -> list[Any]:
-            return [*platforms, *platforms]
-
-    monkeypatch.setattr(runtime, "opencl", Twice)
+    monkeypatch.setattr(runtime, "_platforms", twice)
     assert len(runtime.find_devices.__wrapped__()) == len(runtime.find_devices())
 
 

@@ -219,6 +219,7 @@ class ClLowering(Lowering):
         for word in arguments:
             if isinstance(word, Operand) and word.size >= _MOST:
                 raise Unsupported(f"{word.name!r} has {word.size} elements; kernels count to 2^31")
+        for word in arguments:
             if type(word) is int and not -_MOST <= word < _MOST:
                 raise Unsupported(f"{word} is a number of more than 32 bits")
         size = tuple(int(n) for n in global_size)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Mapping
@@ -120,6 +123,49 @@ def opencl() -> Any:
     return pyopencl
 
 
+def _platforms(api: Any) -> list[cl.Platform]:
+    """Return the machine's OpenCL platforms, with Intel's for the CPU if it is installed by pip.
+
+    pip puts Intel's driver where no loader looks for it, so it is offered to the loader beside the
+    system's drivers while that looks for them.
+    """
+    library = Path(sys.prefix, "lib", "libintelocl.so")
+    if "OCL_ICD_VENDORS" in os.environ or not library.is_file():
+        return list(api.get_platforms())
+    with tempfile.TemporaryDirectory(prefix="subgraph-icd-") as folder:
+        for known in sorted(Path("/etc/OpenCL/vendors").glob("*.icd")):
+            shutil.copy(known, folder)
+        Path(folder, "subgraph-intel.icd").write_text(f"{library}\n")
+        os.environ["OCL_ICD_VENDORS"] = folder
+        try:
+            return list(api.get_platforms())
+        finally:
+            del os.environ["OCL_ICD_VENDORS"]
+
+
+def _refusal(device: cl.Device) -> str:
+    """Return why a device cannot be used, "" if it can.
+
+    PoCL brings a compiler that knows the processors of its day. On a newer one each program fails
+    to build ("unknown target CPU").
+    """
+    if "PoCL" not in device.version or not device.type & opencl().device_type.CPU:
+        return ""
+    api = opencl()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            api.Program(api.Context([device]), "__kernel void probe(void) {}").build()
+    except api.Error as error:
+        said = [line for line in str(error).splitlines() if line.startswith("error:")]
+        return (
+            f"{device.version.split(',')[0].strip()} does not compile for this processor "
+            f"({said[0] if said else error}); install Intel's OpenCL for CPUs: "
+            "pip install 'subgraph-ml[opencl-intel]'"
+        )
+    return ""
+
+
 @cache
 def find_devices() -> tuple[cl.Device, ...]:
     """Return the machine's OpenCL devices: GPUs first, then others, simulators last.
@@ -131,13 +177,14 @@ def find_devices() -> tuple[cl.Device, ...]:
     """
     api = opencl()
     try:
-        platforms = api.get_platforms()
+        platforms = _platforms(api)
     except api.Error as error:
         raise DeviceError(
             f"no OpenCL driver was found ({error}): install your device's, or PoCL for the CPU: "
             "pip install 'pyopencl[pocl]'"
         ) from error
     found: dict[tuple[str, str, str, int], cl.Device] = {}
+    refusals: list[str] = []
     for platform in platforms:
         try:
             devices = platform.get_devices()
@@ -145,9 +192,15 @@ def find_devices() -> tuple[cl.Device, ...]:
             continue  # a platform without devices answers with an error
         count: dict[tuple[str, str, str], int] = {}
         for device in devices:
+            refusal = _refusal(device)
+            if refusal:
+                refusals.append(refusal)
+                continue
             kind = (platform.name, device.vendor, device.name)
             number = count[kind] = count.get(kind, 0) + 1
             found.setdefault((*kind, number), device)
+    if refusals and not found:
+        raise DeviceError(f"no OpenCL device can be used: {'; '.join(refusals)}")
     if not found:
         names = ", ".join(p.name for p in platforms) or "none"
         raise DeviceError(f"no OpenCL device was found; platforms: {names}")
