@@ -270,6 +270,8 @@ class PatternSelector(SubgraphSelector):
 class PatternProperty(SubgraphProperty):
     """Replaces every match of its matchers by a fused node."""
 
+    constant_weights = False  # the pass ConstantsToParameters came before
+
     def __init__(
         self, name: str, matchers: Iterable[Matcher], guards: dict[Parameter, int] | None = None
     ) -> None:

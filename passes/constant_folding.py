@@ -19,6 +19,7 @@ from subgraph.graph import Graph, Node, Value
 from subgraph.graph_naming import fresh_name
 from subgraph.op import infer_types
 from subgraph.parameters import Parameter
+from subgraph.partition.constants import constant_array
 from subgraph.pass_manager import register_pass
 from subgraph.types import TensorType, dtype_of, numpy_dtype
 
@@ -30,7 +31,6 @@ Array = np.ndarray[Any, Any]
 _GROWING = frozenset(
     {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 )
-_CONSTANTS = ("value", "value_float", "value_floats", "value_int", "value_ints")
 
 
 @register_pass("ConstantFolding")
@@ -152,16 +152,7 @@ def _by_shape(node: Node) -> Sequence[Array | None]:
 
 def _constant(value: Value) -> Array | None:
     """Return the array of a Constant node's output; None for every other value."""
-    node = value.producer
-    if node is None or node.op_type != "Constant" or node.domain:
-        return None
-    for key in _CONSTANTS:
-        if key in node.attrs:
-            held = node.attrs[key]
-            if key == "value":
-                return np.asarray(held)
-            return np.asarray(held, np.float32 if "float" in key else np.int64)
-    return None
+    return None if value.producer is None else constant_array(value.producer)
 
 
 def _constant_node(value: Value, array: Array, version: int) -> Value:

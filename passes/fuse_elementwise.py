@@ -123,6 +123,7 @@ class ElementwiseProperty(SubgraphProperty):
 
     name = "cpu_elementwise"
     min_size = 2
+    constant_weights = False  # the pass ConstantsToParameters came before
 
     def __init__(self) -> None:
         """Begin without a graph."""

@@ -474,6 +474,10 @@ class Graph:
                 value.uses = []
         return found
 
+    def refresh_parameters(self) -> None:
+        """List the parameters anew, after bodies of nodes were replaced."""
+        self._parameters = self._collect_parameters(self.values())
+
     def _collect_parameters(self, values: Iterable[Value]) -> dict[str, Parameter]:
         found: dict[str, Parameter] = {}
 

@@ -33,10 +33,14 @@ class SubgraphProperty:
         strategy: Order of growth, "selector" or "hetero"; the pass's option wins.
         min_size: Regions of fewer nodes are left as they were; the pass's option wins.
         max_subgraphs: Only that many regions, the largest, are made; None: all; the option wins.
+        constant_weights: Whether what a region takes from constants (Constant nodes, and what
+            follows from them or from shapes alone) reaches its op as Parameters. Its selectors see
+            the Parameter too, and are not asked about these nodes.
         version: Version of what it makes, which files keep; loading says where it differs.
     """
 
     name: str = ""
+    constant_weights: bool = True
     version: str = ""
     strategy: str = "selector"
     min_size: int = 1

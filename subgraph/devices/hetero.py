@@ -498,6 +498,8 @@ class AffinitySelector(SubgraphSelector):
 class AffinityProperty(SubgraphProperty):
     """Replaces the regions of one device by nodes that the device is to compile."""
 
+    constant_weights = False  # a device folds them itself
+
     def __init__(self, device: str) -> None:
         """Cut for ``device``."""
         self.name = self._device = device

@@ -10,6 +10,7 @@ from subgraph.collector import paused_gc
 from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph import Graph
 from subgraph.partition.asking import Asker
+from subgraph.partition.constants import ConstantWeights
 from subgraph.partition.op_note import note_op, saved_options
 from subgraph.partition.options import Options, check_names
 from subgraph.partition.proposal import Proposal, Proposals, propose, prune
@@ -44,7 +45,8 @@ def partition(
 
 
 def _partition(graph: Graph, properties: Sequence[SubgraphProperty], options: Options) -> Graph:
-    count = _Count()
+    count = _Count(set(graph.parameters))
+    known = len(count.parameters)
     current = _Target(graph, fresh=False)
     for owner in properties:
         _check_options(owner, options)
@@ -56,6 +58,9 @@ def _partition(graph: Graph, properties: Sequence[SubgraphProperty], options: Op
         replaced = call_hook(owner, "post_partition", current.graph, options)
         if replaced is not None:
             current = _Target(replaced, fresh=False)
+    if len(count.parameters) > known:  # bodies have some that the graphs around do not list yet
+        for level in reversed(current.graph.levels()):
+            level.refresh_parameters()
     return current.graph
 
 
@@ -112,10 +117,11 @@ def _cut_bodies(graph: Graph, owner: SubgraphProperty, options: Options, count: 
 
 
 class _Count:
-    """Numbers the regions of a pass."""
+    """Numbers the regions of a pass, and knows the names of all parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: set[str]) -> None:
         self.next = 0
+        self.parameters = parameters
 
 
 class _Target:
@@ -126,10 +132,13 @@ class _Target:
         self.work = Workspace.of(graph)
         self.made: list[list[int]] = []
         self._fresh = fresh
+        self._constants: ConstantWeights | None = None
 
     def cut(self, owner: SubgraphProperty, options: Options, count: _Count) -> None:
         """Cut by one property, again and again until a round changes nothing."""
         mark_forced(self.work, options)
+        if owner.constant_weights:
+            self._find_constants(options, count)
         earlier = record_of(self.graph.attrs.get(KEY))
         present = {node.name for node in self.graph.nodes if node.subgraph is not None}
         cap = _cap(owner, options)
@@ -146,7 +155,20 @@ class _Target:
                 cap -= sum(note.fate == MADE for note in run.regions)
         if not self._fresh:
             self._replace([])
+        if self._constants:
+            self._constants.hide(self.work.nodes)
         self.graph.attrs[KEY] = PartitionRecord((*earlier.runs, *runs))
+
+    def _find_constants(self, options: Options, count: _Count) -> None:
+        """Let constants look like weights while a property cuts."""
+        if self._constants is None:
+            skip = options.include | options.exclude
+            self._constants = ConstantWeights(self.graph, skip, count.parameters)
+            if self._constants and not self._fresh:
+                self._replace([])
+        for number in self._constants.numbers:
+            self.work.free[number] = 0
+        self._constants.show(self.work.nodes)
 
     def _round(
         self,
@@ -218,7 +240,12 @@ class _Target:
         self._fresh = True
         nodes = self.work.nodes
         for number, node in enumerate(nodes):
-            nodes[number] = copies[node]
+            nodes[number] = copies.get(node, node)  # a constant that became a weight is no more
+        if self._constants:
+            given = (value for cut in cuts for value in cut.piece.inputs)
+            taken = {value.parameter for value in given if value.parameter is not None}
+            self.graph.rewire(self._constants.take(taken, nodes))
+            self._constants.show(nodes)
 
 
 def _cap(owner: SubgraphProperty, options: Options) -> int | None:

@@ -15,9 +15,14 @@ from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
 from subgraph.partition.record import KEY, MADE, PartitionRecord
+from subgraph.reference import evaluate
 
 Source = Value | Parameter | None
 Array = np.ndarray[Any, Any]
+# Operators whose initializers at these inputs are shapes: nobody can assign another one.
+_SHAPES = frozenset(
+    {("ConstantOfShape", 0), ("Expand", 1), ("Reshape", 1), ("Tile", 1), ("Unsqueeze", 1)}
+)
 
 
 def check_partition(
@@ -33,7 +38,8 @@ def check_partition(
     The invariants, by number: 1 regions are disjoint and lose no node; 2 each is connected; 3 each
     is convex; 4 all together form no cycle; 5 every member was found by its selector, as far as
     the record tells; 6 subgraph nodes list inputs and outputs once, the graph's own are untouched;
-    7 every node still computes the same from the same values. Bodies are checked alike.
+    7 every node still computes the same from the same values, where a parameter may hold what
+    constants gave. Bodies are checked alike.
 
     Args:
         before: The graph that was partitioned.
@@ -70,6 +76,7 @@ class _Checker:
         self._ends = frozenset(before.inputs)
         self._region: dict[Node, Node] = {}  # node before -> subgraph node after
         self._seen: set[Node] = set()
+        self._known: dict[Value, Array] | None = None
 
     def check(self) -> None:
         """Check every invariant.
@@ -83,7 +90,11 @@ class _Checker:
             raise PartitionError(f"the partitioned graph does not verify: {error}") from error
         self._check_ends()
         self._walk()
-        lost = [node.name for node in self.before.nodes if node not in self._seen]
+        lost = [
+            node.name
+            for node in self.before.nodes
+            if node not in self._seen and node.outputs[0] not in self._constants()
+        ]
         if lost:
             _fail(1, f"node {lost[0]!r} is gone; {len(lost)} of {len(self._nodes)} are missing")
         self._check_connected()
@@ -183,7 +194,7 @@ class _Checker:
             carried = [self._carried(value, env) for value in mine]
             expected = [self._canonical(value) for value in theirs]
             for position, (got, wanted) in enumerate(zip(carried, expected, strict=False)):
-                if got is not wanted:
+                if got is not wanted and not self._is_folded(got, wanted):
                     name = getattr(got, "name", None)
                     right = getattr(wanted, "name", None)
                     text = f"{what} {position} of node {node.name!r}{where}"
@@ -192,6 +203,23 @@ class _Checker:
                 _fail(7, f"node {node.name!r}{where} has another number of {what}s")
         for result, source in zip(node.outputs, old.outputs, strict=True):
             env[result] = source
+
+    def _is_folded(self, got: Source, wanted: Source) -> bool:
+        """Return whether a Parameter holds what constants gave before."""
+        if not isinstance(got, Parameter) or not isinstance(wanted, Value):
+            return False
+        array = self._constants().get(wanted)
+        return array is not None and _equal(got.array, array)
+
+    def _constants(self) -> Mapping[Value, Array]:
+        """Return the results of the old graph's nodes that follow from constants and shapes."""
+        if self._known is None:
+            self._known = {}
+            for node in self.before.nodes:
+                array = _constant_result(node, self._known)
+                if array is not None:
+                    self._known[node.outputs[0]] = array
+        return self._known
 
     def _check_attrs(self, old: Node, new: Node, where: str) -> None:
         if old.attrs.keys() != new.attrs.keys():
@@ -288,6 +316,27 @@ class _Checker:
                             f"subgraph node {note.node!r} differs from the region that was chosen: "
                             f"{sorted(strange)[0]!r}",
                         )
+
+
+def _constant_result(node: Node, known: Mapping[Value, Array]) -> Array | None:
+    """Return what a node of one output gives if that follows from constants, None otherwise."""
+    if len(node.outputs) != 1 or node.domain or node.subgraph is not None or node.bodies:
+        return None
+    given: list[Array | None] = []
+    for position, value in enumerate(node.inputs):
+        array = None if value is None else known.get(value)
+        if value is not None and array is None:
+            if value.parameter is None or (node.op_type, position) not in _SHAPES:
+                return None
+            array = value.parameter.array
+        given.append(array)
+    if node.op_type != "Constant" and not any(array is not None for array in given):
+        return None
+    try:
+        result: Any = evaluate(node, given)[0]
+    except SubgraphError:
+        return None
+    return None if result is None else np.asarray(result)
 
 
 def _equal(one: Any, two: Any) -> bool:

@@ -1,0 +1,161 @@
+"""Constants as weights: what a region takes from constants reaches its op as a Parameter.
+
+Constants are nodes of ONNX (Constant), and what follows from them alone: ConstantOfShape, a Cast or
+Transpose of a constant. While a property cuts a graph, their values carry a Parameter, so selectors
+see an initializer; those that a region takes are replaced by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import SubgraphError
+from subgraph.evaluation import evaluate
+from subgraph.graph import Graph, Node, Value
+from subgraph.parameters import Parameter
+
+Array = np.ndarray[Any, Any]
+_VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
+# The operand that is a shape: an initializer there is a constant, since types follow from it.
+_SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}
+_RANDOM = frozenset(
+    {
+        *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike"),
+        *("RandomUniform", "RandomUniformLike"),
+    }
+)
+
+
+def constant_array(node: Node) -> Array | None:
+    """Return the array of a Constant node; None for another node, and for strings."""
+    if node.op_type != "Constant" or node.domain:
+        return None
+    for key in _VALUES:
+        if key in node.attrs:
+            held = node.attrs[key]
+            if key == "value":
+                return np.asarray(held)
+            return np.asarray(held, np.float32 if "float" in key else np.int64)
+    return None
+
+
+def constant_nodes(graph: Graph) -> list[Node]:
+    """Return the nodes of ``graph`` whose one result follows from constants alone, in order."""
+    inputs = set(graph.inputs)
+    known: set[Value] = set()
+    found: list[Node] = []
+    for node in graph.nodes:
+        if len(node.outputs) == 1 and _is_constant(node, known, inputs):
+            known.update(node.outputs)
+            found.append(node)
+    return found
+
+
+def _is_constant(node: Node, known: set[Value], inputs: set[Value]) -> bool:
+    if node.op_type == "Constant":
+        return constant_array(node) is not None
+    shape = _SHAPE_OPERAND.get(node.op_type)
+    count = 0
+    for position, value in enumerate(node.inputs):
+        if value is None or value in known:
+            count += value is not None
+        elif position == shape and value.parameter is not None and value not in inputs:
+            count += 1
+        else:
+            return False
+    plain = not node.domain and node.subgraph is None and not node.captures
+    return bool(count) and plain and node.op_type not in _RANDOM and not node.bodies
+
+
+def constant_arrays(nodes: Sequence[Node]) -> dict[Value, Array]:
+    """Return what `constant_nodes` compute; without those that fail, which it is not for here."""
+    known: dict[Value, Array] = {}
+    for node in nodes:
+        held = constant_array(node)
+        if held is not None:
+            known[node.outputs[0]] = held
+            continue
+        given = [_operand(value, known) for value in node.inputs]
+        if any(a is None and v is not None for a, v in zip(given, node.inputs, strict=True)):
+            continue
+        try:
+            results = evaluate(node, given)
+        except SubgraphError:
+            continue
+        if isinstance(results[0], np.ndarray):
+            known[node.outputs[0]] = results[0]
+    return known
+
+
+def _operand(value: Value | None, known: Mapping[Value, Array]) -> Array | None:
+    if value is None or value in known:
+        return None if value is None else known[value]
+    return None if value.parameter is None else value.parameter.array
+
+
+class ConstantWeights:
+    """The constants of one graph that regions may take as weights, by the numbers of their nodes.
+
+    Attributes:
+        numbers: Numbers of the nodes that compute constants; no region holds them.
+    """
+
+    def __init__(self, graph: Graph, skip: AbstractSet[str], names: set[str]) -> None:
+        """Find the constants of ``graph``.
+
+        Args:
+            graph: The graph; its nodes count in their order.
+            skip: Names of nodes that stay nodes.
+            names: Names of all parameters; those of new ones are added.
+        """
+        self.numbers: list[int] = []
+        self._weights: dict[int, Parameter] = {}
+        found = [node for node in constant_nodes(graph) if node.name not in skip]
+        if not found:
+            return
+        number = {node: k for k, node in enumerate(graph.nodes)}
+        arrays = constant_arrays(found)
+        for value, array in arrays.items():
+            assert value.producer is not None, "only results of nodes are computed"
+            self.numbers.append(number[value.producer])
+            used = any(node.outputs[0] not in arrays for node in value.uses)
+            # A constant that is a graph output stays, to have its name.
+            if used and value not in graph.outputs and array.dtype != object:
+                parameter = Parameter.adopt(_unique(value.name, names), array)
+                self._weights[number[value.producer]] = parameter
+
+    def __bool__(self) -> bool:
+        return bool(self._weights)
+
+    def show(self, nodes: Sequence[Node]) -> None:
+        """Let the constants' values carry their Parameters, for selectors and the cut to see."""
+        for number, parameter in self._weights.items():
+            nodes[number].outputs[0].parameter = parameter
+
+    def hide(self, nodes: Sequence[Node]) -> None:
+        """Undo `show`."""
+        for number in self._weights:
+            nodes[number].outputs[0].parameter = None
+
+    def take(self, taken: AbstractSet[Parameter], nodes: Sequence[Node]) -> dict[Value, Value]:
+        """Return a value over each Parameter in ``taken`` for the constant's, and forget these."""
+        replaced: dict[Value, Value] = {}
+        for number, parameter in list(self._weights.items()):
+            if parameter in taken:
+                old = nodes[number].outputs[0]
+                replaced[old] = Value(old.name, parameter.type, parameter=parameter)
+                del self._weights[number]
+        return replaced
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    unique, number = name, 0
+    while unique in taken:
+        number += 1
+        unique = f"{name}_{number}"
+    taken.add(unique)
+    return unique
