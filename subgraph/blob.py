@@ -15,11 +15,9 @@ import json
 import mmap
 import os
 import secrets
-import stat
 import struct
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -28,6 +26,8 @@ import numpy as np
 
 from subgraph.errors import BlobError, file_error
 from subgraph.own_files import SIGNATURE_BYTES, is_own, signature
+from subgraph.sharing import shared_out, start_threads
+from subgraph.trusted_files import open_regular
 
 MAGIC = b"\x89SUBGRPH"
 VERSION = 3
@@ -69,11 +69,7 @@ def digest(data: Any) -> str:
 
 
 def _of_all(parts: list[np.ndarray[Any, Any]]) -> Iterable[bytes]:
-    workers = min(4, os.cpu_count() or 1, len(parts))
-    if workers < 2:
-        return map(_sums, parts)
-    with ThreadPoolExecutor(workers, "subgraph-sum") as pool:
-        return list(pool.map(_sums, parts))
+    return shared_out(_sums, parts, min(4, os.cpu_count() or 1, len(parts)))
 
 
 def _sums(blocks: np.ndarray[Any, Any]) -> bytes:
@@ -175,9 +171,9 @@ class BlobReader:
         self._summing: threading.Thread | None = None
         if self._fits:
             return
-        if later and size > _SUMMED_AT_ONCE:
-            self._summing = threading.Thread(target=self._sum, name="subgraph-sum", daemon=True)
-            self._summing.start()
+        summing = threading.Thread(target=self._sum, name="subgraph-sum", daemon=True)
+        if later and size > _SUMMED_AT_ONCE and start_threads([summing]):
+            self._summing = summing
         else:
             self._sum()
             self.check()
@@ -270,11 +266,8 @@ def _opened(source: str | os.PathLike[str] | IO[bytes]) -> bytes | mmap.mmap:
             raise BlobError("the stream is open for text; open it for bytes ('rb')")
         return data
     try:
-        with open(os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise BlobError(f"{_name(source)} is not a regular file")
-            if status.st_size == 0:
+        with open_regular(source) as file:
+            if os.fstat(file.fileno()).st_size == 0:
                 return b""
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:

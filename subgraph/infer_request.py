@@ -137,7 +137,11 @@ class InferRequest:
         self._begin()
         run = self._run = _Run(snapshot)
         self._results = None
-        self._submit(run, 0, given)
+        try:
+            self._submit(run, 0, given)
+        except BaseException:
+            self._run, self._busy_in = None, 0
+            raise
 
     def _submit(self, run: _Run, number: int, state: Any) -> None:
         stage: Stage = self._stages[number]
@@ -165,7 +169,10 @@ class InferRequest:
         if callback is None:
             self._release(run)
         else:
-            _callbacks.submit(lambda: self._call_back(run, callback))
+            try:
+                _callbacks.submit(lambda: self._call_back(run, callback))
+            except DeviceError:  # no thread can be started for callbacks
+                self._call_back(run, callback)
 
     def _call_back(self, run: _Run, callback: Callback) -> None:
         self._callback_thread = threading.get_ident()

@@ -95,6 +95,12 @@ def limited(memory: int = 0, nodes: int = 0, seconds: float = 0.0) -> Generator[
         _state.memory, _state.nodes, _state.seconds, _state.deadline = before
 
 
+def budgets() -> tuple[int, int, float]:
+    """Return what `limited` takes, so that another thread works under this one's budgets."""
+    left = _state.deadline - time.monotonic()
+    return _state.memory, _state.nodes, 0.0 if math.isinf(left) else max(left, 1e-9)
+
+
 # ------------------------------------------------------------------ time
 
 

@@ -62,7 +62,7 @@ def compile_region(
                 "device %s cannot compile subgraph %r and leaves it to the next: %s",
                 candidate.name,
                 subgraph.name,
-                error,
+                str(error),
             )
             continue
         op.fallback = DeviceFallback(subgraph, op, candidates[number + 1 :], configs)
@@ -207,7 +207,7 @@ class DeviceFallback:
                 self._subgraph.name,
                 self._device,
                 device.name,
-                error,
+                str(error),  # a handler that keeps records would keep the arrays of the failed run
             )
             return op
         return None

@@ -72,6 +72,7 @@ def load(
         ModelError: the model is damaged, incomplete or not well formed.
         UnsupportedOpError: it uses an operator or opset that is not known.
         LimitError: it asks for more than the limits.
+        MemoryError: there is not enough memory for it.
         InternalError: Subgraph failed on a model that `onnx.checker` passes.
     """
     from subgraph.partition.op_note import restore_ops
@@ -98,6 +99,8 @@ def load(
         raise
     except RecursionError as error:
         raise ModelError(f"{source}: bodies or functions are nested too deeply") from error
+    except MemoryError:  # of the machine, not of the model
+        raise
     except Exception as error:
         raise _unforeseen(model, source, error) from error
 

@@ -39,7 +39,7 @@ def _key() -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp")
         if not path.exists():
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with open(fresh, "xb", opener=lambda p, f: os.open(p, f, 0o600)) as file:
                 file.write(secrets.token_bytes(SIGNATURE_BYTES))
             try:
                 os.link(fresh, path)  # whoever is first

@@ -14,7 +14,9 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from subgraph.errors import DeviceError
 from subgraph.forking import free_in_child
+from subgraph.sharing import start_threads
 
 Task = Callable[[], None]
 _local = threading.local()
@@ -33,22 +35,43 @@ class _State:
         self.pending = 0  # tasks that no thread has begun
 
     def put(self, task: Task, name: str) -> None:
-        """Queue a task; start a thread for it if none is free."""
+        """Queue a task; start a thread for it if none is free.
+
+        Raises:
+            DeviceError: There is no thread, and none can be started; the task is not queued.
+        """
         with self.lock:
             self.pending += 1
+        try:
+            self.start_if_needed(name)
+        except BaseException:
+            with self.lock:
+                others = self.alive
+                self.pending -= not others
+            if not others:
+                raise
         self.tasks.put(task)
-        self.start_if_needed(name)
 
     def start_if_needed(self, name: str) -> None:
-        """Start a thread if tasks wait, none is free and one more is allowed."""
+        """Start a thread if tasks wait, none is free and one more is allowed.
+
+        Raises:
+            DeviceError: It cannot be started.
+        """
         with self.lock:
             if self.idle >= self.pending or self.alive >= self.allowed:
                 return
             self.alive += 1
             number = self.alive
-        threading.Thread(
+        thread = threading.Thread(
             target=_work, args=(self,), name=f"subgraph-{name}-{number}", daemon=True
-        ).start()
+        )
+        if not start_threads([thread]):
+            with self.lock:
+                self.alive -= 1
+            raise DeviceError(
+                f"no thread can be started for asynchronous runs ({name}); use infer() instead"
+            )
 
     def next_task(self) -> Task | None:
         """Return the next task; None: the thread is to end."""
@@ -109,8 +132,8 @@ def lent() -> Generator[None]:
         return
     with state.lock:
         state.allowed += 1
-    state.start_if_needed("lent")
     try:
+        state.start_if_needed("lent")
         yield
     finally:
         with state.lock:

@@ -153,7 +153,7 @@ class _Printer:
         out.append(f"{inside}return{' ' if outputs else ''}{outputs}\n{indent}}}")
 
     def _weights(self, graph: Graph, indent: str) -> None:
-        seen = {value.name for value in graph.inputs}
+        seen = {value.name for value in (*graph.inputs, *graph.captures)}
         used = (value for node in graph.nodes for value in node.sources)
         for values in (used, graph.outputs):
             for value in values:

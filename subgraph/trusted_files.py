@@ -143,9 +143,9 @@ def write_trusted(path: Path, data: bytes) -> None:
     """
     make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.{os.urandom(6).hex()}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        with os.fdopen(os.open(temporary, flags, _WRITE_MODE), "wb") as file:
+        # With an opener, nothing that fails after os.open leaves its handle open.
+        with open(temporary, "xb", opener=lambda p, f: os.open(p, f, _WRITE_MODE)) as file:
             file.write(data)
         os.replace(temporary, path)
     except BaseException:

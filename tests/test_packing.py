@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from subgraph.engine.sharing import shared_out
+from subgraph.limits import limited, memory_limit
 from subgraph.ops import packing
 from subgraph.ops.packing_kernels import winograd_matrix
 from subgraph.ops.tile_planning import Tiles, round_up, tiles
 from subgraph.parameters import Parameter, Snapshot, pinned, pinned_snapshot
+from subgraph.sharing import shared_out
 
 Array = np.ndarray[Any, Any]
 
@@ -130,3 +131,7 @@ def test_threads_see_the_snapshot_and_report_errors() -> None:
     assert sorted(seen) == [(k, 0.0) for k in range(50)]
     with pytest.raises(ZeroDivisionError):
         shared_out(lambda k: 1 // k, [2, 1, 0, 1], 2)
+    with limited(memory=1 << 20):  # budgets hold in all threads, and results are in order
+        assert shared_out(lambda k: (k, memory_limit()), range(50), 3) == [
+            (k, 1 << 20) for k in range(50)
+        ]

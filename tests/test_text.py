@@ -228,6 +228,13 @@ def test_arrays_of_strings_and_sparse_tensors() -> None:
     assert sparse.shape == (2, 3)
 
 
+def test_a_capture_that_is_a_parameter_is_listed_once() -> None:
+    """Found by fuzzing: it was listed among the weights, too, and the text not read back."""
+    text = 'graph "g" {\n  capture %p: int8[] = @p\n  %y = A(%p) "a"\n  return %y\n}'
+    graph = sg.parse(text + '\n\nparameter @p: int8[] = base64 "AQ=="\n')
+    assert [value.name for value in sg.parse(str(graph)).captures] == ["p"]
+
+
 def test_a_long_graph_needs_no_recursion() -> None:
     x = value = sg.input("x", (2,))
     for k in range(20_000):

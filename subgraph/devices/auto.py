@@ -26,6 +26,7 @@ from subgraph.executor import Cancel
 from subgraph.graph import Graph
 from subgraph.runner import Runner
 from subgraph.settings import DeviceOptions, option
+from subgraph.sharing import start_threads
 from subgraph.signature import Port
 from subgraph.subgraph_op import ProfileEntry
 from subgraph.types import TensorType, numpy_dtype
@@ -196,13 +197,15 @@ class AutoModel(CompiledModel):
         self.current = start
         self.ready = threading.Event()
         thread = threading.Thread(target=self._improve, args=(make_better,), daemon=True)
-        thread.start()
+        if not start_threads([thread]):
+            _log.warning("AUTO stays on %s: no thread can be started", self.current.device)
+            self.ready.set()
 
     def _improve(self, make_better: Callable[[], CompiledModel]) -> None:
         try:
             self.current = make_better()
         except Exception as error:
-            _log.warning("AUTO stays on %s: %s", self.current.device, error)
+            _log.warning("AUTO stays on %s: %s", self.current.device, str(error))
         finally:
             self.ready.set()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -33,6 +32,7 @@ from subgraph.property import SubgraphProperty
 from subgraph.registry import nearest
 from subgraph.selector import SubgraphSelector
 from subgraph.settings import DeviceOptions, option
+from subgraph.sharing import shared_out
 from subgraph.stage_placement import place_in_stages
 from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
 
@@ -284,13 +284,7 @@ class HeteroDevice(VirtualDevice):
             self._compile_default(node, preferred, configs, options)
 
         regions = [n for n in region_nodes(graph) if n.op is None or is_default(n.op)]
-        if len(regions) < 2:
-            for node in regions:
-                compile_one(node)
-            return
-        with ThreadPoolExecutor(min(len(regions), 8), "subgraph-compile") as pool:
-            for _ in pool.map(compile_one, regions):
-                pass
+        shared_out(compile_one, regions, min(len(regions), 8))
 
     def _compile_default(
         self,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import IO, Any
 
@@ -33,6 +32,7 @@ from subgraph.graph import Graph
 from subgraph.regions import without_device_regions
 from subgraph.runner import Runner
 from subgraph.settings import DeviceOptions, option
+from subgraph.sharing import shared_out
 from subgraph.subgraph_op import ProfileEntry
 
 _log = logging.getLogger("subgraph")
@@ -150,8 +150,8 @@ def _for_each(
             failures.append(f"{device.name}: {error}")
             return None
 
-    with ThreadPoolExecutor(len(devices), "subgraph-compile") as pool:
-        made = dict(zip((d.name for d in devices), pool.map(attempt, devices), strict=True))
+    compiled = shared_out(attempt, devices, len(devices))
+    made = dict(zip((d.name for d in devices), compiled, strict=True))
     models = {device: model for device, model in made.items() if model is not None}
     if not models:
         raise DeviceError(f"no device of MULTI can run {name!r}: {'; '.join(failures)}")
@@ -236,7 +236,7 @@ class _Load:
             if len(self._load) == 1:
                 return False
             del self._load[model]
-        _log.warning("MULTI goes on without device %s, which failed: %s", model.device, error)
+        _log.warning("MULTI goes on without device %s, which failed: %s", model.device, str(error))
         return True
 
 

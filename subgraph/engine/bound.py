@@ -27,12 +27,12 @@ from subgraph.engine.pool import Pool
 from subgraph.engine.program import Program, Step
 from subgraph.engine.reports import SLOT_WORDS, ReportSlot
 from subgraph.engine.result_memory import ResultMemory
-from subgraph.engine.sharing import shared_out
 from subgraph.engine.stored_program import StoredProgram
 from subgraph.engine.template import Instance, Template
 from subgraph.large_pages import aligned_empty, mapped_empty
 from subgraph.parameters import Snapshot
 from subgraph.reference import evaluate
+from subgraph.sharing import shared_out
 from subgraph.subgraph_op import DefaultSubgraphOp, ProfileEntry, fill_outputs
 from subgraph.types import numpy_dtype
 from subgraph.weights import Changes, WeightEntry

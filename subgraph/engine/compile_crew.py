@@ -20,6 +20,7 @@ from typing import Any, cast
 from subgraph.engine import host, toolchain
 from subgraph.engine.kernel import Kernel
 from subgraph.limits import check_time
+from subgraph.sharing import start_threads
 
 _LEAST_PER_WORKER = 3  # below this a worker's start costs more than it gives
 _MOST_WORKERS = 15
@@ -54,12 +55,10 @@ def compile_kernels(
     left: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
     for kernel in kernels:
         tasks.put(kernel)
-    feeders = [
+    feeders = start_threads(
         threading.Thread(target=_feed, args=(tasks, left), name="subgraph-compile", daemon=True)
         for _ in range(workers)
-    ]
-    for feeder in feeders:
-        feeder.start()
+    )
 
     def compile_in_time(kernel: Kernel) -> None:
         check_time(f"compiling kernel {kernel.factory!r} of {kernel.module}")

@@ -26,6 +26,7 @@ from subgraph.engine import host, layout
 from subgraph.engine.kernel import Kernel
 from subgraph.errors import ConfigError
 from subgraph.forking import free_in_child
+from subgraph.sharing import start_threads
 
 _MODULE = "subgraph.engine.walker_kernels"
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -142,8 +143,9 @@ class Pool:
                 )
                 for k in range(1, self.size)
             ]
-            for thread in self._threads:
-                thread.start()
+            self._threads = start_threads(self._threads)
+            if not self._threads:
+                return  # programs run on their callers' threads; the next one asks again
             self.started = True
             weakref.finalize(self, _stop, state, tuple(self._threads), wake).atexit = False
 

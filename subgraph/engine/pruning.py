@@ -58,7 +58,10 @@ def wrote(folder: Path, nbytes: int) -> None:
         due = before is None or now > most / 16
         _written[folder] = 0 if due else now
     if due and most:
-        prune(folder, most)
+        try:
+            prune(folder, most)
+        except OSError as error:  # the entry is written all the same
+            _LOG.info("no room was made in %s: %s", folder, error)
 
 
 def prune(folder: Path, most: int) -> int:
