@@ -18,6 +18,16 @@ import numpy as np
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
 from subgraph.reference import evaluate
+from subgraph.requirements import (
+    Tensor,
+    require,
+    require_axis,
+    require_dtype,
+    require_rank,
+    require_shape,
+    require_single,
+    requires,
+)
 from subgraph.types import Dim, TensorType, ValueType
 
 from .strides import normal_axis
@@ -54,6 +64,63 @@ def _shape(type_: ValueType | None) -> tuple[Dim, ...] | None:
 
 def _dtype(type_: ValueType | None) -> str:
     return type_.dtype if isinstance(type_, TensorType) else "float32"
+
+
+@requires("NonZero")
+@requires("BoundedNonZero", domain=DOMAIN)
+def non_zero_operands(node: Node, x: Tensor) -> None:
+    """Take every tensor."""
+
+
+@requires("Compress")
+@requires("BoundedCompress", domain=DOMAIN)
+def compress_operands(node: Node, x: Tensor, condition: Tensor) -> None:
+    """Raise ShapeError unless each condition is for a slice that there is (ONNX, 9 to 28)."""
+    require_dtype("condition", condition, "bool")
+    require_rank("condition", condition, 1)
+    whole = node.attrs.get("axis") is None
+    size = x.size if whole else x.shape[require_axis(node, x.rank)] if x.rank else 1
+    count = condition.shape[0]
+    require(count <= size, "{} conditions for {} slices", count, size)
+
+
+@requires("Unique")
+@requires("BoundedUnique", domain=DOMAIN)
+def unique_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the axis exists (ONNX, 11 to 28)."""
+    if node.attrs.get("axis") is not None:
+        require(x.rank >= 1, "a scalar has no axis")
+        require_axis(node, x.rank)
+
+
+@requires("NonMaxSuppression")
+@requires("BoundedNonMaxSuppression", domain=DOMAIN)
+def non_max_suppression_operands(
+    node: Node,
+    boxes: Tensor,
+    scores: Tensor,
+    most: Tensor | None = None,
+    overlap: Tensor | None = None,
+    least: Tensor | None = None,
+) -> None:
+    """Raise ShapeError unless there is a score for each box and class (ONNX, 10 to 11)."""
+    require_rank("scores", scores, 3)
+    shape = (scores.shape[0], scores.shape[2], 4)
+    require_shape("boxes", boxes, shape, "four numbers for each image and score")
+    require_single("max_output_boxes_per_class", most, "int64")
+    require_single("iou_threshold", overlap, "float32")
+    require_single("score_threshold", least, "float32")
+
+
+@requires("Trim", domain=DOMAIN)
+def trim_operands(node: Node, x: Tensor, count: Tensor) -> None:
+    """Raise ShapeError unless the buffer has as many slices as are counted."""
+    require(x.rank >= 1, "a scalar has no axis")
+    size = x.shape[require_axis(node, x.rank)]
+    require_single("count", count, "int64")
+    if count.known is not None:
+        for many in count.known.reshape(-1).tolist():
+            require(0 <= many <= size, "{} slices of {}", many, size)
 
 
 @shape_rule("BoundedNonZero", domain=DOMAIN)

@@ -1,4 +1,4 @@
-"""Shape, Unique and NonMaxSuppression, for the reference: onnx.reference is wrong in some forms."""
+"""Shape, Trilu, Unique, NonMaxSuppression for the reference: onnx.reference errs in some forms."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """
     sizes = np.shape(inputs[0])[node.attrs.get("start", 0) : node.attrs.get("end")]
     return [np.array(sizes, np.int64)]
+
+
+@reference("Trilu")
+def trilu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Keep the upper or lower triangle; NumPy takes no diagonal of 64 bits."""
+    x, k = inputs[0], 0 if len(inputs) < 2 or inputs[1] is None else int(inputs[1].reshape(()))
+    most = sum(x.shape[-2:])
+    keep = np.triu if node.attrs.get("upper", 1) else np.tril
+    return [keep(x, min(max(k, -most), most))]
 
 
 @reference("Unique")

@@ -13,7 +13,19 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
-from subgraph.types import DTYPE_OF_ONNX, Shape, TensorType, ValueType
+from subgraph.requirements import (
+    Tensor,
+    require,
+    require_axis,
+    require_broadcast,
+    require_broadcast_together,
+    require_dtype,
+    require_same_dtype,
+    require_shape,
+    require_single,
+    requires,
+)
+from subgraph.types import DTYPE_OF_ONNX, Shape, TensorType, ValueType, numpy_dtype
 
 from .strides import broadcast_shapes
 
@@ -97,6 +109,97 @@ ELEMENTWISE = frozenset(
         "IsInf",
     )
 )
+
+
+@requires(*(name for name in UNARY if name != "Identity"), "Cast", "IsInf", "IsNaN")
+def unary_operands(node: Node, x: Tensor) -> None:
+    """Take every tensor: each element of the result follows from the element at its place."""
+
+
+@requires("Identity", sequences=True)
+def identity_operands(node: Node, x: ValueType | Tensor) -> None:
+    """Take every value."""
+
+
+@requires("CastLike")
+def cast_like_operands(node: Node, x: Tensor, like: Tensor) -> None:
+    """Take every tensor; of the second only its dtype matters."""
+
+
+@requires("Clip")
+def clip_operands(
+    node: Node, x: Tensor, least: Tensor | None = None, most: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless both bounds are numbers of the input's dtype (ONNX, 1 to 13)."""
+    require_single("min", least, x.dtype)
+    require_single("max", most, x.dtype)
+
+
+@requires("Dropout")
+def dropout_operands(
+    node: Node, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless ratio and training mode are single values (ONNX, 1 to 22)."""
+    require_single("ratio", ratio)
+    require_single("training_mode", training, "bool")
+
+
+@requires(*(name for name in BINARY if name != "PRelu"), *COMPARISONS)
+def binary_operands(node: Node, a: Tensor, b: Tensor) -> None:
+    """Raise ShapeError unless the operands broadcast and have one dtype (Pow: any)."""
+    if node.op_type != "Pow":
+        require_same_dtype(a, b)
+    if not is_legacy_broadcast(node):
+        require_broadcast_together(a, b)
+        return
+    if not node.attrs.get("broadcast"):
+        require_shape("B", b, a.shape, "that of A, as the attribute broadcast is 0")
+        return
+    shape = b.shape
+    if node.attrs.get("axis") is not None:
+        behind = a.rank - require_axis(node, a.rank) - b.rank
+        require(behind >= 0, "B has rank {}, A {} from the axis on", b.rank, behind + b.rank)
+        shape = (*shape, *(1,) * behind)
+    require_broadcast("B", Tensor(b.dtype, shape), a.shape, "that of A")
+
+
+@requires("PRelu")
+def prelu_operands(node: Node, x: Tensor, slope: Tensor) -> None:
+    """Raise ShapeError unless the slope broadcasts to the input; before 7 it may be of channels."""
+    require_same_dtype(x, slope)
+    if is_legacy_broadcast(node) and slope.rank == 1 and x.rank > 2:
+        per_channel = Tensor(slope.dtype, (*slope.shape, *(1,) * (x.rank - 2)))
+        require_broadcast("slope", per_channel, x.shape, "that of the input, a number a channel")
+    else:
+        require_broadcast("slope", slope, x.shape, "that of the input")
+
+
+@requires(*VARIADIC)
+def variadic_operands(node: Node, first: Tensor, *others: Tensor) -> None:
+    """Raise ShapeError unless the operands broadcast; before version 8 they have one shape."""
+    require_same_dtype(first, *others)
+    if 0 < node.version < 8:
+        for k, other in enumerate(others, 1):
+            require_shape(f"input {k}", other, first.shape, "that of the first input")
+    else:
+        require_broadcast_together(first, *others)
+
+
+@requires("Where")
+def where_operands(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> None:
+    """Raise ShapeError unless the condition is bool and all broadcast (ONNX, 9 to 16)."""
+    require_dtype("condition", condition, "bool")
+    require_same_dtype(x, y)
+    require_broadcast_together(condition, x, y)
+
+
+@requires("BitCast")
+def bit_cast_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless elements of the new dtype have as many bits (ONNX, 26)."""
+    to = DTYPE_OF_ONNX.get(node.attrs.get("to", 0), "")
+    require(bool(to) and "string" not in (to, x.dtype), "to is {}", node.attrs.get("to"))
+    sizes = [numpy_dtype(dtype).itemsize for dtype in (x.dtype, to)]
+    require(sizes[0] == sizes[1], "{} and {} differ in size", x.dtype, to)
 
 
 def tensor(kind: ValueType | None) -> TensorType | None:

@@ -235,6 +235,8 @@ def one_hot_encoder(node: Node, low: Lowering) -> None:
     exact = np.array_equal(keys.astype(np.int64), held) and len(np.unique(keys)) == count
     if not exact or not count or not attributes(node)["zeros"] or x.rank not in (1, 2):
         raise Unsupported("a OneHotEncoder that may refuse, or whose categories are alike")
+    if y.size != x.size * count:
+        raise Unsupported(f"a OneHotEncoder of {count} categories that gives {y.shape}")
     places = temporary(low, "int64", x.shape)
     _emit_search(low, x, places, keys, np.arange(count + 1))
     ends = low.weight("ml one hot", as_it_is, np.array([0, 1], np.float32))

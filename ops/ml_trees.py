@@ -78,14 +78,26 @@ class Forest:
             places[sample, tree] = self.children[answer.astype(int), node]
 
     def checked(self) -> Forest:
-        """Return the forest if every way through it ends."""
-        front = self.roots
-        for _ in range(len(self.modes) + 1):
-            front = front[self.modes[front] != LEAF]
-            if not front.size:
-                return self
-            front = np.unique(self.children[:, front])
-        raise ShapeError("the nodes of a tree go round in a circle")
+        """Return the forest if every way through it ends, and its numbers are places.
+
+        Nodes are taken away from the roots on, as Kahn's algorithm sorts a graph; what is left
+        lies on circles.
+        """
+        inner = self.modes != LEAF
+        parents = np.bincount(self.children[:, inner].reshape(-1), minlength=len(inner))
+        front, taken = np.flatnonzero(parents == 0), 0
+        while front.size:
+            taken += front.size
+            reached = self.children[:, front[inner[front]]].reshape(-1)
+            np.subtract.at(parents, reached, 1)
+            reached = np.unique(reached)
+            front = reached[parents[reached] == 0]
+        if taken < len(inner):
+            raise ShapeError("the nodes of a tree go round in a circle")
+        for name, numbers in (("feature", self.features), ("target", self.targets)):
+            if numbers.size and numbers.min() < 0:
+                raise ShapeError(f"a tree names {name} {numbers.min()}")
+        return self
 
     def _compared(self, node: Array, value: Array) -> Array:
         modes, answer = self.modes[node], np.zeros(len(node), bool)
@@ -233,6 +245,9 @@ def old_forest_of(node: Node) -> Forest:
     modes = np.array([_MODES.get(mode, -1) for mode in given["nodes_modes"] or ()], np.int64)
     if len(place) < count or len(modes) != count or np.any(modes < 0):
         raise ShapeError("the nodes of the trees are not each there once, with a known mode")
+    features = np.array(given["nodes_featureids"] or (), np.int64)
+    if len(features) != count:
+        raise ShapeError(f"{len(features)} nodes_featureids for {count} nodes")
     splits = numbers_of(given, "nodes_values")
     inner = modes != LEAF
     children = np.zeros((2, count), np.int64)
@@ -252,7 +267,7 @@ def old_forest_of(node: Node) -> Forest:
         raise ShapeError("votes or nodes have attributes of different lengths")
     return Forest(
         roots=np.nonzero(is_root)[0],
-        features=np.where(inner, np.array(given["nodes_featureids"] or (), np.int64), 0),
+        features=np.where(inner, features, 0),
         modes=modes,
         splits=splits,
         children=children,

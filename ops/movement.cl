@@ -88,7 +88,7 @@ __kernel void reverse_sequence(int count, __global const T* x, int x0, __global 
   int id = get_global_id(0);
   if (id >= count) return;
   int i = id % inner, t = id / inner % time, b = id / inner / time;
-  int length = (int)lengths[l0 + b];
+  int length = (int)clamp(lengths[l0 + b], 0L, (long)time);
   int from = t < length ? length - 1 - t : t;
   int row = b * batch_step + i;
   y[y0 + row + t * time_step] = x[x0 + row + from * time_step];

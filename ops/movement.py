@@ -170,6 +170,8 @@ def squeeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     if x is None or x.shape is None or axes is None:
         return _unknown(x)
     shape = x.shape
+    if not axes and len(types) > 1 and types[1] is not None:
+        return [x]  # an empty list of axes, not none
     if not axes:
         if any(not isinstance(dim, int) for dim in shape):
             return _unknown(x)

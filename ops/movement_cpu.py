@@ -202,8 +202,12 @@ def slice_(node: Node, low: Lowering) -> None:
 
 @lowering("Expand")
 def expand(node: Node, low: Lowering) -> None:
-    """Repeat along dimensions of size 1."""
+    """Repeat along dimensions of size 1.
+
+    The shape is read even where sizes beside it decide that of the result: it may not fit them.
+    """
     x, y = low.given(0), low.output()
+    known(low, 1)
     if x.size == y.size:
         low.alias(y, x)
         return

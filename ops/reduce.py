@@ -10,6 +10,15 @@ import numpy as np
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
 from subgraph.reference import attributes, standard
+from subgraph.requirements import (
+    Tensor,
+    listed,
+    require,
+    require_axes,
+    require_axis,
+    require_single,
+    requires,
+)
 from subgraph.types import Dim, TensorType, ValueType
 
 from .elementwise import Array, Types, Values, tensor
@@ -27,6 +36,26 @@ REDUCTIONS = (
     "ReduceSum",
     "ReduceSumSquare",
 )
+
+
+@requires(*REDUCTIONS)
+def reduction_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
+    """Raise ShapeError unless each axis exists, and is named once (ONNX, 1 to 20)."""
+    require_axes(x.rank, listed(node, "axes", axes) or [])
+
+
+@requires("ArgMax", "ArgMin")
+def extreme_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the axis exists and has elements (ONNX, 1 to 13)."""
+    axis = require_axis(node, x.rank)
+    require(x.rank == 0 or x.shape[axis] >= 1, "axis {} has no elements", axis)
+
+
+@requires("CumSum", "CumProd")
+def cumulative_operands(node: Node, x: Tensor, axis: Tensor) -> None:
+    """Raise ShapeError unless the axis is one number and exists (ONNX, 11 to 26)."""
+    require_single("axis", axis, "int64", "int32")
+    require_axes(max(x.rank, 1), listed(node, "axis", axis) or [])
 
 
 def _axes(node: Node, values: Values) -> list[int] | None:
@@ -79,6 +108,14 @@ def keep_dtype(node: Node, inputs: Sequence[Any]) -> list[Any]:
     if node.op_type == "ReduceLogSum" and x.dtype.kind in "iu":
         inputs = [x.astype(np.float64), *inputs[1:]]
     return [np.asarray(y).astype(x.dtype) for y in standard(node, inputs)]
+
+
+@reference("CumSum", "CumProd")
+def cumulative(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Accumulate along an axis; onnx.reference takes no axis of shape [1], and loses rank 0."""
+    x, axis = inputs
+    found: Array = standard(node, [x.reshape(x.shape or (1,)), axis.reshape(())])[0]
+    return [found.reshape(x.shape)]
 
 
 @reference("ReduceLogSumExp")

@@ -16,10 +16,20 @@ import numpy as np
 
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
+from subgraph.requirements import Tensor, require, require_dtype, require_rank, requires
 from subgraph.types import TensorType, ValueType
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "subgraph.cpu"
+
+
+@requires("SegmentSum", domain=DOMAIN)
+def segment_sum_operands(node: Node, rows: Tensor, offsets: Tensor) -> None:
+    """Raise ShapeError unless there are rows and offsets; those may lie anywhere."""
+    require_rank("rows", rows, 2)
+    require_rank("offsets", offsets, 1)
+    require_dtype("offsets", offsets, "int64", "int32")
+    require(offsets.shape[0] >= 1, "offsets are empty; the last one is an end")
 
 
 @shape_rule("SegmentSum", domain=DOMAIN)

@@ -98,6 +98,8 @@ def dft(node: Node, low: Lowering) -> None:
     if size < 1 or not x.size or not y.size:
         raise Unsupported(f"DFT of length {size} of {x.shape}")
     given, result = _work(low, x, y)
+    if y.shape[axis] > size or y.rank != x.rank or y.shape[-1] not in (1, 2):
+        raise Unsupported(f"DFT of length {size} that gives {y.shape}")
     samples = min(x.shape[axis], size // 2 + 1 if hermitian else size)
     inner = math.prod(x.shape[axis + 1 : -1])
     mine, theirs = contiguous(x.shape), contiguous(y.shape)

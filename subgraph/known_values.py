@@ -207,7 +207,9 @@ def _squeeze(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
     axes = _axes(node, inputs)
-    return None if inputs[0] is None or axes is None else np.squeeze(inputs[0], axes or None)
+    if not axes and (len(inputs) < 2 or node.inputs[1] is None):
+        axes = tuple(d for d, size in enumerate(np.shape(inputs[0])) if size == 1)
+    return None if inputs[0] is None or axes is None else np.squeeze(inputs[0], axes)
 
 
 def _gather(

@@ -91,6 +91,8 @@ def _trim(node: Node) -> Run:
     def run(inputs: Sequence[Any]) -> Sequence[Any]:
         buffer, count = inputs
         axis = int(node.attrs["axis"]) % buffer.ndim
+        if not 0 <= count.item() <= buffer.shape[axis]:
+            return evaluate(node, inputs)
         cut = buffer[(*[slice(None)] * axis, slice(count.item()))]
         own = ours and cut.flags.c_contiguous and _MOST_KEPT * cut.nbytes >= buffer.nbytes
         return [cut.copy(order="C") if given_away and not own else cut]

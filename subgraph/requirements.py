@@ -294,6 +294,74 @@ def require_broadcast(name: str, operand: Tensor | None, shape: Sequence[int], w
         )
 
 
+def require_broadcast_together(*operands: Tensor) -> None:
+    """Require that operands broadcast to one shape, as NumPy's do."""
+    first = operands[0].shape
+    if all(len(o.shape) == len(first) and o.shape == first for o in operands):
+        return  # nearly all are
+    for position in range(1, max(len(o.shape) for o in operands) + 1):
+        size: Any = 1
+        for operand in operands:
+            if position > len(operand.shape):
+                continue
+            dim = operand.shape[-position]
+            if not is_known(dim) or dim == 1:
+                continue
+            if size != 1 and dim != size:
+                shown = " and ".join(str(list(o.shape)) for o in operands)
+                raise ShapeError(f"shapes {shown} do not broadcast together")
+            size = dim
+
+
+def require_same_dtype(*operands: Tensor) -> None:
+    """Require that operands have one dtype."""
+    if any(operand.dtype != operands[0].dtype for operand in operands):
+        found = " and ".join(sorted({operand.dtype for operand in operands}))
+        raise ShapeError(f"the operands must have one dtype, got {found}")
+
+
+def require_single(name: str, operand: Tensor | None, *dtypes: str) -> None:
+    """Require that an operand, where it is given, holds one number: a scalar, or shape [1].
+
+    Args:
+        name: The operand's name in the standard.
+        operand: The operand, None where it is omitted.
+        *dtypes: The dtypes that it may have; none: any.
+    """
+    if operand is None:
+        return
+    if operand.rank > 1 or not all(dim == 1 for dim in operand.shape):
+        raise ShapeError(f"{name} has shape {list(operand.shape)}; it must hold one number")
+    if dtypes:
+        require_dtype(name, operand, *dtypes)
+
+
+def listed(node: Node, name: str, operand: Tensor | None) -> list[int] | None:
+    """Return whole numbers that are an attribute in old versions and an operand in new ones.
+
+    Args:
+        node: The node.
+        name: The attribute's name, and the operand's.
+        operand: The operand, None where it is omitted.
+
+    Returns:
+        The numbers, [] where they are left out, None while they are not known.
+
+    Raises:
+        ShapeError: the operand is no list of whole numbers.
+    """
+    if operand is None:
+        given = node.attrs.get(name)
+        return [] if given is None else [int(number) for number in np.ravel(given)]
+    if operand.rank > 1:
+        raise ShapeError(f"{name} has shape {list(operand.shape)}; it must be a list")
+    require_dtype(name, operand, "int64", "int32")
+    if operand.known is None:
+        return None
+    # Traced numbers stay what they are.
+    return [n if isinstance(n, int) else int(n) for n in operand.known.reshape(-1).tolist()]
+
+
 def require_axis(node: Node, rank: int, default: int = 0, name: str = "axis") -> int:
     """Return the node's axis counted from the front, in [0, rank).
 

@@ -50,6 +50,11 @@ def floats(*shape: int) -> Array:
     return np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
 
 
+def ints(*numbers: int) -> Array:
+    """Return an operand of int64, a list."""
+    return np.array(numbers, np.int64)
+
+
 def run(use: Use, device: str, weights: Sequence[int] = ()) -> list[Array]:
     """Compile and run one node whose inputs have symbolic sizes, some of them weights.
 
@@ -85,12 +90,19 @@ def run(use: Use, device: str, weights: Sequence[int] = ()) -> list[Array]:
     return [np.asarray(results[k]) for k in range(use.outputs)]
 
 
-def assert_refused(use: Use, device: str) -> None:
-    """Check that operands are refused as inputs, as weights, and as weights beside an input."""
+def assert_refused(use: Use, device: str, why: str = "culprit") -> None:
+    """Check that operands are refused as inputs, as weights, and as weights beside an input.
+
+    Args:
+        use: What is to be refused.
+        device: Where.
+        why: A part of the message, which names the node, too.
+    """
     count = len(use.inputs)
     for weights in ((), range(1, count), range(count)):
-        with pytest.raises(sg.ShapeError, match="culprit"):
+        with pytest.raises(sg.ShapeError, match=why) as refused:
             run(use, device, weights)
+        assert "culprit" in str(refused.value)
 
 
 def assert_agree(use: Use, device: str, tolerance: float = 1e-5) -> None:

@@ -384,6 +384,28 @@ def test_the_code_computes_what_the_trace_does(seed: int) -> None:
             assert found[0] == value
 
 
+@pytest.mark.parametrize(
+    ("compute", "dims"),
+    [
+        (lambda a, b: a + b, (2**63 - 1, 1)),
+        (lambda a, b: a - b, (-(2**63), 1)),
+        (lambda a, b: a * b, (2**40, 2**40)),
+        (lambda a, b: a * b, (-(2**63), -1)),
+        (lambda a, b: a // b, (-(2**63), -1)),
+        (lambda a, b: a % b, (-(2**63), -1)),
+        (lambda a, b: abs(a) + b, (-(2**63), 1)),
+        (lambda a, b: a << b, (1, 64)),
+    ],
+)
+def test_sizes_beyond_64_bits_end_the_run(compute: Any, dims: tuple[int, int]) -> None:
+    """They would wrap around to sizes that memory is planned for, and that kernels exceed."""
+    trace = Trace(inline=True)
+    a, b = (trace.dimension(size) for size in (6, 3))
+    code = SizeCode(trace, [compute(a, b)], [0, 0])
+    assert _run(code, (7, 5))
+    assert not _run(code, dims)
+
+
 def _run(code: SizeCode, dims: Sequence[int]) -> bool:
     """Run the code on dimensions; return whether all decisions are what they were."""
     stop: Array = np.zeros(1, np.int64)

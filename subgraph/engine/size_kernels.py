@@ -29,6 +29,9 @@ from subgraph.engine.simd import (
 (_ADD, _SUB, _MUL, _FLOORDIV, _MOD, _MAX, _MIN, _ABS, _AND, _OR, _XOR) = range(11)
 (_SHL, _SHR, _INVERT, _FLOAT, _FADD, _FSUB, _FMUL, _FDIV, _FMAX, _FMIN, _FABS) = range(11, 22)
 (_CEIL, _FLOOR, _TRUNC, _SINGLE, _EQ, _LT, _LE, _FEQ, _FLT, _FLE) = range(22, 32)
+# Of two factors that multiply to less as floats, the product has no more than 64 bits.
+_MOST_WHOLE = 2.0**63 - 2.0**11
+_LEAST = -(1 << 63)
 _STEP = layout.WORD * layout.SIZE_CODE_WORDS
 _PATCH = layout.WORD * layout.SIZE_PATCH_WORDS
 
@@ -65,6 +68,29 @@ def _whole(code: int, one: int, other: int) -> Any:
     if code == _INVERT:
         return ~a
     return bits_f64(float(a))
+
+
+@register_jitable
+def _overflows(code: int, one: int, other: int) -> bool:
+    """Return whether a result has more than 64 bits, which the sizes of no plan have."""
+    a, b = ld_i64(one), ld_i64(other)
+    if code == _ADD:
+        return ((a ^ (a + b)) & (b ^ (a + b))) < 0
+    if code == _SUB:
+        return ((a ^ b) & (a ^ (a - b))) < 0
+    if code == _MUL:
+        return abs(float(a) * float(b)) >= _MOST_WHOLE
+    if _FLOORDIV <= code <= _MOD:
+        return b == -1 and a == _LEAST
+    if code == _ABS:
+        return a == _LEAST
+    if code == _SHL:
+        return b < 0 or b > 62 or abs(float(a) * 2.0**b) >= _MOST_WHOLE
+    if code == _SHR:
+        return b < 0 or b > 63
+    if _CEIL <= code <= _TRUNC:
+        return not abs(ld_f64(one)) < _MOST_WHOLE
+    return False
 
 
 @register_jitable
@@ -127,6 +153,9 @@ def resize() -> Callable[..., None]:
                 if _holds(code, one, other) != (target != 0):
                     atomic_cas(ld_i64(block + layout.SIZE_STOP), 0, layout.MISFIT)
                     return
+            elif _overflows(code, one, other):
+                atomic_cas(ld_i64(block + layout.SIZE_STOP), 0, layout.MISFIT)
+                return
             elif code < _FADD:
                 st_i64(target, _whole(code, one, other))
             else:
