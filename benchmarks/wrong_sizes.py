@@ -9,12 +9,15 @@ result or refuse it. Each case runs in a process that may die; it is reported, a
 
     SUBGRAPH_GUARD=end python benchmarks/wrong_sizes.py --count 10000
 
-A case is its seed and number: ``--start N --count 1`` repeats one. Findings are counted by kind:
+A case is its seed and number: ``--start N --count 1`` repeats one. With ``--devices
+CPU,REFERENCE,OPENCL`` on Oclgrind, what it writes to OCLGRIND_LOG is a finding, too. Findings are
+counted by kind:
 
 - ``crash``, ``hang``: the process died at a guard page (the report says where) or gave no answer
 - ``raw``: an exception that is no SubgraphError, or an InternalError
 - ``verdict``: one of our devices refuses what another computes
 - ``values``: our devices give different results
+- ``outside``: Oclgrind saw an access outside of a buffer, or a race
 - ``lax``, ``strict``, ``other``: against ONNX Runtime, for samples on which it agrees when honest
 """
 
@@ -47,6 +50,9 @@ FORMS = ("sizes", "symbolic", "unknown", "constants", "all constants")
 OPSET = 26  # newest of ONNX Runtime
 _RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"}
 _HUGE = (1 << 31, (1 << 31) - 1, 1 << 62, (1 << 63) - 1, -(1 << 31), -(1 << 63))
+
+
+_FAILURES = ("crash", "hang", "outside", "raw", "verdict", "values", "slow")
 
 
 # --- samples -----------------------------------------------------------------------------------
@@ -394,7 +400,11 @@ def check(case: Case, devices: Sequence[str], phase: Callable[[str], None]) -> d
     answers: dict[str, Answer] = {}
     for device in devices:
         phase(device)
+        before = len(_oclgrind())
         answers[device] = ours(device, model, runs)
+        said = _oclgrind()[before:].strip()
+        if said:
+            found["outside"] = f"{device}: {said[:1000]}"
         if answers[device].raw:
             found["raw"] = f"{device}: {answers[device].error}"
     first, *rest = (answers[device] for device in devices)
@@ -418,6 +428,12 @@ def check(case: Case, devices: Sequence[str], phase: Callable[[str], None]) -> d
             if said:
                 found["other"] = said
     return found
+
+
+def _oclgrind() -> str:
+    """Return what Oclgrind has found so far."""
+    log = os.environ.get("OCLGRIND_LOG", "")
+    return Path(log).read_text(errors="replace") if log and Path(log).exists() else ""
 
 
 def _told(answer: Answer) -> str:
@@ -532,7 +548,12 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", type=int, default=12, help="GiB of address space")
     parser.add_argument("--out", default="", help="file to append findings to, a JSON line each")
     options = parser.parse_args(given)
-    samples(options.only)  # before processes begin
+    # Before processes begin: each would load and compile it all again.
+    samples(options.only)
+    if "OPENCL" not in options.devices:  # a driver's threads are not there after a fork
+        x = sg.input("x", (3,))
+        for device in options.devices.split(","):
+            sg.compile_model(sg.Graph([x], [sg.ops.Relu(x)]), device)([np.ones(3, np.float32)])
     counts: Counter[str] = Counter()
     where: dict[str, Counter[str]] = {}
     start = time.perf_counter()
@@ -554,7 +575,7 @@ def main(given: Sequence[str] | None = None) -> int:
     for kind, titles in where.items():
         print(f"{kind}: " + ", ".join(f"{t} {n}" for t, n in titles.most_common()))
     print(f"seed {options.seed}, {options.start} to {last - 1}: {dict(counts)}")
-    return int(any(counts[kind] for kind in ("crash", "hang", "raw", "verdict", "values", "slow")))
+    return int(any(counts[kind] for kind in _FAILURES))
 
 
 if __name__ == "__main__":
