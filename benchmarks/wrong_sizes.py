@@ -419,7 +419,9 @@ def check(case: Case, devices: Sequence[str], phase: Callable[[str], None]) -> d
     judged = _is_judge(case, devices[0])
     if judged:
         theirs = in_onnxruntime(model, given)
-        if first.results is None and theirs.results is not None:
+        # It takes inputs of any rank for one that is declared as a scalar.
+        request = "give an array of" in first.error
+        if first.results is None and theirs.results is not None and not request:
             found["strict"] = f"{first.error}; ONNX Runtime: {_told(theirs)}"
         elif first.results is not None and theirs.results is None:
             found["lax"] = f"{_told(first)}; ONNX Runtime: {theirs.error}"
@@ -481,11 +483,11 @@ def _work(channel: Any, numbers: Sequence[int], options: argparse.Namespace, log
     resource.setrlimit(resource.RLIMIT_AS, (options.memory << 30, options.memory << 30))
     for number in numbers:
         case = make_case(options.seed, number, options.only)
-        start = time.perf_counter()
+        start = time.process_time()
         found = check(
             case, options.devices.split(","), lambda name, n=number: channel.send((n, name, {}, ""))
         )
-        taken = time.perf_counter() - start
+        taken = time.process_time() - start
         if taken > options.slow:
             found["slow"] = f"{taken:.0f} s"
         channel.send((number, "", found, case.text if found else ""))
@@ -543,7 +545,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--devices", default="CPU,REFERENCE")
     parser.add_argument("--only", default="", help="operators, separated by commas")
-    parser.add_argument("--slow", type=float, default=20, help="seconds that are too many")
+    parser.add_argument("--slow", type=float, default=20, help="seconds of CPU that are too many")
     parser.add_argument("--timeout", type=float, default=120, help="seconds until a case hangs")
     parser.add_argument("--memory", type=int, default=12, help="GiB of address space")
     parser.add_argument("--out", default="", help="file to append findings to, a JSON line each")
