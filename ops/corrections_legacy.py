@@ -193,3 +193,11 @@ def flatten(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         raise ShapeError(f"axis {axis} is out of range for {x.ndim} dimensions")
     axis += x.ndim if axis < 0 else 0
     return [x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))]
+
+
+@reference("Clip")
+def clip(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return clipped numbers; the first version is the one of opset 6 with a hint for memory."""
+    if node.version == 1:
+        node = variant(node, version=6, drop=("consumed_inputs",))
+    return standard(node, inputs)

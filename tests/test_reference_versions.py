@@ -11,10 +11,12 @@ import re
 from collections import defaultdict
 from functools import cache
 
+import numpy as np
 import onnx
 import onnx.defs
 import pytest
 
+import subgraph as sg
 from subgraph import backend
 from subgraph.testing import conformance as suite
 
@@ -90,3 +92,13 @@ def test_old_versions_do_what_new_ones_do_where_the_standard_says_so() -> None:
                     wrong[node.op_type, version].append(f"{case.name}: {text[:200]}")
     assert ran > 2500
     assert not wrong
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+def test_the_first_clip_has_its_bounds_as_attributes(device: str) -> None:
+    node = onnx.helper.make_node("Clip", ["x"], ["y"], min=-0.5, max=1.0, consumed_inputs=[0])
+    ends = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [5]) for n in "xy"]
+    graph = onnx.helper.make_graph([node], "g", ends[:1], ends[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 1)])
+    x = np.array([-3, -0.5, 0.25, 1, 7], np.float32)
+    np.testing.assert_array_equal(sg.compile_model(model, device)([x])[0], x.clip(-0.5, 1))
