@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Span = tuple[int, int]  # where an area begins in a mapping, and its bytes
 PAGE: Final = mmap.PAGESIZE
+_OFFERED: Final = hasattr(mmap, "MAP_ANONYMOUS")  # elsewhere memory has no guard pages
 _NONE, _READ, _READ_WRITE = 0, 1, 3  # PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE
 _UNWRITTEN = 0xFF
 _MODES = {"": "", "0": "", "1": "end", "end": "end", "begin": "begin"}
@@ -92,6 +93,8 @@ def apart(nbytes: Any) -> Any:
 
 def mapped(spans: Iterable[Span], total: int) -> NDArray[np.uint8]:
     """Return a mapping of ``total`` bytes of which only the pages of ``spans`` can be touched."""
+    if not _OFFERED:
+        return np.full(max(total, PAGE), _UNWRITTEN, np.uint8)
     spans = list(spans)
     mapping = Anonymous(-1, max(total, PAGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = np.frombuffer(mapping, np.uint8)
@@ -171,7 +174,7 @@ def copied(array: Array, *, writable: bool = False) -> Array:
         return array
     copy = empty(array.shape, array.dtype)
     copy[...] = array
-    if copy.nbytes and not writable:
+    if _OFFERED and copy.nbytes and not writable:
         first = copy.ctypes.data // PAGE * PAGE
         _protect(first, _rounded(copy.ctypes.data + copy.nbytes) - first, _READ)
     copy.flags.writeable = writable
