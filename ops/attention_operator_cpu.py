@@ -19,6 +19,7 @@ from .composite_cpu import delegate
 from .copying_cpu import emit_copy
 from .elementwise_cpu import emit_expression, source, temporary
 from .elementwise_expressions import Expression
+from .range_check_cpu import emit_range_check
 from .strides import contiguous
 from .tile_planning import FLOATS
 
@@ -132,6 +133,8 @@ def _mask(
     flags = temporary(low, dtype, (sizes.batch, heads, sizes.queries, 1))
     strides = contiguous(full)
     steps = [0 if s == 1 else step for s, step in zip(full, strides, strict=True)]
+    if counts is not None:
+        emit_range_check(low, counts, "nonpad_kv_seqlen", 0, sizes.keys)
     words: list[Word] = [made, given or 0, *steps[:3], 1 if given is not None else 0]
     words += [full[3], heads, sizes.queries, sizes.keys, int(causal), sizes.past, *windows]
     words += [counts or 0, flags]

@@ -11,6 +11,7 @@ from subgraph.requirements import (
     require_dtype,
     require_rank,
     require_shape,
+    require_within,
     requires,
 )
 
@@ -65,16 +66,6 @@ def rotary_operands(
     require_shape("position_ids", positions, (batch, tokens), "one for each token")
     require(rows >= 1 or positions.size <= 0, "there are positions, but cos_cache is empty")
     require_within("position_ids", positions, 0, rows - 1)
-
-
-def require_within(name: str, given: Tensor | None, least: int, most: int) -> None:
-    """Require that the numbers of an operand, as far as they are known, lie within bounds."""
-    known = None if given is None else given.known
-    if known is None or not known.size or known.dtype.hasobject:
-        return
-    low, high = known.min(), known.max()
-    wrong = low if low < least else high
-    require(low >= least and high <= most, "{}: {} is not in [{}, {}]", name, wrong, least, most)
 
 
 _RULES = {"linear": "", "gated": "g", "delta": "d", "gated_delta": "gd"}

@@ -20,10 +20,27 @@ int checked(long index, int size, __global long *slot, int number) {
   if (index < 0 && index >= -(long)size) return (int)(index + size);
   if (atomic_cmpxchg((volatile __global int *)slot, 0, number) == 0) {
     slot[1] = index;
-    slot[2] = size;
+    slot[2] = -(long)size;
+    slot[3] = size - 1;
   }
   return index < 0 ? 0 : size - 1;
 }
+
+#if defined(RANGE)
+// Reports the first of ``count`` values that is outside [least, most]; see the CPU's in_range.
+__kernel void in_range(__global const T *values, int values0, int count, int step, int least,
+                       int most, __global long *slot, int number) {
+  for (int k = 0; k < count; k++) {
+    T value = values[values0 + k * step];
+    if (!(value >= least && value < (T)most + 1) && slot[0] == 0) {
+      slot[0] = number;
+      slot[1] = (long)value;
+      slot[2] = least;
+      slot[3] = most;
+    }
+  }
+}
+#else
 
 __kernel void gather(int count, __global const T *x, int x0, __global const I *indices, int i0,
                      __global T *y, int y0, int size, int taken, int inner,
@@ -97,6 +114,8 @@ __kernel void one_hot(int count, __global const long *indices, int i0, __global 
   index = index < 0 ? index + depth : index;
   y[y0 + id] = values[v0 + (index == d)];
 }
+
+#endif
 
 #if defined(CIRCULAR)
 // Rows of an update into a longer cache, for each sample from a place of its own (INDEXED).

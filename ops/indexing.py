@@ -17,6 +17,7 @@ from subgraph.requirements import (
     require_axis,
     require_dtype,
     require_shape,
+    require_within,
     requires,
 )
 from subgraph.types import TensorType, ValueType
@@ -75,14 +76,7 @@ def require_index_range(indices: Tensor, size: int, where: str) -> None:
         ShapeError: one lies outside, or there are indices into an axis without elements.
     """
     require(size >= 1 or indices.size <= 0, "{} indices into no elements {}", indices.size, where)
-    known = indices.known
-    if known is None or not known.size or known.dtype.hasobject:
-        return
-    least, most = known.min(), known.max()
-    wrong = most if most >= size else least
-    require(
-        least >= -size and most < size, "index {} is outside [-{}, {}) {}", wrong, size, size, where
-    )
+    require_within("indices", indices, -size, size - 1)
 
 
 @requires("GatherND")

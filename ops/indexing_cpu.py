@@ -14,6 +14,7 @@ from .copying_cpu import emit_copy
 from .elementwise_cpu import cast_to
 from .elementwise_expressions import FLOATS, INTEGERS, text
 from .movement_cpu import element_bytes, emit_view
+from .range_check_cpu import emit_range_check
 from .reduce_cpu import emit_extreme
 from .strides import contiguous, normal_axis
 
@@ -214,6 +215,8 @@ def tensor_scatter(node: Node, low: Lowering) -> None:
     _copy_data(low, cache, y)
     if update.size == 0 or y.size == 0:
         return
+    if first is not None and text(node.attrs.get("mode", "linear")) != "circular":
+        emit_range_check(low, first, "write_indices", 0, cache.shape[axis] - update.shape[axis])
     row = math.prod(cache.shape[axis + 1 :]) * element_bytes(cache)
     groups = math.prod(cache.shape[1:axis])
     words: list[Word] = [y, update, first or 0, groups, cache.shape[axis], update.shape[axis], row]

@@ -30,18 +30,20 @@ def inside(index: int, size: int) -> int:
 
 
 @register_jitable
-def report_value(slot: int, number: int, value: int, size: int) -> None:
+def report_value(slot: int, number: int, value: int, least: int, most: int) -> None:
     """Write a value that is out of range to a run's report slot, unless one stands there.
 
     Args:
         slot: Address of the slot, see `subgraph.engine.reports`.
         number: Number of the report, at least 1.
         value: The value.
-        size: The size that bounds it.
+        least: The least value that is allowed.
+        most: The greatest value that is allowed.
     """
     if atomic_cas(slot, 0, number) == 0:
         st_i64(slot + 8, value)
-        st_i64(slot + 16, size)
+        st_i64(slot + 16, least)
+        st_i64(slot + 24, most)
 
 
 @register_jitable
@@ -51,7 +53,7 @@ def checked(index: int, size: int, slot: int, number: int) -> int:
         return index
     if -size <= index < 0:
         return index + size
-    report_value(slot, number, index, size)
+    report_value(slot, number, index, -size, size - 1)
     return 0 if index < 0 else size - 1
 
 
@@ -245,6 +247,28 @@ def nd(*, dtype: str, scatter: bool, reduction: str) -> Function:
         else:
             for number in range(begin, end):
                 one(args, number)
+
+    return kernel
+
+
+def in_range(*, dtype: str) -> Function:
+    """Return the kernel that reports values out of range.
+
+    Args:
+        dtype: Dtype of the values: int32, int64, float32 or float64. A number of floats counts by
+            its whole part, rounded down; NaN is out of range.
+
+    Words: ``0 values, 1 how many, 2 elements from one to the next, 3 least, 4 greatest value
+    allowed, 5 report``. Units: 1.
+    """
+    load, item = ld(dtype), 8 if dtype.endswith("64") else 4
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        least, most = arg(args, 3), arg(args, 4)
+        for k in range(arg(args, 1)):
+            value = load(arg(args, 0) + k * arg(args, 2) * item)
+            if not (value >= least and value < most + 1):
+                report_value(arg(args, 5), arg(args, 6), int(value), least, most)
 
     return kernel
 

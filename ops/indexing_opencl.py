@@ -154,3 +154,13 @@ def into_cache(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     arguments += [firsts or update, groups, places, count, row // item]
     source = ClSource("indexing", defines=defines)
     low.launch(source, "into_cache", arguments, *line(low, items))
+
+
+@cl_kernel("indexing_kernels", "in_range")
+def in_range(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch the check of values that other kernels clamp."""
+    dtype = str(dict(kernel.variant)["dtype"])
+    require(low, dtype)
+    rest: dict[str, str | int] = {"DEPTH": 0, "FROM": 1, "I": "long", "REDUCTION": 0, "RANGE": 1}
+    source = ClSource("indexing", defines=tuple(sorted({**rest, "T": storage(dtype)}.items())))
+    low.launch(source, "in_range", words, (1,))

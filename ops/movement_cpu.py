@@ -32,6 +32,7 @@ from .elementwise_cpu import emit_expression, source
 from .elementwise_expressions import Expression, text
 from .movement import Repeats, whole_numbers
 from .primitives import primitive
+from .range_check_cpu import emit_range_check
 from .strides import contiguous, normal_axis
 
 Array = np.ndarray[Any, Any]
@@ -346,6 +347,7 @@ def reverse_sequence(node: Node, low: Lowering) -> None:
     if lengths.dtype != "int64":
         raise Unsupported(f"ReverseSequence with lengths of {lengths.dtype}")
     batch, time = int(node.attrs.get("batch_axis", 1)), int(node.attrs.get("time_axis", 0))
+    emit_range_check(low, lengths, "sequence_lens", 0, x.shape[time])
     item = element_bytes(x)
     steps = contiguous(x.shape)
     inner = math.prod(x.shape[2:])

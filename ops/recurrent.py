@@ -23,6 +23,7 @@ from subgraph.requirements import (
     require_dtype,
     require_rank,
     require_shape,
+    require_within,
     requires,
 )
 from subgraph.types import Dim, TensorType, ValueType
@@ -122,11 +123,7 @@ def require_lengths(lengths: Tensor | None, steps: int, batch: int) -> None:
     """Require a length within the steps for each sequence, where lengths are given."""
     require_dtype("sequence_lens", lengths, "int32")
     require_shape("sequence_lens", lengths, (batch,), "one for each sequence")
-    known = None if lengths is None else lengths.known
-    if known is not None and known.size:
-        least, most = int(known.min()), int(known.max())
-        wrong = least if least < 0 else most
-        require(least >= 0 and steps >= most, "a length of {}, outside [0, {}]", wrong, steps)
+    require_within("sequence_lens", lengths, 0, steps)
 
 
 @shape_rule("GRU", "LSTM", "RNN")

@@ -12,6 +12,7 @@ from subgraph.engine.lowering import Lowering, Operand, Unsupported, Weight, Wor
 from subgraph.graph import Node
 
 from .elementwise_expressions import text
+from .range_check_cpu import emit_range_check
 from .recurrent_bytes import DOMAIN, per_column
 from .recurrent_cpu import Cells, activations, emit_steps, padded_gates, strides, team
 from .tile_planning import Tiles, round_up, tiles
@@ -49,6 +50,8 @@ def read_byte_cells(node: Node, low: Lowering) -> Cells:
         raise Unsupported("QuantizedLSTM with computed weights")
     if 0 in (steps, batch, size):
         raise Unsupported("QuantizedLSTM without elements")
+    if lengths is not None:
+        emit_range_check(low, lengths, "sequence_lens", 0, steps)
     return Cells(
         kind="LSTM",
         sizes=(steps, batch, 0, size, directions),

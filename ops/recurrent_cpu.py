@@ -20,6 +20,7 @@ from .elementwise_cpu import temporary
 from .elementwise_expressions import text
 from .packing import pack_matrices, packed_size
 from .primitives import primitive
+from .range_check_cpu import emit_range_check
 from .recurrent_bytes import B_SCALES, BESIDE
 from .tile_planning import Tiles, grain, round_up, tiles
 
@@ -110,6 +111,8 @@ def read_cells(node: Node, low: Lowering) -> Cells:
     sizes = (steps, batch, x.shape[2], hidden, directions)
     if 0 in sizes:
         raise Unsupported(f"{node.op_type} without elements")
+    if lengths is not None:
+        emit_range_check(low, lengths, "sequence_lens", 0, steps)
     return Cells(
         kind=node.op_type,
         sizes=sizes,

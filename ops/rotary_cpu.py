@@ -6,6 +6,8 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Lowering, Unsupported, Word, lowering
 from subgraph.graph import Node
 
+from .range_check_cpu import emit_range_check
+
 _WORK = 8192  # elements that are worth a thread
 
 
@@ -35,6 +37,8 @@ def rotary(node: Node, low: Lowering) -> None:
         raise Unsupported(f"RotaryEmbedding with angles for {rows} of {batch * tokens} tokens")
     if positions is not None and positions.dtype != "int64":
         raise Unsupported(f"RotaryEmbedding with positions of {positions.dtype}")
+    if positions is not None:
+        emit_range_check(low, positions, "position_ids", 0, rows - 1)
     words: list[Word] = [x, y, cosines, sines, positions or 0, heads, tokens, size, half]
     words += [*(step * item for step in steps), rows]
     kernel = Kernel(

@@ -11,6 +11,7 @@ from subgraph.graph import Node
 from .elementwise_cpu import cast_to, emit_cast, temporary
 from .elementwise_expressions import text
 from .layout_turns import blocked, blocked_target, settle
+from .range_check_cpu import emit_range_check
 from .tile_planning import tiles
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -40,6 +41,7 @@ def roi_align(node: Node, low: Lowering) -> None:
         raise Unsupported("RoiAlign of an empty image")
     given, result = _work(low, x, y)
     regions = cast_to(low, low.given(1), given.dtype)
+    emit_range_check(low, numbers, "batch_indices", 0, x.shape[0] - 1)
     images = cast_to(low, numbers, "int64")
     usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
     half = text(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
@@ -79,7 +81,9 @@ def max_roi_pool(node: Node, low: Lowering) -> None:
     if x.size == 0:
         raise Unsupported("MaxRoiPool of an empty image")
     given, result = _work(low, x, y)
-    words: list[Word] = [given, cast_to(low, low.given(1), given.dtype), result, *x.shape]
+    rois = cast_to(low, low.given(1), given.dtype)
+    emit_range_check(low, rois, "rois", 0, x.shape[0] - 1, step=5)
+    words: list[Word] = [given, rois, result, *x.shape]
     words += [*y.shape[2:], float(node.attrs.get("spatial_scale", 1.0))]
     bins = math.prod(y.shape[2:])
     kernel = Kernel("roi_kernels", "max_roi_pool", dtype=given.dtype)

@@ -362,6 +362,21 @@ def listed(node: Node, name: str, operand: Tensor | None) -> list[int] | None:
     return [n if isinstance(n, int) else int(n) for n in operand.known.reshape(-1).tolist()]
 
 
+def require_within(name: str, operand: Tensor | None, least: int, most: int) -> None:
+    """Require that the elements of an operand, as far as they are known, lie in [least, most].
+
+    Elements that are computed at run time are checked by a step before the kernel that uses them.
+    """
+    known = None if operand is None else operand.known
+    if known is None or not known.size or known.dtype.hasobject:
+        return
+    low, high = known.min(), known.max()
+    if low < least or high > most:
+        raise ShapeError(
+            f"{name} holds {low if low < least else high}, which is outside [{least}, {most}]"
+        )
+
+
 def require_axis(node: Node, rank: int, default: int = 0, name: str = "axis") -> int:
     """Return the node's axis counted from the front, in [0, rank).
 

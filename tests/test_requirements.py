@@ -141,13 +141,54 @@ def test_indices_out_of_range_are_an_error(
     inputs = of_symbols(*arrays)
     y = getattr(ops, op_type)(*inputs, **attrs, name="culprit")
     model = sg.compile_model(sg.Graph(inputs=inputs, outputs=[y]), device)
-    says = "is outside" if device == "REFERENCE" else "indices holds"  # who found it
-    with pytest.raises(sg.ShapeError, match=rf"culprit.*{says}"):
+    with pytest.raises(sg.ShapeError, match=r"culprit.*indices holds .* which is outside"):
         model(list(arrays))
     data, indices, *rest = arrays
     right = [data, np.zeros_like(indices), *rest]
     expected = sg.compile_model(sg.Graph(inputs=inputs, outputs=[y]), "REFERENCE")(right)[0]
     np.testing.assert_array_equal(model(right)[0], expected)
+
+
+CACHE, LENGTHS = np.zeros((2, 1, 4, 3), np.float32), np.zeros((5, 2, 3), np.float32)
+IMAGE = np.ones((2, 1, 6, 6), np.float32)
+WEIGHTS = np.ones((1, 3, 3), np.float32)
+WRONG_COUNTS = [
+    ("ReverseSequence", (LENGTHS, np.array([5, 6])), {}, 1),
+    ("TensorScatter", (CACHE, CACHE[:, :, :2], np.array([0, 3])), {}, 2),
+    ("RNN", (LENGTHS, WEIGHTS, WEIGHTS, None, np.array([6, 1], np.int32)), {"hidden_size": 3}, 4),
+    ("RoiAlign", (IMAGE, np.ones((2, 4), np.float32), np.array([0, 2])), {}, 2),
+    ("MaxRoiPool", (IMAGE, np.full((1, 5), 2, np.float32)), {"pooled_shape": [2, 2]}, 1),
+    (
+        "RotaryEmbedding",
+        (CACHE, *[np.ones((9, 1), np.float32)] * 2, np.array([[0] * 4, [9] * 4])),
+        {"rotary_embedding_dim": 2},
+        3,
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("op_type", "arrays", "attrs", "at"), WRONG_COUNTS)
+def test_counts_and_positions_out_of_range_are_an_error(
+    device: str, op_type: str, arrays: Any, attrs: dict[str, Any], at: int
+) -> None:
+    weights = (1, 2) if op_type == "RNN" else ()
+    given = [k for k, array in enumerate(arrays) if array is not None and k not in weights]
+    values: list[Any] = [
+        None if array is None else sg.parameter(f"w{k}", array) for k, array in enumerate(arrays)
+    ]
+    for k in given:
+        values[k] = sg.input(f"in{k}", arrays[k].shape, arrays[k].dtype.name)
+    made = getattr(ops, op_type)(*values, **attrs, name="culprit")
+    y = made[0] if isinstance(made, tuple) else made
+    graph = sg.Graph(inputs=[values[k] for k in given], outputs=[y])
+    model = sg.compile_model(graph, device)
+    says = "" if device == "REFERENCE" else " holds .* which is outside"  # the kernel's own words
+    with pytest.raises(sg.ShapeError, match=f"culprit.*{says}"):
+        model([arrays[k] for k in given])
+    right = [np.zeros_like(arrays[k]) if k == at else arrays[k] for k in given]
+    expected = sg.compile_model(graph, "REFERENCE")(right)[0]
+    np.testing.assert_allclose(model(right)[0], expected, rtol=1e-5)
 
 
 def test_an_index_in_a_loop_is_reported() -> None:

@@ -26,7 +26,7 @@ import numpy as np
 
 from subgraph import guard_pages
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.reports import Kind, Report
+from subgraph.engine.reports import Report
 from subgraph.errors import SubgraphError, UnsupportedOpError
 from subgraph.graph import Node
 from subgraph.known_values import settled
@@ -385,9 +385,9 @@ class Lowering:
                 EmittedStep(self.node, kernel, tuple(words), units, grain, flops, bytes)
             )
 
-    def report(self, operand: str, kind: Kind = "index") -> Report:
+    def report(self, operand: str) -> Report:
         """Return the argument by which a kernel reports a value of ``operand`` out of range."""
-        return Report(f"node {self.node.name!r} ({self.node.op_type})", operand, kind)
+        return Report(f"node {self.node.name!r} ({self.node.op_type})", operand)
 
     def scratch(self, nbytes: int, *, per_worker: bool = False) -> Scratch:
         """Return memory for this node's steps.

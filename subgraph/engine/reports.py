@@ -8,7 +8,7 @@ of a run stays; once the run is over it becomes the error that the reference wou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import attrs
 import numpy as np
@@ -16,14 +16,8 @@ import numpy as np
 from subgraph.errors import ShapeError
 
 Array = np.ndarray[Any, Any]
-Kind = Literal["index", "count", "label"]
-_RANGES: dict[str, str] = {
-    "index": "[-{size}, {size})",
-    "count": "[0, {size}]",
-    "label": "[0, {size})",
-}
-# Words of a slot: number of the report, 0 for none; the value; the size that bounds it.
-SLOT_WORDS: Final = 3
+# Words of a slot: number of the report, 0 for none; the value; the least and the greatest allowed.
+SLOT_WORDS: Final = 4
 
 
 @attrs.frozen
@@ -33,18 +27,16 @@ class Report:
     Attributes:
         where: The node, for the message.
         operand: Name of the input that holds the value.
-        kind: What the value is, which decides its range: an "index" of an axis may count from its
-            end, a "count" of elements may be all of them, a "label" starts at 0.
     """
 
     where: str
     operand: str
-    kind: Kind
 
-    def error(self, value: int, size: int) -> ShapeError:
+    def error(self, value: int, least: int, most: int) -> ShapeError:
         """Return the error for a value that is out of range."""
-        allowed = _RANGES[self.kind].format(size=size)
-        return ShapeError(f"{self.where}: {self.operand} holds {value}, outside {allowed}")
+        return ShapeError(
+            f"{self.where}: {self.operand} holds {value}, which is outside [{least}, {most}]"
+        )
 
 
 class ReportSlot:
@@ -69,4 +61,4 @@ class ReportSlot:
         number = self._words[0]
         if number:
             self._words[0] = 0
-            raise self._reports[number - 1].error(self._words[1], self._words[2])
+            raise self._reports[number - 1].error(*self._words[1:SLOT_WORDS])

@@ -82,7 +82,7 @@ def describe(laid: LaidOut, file: Keeper) -> dict[str, Any] | None:
         "arena": numbers.patch(laid.arena),
         "arena_bytes": laid.arena_bytes,
         "tiny": laid.tiny,
-        "reports": [[r.where, r.operand, r.kind] for r in laid.reports],
+        "reports": [[r.where, r.operand] for r in laid.reports],
         "slot": numbers.add(laid.slot),
         "words": numbers.add(laid.words),
         "steps": numbers.add(np.array(steps, np.int64)),
