@@ -92,8 +92,9 @@ def run(args: argparse.Namespace) -> None:
     rows = [_describe(name, value) for name, value in results.items()]
     if args.output is not None:
         args.output.mkdir(parents=True, exist_ok=True)
-        for row in rows:
-            path = args.output / f"{_file_name(row['name'])}.npy"
+        files = _file_names([row["name"] for row in rows])
+        for row, file in zip(rows, files, strict=True):
+            path = args.output / f"{file}.npy"
             np.save(path, results[row["name"]], allow_pickle=False)
             row["file"] = str(path)
     # The first run plans for these shapes, too.
@@ -117,7 +118,7 @@ def partition(args: argparse.Namespace) -> None:
     if args.output is not None:
         sg.save(cut, args.output)
     if args.dot is not None:
-        args.dot.write_text(to_dot(cut))
+        args.dot.write_text(to_dot(cut), encoding="utf-8")
     out.table("subgraphs", rows)
     out.facts(facts)
     outside = [node for node in cut.nodes if node.subgraph is None]
@@ -326,7 +327,8 @@ def to_dot(graph: Graph) -> str:
     ids: dict[Node, str] = {}
 
     def quote(text: str) -> str:
-        return json.dumps(text)
+        plain = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{plain}"'
 
     def box(node: Node, indent: str) -> None:
         ids[node] = f"n{len(ids)}"
@@ -383,8 +385,22 @@ def _why(cut: Graph, node: Node) -> str:
     return next(iter(sg.explain(cut, node).reasons), "")
 
 
-def _file_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or "output"
+def _file_names(names: Sequence[str]) -> list[str]:
+    """Return a file name for each output; two that would be one file get numbers.
+
+    Names that differ in their case only count as one: some file systems do not tell them apart.
+    """
+    found: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or "output"
+        file, number = plain, 1
+        while file.casefold() in taken:
+            number += 1
+            file = f"{plain}_{number}"
+        taken.add(file.casefold())
+        found.append(file)
+    return found
 
 
 def _plain(value: object) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -107,7 +108,19 @@ class Output:
     def finish(self, everything: Row) -> None:
         """Print the JSON object, if that was asked for."""
         if self._json:
-            print(json.dumps(everything, default=str))
+            print(json.dumps(_in_json(everything), default=str, allow_nan=False))
+
+
+def _in_json(value: Any) -> Any:
+    """Return a value with texts for the floats that JSON cannot write: "NaN", "Infinity"."""
+    if isinstance(value, dict):
+        table: Row = value  # pyright: ignore[reportUnknownVariableType]
+        return {key: _in_json(item) for key, item in table.items()}
+    if isinstance(value, (list, tuple)):
+        return [_in_json(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def cell(value: Any) -> str:

@@ -10,7 +10,7 @@ import io
 import logging
 import pkgutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any
@@ -118,7 +118,7 @@ class Core:
             self._find_installed()
             for name in extension.kernels:
                 if name not in self._makers:
-                    raise DeviceError(f"no device named {name!r}; {nearest(name, self._makers)}")
+                    raise _unknown_device(name, self._makers)
             register_operator(extension)
             self._extensions.append(extension)
             for name in extension.kernels:
@@ -174,7 +174,7 @@ class Core:
             self._find_installed()
         maker = self._makers.get(name)
         if maker is None:
-            raise DeviceError(f"no device named {name!r}; {nearest(name, self._makers)}")
+            raise _unknown_device(name, self._makers)
         try:
             device = maker[0]()
             device.name = name
@@ -479,3 +479,16 @@ def query_model(
 ) -> QueryResult:
     """Ask which nodes a device supports on the default core: see `Core.query_model`."""
     return default_core().query_model(model, device_name, config)
+
+
+# What other frameworks call the devices that OPENCL reaches.
+_OF_OPENCL = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
+
+
+def _unknown_device(name: str, known: Iterable[str]) -> DeviceError:
+    """Return the error for a device that nobody has registered."""
+    if name.partition(".")[0].upper() in _OF_OPENCL:
+        hint = "graphics processors are reached by OPENCL: pip install 'subgraph-ml[opencl]'"
+    else:
+        hint = nearest(name, known)
+    return DeviceError(f"no device named {name!r}; {hint}")

@@ -7,8 +7,10 @@ the environment (``SUBGRAPH_<DEVICE>_<KEY>``), and from the default.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import attrs
@@ -16,6 +18,8 @@ import attrs
 from subgraph.errors import ConfigError
 from subgraph.limits import NODES, parse_bytes
 from subgraph.registry import nearest
+
+_log = logging.getLogger("subgraph")
 
 _O = TypeVar("_O", bound="DeviceOptions")
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
@@ -214,4 +218,15 @@ def environment_options(cls: type[DeviceOptions], device: str) -> dict[str, Any]
         if text is not None:
             where = f"environment variable {prefix + name}"
             found[name] = check_option(cls, where, name, text)
+    for name in os.environ:
+        if name.startswith(prefix) and name.removeprefix(prefix) not in _fields(cls):
+            _warn_of_unknown(name, device, nearest(name.removeprefix(prefix), _fields(cls)))
     return found
+
+
+@cache
+def _warn_of_unknown(variable: str, device: str, hint: str) -> None:
+    """Say once that an environment variable looks like an option and is none."""
+    _log.warning(
+        "environment variable %s is ignored: %s has no such option; %s", variable, device, hint
+    )

@@ -14,7 +14,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.cli import main
+from subgraph.cli import main, to_dot
 from subgraph.cli_inputs import input_arrays, parse_assignments, ports, read_array
 from subgraph.onnx_proto import tensor_to_proto
 
@@ -47,6 +47,45 @@ def test_run_takes_a_tensor_message(capsys: pytest.CaptureFixture[str], tmp_path
     (tmp_path / "image.pb").write_bytes(tensor_to_proto(image).SerializeToString())
     answer = run_json(capsys, "run", DIGITS, "--input", f"image={tmp_path / 'image.pb'}")
     assert answer["results"][0]["type"] == "float32[3, 10]"
+
+
+def test_outputs_of_like_names_are_files_of_their_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    x = sg.input("x", (2,), "float32")
+    made = [ops.Relu(x), ops.Neg(x), ops.Abs(x)]
+    for value, name in zip(made, ("a/b", "a_b", "A_b"), strict=True):
+        value.name = name
+    sg.save(sg.Graph([x], made), tmp_path / "m.onnx")
+    answer = run_json(capsys, "run", tmp_path / "m.onnx", "--output", tmp_path / "out")
+    files = [row["file"] for row in answer["results"]]
+    assert len({file.casefold() for file in files}) == 3
+    a, b, c = (np.load(file) for file in files)
+    np.testing.assert_array_equal(a - np.maximum(-b, 0), 0)
+    np.testing.assert_array_equal(c, np.abs(b))
+
+
+def test_json_has_no_numbers_that_json_has_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    x = sg.input("x", (2,), "float32")
+    y = ops.Add(x, np.array([np.nan, np.inf], np.float32))
+    sg.save(sg.Graph([x], [y]), tmp_path / "m.onnx")
+    assert main(["run", str(tmp_path / "m.onnx"), "--json"]) == 0
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    answer = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert answer["results"][0]["mean"] == "NaN"
+
+
+def test_a_picture_keeps_names_as_they_are() -> None:
+    x = sg.input("x", (2,), "float32")
+    graph = sg.Graph([x], [ops.Relu(x, name='schön "so"')])
+    assert '[label="Relu\\nschön \\"so\\""]' in to_dot(
+        sg.Graph([x], [ops.Relu(x, name='schön "so"')])
+    )
 
 
 def test_run_makes_random_inputs_of_the_size_asked(capsys: pytest.CaptureFixture[str]) -> None:

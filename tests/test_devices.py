@@ -128,6 +128,20 @@ def test_options_have_an_order_of_precedence(
         now()
 
 
+def test_an_environment_variable_that_is_no_option_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SUBGRAPH_CPU_FUZION", "1")
+    sg.Core().get_property("CPU", "FUSION")
+    assert "SUBGRAPH_CPU_FUZION is ignored" in caplog.text
+    assert "'FUSION'" in caplog.text
+
+
+def test_a_graphics_processor_is_reached_by_opencl() -> None:
+    with pytest.raises(sg.DeviceError, match="reached by OPENCL"):
+        sg.Core().get_property("GPU", "FULL_DEVICE_NAME")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
