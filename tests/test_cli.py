@@ -83,9 +83,7 @@ def test_json_has_no_numbers_that_json_has_not(
 def test_a_picture_keeps_names_as_they_are() -> None:
     x = sg.input("x", (2,), "float32")
     graph = sg.Graph([x], [ops.Relu(x, name='schön "so"')])
-    assert '[label="Relu\\nschön \\"so\\""]' in to_dot(
-        sg.Graph([x], [ops.Relu(x, name='schön "so"')])
-    )
+    assert '[label="Relu\\nschön \\"so\\""]' in to_dot(graph)
 
 
 def test_run_makes_random_inputs_of_the_size_asked(capsys: pytest.CaptureFixture[str]) -> None:

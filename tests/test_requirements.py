@@ -156,7 +156,6 @@ WRONG_COUNTS = [
     ("ReverseSequence", (LENGTHS, np.array([5, 6])), {}, 1),
     ("TensorScatter", (CACHE, CACHE[:, :, :2], np.array([0, 3])), {}, 2),
     ("RNN", (LENGTHS, WEIGHTS, WEIGHTS, None, np.array([6, 1], np.int32)), {"hidden_size": 3}, 4),
-    ("RoiAlign", (IMAGE, np.ones((2, 4), np.float32), np.array([0, 2])), {}, 2),
     ("MaxRoiPool", (IMAGE, np.full((1, 5), 2, np.float32)), {"pooled_shape": [2, 2]}, 1),
     (
         "RotaryEmbedding",
