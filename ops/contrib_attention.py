@@ -11,8 +11,10 @@ from typing import Any
 
 from subgraph.functions import Call, function
 from subgraph.graph import Value
+from subgraph.requirements import require, require_dtype, require_rank, require_shape
 
 from .contrib_transformer import added
+from .decoding import require_heads
 
 Results = Sequence[Value | None]
 _INT64 = 7
@@ -76,6 +78,7 @@ def _attend(
     *,
     mask: Any = None,
     past: Sequence[Any] = (None, None),
+    requires: str = "all_keys",
     **attributes: Any,
 ) -> list[Any]:
     """Return the result, and the keys and values with those before.
@@ -87,6 +90,7 @@ def _attend(
         heads: How many heads queries and keys have.
         mask: What is added to the scores.
         past: Keys and values before, [batch, heads, positions, size].
+        requires: What the standard's operator requires besides (`contrib_operands`).
         attributes: Of the standard's operator.
     """
     query, key, value = operands
@@ -94,14 +98,18 @@ def _attend(
         size = call.size(key, 3)
         shape = call.constant([0, 0, heads[0], size], "int64")
         query = call.Transpose(call.Reshape(query, shape), perm=(0, 2, 1, 3))
-        out = call.Attention(query, key, value, mask, *past, **attributes, outputs=3)
+        out = call.Attention(
+            query, key, value, mask, *past, **attributes, outputs=3, requires=requires
+        )
         joined = call.constant([0, 0, -1], "int64")
         flat = call.Reshape(call.Transpose(out[0], perm=(0, 2, 1, 3)), joined)
         return [flat, *out[1:]]
     attributes |= {"q_num_heads": heads[0], "kv_num_heads": heads[1]}
     if past[0] is None and not (call.wants("present") or call.wants("present_key")):
-        return [call.Attention(query, key, value, mask, **attributes), None, None]
-    return list(call.Attention(query, key, value, mask, *past, **attributes, outputs=3))
+        made = call.Attention(query, key, value, mask, **attributes, requires=requires)
+        return [made, None, None]
+    operands = (query, key, value, mask, *past)
+    return list(call.Attention(*operands, **attributes, outputs=3, requires=requires))
 
 
 def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Results:
@@ -109,8 +117,9 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
     for name in ("do_rotary", "past_present_share_buffer"):
         if call.attribute(name):
             raise call.refuse(f"{name}=1")
-    heads = call.attribute("num_heads")
+    heads = require_heads(call.node, "num_heads")
     sizes = sizes or [call.size(qkv, -1) // 3] * 3
+    _require_self(call, sizes)
     query, key, value = call.Split(qkv, call.constant(list(sizes), "int64"), axis=-1, outputs=3)
     past, keys = [None, None], _count(call, query, 1)
     given = call.given("past")
@@ -127,6 +136,7 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
         (heads, heads),
         mask=added(call, mask, call.given("attention_bias")),
         past=past,
+        requires="all_keys" if mask is None else "all_batches",
         is_causal=call.attribute("unidirectional"),
         scale=call.attribute("scale"),
     )
@@ -134,6 +144,28 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
         return [made, None]
     parts = [call.Unsqueeze(part, _axes(call, 0)) for part in (key, value)]
     return [made, call.Concat(*parts, axis=0)]
+
+
+def _require_self(call: Call, sizes: Sequence[int]) -> None:
+    """Require three sizes of one product, a past of keys and values, and a mask for each batch."""
+    total = sum(sizes)
+    require(
+        len(sizes) == 3 and min(sizes) >= 0 and sizes[0] == sizes[1],
+        "qkv_hidden_sizes is {}; it has three sizes, those of queries and keys are equal",
+        sizes,
+    )
+    x, past = call.tensor("input"), call.tensor("past")
+    weights = call.tensor("weights" if call.node.op_type == "Attention" else "weight")
+    assert x is not None, "the form says so"
+    assert weights is not None, "the form says so"
+    require_rank("input", x, 3)
+    require_shape("weights", weights, (x.shape[2], total), "from the input to all heads")
+    if past is not None:
+        require_rank("past", past, 5)
+        require(past.shape[0] == 2, "past has {} parts, not keys and values", past.shape[0])
+    mask = call.tensor("mask_index")
+    if mask is not None and mask.rank > 1:
+        require(mask.shape[0] == x.shape[0], "a mask of {} batches", mask.shape[0])
 
 
 _SELF: dict[str, Any] = {
@@ -160,7 +192,8 @@ def attention(call: Call) -> Results:
     sizes = call.attribute("qkv_hidden_sizes")
     if sizes is None:
         sizes = [call.size(weights, 1) // 3] * 3 if weights is not None else None
-    return _self_attention(call, added(call, call.MatMul(x, weights), bias), sizes)
+    product = added(call, call.MatMul(x, weights), bias, requires="one_row")
+    return _self_attention(call, product, sizes)
 
 
 @function(
@@ -176,8 +209,10 @@ def quantised_attention(call: Call) -> Results:
     assert weights is not None, "the form says so"
     assert bias is not None, "the form says so"
     sums = call.MatMulInteger(x, weights, x_zero, w_zero)
-    floats = call.Mul(call.cast(sums, call.dtype(bias)), call.Mul(x_scale, w_scale))
-    return _self_attention(call, call.Add(floats, bias), [call.size(weights, 1) // 3] * 3)
+    scale = call.Mul(x_scale, w_scale)
+    floats = call.Mul(call.cast(sums, call.dtype(bias)), scale, requires="into_first")
+    total = call.Add(floats, bias, requires="one_row")
+    return _self_attention(call, total, [call.size(weights, 1) // 3] * 3)
 
 
 @function(
@@ -197,6 +232,8 @@ def multi_head_attention(call: Call) -> Results:
             raise call.refuse(f"the input {name}")
     if call.wants("qk"):
         raise call.refuse("the output qk")
+    heads = require_heads(call.node, "num_heads")
+    _require_packed(call)
     operands = _unpacked(call, query, key, value, bias)
     keys = _count(call, operands[1], 1 if call.rank(operands[1]) == 3 else 2)
     if past_key is not None:
@@ -205,16 +242,37 @@ def multi_head_attention(call: Call) -> Results:
     if padding is not None:
         allowed = _mask(call, padding, keys, call.shape(operands[0])[0])
         mask = _scores_of(call, allowed, call.dtype(operands[0]))
-    heads = call.attribute("num_heads")
     return _attend(
         call,
         operands,
         (heads, heads),
         mask=added(call, mask, scores),
         past=(past_key, past_value),
+        requires="all_keys" if mask is None else "all_batches",
         is_causal=call.attribute("unidirectional"),
         scale=call.attribute("scale"),
     )
+
+
+def _require_packed(call: Call) -> None:
+    """Require operands of the ranks that tell how queries, keys and values come, and a bias."""
+    query, key, value, bias = (call.tensor(name) for name in ("query", "key", "value", "bias"))
+    assert query is not None, "the form says so"
+    heads = call.attribute("num_heads")
+    require_rank("query", query, 5 if key is None else 3)
+    packed, count = (query, 3) if key is None else (key, 2)
+    if key is None or (value is None and key.rank == 5):
+        require_rank("packed operands", packed, 5)
+        wanted = (*packed.shape[:2], heads, count, packed.shape[4])
+        require_shape("packed operands", packed, wanted, "heads, then queries, keys and values")
+    else:
+        require(value is not None, "value is missing")
+        require_rank("key", key, 3, 4)
+    if bias is not None:
+        require_rank("bias", bias, 1)
+    padding = call.tensor("key_padding_mask")
+    if padding is not None and padding.rank > 1:
+        require(padding.shape[0] == query.shape[0], "a mask of {} batches", padding.shape[0])
 
 
 def _unpacked(call: Call, query: Any, key: Any, value: Any, bias: Any) -> list[Any]:
@@ -236,7 +294,7 @@ def _unpacked(call: Call, query: Any, key: Any, value: Any, bias: Any) -> list[A
     rest = call.size(bias, 0) - sum(sizes)
     parts = call.Split(bias, call.constant([*sizes, rest], "int64"), axis=0, outputs=3)
     return [
-        call.Add(x, part) if call.rank(x) == 3 else x
+        call.Add(x, part, requires="one_row") if call.rank(x) == 3 else x
         for x, part in zip(operands, parts, strict=True)
     ]
 
@@ -263,6 +321,11 @@ def rotary_embedding(call: Call) -> Results:
         if call.attribute(name) != plain:
             raise call.refuse(f"{name}={call.attribute(name)}")
     heads = call.attribute("num_heads")
+    angles, given = call.tensor("cos_cache"), call.tensor("position_ids")
+    assert angles is not None, "the form says so"
+    require_rank("cos_cache", angles, 2)
+    if given is not None and given.rank == 1:
+        require_shape("position_ids", given, (1,), "the first position of all batches")
     if call.rank(x) == 3 and not heads:
         heads = call.size(x, 2) // (2 * call.size(cosines, 1))
     if call.rank(positions) == 1:  # where the first of each batch is
@@ -324,7 +387,8 @@ def group_query_attention(call: Call) -> Results:
     _refuse_group(call)
     operands: list[Any] = call.inputs[:7]
     query, key, value, past_key, past_value, lengths, total = operands
-    heads, shared = call.attribute("num_heads"), call.attribute("kv_num_heads")
+    heads, shared = (require_heads(call.node, name) for name in ("num_heads", "kv_num_heads"))
+    _require_group(call)
     if key is None:
         size = call.size(query, 2) // (heads + 2 * shared)
         sizes = call.constant([heads * size, shared * size, shared * size], "int64")
@@ -342,12 +406,14 @@ def group_query_attention(call: Call) -> Results:
         positions = places if positions is None else positions
         query = _turned(call, query, positions, heads)
         key = _turned(call, key, positions, shared)
-    split = call.constant([0, 0, shared, size], "int64")
-    new = [call.Transpose(call.Reshape(x, split), perm=(0, 2, 1, 3)) for x in (key, value)]
+    new = [
+        call.Transpose(call.Reshape(x, _split(call, x, query, shared, size)), perm=(0, 2, 1, 3))
+        for x in (key, value)
+    ]
     if past_key is not None:
-        past = (past_key, past_value)
-        pairs = zip(past, new, strict=True)
-        new = [_written(call, before, after, total, starts) for before, after in pairs]
+        more = _more(call, past_key, total)
+        pairs = zip((past_key, past_value), new, strict=True)
+        new = [_written(call, before, after, more, starts) for before, after in pairs]
     made = _attend(
         call,
         (query, *new),
@@ -358,6 +424,25 @@ def group_query_attention(call: Call) -> Results:
         softcap=call.attribute("softcap"),
     )
     return [made[0], *new]
+
+
+def _require_group(call: Call) -> None:
+    """Require keys with values, caches in pairs, and a length for each batch."""
+    query, lengths = call.tensor("query"), call.tensor("seqlens_k")
+    assert query is not None, "the form says so"
+    assert lengths is not None, "the form says so"
+    require_rank("query", query, 3)
+    for first, second in (("key", "value"), ("past_key", "past_value"), ("cos_cache", "sin_cache")):
+        both = call.tensor(first), call.tensor(second)
+        require((both[0] is None) == (both[1] is None), "{} and {} come together", first, second)
+    rotary = call.given("cos_cache") is not None or not call.attribute("do_rotary")
+    require(rotary, "do_rotary needs cos_cache and sin_cache")
+    require_dtype("seqlens_k", lengths, "int32")
+    require_rank("seqlens_k", lengths, 1, 2)
+    shape = (query.shape[0], 1)[: lengths.rank]
+    require_shape("seqlens_k", lengths, shape, "one for each batch")
+    total = call.tensor("total_sequence_length")
+    require(total is not None and total.size == 1, "total_sequence_length is no single number")
 
 
 def _refuse_group(call: Call) -> None:
@@ -382,11 +467,23 @@ def _normalized(call: Call, x: Any, weight: Value | None, size: int) -> Any:
     return call.Reshape(normal, call.constant([0, 0, -1], "int64"))
 
 
-def _written(call: Call, past: Any, new: Any, total: Any, starts: Any) -> Any:
-    """Return a cache, made long enough, with what is new where each batch ends."""
+def _split(call: Call, x: Any, query: Any, heads: int, size: int) -> Any:
+    """Return the shape of keys or values by heads: of as many positions as there are queries."""
+    places = call.shape(query)[:2]
+    if call.shape(x)[:2] == places and None not in places:
+        return call.constant([0, 0, heads, size], "int64")
+    return call.Concat(call.Shape(query, start=0, end=2), _axes(call, heads, size), axis=0)
+
+
+def _more(call: Call, past: Any, total: Any) -> Any:
+    """Return how many positions a cache lacks, a vector of one."""
     before = _count(call, past, 2)
     whole = call.Max(before, call.Reshape(call.Cast(total, to=_INT64), call.constant([], "int64")))
-    more = call.Unsqueeze(call.Sub(whole, before), _axes(call, 0))
+    return call.Unsqueeze(call.Sub(whole, before), _axes(call, 0))
+
+
+def _written(call: Call, past: Any, new: Any, more: Any, starts: Any) -> Any:
+    """Return a cache, made long enough, with what is new where each batch ends."""
     shape = call.Concat(
         call.Shape(past, start=0, end=2), more, call.Shape(past, start=3, end=4), axis=0
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from subgraph.functions import Call, function
 from subgraph.graph import Value
+from subgraph.requirements import require, require_dtype, require_rank, require_shape
 
 from .recurrent_bytes import DOMAIN
 
@@ -21,14 +22,14 @@ Given = Sequence[Value | None]
 
 def dequantize(call: Call, quantised: Given) -> Any:
     """Return what the bytes, their scale and their zero point, which may be None, stand for."""
-    return call.DequantizeLinear(*quantised)
+    return call.DequantizeLinear(*quantised, requires="one_scale")
 
 
 def quantize(call: Call, x: Any, scale: Any, zero: Any, dtype: str) -> Any:
     """Return ``x`` as bytes of ``dtype``."""
     if zero is None and dtype != "uint8":
         zero = call.constant(0, dtype)
-    return call.QuantizeLinear(x, scale, zero)
+    return call.QuantizeLinear(x, scale, zero, requires="one_scale")
 
 
 def _between(call: Call, operator: Callable[[Any], Any]) -> Results:
@@ -146,6 +147,8 @@ def qlinear_concat(call: Call) -> Results:
     """Bring each of the inputs to the result's scale, and join them."""
     scale, zero, *rest = call.inputs
     assert zero is not None, "the form says so"
+    whole = len(rest) % 3 == 0 and None not in (*rest[::3], *rest[1::3])
+    require(whole, "each input comes with its scale and zero point")
     parts = [dequantize(call, rest[at : at + 3]) for at in range(0, len(rest), 3)]
     joined = call.Concat(*parts, axis=call.attribute("axis"))
     return [quantize(call, joined, scale, zero, call.dtype(zero))]
@@ -182,7 +185,7 @@ def qgemm(call: Call) -> Results:
     turn_b, alpha = call.attribute("transB"), call.attribute("alpha")
     if alpha != 1.0:
         a_scale = call.Mul(a_scale, alpha)
-    left = call.DequantizeLinear(a, a_scale, a_zero)
+    left = call.DequantizeLinear(a, a_scale, a_zero, requires="one_scale")
     right = call.DequantizeLinear(b, b_scale, b_zero, axis=0 if turn_b else 1)
     bias = None
     if c is not None:
@@ -233,8 +236,9 @@ def _scaled(
     call: Call, sums: Any, a_scale: Any, b_scale: Any, bias: Value | None, dtype: str
 ) -> Any:
     """Return sums of products of bytes as floats, as ``quantize_dynamic`` writes it."""
-    floats = call.Mul(call.cast(sums, dtype), call.Mul(a_scale, b_scale))
-    return floats if bias is None else call.Add(floats, bias)
+    scale = call.Mul(a_scale, b_scale)
+    floats = call.Mul(call.cast(sums, dtype), scale, requires="into_first")
+    return floats if bias is None else call.Add(floats, bias, requires="one_row")
 
 
 @function(
@@ -255,6 +259,28 @@ def dynamic_quantize_matmul(call: Call) -> Results:
     bytes_, a_scale, a_zero = call.DynamicQuantizeLinear(a, outputs=3)
     sums = call.MatMulInteger(bytes_, b, a_zero, b_zero)
     return [_scaled(call, sums, a_scale, b_scale, bias, "float32")]
+
+
+def _require_cells(call: Call, directions: int, gates: int) -> None:
+    """Require weights, scales and biases of the sizes of W, and the hidden size that is stated."""
+    w, r, bias = (call.tensor(name) for name in ("W", "R", "B"))
+    assert w is not None, "the form says so"
+    assert r is not None, "the form says so"
+    require_rank("W", w, 3)
+    require_rank("R", r, 3)
+    require_dtype("R", r, w.dtype)
+    hidden = r.shape[1]
+    require_shape("R", r, (directions, hidden, 4 * hidden), "of directions and hidden sizes")
+    require(gates == 4 * hidden, "W has {} columns for states of {}", gates, hidden)
+    stated = call.attribute("hidden_size")
+    require(stated in (None, hidden), "hidden_size is {}, R has {}", stated, hidden)
+    require_shape("B", bias, (directions, 2 * gates), "those of inputs and states")
+    for name in ("W_scale", "W_zero_point", "R_scale", "R_zero_point"):
+        given = call.tensor(name)
+        assert given is not None, "the form says so"
+        require_rank(name, given, 1, 2)
+        shape = (directions, gates)[: given.rank]
+        require_shape(name, given, shape, "one for each direction, or for each of its columns")
 
 
 @function(
@@ -279,6 +305,7 @@ def dynamic_quantize_lstm(call: Call) -> Results:
     w_scale, w_zero, *of_r = call.inputs[8:]
     assert w is not None, "the form says so"
     directions, inputs, gates = (call.size(w, axis) for axis in range(3))
+    _require_cells(call, directions, gates)
     columns = directions * gates
 
     def flat(value: Any) -> Any:

@@ -15,12 +15,18 @@ from subgraph.graph import Value
 Results = Sequence[Value | None]
 
 
-def added(call: Call, *terms: Value | None) -> Any:
-    """Return the sum of those that are given, from left to right."""
+def added(call: Call, *terms: Value | None, requires: str = "") -> Any:
+    """Return the sum of those that are given, from left to right.
+
+    Args:
+        call: The node.
+        terms: What is added, None for what is not.
+        requires: What each sum requires of both sides (`contrib_operands`).
+    """
     total: Any = None
     for term in terms:
         if term is not None:
-            total = term if total is None else call.Add(total, term)
+            total = term if total is None else call.Add(total, term, requires=requires)
     return total
 
 
@@ -36,20 +42,21 @@ def gelu(call: Call) -> Results:
 @function("BiasGelu", "A, B -> C")
 def bias_gelu(call: Call) -> Results:
     """GELU of a sum."""
-    return [call.Gelu(call.Add(*call.inputs))]
+    return [call.Gelu(call.Add(*call.inputs, requires="one_row"))]
 
 
 @function("FastGelu", "X, bias? -> Y")
 def fast_gelu(call: Call) -> Results:
     """GELU by a hyperbolic tangent."""
-    return [call.Gelu(added(call, *call.inputs), approximate="tanh")]
+    return [call.Gelu(added(call, *call.inputs, requires="one_row"), approximate="tanh")]
 
 
 @function("GemmFastGelu", "X, W, bias? -> Y")
 def gemm_fast_gelu(call: Call) -> Results:
     """GELU by a hyperbolic tangent of a product."""
     x, w, bias = call.inputs
-    return [call.Gelu(added(call, call.MatMul(x, w), bias), approximate="tanh")]
+    total = added(call, call.MatMul(x, w), bias, requires="one_row")
+    return [call.Gelu(total, approximate="tanh")]
 
 
 @function("QuickGelu", "X -> Y", alpha=1.702)
@@ -61,20 +68,22 @@ def quick_gelu(call: Call) -> Results:
 @function("BiasSplitGelu", "X, bias -> Y")
 def bias_split_gelu(call: Call) -> Results:
     """Multiply the left half of a sum by the GELU of the right one."""
-    left, right = call.Split(call.Add(*call.inputs), axis=-1, num_outputs=2, outputs=2)
+    total = call.Add(*call.inputs, requires="one_row")
+    left, right = call.Split(total, axis=-1, num_outputs=2, outputs=2)
     return [call.Mul(left, call.Gelu(right))]
 
 
 @function("BiasAdd", "X, bias, skip -> Y")
 def bias_add(call: Call) -> Results:
     """Add three."""
-    return [added(call, *call.inputs)]
+    x, bias, skip = call.inputs
+    return [call.Add(call.Add(x, bias, requires="one_row"), skip, requires="same_shape")]
 
 
 @function("BiasSoftmax", "data, bias -> output", axis=1, is_inner_broadcast="int!")
 def bias_softmax(call: Call) -> Results:
     """Softmax of a sum, over an axis and all behind it."""
-    total, axis = call.Add(*call.inputs), call.attribute("axis")
+    total, axis = call.Add(*call.inputs, requires="into_first"), call.attribute("axis")
     if axis in (-1, call.rank(total) - 1):
         return [call.Softmax(total, axis=-1)]
     rows = call.Softmax(call.Flatten(total, axis=axis), axis=-1)
@@ -88,8 +97,9 @@ def bias_dropout(call: Call) -> Results:
     """Dropout of a sum, and a residual."""
     data, bias, residual, ratio, training = call.inputs
     seed = call.attribute("seed")
-    kept, mask = call.Dropout(call.Add(data, bias), ratio, training, outputs=2, seed=seed)
-    return [added(call, kept, residual), mask]
+    total = call.Add(data, bias, requires="one_row")
+    kept, mask = call.Dropout(total, ratio, training, outputs=2, seed=seed)
+    return [added(call, kept, residual, requires="same_shape"), mask]
 
 
 # Normalization
@@ -187,7 +197,7 @@ def skip_group_norm(call: Call) -> Results:
     assert skip is not None, "the form says so"
     if call.rank(skip) == 2:
         skip = call.Unsqueeze(skip, call.constant([1, 2], "int64"))
-    total = added(call, x, skip, bias)
+    total = added(call, x, skip, bias, requires="into_first")
     return [_group_norm(call, total), total]
 
 
@@ -209,9 +219,9 @@ def _embedded(call: Call, tables: Sequence[Any], norm: Sequence[Any]) -> Results
     else:
         first, last = call.constant([0], "int64"), call.Shape(ids, start=1, end=2)
         place = call.Slice(places, first, last, first)
-    total = call.Add(total, place)
+    total = call.Add(total, place, requires="same_rows")
     if parts is not None and segments is not None:
-        total = call.Add(total, call.Gather(parts, segments))
+        total = call.Add(total, call.Gather(parts, segments), requires="same_shape")
     normal = call.LayerNormalization(total, *norm, axis=-1, epsilon=call.attribute("epsilon"))
     if not (call.wants("mask_index") or call.wants("mask_index_out")):
         return [normal, None, total]

@@ -77,11 +77,12 @@ def fused_conv_operands(
 
     What was fused may still hold: its Add broadcasts, the kernel does not.
     """
+    require_shape("B", b, w.shape[:1], "one for each output channel")
+    if r is None:
+        return
+    require_dtype("R", r, x.dtype)
     own = convolution(node, [TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)], ())[0]
     assert isinstance(own, TensorType), "a convolution gives a tensor"
-    for name, given in (("W", w), ("B", b), ("R", r)):
-        require_dtype(name, given, x.dtype)
-    require_shape("B", b, w.shape[:1], "one for each output channel")
     require_shape("R", r, [dim for dim in own.shape or () if isinstance(dim, int)], "the result's")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from subgraph.graph import Graph, Node, Value
 from subgraph.pass_manager import register_pass
+from subgraph.requirements import BEYOND
 from subgraph.types import TensorType
 
 from ._patterns import Context, is_op, produced_by, reshaped, shape_of, weight_node
@@ -240,7 +241,8 @@ class _Group:
             name=node.name,
             version=node.version,
             attrs=attributes,
-            metadata=node.metadata,
+            # What a body requires of its operands holds for their axes as they were.
+            metadata={k: note for k, note in (node.metadata or {}).items() if k != BEYOND},
         )
         node.name += _OLD
         made.outputs[0].type = self._type(node.outputs[0])

@@ -22,6 +22,7 @@ from subgraph.limits import check_nodes
 from subgraph.op import REFERENCES, SHAPE_RULES, infer_types, operator_key
 from subgraph.reference import evaluate
 from subgraph.registry import Registry, defined_at
+from subgraph.requirements import ANY_SIZE, BEYOND, Tensor
 from subgraph.schema import (
     ATTRIBUTE_KINDS,
     CONTRIBUTED,
@@ -110,7 +111,8 @@ class Call:
     Operands are values, None for one left out, and numbers and arrays, which become constants: a
     number has the dtype of the first operand that is a value. Attributes that are None are left
     out; ``outputs=`` asks for several outputs, which come as a tuple, ``domain=`` for an operator
-    of another domain.
+    of another domain, ``requires=`` for a requirement of the domain "body" besides the operator's
+    own (``ops/contrib_operands.py``).
 
     Attributes:
         node: The node.
@@ -188,6 +190,19 @@ class Call:
             raise ShapeError(f"dimension {axis} of {value.name!r} is not known")
         return dim
 
+    def tensor(self, name: str) -> Tensor | None:
+        """Return an input by its name as requirements see it; None if it is left out.
+
+        Raises:
+            ShapeError: its rank is not known.
+        """
+        value = self.given(name)
+        if value is None:
+            return None
+        shape: Any = self.shape(value)
+        sizes = tuple(dim if isinstance(dim, int) else ANY_SIZE for dim in shape)
+        return Tensor(self.dtype(value), sizes)
+
     def refuse(self, what: str) -> UnsupportedOpError:
         """Return the error for a use of the operator that has no body."""
         return UnsupportedOpError(
@@ -218,13 +233,19 @@ class Call:
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
 
-        def add(*operands: Any, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
+        def add(
+            *operands: Any,
+            outputs: int = 1,
+            domain: str = "",
+            requires: str = "",
+            **attributes: Any,
+        ) -> Any:
             first = next((v for v in operands if isinstance(v, Value)), None)
             values = [self._operand(operand, first) for operand in operands]
             while values and values[-1] is None:
                 values.pop()
             given = {k: _held(v) for k, v in attributes.items() if v is not None}
-            made = self._add(op_type, values, outputs, given, domain)
+            made = self._add(op_type, values, outputs, given, domain, requires)
             return made[0] if outputs == 1 else made
 
         return add
@@ -243,8 +264,12 @@ class Call:
         outputs: int,
         given: dict[str, Any],
         domain: str = "",
+        requires: str = "",
     ) -> Sequence[Value]:
-        notes = self.node.metadata or {}
+        notes = dict(self.node.metadata or {})
+        notes.pop(BEYOND, None)
+        if requires:
+            notes[BEYOND] = requires
         made = Node(
             op_type,
             values,

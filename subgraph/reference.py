@@ -21,7 +21,7 @@ from subgraph.errors import LimitError, ShapeError, SubgraphError, UnsupportedOp
 from subgraph.graph import Node, Value
 from subgraph.limits import check_memory, count_results, size_in_bytes
 from subgraph.op import REFERENCES, infer_types, operator_key
-from subgraph.requirements import check_values
+from subgraph.requirements import BEYOND, check_values
 from subgraph.schema import find_schema, newest_opset
 from subgraph.types import TensorType, ValueType, dtype_of
 
@@ -359,7 +359,7 @@ def function_outputs(node: Node) -> list[Value | None] | None:
     proto = _function_of(node, [None if v is None else v.type for v in node.inputs])
     if proto is None:
         return None
-    notes = node.metadata or {}
+    notes = {key: note for key, note in (node.metadata or {}).items() if key != BEYOND}
     known: dict[str, Value | None] = dict.fromkeys(("", *proto.input))
     known.update(zip(proto.input, node.inputs, strict=False))
     for number, step in enumerate(proto.node):

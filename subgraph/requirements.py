@@ -95,6 +95,8 @@ class Tensor:
         return f"{self.dtype}{list(self.shape)}"
 
 
+# Note of a node that stands in a function's body: what it requires beyond its operator.
+BEYOND = "subgraph.requires"
 # (node, one operand for each input of the schema; None where one is omitted) -> None
 Requirement = Callable[..., None]
 
@@ -185,8 +187,8 @@ def check_operands(
     Raises:
         ShapeError: they do not fit; the message says which operand, and both sizes.
     """
-    rule = _rule_of(node)
-    if rule is None:
+    rules = _rules_of(node)
+    if not rules:
         return
     operands: list[Any] = []
     for k, type_ in enumerate(types):
@@ -203,7 +205,8 @@ def check_operands(
             operands.append(Tensor(type_.dtype, shape, values[k] if k < len(values) else None))
         else:
             operands.append(type_)
-    rule.check(node, operands)
+    for rule in rules:
+        rule.check(node, operands)
 
 
 def check_values(node: Node, values: Sequence[Any]) -> None:
@@ -216,8 +219,8 @@ def check_values(node: Node, values: Sequence[Any]) -> None:
     Raises:
         ShapeError: they do not fit.
     """
-    rule = _rule_of(node)
-    if rule is None:
+    rules = _rules_of(node)
+    if not rules:
         return
     operands: list[Any] = []
     for value in values:
@@ -230,12 +233,17 @@ def check_values(node: Node, values: Sequence[Any]) -> None:
             operands.append(None)
         else:
             return  # maps and sparse tensors: no kernel takes them
-    rule.check(node, operands)
+    for rule in rules:
+        rule.check(node, operands)
 
 
-def _rule_of(node: Node) -> Rule | None:
-    key = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    return REQUIREMENTS.find(key, named_only=True)
+def _rules_of(node: Node) -> list[Rule]:
+    """Return the rule of a node's operator, and what the body it stands in requires of it."""
+    keys = [f"{node.domain}::{node.op_type}" if node.domain else node.op_type]
+    if node.metadata and BEYOND in node.metadata:
+        keys.append(f"body::{node.metadata[BEYOND]}")
+    found = [REQUIREMENTS.find(key, named_only=True) for key in keys]
+    return [rule for rule in found if rule is not None]
 
 
 def require(condition: bool, message: str, *values: object) -> None:
