@@ -104,19 +104,19 @@ class CompiledModel:
         self._pipeline = [(turns[name], begin, end) for name, begin, end in pipeline]
         self._used = tuple(self._plan.ops())
         for op in self._used:
-            op.use()
+            type(op).use(op)
         self._idle: list[_Idle] = []
 
     def __del__(self) -> None:
         """Free what was made of weights for this model now, not when cycles are looked for."""
         if "_used" in self.__dict__:  # else the constructor has failed
             for op in self.hand_over():
-                op.release()
+                type(op).release(op)
 
     def hand_over(self) -> list[SubgraphOp]:
         """Stop counting as a user of the ops; return those that no other model runs."""
         used, self._used = self._used, ()
-        return [op for op in used if op.leave()]
+        return [op for op in used if type(op).leave(op)]
 
     @property
     def name(self) -> str:

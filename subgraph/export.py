@@ -25,6 +25,7 @@ from subgraph.device_calls import capability_of
 from subgraph.errors import BlobError, ConfigError, DeviceError, ModelError, SubgraphError
 from subgraph.executor import all_parameters
 from subgraph.graph import Graph, Node, Value
+from subgraph.op_checks import is_array
 from subgraph.parameters import Parameter, transaction
 from subgraph.partition.op_note import OP_NOTE
 from subgraph.regions import without_device_regions
@@ -208,12 +209,14 @@ def _add_packed(
     for node in region_nodes(graph):
         if node.op is None:
             continue
-        node.op.prepare()
+        type(node.op).prepare(node.op)
         for entry in node.op.weights:
             known = all(p in names for p in entry.parameters)
             if entry in packed or not known or not entry.parameters:
                 continue
             array = entry.get()
+            if not is_array(array):  # what an op makes again by itself
+                continue
             if dtype_of(array) in _NOT_RAW or entry.bytes == 0:
                 continue
             packed[entry] = {
@@ -289,7 +292,8 @@ def _kept(graph: Graph, keeper: _Keeper) -> dict[str, Any]:
     nodes = [node for node in region_nodes(graph) if node.op is not None]
     counts = Counter(node.name for node in nodes)
     single = [node for node in nodes if counts[node.name] == 1]
-    found = {node.name: node.op.to_keep(keeper) for node in single if node.op is not None}
+    ops = {node.name: node.op for node in single if node.op is not None}
+    found = {name: type(op).to_keep(op, keeper) for name, op in ops.items()}
     return {name: kept for name, kept in found.items() if kept is not None}
 
 
@@ -300,7 +304,7 @@ def _restore(graph: Graph, reader: BlobReader) -> None:
     for node in region_nodes(graph):
         found = kept.get(node.name)
         if node.op is not None and isinstance(found, dict):
-            node.op.restore(cast(dict[str, Any], found), file)
+            type(node.op).restore(node.op, cast(dict[str, Any], found), file)
 
 
 def exported_device(source: Source) -> str:

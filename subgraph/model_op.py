@@ -29,7 +29,7 @@ from subgraph.forking import free_in_child
 from subgraph.graph import Graph
 from subgraph.parameters import Parameter
 from subgraph.runner import is_direct
-from subgraph.subgraph_op import ProfileEntry, Session, SubgraphOp, fill_outputs
+from subgraph.subgraph_op import ProfileEntry, Session, SubgraphOp, fill_outputs, open_own
 
 _log = logging.getLogger("subgraph")
 Array = np.ndarray[Any, Any]
@@ -188,8 +188,8 @@ class DeviceFallback:
                 if lost:
                     self._replacement = op
                 else:
-                    return op.session(), False
-            return self._replacement.session(), True
+                    return open_own(op), False
+            return open_own(self._replacement), True
 
     def _following(self, error: Exception, told: str) -> SubgraphOp | None:
         if self._next is not None and isinstance(error, _OF_THIS_RUN):

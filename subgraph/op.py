@@ -115,10 +115,10 @@ def infer_types(
         ShapeError: the input types do not fit the operator.
     """
     unknown: list[ValueType | None] = [None] * len(node.outputs)
-    if node.op is not None:
-        from subgraph.subgraph_op import output_types
+    if node.subgraph is not None:
+        from subgraph.type_inference import region_types
 
-        return output_types(node.op, input_types)
+        return region_types(node, node.subgraph, input_types)
     values = list(input_values) or [None] * len(input_types)
     rule = SHAPE_RULES.find(operator_key(node.op_type, node.domain))
     try:

@@ -9,22 +9,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
 
 from subgraph.errors import (
-    DeviceError,
     PartitionError,
     ShapeError,
-    SubgraphError,
-    UnsupportedOpError,
 )
 from subgraph.forking import free_in_child
 from subgraph.graph import Graph, Node, Value
+from subgraph.op_checks import (
+    Check,
+    check_op,
+    checks_for,
+    is_array,
+    is_list,
+    misbehaved,
+    output_types,
+    says_types,
+    wrong_result,
+)
 from subgraph.parameters import Parameter
-from subgraph.types import TensorType, ValueType, dtype_of, numpy_dtype
+from subgraph.types import ValueType
 from subgraph.weights import WeightCache, WeightEntry
 
 Array = np.ndarray[Any, Any]
@@ -36,8 +44,6 @@ Halves = tuple[
 # Takes the inputs, the turn before which to stop (None: until the condition says so), and the
 # number of the first one; see Session.turns.
 RunTurns = Callable[[Sequence[Any], "int | None", int], "Turned | None"]
-# The type of an output, its dtype, and whether a shape fits; None: the type is not known.
-_Check = tuple[TensorType, np.dtype[Any], Callable[[tuple[int, ...]], bool]] | None
 _REMEMBERED = 64  # sets of input shapes of a session whose output types are kept
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
@@ -115,7 +121,7 @@ class Session:
         """Open a door to ``op``."""
         self.op = op
         self._given = [k for k, v in enumerate(op.subgraph.inputs) if v.parameter is None]
-        self._checks: dict[tuple[Any, ...], list[_Check]] = {}
+        self._checks: dict[tuple[Any, ...], list[Check]] = {}
 
     def __call__(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -135,25 +141,25 @@ class Session:
             DeviceError: the results do not have the types that follow from these inputs.
         """
         items = [inputs[k] for k in self._given]
-        key = tuple([(x.dtype, x.shape) if _is_array(x) else None for x in items])
+        key = tuple([(x.dtype, x.shape) if is_array(x) else None for x in items])
         checks = self._checks.get(key)
         if checks is None:
             if len(self._checks) >= _REMEMBERED:
                 self._checks.clear()
-            checks = self._checks[key] = _checks_for(self.op, inputs)
+            checks = self._checks[key] = checks_for(self.op, inputs)
         results = self.op.forward(list(inputs))
-        if not _is_list(results):
+        if not is_list(results):
             given = f"a {type(results).__name__}"
-            raise _misbehaved(self.op, given, "return a list of arrays, one for each output")
+            raise misbehaved(self.op, given, "return a list of arrays, one for each output")
         if len(results) != len(checks):
             wanted = f"its subgraph {self.op.subgraph.name!r} has {len(checks)} outputs"
-            raise _misbehaved(self.op, f"{len(results)} results", wanted)
+            raise misbehaved(self.op, f"{len(results)} results", wanted)
         for position, (result, check) in enumerate(zip(results, checks, strict=True)):
             if check is None:
                 continue
             type_, dtype, fits = check
             if getattr(result, "dtype", None) != dtype or not fits(result.shape):
-                raise _wrong_result(self.op, position, result, type_)
+                raise wrong_result(self.op, position, result, type_)
         return results if outputs is None else fill_outputs(results, outputs)
 
     def cancel(self) -> None:
@@ -215,73 +221,6 @@ class Session:
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes inside took in the last run; empty if the op does not measure."""
         return []
-
-
-def _checks_for(op: SubgraphOp, inputs: Sequence[Any]) -> list[_Check]:
-    """Return what tells whether results fit the types that follow from these inputs.
-
-    Raises:
-        ShapeError: the inputs do not fit the inner graph.
-    """
-    inner = op.subgraph
-    pairs = list(zip(inner.inputs, inputs, strict=True))
-    if not says_types(op) and all(_as_stated(value, item) for value, item in pairs):
-        return [_expected(value.type) for value in inner.outputs]
-    types = [
-        TensorType(dtype_of(item), item.shape) if _is_array(item) else value.type
-        for value, item in pairs
-    ]
-    try:
-        return [_expected(type_) for type_ in output_types(op, types)]
-    except UnsupportedOpError:  # nobody knows the types
-        return [None] * len(inner.outputs)
-
-
-def _as_stated(value: Value, item: Any) -> bool:
-    """Return whether an input of an inner graph has the type that the graph states."""
-    check = _expected(value.type)
-    if check is None or not _is_array(item):
-        return True
-    return item.dtype == check[1] and check[2](item.shape)
-
-
-def _expected(type_: ValueType | None) -> _Check:
-    if not isinstance(type_, TensorType):
-        return None
-    dims = type_.shape
-    dtype = numpy_dtype(type_.dtype)
-    if dims is None:
-        return type_, dtype, lambda shape: True
-    if type_.is_static:
-        return type_, dtype, dims.__eq__
-    known = [(k, dim) for k, dim in enumerate(dims) if isinstance(dim, int)]
-
-    def fits(shape: tuple[int, ...]) -> bool:
-        return len(shape) == len(dims) and all(shape[k] == dim for k, dim in known)
-
-    return type_, dtype, fits
-
-
-def _is_array(item: Any) -> TypeGuard[Array]:
-    return isinstance(item, np.ndarray)
-
-
-def _is_list(results: Any) -> bool:
-    return isinstance(results, (list, tuple))
-
-
-def _wrong_result(op: SubgraphOp, position: int, result: Any, wanted: TensorType) -> DeviceError:
-    value = op.subgraph.outputs[position]
-    dtype = getattr(result, "dtype", None)
-    got = f"a {type(result).__name__}" if dtype is None else f"{dtype}{list(result.shape)}"
-    given = f"{got} for output {value.name!r} of subgraph {op.subgraph.name!r}"
-    return _misbehaved(op, given, f"it is {wanted}: return a NumPy array of that type")
-
-
-def _misbehaved(op: SubgraphOp, given: str, wanted: str) -> DeviceError:
-    error = DeviceError(f"{type(op).__name__}.forward gave {given}; {wanted}")
-    error.lost = op.device != SubgraphOp.device
-    return error
 
 
 def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> list[Any]:
@@ -391,39 +330,9 @@ class SubgraphOp:
         """Take what `to_keep` gave when the model was exported; ignore what does not fit."""
 
 
-def says_types(op: SubgraphOp) -> bool:
-    """Return whether the op has an `SubgraphOp.infer_types` of its own."""
-    return type(op).infer_types is not SubgraphOp.infer_types
-
-
-def output_types(op: SubgraphOp, inputs: Sequence[ValueType | None]) -> list[ValueType | None]:
-    """Return what ``op.infer_types`` says, checked.
-
-    Raises:
-        ShapeError: the inputs do not fit, the method raised, or it gave something else than types.
-    """
-    try:
-        given: Any = op.infer_types(inputs)
-    except SubgraphError:
-        raise
-    except Exception as error:
-        raise ShapeError(
-            f"{type(op).__name__}.infer_types raised {type(error).__name__}: {error}"
-        ) from error
-    wanted = len(op.subgraph.outputs)
-    if not _is_list(given):
-        shown = repr(given)
-    elif len(given) != wanted:
-        shown = f"{len(given)} types"
-    else:
-        strange = [t for t in given if t is not None and not isinstance(t, ValueType)]
-        if not strange:
-            return list(given)
-        shown = repr(strange[0])
-    raise ShapeError(
-        f"{type(op).__name__}.infer_types gave {shown} for subgraph {op.subgraph.name!r}; return a "
-        f"list of {wanted} types such as sg.TensorType('float32', (2, 3)), None for one not known"
-    )
+def runs_by_default(op: SubgraphOp | None) -> bool:
+    """Return whether the default executor runs a subgraph node of this op."""
+    return op is None or type(op) is DefaultSubgraphOp
 
 
 class Keeper(Protocol):
@@ -471,7 +380,16 @@ class Fallback(Protocol):
 def open_session(op: SubgraphOp) -> Session:
     """Return a new session of the op, or of what has taken over from it."""
     taken = None if op.fallback is None else op.fallback.replacement
-    return op.session() if taken is None else taken.session()
+    return open_own(op if taken is None else taken)
+
+
+def open_own(op: SubgraphOp) -> Session:
+    """Return a new session of the op itself.
+
+    Like all methods that the framework calls on ops, but ``forward``, it is looked up in the class:
+    an attribute of this name, such as a runtime's session, does not shadow it.
+    """
+    return type(op).session(op)
 
 
 class DefaultSubgraphOp(SubgraphOp):
@@ -540,7 +458,8 @@ def subgraph_node(
         metadata: Notes for the node.
 
     Raises:
-        PartitionError: ``op`` is no SubgraphOp, or its ``__init__`` has left out its parent's.
+        PartitionError: ``op`` is no SubgraphOp, does not say how it runs, or its ``__init__`` has
+            left out its parent's.
     """
     if op is not None and not isinstance(op, SubgraphOp):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PartitionError(
@@ -552,6 +471,8 @@ def subgraph_node(
             f"{type(op).__name__}.__init__ does not call super().__init__(subgraph), so the op "
             "has no subgraph; call it first"
         )
+    if op is not None:
+        check_op(op)
     types = [value.type for value in subgraph.outputs]
     if op is not None and says_types(op):
         types = output_types(op, [value.type for value in subgraph.inputs])

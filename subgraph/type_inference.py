@@ -16,7 +16,7 @@ from subgraph.errors import ShapeError
 from subgraph.graph import Graph, Node, Value
 from subgraph.known_values import dims_of, from_array, propagate, to_array
 from subgraph.op import infer_types, scanned_inputs
-from subgraph.subgraph_op import DefaultSubgraphOp, output_types, says_types
+from subgraph.subgraph_op import DefaultSubgraphOp, output_types, runs_by_default, says_types
 from subgraph.types import Dim, OptionalType, SequenceType, Shape, TensorType, ValueType
 
 Array = np.ndarray[Any, Any]
@@ -90,6 +90,19 @@ def retype(
     found = [inference.known.get(value) for value in copy.outputs]
     same = all(new.type == old.type for old, new in values.items())
     return graph if same else copy, found
+
+
+def region_types(
+    node: Node, inner: Graph, types: Sequence[ValueType | None]
+) -> list[ValueType | None]:
+    """Return the types of a subgraph node's outputs for these types of its inputs.
+
+    Raises:
+        ShapeError: they do not fit an operator inside.
+    """
+    if node.op is not None:
+        return output_types(node.op, types)
+    return [value.type for value in retype(inner, types)[0].outputs]
 
 
 class _Inference:
@@ -181,7 +194,7 @@ class _Inference:
             typed, found, elements = inner, [None] * len(node.outputs), []
         if typed is not inner:
             node.subgraph = typed
-            if op is None or type(op) is DefaultSubgraphOp:
+            if op is not None and runs_by_default(op):
                 node.op = DefaultSubgraphOp(typed)
         for value, type_ in zip(node.outputs, found, strict=True):
             if type_ is not None:

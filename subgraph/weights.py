@@ -1,21 +1,23 @@
 """The weight cache: what was made of parameters, kept for everybody, redone when one changes.
 
-A subgraph op asks its `WeightCache` for an array by the recipe that makes it and the parameters it
-is made of. All caches of the process stand over one store: tied weights convert once, two models
-over the same parameters share the result, and it goes when the last op that used it goes. An entry
-belongs to the versions it was made from. Under a pinned `Snapshot` it serves exactly the
-snapshot's versions; an older result lives only as long as a running request holds it.
+A subgraph op asks its `WeightCache` for an array, or any other object, by the recipe that makes it
+and the parameters it is made of. All caches of the process stand over one store: tied weights
+convert once, two models over the same parameters share the result, and it goes when the last op
+that used it goes. An entry belongs to the versions it was made from. Under a pinned `Snapshot` it
+serves exactly the snapshot's versions; an older result lives only as long as a running request
+holds it.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
-from typing import Any, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -26,7 +28,10 @@ from subgraph.large_pages import aligned_empty
 from subgraph.parameters import Parameter, Snapshot, State, epoch, pinned_snapshot
 
 Array = np.ndarray[Any, Any]
-Make = Callable[..., Array]
+Make = Callable[..., Any]
+Close = Callable[[Any], object]
+_T = TypeVar("_T")
+_log = logging.getLogger("subgraph")
 _Key = tuple[str, tuple[Parameter, ...], int]
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
@@ -66,6 +71,51 @@ _store: weakref.WeakValueDictionary[_Key, WeightEntry] = weakref.WeakValueDictio
 _store_lock = free_in_child(threading.Lock())
 
 
+class _Held:
+    """An older result that is no array: kept until no run can see its versions, then closed."""
+
+    __slots__ = ("_close", "_value")
+
+    def __init__(self, value: Any, close: Close | None) -> None:
+        self._value = value
+        self._close = close
+
+    def __call__(self) -> Any:
+        """Return the result, None once it is closed; as a weak reference would."""
+        return self._value
+
+    def let_go(self) -> None:
+        """Close the result."""
+        value, self._value = self._value, None
+        if value is not None:
+            _close(value, self._close)
+
+    def end_with(self, sources: Sequence[weakref.ref[Array]], states: Sequence[State]) -> None:
+        """Close the result with the first array of ``sources`` that is not one of ``states``.
+
+        A run that sees the result's versions has a snapshot with all these arrays.
+        """
+        current = {id(state.array) for state in states}
+        for source in sources:
+            array = source()
+            if array is None:
+                self.let_go()
+            elif id(array) not in current:
+                weakref.finalize(array, self.let_go)
+
+
+def _close(value: Any, close: Close | None) -> None:
+    """Close a result: by the function that its user gave, else by its method of that name."""
+    own = getattr(value, "close", None)
+    try:
+        if close is not None:
+            close(value)
+        elif callable(own):
+            own()
+    except Exception:
+        _log.warning("closing %r of the weight cache failed", type(value).__name__, exc_info=True)
+
+
 class WeightEntry:
     """One result of the cache; whoever holds it keeps it alive.
 
@@ -75,10 +125,13 @@ class WeightEntry:
     __slots__ = (
         "__weakref__",
         "_cached",
+        "_close",
+        "_end",
         "_lock",
         "_make",
         "_newest",
         "_older",
+        "_sources",
         "align",
         "hits",
         "made",
@@ -88,7 +141,12 @@ class WeightEntry:
     )
 
     def __init__(
-        self, recipe: str, make: Make, parameters: tuple[Parameter, ...], align: int
+        self,
+        recipe: str,
+        make: Make,
+        parameters: tuple[Parameter, ...],
+        align: int,
+        close: Close | None = None,
     ) -> None:
         """Prepare an entry; nothing is made before the first `get`."""
         self.recipe = recipe
@@ -99,12 +157,16 @@ class WeightEntry:
         self._make = make
         self.align = align
         self._lock = free_in_child(threading.Lock())
-        self._cached: tuple[int, Array] | None = None  # epoch, newest result
-        self._newest: tuple[tuple[int, ...], Array] | None = None
-        self._older: dict[tuple[int, ...], weakref.ref[Array]] = {}
+        self._cached: tuple[int, Any] | None = None  # epoch, newest result
+        self._newest: tuple[tuple[int, ...], Any] | None = None
+        self._older: dict[tuple[int, ...], Callable[[], Any]] = {}
+        self._close = close
+        # Of a newest result that is no array: what it was made of, and what closes it at the end.
+        self._sources: tuple[weakref.ref[Array], ...] = ()
+        self._end: weakref.finalize[Any, Any] | None = None
 
-    def get(self) -> Array:
-        """Return the read-only result for the versions that this thread sees."""
+    def get(self) -> Any:
+        """Return the result for the versions that this thread sees; arrays are read-only."""
         snapshot = pinned_snapshot()
         now = epoch() if snapshot is None else snapshot.epoch
         cached = self._cached
@@ -130,7 +192,7 @@ class WeightEntry:
                 return False
         return True
 
-    def _get_for(self, snapshot: Snapshot | None) -> Array:
+    def _get_for(self, snapshot: Snapshot | None) -> Any:
         latest = Snapshot(self.parameters)
         states: list[State] = []
         for parameter in self.parameters:
@@ -141,7 +203,7 @@ class WeightEntry:
             result = self._find(versions)
             if result is None:
                 result = self._redo(states)
-                self._keep(versions, result)
+                self._keep(versions, states, result)
             else:
                 self.hits += 1
                 _totals.hits += 1
@@ -149,15 +211,15 @@ class WeightEntry:
                 self._cached = ((latest if snapshot is None else snapshot).epoch, result)
         return result
 
-    def _find(self, versions: tuple[int, ...]) -> Array | None:
+    def _find(self, versions: tuple[int, ...]) -> Any:
         if self._newest is not None and self._newest[0] == versions:
             return self._newest[1]
         older = self._older.get(versions)
         return None if older is None else older()
 
-    def _redo(self, states: Sequence[State]) -> Array:
+    def _redo(self, states: Sequence[State]) -> Any:
         try:
-            result = np.asarray(self._make(*map(_seen_by_recipe, states)))
+            result = self._make(*map(_seen_by_recipe, states))
         except Exception as error:
             names = ", ".join(repr(p.name) for p in self.parameters)
             error.add_note(f"while recipe {self.recipe!r} was applied to parameters {names}")
@@ -168,18 +230,30 @@ class WeightEntry:
         else:
             self.redone += 1
             _totals.redone += 1
-        return sealed(result, self.align)
+        return _sealed_whole(result, self.align)
 
-    def _keep(self, versions: tuple[int, ...], result: Array) -> None:
+    def _keep(self, versions: tuple[int, ...], states: Sequence[State], result: Any) -> None:
         newest = self._newest
         self._older = {v: ref for v, ref in self._older.items() if ref() is not None}
+        sources = () if _is_array(result) else tuple(weakref.ref(s.array) for s in states)
         # Snapshots are ordered, so versions of one set of parameters are comparable.
         if newest is None or versions > newest[0]:
             if newest is not None:
-                self._older[newest[0]] = weakref.ref(newest[1])
-            self._newest = (versions, result)
+                self._older[newest[0]] = self._retired(newest[1], self._sources)
+            self._newest, self._sources = (versions, result), sources
+            if self._end is not None:
+                self._end.detach()
+            self._end = weakref.finalize(self, _close, result, self._close) if sources else None
         else:
-            self._older[versions] = weakref.ref(result)
+            self._older[versions] = self._retired(result, sources)
+
+    def _retired(self, result: Any, sources: Sequence[weakref.ref[Array]]) -> Callable[[], Any]:
+        """Return what gives an older result while a running request may use it."""
+        if _is_array(result):
+            return weakref.ref(result)
+        held = _Held(result, self._close)
+        held.end_with(sources, [parameter.published for parameter in self.parameters])
+        return held
 
     def seed(self, result: Array) -> None:
         """Take ``result``, read from a file, as made of the present versions; none is copied."""
@@ -190,7 +264,7 @@ class WeightEntry:
 
     @property
     def bytes(self) -> int:
-        """Memory of the results alive; nothing for a view of a parameter."""
+        """Memory of the arrays alive; nothing for a view of a parameter, or for other objects."""
         with self._lock:
             alive = [ref() for ref in self._older.values()]
             if self._newest is not None:
@@ -198,8 +272,9 @@ class WeightEntry:
         sources = [p.array for p in self.parameters]
         return sum(
             array.nbytes
-            for array in alive
-            if array is not None and not any(np.may_share_memory(array, s) for s in sources)
+            for result in alive
+            for array in _arrays(result)
+            if not any(np.may_share_memory(array, s) for s in sources)
         )
 
 
@@ -252,21 +327,41 @@ class WeightCache:
         """Make an empty door."""
         self._entries: dict[_Key, WeightEntry] = {}
 
-    def get(self, recipe: str, make: Make, *parameters: Parameter, align: int = 0) -> Array:
+    def get(
+        self,
+        recipe: str,
+        make: Callable[..., _T],
+        *parameters: Parameter,
+        align: int = 0,
+        close: Callable[[_T], object] | None = None,
+    ) -> _T:
         """Return ``make(*arrays of the parameters)``, from the cache when it is there.
 
         Args:
             recipe: The result's name, such as a memory layout: "OIhw16i16o".
-            make: Function of the parameters' arrays; it returns an array.
+            make: Function of the parameters' arrays; it returns an array, a tuple of arrays, or any
+                other object, such as a session or a handle.
             parameters: All parameters that the result is made of.
-            align: Address of the result is a multiple of this; 0: as it comes.
+            align: Address of an array is a multiple of this; 0: as it comes.
+            close: Called with a result that is no array when it goes: when the last user of the
+                entry is gone, or another version has replaced it and no run can see the old one
+                any more. None: its method ``close``, if it has one.
 
         Returns:
-            A read-only array of the versions that this thread sees (see `pinned`).
+            What was made of the versions that this thread sees (see `pinned`); arrays are
+            read-only.
         """
-        return self.entry(recipe, make, *parameters, align=align).get()
+        made: _T = self.entry(recipe, make, *parameters, align=align, close=close).get()
+        return made
 
-    def entry(self, recipe: str, make: Make, *parameters: Parameter, align: int = 0) -> WeightEntry:
+    def entry(
+        self,
+        recipe: str,
+        make: Make,
+        *parameters: Parameter,
+        align: int = 0,
+        close: Close | None = None,
+    ) -> WeightEntry:
         """Return the entry itself, to ask it again at each run without a look-up."""
         key = (recipe_id(recipe, make), parameters, align)
         entry = self._entries.get(key)
@@ -274,7 +369,7 @@ class WeightCache:
             with _store_lock:
                 entry = _store.get(key)
                 if entry is None:
-                    entry = _store[key] = WeightEntry(key[0], make, parameters, align)
+                    entry = _store[key] = WeightEntry(key[0], make, parameters, align, close)
                     _seed_from_files(entry, align)
             self._entries[key] = entry
         return entry
@@ -408,6 +503,27 @@ def _plain(value: Any) -> Any:
 def _seen_by_recipe(state: State) -> Array:
     """Return a parameter's array; recipes run kernels on it."""
     return guard_pages.copied(state.array) if guard_pages.MODE else state.array
+
+
+def _is_array(item: Any) -> TypeGuard[Array]:
+    return isinstance(item, (np.ndarray, np.generic))
+
+
+def _is_tuple(item: Any) -> TypeGuard[tuple[Any, ...]]:
+    return type(item) is tuple  # not a child of it, which has more to it than its items
+
+
+def _arrays(result: Any) -> list[Array]:
+    """Return the arrays that a result is, or holds as a tuple."""
+    parts = result if _is_tuple(result) else (result,)
+    return [part for part in parts if _is_array(part)]
+
+
+def _sealed_whole(result: Any, align: int) -> Any:
+    """Return what a recipe made, arrays sealed, those in a tuple too."""
+    if _is_tuple(result):
+        return tuple([_sealed_whole(part, align) for part in result])
+    return sealed(np.asarray(result), align) if _is_array(result) else result
 
 
 def sealed(array: Array, align: int) -> Array:
