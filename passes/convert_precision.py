@@ -11,6 +11,7 @@ import numpy as np
 from subgraph.errors import PassError
 from subgraph.graph import Graph, Node, Value
 from subgraph.pass_manager import register_pass
+from subgraph.subgraph_op import DefaultSubgraphOp, runs_by_default
 from subgraph.types import (
     ONNX_DTYPE,
     OptionalType,
@@ -32,8 +33,9 @@ class ConvertPrecision:
     """Compute in ``target`` what the model computes in ``source``.
 
     Inputs and outputs of the model keep their dtypes, and parameters stay the same objects: a Cast
-    stands behind each, so an update of a weight goes through it. Regions that run by their own op
-    are left as they are, between Casts.
+    stands behind each, so an update of a weight goes through it. Regions that run by the default
+    op are converted inside, and keep their weights; those that run by an op of their own are left
+    as they are, between Casts, since the op was made for their dtype.
 
     Attributes:
         source: The dtype of the model, for example "float16".
@@ -73,9 +75,23 @@ class ConvertPrecision:
         for node in level.nodes:
             if node.subgraph is None:
                 self._convert_node(node)
+            elif runs_by_default(node.op):
+                self._convert_region(node, node.subgraph)
             else:
                 self._fence(node, replacements, version)
         level.rewire(replacements)
+
+    def _convert_region(self, node: Node, inner: Graph) -> None:
+        """Convert the inner graph; its weights stay weights, with their Casts inside."""
+        copy = inner.clone()
+        for level in copy.levels():
+            self._convert(level, is_body=True)
+        pairs = zip(node.inputs, inner.inputs, strict=True)
+        node.inputs = tuple(_own_weight(outer, formal) for outer, formal in pairs)
+        self._convert_node(node)
+        node.subgraph = copy
+        if node.op is not None:
+            node.op = DefaultSubgraphOp(copy)
 
     def _convert_node(self, node: Node) -> None:
         for value in node.outputs:
@@ -94,14 +110,16 @@ class ConvertPrecision:
 
     def _fence(self, node: Node, replacements: dict[Value, Value], version: int) -> None:
         """Keep a region as it is: its own dtypes at its inputs and outputs."""
+        assert node.subgraph is not None, "only regions are fenced"
         inputs: list[Value | None] = []
-        for value in node.inputs:
-            made_inside = value is not None and value.producer is not None
-            if value is not None and made_inside and isinstance(value.type, TensorType):
-                inner = node.subgraph.inputs[len(inputs)] if node.subgraph else value
-                if inner.type != value.type and self._converted(inner.type) == value.type:
-                    inputs.append(self._cast(value, self.source, version))
-                    continue
+        for outer, formal in zip(node.inputs, node.subgraph.inputs, strict=True):
+            value = _own_weight(outer, formal)
+            if value is not None and value in replacements:
+                type_ = value.type
+                value = Node("Identity", [value], version=1).outputs[0]  # not what replaces it
+                value.type = type_
+            elif value is not None and formal.type != value.type == self._converted(formal.type):
+                value = self._cast(value, self.source, version)
             inputs.append(value)
         for value in node.outputs:
             if self._converted(value.type) != value.type and isinstance(value.type, TensorType):
@@ -141,3 +159,10 @@ class ConvertPrecision:
             metadata=graph.metadata,
             doc=graph.doc,
         )
+
+
+def _own_weight(outer: Value | None, formal: Value) -> Value | None:
+    """Return a region's weight as a value of its own: other users take it from a Cast."""
+    if outer is None or formal.parameter is None:
+        return outer
+    return Value(outer.name, outer.type, parameter=outer.parameter)

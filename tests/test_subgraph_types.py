@@ -210,6 +210,70 @@ def test_the_saved_file_declares_the_right_shapes(tmp_path: Path) -> None:
     assert shapes == {(7, 4), (7, 5)}
 
 
+# Precision
+
+
+def half_network() -> sg.Graph:
+    x = sg.input("x", ("N", 4), "float16")
+    w = sg.parameter("w", (np.arange(20).reshape(4, 5) / 10).astype(np.float16))
+    h = ops.Relu(ops.MatMul(ops.Sin(x), w))
+    b = sg.parameter("b", np.linspace(-1, 1, 5).astype(np.float16))
+    return sg.Graph([x], [ops.Softmax(ops.Add(ops.Mul(h, b), b))], name="half")
+
+
+def test_precision_is_converted_inside_regions() -> None:
+    graph = half_network()
+    partitioned = cut(graph, "Sin", "MatMul", "Relu", "Mul")
+    converted = passes.apply_pass(partitioned, "ConvertPrecision")
+    node = only_region(converted)
+    assert node.subgraph is not None
+    values = [v.type for n in node.subgraph.nodes for v in n.outputs]
+    computed = {type_.dtype for type_ in values if isinstance(type_, sg.TensorType)}
+    assert computed == {"float32"}
+    weights = [v.parameter for v in node.subgraph.inputs if v.parameter is not None]
+    assert weights == [graph.parameters["w"], graph.parameters["b"]]
+    assert [v.parameter for v in node.inputs if v is not None and v.parameter] == weights
+    assert [v.type for v in converted.outputs] == [v.type for v in graph.outputs]
+    passes.apply_pass(converted, "InferTypes")
+    array = np.linspace(-1, 1, 8).astype(np.float16).reshape(2, 4)
+    whole = passes.apply_pass(graph, "ConvertPrecision")
+    models = [sg.compile_model(g, "REFERENCE") for g in (converted, whole)]
+    for factor in (1, 2):
+        got, wanted = (model(array)[0] for model in models)
+        assert got.dtype == np.float16
+        np.testing.assert_array_equal(got, wanted)
+        graph.parameters["w"].assign(graph.parameters["w"].array * np.float16(factor + 1))
+    assert only_region(partitioned).subgraph is not node.subgraph
+
+
+def test_precision_is_converted_in_nested_regions_and_bodies() -> None:
+    x, flag = sg.input("x", (2, 4), "float16"), sg.input("flag", (), "bool")
+    w = sg.parameter("w", np.ones((4, 4), np.float16))
+    then = sg.Graph(outputs=[ops.MatMul(sg.capture(x), w)])
+    other = sg.Graph(outputs=[ops.Sin(sg.capture(x))])
+    choice = ops.If(flag, then_branch=then, else_branch=other)
+    graph = sg.Graph([x, flag], [choice], name="choice")
+    partitioned = cut(cut(graph, "MatMul"), "If")
+    array = np.linspace(-1, 1, 8).astype(np.float16).reshape(2, 4)
+    for value in (True, False):
+        given_arrays = {"x": array, "flag": np.array(value)}
+        got, wanted = (
+            sg.compile_model(passes.apply_pass(g, "ConvertPrecision"), "REFERENCE")(given_arrays)[0]
+            for g in (partitioned, graph)
+        )
+        np.testing.assert_array_equal(got, wanted)
+        assert got.dtype == np.float16
+
+
+def test_an_own_op_keeps_its_dtype_between_casts() -> None:
+    partitioned = sg.optimize_for(half_network(), NumpyProperty("Sin", "MatMul", "Relu", "Mul"))
+    converted = passes.apply_pass(partitioned, "ConvertPrecision")
+    assert only_region(converted).subgraph is only_region(partitioned).subgraph
+    array = np.linspace(-1, 1, 8).astype(np.float16).reshape(2, 4)
+    got, wanted = (sg.compile_model(g, "REFERENCE")(array)[0] for g in (converted, partitioned))
+    np.testing.assert_allclose(got, wanted, rtol=1e-2)
+
+
 # Ops of a user
 
 
