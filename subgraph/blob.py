@@ -1,10 +1,10 @@
 """The container of exported models: one file of a checked header and a checked body.
 
-Layout, little endian: magic, format version, header length, body length, the signature of these and
-the header (see `subgraph.own_files`), SHA-256 of all of that; then the header (JSON, padded with
-spaces so that the body is aligned), then the body. Every byte is covered by a checksum, so a
-damaged file is known before a model of it is handed out. The body is summed at memory speed: see
-`digest`.
+Layout, little endian: magic, format version, header length, body length; the `digest` of the body;
+the signature of these and the header (see `subgraph.signing`); SHA-256 of all of that and the
+header; then the header (JSON, padded with spaces so that the body is aligned), then the body. Every
+byte is covered by a hash, so a damaged file is known before anything of it is used, and by the
+signature, so that a file which this user has not written is known, too.
 """
 
 from __future__ import annotations
@@ -16,66 +16,45 @@ import mmap
 import os
 import secrets
 import struct
-import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-import numpy as np
-
 from subgraph.errors import BlobError, file_error
-from subgraph.own_files import SIGNATURE_BYTES, is_own, signature
-from subgraph.sharing import shared_out, start_threads
-from subgraph.trusted_files import open_regular
+from subgraph.sharing import shared_out
+from subgraph.signing import SIGNATURE_BYTES, is_own, signature
+from subgraph.trusted_files import distrust, open_regular
 
 MAGIC = b"\x89SUBGRPH"
-VERSION = 3
+VERSION = 4
 ALIGN = 64
 _LARGE, _ALIGN_LARGE = 1 << 20, 4096
-_FIXED = struct.Struct("<8sIIQQ")  # magic, version, reserved, header length, body length
+_FIXED = struct.Struct("<8sIIQQ32s")  # magic, version, reserved, header's and body's length, digest
 _SIGNED = _FIXED.size + SIGNATURE_BYTES
 PROLOGUE = _SIGNED + 32
-_SUMMED_AT_ONCE = 1 << 22
-# Blocks of the checksum. The row length is a prime, so pieces of a disk's sectors that change
-# places within a block come to other columns.
-_ROWS, _COLUMNS = 64, 509  # words of 8 bytes
-_BLOCK = 8 * _ROWS * _COLUMNS
-_HEADER_LIMIT = 1 << 28
+_PIECE = 1 << 22  # bytes hashed at a time
+_MOST_WORKERS = 8
+_HEADER_LIMIT = 1 << 26
 
 Buffer = bytes | mmap.mmap | memoryview
 
 
-def digest(data: Any) -> str:
-    """Return a checksum of a buffer, made at memory speed.
+def digest(data: Any) -> bytes:
+    """Return SHA-256 of the size of a buffer and the SHA-256 of each 4 MiB of it.
 
-    The buffer is read once, as blocks of 64 rows of 509 words of 64 bits. The sums of all columns,
-    modulo 2^64, of each block give a table whose row and column sums go through BLAKE2, as does
-    what fills no block. Any change of one word changes a sum, and so does any exchange of words,
-    sectors, pages or blocks; what lies whole rows (4072 bytes) apart in one block is the exception.
-    It finds damage; it does not defend against forgery.
+    The pieces are hashed by several threads.
     """
-    octets: np.ndarray[Any, Any] = np.frombuffer(data, np.uint8)
-    whole = octets.size - octets.size % _BLOCK
-    blocks = octets[:whole].view(np.uint64).reshape(-1, _ROWS, _COLUMNS)
-    state = hashlib.blake2b(digest_size=16)
-    state.update(struct.pack("<Q", octets.size))
-    step = 64  # 16 MB at a time
-    parts = [blocks[begin : begin + step] for begin in range(0, len(blocks), step)]
-    for sums in _of_all(parts):
-        state.update(sums)
-    state.update(octets[whole:].tobytes())
-    return state.hexdigest()
+    view = memoryview(data).cast("B")
+    pieces = [view[begin : begin + _PIECE] for begin in range(0, len(view), _PIECE)]
+    state = hashlib.sha256(struct.pack("<QQ", len(view), _PIECE))
+    workers = min(_MOST_WORKERS, os.cpu_count() or 1, len(pieces))
+    state.update(b"".join(shared_out(_hash, pieces, workers)))
+    return state.digest()
 
 
-def _of_all(parts: list[np.ndarray[Any, Any]]) -> Iterable[bytes]:
-    return shared_out(_sums, parts, min(4, os.cpu_count() or 1, len(parts)))
-
-
-def _sums(blocks: np.ndarray[Any, Any]) -> bytes:
-    columns = np.add.reduce(blocks, axis=1)
-    sums: list[np.ndarray[Any, Any]] = [np.add.reduce(columns, axis=axis) for axis in (1, 0)]
-    return b"".join(array.tobytes() for array in sums)
+def _hash(piece: memoryview) -> bytes:
+    return hashlib.sha256(piece).digest()
 
 
 class BlobWriter:
@@ -111,10 +90,9 @@ class BlobWriter:
         if isinstance(target, io.TextIOBase):
             raise BlobError("the stream is open for text; open it for bytes ('wb')")
         body = b"".join(self._parts)
-        full = {**header, "body": {"size": len(body), "digest": digest(body)}}
-        text = json.dumps(full, sort_keys=True).encode()
+        text = json.dumps(header, sort_keys=True).encode()
         text += b" " * (-(PROLOGUE + len(text)) % _ALIGN_LARGE)
-        fixed = _FIXED.pack(MAGIC, VERSION, 0, len(text), len(body))
+        fixed = _FIXED.pack(MAGIC, VERSION, 0, len(text), len(body), digest(body))
         signed = fixed + signature(fixed, text)
         checksum = hashlib.sha256(signed + text).digest()
         pieces = [signed, checksum, text, body]
@@ -146,17 +124,20 @@ def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> N
 
 
 class BlobReader:
-    """An opened and checked file."""
+    """An opened and checked file.
 
-    def __init__(
-        self, source: str | os.PathLike[str] | IO[bytes] | memoryview, *, later: bool = False
-    ) -> None:
-        """Open a path (its body is mapped), read a binary stream or take a part of a file.
+    Attributes:
+        name: What messages call it.
+        header: The header.
+        own: Whether this user has written it as it is; nothing of any other file may be used
+            that is not checked like a model.
+    """
 
-        Args:
-            source: A part is not checked: its file is.
-            later: Whether the body of a large file is checked meanwhile, to be waited for by
-                `check`; nothing that is made of it may be handed out before.
+    def __init__(self, source: str | os.PathLike[str] | IO[bytes] | memoryview) -> None:
+        """Open a path, read a binary stream or take a part of a file, and check every byte.
+
+        A file that only this user or root can change is mapped; any other is read into memory, so
+        that it stays as it was checked.
 
         Raises:
             BlobError: the file is damaged or no exported model; what does not fit.
@@ -164,43 +145,13 @@ class BlobReader:
         """
         self.name = _name(source)
         data = source if isinstance(source, memoryview) else _opened(source)
-        self.header, start, size = _checked_header(data, self.name)
-        self._prologue = bytes(data[:start])
-        self._body = memoryview(data)[start : start + size]
-        self._fits = isinstance(source, memoryview)
-        self._summing: threading.Thread | None = None
-        if self._fits:
-            return
-        summing = threading.Thread(target=self._sum, name="subgraph-sum", daemon=True)
-        if later and size > _SUMMED_AT_ONCE and start_threads([summing]):
-            self._summing = summing
-        else:
-            self._sum()
-            self.check()
-
-    def _sum(self) -> None:
-        told = self.header.get("body")
-        expected = cast(dict[str, Any], told) if isinstance(told, dict) else {}
-        size = len(self._body)
-        self._fits = expected.get("size") == size and expected.get("digest") == digest(self._body)
-
-    def check(self) -> None:
-        """Wait until every byte is checked.
-
-        Raises:
-            BlobError: the body is damaged.
-        """
-        if self._summing is not None:
-            self._summing.join()
-            self._summing = None
-        if not self._fits:
+        head, text = _checked_head(data, self.name)
+        self._body = memoryview(data)[PROLOGUE + len(text) :]
+        body_digest: bytes = _FIXED.unpack_from(head)[-1]
+        if digest(self._body) != body_digest:
             raise BlobError(f"{self.name} is damaged: the checksum of its content does not fit")
-
-    @property
-    def own(self) -> bool:
-        """Whether this user's own processes have written the header as it is."""
-        told = self._prologue[_FIXED.size : _SIGNED]
-        return is_own(told, self._prologue[: _FIXED.size], self._prologue[PROLOGUE:])
+        self.own = is_own(head[_FIXED.size : _SIGNED], head[: _FIXED.size], text)
+        self.header = _parsed(text, self.name)
 
     def part(self, place: Any) -> memoryview:
         """Return the bytes of a part; no copy.
@@ -233,14 +184,14 @@ def read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
         BlobError: the file is damaged or no exported model.
     """
     if isinstance(source, (str, os.PathLike)):
-        return _checked_header(_opened(source), _name(source))[0]
+        return _read_header(source)
     if not hasattr(source, "seekable"):
         raise _no_source(source)
     if not source.seekable():
         raise BlobError("say the device to import for: the stream cannot be read twice")
     position = source.tell()
     try:
-        return _checked_header(_opened(source), _name(source))[0]
+        return _read_header(source)
     finally:
         source.seek(position)
 
@@ -267,22 +218,28 @@ def _opened(source: str | os.PathLike[str] | IO[bytes]) -> bytes | mmap.mmap:
         return data
     try:
         with open_regular(source) as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return b""
+            status = os.fstat(file.fileno())
+            if status.st_size == 0 or distrust(status, source) is not None:
+                return file.read()
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise file_error("read", source, error) from error
 
 
-def _checked_header(data: Buffer, name: str) -> tuple[dict[str, Any], int, int]:
-    """Return the header, and where the body begins and how long it is."""
-    if len(data) < PROLOGUE or data[: len(MAGIC)] != MAGIC:
+def _read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
+    name = _name(source)
+    return _parsed(_checked_head(_opened(source), name)[1], name)
+
+
+def _checked_head(data: Buffer, name: str) -> tuple[bytes, bytes]:
+    """Return what stands before the header, and the header's text."""
+    head = bytes(data[:PROLOGUE])
+    if len(head) < PROLOGUE or not head.startswith(MAGIC):
         raise BlobError(
             f"{name} is no exported model of Subgraph, or its beginning is damaged; "
             "an ONNX model goes to compile_model"
         )
-    fixed = bytes(data[: _FIXED.size])
-    _, version, reserved, header_size, body_size = _FIXED.unpack(fixed)
+    _, version, reserved, header_size, body_size, _ = _FIXED.unpack_from(head)
     if version != VERSION or reserved:
         raise BlobError(
             f"{name} has format {version}.{reserved}, this version reads {VERSION}.0; "
@@ -294,12 +251,16 @@ def _checked_header(data: Buffer, name: str) -> tuple[dict[str, Any], int, int]:
             f"{name} is damaged: it has {len(data)} bytes, its header states {start + body_size}"
         )
     text = bytes(data[PROLOGUE:start])
-    if hashlib.sha256(bytes(data[:_SIGNED]) + text).digest() != data[_SIGNED:PROLOGUE]:
+    if hashlib.sha256(head[:_SIGNED] + text).digest() != head[_SIGNED:]:
         raise BlobError(f"{name} is damaged: the checksum of its header does not fit")
+    return head, text
+
+
+def _parsed(text: bytes, name: str) -> dict[str, Any]:
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BlobError(f"{name} is damaged: its header cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise BlobError(f"{name} is damaged: its header is no table")
-    return cast(dict[str, Any], header), start, body_size
+    return cast(dict[str, Any], header)

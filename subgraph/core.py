@@ -11,6 +11,7 @@ import logging
 import pkgutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any
@@ -293,12 +294,7 @@ class Core:
     ) -> CompiledModel:
         device, extra = self.split(device_name)
         full = _joined(config, extra)
-        asked = _asked(device, full)
-        with limited(
-            parse_bytes(str(asked("MEMORY_LIMIT") or ""), "MEMORY_LIMIT"),
-            int(asked("NODE_LIMIT") or 0),
-            float(asked("COMPILE_TIMEOUT") or 0),
-        ):
+        with _limits_of(device, full):
             return self._compile_within(read_model(model), device, device_name, full, preprocess)
 
     def _compile_within(
@@ -365,13 +361,14 @@ class Core:
         if isinstance(source, (bytes, bytearray, memoryview)):
             source = io.BytesIO(source)
         device, extra = self.split(device_name or exported_device(source))
-        full = _joined(config, extra) or None
+        full = _joined(config, extra)
         own = type(device).import_model is not Device.import_model
-        if own and isinstance(source, (str, PathLike)):
-            with _opened(source) as stream:
-                return import_on(device, stream, full, str(source))
-        told = source if isinstance(source, (str, PathLike)) else "a stream"
-        return import_on(device, source, full, str(told))
+        with _limits_of(device, full):
+            if own and isinstance(source, (str, PathLike)):
+                with _opened(source) as stream:
+                    return import_on(device, stream, full or None, str(source))
+            told = source if isinstance(source, (str, PathLike)) else "a stream"
+            return import_on(device, source, full or None, str(told))
 
 
 def _asked(device: Device, config: Config) -> Callable[[str], Any]:
@@ -384,6 +381,16 @@ def _asked(device: Device, config: Config) -> Callable[[str], Any]:
         return config[name] if name in config else property_of(device, name)
 
     return ask
+
+
+def _limits_of(device: Device, config: Config) -> AbstractContextManager[None]:
+    """Return a context in which the limits hold that a device's options set."""
+    asked = _asked(device, config)
+    return limited(
+        parse_bytes(str(asked("MEMORY_LIMIT") or ""), "MEMORY_LIMIT"),
+        int(asked("NODE_LIMIT") or 0),
+        float(asked("COMPILE_TIMEOUT") or 0),
+    )
 
 
 def _joined(config: Config | None, extra: Mapping[str, Any]) -> dict[str, Any]:

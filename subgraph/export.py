@@ -2,8 +2,10 @@
 
 The file (see `subgraph.blob`) holds the partitioned graph as ONNX, the weights and what the devices
 made of them, aligned so that an import maps them, and a record of devices, options and versions. An
-import checks all of it. What does not fit this machine or version is compiled anew from the stored
-graph, if that is allowed. Nothing of a file is executed.
+import checks all of it. A file that this user has not signed gives its graph and weights, checked
+as `subgraph.onnx_file.load` checks a model, and the names of its devices; nothing else of it is
+used. That, and what does not fit this machine or version, is compiled anew from the stored graph,
+if that is allowed.
 """
 
 from __future__ import annotations
@@ -22,16 +24,23 @@ from subgraph._version import __version__
 from subgraph.blob import BlobReader, BlobWriter, integer, read_header
 from subgraph.compiled_model import CompiledModel
 from subgraph.device_calls import capability_of
-from subgraph.errors import BlobError, ConfigError, DeviceError, ModelError, SubgraphError
+from subgraph.errors import (
+    BlobError,
+    ConfigError,
+    DeviceError,
+    LimitError,
+    ModelError,
+    SubgraphError,
+)
 from subgraph.executor import all_parameters
 from subgraph.graph import Graph, Node, Value
 from subgraph.op_checks import is_array
 from subgraph.parameters import Parameter, transaction
 from subgraph.partition.op_note import OP_NOTE
 from subgraph.regions import without_device_regions
-from subgraph.settings import DeviceOptions, property_access
+from subgraph.settings import DeviceOptions, property_access, unsaved_options
 from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp
-from subgraph.types import dtype_of, numpy_dtype
+from subgraph.types import TensorType, dtype_of, numpy_dtype
 from subgraph.weights import StoredWeights, WeightEntry
 
 if TYPE_CHECKING:
@@ -42,11 +51,13 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Source = str | PathLike[str] | IO[bytes]
 _INLINE_BELOW = 1024
-# Options that no file sets: they are for whoever imports it to say.
-_OF_THE_USER = frozenset({"CACHE_DIR", "COMPILE_TIMEOUT", "MEMORY_LIMIT", "NODE_LIMIT"})
 # Dtypes whose bytes in an array are not those of the file.
 _NOT_RAW = ("string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 ALLOW_RECOMPILE = "ALLOW_RECOMPILE"
+_FOREIGN = (
+    "it is not signed with your key, so that nothing but its graph and weights can be used (export "
+    "it here, or give this machine the key of the machine that wrote it: see docs/devices.md)"
+)
 
 
 def region_nodes(graph: Graph) -> Iterator[Node]:
@@ -61,8 +72,15 @@ def region_nodes(graph: Graph) -> Iterator[Node]:
                 work.extend(node.bodies)
 
 
-def export_model(model: CompiledModel, target: Source) -> None:
-    """Write a compiled model: see `CompiledModel.export_model`."""
+def export_model(model: CompiledModel, target: Source, content: str = "") -> None:
+    """Write a compiled model: see `CompiledModel.export_model`.
+
+    Args:
+        model: The model.
+        target: Where to write it.
+        content: Key of what it was compiled from, for `import_model` to ask for; the weights are
+            then left to whoever has that.
+    """
     for node in region_nodes(model.graph):
         if not _is_exportable(node):
             raise BlobError(
@@ -72,13 +90,14 @@ def export_model(model: CompiledModel, target: Source) -> None:
             )
     writer = BlobWriter()
     with transaction():  # no parameter changes while weights and what was made of them are written
-        names, model_part, weights = _add_graph(writer, model.graph)
+        names, model_part, weights = _add_graph(writer, model.graph, with_weights=not content)
         packed = _add_packed(writer, model.graph, names)
         renamed = any(name != p.name for p, name in names.items())
         keeper = _Keeper(writer, names, packed)
         kept = {} if renamed else _kept(model.graph, keeper)
     header = {
         **_described(model, names),
+        "content": content,
         "renamed": renamed,
         "kept": kept,
         "metrics": {k: v for k, v in model.metrics.items() if _is_plain(v)},
@@ -133,7 +152,7 @@ def _described(model: CompiledModel, names: Mapping[Parameter, str]) -> dict[str
         "name": model.name,
         "device": model.device,
         "options": _plain_options(model.options),
-        "configs": model.configs,
+        "configs": _saved_options(model.configs),
         "inputs": [[port.name, str(port.type or "?")] for port in model.inputs],
         "defaults": {
             # A parameter that only bodies use stands in them, under its own name.
@@ -147,8 +166,18 @@ def _described(model: CompiledModel, names: Mapping[Parameter, str]) -> dict[str
 
 def _plain_options(options: DeviceOptions) -> dict[str, Any]:
     access = property_access(options)
-    kept = {key for key, mode in access.items() if mode == "RW" and key not in _OF_THE_USER}
-    return {key: value for key, value in attrs.asdict(options).items() if key in kept}
+    kept = {key for key, mode in access.items() if mode == "RW"}
+    return _saved_options({k: v for k, v in attrs.asdict(options).items() if k in kept})
+
+
+def _saved_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options, and those of devices among them, without the ones that no file sets."""
+    unsaved = unsaved_options()
+    return {
+        key: _saved_options(cast("Mapping[str, Any]", v)) if isinstance(v, Mapping) else v
+        for key, v in options.items()
+        if key not in unsaved
+    }
 
 
 def _is_plain(value: Any) -> bool:
@@ -168,7 +197,7 @@ def _capability(model: CompiledModel, name: str) -> dict[str, str]:
 
 
 def _add_graph(
-    writer: BlobWriter, graph: Graph
+    writer: BlobWriter, graph: Graph, *, with_weights: bool
 ) -> tuple[dict[Parameter, str], dict[str, int], dict[str, Any]]:
     """Add the graph and its weights; return the parameters' names in the file, and the places."""
     from subgraph.onnx_proto import tensor_to_proto
@@ -181,8 +210,8 @@ def _add_graph(
         if array.nbytes < _INLINE_BELOW or dtype_of(array) in _NOT_RAW:
             proto.graph.initializer.append(tensor_to_proto(array, name))
             continue
-        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        weights[name] = writer.add(raw)
+        if with_weights:
+            weights[name] = writer.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         _add_placeholder(proto, name, array)
     return converted.names, writer.add(proto.SerializeToString()), weights
 
@@ -268,7 +297,6 @@ class _KeptFile:
     """What they see of one that is imported."""
 
     def __init__(self, reader: BlobReader, parameters: Mapping[str, Parameter]) -> None:
-        self.own = reader.own
         self._reader = reader
         self._parameters = parameters
 
@@ -324,23 +352,35 @@ def import_model(
     source: Source | memoryview,
     config: Config | None,
     parameters: Mapping[str, Parameter] | None = None,
+    content: str | None = None,
 ) -> CompiledModel:
     """Read a model: see `Device.import_model`.
 
-    With ``parameters`` the model is built on these, by name, which hold what the file holds.
+    Args:
+        device: The device.
+        source: The file.
+        config: The device's options, and ``ALLOW_RECOMPILE``.
+        parameters: The model is built on these, by name, which hold what the file holds.
+        content: Key that `export_model` was given for the file; None: any.
     """
     asked = dict(config or {})
     allowed = asked.pop(ALLOW_RECOMPILE, True)
-    reader = BlobReader(source, later=True)
+    reader = BlobReader(source)
+    if content is not None and reader.header.get("content") != content:
+        raise BlobError(f"{reader.name} is of another model")
     try:
         device = _importer(device, str(reader.header.get("device")))
-        try:
-            return _imported(device, reader, asked, bool(allowed), parameters)
-        finally:
-            reader.check()  # damage is the first thing to be said
-    except (BlobError, ConfigError):
+        return _imported(device, reader, asked, bool(allowed), parameters)
+    except (BlobError, ConfigError, LimitError):
         raise
-    except (SubgraphError, ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+    except (
+        SubgraphError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
         raise BlobError(
             f"{reader.name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -368,8 +408,8 @@ def _imported(
     if parameters is not None and header.get("renamed") is not False:
         raise BlobError(f"{reader.name} names its weights otherwise than the graph")
     graph = _read_graph(reader, parameters)
-    problems = _problems(device, header)
-    merged = _merged(device, header, config)
+    problems = _problems(device, header) if reader.own else [_FOREIGN]
+    merged = _merged(device, reader, config)
     if problems:
         if not allowed:
             raise BlobError(f"{reader.name} does not fit: {'; '.join(problems)}")
@@ -391,26 +431,28 @@ def _import_several(
     parts = {name: reader.part(place) for name, place in _table(header, "models").items()}
     if not parts:
         raise BlobError(f"{reader.name} is damaged: it holds no model")
-    asked = {**_merged(device, header, config), ALLOW_RECOMPILE: allowed}
+    asked = {**_merged(device, reader, config), ALLOW_RECOMPILE: allowed}
     model = device.import_parts(parts, asked)
     _offer_defaults(model, model.graph, header)
     return model
 
 
-def _merged(device: Device, header: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Return the options of a file with those of the call over them, if it is of this device."""
-    if str(header.get("device")).partition(":")[0] != device.name:
+def _merged(device: Device, reader: BlobReader, config: Config) -> dict[str, Any]:
+    """Return the options of a file with those of the call over them, if it is of this device.
+
+    Of a file that this user has not signed only the devices' names are taken.
+    """
+    header = reader.header
+    name, _, priorities = str(header.get("device")).partition(":")
+    if name != device.name:
         return dict(config)
+    if not reader.own:
+        return {**({"DEVICE_PRIORITIES": priorities} if priorities else {}), **config}
     configs = _table(header, "configs")
     if "DEVICE_PRIORITIES" in config:  # a device that is not asked for has nothing to be told
         asked = str(config["DEVICE_PRIORITIES"]).replace(",", " ").split()
         configs = {name: values for name, values in configs.items() if name in asked}
-    stored = {k: v for k, v in _table(header, "options").items() if k not in _OF_THE_USER}
-    for name, values in configs.items():
-        if isinstance(values, dict):
-            table = cast("dict[str, Any]", values)
-            configs[name] = {k: v for k, v in table.items() if k not in _OF_THE_USER}
-    return {**stored, **configs, **config}
+    return {**_saved_options({**_table(header, "options"), **configs}), **config}
 
 
 def _offer_defaults(model: CompiledModel, graph: Graph, header: Mapping[str, Any]) -> None:
@@ -459,6 +501,7 @@ def _table(header: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) -> Graph:
     from subgraph.collector import paused_gc
+    from subgraph.onnx_file import load_message
     from subgraph.onnx_reader import GraphReader
     from subgraph.onnx_tensors import TensorReader
     from subgraph.partition.op_note import restore_ops
@@ -470,19 +513,21 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
         """Finds weights in the file."""
 
         def _external(self, proto: onnx.TensorProto, dtype: str, shape: tuple[int, ...]) -> Array:
+            known = None if parameters is None else parameters.get(proto.name)
+            if known is not None and known.type == TensorType(dtype, shape):
+                return known.array
             if proto.name not in places:
                 raise BlobError(f"{reader.name} is damaged: weight {proto.name!r} is missing")
-            return _array(reader, places[proto.name], dtype, shape)
+            part = reader.part(places[proto.name])
+            return self._view(proto, dtype, shape, part, 0, len(part))
 
     try:
         with paused_gc():
             proto = _message(bytes(reader.part(reader.header.get("model"))))
-            tensors = Mapped()
-            converted = GraphReader(
-                proto, tensors, "inline", parameters=parameters, lazy=reader.own
-            )
-            graph = converted.read()
-            if not reader.own or any(value.type is None for value in graph.values()):
+            if not reader.own:
+                return load_message(proto, Mapped(), "model")
+            graph = GraphReader(proto, Mapped(), "inline", parameters=parameters, lazy=True).read()
+            if any(value.type is None for value in graph.values()):
                 infer_graph(graph, strict=False)
             restore_ops(graph)
             return graph

@@ -1,7 +1,8 @@
 """A folder of compiled models, found again by content: the option ``CACHE_DIR``.
 
 The key covers the graph, its weights, the device string, its options, the versions and the host. An
-entry that is damaged or foreign is compiled and written anew; two processes may share the folder.
+entry that is damaged, of another model, or not signed by this user is compiled and written anew;
+two processes may share the folder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from subgraph.device import Config, Device
 from subgraph.device_calls import capability_of
 from subgraph.errors import BlobError, ModelError, SubgraphError
 from subgraph.executor import all_parameters
-from subgraph.export import ALLOW_RECOMPILE, import_model
+from subgraph.export import ALLOW_RECOMPILE, export_model, import_model
 from subgraph.graph import Graph
 from subgraph.parameters import transaction
 
@@ -51,7 +52,7 @@ def compile_cached(
             key = cache_key(device, device_name, graph, options)
             path = Path(folder) / f"{key}.subgraph"
             if path.exists():
-                return _found(path, device, graph, options)
+                return _found(path, key, device, graph, options)
     except (SubgraphError, OSError) as error:
         _log.info("model %r is compiled anew: %s", graph.name, error)
         if not key:
@@ -60,18 +61,20 @@ def compile_cached(
     model = compile_model(device, graph, options)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        model.export_model(path)
+        export_model(model, path, key)
     except (SubgraphError, OSError) as error:
         _log.warning("model %r cannot be cached in %s: %s", graph.name, folder, error)
     return model
 
 
-def _found(path: Path, device: Device, graph: Graph, options: Mapping[str, Any]) -> CompiledModel:
+def _found(
+    path: Path, key: str, device: Device, graph: Graph, options: Mapping[str, Any]
+) -> CompiledModel:
     parameters = all_parameters(graph)
     known = {p.name: p for p in parameters}
     if len(known) != len(parameters):
         raise BlobError("two parameters have the same name")
-    return import_model(device, path, {**options, ALLOW_RECOMPILE: False}, known)
+    return import_model(device, path, {**options, ALLOW_RECOMPILE: False}, known, key)
 
 
 def cache_key(device: Device, device_name: str, graph: Graph, config: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import onnx
 
     from subgraph.onnx_reader import Functions
-    from subgraph.onnx_tensors import Array
+    from subgraph.onnx_tensors import Array, TensorReader
     from subgraph.onnx_wire import Buffer
 
 # Smaller tensors stay in the model's file when weights go to a file of their own.
@@ -75,13 +76,34 @@ def load(
         MemoryError: there is not enough memory for it.
         InternalError: Subgraph failed on a model that `onnx.checker` passes.
     """
+    place = None if folder is None else Path(folder)
+    memory = parse_bytes(str(memory_limit or ""), "memory_limit")
+    with limited(memory, node_limit, timeout):
+        return _checked(
+            lambda: _load(model, functions, place, mapped), model, _shown(model), infer_types
+        )
+
+
+def load_message(model: onnx.ModelProto, tensors: TensorReader, source: str) -> Graph:
+    """Return the graph of a message whose external tensors are found by ``tensors``: see `load`.
+
+    Args:
+        model: The message.
+        tensors: Gives the arrays of its tensors.
+        source: What errors call it.
+    """
+    from subgraph.onnx_reader import GraphReader
+
+    return _checked(lambda: GraphReader(model, tensors, "inline").read(), model, source, True)
+
+
+def _checked(read: Callable[[], Graph], model: Any, source: str, infer_types: bool) -> Graph:
+    """Return the graph that ``read`` gives, its types inferred; every error names ``source``."""
     from subgraph.partition.op_note import restore_ops
 
-    source = _shown(model)
     try:
-        memory = parse_bytes(str(memory_limit or ""), "memory_limit")
-        with paused_gc(), limited(memory, node_limit, timeout):
-            graph = _load(model, functions, None if folder is None else Path(folder), mapped)
+        with paused_gc():
+            graph = read()
             if infer_types:
                 from subgraph.type_inference import infer_graph
 

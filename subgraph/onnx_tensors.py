@@ -178,7 +178,7 @@ class TensorReader:
         proto: TensorProto,
         dtype: str,
         shape: tuple[int, ...],
-        buffer: Buffer,
+        buffer: Buffer | memoryview,
         offset: int,
         length: int,
     ) -> Array:
@@ -233,7 +233,7 @@ def _stored_bytes(dtype: str, shape: Sequence[int]) -> int:
     return -(-count * bits // 8) if bits else count * numpy_dtype(dtype).itemsize
 
 
-def _decode(proto: TensorProto, raw: bytes) -> Array:
+def _decode(proto: TensorProto, raw: bytes | memoryview) -> Array:
     inline = TensorProto(
         name=proto.name, data_type=proto.data_type, dims=proto.dims, raw_data=bytes(raw)
     )

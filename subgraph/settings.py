@@ -36,6 +36,7 @@ def option(
     maximum: float | None = None,
     read_only: bool = False,
     check: Callable[[Any, str], Any] | None = None,
+    saved: bool = True,
 ) -> Any:
     """Declare an option: a field of a `DeviceOptions` class, typed by its annotation.
 
@@ -47,9 +48,11 @@ def option(
         maximum: Greatest allowed number.
         read_only: Whether users may only read it.
         check: Called with a value and whose it is; raises ConfigError for one that is not allowed.
+        saved: Whether an exported model keeps it; False for what names a file or folder, and for
+            what only whoever imports the model can say.
     """
     facts: dict[str, Any] = {"doc": doc, "values": values, "minimum": minimum, "maximum": maximum}
-    facts["check"] = check
+    facts.update(check=check, saved=saved)
     return attrs.field(default=default, metadata={**facts, "read_only": read_only})
 
 
@@ -69,17 +72,25 @@ class DeviceOptions:
         "compute float16 and bfloat16 in float32; empty: as the model says",
         values=("", "float32"),
     )
-    CACHE_DIR: str = option("", "folder for compiled models, found again by content; empty: none")
+    CACHE_DIR: str = option(
+        "", "folder for compiled models, found again by content; empty: none", saved=False
+    )
     DEVICE_ID: str = option("", "which device of several: the part after the point in NAME.0")
     MEMORY_LIMIT: str = option(
         "",
         "memory of the values that live at a time, such as '8G'; empty: SUBGRAPH_MEMORY_LIMIT, "
         "else half of all",
         check=parse_bytes,
+        saved=False,
     )
-    NODE_LIMIT: int = option(NODES, "nodes that expanding functions may add to a model", minimum=1)
+    NODE_LIMIT: int = option(
+        NODES, "nodes that expanding functions may add to a model", minimum=1, saved=False
+    )
     COMPILE_TIMEOUT: float = option(
-        3600.0, "seconds that loading and compiling a model may take; 0: no limit", minimum=0
+        3600.0,
+        "seconds that loading and compiling a model may take; 0: no limit",
+        minimum=0,
+        saved=False,
     )
 
 
@@ -96,6 +107,17 @@ def _fields(cls: type[DeviceOptions]) -> dict[str, attrs.Attribute[Any]]:
 def option_names(cls: type[DeviceOptions]) -> list[str]:
     """Return the names of a class's options in the order of declaration."""
     return list(_fields(cls))
+
+
+def unsaved_options() -> set[str]:
+    """Return the names of the options, of any device, that no exported model keeps or sets."""
+    found: set[str] = set()
+    work: list[type[DeviceOptions]] = [DeviceOptions]
+    while work:
+        cls = work.pop()
+        work.extend(cls.__subclasses__())
+        found.update(name for name, f in _fields(cls).items() if not f.metadata.get("saved", True))
+    return found
 
 
 def property_access(options: DeviceOptions | type[DeviceOptions]) -> dict[str, str]:

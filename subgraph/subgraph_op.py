@@ -327,7 +327,7 @@ class SubgraphOp:
         return None
 
     def restore(self, kept: Mapping[str, Any], file: KeptFile) -> None:
-        """Take what `to_keep` gave when the model was exported; ignore what does not fit."""
+        """Take what `to_keep` gave when this user exported the model; ignore what does not fit."""
 
 
 def runs_by_default(op: SubgraphOp | None) -> bool:
@@ -348,12 +348,7 @@ class Keeper(Protocol):
 
 
 class KeptFile(Protocol):
-    """A file that is being imported, as an op sees it."""
-
-    @property
-    def own(self) -> bool:
-        """Whether this user's own processes have written it; else it may say anything."""
-        ...
+    """A file of this user's own that is being imported, as an op sees it."""
 
     def array(self, told: Any) -> Array:
         """Return what `Keeper.array` or `Keeper.weight` has put there."""

@@ -246,17 +246,21 @@ def lies() -> list[Any]:
     return changes
 
 
+@pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("number", range(len(lies())))
-def test_headers_that_lie_with_right_checksums(core: sg.Core, number: int) -> None:
+def test_headers_that_lie_with_right_checksums(
+    core: sg.Core, number: int, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blob = exported(core.compile_model(net(), "REFERENCE"))
     size = struct.unpack_from("<Q", blob, 16)[0]
     start = PROLOGUE + size
     header = json.loads(blob[PROLOGUE:start])
     lies()[number](header)
-    header.pop("body")
     writer = BlobWriter()
     writer.add(blob[start:])
     stream = io.BytesIO()
+    if not own:
+        monkeypatch.setattr("subgraph.blob.signature", lambda *_: bytes(32))
     writer.write(header, stream)
     stream.seek(0)
     try:
@@ -318,24 +322,10 @@ def test_the_checksum_sees_every_changed_byte(data: bytes, draw: st.DataObject) 
     assert digest(data + b"\0") != before
 
 
-@pytest.mark.parametrize("unit", [1, 64, 512, 509 * 64])  # word, sector, page, block
-def test_the_checksum_sees_what_changed_places(unit: int) -> None:
-    size = 509 * 64 * 4
-    words = np.random.default_rng(0).integers(0, 1 << 63, size, dtype=np.uint64)
-    before = digest(words)
-    for a, b in ((0, 1), (0, 2), (1, 3), (0, 509), (0, 512), (5, 700)):
-        if unit * (max(a, b) + 1) > size or (unit == 1 and (b - a) % 509 == 0):
-            continue
-        swapped = words.copy()
-        swapped[a * unit : (a + 1) * unit] = words[b * unit : (b + 1) * unit]
-        swapped[b * unit : (b + 1) * unit] = words[a * unit : (a + 1) * unit]
-        assert digest(swapped) != before
-
-
 def test_the_checksum_sees_a_change_in_every_part_of_a_large_file() -> None:
-    data = bytearray(np.random.default_rng(0).bytes(8 * 509 * 64 * 70 + 1000))
+    data = bytearray(np.random.default_rng(0).bytes(5 * (1 << 22) + 1000))
     before = digest(data)
-    for position in (0, len(data) // 3, 8 * 509 * 64 * 64, len(data) - 1001, len(data) - 1):
+    for position in (0, len(data) // 3, 1 << 22, len(data) - 1001, len(data) - 1):
         data[position] ^= 16
         assert digest(data) != before
         data[position] ^= 16

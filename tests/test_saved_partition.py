@@ -519,7 +519,7 @@ class ExportedOp(CountingOp):
     """Says what an exported model keeps of it."""
 
     table: Array | None = None
-    trusted = False
+    restored = 0
 
     def prepare(self) -> None:
         self.table = np.arange(5, dtype=np.float32)
@@ -528,7 +528,7 @@ class ExportedOp(CountingOp):
         return {"table": file.array(self.table)}
 
     def restore(self, kept: Mapping[str, Any], file: Any) -> None:
-        self.trusted = file.own
+        type(self).restored += 1
         self.table = file.array(kept["table"])
 
 
@@ -544,13 +544,21 @@ def exported(graph: sg.Graph, device: str) -> bytes:
 
 
 @pytest.mark.parametrize("device", ["REFERENCE", "CPU"])
-def test_ops_that_say_how_take_part_in_an_export(device: str) -> None:
+@pytest.mark.parametrize("own", [True, False])
+def test_ops_that_say_how_take_part_in_an_export(
+    device: str, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they have kept is given to them only from a file that this user has signed."""
+    if not own:
+        monkeypatch.setattr("subgraph.blob.signature", lambda *_: bytes(32))
     sg.register_property("test_exported", Exported)
+    restored = ExportedOp.restored
     try:
         data = exported(sg.optimize_for(network(), "test_exported"), device)
         model = sg.import_model(data, device)
     finally:
         PROPERTIES.unregister("test_exported")
+    assert ExportedOp.restored == restored + 2 * own
     made = [node.op for node in model.graph.nodes if isinstance(node.op, ExportedOp)]
     assert len(made) == 2
     before = CountingOp.calls

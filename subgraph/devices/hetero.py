@@ -54,7 +54,9 @@ class HeteroOptions(DeviceOptions):
         "requests a second, in one stage for each device (STAGES)",
         values=("PRIORITY", "COST", "STAGES"),
     )
-    PROFILE: str = option("", "file with measured times, for PLACEMENT=COST and STAGES")
+    PROFILE: str = option(
+        "", "file with measured times, for PLACEMENT=COST and STAGES", saved=False
+    )
     TRANSFER_LATENCY: float = option(
         0.0, "seconds that one transfer takes; 0: as measured in PROFILE", minimum=0
     )

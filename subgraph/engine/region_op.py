@@ -327,7 +327,7 @@ class CpuSubgraphOp(SubgraphOp):
             guards = tuple((by_name[name], by_name[name].version) for name in kept["guards"])
             if isinstance(kept.get("nodes"), list):
                 self._kept = (kept, guards)
-        if file.own and not guard_pages.MODE and kept.get("options") == self._plan_options:
+        if not guard_pages.MODE and kept.get("options") == self._plan_options:
             told = (read_program(each, file, self.parameters) for each in kept["programs"])
             self._programs = [program for program in told if program is not None]
 
