@@ -16,7 +16,8 @@ from subgraph.errors import ShapeError
 from subgraph.graph import Graph, Node, Value
 from subgraph.known_values import dims_of, from_array, propagate, to_array
 from subgraph.op import infer_types, scanned_inputs
-from subgraph.subgraph_op import DefaultSubgraphOp, output_types, runs_by_default, says_types
+from subgraph.op_checks import output_types, says_types
+from subgraph.subgraph_op import DefaultSubgraphOp, runs_by_default
 from subgraph.types import Dim, OptionalType, SequenceType, Shape, TensorType, ValueType
 
 Array = np.ndarray[Any, Any]
