@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
@@ -389,5 +390,7 @@ class _Files:
                     os.replace(hidden, target)
         finally:
             for file, hidden, _ in self._open:
-                file.close()
-                hidden.unlink(missing_ok=True)
+                with suppress(OSError):  # of a full disk: it has been said
+                    file.close()
+                with suppress(OSError):
+                    hidden.unlink(missing_ok=True)

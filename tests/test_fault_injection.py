@@ -22,6 +22,11 @@ import attrs
 import numpy as np
 import pytest
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None
+
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine import objectcache, toolchain
@@ -324,6 +329,27 @@ def test_one_call_fails(name: str, fault: str, most: int, tmp_path: Path) -> Non
         if what := _check(scene, fault, number, tmp_path / str(number)):
             wrong.append(f"call {number} of {calls}: {what}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.skipif(resource is None, reason="files cannot be limited on this system")
+@pytest.mark.parametrize("most", [0, 1, 100, 1000, 5000])
+@pytest.mark.parametrize(
+    "name", ["save_a_file", "export_a_model", "compile_into_a_folder", "use_the_kernel_cache"]
+)
+def test_the_disk_is_full_after_some_bytes(name: str, most: int, tmp_path: Path) -> None:
+    assert resource is not None
+    scene = SCENARIOS[name]
+    prepared = scene.prepare(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        assert scene.run(prepared)
+    except sg.FileError:
+        assert name != "use_the_kernel_cache", "what is not kept is compiled again"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert _temporary(tmp_path) == []
+    assert scene.run(prepared)
 
 
 def test_calls_are_counted_and_one_fails(tmp_path: Path) -> None:

@@ -46,7 +46,11 @@ def fuzz(target: str, folder: Path, seconds: float, seed: int) -> Total:
     while (left := end - time.monotonic()) > 1:
         options = f"--folder {folder} --seconds {int(min(left, _ROUND_SECONDS)) + 1} --seed {seed}"
         command = [sys.executable, "-m", "fuzz_native.worker", target, *options.split()]
-        environment = {**os.environ, "SUBGRAPH_CACHE_DIR": str(folder.resolve() / "cache")}
+        environment = {
+            "SUBGRAPH_GUARD": ("end", "begin")[seed % 2],  # what touches a guard page dies
+            **os.environ,
+            "SUBGRAPH_CACHE_DIR": str(folder.resolve() / "cache"),
+        }
         with open(folder / f"{target}.log", "ab") as log:
             worker = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             _, status, usage = os.wait4(worker.pid, 0)

@@ -67,7 +67,8 @@ def run(data: bytes) -> None:
         models = [_shared(number, shapes, device) for device in ("REFERENCE", "CPU")]
     given = [item for k, item in enumerate(inputs) if k not in kept]
     expected, got = (_ended(model, given) for model in models)
-    _compare(case.name, expected, got)
+    model, _ = case.load()
+    _compare(f"{model.graph.node[0].op_type}", expected, got, case.name)
 
 
 def _changed(item: Any, draw: Draw) -> Any:
@@ -153,28 +154,30 @@ def _ended(model: Any, given: Sequence[Any]) -> Any:
         return error
 
 
-def _compare(name: str, expected: Any, got: Any) -> None:
+def _compare(name: str, expected: Any, got: Any, case: str) -> None:
     refused = [isinstance(ended, sg.SubgraphError) for ended in (expected, got)]
     if all(refused):
         return
     if any(refused):
         who, why = ("REFERENCE", expected) if refused[0] else ("CPU", got)
-        raise Finding(f"{name}: only {who} refuses; {type(why).__name__}: {why}")
+        raise Finding(f"{name}: only {who} refuses; {case}: {type(why).__name__}: {why}")
     for one, other in zip(expected, got, strict=True):
-        _compare_values(name, one, other)
+        _compare_values(name, one, other, case)
 
 
-def _compare_values(name: str, one: Any, other: Any) -> None:
+def _compare_values(name: str, one: Any, other: Any, case: str) -> None:
     if not isinstance(one, np.ndarray):
         return
     if one.shape != other.shape or one.dtype != other.dtype:
-        raise Finding(f"{name}: other type; {other.dtype}{other.shape}, not {one.dtype}{one.shape}")
+        types = f"{other.dtype}{other.shape}, not {one.dtype}{one.shape}"
+        raise Finding(f"{name}: other type; {case}: {types}")
     if one.dtype.kind in "OSU":
         if one.tolist() != other.tolist():
-            raise Finding(f"{name}: other strings")
+            raise Finding(f"{name}: other strings; {case}")
         return
     close = one.astype(np.float64), other.astype(np.float64)
     tolerance = 1e-2 if one.dtype.itemsize <= 2 else 1e-3
     scale = float(np.nanmax(np.abs(close[0]), initial=1.0, where=np.isfinite(close[0])))
     if not np.allclose(*close, tolerance, tolerance * scale, equal_nan=True):
-        raise Finding(f"{name}: other values; {other.reshape(-1)[:8]}, not {one.reshape(-1)[:8]}")
+        values = f"{other.reshape(-1)[:8]}, not {one.reshape(-1)[:8]}"
+        raise Finding(f"{name}: other values; {case}: {values}")
