@@ -237,6 +237,11 @@ def check_values(node: Node, values: Sequence[Any]) -> None:
         rule.check(node, operands)
 
 
+def has_requirement(node: Node) -> bool:
+    """Return whether the node's operator declares what its operands must satisfy."""
+    return bool(_rules_of(node))
+
+
 def _rules_of(node: Node) -> list[Rule]:
     """Return the rule of a node's operator, and what the body it stands in requires of it."""
     keys = [f"{node.domain}::{node.op_type}" if node.domain else node.op_type]

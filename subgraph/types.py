@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from functools import cache
 from operator import index
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 import numpy as np
 
 from subgraph.errors import ShapeError
-from subgraph.traced import is_traced
+from subgraph.traced import Traced, is_traced
 
 Dim = int | str | None
 Shape = tuple[Dim, ...]
@@ -55,6 +55,9 @@ ONNX_DTYPE = MappingProxyType(
     }
 )
 DTYPE_OF_ONNX = MappingProxyType({number: name for name, number in ONNX_DTYPE.items()})
+_PLAIN = frozenset({int})
+# Types of the dimensions that are numbers, once a shape is made.
+_NUMBERS = frozenset({int, Traced})
 _ALIASES = {"float": "float32", "double": "float64", "half": "float16", "str": "string"}
 
 
@@ -110,14 +113,20 @@ def dtype_of(array: np.ndarray[Any, Any]) -> str:
     return _dtype_name(array.dtype)
 
 
+def _is_plain(dims: Any) -> TypeGuard[tuple[int, ...]]:
+    return type(dims) is tuple and _PLAIN.issuperset(map(type, dims)) and min(dims, default=0) >= 0
+
+
 def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
     if dims is None:
         return None
+    if _is_plain(dims):
+        return dims  # nearly all are
     if isinstance(dims, str) or not hasattr(dims, "__iter__"):
         raise ShapeError(f"shape {dims!r} is not a list of dimensions; for one write ({dims!r},)")
     out: list[Dim] = []
     for dim in dims:
-        if type(dim) is int and dim >= 0:  # nearly all are
+        if type(dim) is int and dim >= 0:
             out.append(dim)
         elif dim is None or isinstance(dim, str):
             out.append(dim or None)
@@ -150,7 +159,7 @@ class TensorType:
     @property
     def is_static(self) -> bool:
         """Whether every dimension is a number."""
-        return self.shape is not None and all(isinstance(dim, int) for dim in self.shape)
+        return self.shape is not None and _NUMBERS.issuperset(map(type, self.shape))
 
     def __str__(self) -> str:
         if self.shape is None:

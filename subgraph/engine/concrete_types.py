@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,10 +27,9 @@ _ZERO_POINTS = 1 << 16
 
 def concrete(type_: TensorType) -> tuple[int, ...]:
     """Return the shape of a type all of whose dimensions are numbers."""
-    shape = type_.shape
-    if shape is None or not type_.is_static:
+    if not type_.is_static:
         raise ShapeError(f"{type_} is not a concrete type")
-    return tuple(dim for dim in shape if isinstance(dim, int))
+    return cast("tuple[int, ...]", type_.shape)
 
 
 def infer_concrete(

@@ -33,7 +33,7 @@ from subgraph.known_values import settled
 from subgraph.op import operator_key
 from subgraph.parameters import Parameter
 from subgraph.registry import Files, Registry, defined_at
-from subgraph.types import numpy_dtype
+from subgraph.types import TensorType, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 Layout = Literal["plain", "blocked"]
@@ -126,6 +126,15 @@ class Operand:
     lanes: int = 1
     derived: Weight | None = None
     form: tuple[str, float] | None = None
+    _type: TensorType | None = attrs.field(default=None, init=False, repr=False)
+
+    @property
+    def type(self) -> TensorType:
+        """Its logical type."""
+        found = self._type
+        if found is None or found.shape is not self.shape:
+            found = self._type = TensorType(self.dtype, self.shape)
+        return found
 
     @property
     def constant(self) -> bool:

@@ -53,7 +53,7 @@ from subgraph.limits import (
     size_in_bytes,
 )
 from subgraph.parameters import Parameter, Versions
-from subgraph.requirements import check_operands
+from subgraph.requirements import check_operands, has_requirement
 from subgraph.types import TensorType, ValueType, numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -197,6 +197,7 @@ class Planner:
         self.guards: dict[Parameter, int] = {}
         self.lowerings: list[Lowering] = []
         self.kept: dict[Hashable, Scratch] = {}
+        self.memory_limit = memory_limit()
         self.computed: list[Any] = []  # what was computed ahead
         self.derived_bytes = 0  # of that, and of weights that are to be computed from weights
         self.branch_depth = 0  # branches of Ifs that may be skipped around what is planned now
@@ -313,7 +314,7 @@ class Planner:
         )
 
     def _check_total(self, count: int) -> None:
-        if count > memory_limit():
+        if count > self.memory_limit:
             check_memory(count, f"graph {self.graph.name!r}, for what lives at a time in it,")
 
     def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
@@ -369,9 +370,10 @@ class Planner:
                 if result is not None:
                     self.operands[value] = constant(value.name, result)
             return True
-        types = self._infer(node, inputs)
+        # What the node gives is compared with this when it is made (`derive`).
+        types = [value.type for value in node.outputs]
         if not all(isinstance(t, TensorType) and t.is_static for t in types):
-            types = [value.type for value in node.outputs]
+            types = self._infer(node, inputs)
         if not all(isinstance(t, TensorType) and t.is_static for t in types):
             return False
         for k, (value, type_) in enumerate(zip(node.outputs, types, strict=True)):
@@ -400,7 +402,7 @@ class Planner:
         return results
 
     def _infer(self, node: Node, inputs: Sequence[Operand | None]) -> list[ValueType | None]:
-        types = [None if o is None else TensorType(o.dtype, o.shape) for o in inputs]
+        types = _types_of(inputs)
         known = [
             to_array(self._partial(v), t) if v is not None else None
             for v, t in zip(node.inputs, types, strict=True)
@@ -416,8 +418,7 @@ class Planner:
         """Return the outputs with concrete types; None when their values became known."""
         partials = self._partials(node, inputs)
         types = self._infer(node, inputs)
-        given = [None if o is None else TensorType(o.dtype, o.shape) for o in inputs]
-        partial = known_concrete(node, partials, given)
+        partial = known_concrete(node, partials, _types_of(inputs))
         self.partial[node.outputs[0]] = partial
         first = to_array(partial, types[0])
         if first is not None and len(node.outputs) == 1:
@@ -434,7 +435,7 @@ class Planner:
         return outputs
 
     def _check_size(self, node: Node, count: int) -> None:
-        if count > memory_limit():
+        if count > self.memory_limit:
             check_memory(count, f"node {node.name!r} ({node.op_type})")
 
     def _value_inputs(self, *values: Value | None) -> list[int]:
@@ -469,7 +470,7 @@ class Planner:
         try:
             rule = self.options.lowering.rule_of(node)
             _check_dtype(node, rule, inputs)
-            if node.subgraph is not None:
+            if node.subgraph is not None and has_requirement(node):
                 _check_fused(node, inputs)
             low = self._attempt(node, rule, inputs, outputs)
         except Unsupported as reason:
@@ -632,6 +633,10 @@ def mentioned(item: Item) -> list[Storage]:
     return found
 
 
+def _types_of(operands: Sequence[Operand | None]) -> list[TensorType | None]:
+    return [None if operand is None else operand.type for operand in operands]
+
+
 def _check_dtype(node: Node, rule: LoweringRule, inputs: Sequence[Operand | None]) -> None:
     first = next((o for o in inputs if o is not None), None)
     if rule.dtypes is not None and first is not None and first.dtype not in rule.dtypes:
@@ -647,8 +652,7 @@ def _check_fused(node: Node, inputs: Sequence[Operand | None]) -> None:
     Raises:
         Unsupported: an operand does not fit; the node's own nodes take it.
     """
-    types = [None if o is None else TensorType(o.dtype, o.shape) for o in inputs]
     try:
-        check_operands(node, types, [None if o is None else o.known for o in inputs])
+        check_operands(node, _types_of(inputs), [None if o is None else o.known for o in inputs])
     except ShapeError as error:
         raise Unsupported(f"the fused form does not hold: {error}") from error
