@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import random
 import struct
 import tempfile
 import traceback
@@ -193,6 +194,57 @@ def test_limits_hold_for_a_foreign_file(core: sg.Core) -> None:
     data = exported(core.compile_model(net(), "CPU"))
     with pytest.raises(sg.LimitError):
         core.import_model(forged(data, unchanged, KEY), "CPU", {"COMPILE_TIMEOUT": 1e-9})
+
+
+def paths_in(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield where the values of a header stand."""
+    if path:
+        yield path
+    if isinstance(table, (dict, list)):
+        for key, value in table.items() if isinstance(table, dict) else enumerate(table):
+            yield from paths_in(value, (*path, key))
+
+
+# fmt: off
+STRANGE: list[Any] = [
+    None, 0, -1, 1 << 40, 1e308, "", "x", "../x", [], {}, [[]], True, "CPU", "MULTI:CPU",
+    "HETERO:", "HETERO:CPU,CPU", {"offset": 0, "size": 0},
+]
+# fmt: on
+
+
+def strange(rng: random.Random, header: dict[str, Any], body: bytearray) -> None:
+    """Change what a header says, or bytes of the graph."""
+    model = dict(header["model"])
+    for _ in range(rng.choice([0, 1, 2])):
+        *above, last = rng.choice(list(paths_in(header)))
+        table: Any = header
+        for key in above:
+            table = table[key]
+        if isinstance(table, dict) and rng.random() < 0.2:
+            del table[last]
+        else:
+            table[last] = rng.choice(STRANGE)
+    for _ in range(rng.choice([0, 1, 2, 5])):
+        place = model["offset"] + rng.randrange(model["size"])
+        body[place] = rng.choice([body[place] ^ 1 << rng.randrange(8), 0, 255])
+
+
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU", "HETERO:CPU,REFERENCE"])
+def test_strange_files_are_clean_errors_or_models(core: sg.Core, device: str) -> None:
+    """Lengths and hashes are right, so that what is read is what is strange."""
+    data = exported(core.compile_model(net(), device))
+    rng = random.Random(device)
+    imported = 0
+    for _ in range(100):
+        stream = forged(data, lambda header, body: strange(rng, header, body), KEY)
+        try:
+            model = core.import_model(stream, rng.choice(["", device, "CPU"]))
+            imported += 1
+            model({port.name: X for port in model.inputs})
+        except sg.SubgraphError:
+            continue
+    assert 0 < imported < 100
 
 
 @pytest.mark.parametrize("device", ["HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE"])
