@@ -16,6 +16,7 @@ from .packing import narrowed, pack_blocks, pack_matrices, pack_winograd, pack_w
 from .tile_planning import Array, Tiles, round_up
 
 Triple = tuple[int, int, int]
+_STEP = 64  # elements: a stride for which kernels may set memory aside, whatever the image
 
 
 @attrs.frozen
@@ -202,9 +203,6 @@ def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
     groups = int(node.attrs.get("group", 1))
     kernel = w.shape[2:]
     before = pads_before(node, x.shape[2:], y.shape[2:], kernel)
-    # Along an axis with one tap nothing is dilated.
-    given = ints(node, "dilations", rank, 1)
-    dilations = [d if k > 1 else 1 for d, k in zip(given, kernel, strict=True)]
     return Geometry(
         x.shape[0],
         groups,
@@ -213,10 +211,23 @@ def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
         triple(x.shape[2:], 1),
         triple(y.shape[2:], 1),
         triple(kernel, 1),
-        triple(ints(node, "strides", rank, 1), 1),
-        triple(dilations, 1),
+        triple(steps(ints(node, "strides", rank, 1), y.shape[2:]), 1),
+        # Along an axis with one tap nothing is dilated.
+        triple(steps(ints(node, "dilations", rank, 1), kernel, 1), 1),
         triple(before, 0),
     )
+
+
+def steps(given: Sequence[int], counts: Sequence[int], most: int = _STEP) -> list[int]:
+    """Return strides, or dilations, 1 along axes with one place alone, where they mean nothing.
+
+    Args:
+        given: The strides.
+        counts: How many places there are along each axis.
+        most: Strides up to here are kept: smaller ones lead nowhere.
+    """
+    pairs = zip(given, counts, strict=True)
+    return [step if step <= most or count > 1 else 1 for step, count in pairs]
 
 
 def merged(g: Geometry, lanes: int) -> int:

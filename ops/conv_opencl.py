@@ -40,6 +40,7 @@ _WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool"
 _BYTES = {"int8": "-128", "uint8": "0"}  # with the least of them
 _FEW = 16  # weights of an output channel below which a product is not worth its panels
 _LINE = 16
+_FAR = 1 << 30  # elements along a dimension: sums of two such numbers have 32 bits
 _PIXELS = 1 << 26  # elements of panels at a time
 
 
@@ -107,7 +108,19 @@ def convolve(low: ClLowering, job: Convolution) -> None:
 
 
 def sizes_of(g: Geometry) -> list[int]:
-    """Return the arguments SIZES of the kernels."""
+    """Return the arguments SIZES of the kernels.
+
+    Raises:
+        Unsupported: places of windows may be more than the kernels count in 32 bits.
+    """
+    for k in range(3):
+        first, last = g.pads[k], g.reach(k, g.target[k] + _LINE) + g.source[k]
+        if not -_FAR < first < _FAR or last >= _FAR:
+            raise Unsupported(f"windows over {last} elements, pads of {first}")
+    return _listed(g)
+
+
+def _listed(g: Geometry) -> list[int]:
     sizes = (g.source, g.target, g.kernel, g.strides, g.dilations, g.pads)
     return [value for triple_ in sizes for value in triple_]
 
@@ -170,7 +183,8 @@ def _product(low: ClLowering, job: Convolution) -> None:
 
 def _window(g: Geometry) -> list[int]:
     """Return the arguments of the GPU's kernel that tell which pixel a row of B is."""
-    return [*g.source, *g.target[1:], *g.kernel, *g.strides, *g.dilations, *g.pads]
+    sizes = sizes_of(g)
+    return [*sizes[:3], *sizes[4:]]
 
 
 @cl_lowering("ConvTranspose")
@@ -202,7 +216,7 @@ def conv_transpose(node: Node, low: ClLowering) -> None:
         y.dtype, CONVOLUTION=1, **{name: text}, BIAS=int(bias is not None), RESIDUAL=0
     )
     words: Words = [y.size, x, w, y, bias or y, number(y.dtype, p), number(y.dtype, q)]
-    words += [groups, g.inputs, g.outputs, *sizes_of(g)]
+    words += [groups, g.inputs, g.outputs, *_listed(g)]
     flops = 2 * g.images * groups * g.inputs * g.outputs * g.taps * math.prod(g.source)
     low.launch(source, "transposed", words, *line(low, y.size), flops=flops)
     settle(low, y, out)

@@ -41,6 +41,9 @@ from .packing import pack_blocks
 from .tile_planning import FLOATS, Activation, Array, Tiles, activation, grain, tiles
 from .unfold_cpu import emit_sums
 
+# Combinations of phases: each is a step with weights of its own, which take time to plan.
+_MOST_PHASES = 4096
+
 
 @attrs.frozen
 class Phase:
@@ -156,6 +159,9 @@ def conv_transpose(node: Node, low: Lowering) -> None:
         x.shape[0], groups, x.shape[1] // groups, w.shape[1], source, target, kernel,
         strides, dilations, pads,
     )  # fmt: skip
+    if math.prod(map(min, strides, target)) > _MOST_PHASES:
+        _columns(node, low, x, w, bias, y)
+        return
     together = merged(sizes, of.lanes)
     per_axis = [phases(target[i], kernel[i], strides[i], dilations[i], pads[i]) for i in range(3)]
     if kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
@@ -205,7 +211,7 @@ def _columns(
     node: Node, low: Lowering, x: Operand, w: Operand, bias: Operand | None, y: Operand
 ) -> None:
     """Lower to a product in the plain layout, whose columns then add up to the image."""
-    if "blocked" in (x.layout, y.layout) or not x.size:
+    if "blocked" in (x.layout, y.layout) or not x.size or node.attrs.get("activation"):
         raise Unsupported("weights of a transposed convolution that are computed at run time")
     rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
     inputs, each = x.shape[1] // groups, w.shape[1]

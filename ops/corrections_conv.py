@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference
 from subgraph.reference import standard, variant
@@ -29,8 +28,6 @@ def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     x, weight = inputs[:2]
     rank = x.ndim - 2
     size = [int(n) for n in wanted][-rank:]
-    if rank < 1 or len(size) != rank or min(size) < 0:
-        raise ShapeError(f"output_shape {list(wanted)} does not fit an input of shape {x.shape}")
     whole = _grouped(variant(node, drop=_SHAPING), [x, weight])
     extra = [int(n) for n in node.attrs.get("output_padding") or [0] * rank]
     upper = node.attrs.get("auto_pad") in ("SAME_UPPER", b"SAME_UPPER")
@@ -55,8 +52,6 @@ def _grouped(node: Node, inputs: Sequence[Any]) -> Array:
         return only
     x, weight = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
-    if groups < 1 or x.ndim < 3 or x.shape[1] % groups or weight.shape[0] != x.shape[1]:
-        raise ShapeError(f"{groups} groups do not fit inputs {x.shape} and weights {weight.shape}")
     single = variant(node, group=1)
     each, made = x.shape[1] // groups, weight.shape[1]
     parts: list[Any] = []

@@ -94,15 +94,9 @@ def _windows(node: Node, x: Array) -> Windows:
     sizes = x.shape[2:]
     rank = len(sizes)
     kernel = tuple(given["kernel_shape"])
-    if len(kernel) != rank or rank == 0:
-        raise ShapeError(f"kernel_shape {kernel} does not fit an input of shape {x.shape}")
     strides = tuple(given.get("strides") or (1,) * rank)
     dilations = tuple(given.get("dilations") or (1,) * rank)
     pads = list(given.get("pads") or (0,) * 2 * rank)
-    if len(strides) != rank or len(dilations) != rank or len(pads) != 2 * rank:
-        raise ShapeError(f"strides, dilations or pads do not fit {rank} spatial axes")
-    if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
-        raise ShapeError("kernel_shape, strides and dilations must be positive, pads not negative")
     auto = str(given.get("auto_pad") or "NOTSET")
     counts: list[int] = []
     for k, size in enumerate(sizes):
@@ -120,7 +114,7 @@ def _windows(node: Node, x: Array) -> Windows:
             # A window that would begin behind the input, in its padding, is none.
             if given.get("ceil_mode") and (count - 1) * strides[k] >= size + pads[k]:
                 count -= 1
-        counts.append(max(count, 0))
+        counts.append(count)
     before, after = tuple(pads[:rank]), tuple(pads[rank:])
     return Windows(kernel, strides, dilations, before, after, tuple(counts), sizes)
 
@@ -132,7 +126,7 @@ def average_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     windows = _windows(node, x)
     total = windows.over(x, 0).sum(axis=windows.inside, dtype=np.float64)
     covered = windows.covered(bool(attributes(node).get("count_include_pad")))
-    return [(total / np.maximum(covered, 1)).astype(x.dtype)]
+    return [(total / covered).astype(x.dtype)]
 
 
 @reference("LpPool")
@@ -192,8 +186,6 @@ def max_roi_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     x, rois = inputs
     height, width = (int(size) for size in node.attrs["pooled_shape"])
     scale = float(attributes(node)["spatial_scale"])
-    if x.ndim != 4 or rois.ndim != 2 or rois.shape[1] != 5:
-        raise ShapeError(f"input {x.shape} and regions {rois.shape} need 4 and 2 x 5 dimensions")
     result = np.zeros((rois.shape[0], x.shape[1], height, width), x.dtype)
     for number, roi in enumerate(rois.astype(np.float64)):
         image = int(roi[0])
@@ -216,15 +208,9 @@ def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]
     return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in zip(starts, ends, strict=True)]
 
 
-_MOST_SAMPLES = 1 << 10
-
-
 @reference("RoiAlign")
 def roi_align(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """RoiAlign; opset 10 means output_half_pixel, and endless sampling is refused."""
-    given = attributes(node)
-    if int(given["sampling_ratio"]) > _MOST_SAMPLES:
-        raise ShapeError(f"sampling_ratio {given['sampling_ratio']} is more than {_MOST_SAMPLES}")
+    """RoiAlign; opset 10 means output_half_pixel."""
     if node.version < 16:
         mode = "output_half_pixel"
         return standard(variant(node, version=16, coordinate_transformation_mode=mode), inputs)

@@ -2,7 +2,8 @@
 
 onnx.reference takes Resize-10's scales for a region of interest, has only whole factors of nearest
 for Upsample, knows the modes of GridSample by their names of opset 20 only, and refuses the
-negative pads by which Pad crops. It takes sizes in double precision, where 0.7 times 10 is below 7.
+negative pads by which Pad crops, and negative axes of Resize or a region that means nothing. It
+takes sizes in double precision, where 0.7 times 10 is below 7.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if inputs[0].size == 0:
         raise ShapeError("the input has no elements")
     given += [None] * (4 - len(given))
+    if attributes(node)["coordinate_transformation_mode"] != "tf_crop_and_resize":
+        given[1] = None
+    rank = inputs[0].ndim
+    axes = [int(axis) % rank for axis in node.attrs.get("axes") or range(rank)]
     if given[2] is not None:
-        axes: Sequence[Any] = node.attrs.get("axes") or range(inputs[0].ndim)
-        given[2] = _exact(given[2], [inputs[0].shape[int(axis)] for axis in axes])
-    return standard(node, given)
+        given[2] = _exact(given[2], [inputs[0].shape[axis] for axis in axes])
+    return standard(variant(node, axes=axes) if "axes" in node.attrs else node, given)
 
 
 def _exact(scales: Array, sizes: Sequence[int]) -> Array:

@@ -41,12 +41,13 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
 from subgraph.requirements import Tensor, require_dtype, require_shape, requires
 from subgraph.types import TensorType, ValueType
 
-from .windows import convolution
+from .windows import convolution, pool_operands, require_filter_numbers, require_filters
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "subgraph.cpu"
@@ -84,6 +85,33 @@ def fused_conv_operands(
     own = convolution(node, [TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)], ())[0]
     assert isinstance(own, TensorType), "a convolution gives a tensor"
     require_shape("R", r, [dim for dim in own.shape or () if isinstance(dim, int)], "the result's")
+
+
+@requires("FusedQLinearConv", domain=DOMAIN)
+def fused_qlinear_conv_operands(node: Node, x: Tensor, *others: Tensor | None) -> None:
+    """Raise ShapeError unless filters, scales, zero points and bias fit, as `ops.qlinear_cpu`."""
+    x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale = (
+        *others[:9],
+        *(None,) * (9 - len(others)),
+    )
+    if w is None:
+        raise ShapeError("the filters are missing")
+    require_filters(node, x, w, bias)
+    singles = (x_scale, x_zero, y_scale, y_zero)
+    for name, given in zip(("x_scale", "x_zero", "y_scale", "y_zero"), singles, strict=True):
+        require_filter_numbers(name, given, 1)
+    for name, given in (("w_scale", w_scale), ("w_zero", w_zero), ("b_scale", bias_scale)):
+        require_filter_numbers(name, given, w.shape[0])
+
+
+requires("FusedQMaxPool", domain=DOMAIN)(pool_operands)
+
+
+@requires("BatchNormScale", "ScaledShift", domain=DOMAIN)
+def factors(node: Node, first: Tensor, *others: Tensor | None) -> None:
+    """Raise ShapeError unless all operands have a number for each channel."""
+    for given in others:
+        require_shape("an operand", given, first.shape, "as many as the first has")
 
 
 @shape_rule("BatchNormScale", "ScaledShift", domain=DOMAIN)

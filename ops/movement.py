@@ -462,28 +462,3 @@ def pad(node: Node, types: Types, values: Values) -> list[ValueType | None]:
         elif before or after:
             dims[place] = None
     return [TensorType(x.dtype, dims)]
-
-
-@shape_rule("DepthToSpace", "SpaceToDepth")
-def blocks_of_pixels(node: Node, types: Types, values: Values) -> list[ValueType | None]:
-    """Move a square of pixels into the channels, or back."""
-    x = tensor(types[0])
-    if x is None or x.shape is None:
-        return _unknown(x, 4)
-    if len(x.shape) != 4:
-        raise ShapeError(f"an image has 4 dimensions, not {len(x.shape)}")
-    size = int(node.attrs["blocksize"])
-    batch, channels, *space = x.shape
-    if node.op_type == "SpaceToDepth":
-        deep = product((channels, size * size))
-        return [TensorType(x.dtype, [batch, deep, *(_divided(dim, size) for dim in space)])]
-    wide = [product((dim, size)) for dim in space]
-    return [TensorType(x.dtype, [batch, _divided(channels, size * size), *wide])]
-
-
-def _divided(dim: Dim, parts: int) -> Dim:
-    if not isinstance(dim, int):
-        return dim if parts == 1 else None
-    if dim % parts:
-        raise ShapeError(f"dimension {dim} is no multiple of {parts}")
-    return dim // parts

@@ -8,7 +8,7 @@ from subgraph.engine.kernel import Kernel
 from subgraph.engine.lowering import Layout, Lowering, Operand, Unsupported, Word, lowering
 from subgraph.graph import Node
 
-from .conv_geometry import Geometry, auto_pad, ints, pads_before, triple
+from .conv_geometry import Geometry, auto_pad, ints, pads_before, steps, triple
 from .layout_turns import blocked, blocked_target, settle
 from .tile_planning import FLOATS, Tiles, grain, round_up, tiles
 
@@ -256,8 +256,8 @@ def pool_geometry(node: Node, x: Operand, y: Operand) -> Geometry:
         triple(x.shape[2:], 1),
         triple(y.shape[2:], 1),
         triple(kernel, 1),
-        triple(ints(node, "strides", rank, 1), 1),
-        triple(ints(node, "dilations", rank, 1), 1),
+        triple(steps(ints(node, "strides", rank, 1), y.shape[2:]), 1),
+        triple(steps(ints(node, "dilations", rank, 1), kernel), 1),
         triple(before, 0),
     )
 

@@ -27,6 +27,7 @@ _TILE = 8192  # elements of a unit
 _GATHERED = 4  # cost of an element that is gathered, against one beside the last
 # Vectors, by their lanes, from which picking neighbours costs less than gathering them.
 _VECTORS = {16: 4, 8: 1}
+_MOST_PLACES = 2**31 - 1  # tables of neighbours have 32 bits
 _CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 
 
@@ -65,7 +66,7 @@ def resize(node: Node, low: Lowering) -> None:
         return
     if x.size == 0:
         raise Unsupported(f"{node.op_type} of an empty tensor")
-    axes = [a for a in _axes(low, old) if not _is_identity(a, transform)]
+    axes = [a for a in _axes(low, old, transform) if not _is_identity(a, transform)]
     if not axes:
         low.alias(y, x)
     elif mode == "nearest":
@@ -85,12 +86,12 @@ def _content(low: Lowering, index: int) -> Array | None:
     return None if operand is None or operand.size == 0 else known(low, index)
 
 
-def _axes(low: Lowering, old: bool) -> list[Axis]:
+def _axes(low: Lowering, old: bool, transform: str) -> list[Axis]:
     """Return how each axis is resized."""
     node, x, y = low.node, low.given(0), low.output()
     stated = [normal_axis(int(a), x.rank) for a in node.attrs.get("axes") or range(x.rank)]
     scales = _scales(low, old, stated)
-    roi = None if old else _content(low, 1)
+    roi = _content(low, 1) if transform == "tf_crop_and_resize" else None
     found: list[Axis] = []
     for k, axis in enumerate(stated):
         region = (0.0, 1.0)
@@ -131,8 +132,9 @@ def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
     elif transform == "tf_crop_and_resize":
         part, last = a.end - a.start, a.size - 1
         middle = np.full(a.taken, part * last / 2)
-        at = middle if length == 1 else j * part * last / (length - 1)
-        at = at + a.start * (a.size - 1)
+        with np.errstate(invalid="ignore"):
+            at = middle if length == 1 else j * part * last / (length - 1)
+            at = at + a.start * (a.size - 1)
         outside = (at < 0) | (at > a.size - 1)
     elif transform == "pytorch_half_pixel" and length == 1:
         at = np.full(a.taken, -0.5)
@@ -142,7 +144,8 @@ def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
         at = shift + (j + 0.5) / a.scale - 0.5
     else:
         raise Unsupported(f"Resize with coordinate_transformation_mode {transform}")
-    return at, outside
+    # A region may begin at what is no number: tables of places hold numbers.
+    return np.nan_to_num(at, posinf=a.size, neginf=-1), outside
 
 
 def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str) -> None:
@@ -300,6 +303,8 @@ def _emit_blend(
     low: Lowering, x: Operand, y: Operand, a: Axis, taps: tuple[Array, Array, Array]
 ) -> None:
     places, weights, added = taps
+    if a.size > _MOST_PLACES:
+        raise Unsupported(f"Resize of {a.size} elements along an axis")
     dtype = numpy_dtype(x.dtype)
     used = np.flatnonzero(np.any(weights != 0, axis=1))
     places, weights = places[used], weights[used]

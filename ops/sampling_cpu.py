@@ -16,10 +16,10 @@ from .tile_planning import tiles
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _WORK = 2048  # pixels made that are worth a thread
-_MOST_SAMPLES = 1 << 10
 _MOST_SCRATCH = 1 << 26  # bytes of a thread, for the weights of a region
 _CHANNELS = 32  # that share the weights of a region, and make a unit
 _TABLE = 1024  # pixels around the places of a block
+_EXACT = 1 << 24  # whole numbers up to here are numbers of float32, in which places are clamped
 _TAPS = {"linear": 2, "cubic": 4}
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
@@ -46,10 +46,7 @@ def roi_align(node: Node, low: Lowering) -> None:
     usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
     half = text(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
     words: list[Word] = [given, regions, images, result, *x.shape, *y.shape[2:]]
-    ratio = int(node.attrs.get("sampling_ratio", 0))
-    if ratio > _MOST_SAMPLES:
-        raise Unsupported(f"RoiAlign with {ratio} samples along an axis of a bin")
-    words += [ratio]
+    words += [int(node.attrs.get("sampling_ratio", 0))]
     words += [float(node.attrs.get("spatial_scale", 1.0)), int(half)]
     bins = math.prod(y.shape[2:])
     grain = max(1, _WORK // (4 * bins))
@@ -99,7 +96,8 @@ def grid_sample(node: Node, low: Lowering) -> None:
     if y.size == 0:
         return
     rank = x.rank - 2
-    if x.size == 0 or not 1 <= rank <= 3 or math.prod(x.shape[2:]) >= 1 << 31:
+    large = math.prod(x.shape[2:]) >= 1 << 31 or any(n > _EXACT for n in x.shape[2:])
+    if x.size == 0 or not 1 <= rank <= 3 or large:
         raise Unsupported(f"GridSample of {x.shape}")
     given, result = _work(low, x, y)
     grid = low.given(1)

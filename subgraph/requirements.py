@@ -275,9 +275,9 @@ def require_shape(name: str, operand: Tensor | None, shape: Sequence[int], why: 
     """
     if operand is None:
         return
-    found = operand.shape
-    if len(found) != len(shape) or not all(a == b for a, b in zip(found, shape, strict=True)):
-        raise ShapeError(f"{name} has shape {list(found)}, {list(shape)} is needed: {why}")
+    if operand.shape != tuple(shape):
+        found = list(operand.shape)
+        raise ShapeError(f"{name} has shape {found}, {list(shape)} is needed: {why}")
 
 
 def require_dtype(name: str, operand: Tensor | None, *dtypes: str) -> None:
@@ -445,7 +445,36 @@ def whole_number(
     return number
 
 
-def numbers(node: Node, name: str, count: int, default: int, least: int | None = None) -> list[int]:
+def choice(node: Node, name: str, default: str, *allowed: str) -> str:
+    """Return an attribute that is one of some words.
+
+    Raises:
+        ShapeError: it is another word.
+    """
+    given = node.attrs.get(name, default)
+    word = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
+    if word not in allowed:
+        raise ShapeError(f"{name} is {word!r}; it must be one of {', '.join(allowed)}")
+    return word
+
+
+def known_numbers(operand: Tensor | None) -> list[int] | None:
+    """Return the whole numbers that an operand holds, None where they are not all known."""
+    if operand is None or operand.known is None:
+        return None
+    found: list[object] = operand.known.reshape(-1).tolist()
+    whole = [number for number in found if isinstance(number, int)]
+    return whole if len(whole) == len(found) else None
+
+
+def numbers(
+    node: Node,
+    name: str,
+    count: int,
+    default: int,
+    least: int | None = None,
+    most: int | None = None,
+) -> list[int]:
     """Return an attribute that has one number for each of ``count`` dimensions.
 
     Args:
@@ -454,16 +483,30 @@ def numbers(node: Node, name: str, count: int, default: int, least: int | None =
         count: How many numbers there must be.
         default: Each number where the attribute is left out or empty.
         least: The smallest number that is allowed; None: any.
+        most: The greatest number that is allowed; None: any.
 
     Raises:
-        ShapeError: there is another count of numbers, or one is too small.
+        ShapeError: there is another count of numbers, or one is outside these bounds.
     """
-    given = node.attrs.get(name)
+    return checked_numbers(name, node.attrs.get(name), count, default, least, most)
+
+
+def checked_numbers(
+    name: str,
+    given: Sequence[int] | None,
+    count: int,
+    default: int,
+    least: int | None = None,
+    most: int | None = None,
+) -> list[int]:
+    """As `numbers`, of an attribute's value."""
     if given is None or len(given) == 0:
         return [default] * count
     found = [int(number) for number in given]
     if len(found) != count:
         raise ShapeError(f"{name} is {found}, {len(found)} numbers where {count} are needed")
-    if least is not None and any(number < least for number in found):
+    if least is not None and min(found) < least:
         raise ShapeError(f"{name} is {found}; each must be at least {least}")
+    if most is not None and max(found) > most:
+        raise ShapeError(f"{name} is {found}; each must be at most {most}")
     return found

@@ -28,27 +28,12 @@ def test_an_unknown_size_fits_every_number() -> None:
         require_shape("bias", operand, (9, 5), "test")
 
 
-# Operators that kernels run and whose operands nobody has described yet: to become empty.
-NOT_YET = frozenset(
-    {
-        *("AffineGrid", "Attention", "AveragePool", "Col2Im", "Conv", "ConvInteger"),
-        *("ConvTranspose", "DeformConv", "DepthToSpace", "DequantizeLinear"),
-        *("DynamicQuantizeLinear", "Einsum", "GRU", "Gemm", "GlobalAveragePool"),
-        *("GlobalLpPool", "GlobalMaxPool", "GridSample", "LSTM", "LinearAttention"),
-        *("LpPool", "MatMul", "MatMulInteger", "MaxPool", "MaxRoiPool", "MaxUnpool"),
-        *("QLinearConv", "QLinearMatMul", "QuantizeLinear", "RNN", "Resize"),
-        *("RoiAlign", "RotaryEmbedding", "SpaceToDepth", "Upsample"),
-        "subgraph.cpu::QuantizedLSTM",
-    }
-)
-
-
 def test_every_operator_with_a_kernel_has_a_requirement() -> None:
     """A fused node needs none: each node of its inner graph is looked at."""
     lowered = {*LOWERINGS.names(), *CL_LOWERINGS.names()}
     fused = {name for name in lowered if name.startswith("subgraph.cpu::Fused")}
     missing = {name for name in lowered - fused if name not in REQUIREMENTS}
-    assert missing <= NOT_YET, "declare with @requires, beside the shape rule, what they need"
+    assert not missing, "declare with @requires, beside the shape rule, what they need"
 
 
 def of_symbols(*arrays: Any) -> list[Any]:
