@@ -43,18 +43,18 @@ class Operator:
         compute: ``(node, inputs) -> outputs``: the operator in NumPy, its definition.
         infer: ``(node, input types, known input values) -> output types``; None leaves the
             types of the outputs unknown.
-        requires: ``(node, *operands) -> None``: raises ShapeError for operands that do not fit
-            (see `subgraph.requirements.requires`), before any kernel sees them.
         kernels: What devices run it by, by the device's name: see `Device.add_kernel`. For CPU and
             OPENCL a function ``(node, low)`` that lowers a node to steps. Every other device
             leaves the node to ``compute``.
+        requires: ``(node, *operands) -> None``: raises ShapeError for operands that do not fit
+            (see `subgraph.requirements.requires`), before any kernel sees them.
     """
 
     schema: Schema
     compute: Reference
     infer: ShapeRule | None = None
-    requires: Callable[..., None] | None = None
     kernels: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict[str, Callable[..., Any]])
+    requires: Callable[..., None] | None = None
 
     @property
     def key(self) -> str:
