@@ -440,6 +440,9 @@ def _legacy_shape(node: Node, first: Operand, second: Operand) -> tuple[int, ...
 def lower_chain(low: Lowering, operands: Sequence[Operand]) -> None:
     """Lower one operator over these operands."""
     node = low.node
+    if len(operands) > _MOST_OPERANDS:
+        _lower_in_groups(low, operands)
+        return
     e = Expression()
     try:
         terms = [e.input(operand.dtype) for operand in operands]
@@ -454,6 +457,35 @@ def lower_chain(low: Lowering, operands: Sequence[Operand]) -> None:
         and all(operand.layout == "blocked" for operand in operands)
     )
     emit_expression(low, e, sources, [(result, low.output())], keeps_zero=keeps)
+
+
+def _lower_in_groups(low: Lowering, operands: Sequence[Operand]) -> None:
+    """Lower an operator over many operands by kernels over few of them.
+
+    A kernel for all takes long to compile, and no node with another number of operands can use it.
+    The operands are taken in the same order, so results are those of one kernel.
+    """
+    node, y = low.node, low.output()
+    if any(operand.layout != "plain" for operand in (*operands, y)):
+        raise Unsupported(f"{node.op_type} of {len(operands)} operands in the blocked layout")
+    name = _FOLDS[node.op_type]
+    held: list[Operand] = []
+    for first in range(0, len(operands), _MOST_OPERANDS - 1):
+        group = [*held, *operands[first : first + _MOST_OPERANDS - 1]]
+        last = first + _MOST_OPERANDS - 1 >= len(operands)
+        e = Expression()
+        try:
+            terms = [e.input(operand.dtype) for operand in group]
+            result = terms[0]
+            for term in terms[1:]:
+                result = e(name, result, term)
+            if last and node.op_type == "Mean":
+                result = e("div", result, float(len(operands)))
+        except UnsupportedOpError as error:
+            raise Unsupported(str(error)) from error
+        target = y if last else temporary(low, y.dtype, y.shape)
+        emit_expression(low, e, [source(operand) for operand in group], [(result, target)])
+        held = [target]
 
 
 @lowering(
@@ -506,3 +538,6 @@ def fused(node: Node, low: Lowering) -> None:
 
 
 MAX_FUSED = 64
+# Operands of a kernel. One of more takes seconds to compile, and other nodes have other numbers.
+_MOST_OPERANDS = 16
+_FOLDS = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}

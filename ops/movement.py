@@ -18,7 +18,7 @@ from subgraph.graph import Node
 from subgraph.known_values import slice_range, slice_size
 from subgraph.op import reference, shape_rule
 from subgraph.reference import standard
-from subgraph.types import Dim, Shape, TensorType, ValueType
+from subgraph.types import MAX_RANK, Dim, Shape, TensorType, ValueType
 
 from .elementwise import Array, Types, Values, same_dtype, tensor
 from .strides import broadcast_shapes, normal_axis, product
@@ -252,6 +252,8 @@ def _length(types: Types, index: int) -> int | None:
     if kind is None or kind.shape is None or len(kind.shape) != 1:
         return None
     size = kind.shape[0]
+    if isinstance(size, int) and size > MAX_RANK:
+        raise ShapeError(f"{size} numbers for dimensions; the most are {MAX_RANK}")
     return size if isinstance(size, int) else None
 
 

@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.errors import LimitError
 from subgraph.graph import Node
+from subgraph.limits import check_memory, count_results
 from subgraph.requirements import check_values
 from subgraph.types import DTYPE_OF_ONNX, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 Quick = Callable[[Node, Sequence[Any]], "Array | None"]
+_COUNTED = 1 << 12  # bytes from which on a result is counted against the memory budget
 _LARGEST = 1 << 24  # elements that an operator may make of few
 
 
@@ -36,9 +39,13 @@ def evaluate(node: Node, inputs: Sequence[Array | None]) -> list[Any]:
             check_values(node, inputs)
             with np.errstate(all="ignore"):  # as on a device: infinities and NaN are results
                 result = quick(node, inputs)
+        except LimitError:
+            raise
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
             result = None  # inputs that do not fit: the reference says why
         if result is not None:
+            if result.nbytes > _COUNTED:
+                count_results([result], node.name)
             return [result]
     from subgraph.reference import evaluate as by_reference
 
@@ -110,6 +117,7 @@ def _range(node: Node, inputs: Sequence[Any]) -> Array | None:
 def _concat(node: Node, inputs: Sequence[Any]) -> Array | None:
     if any(each is None for each in inputs) or len({each.dtype for each in inputs}) != 1:
         return None
+    check_memory(sum(each.nbytes for each in inputs), node.name)
     result: Array = np.concatenate(inputs, int(node.attrs["axis"]))
     return result
 

@@ -27,7 +27,9 @@ from subgraph.subgraph_op import (
     SubgraphOp,
     Turned,
     Wiring,
+    apart,
     open_session,
+    owner,
 )
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -105,6 +107,8 @@ class Plan:
         parameters: Every parameter that a run reads: of nodes, bodies and inner graphs.
         only: Where all of it is one subgraph node: which inputs that takes beside weights, and
             which of its outputs the graph's are.
+        passed: Positions of outputs that may be in the memory of an input: those that no subgraph
+            node has made.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -127,6 +131,7 @@ class Plan:
         self.steps = [self._step(node) for node in graph.nodes]
         self.outputs = tuple(self._slot_of_array(value) for value in graph.outputs)
         self.only = self._only()
+        self.passed = self._passed()
         self._mark_deaths()
 
     def ops(self) -> Iterator[SubgraphOp]:
@@ -193,6 +198,13 @@ class Plan:
             tuple(input_at[slot] for slot in step.given),
             tuple(output_at[slot] for slot in self.outputs),
         )
+
+    def _passed(self) -> tuple[int, ...]:
+        passed = {slot for slot, _ in self.inputs}
+        for step in self.steps:
+            if step.op is None and not passed.isdisjoint(step.inputs):
+                passed.update(step.outputs)
+        return tuple(k for k, slot in enumerate(self.outputs) if slot in passed)
 
     def _mark_deaths(self) -> None:
         """Give each step the slots whose last reader it is, so that a run frees what is dead."""
@@ -428,7 +440,12 @@ class Executor:
         template = self._template
         if template is not None and template[0].epoch != epoch():
             self._template = None  # do not keep arrays alive that were replaced meanwhile
-        return [values[slot] for slot in self.plan.outputs]
+        results = [values[slot] for slot in self.plan.outputs]
+        if self.plan.passed and self._around is None:
+            held = {id(owner(values[slot])) for slot, _ in self.plan.inputs}
+            for position in self.plan.passed:
+                results[position] = apart(results[position], held)
+        return results
 
     def _start_values(self, snapshot: Snapshot) -> list[Any]:
         template = self._template

@@ -31,6 +31,7 @@ NODES = 1 << 18
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 # Share of the memory budget that a run may allocate before its live values are counted again.
 _COUNT_EVERY = 16
+_OF_ARRAY = 128  # bytes of an array beside its elements; sequences may hold many small ones
 _SMALL = 1 << 16  # bytes of results that are not compared with any budget
 
 
@@ -247,7 +248,7 @@ def _held(more: Iterable[Any] = ()) -> int:
         elif _is_array(value):
             while _is_array(value.base):
                 value = value.base
-            found[id(value)] = _size_of(value) if value.flags.writeable else 0
+            found[id(value)] = _OF_ARRAY + (_size_of(value) if value.flags.writeable else 0)
     return sum(found.values())
 
 

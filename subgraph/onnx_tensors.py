@@ -41,17 +41,21 @@ _PACKED = {
 _MAX_DENSE = 1 << 31
 
 
-def map_file(path: str | os.PathLike[str], *, alone: bool = False) -> mmap.mmap:
-    """Map a regular file for reading; ``alone``: only one that no other name leads to.
+def map_file(path: str | os.PathLike[str], *, inside: Path | None = None) -> mmap.mmap:
+    """Map a regular file for reading.
+
+    Args:
+        path: The file.
+        inside: A folder that it is in; only a file that no other name leads to is mapped then.
 
     Raises:
         ModelError: it does not exist, cannot be read, is empty or no regular file, or a link.
     """
     shown = repr(os.fspath(path))
     try:
-        with open_regular(path, follow=not alone) as file:
+        with open_regular(path, follow=inside is None, inside=inside) as file:
             status = os.fstat(file.fileno())
-            if alone and status.st_nlink > 1:
+            if inside is not None and status.st_nlink > 1:
                 raise ModelError(
                     f"{shown} has {status.st_nlink} hard links, so it may be a file outside the "
                     "model's folder; nothing outside it is read: put a copy in its place"
@@ -124,7 +128,7 @@ class TensorReader:
 
     def _external(self, proto: TensorProto, dtype: str, shape: tuple[int, ...]) -> Array:
         entries = {entry.key: entry.value for entry in proto.external_data}
-        path = self._allowed(proto, entries.get("location", ""))
+        folder, path = self._allowed(proto, entries.get("location", ""))
         try:
             offset = int(entries.get("offset") or 0)
             length = int(entries["length"]) if "length" in entries else None
@@ -135,7 +139,7 @@ class TensorReader:
         file = self._files.get(path)
         if file is None:
             try:
-                file = self._files[path] = map_file(path, alone=True)
+                file = self._files[path] = map_file(path, inside=folder)
             except ModelError as error:
                 raise ModelError(f"tensor {proto.name!r}: {error}") from error
         if length is None:
@@ -148,8 +152,8 @@ class TensorReader:
             )
         return self._view(proto, dtype, shape, file, offset, length)
 
-    def _allowed(self, proto: TensorProto, location: str) -> Path:
-        """Return the file of ``location``, which must lie in the model's folder."""
+    def _allowed(self, proto: TensorProto, location: str) -> tuple[Path, Path]:
+        """Return the model's folder, and the file of ``location``, which must lie in it."""
         if self._folder is None:
             raise ModelError(
                 f"tensor {proto.name!r} is in the external file {location!r}, but the model did "
@@ -171,7 +175,7 @@ class TensorReader:
                 f"model's folder {str(folder)!r}; nothing outside it is read: put the file itself "
                 "there, no link to it"
             )
-        return path
+        return folder, path
 
     def _view(
         self,

@@ -148,6 +148,7 @@ def _split(node: Node) -> Run:
             sizes = _sizes(array.shape[axis], split)
         if sizes is None:
             return evaluate(node, inputs)
+        check_memory(array.nbytes + _OF_ARRAY * len(sizes), node.name)
         rows = np.moveaxis(array, axis, 0) if axis else array
         parts: list[Any] = []
         end = 0
@@ -166,6 +167,7 @@ def _sizes(length: int, split: Any) -> list[int] | None:
         size = int(split)
         if size <= 0 or length == 0:
             return None
+        check_memory(_OF_ARRAY * (length // size), "the parts of a sequence")
         return [min(size, length - begin) for begin in range(0, length, size)]
     sizes: list[int] = split.tolist() if split.ndim == 1 else []
     return sizes if sizes and min(sizes) >= 0 and sum(sizes) == length else None
@@ -189,6 +191,7 @@ def _joined(node: Node) -> Run:
     return run
 
 
+_OF_ARRAY = 128  # bytes that an array takes beside its elements
 _LARGE = 1 << 16  # bytes from which on a copy is counted against the memory budget
 _MOST_KEPT = 4  # times a result's own memory
 # What a whole number is converted to without a warning, as C does.

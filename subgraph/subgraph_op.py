@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import attrs
 import numpy as np
@@ -237,10 +237,28 @@ def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> lis
                     f"output {position} has shape {np.shape(result)} in this run, the array to "
                     f"write it into has {target.shape}"
                 )
-            np.copyto(target, result, casting="no")
+            np.copyto(target, result, casting="equiv")  # the target's byte order may differ
             result = target
         filled.append(result)
     return filled
+
+
+def owner(value: Any) -> Any:
+    """Return the array in whose memory an array lies: itself, or what it is a view of."""
+    while isinstance(getattr(value, "base", None), np.ndarray):
+        value = value.base
+    return value
+
+
+def apart(value: Any, held: set[int]) -> Any:
+    """Return a result that shares no memory with the arrays of ``held``, by identity of owners."""
+    if _is_list(value):
+        return [apart(item, held) for item in value]
+    return value.copy() if hasattr(value, "base") and id(owner(value)) in held else value
+
+
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
 
 
 class SubgraphOp:

@@ -23,12 +23,16 @@ class UntrustedFileError(PermissionError):
     """Somebody else than this user and root can write a file or folder."""
 
 
-def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
+def open_regular(
+    path: str | os.PathLike[str], *, follow: bool = True, inside: Path | None = None
+) -> BinaryIO:
     """Open a regular file for reading.
 
     Args:
         path: The file.
         follow: Whether ``path`` may be a symbolic link.
+        inside: A folder above ``path``; nothing between the two may be a link either, nor become
+            one while this looks at it.
 
     Raises:
         OSError: It cannot be opened, or is a pipe, a device, a folder or, without ``follow``, a
@@ -38,7 +42,7 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> Binary
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if not follow:
         flags |= getattr(os, "O_NOFOLLOW", 0)
-    handle = os.open(path, flags)
+    handle = os.open(path, flags) if inside is None else _open_inside(inside, Path(path), flags)
     try:
         mode = os.fstat(handle).st_mode
         if stat.S_ISDIR(mode):
@@ -49,6 +53,22 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> Binary
     except BaseException:
         os.close(handle)
         raise
+
+
+def _open_inside(folder: Path, path: Path, flags: int) -> int:
+    """Open a file folder by folder, each from the handle of the one above it."""
+    if os.open not in os.supports_dir_fd:
+        return os.open(path, flags)
+    *folders, name = path.relative_to(folder).parts
+    of_folder = os.O_RDONLY | os.O_DIRECTORY
+    handle = os.open(folder, of_folder)
+    try:
+        for part in folders:
+            above, handle = handle, os.open(part, of_folder | os.O_NOFOLLOW, dir_fd=handle)
+            os.close(above)
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=handle)
+    finally:
+        os.close(handle)
 
 
 def distrust(status: os.stat_result, path: str | os.PathLike[str]) -> str | None:

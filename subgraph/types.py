@@ -113,8 +113,14 @@ def dtype_of(array: np.ndarray[Any, Any]) -> str:
     return _dtype_name(array.dtype)
 
 
+# Dimensions of a type. NumPy's arrays have 64 at most.
+MAX_RANK = 1024
+
+
 def _is_plain(dims: Any) -> TypeGuard[tuple[int, ...]]:
-    return type(dims) is tuple and _PLAIN.issuperset(map(type, dims)) and min(dims, default=0) >= 0
+    if type(dims) is not tuple or len(dims) > MAX_RANK:
+        return False
+    return _PLAIN.issuperset(map(type, dims)) and min(dims, default=0) >= 0
 
 
 def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
@@ -124,6 +130,8 @@ def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
         return dims  # nearly all are
     if isinstance(dims, str) or not hasattr(dims, "__iter__"):
         raise ShapeError(f"shape {dims!r} is not a list of dimensions; for one write ({dims!r},)")
+    if isinstance(dims, (list, tuple)) and len(dims) > MAX_RANK:
+        raise ShapeError(f"a shape of {len(dims)} dimensions; the most are {MAX_RANK}")
     out: list[Dim] = []
     for dim in dims:
         if type(dim) is int and dim >= 0:

@@ -360,3 +360,70 @@ def test_a_file_does_not_set_the_budgets_of_who_imports_it() -> None:
     sg.compile_model(_growing(), "CPU", {"MEMORY_LIMIT": "1M"}).export_model(stream)
     model = sg.import_model(stream.getvalue(), "CPU")
     assert model.get_property("MEMORY_LIMIT") == ""
+
+
+# ------------------------------------------------------------------ many operands, long chains
+
+
+@pytest.mark.parametrize("op_type", ["Sum", "Mean", "Max", "Min"])
+@pytest.mark.parametrize("count", [16, 17, 31, 32, 50])
+def test_many_operands_give_what_numpy_gives(op_type: str, count: int) -> None:
+    generator = np.random.default_rng(count)
+    shapes = [(3, 4), (4,), (3, 1), (1,)]
+    arrays = [generator.standard_normal(shapes[k % 4]).astype(np.float32) for k in range(count)]
+    inputs = [sg.input(f"x{k}", array.shape) for k, array in enumerate(arrays)]
+    graph = sg.Graph(inputs, [getattr(sg.ops, op_type)(*inputs)])
+    found = sg.compile_model(graph, "CPU")(*arrays)[0]
+    stacked = np.stack([np.broadcast_to(array, (3, 4)) for array in arrays])
+    expected = getattr(np, op_type.lower())(stacked, axis=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_thousands_of_operands_need_no_kernel_of_their_own() -> None:
+    count = 2000
+    inputs = [sg.input(f"x{k}", (4,)) for k in range(count)]
+    model = sg.compile_model(sg.Graph(inputs, [sg.ops.Sum(*inputs)]), "CPU")
+    with _within(60):  # two kernels may have to be compiled
+        found = model(*[np.full(4, k, np.float32) for k in range(count)])[0]
+    assert found.tolist() == [count * (count - 1) / 2] * 4
+
+
+def test_thousands_of_outputs_take_linear_time() -> None:
+    count = 20_000
+    names = [f"y{k}" for k in range(count)]
+    node = helper.make_node("Split", ["x"], names, axis=0, num_outputs=count)
+    content = _model([node], [_info("x", [count])], [_info(name, [1]) for name in names])
+    with _within(20):
+        found = sg.compile_model(content, "CPU")(np.arange(count, dtype=np.float32))
+    assert [int(found[k][0]) for k in (0, 7, count - 1)] == [0, 7, count - 1]
+
+
+def test_a_chain_of_parts_in_parts_takes_linear_time() -> None:
+    """Each result is a part of the next one: what it is in the end was walked for each again."""
+    count = 3000
+    nodes = [
+        helper.make_node("Concat", [f"v{k}", "v0"], [f"v{k + 1}"], axis=0) for k in range(count)
+    ]
+    content = _model(nodes, [_info("v0", [1])], [_info(f"v{count}", [count + 1])])
+    with _within(30):
+        assert sg.compile_model(content, "CPU")(np.ones(1, np.float32))[0].sum() == count + 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "op_type", ["ConstantOfShape", "Expand", "Reshape", "Tile", "Unsqueeze", "Squeeze", "Slice"]
+)
+def test_a_list_of_dimensions_that_doubles_is_refused(
+    op_type: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(limits.VARIABLE, "64M")
+    nodes = [helper.make_node("Concat", [f"s{k}"] * 2, [f"s{k + 1}"], axis=0) for k in range(40)]
+    given = {"ConstantOfShape": ["s40"], "Slice": ["x", "s40", "s40"]}.get(op_type, ["x", "s40"])
+    content = _model(
+        [*nodes, helper.make_node(op_type, given, ["y"])],
+        [_info("x", [1])],
+        [_info("y", None)],
+        [helper.make_tensor("s0", _INT, [1], [1])],
+    )
+    with _peak_below(300 << 20), pytest.raises(sg.SubgraphError):
+        sg.compile_model(content, device)(np.ones(1, np.float32))

@@ -93,6 +93,11 @@ class Storage:
             storage = storage.parent
         return storage, offset
 
+    def flatten(self) -> None:
+        """Be a part of the root itself, so that chains of parts are not walked again and again."""
+        if self.parent is not None and self.parent.parent is not None:
+            self.parent, self.parent_offset = self.root()
+
 
 @attrs.define(eq=False)
 class Operand:

@@ -57,8 +57,12 @@ from subgraph.requirements import check_operands, has_requirement
 from subgraph.types import TensorType, ValueType, numpy_dtype
 
 Array = np.ndarray[Any, Any]
-# Values computed while planning; larger ones are computed when the plan runs.
-_SMALL = 4096
+# Bytes of a value up to which it is computed while planning; larger ones are when the plan runs.
+_AHEAD = 1 << 28
+# Operators whose results can be far larger than their inputs.
+_GROWING = frozenset(
+    {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
+)
 _KEY = 32  # elements of an input whose content plans may depend on
 # Operators whose first input has no say in the shape of the result but by its own.
 _OF_DATA = frozenset(
@@ -362,6 +366,8 @@ class Planner:
             self._one_by_one(node, inputs)
             return True
         if all(operand is None or operand.known is not None for operand in inputs):
+            if self._is_large(node, inputs):
+                return False
             arrays = [None if o is None else o.known for o in inputs]
             results = self._evaluate(node, arrays)
             if any(r is not None and not isinstance(r, np.ndarray) for r in results):
@@ -387,6 +393,15 @@ class Planner:
             )
             self.operands[value] = operand
         return True
+
+    def _is_large(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
+        """Return whether what a node makes of known inputs is too large to be kept in a plan."""
+        given = sum(operand.nbytes for operand in inputs if operand is not None)
+        if given <= _AHEAD >> 8 and node.op_type not in _GROWING:
+            return False
+        types = self._infer(node, inputs)
+        tensors = [type_ for type_ in types if isinstance(type_, TensorType) and type_.is_static]
+        return sum(map(size_in_bytes, tensors)) > _AHEAD
 
     def _evaluate(self, node: Node, arrays: Sequence[Array | None]) -> list[Any]:
         enter_run(self.computed)
@@ -590,8 +605,12 @@ class Planner:
 
     def _lives(self, outputs: Sequence[Operand]) -> Lives:
         lives = Lives()
-        for step, item in enumerate(self.items):
-            for storage in mentioned(item):
+        mentions = [mentioned(item) for item in self.items]
+        for storages in reversed(mentions):  # those that hold others come after them
+            for storage in storages:
+                storage.flatten()
+        for step, storages in enumerate(mentions):
+            for storage in storages:
                 if storage.root()[0].kind in ("arena", "output"):
                     lives.mention(storage, step)
         for operand in outputs:
