@@ -412,6 +412,13 @@ def test_images_run_as_what_llvm_links() -> None:
             np.testing.assert_array_equal(results[0], results[1])
 
 
+@pytest.mark.parametrize(("start", "needs"), [(-1, ()), (99, ()), (0, ("exp",) * 99)])
+def test_code_that_does_not_hold_together_is_not_loaded(start: int, needs: tuple[str, ...]) -> None:
+    """Found by fuzzing: a start outside of the code was jumped to."""
+    with pytest.raises(loader.KernelError, match="damaged"):
+        loader.load([("entry", loader.ObjectCode(needs, bytes(99), start))])
+
+
 def test_objects_that_are_no_image_are_left_to_llvm() -> None:
     text = "@state = global i64 0\ndefine void @entry() {\n store i64 1, ptr @state\n ret void\n}"
     data = bytes(loader.machine().emit_object(binding.parse_assembly(text)))

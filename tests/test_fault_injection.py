@@ -28,7 +28,7 @@ except ImportError:  # not on Windows
     resource = None
 
 import subgraph as sg
-from subgraph import ops
+from subgraph import ops, signing
 from subgraph.engine import objectcache, toolchain
 from subgraph.engine.loader import ObjectCode
 from subgraph.engine.pool import Pool
@@ -221,6 +221,15 @@ def use_the_kernel_cache(folder: Path) -> bool:
         if before is not None:
             os.environ["SUBGRAPH_CACHE_DIR"] = before
     return found in (None, code) and (found is None or written)
+
+
+@scenario(lambda folder: folder)
+def make_a_key_for_exports(folder: Path) -> bool:
+    with pytest.MonkeyPatch.context() as own:
+        own.setattr(signing, "_key_folder", lambda: folder)
+        made = signing._key.__wrapped__()
+        again = signing._key.__wrapped__()
+    return len(made) == len(again) == signing.SIGNATURE_BYTES
 
 
 @scenario(lambda folder: (sg.Core(), graph()))

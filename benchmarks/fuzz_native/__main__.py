@@ -66,11 +66,20 @@ def fuzz(target: str, folder: Path, seconds: float, seed: int) -> Total:
         if code:
             total.deaths += 1
             total.findings[f"a worker ended with {code}"] = total.deaths
-            if not told and total.runs == 0:
+            if not _forget_deadly(folder, target) and not told:
                 break  # it cannot start at all: see the log
     with open(folder / "totals.jsonl", "a") as log:
         log.write(json.dumps({**attrs.asdict(total), "last_seed": seed - 1}) + "\n")
     return total
+
+
+def _forget_deadly(folder: Path, target: str) -> int:
+    """Remove inputs that end a worker from the corpus; return how many ever ended one."""
+    deadly = {p.read_bytes() for p in (folder / "findings" / target).glob("[cto]*-*")}
+    for path in (folder / "corpus" / target).iterdir():
+        if path.read_bytes() in deadly:
+            path.unlink()
+    return len(deadly)
 
 
 def main(given: Sequence[str] | None = None) -> int:

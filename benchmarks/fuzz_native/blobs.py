@@ -20,7 +20,7 @@ import onnx
 from robustness import damaged_bytes, damaged_message
 
 import subgraph as sg
-from subgraph import blob, ops, own_files
+from subgraph import blob, ops, signing
 from subgraph.types import numpy_dtype
 
 from .draw import Draw, any_leaf
@@ -134,7 +134,7 @@ def _forged(chosen: Exported, draw: Draw) -> bytes:
     writer = blob.BlobWriter()
     writer._parts = [memoryview(bytes(body))]
     stream = io.BytesIO()
-    with patch.object(own_files, "_key", lambda: b"somebody else's"):
+    with patch.object(signing, "_key", lambda: b"somebody else's"):
         writer.write(header, stream)
     return stream.getvalue()
 

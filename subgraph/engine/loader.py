@@ -142,9 +142,19 @@ def load(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
 
 
 def as_image(symbol: str, code: ObjectCode) -> ObjectCode:
-    """Return code as an image if it can be one, else as it is."""
+    """Return code as an image if it can be one, else as it is.
+
+    Raises:
+        KernelError: It does not hold together: the function begins outside of the code.
+    """
     image = linked(code.data, symbol, code.needs) if code.start is None else None
-    return code if image is None else ObjectCode(code.needs, image.data, image.start)
+    made = code if image is None else ObjectCode(code.needs, image.data, image.start)
+    if made.start is not None and not 0 <= made.start < len(made.data) - _WORD * len(made.needs):
+        raise KernelError(
+            f"{symbol}: the function begins at {made.start} of {len(made.data)} bytes of code and "
+            f"{len(made.needs)} addresses; the object code is damaged: remove it from the cache"
+        )
+    return made
 
 
 def _map(images: Sequence[ObjectCode]) -> list[int]:
