@@ -29,6 +29,19 @@ from subgraph.types import SequenceType, TensorType, ValueType, dtype_of
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "float16", "bfloat16")
+# Attributes of ONNX's operators for which the standard says what 0 and 1 mean, and nothing else:
+# runtimes differ in what they take other numbers for.
+SWITCHES = frozenset(
+    {
+        *("align_corners", "allowzero", "antialias", "broadcast", "ceil_mode", "center_point_box"),
+        *("count_include_pad", "detect_negative", "detect_positive", "exclude_outside"),
+        *("exclusive", "fmod", "input_forget", "interleaved", "inverse", "is_case_sensitive"),
+        *("is_causal", "is_test", "keepdims", "largest", "layout", "linear_before_reset"),
+        *("new_axis", "noop_with_empty_axes", "onesided", "output_sequence", "periodic"),
+        *("reverse", "saturate", "select_last_index", "sorted", "spatial", "storage_order"),
+        *("training_mode", "transA", "transB", "upper"),
+    }
+)
 _F = TypeVar("_F", bound=Callable[..., None])
 
 
@@ -187,6 +200,7 @@ def check_operands(
     Raises:
         ShapeError: they do not fit; the message says which operand, and both sizes.
     """
+    _check_switches(node)
     rules = _rules_of(node)
     if not rules:
         return
@@ -219,6 +233,7 @@ def check_values(node: Node, values: Sequence[Any]) -> None:
     Raises:
         ShapeError: they do not fit.
     """
+    _check_switches(node)
     rules = _rules_of(node)
     if not rules:
         return
@@ -235,6 +250,14 @@ def check_values(node: Node, values: Sequence[Any]) -> None:
             return  # maps and sparse tensors: no kernel takes them
     for rule in rules:
         rule.check(node, operands)
+
+
+def _check_switches(node: Node) -> None:
+    if node.domain or SWITCHES.isdisjoint(node.attrs):
+        return
+    for name in node.attrs:
+        if name in SWITCHES and node.attrs[name] not in (0, 1):
+            raise ShapeError(f"attribute {name} is {node.attrs[name]}; it must be 0 or 1")
 
 
 def has_requirement(node: Node) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import subgraph as sg
@@ -191,3 +192,28 @@ def test_an_index_in_a_loop_is_reported() -> None:
     with pytest.raises(sg.ShapeError, match=r"culprit.*outside"):
         model([ROWS, np.array(6)])
     np.testing.assert_array_equal(model([ROWS, np.array(3)])[0], ROWS[:3].sum(0))
+
+
+SWITCHED = [
+    ("ReduceMax", [DATA], {"keepdims": 2}),
+    ("ArgMax", [DATA], {"keepdims": -1}),
+    ("Gemm", [DATA, DATA.T], {"transA": 1 << 62}),
+    ("CumSum", [DATA, np.array(0)], {"reverse": 2}),
+    ("Trilu", [DATA], {"upper": -1}),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("op_type", "arrays", "attrs"), SWITCHED)
+def test_switches_are_0_or_1(
+    device: str, op_type: str, arrays: list[Any], attrs: dict[str, int]
+) -> None:
+    node = onnx.helper.make_node(op_type, ["i0", "i1"][: len(arrays)], ["o"], **attrs)
+    given = {f"i{k}": array for k, array in enumerate(arrays)}
+    kinds = {n: onnx.helper.np_dtype_to_tensor_dtype(a.dtype) for n, a in given.items()}
+    ends = [onnx.helper.make_tensor_value_info(n, kinds[n], a.shape) for n, a in given.items()]
+    graph = onnx.helper.make_graph([node], "g", ends, [onnx.ValueInfoProto(name="o")])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)])
+    ((name, value),) = attrs.items()
+    with pytest.raises(sg.ShapeError, match=f"attribute {name} is {value}; it must be 0 or 1"):
+        sg.compile_model(model, device)(given)
