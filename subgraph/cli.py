@@ -152,7 +152,7 @@ def info(args: argparse.Namespace) -> None:
     out = Output(args)
     with out.progress("loading"):
         graph = sg.load(args.model)
-    core = sg.Core()
+    core = sg.default_core()
     ends = [
         {"kind": kind, "name": value.name, "type": str(value.type or "?")}
         for kind, values in (("input", graph.inputs), ("output", graph.outputs))
@@ -191,7 +191,7 @@ def info(args: argparse.Namespace) -> None:
 def devices(args: argparse.Namespace) -> None:
     """List the devices of this machine and, with --properties, what can be set and asked."""
     out = Output(args)
-    core = sg.Core()
+    core = sg.default_core()
     available = core.available_devices
     rows: list[Row] = [
         {"device": name, "full name": core.get_property(name, "FULL_DEVICE_NAME")}
@@ -231,7 +231,7 @@ def query(args: argparse.Namespace) -> None:
     out = Output(args)
     with out.progress("loading and asking"):
         graph = sg.load(args.model)
-        found = sg.Core().query_model(graph, args.device, parse_config(args.config))
+        found = sg.default_core().query_model(graph, args.device, parse_config(args.config))
     rows = [
         {
             "node": node.name,

@@ -66,7 +66,7 @@ def parse_config(texts: Iterable[str]) -> dict[str, str]:
 
 def compiled_model(args: argparse.Namespace) -> CompiledModel:
     """Return the model that ``--device`` and ``--config`` ask for, compiled or imported."""
-    core = sg.Core()
+    core = sg.default_core()
     config = parse_config(args.config)
     if args.model.suffix != ".onnx" and _is_exported(args.model):
         return core.import_model(args.model, args.device, config)

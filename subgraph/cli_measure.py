@@ -87,7 +87,7 @@ def _profile_nodes(args: argparse.Namespace) -> None:
     from subgraph.profiles import measure, write_profile
 
     out = Output(args)
-    core = sg.Core()
+    core = sg.default_core()
     graph = sg.load(args.model)
     arrays = input_arrays(ports(graph), args.input, parse_assignments(args.dim), args.seed)
     devices = [core.device(name) for name in (args.devices or args.device).split(",")]

@@ -29,11 +29,11 @@ from subgraph.device_calls import (
     query_on,
     set_properties,
 )
-from subgraph.errors import ConfigError, DeviceError, file_error
+from subgraph.errors import ConfigError, DeviceError, SubgraphError, file_error
 from subgraph.forking import free_in_child
 from subgraph.graph import Graph
 from subgraph.limits import limited, parse_bytes
-from subgraph.op import Operator, register_operator
+from subgraph.op import Operator, forget_operator, register_operator
 from subgraph.registry import defined_at, nearest
 from subgraph.trusted_files import open_regular
 
@@ -111,6 +111,9 @@ class Core:
     def add_extension(self, extension: Operator) -> None:
         """Make a custom operator known: schema, shape rule, reference, and kernels of devices.
 
+        Everything or nothing: where a device that has started refuses its kernel, the operator is
+        as unknown as before. A device that starts later and refuses runs without the kernel.
+
         Raises:
             UnsupportedOpError: another owner has the operator's name.
             DeviceError: a device of its kernels is not known, or takes none.
@@ -120,12 +123,29 @@ class Core:
             for name in extension.kernels:
                 if name not in self._makers:
                     raise _unknown_device(name, self._makers)
+            known = extension in self._extensions
             register_operator(extension)
-            self._extensions.append(extension)
-            for name in extension.kernels:
-                device = self._devices.get(name)
-                if device is not None:  # the others get it when they start
-                    device.add_kernel(extension.key, extension.kernels[name])
+            taken: list[Device] = []
+            name = ""
+            try:
+                for name, kernel in extension.kernels.items():
+                    device = self._devices.get(name)
+                    if device is not None:  # the others get it when they start
+                        device.add_kernel(extension.key, kernel)
+                        taken.append(device)
+            except Exception as error:
+                if not known:
+                    for device in taken:
+                        device.remove_kernel(extension.key)
+                    forget_operator(extension)
+                if isinstance(error, SubgraphError):
+                    raise
+                raise DeviceError(
+                    f"device {name} cannot take a kernel of {extension.key!r}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            if not known:
+                self._extensions.append(extension)
 
     @property
     def available_devices(self) -> list[str]:
@@ -181,9 +201,7 @@ class Core:
             device.name = name
             device.core = self
             device.ensure_started()
-            for extension in self._extensions:
-                if name in extension.kernels:
-                    device.add_kernel(extension.key, extension.kernels[name])
+            self._extend(device, name)
         except Exception as error:
             message = (
                 str(error)
@@ -199,6 +217,22 @@ class Core:
             _log.log(logging.INFO if optional else logging.WARNING, "%s", message)
             raise DeviceError(message) from error
         return device
+
+    def _extend(self, device: Device, name: str) -> None:
+        """Give a device that has started the kernels of the extensions that are there."""
+        for extension in self._extensions:
+            kernel = extension.kernels.get(name)
+            if kernel is None:
+                continue
+            try:
+                device.add_kernel(extension.key, kernel)
+            except Exception as error:
+                _log.warning(
+                    "device %s runs without the kernel of %r that an extension has for it: %s",
+                    name,
+                    extension.key,
+                    error,
+                )
 
     def split(self, device_name: str) -> tuple[Device, dict[str, Any]]:
         """Return the device of a device string and what the string configures.

@@ -118,6 +118,9 @@ class Device:
         """
         raise DeviceError(f"device {self.name} takes no kernels for single operators")
 
+    def remove_kernel(self, operator: str) -> None:
+        """Forget a kernel that `add_kernel` took; a device without kernels has nothing to do."""
+
     def device_ids(self) -> list[str]:
         """Return the ids of the devices of this kind; [""] where there is one without an id."""
         return [""]

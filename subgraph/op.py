@@ -82,6 +82,13 @@ def register_operator(operator: Operator) -> None:
     CUSTOM_SCHEMAS[operator.schema.domain, operator.schema.op_type] = operator.schema
 
 
+def forget_operator(operator: Operator) -> None:
+    """Undo `register_operator`."""
+    for registry in (REFERENCES, SHAPE_RULES, REQUIREMENTS):
+        registry.unregister(operator.key)
+    CUSTOM_SCHEMAS.pop((operator.schema.domain, operator.schema.op_type), None)
+
+
 def shape_rule(*op_types: str, domain: str = "") -> Callable[[_F], _F]:
     """Decorate the function that infers the output types of these operators, for every version."""
 

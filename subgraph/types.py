@@ -117,10 +117,11 @@ def dtype_of(array: np.ndarray[Any, Any]) -> str:
 MAX_RANK = 1024
 
 
-def _is_plain(dims: Any) -> TypeGuard[tuple[int, ...]]:
-    if type(dims) is not tuple or len(dims) > MAX_RANK:
+def _is_plain(dims: object) -> TypeGuard[tuple[int, ...]]:
+    given: Any = dims
+    if given.__class__ is not tuple or len(given) > MAX_RANK:
         return False
-    return _PLAIN.issuperset(map(type, dims)) and min(dims, default=0) >= 0
+    return _PLAIN.issuperset(map(type, given)) and min(given, default=0) >= 0
 
 
 def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:

@@ -180,7 +180,7 @@ def test_a_device_that_cannot_start_is_listed_with_the_reason(
 
     core = sg.Core()
     core.register_device("BOARD", NotThere)
-    monkeypatch.setattr(sg, "Core", lambda: core)
+    monkeypatch.setattr(sg, "default_core", lambda: core)
     answer = run_json(capsys, "devices")
     assert [r for r in answer["failed"] if r["device"] == "BOARD"] == [
         {"device": "BOARD", "why not": "device BOARD cannot start: no such board"}
@@ -411,3 +411,19 @@ def test_measured_times_place_nodes(capsys: pytest.CaptureFixture[str], tmp_path
     config = ["--config", "PLACEMENT=COST", "--config", f"PROFILE={path}"]
     answer = run_json(capsys, "query", DIGITS, "--device", "HETERO:CPU,REFERENCE", *config)
     assert answer["taken"] == answer["nodes"]
+
+
+def test_an_imported_file_registers_where_the_commands_look(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import subgraph as sg\n"
+        "from subgraph.devices.reference import ReferenceDevice\n\n"
+        'sg.default_core().register_device("MINE", ReferenceDevice)\n'
+    )
+    try:
+        answer = run_json(capsys, "run", DIGITS, "--device", "MINE", "--import", script)
+    finally:
+        sg.default_core().unregister_device("MINE")
+    assert answer["results"][0]["name"] == "probability"

@@ -16,9 +16,10 @@ from onnx import TensorProto, helper
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import Lowering, Unsupported
+from subgraph.engine.lowering import LOWERINGS, Lowering, Unsupported
 from subgraph.opencl.lowering import ClLowering
 from subgraph.opencl.runtime import ClSource
+from subgraph.schema import find_schema
 
 X = np.linspace(-2, 2, 600, dtype=np.float32).reshape(2, 300)
 KERNELS = """
@@ -264,6 +265,31 @@ def test_devices_say_whether_they_take_kernels() -> None:
     chip = core.device("CHIP")
     assert isinstance(chip, Chip)
     assert chip.taken == {"test.extension::Fourth": on_cpu}
+
+
+def test_an_extension_that_a_device_refuses_leaves_nothing() -> None:
+    """A device that has started refuses: the operator is as unknown as before, on every device."""
+    core = sg.Core()
+    core.device("CPU")
+    core.device("REFERENCE")
+    refused = sg.Operator(schema("Fifth"), compute, None, {"CPU": on_cpu, "REFERENCE": on_cpu})
+    with pytest.raises(sg.DeviceError, match="REFERENCE takes no kernels"):
+        core.add_extension(refused)
+    assert not LOWERINGS.find("test.extension::Fifth")
+    assert find_schema("Fifth", "test.extension") is None
+    core.add_extension(sg.Operator(schema("Fifth"), compute, None, {"CPU": on_cpu}))
+
+
+def test_a_device_that_refuses_when_it_starts_still_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    core = sg.Core()
+    core.add_extension(sg.Operator(schema("Sixth"), compute, None, {"REFERENCE": on_cpu}))
+    x = sg.input("x", X.shape)
+    node = sg.Node("Sixth", [x], domain="test.extension")
+    model = core.compile_model(sg.Graph([x], [node.outputs[0]]), "REFERENCE")
+    np.testing.assert_allclose(model([X])[0], 2 * X + 1)
+    assert "REFERENCE runs without the kernel of 'test.extension::Sixth'" in caplog.text
 
 
 def test_wrong_keys_name_the_nearest() -> None:

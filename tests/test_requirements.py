@@ -141,6 +141,7 @@ CACHE, LENGTHS = np.zeros((2, 1, 4, 3), np.float32), np.zeros((5, 2, 3), np.floa
 IMAGE = np.ones((2, 1, 6, 6), np.float32)
 WEIGHTS = np.ones((1, 3, 3), np.float32)
 WRONG_COUNTS = [
+    ("RoiAlign", (IMAGE, np.ones((2, 4), np.float32), np.array([0, 2])), {}, 2),
     ("ReverseSequence", (LENGTHS, np.array([5, 6])), {}, 1),
     ("TensorScatter", (CACHE, CACHE[:, :, :2], np.array([0, 3])), {}, 2),
     ("RNN", (LENGTHS, WEIGHTS, WEIGHTS, None, np.array([6, 1], np.int32)), {"hidden_size": 3}, 4),

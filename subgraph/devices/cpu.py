@@ -18,7 +18,7 @@ import attrs
 from subgraph.control_flow import is_branching, is_nested
 from subgraph.device import Device
 from subgraph.engine import host, pool
-from subgraph.engine.lowering import lowering
+from subgraph.engine.lowering import LOWERINGS, lowering
 from subgraph.engine.plan import PlanOptions
 from subgraph.engine.probe import Trial, trial
 from subgraph.engine.region_op import CpuSubgraphOp, Guards, RegionOptions
@@ -109,6 +109,10 @@ class CpuDevice(Device):
         """Take a lowering, ``(node, low)``, of a custom operator."""
         domain, _, op_type = operator.rpartition("::")
         lowering(op_type, domain=domain)(kernel)
+
+    def remove_kernel(self, operator: str) -> None:
+        """Forget the lowering of a custom operator."""
+        LOWERINGS.unregister(operator)
 
     def optimal_requests(self, options: DeviceOptions) -> int:
         """Return the number of streams."""

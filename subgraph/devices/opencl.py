@@ -64,6 +64,10 @@ class OpenclDevice(Device):
         domain, _, op_type = operator.rpartition("::")
         cl_lowering(op_type, domain=domain)(kernel)
 
+    def remove_kernel(self, operator: str) -> None:
+        """Forget the lowering of a custom operator."""
+        CL_LOWERINGS.unregister(operator)
+
     def device_ids(self) -> list[str]:
         """Return "0", "1", ...: positions among the machine's devices, GPUs first."""
         try:
