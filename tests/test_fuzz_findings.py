@@ -93,3 +93,28 @@ def test_a_pool_that_steps_over_elements_begins_at_the_first() -> None:
     array = np.arange(3, dtype=np.float32).reshape(1, 1, 3)
     for device in ("CPU", "REFERENCE"):
         assert sg.compile_model(graph, device)(x=array)[0].tolist() == [[[0.0]]]
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+@pytest.mark.parametrize("offsets", [(1, 8, 4, 2), (1, 8, 2, 4), (1, 6, 4, 4), (2, 8, 4, 4)])
+def test_offsets_that_do_not_cover_a_deformed_image(offsets: Any, device: str) -> None:
+    """The kernel read them as if they did, beyond their end."""
+    x, o = sg.input("x", ("N", 1, 3, 3)), sg.input("o", ("B", "C", "H", "W"))
+    weight = np.ones((1, 1, 2, 2), np.float32)
+    graph = sg.Graph([x, o], [ops.DeformConv(x, weight, o, pads=[1, 1, 1, 1])])
+    model = sg.compile_model(graph, device)
+    image = np.ones((1, 1, 3, 3), np.float32)
+    assert model([image, np.zeros((1, 8, 4, 4), np.float32)])[0].shape == (1, 1, 4, 4)
+    with pytest.raises(sg.ShapeError):
+        model([image, np.zeros(offsets, np.float32)])
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+@pytest.mark.parametrize("shape", [(0, 2), (2, 3)])
+def test_a_scalar_is_made_of_one_element_alone(shape: tuple[int, int], device: str) -> None:
+    """Of none, one was read that was not there."""
+    x, to = sg.input("x", ("A", "B")), sg.input("to", ("R",), "int64")
+    model = sg.compile_model(sg.Graph([x, to], [ops.Reshape(x, to)]), device)
+    assert model([np.ones((1, 1), np.float32), np.zeros(0, np.int64)])[0].shape == ()
+    with pytest.raises(sg.ShapeError):
+        model([np.ones(shape, np.float32), np.zeros(0, np.int64)])

@@ -182,7 +182,8 @@ def _resize_part(header: dict[str, Any], body: bytearray, draw: Draw) -> bytearr
     if not parts:
         return body
     part = draw.choice(parts)
-    shape = [int(size) for size in part["shape"]] if isinstance(part["shape"], list) else []
+    told = part["shape"] if isinstance(part["shape"], list) else []
+    shape = [size for size in told if isinstance(size, int)]  # the others were changed before
     if shape and draw.often(0.7):
         shape[draw.below(len(shape))] = draw.choice((0, 1, 2, 3, 8, 16, 17, 64))
     elif draw.often(0.5):

@@ -55,7 +55,7 @@ def _given(type_: Any, rng: np.random.Generator) -> Any:
         return None
     shape = [d if isinstance(d, int) else int(rng.integers(0, 6)) for d in type_.shape or (3,)]
     dtype = numpy_dtype(type_.dtype)
-    if np.prod([float(d) for d in shape]) > _MOST_ELEMENTS:
+    if np.prod([float(max(d, 1)) for d in shape]) > _MOST_ELEMENTS:
         return None
     array = rng.integers(-9, 9, shape)
     if dtype.kind in "iu" and array.size and rng.random() < 0.3:
