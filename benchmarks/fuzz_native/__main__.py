@@ -65,7 +65,8 @@ def fuzz(target: str, folder: Path, seconds: float, seed: int) -> Total:
         code = os.waitstatus_to_exitcode(status)
         if code:
             total.deaths += 1
-            total.findings[f"a worker ended with {code}"] = total.deaths
+            kind = f"a worker ended with {code}"
+            total.findings[kind] = total.findings.get(kind, 0) + 1
             if not _forget_deadly(folder, target) and not told:
                 break  # it cannot start at all: see the log
     with open(folder / "totals.jsonl", "a") as log:

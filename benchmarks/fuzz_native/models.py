@@ -80,7 +80,7 @@ def mutate(data: bytes, largest: int, seed: int) -> bytes:
                 continue
             model = onnx.ModelProto.FromString(damaged_message(model, rng))
         changed = model.SerializeToString()
-    except (DecodeError, UnicodeDecodeError):  # of a name that was damaged before
+    except (DecodeError, ValueError):  # of a name or number that was damaged before
         return damaged_bytes(data, rng)[:largest]
     return changed if len(changed) <= largest else data
 
