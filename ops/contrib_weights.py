@@ -125,6 +125,7 @@ def matmul_n_bits(call: Call) -> Results:
     if groups is None:
         block_of: Any = call.constant(np.arange(depth) // width, "int64")
     else:
+        call.size(groups, 0)  # without it the reference runs the node: there may be too many
         block_of = _first(call, groups, depth)
     if isinstance(centre, Value):
         centre = call.Gather(centre, block_of, axis=1)

@@ -1,7 +1,7 @@
-"""MatMulInteger, ConvInteger and QLinearConv, for the reference.
+"""MatMulInteger, QLinearMatMul, ConvInteger and QLinearConv, for the reference.
 
-onnx.reference cannot take a zero point for each row of A, nor one or a scale for each filter that
-is no image.
+onnx.reference cannot take a zero point or scale for each row of A, nor one for each filter that is
+no image. It adds the zero point of a product before it rounds; the standard adds it afterwards.
 """
 
 from __future__ import annotations
@@ -21,13 +21,43 @@ Array = np.ndarray[Any, Any]
 @reference("MatMulInteger")
 def matmul_integer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return ``(A - a_zero_point) @ (B - b_zero_point)`` in 32-bit integers."""
-    left, right = (array.astype(np.int32) for array in inputs[:2])
     za, zb = [*inputs[2:], None, None][:2]
+    return [_exact_product(inputs[0], inputs[1], za, zb)]
+
+
+def _exact_product(a: Array, b: Array, za: Array | None, zb: Array | None) -> Array:
+    left, right = a.astype(np.int32), b.astype(np.int32)
     if za is not None:
-        left -= za.astype(np.int32)[:, None] if za.ndim == 1 else za.astype(np.int32)
+        left -= _by_row(za, a).astype(np.int32)
     if zb is not None:
-        right -= zb.astype(np.int32)
-    return [np.matmul(left, right)]
+        right -= _by_column(zb, b).astype(np.int32)
+    product: Array = np.matmul(left, right)
+    return product
+
+
+def _by_row(numbers: Array, left: Array) -> Array:
+    """Return numbers of rows of a left side as they broadcast to it; a vector is one row."""
+    if numbers.size == 1:
+        return numbers.reshape(())
+    return numbers[:, None] if numbers.ndim == 1 and left.ndim > 1 else numbers
+
+
+def _by_column(numbers: Array, right: Array) -> Array:
+    """Return numbers of columns of a right side as they broadcast to it."""
+    return numbers.reshape(()) if numbers.size == 1 else numbers
+
+
+@reference("QLinearMatMul")
+def qlinear_matmul(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the exact product, scaled and rounded once, with the zero point added to that."""
+    a, a_scale, za, b, b_scale, zb, y_scale, zy = inputs
+    sums = _exact_product(a, b, za, zb)
+    rows = sums if a.ndim > 1 else sums[..., None]
+    columns = _by_column(b_scale, b)
+    scale = _by_row(a_scale, a) * columns / _by_row(y_scale, rows)
+    limits = np.iinfo(zy.dtype)
+    result: Array = np.rint(sums * scale) + _by_row(zy, rows)
+    return [result.clip(limits.min, limits.max).astype(zy.dtype)]
 
 
 @reference("ConvInteger")

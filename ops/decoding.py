@@ -101,6 +101,24 @@ def linear_attention_operands(
         require(columns in (owners, most), "{} {} is not of {} heads", name, gate, owners)
 
 
+@requires("FlexAttention", domain="ai.onnx.preview")
+def flex_attention_operands(node: Node, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ShapeError unless heads of queries share those of keys and values (preview, 1)."""
+    for name, given in (("Q", q), ("K", k), ("V", v)):
+        require_rank(name, given, 4)
+    require_dtype("K", k, q.dtype)
+    batch, heads, _, size = q.shape
+    shared, keys = k.shape[1:3]
+    require_shape("K", k, (batch, shared, keys, size), "batch and size of a head as Q's")
+    require_shape("V", v, (batch, shared, keys, v.shape[3]), "batch, heads and positions as K's")
+    require(
+        shared >= 1 and heads % shared == 0,
+        "{} heads of queries do not share {} heads of keys",
+        heads,
+        shared,
+    )
+
+
 @requires("TensorScatter")
 def tensor_scatter_operands(
     node: Node, cache: Tensor, update: Tensor, first: Tensor | None = None

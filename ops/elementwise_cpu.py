@@ -95,8 +95,14 @@ class Source:
 
 
 def source(operand: Operand, shape: Sequence[int] | None = None) -> Source:
-    """Return an operand as the input of an expression, perhaps read with another shape."""
+    """Return an operand as the input of an expression, perhaps read with another shape.
+
+    Raises:
+        Unsupported: it has not as many elements as that shape.
+    """
     wanted = operand.shape if shape is None else tuple(shape)
+    if shape is not None and math.prod(wanted) != operand.size:
+        raise Unsupported(f"{operand.name!r} of shape {operand.shape} read as {wanted}")
     return Source(operand, wanted, operand.layout, operand.dtype)
 
 

@@ -44,7 +44,15 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference, shape_rule
-from subgraph.requirements import Tensor, require_dtype, require_shape, requires
+from subgraph.requirements import (
+    Tensor,
+    require,
+    require_broadcast,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+)
 from subgraph.types import TensorType, ValueType
 
 from .windows import convolution, pool_operands, require_filter_numbers, require_filters
@@ -112,6 +120,55 @@ def factors(node: Node, first: Tensor, *others: Tensor | None) -> None:
     """Raise ShapeError unless all operands have a number for each channel."""
     for given in others:
         require_shape("an operand", given, first.shape, "as many as the first has")
+
+
+@requires("FusedAttention", domain=DOMAIN)
+def fused_attention_operands(
+    node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless heads fit in the order of their dimensions, and the mask broadcasts.
+
+    What was fused may still hold: its products broadcast, the kernel does not.
+    """
+    sizes: list[dict[str, int]] = []
+    for name, given in (("q", q), ("k", k), ("v", v)):
+        require_rank(name.upper(), given, 4)
+        require_dtype(name.upper(), given, q.dtype)
+        order = str(node.attrs.get(f"{name}_order", "bhtd"))
+        require(sorted(order) == sorted("bhtd"), "{}_order is {!r}", name, order)
+        sizes.append(dict(zip(order, given.shape, strict=True)))
+    of_q, of_k, of_v = sizes
+    pairs = [(of_k["b"], of_q["b"]), (of_v["b"], of_q["b"]), (of_v["h"], of_k["h"])]
+    pairs += [(of_v["t"], of_k["t"]), (of_k["d"], of_q["d"])]
+    require(
+        all(a == b for a, b in pairs) and of_k["h"] >= 1 and of_q["h"] % of_k["h"] == 0,
+        "attention of {}, {} and {} by batch, heads, positions and size",
+        *sizes,
+    )
+    require_dtype("the mask", mask, q.dtype)
+    scores = (of_q["b"], of_q["h"], of_q["t"], of_k["t"])
+    require_broadcast("the mask", mask, scores, "the scores")
+
+
+@requires("FusedQLinearMatMul", domain=DOMAIN)
+def fused_qlinear_matmul_operands(
+    node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor,
+    b_zero: Tensor | None, y_scale: Tensor | None = None, y_zero: Tensor | None = None,
+    c: Tensor | None = None, c_scale: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless A and Y have one scale, and B and C one or one for each column."""
+    require_rank("B", b, 2)
+    require(a.rank >= 1, "a matrix product of a scalar")
+    rows, columns = b.shape[::-1] if node.attrs.get("transB", 0) else b.shape
+    require(a.shape[-1] == rows, "{} columns meet {} rows", a.shape[-1], rows)
+    require_dtype("a_zero", a_zero, a.dtype)
+    require_dtype("b_zero", b_zero, b.dtype)
+    require_shape("C", c, (columns,), "one for each column")
+    singles = (("a_scale", a_scale), ("a_zero", a_zero), ("y_scale", y_scale), ("y_zero", y_zero))
+    for name, given in singles:
+        require_filter_numbers(name, given, 1)
+    for name, given in (("b_scale", b_scale), ("b_zero", b_zero), ("c_scale", c_scale)):
+        require_filter_numbers(name, given, columns)
 
 
 @shape_rule("BatchNormScale", "ScaledShift", domain=DOMAIN)

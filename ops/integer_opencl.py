@@ -87,10 +87,15 @@ def _multiply(low: ClLowering, a: Operand, b: Operand, out: Operand) -> None:
     emit_product(low, Product(left, right, out, low.node, sizes, steps))
 
 
-def _requantize(low: ClLowering, sums: Operand, scales: Sequence[Source], zero: Operand) -> None:
-    """Emit ``saturate(round(sums * left * right / out) + zero)``; ``scales`` are these three."""
-    if any(s.dtype not in (*FLOATS, *HALVES) for s in scales) or zero.size != 1:
+def _requantize(
+    low: ClLowering, sums: Operand, scales: Sequence[Source], own: Operand, zero: Operand
+) -> None:
+    """Emit ``saturate(round(sums * left * right / own) + zero)``; ``scales`` are left and right."""
+    if own.size != 1 or zero.size != 1:
         raise Unsupported(f"{low.node.op_type} with several scales or zero points of its output")
+    scales = [*scales, source(own, ())]
+    if any(s.dtype not in (*FLOATS, *HALVES) for s in scales):
+        raise Unsupported(f"{low.node.op_type} with scales that are no floats")
     e = Expression()
     total = e.cast(e.input("int32"), "float32")
     left, right, out = (e.cast(e.input(s.dtype), "float32") for s in scales)
@@ -123,8 +128,7 @@ def qlinear_matmul(node: Node, low: ClLowering) -> None:
     b = _centred(low, low.given(3), zb, _by_column(zb))
     sums = temporary(low, "int32", out.shape)
     _multiply(low, a, b, sums)
-    scales = [source(sa, _by_row(sa)), source(sb, _by_column(sb)), source(so, ())]
-    _requantize(low, sums, scales, zo)
+    _requantize(low, sums, [source(sa, _by_row(sa)), source(sb, _by_column(sb))], so, zo)
 
 
 def _convolve(
@@ -160,4 +164,6 @@ def qlinear_conv(node: Node, low: ClLowering) -> None:
     sums = temporary(low, "int32", out.shape)
     _convolve(low, [x, w, zx, zw], sums, low.optional(8))
     by_channel = () if sw.size == 1 else (sw.size, *(1,) * (out.rank - 2))
-    _requantize(low, sums, [source(sx, ()), source(sw, by_channel), source(so, ())], zo)
+    if sx.size != 1:
+        raise Unsupported("QLinearConv with several scales of its input")
+    _requantize(low, sums, [source(sx, ()), source(sw, by_channel)], so, zo)

@@ -184,6 +184,8 @@ def einsum_operands(node: Node, *operands: Tensor | None) -> None:
         require(set(named) <= letters, "the result {!r} has letters of no operand", result)
         require(len(set(named)) == len(named), "the result {!r} names a letter twice", result)
     sizes: dict[str | int, int] = {}
+    dots = {o.rank - len(t) + 3 for t, o in zip(terms, operands, strict=True) if o and "..." in t}
+    require(len(dots) < 2, "'...' of {!r} stands for {} dimensions", equation, sorted(dots))
     for k, (term, operand) in enumerate(zip(terms, operands, strict=True)):
         require(operand is not None, "operand {} is missing", k)
         assert operand is not None, "it was required"

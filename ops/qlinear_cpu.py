@@ -83,8 +83,8 @@ def quantised(node: Node, low: Lowering) -> Quantised:
     scales = [o for o in (x_scale, w_scale, y_scale, bias_scale) if o is not None]
     if any(scale.dtype != "float32" for scale in scales):
         raise Unsupported("scales that are not float32")
-    if x_scale.size != 1 or (y_scale is not None and y_scale.size != 1):
-        raise Unsupported("scales for each row")
+    if any(given is not None and given.size != 1 for given in (x_scale, x_zero, y_scale)):
+        raise Unsupported("scales or zero points for each row")
     if x.dtype not in BYTES or w.dtype not in BYTES:
         raise Unsupported(f"an integer product of {x.dtype} and {w.dtype}")
     bounds = _bounds(node, low.output(), y_zero)

@@ -12,6 +12,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Graph, Node
+from subgraph.requirements import check_values
 from subgraph.types import DTYPE_OF_ONNX, numpy_dtype
 
 Array = np.ndarray[Any, Any]
@@ -46,14 +47,11 @@ def flex_attention(node: Node, bodies: Sequence[Run]) -> Run:
 
     def compute(inputs: Sequence[Any]) -> Sequence[Any]:
         query, key, value = inputs[:3]
-        if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
-            raise ShapeError(f"node {node.name!r} (FlexAttention): Q, K and V need 4 dimensions")
-        groups, rest = divmod(query.shape[1], max(key.shape[1], 1))
-        if rest or key.shape[1] != value.shape[1]:
-            raise ShapeError(
-                f"node {node.name!r} (FlexAttention): {query.shape[1]} query heads do not "
-                f"share {key.shape[1]} key and {value.shape[1]} value heads"
-            )
+        try:
+            check_values(node, (query, key, value))
+        except ShapeError as error:
+            raise ShapeError(f"node {node.name!r} (FlexAttention): {error}") from error
+        groups = query.shape[1] // key.shape[1]
         precision = _precision(node, query)
         # The scale goes half on each side, in the input's precision, as in onnx.reference.
         scale = node.attrs.get("scale") or 1.0 / np.sqrt(max(query.shape[3], 1))

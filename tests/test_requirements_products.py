@@ -132,6 +132,7 @@ WRONG_PRODUCTS = [
             ("...j,...j->...", (floats(2, 3, 4), floats(5, 3, 4))),
             ("ii->i", (A,)),
             ("ij,ji->", (A, floats(4, 2))),
+            ("...ij,...jk->...ik", (floats(2, 3, 4), floats(4, 5))),
         )
     ),
 ]
@@ -177,7 +178,18 @@ RIGHT = [
     Use("Gemm", [floats(4, 3), floats(5, 4), floats(1, 5)], {"transA": 1, "transB": 1}),
     Use("MatMulInteger", [AQ, BQ, bytes_of(3), bytes_of(5)]),
     Use("MatMulInteger", [bytes_of(2, 3, 4), BQ, bytes_of(2, 3, 1), bytes_of(1)]),
-    Use("QLinearMatMul", quantised_product(AQ, BQ, 4, scales(5))),
+    *(
+        Use("QLinearMatMul", quantised_product(AQ, BQ, k, other))
+        for k, other in (
+            (1, np.array([0.5, 0.25, 2], np.float32)),
+            (2, bytes_of(3)),
+            (2, bytes_of(3, 1)),
+            (4, np.array([0.5, 0.25, 2, 1, 4], np.float32)),
+            (5, bytes_of(5)),
+            (6, np.array([8, 4, 2], np.float32)),
+            (7, bytes_of(3)),
+        )
+    ),
     Use("Einsum", [A, B], {"equation": "ij, jk"}),
     Use("Einsum", [floats(2, 3, 4), floats(1, 4, 5)], {"equation": "...ij,...jk->...ik"}),
     Use("QuantizeLinear", [X, scales(4), bytes_of(4)], {"axis": -1}),
