@@ -207,7 +207,7 @@ SWITCHED = [
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("op_type", "arrays", "attrs"), SWITCHED)
 def test_switches_are_0_or_1(
-    device: str, op_type: str, arrays: list[Any], attrs: dict[str, int]
+    device: str, op_type: str, arrays: list[Any], attrs: dict[str, Any]
 ) -> None:
     node = onnx.helper.make_node(op_type, ["i0", "i1"][: len(arrays)], ["o"], **attrs)
     given = {f"i{k}": array for k, array in enumerate(arrays)}

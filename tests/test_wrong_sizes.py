@@ -85,5 +85,12 @@ def test_a_wrong_result_and_a_lax_device_are_found(
     assert found == {"verdict": "CPU: gives float64[3]; REFERENCE: ShapeError: no"}
     answers["REFERENCE"] = tool.Answer([np.ones(3)])
     assert list(tool.check(case, ["CPU", "REFERENCE"], lambda _: None)) == ["values"]
+    monkeypatch.setattr(tool, "_is_judge", lambda *_: True)
+    refused = tool.Answer(None, "Fail: Integer division by zero")
+    monkeypatch.setattr(tool, "in_onnxruntime", lambda *_: refused)
+    assert list(tool.check(case, ["CPU"], lambda _: None)) == ["excused"]
+    refused = tool.Answer(None, "Fail: rank")
+    assert list(tool.check(case, ["CPU"], lambda _: None)) == ["lax"]
+    monkeypatch.setattr(tool, "_is_judge", lambda *_: False)
     answers["CPU"] = tool.Answer(None, "KeyError: 3", raw=True)
     assert list(tool.check(case, ["CPU", "REFERENCE"], lambda _: None)) == ["raw", "verdict"]
