@@ -14,7 +14,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from subgraph.errors import ShapeError
+from subgraph.errors import LimitError, ShapeError
 from subgraph.graph import Node
 from subgraph.op import reference
 from subgraph.reference import attributes, standard, variant
@@ -208,9 +208,28 @@ def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]
     return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in zip(starts, ends, strict=True)]
 
 
+# Samples of a region; onnx.reference takes a microsecond for each.
+_MOST_SAMPLES = 1 << 24
+
+
+def _check_samples(node: Node, rois: Array) -> None:
+    """Raise a LimitError for regions in which as many samples are taken as they are large."""
+    scale = float(node.attrs.get("spatial_scale", 1.0))
+    sides = (rois[:, 2:].astype(np.float64) - rois[:, :2]) * scale
+    bins = [float(node.attrs.get(f"output_{side}", 1)) for side in ("width", "height")]
+    count = np.maximum(np.ceil(sides / bins), 1).prod(axis=1) * math.prod(bins)
+    if not np.all(count <= _MOST_SAMPLES):
+        raise LimitError(
+            f"a region asks for {np.max(count):,.0f} samples; the most are {_MOST_SAMPLES:,}: say "
+            "sampling_ratio"
+        )
+
+
 @reference("RoiAlign")
 def roi_align(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """RoiAlign; opset 10 means output_half_pixel."""
+    if not node.attrs.get("sampling_ratio", 0):
+        _check_samples(node, inputs[1])
     if node.version < 16:
         mode = "output_half_pixel"
         return standard(variant(node, version=16, coordinate_transformation_mode=mode), inputs)

@@ -81,7 +81,7 @@ def within(runner: Runner, options: DeviceOptions) -> Runner:
         with limited(memory):
             return run(inputs)
 
-    runner.run = run_within
+    vars(runner)["run"] = run_within  # of this runner alone
     return runner
 
 

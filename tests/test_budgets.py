@@ -427,3 +427,20 @@ def test_a_list_of_dimensions_that_doubles_is_refused(
     )
     with _peak_below(300 << 20), pytest.raises(sg.SubgraphError):
         sg.compile_model(content, device)(np.ones(1, np.float32))
+
+
+def test_a_region_larger_than_every_image_does_not_take_a_sample_for_each_of_its_pixels() -> None:
+    x, rois = sg.input("x", (1, 1, 2, 2)), sg.input("rois", (1, 4))
+    graph = sg.Graph([x, rois], [sg.ops.RoiAlign(x, rois, np.zeros(1, np.int64))])
+    model = sg.compile_model(graph, "REFERENCE")
+    image = np.ones((1, 1, 2, 2), np.float32)
+    assert model(image, np.array([[0, 0, 2, 2]], np.float32))[0].shape == (1, 1, 1, 1)
+    with _within(10), pytest.raises(sg.LimitError, match="samples"):
+        model(image, np.array([[0, 0, 1e9, 1e9]], np.float32))
+
+
+def test_a_type_has_no_more_dimensions_than_arrays_can_have() -> None:
+    assert sg.TensorType("float32", (1,) * 64).shape == (1,) * 64
+    for dims in ((1,) * 2000, [1] * 2000, [None] * 2000):
+        with pytest.raises(sg.ShapeError, match="2000 dimensions"):
+            sg.TensorType("float32", dims)
