@@ -37,6 +37,8 @@ def binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    if node.op_type == "Pow" and all(each.dtype.kind == "i" for each in inputs):
+        return [_whole_power(*inputs)]
     found = standard(node, inputs)
     if node.op_type != "Pow":
         return found
@@ -44,6 +46,14 @@ def _binary(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     base, exponent = inputs
     ends = (exponent == 0.5) & ((base == 0) | (base == -math.inf))
     return [np.where(ends, np.abs(base), found[0])]
+
+
+def _whole_power(base: Array, exponent: Array) -> Array:
+    """Return powers of whole numbers, those to negative ones cut off; NumPy refuses them."""
+    sign = np.where(exponent & 1, -1, 1)
+    below = np.where(base == 1, 1, np.where(base == -1, sign, 0))
+    powers: Array = np.power(base, np.maximum(exponent, 0))
+    return np.where(exponent < 0, below, powers).astype(base.dtype)
 
 
 def _laid_out(first: Array, second: Array, axis: int | None) -> Array:

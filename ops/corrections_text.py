@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 @attrs.frozen(eq=False)
-class _Pool:
+class Pool:
     """The n-grams of a node.
 
     Attributes:
@@ -45,7 +45,12 @@ class _Pool:
     weights: Array
 
 
-def _pool_of(node: Node) -> _Pool:
+def pool_of(node: Node) -> Pool:
+    """Return the n-grams of a TfIdfVectorizer, its numbers checked.
+
+    Raises:
+        ShapeError: they do not agree.
+    """
     given = attributes(node)
     words = [int(word) for word in given["pool_int64s"] or ()]
     pool: Sequence[Any] = words or [text(word) for word in given["pool_strings"] or ()]
@@ -70,14 +75,14 @@ def _pool_of(node: Node) -> _Pool:
             if lengths[0] <= size <= lengths[1]:
                 places[tuple(pool[first : first + size])] = indexes[number]
             number += 1
-    return _Pool(places, lengths, width, weights[:width])
+    return Pool(places, lengths, width, weights[:width])
 
 
 @reference("TfIdfVectorizer")
 def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return how often each n-gram of the pool occurs in a row of words, or its weight."""
     given, x = attributes(node), inputs[0]
-    pool = prepared(node, _pool_of)
+    pool = prepared(node, pool_of)
     skip, mode = int(given["max_skip_count"]), text(given["mode"])
     if skip < 0:
         raise ShapeError(f"max_skip_count is {skip}; it must not be negative")

@@ -149,6 +149,10 @@ def binary_operands(node: Node, a: Tensor, b: Tensor) -> None:
     """Raise ShapeError unless the operands broadcast and have one dtype (Pow: any)."""
     if node.op_type != "Pow":
         require_same_dtype(a, b)
+    if node.op_type == "BitShift":
+        direction = node.attrs.get("direction")
+        known = direction in ("LEFT", "RIGHT", b"LEFT", b"RIGHT")
+        require(known, "direction is {}; it is LEFT or RIGHT", direction)
     if not is_legacy_broadcast(node):
         require_broadcast_together(a, b)
         return

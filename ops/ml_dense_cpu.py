@@ -21,6 +21,7 @@ from .composite_cpu import delegate, viewed
 from .elementwise_cpu import Source, emit_expression, source, temporary
 from .elementwise_expressions import Expression, Term, text
 from .ml_scores import ML, prepared
+from .range_check_cpu import emit_range_check
 from .reduce_cpu import emit_extreme, emit_reduction
 
 Array = np.ndarray[Any, Any]
@@ -157,6 +158,7 @@ def array_feature_extractor(node: Node, low: Lowering) -> None:
         raise Unsupported("an ArrayFeatureExtractor without places")
     if held is not None and (held.min() < 0 or held.max() >= x.shape[-1]):
         raise Unsupported("an ArrayFeatureExtractor of places that are not there")
+    emit_range_check(low, places, "Y", 0, x.shape[-1] - 1)
     known = None if held is None else held.reshape(-1)
     row = Operand(places.name, places.dtype, (places.size,), known=known)
     row.storage, row.offset = places.storage, places.offset

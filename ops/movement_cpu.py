@@ -33,6 +33,7 @@ from .elementwise_expressions import Expression, text
 from .movement import Repeats, whole_numbers
 from .primitives import primitive
 from .range_check_cpu import emit_range_check
+from .required import DOMAIN, LOSSES, OF
 from .strides import contiguous, normal_axis
 
 Array = np.ndarray[Any, Any]
@@ -96,6 +97,17 @@ def emit_view(low: Lowering, strides: Sequence[int], offset: int = 0) -> None:
 def view(node: Node, low: Lowering) -> None:
     """Give the same elements in the same order."""
     low.alias(low.output(), low.given(0))
+
+
+@lowering("Required", domain=DOMAIN)
+def required(node: Node, low: Lowering) -> None:
+    """Give the first input; labels of a loss that are no classes are reported."""
+    x = low.given(0)
+    if node.attrs[OF] in LOSSES:
+        ignored = int(node.attrs.get("ignore_index", 0))
+        classes = x.shape[1]
+        emit_range_check(low, low.given(1), "labels", min(0, ignored), max(classes - 1, ignored))
+    low.alias(low.output(), x)
 
 
 @lowering("Dropout")

@@ -15,6 +15,7 @@ from subgraph.opencl.runtime import ClSource
 
 from .movement import Repeats
 from .opencl_code import line, word
+from .required import DOMAIN
 from .strides import collapse
 
 Array = np.ndarray[Any, Any]
@@ -49,6 +50,8 @@ cl_shared(
     "Trilu",
     "Unsqueeze",
 )
+
+cl_shared("Required", domain=DOMAIN)
 
 
 def as_words(place: Place, item: int) -> Place:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from subgraph.graph import Graph, Node, Value
 from subgraph.op import infer_types
 from subgraph.pass_manager import register_pass
+from subgraph.types import TensorType
 
 from ._patterns import DOMAIN
 
@@ -46,6 +47,9 @@ def _bounded(node: Node) -> dict[Value, Value]:
     types = infer_types(made, [None if v is None else v.type for v in made.inputs])
     for value, type_ in zip(made.outputs, types, strict=True):
         value.type = type_
+    most = made.inputs[2] if len(made.inputs) > 2 else None
+    if node.op_type == "NonMaxSuppression" and most is not None and most.parameter is not None:
+        made.outputs[0].type = TensorType("int64", (None, 3))  # its content may change
     found: dict[Value, Value] = {}
     for k, old in enumerate(node.outputs):
         axis = axes[k]

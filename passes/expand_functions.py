@@ -41,10 +41,29 @@ def expand_functions(graph: Graph) -> Graph:
         graph.rewire(replaced)  # a body may hold such operators again
 
 
+def _required(node: Node) -> Value:
+    """Return the first input of a node, in a form that only holds where all inputs fit it."""
+    made = Node(
+        "Required",
+        node.inputs,
+        name=f"{node.name}.required",
+        domain="subgraph.cpu",
+        version=node.version,
+        attrs={**node.attrs, "required_of": node.op_type},
+        metadata=node.metadata,
+    )
+    first = node.inputs[0]
+    made.outputs[0].type = None if first is None else first.type
+    return made.outputs[0]
+
+
 def _stand_ins(node: Node) -> Sequence[Value | None]:
     """Return what stands for each output of a node; nothing for one that stays."""
     if not node.domain and node.op_type in _EXPANDED:
-        return function_outputs(node) or ()
+        # A window is made of a number alone, and the size of the result follows from it.
+        alone = len(node.inputs) == 1
+        inputs = node.inputs if alone else [_required(node), *node.inputs[1:]]
+        return function_outputs(node, inputs) or ()
     try:
         return expanded(node) or ()
     except (ShapeError, UnsupportedOpError):

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from subgraph.bodies import check_node
 from subgraph.graph import Graph, Node, Value
 from subgraph.graph_copy import copy_nodes
 from subgraph.known_values import LIMIT
@@ -114,6 +115,7 @@ class _Round:
 
     def _unfolded(self, node: Node) -> Sequence[Value] | None:
         """Return what stands for the outputs of a node, None if it has to stay."""
+        check_node(node)
         if node.op_type == "If":
             return self._branch(node)
         if any(_must_stay(inner) for level in node.bodies[0].levels() for inner in level.nodes):
@@ -237,8 +239,10 @@ class _Round:
         axes = tuple(node.attrs.get("scan_input_axes") or (0,) * count)
         back = tuple(node.attrs.get("scan_input_directions") or (0,) * count)
         given = [self._now(value) for value in node.inputs if value is not None]
-        turns = _length(given[states], axes[0])
-        if turns is None or not self._take(body, turns):
+        # Lengths that may differ are the default executor's to compare.
+        lengths = {_length(value, axis) for value, axis in zip(given[states:], axes, strict=True)}
+        turns = lengths.pop()
+        if turns is None or lengths or not self._take(body, turns):
             return None
         carried = given[:states]
         rows: list[list[Value]] = []

@@ -11,12 +11,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from subgraph.errors import ModelError, UnsupportedOpError
+from subgraph.bodies import check_bodies
+from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph import Graph, Node
 from subgraph.limits import check_memory, memory_limit
 from subgraph.op import scanned_inputs
+from subgraph.requirements import check_values
 from subgraph.subgraph_op import RunTurns, Wiring
-from subgraph.types import SequenceType, TensorType, numpy_dtype
+from subgraph.types import SequenceType, TensorType, dtype_of, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -53,6 +55,7 @@ def control_flow(node: Node, bodies: Sequence[BodyExecutor]) -> Run:
     Raises:
         UnsupportedOpError: the operator has bodies but is none of the standard's four.
     """
+    check_bodies(node)
     match (node.domain, node.op_type):
         case ("", "If"):
             return _If(node, bodies)
@@ -75,15 +78,23 @@ def control_flow(node: Node, bodies: Sequence[BodyExecutor]) -> Run:
 
 
 def _flag(value: Any, node: Node, what: str) -> bool:
-    if type(value) is np.ndarray and value.size == 1:
+    if type(value) is np.ndarray and value.size == 1 and value.dtype == np.bool_:
         return bool(value.item())
     array = np.asarray(value)
-    if array.size != 1:
-        raise ModelError(
-            f"node {node.name!r} ({node.op_type}): its {what} has shape {array.shape}; it must "
-            "hold one value"
+    if array.size != 1 or array.dtype != np.bool_:
+        raise ShapeError(
+            f"node {node.name!r} ({node.op_type}): its {what} has shape {list(array.shape)} and "
+            f"dtype {array.dtype}; it must hold one truth value"
         )
     return bool(array.reshape(())[()])
+
+
+def _check(node: Node, inputs: Sequence[Any]) -> None:
+    """Check the inputs of a node against what its operator requires."""
+    try:
+        check_values(node, inputs)
+    except ShapeError as error:
+        raise ShapeError(f"node {node.name!r} ({node.op_type}): {error}") from error
 
 
 def _stacked(parts: Sequence[Any] | Array, body: Graph, position: int, axis: int = 0) -> Array:
@@ -137,6 +148,7 @@ class _Loop:
         )
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        _check(self._node, inputs[: self._given])
         limit = None if inputs[0] is None else int(np.asarray(inputs[0]).reshape(-1)[0])
         going = inputs[1] is None or _flag(inputs[1], self._node, "condition")
         carried = list(inputs[2 : self._given])
@@ -162,6 +174,9 @@ class _Loop:
             results = self._body.run(given)
             number += 1
             going = _flag(results[0], self._node, "condition")
+            for before, after in zip(carried, results[1:first], strict=True):
+                if getattr(before, "dtype", None) != getattr(after, "dtype", None):
+                    _changed(self._node, before, after)
             carried = list(results[1:first])
             if scans:
                 held = self._gather(results[first:], scans, held, number)
@@ -183,6 +198,15 @@ def _check_held(node: Node, held: int, rounds: int) -> None:
     if 2 * held > memory_limit():
         where = f"node {node.name!r} ({node.op_type})"
         check_memory(2 * held, f"{where}: to stack the {rounds} results of its body so far")
+
+
+def _changed(node: Node, before: Any, after: Any) -> None:
+    """Raise ShapeError if a turn gives another dtype than it began with."""
+    if type(before) is type(after) is np.ndarray:
+        raise ShapeError(
+            f"node {node.name!r} ({node.op_type}): a turn begins with {dtype_of(before)} and ends "
+            f"with {dtype_of(after)}; it must be one"
+        )
 
 
 def _rows(array: Array, axis: int, back: int) -> Array:
@@ -218,6 +242,7 @@ class _Scan:
         )
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        _check(self._node, inputs[: self._given])
         states = list(inputs[: self._states])
         scanned = [
             _rows(array, axis, back)
@@ -259,6 +284,7 @@ class _ScanBatch:
     """Scan of opset 8: a batch axis before the scanned one, and lengths for each row."""
 
     def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self._node = node
         self._graph = node.bodies[0]
         self._given = len(node.inputs)
         self._scanned = scanned_inputs(node, self._given - 1)
@@ -268,6 +294,7 @@ class _ScanBatch:
         self._scan = _Scan(inner, body)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        _check(self._node, inputs[: self._given])
         captures = inputs[self._given :]
         states = inputs[1 : 1 + self._states]
         scanned = inputs[1 + self._states : self._given]

@@ -340,15 +340,19 @@ def expand(node: Node, inputs: Sequence[Any]) -> Compute | None:
         for inner, sources, targets in steps:
             results = evaluate(inner, [known[name] for name in sources])
             known.update(zip(targets, results, strict=True))
-        return [known[name] for name in names_out]
+        return [known.get(name) for name in names_out]
 
     return compute
 
 
-def function_outputs(node: Node) -> list[Value | None] | None:
-    """Return what the function body in the operator's schema makes of the node's inputs.
+def function_outputs(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] | None:
+    """Return what the function body in the operator's schema makes of some inputs.
 
     The nodes of the body are new; a note tells that they stand for ``node``.
+
+    Args:
+        node: The node.
+        inputs: What it is made of, of the types of the node's inputs.
 
     Returns:
         One value for each output of the body, or None if the operator has no such body.
@@ -361,7 +365,7 @@ def function_outputs(node: Node) -> list[Value | None] | None:
         return None
     notes = {key: note for key, note in (node.metadata or {}).items() if key != BEYOND}
     known: dict[str, Value | None] = dict.fromkeys(("", *proto.input))
-    known.update(zip(proto.input, node.inputs, strict=False))
+    known.update(zip(proto.input, inputs, strict=False))
     for number, step in enumerate(proto.node):
         inner, sources, targets = _function_step(node, proto, step)
         made = Node(

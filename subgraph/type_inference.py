@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.errors import ShapeError
+from subgraph.bodies import check_node
+from subgraph.errors import ModelError, ShapeError
 from subgraph.graph import Graph, Node, Value
 from subgraph.known_values import dims_of, from_array, propagate, to_array
 from subgraph.op import infer_types, scanned_inputs
@@ -257,6 +258,7 @@ class _Inference:
     def _control_flow(
         self, node: Node, types: Sequence[ValueType | None]
     ) -> Sequence[ValueType | None]:
+        check_node(node)
         captured = iter(node.captures)
         outside: dict[Value, Array | None] = {}
         for body in node.bodies:
@@ -268,7 +270,9 @@ class _Inference:
             for body in node.bodies:
                 infer_graph(body, strict=self._strict, known=outside)
             branches = [[value.type for value in body.outputs] for body in node.bodies]
-            return [_either(*pair) for pair in zip(*branches, strict=False)]
+            for pair in zip(*branches, strict=True):
+                _check_dtype(node, "the branches give", *pair)
+            return [_either(*pair) for pair in zip(*branches, strict=True)]
         if node.op_type == "Loop" and not node.domain:
             return self._loop(node, node.bodies[0], types, outside)
         if node.op_type == "Scan" and not node.domain and node.version >= 9:
@@ -289,7 +293,7 @@ class _Inference:
         for value, type_ in zip(body.inputs, stated, strict=False):
             value.type = _better(value.type, type_)
         carried = self._iterate(
-            body, list(types[2:]), body.inputs[2:], slice(1, 1 + count), outside
+            node, list(types[2:]), body.inputs[2:], slice(1, 1 + count), outside
         )
         scanned = [_stacked(value.type, None, 0) for value in body.outputs[1 + count :]]
         return [*carried, *scanned]
@@ -311,7 +315,7 @@ class _Inference:
                 length = dims.pop(axis)
                 value.type = _better(value.type, TensorType(type_.dtype, dims))
         initial = list(types[:states])
-        carried = self._iterate(body, initial, body.inputs[:states], slice(0, states), outside)
+        carried = self._iterate(node, initial, body.inputs[:states], slice(0, states), outside)
         results = body.outputs[states:]
         axes = node.attrs.get("scan_output_axes", (0,) * len(results))
         scanned = [_stacked(v.type, length, a) for v, a in zip(results, axes, strict=False)]
@@ -319,13 +323,14 @@ class _Inference:
 
     def _iterate(
         self,
-        body: Graph,
+        node: Node,
         types: list[ValueType | None],
         inputs: Sequence[Value],
         results: slice,
         outside: dict[Value, Array | None],
     ) -> list[ValueType | None]:
         """Infer the body until the types that go around hold for every turn; return them."""
+        body = node.bodies[0]
         made = [value for inner in body.nodes for value in inner.outputs]
         stated = [value.type for value in made]
         for turn in range(_ROUNDS + 1):
@@ -334,6 +339,8 @@ class _Inference:
                 if value.type is None or type(value.type) is type(type_):
                     value.type = type_
             infer_graph(body, strict=self._strict, known=outside)
+            for before, value in zip(types, body.outputs[results], strict=False):
+                _check_dtype(node, "a turn begins and ends with", before, value.type)
             after = [
                 _either(before, value.type) if before is not None else value.type
                 for before, value in zip(types, body.outputs[results], strict=False)
@@ -434,6 +441,15 @@ def _forget_types(body: Graph) -> None:
 
 def _shapeless(type_: ValueType | None) -> ValueType | None:
     return TensorType(type_.dtype) if isinstance(type_, TensorType) else type_
+
+
+def _check_dtype(node: Node, what: str, *types: ValueType | None) -> None:
+    """Raise ModelError if a value has several dtypes: nobody could plan what uses it."""
+    found = sorted({type_.dtype for type_ in types if isinstance(type_, TensorType)})
+    if len(found) > 1:
+        raise ModelError(
+            f"node {node.name!r} ({node.op_type}): {what} {' and '.join(found)}; it must be one"
+        )
 
 
 def _either(*types: ValueType | None) -> ValueType | None:

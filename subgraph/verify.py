@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from subgraph.bodies import check_bodies
 from subgraph.errors import ModelError
 from subgraph.graph import Graph, Node, Value
 
@@ -85,6 +86,8 @@ def _verify_node(
         if value.producer is not node or value.parameter is not None:
             raise ModelError(f"{where}: output {value.name!r} of {node.name!r} has another source")
     bodies = node.bodies if node.attrs else []
+    if bodies:
+        check_bodies(node)
     if len(node.captures) != sum(len(body.captures) for body in bodies):
         raise ModelError(
             f"{where}: node {node.name!r} lists {len(node.captures)} captures, its bodies "

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import subgraph as sg
+from subgraph import ops
 
 from .requirements_support import DEVICES, Use, assert_agree, assert_refused, floats, ints, run
 
@@ -124,6 +125,17 @@ def test_boxes_that_are_weights_compile(device: str) -> None:
 
 
 @Devices
+def test_how_many_boxes_is_a_weight_that_changes(device: str) -> None:
+    boxes, scores = sg.parameter("boxes", BOXES), sg.parameter("scores", SCORES)
+    most = sg.parameter("most", ints(2))
+    y = ops.NonMaxSuppression(boxes, scores, most, np.float32(1), name="culprit")
+    model = sg.compile_model(sg.Graph(outputs=[y]), device)
+    for count in (2, 5, 1):
+        model.parameters["most"].assign(ints(count))
+        assert model([])[0].shape == (2 * count, 3)
+
+
+@Devices
 def test_an_operator_of_our_own_in_a_file_is_checked(device: str) -> None:
     """What the passes write stands for nothing that is sure when a file says it."""
     inputs = [
@@ -162,3 +174,10 @@ def test_a_long_tree_is_checked_quickly() -> None:
     chain["nodes_truenodeids"] = (*range(1, count), 1, 0)
     with pytest.raises(sg.ShapeError, match="circle"):
         run(trees(**chain), "CPU")
+
+
+@Devices
+def test_columns_that_are_computed_are_checked(device: str) -> None:
+    for columns in (ints(0, 6), ints(-1)):
+        with pytest.raises(sg.ShapeError, match=r"Y names column|Y holds"):
+            run(ml("ArrayFeatureExtractor", X, columns), device)
