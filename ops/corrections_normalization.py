@@ -1,8 +1,9 @@
-"""BatchNormalization and Dropout, for the reference.
+"""BatchNormalization, MeanVarianceNormalization and Dropout, for the reference.
 
 onnx.reference mixes batch statistics into BatchNormalization of opsets 1 to 13 where the model
 asks for inference (it takes the default momentum as a wish to train), and lacks opset 1 and the
-attribute ``spatial``. It lacks Dropout of opsets 1 to 6.
+attribute ``spatial``. It lacks Dropout of opsets 1 to 6. The standard's own definition of
+MeanVarianceNormalization has numbers of float32, which go with no other dtype.
 """
 
 from __future__ import annotations
@@ -65,6 +66,17 @@ def _normalized(
     scale, bias, mean, var = (part.reshape(shape) for part in (scale, bias, mean, var))
     result: Array = scale * (x - mean) / np.sqrt(var + epsilon) + bias
     return result.astype(x.dtype)
+
+
+@reference("MeanVarianceNormalization")
+def mean_variance(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return ``(x - mean) / (deviation + 1e-9)`` over the axes, computed in float64."""
+    x: Array = inputs[0]
+    wide = x.astype(np.float64)
+    axes = tuple(int(axis) for axis in node.attrs.get("axes", (0, 2, 3)))
+    centred = wide - wide.mean(axis=axes, keepdims=True)
+    deviation: Array = np.sqrt((centred**2).mean(axis=axes, keepdims=True))
+    return [(centred / (deviation + 1e-9)).astype(x.dtype)]
 
 
 @reference("Dropout")

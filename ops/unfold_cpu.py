@@ -18,6 +18,7 @@ from .conv_geometry import ints, triple
 from .copying_cpu import emit_copy, emit_fill
 from .elementwise_cpu import temporary
 from .movement_cpu import known_ints
+from .range_check_cpu import emit_range_check
 from .strides import contiguous
 
 Array = np.ndarray[Any, Any]
@@ -164,6 +165,7 @@ def unpool(node: Node, low: Lowering) -> None:
     zero = np.zeros(1, x.dtype)
     zeros = temporary(low, x.dtype, (math.prod(shape),))
     emit_fill(low, zeros, zeros.size, zero)
+    emit_range_check(low, places, "I", 0, zeros.size - 1)
     spread = y if y.shape == shape else temporary(low, x.dtype, shape)
     flat = [zeros, viewed(low, places, (x.size,)), viewed(low, x, (x.size,))]
     delegate(low, "ScatterElements", flat, viewed(low, spread, zeros.shape), axis=0)

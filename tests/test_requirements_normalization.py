@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from .requirements_support import DEVICES, Use, assert_agree, assert_refused, floats
@@ -62,6 +63,9 @@ RIGHT = [
     Use("LRN", [floats(2, 6, 5)], {"size": 2**40 + 1}),
     Use("LRN", [X], {"size": 4}),
     Use("MeanVarianceNormalization", [X], {"axes": (-1, 0)}),
+    Use("MeanVarianceNormalization", [X.astype(np.float64)]),
+    Use("LogSoftmax", [floats()]),
+    Use("Softmax", [floats()], {"axis": 0}, version=11),
 ]
 
 

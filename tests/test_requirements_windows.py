@@ -252,6 +252,19 @@ def test_what_fits_is_taken(use: Use, device: str) -> None:
     assert_agree(use, device, 1e-4)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("index", [-1, 2 * 6 * 8 * 9, -HUGE, HUGE])
+def test_an_index_of_no_element_is_an_error(index: int, device: str) -> None:
+    """One of MaxUnpool never counts from the end; of a weight it is seen with the plan."""
+    indices = np.arange(X.size).reshape(X.shape)
+    indices[1, 5, 6, 7] = index
+    use = Use("MaxUnpool", [X, indices], {"kernel_shape": (2, 2)})
+    with pytest.raises(sg.ShapeError, match=f"culprit.*{index}"):
+        run(use, device)
+    with pytest.raises(sg.ShapeError, match=f"culprit.*{index}"):
+        run(use, device, (1,))
+
+
 @pytest.mark.parametrize("device", DEVICES[1:])
 def test_a_region_that_is_no_number_stays_inside(device: str) -> None:
     roi = np.array([0, 0, np.nan, np.inf, 1, 1, 1, 1], np.float32)
