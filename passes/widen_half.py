@@ -58,6 +58,7 @@ class WidenHalf:
         rule = self.rules.find(operator_key(node.op_type, node.domain)) if dtype else None
         return (
             rule is not None
+            and all(isinstance(value.type, TensorType) for value in node.outputs)
             and rule.dtypes is not None
             and dtype not in rule.dtypes
             and "float32" in rule.dtypes

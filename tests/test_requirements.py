@@ -218,3 +218,19 @@ def test_switches_are_0_or_1(
     ((name, value),) = attrs.items()
     with pytest.raises(sg.ShapeError, match=f"attribute {name} is {value}; it must be 0 or 1"):
         sg.compile_model(model, device)(given)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_halves_that_do_not_fit_are_named_by_their_node(device: str) -> None:
+    """The type of the result is not known then, so that no Cast can stand behind the node."""
+    arrays = [np.ones(shape, np.float16) for shape in ((2, 4, 14), (4, 4, 3), (4,))]
+    names = ["x", "w", "b"]
+    node = onnx.helper.make_node("Conv", names, ["y"], pads=[1, -1], name="culprit")
+    ends = [
+        onnx.helper.make_tensor_value_info(name, 10, [f"{name}{axis}" for axis in range(a.ndim)])
+        for name, a in zip(names, arrays, strict=True)
+    ]
+    graph = onnx.helper.make_graph([node], "g", ends, [onnx.ValueInfoProto(name="y")])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 11)])
+    with pytest.raises(sg.ShapeError, match=r"node 'culprit' \(Conv"):
+        sg.compile_model(model, device)(arrays)
