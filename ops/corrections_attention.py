@@ -21,11 +21,12 @@ from subgraph.requirements import (
     require_dtype,
     require_rank,
     require_shape,
+    require_within,
     requires,
 )
 from subgraph.types import DTYPE_OF_ONNX, Dim, TensorType, ValueType
 
-from .decoding import require_heads, require_split, require_within
+from .decoding import require_heads, require_split
 
 Array = np.ndarray[Any, Any]
 

@@ -51,13 +51,14 @@ def _by_column(numbers: Array, right: Array) -> Array:
 def qlinear_matmul(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the exact product, scaled and rounded once, with the zero point added to that."""
     a, a_scale, za, b, b_scale, zb, y_scale, zy = inputs
-    sums = _exact_product(a, b, za, zb)
-    rows = sums if a.ndim > 1 else sums[..., None]
-    columns = _by_column(b_scale, b)
-    scale = _by_row(a_scale, a) * columns / _by_row(y_scale, rows)
+    # A vector is a matrix of one row, or of one column, which the result does not have.
+    left, right = np.atleast_2d(a), b if b.ndim > 1 else b[:, None]
+    sums = _exact_product(left, right, za, zb)
+    scale = _by_row(a_scale, left) * _by_column(b_scale, right) / _by_row(y_scale, left)
+    result: Array = np.rint(sums * scale) + _by_row(zy, left)
     limits = np.iinfo(zy.dtype)
-    result: Array = np.rint(sums * scale) + _by_row(zy, rows)
-    return [result.clip(limits.min, limits.max).astype(zy.dtype)]
+    shape = (*sums.shape[:-2], *sums.shape[-2:-1][: a.ndim > 1], *sums.shape[-1:][: b.ndim > 1])
+    return [result.clip(limits.min, limits.max).astype(zy.dtype).reshape(shape)]
 
 
 @reference("ConvInteger")

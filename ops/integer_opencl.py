@@ -124,6 +124,8 @@ def qlinear_matmul(node: Node, low: ClLowering) -> None:
     if not out.size:
         return
     sa, za, sb, zb, so, zo = (low.given(k) for k in (1, 2, 4, 5, 6, 7))
+    if sa.size > 1 and low.given(3).rank == 1:
+        raise Unsupported("scales for each row of a product with a vector")
     a = _centred(low, low.given(0), za, _by_row(za))
     b = _centred(low, low.given(3), zb, _by_column(zb))
     sums = temporary(low, "int32", out.shape)

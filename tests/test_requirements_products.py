@@ -188,8 +188,10 @@ RIGHT = [
             (5, bytes_of(5)),
             (6, np.array([8, 4, 2], np.float32)),
             (7, bytes_of(3)),
+            (3, bytes_of(4)),
         )
     ),
+    Use("QLinearMatMul", quantised_product(AQ, bytes_of(4), 1, np.array([0.5, 4, 2], np.float32))),
     Use("Einsum", [A, B], {"equation": "ij, jk"}),
     Use("Einsum", [floats(2, 3, 4), floats(1, 4, 5)], {"equation": "...ij,...jk->...ik"}),
     Use("QuantizeLinear", [X, scales(4), bytes_of(4)], {"axis": -1}),
