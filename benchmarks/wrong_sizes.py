@@ -394,8 +394,8 @@ def _differs(mine: Sequence[Any], theirs: Sequence[Any]) -> str:
                 return "other texts"
         elif one.dtype.isbuiltin == 1:
             pairs.append((one, other))
-        elif one.dtype == other.dtype:  # bfloat16, float8, int4: ONNX Runtime gives bytes
-            pairs.append((one.astype(np.float32), other.astype(np.float32)))
+        elif one.dtype == other.dtype:  # bfloat16, float8, int4; as halves are compared
+            pairs.append((one.astype(np.float16), other.astype(np.float16)))
     return difference([one for one, _ in pairs], [other for _, other in pairs])
 
 
