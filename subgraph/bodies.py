@@ -80,11 +80,11 @@ def _check_scan(node: Node) -> None:
     counts = {"directions": scans, "scan_input_axes": scans, "scan_input_directions": scans}
     counts |= {"scan_output_axes": results, "scan_output_directions": results}
     for name, count in counts.items():
-        given = node.attrs.get(name)
-        if given:
-            _require(node, name, len(given), count)
-            if name.endswith("directions") and not set(given) <= {0, 1}:
-                raise ModelError(f"node {node.name!r} (Scan): {name} {given}; each is 0 or 1")
+        numbers = node.attrs.get(name)
+        if numbers:
+            _require(node, name, len(numbers), count)
+            if name.endswith("directions") and not set(numbers) <= {0, 1}:
+                raise ModelError(f"node {node.name!r} (Scan): {name} {numbers}; each is 0 or 1")
 
 
 def _check_map(node: Node) -> None:

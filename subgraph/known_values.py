@@ -206,10 +206,12 @@ def _unsqueeze(
 def _squeeze(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
-    axes = _axes(node, inputs)
+    data, axes = inputs[0], _axes(node, inputs)
+    if data is None or axes is None:
+        return None
     if not axes and (len(inputs) < 2 or node.inputs[1] is None):
-        axes = tuple(d for d, size in enumerate(np.shape(inputs[0])) if size == 1)
-    return None if inputs[0] is None or axes is None else np.squeeze(inputs[0], axes)
+        axes = tuple(d for d, size in enumerate(data.shape) if size == 1)
+    return np.squeeze(data, axes)
 
 
 def _gather(

@@ -71,7 +71,7 @@ def _whole(code: int, one: int, other: int) -> Any:
 
 
 @register_jitable
-def _overflows(code: int, one: int, other: int) -> bool:
+def _overflows(code: int, one: int, other: int) -> Any:
     """Return whether a result has more than 64 bits, which the sizes of no plan have."""
     a, b = ld_i64(one), ld_i64(other)
     if code == _ADD:
