@@ -92,7 +92,8 @@ def fused_conv_operands(
     require_dtype("R", r, x.dtype)
     own = convolution(node, [TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)], ())[0]
     assert isinstance(own, TensorType), "a convolution gives a tensor"
-    require_shape("R", r, [dim for dim in own.shape or () if isinstance(dim, int)], "the result's")
+    sizes = [dim for dim in own.shape or () if isinstance(dim, int)]
+    require_shape("R", r, sizes, "the result's")
 
 
 @requires("FusedQLinearConv", domain=DOMAIN)

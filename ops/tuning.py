@@ -32,6 +32,7 @@ from subgraph.engine.lowering import (
     Word,
 )
 from subgraph.engine.objectcache import cache_folder
+from subgraph.engine.reports import Report
 from subgraph.large_pages import aligned_empty
 from subgraph.parameters import Parameter
 from subgraph.trusted_files import read_trusted, write_trusted
@@ -145,6 +146,7 @@ class _Memory:
             return self._address(word.storage, 0)
         if isinstance(word, Weight):
             return self._weight(word).ctypes.data
+        assert not isinstance(word, Report), "no kernel that is tuned reports"
         return word.address if isinstance(word, Kernel) else int(word)
 
 
