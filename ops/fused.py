@@ -99,7 +99,8 @@ def fused_conv_operands(
 @requires("FusedQLinearConv", domain=DOMAIN)
 def fused_qlinear_conv_operands(node: Node, x: Tensor, *others: Tensor | None) -> None:
     """Raise ShapeError unless filters, scales, zero points and bias fit, as `ops.qlinear_cpu`."""
-    padded: list[Tensor | None] = [*others, *[None] * 9]
+    padded: list[Tensor | None] = list(others)
+    padded += [None] * 9
     x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale = padded[:9]
     if w is None:
         raise ShapeError("the filters are missing")

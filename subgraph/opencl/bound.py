@@ -177,8 +177,8 @@ class ClBoundPlan:
             if self._slot_buffer is None:
                 self._slot_buffer = upload(self._runtime, self._queue, self._slot_words)
             kernel.set_arg(position, self._slot_buffer)
-            number = self._reports.setdefault(word, len(self._reports) + 1)
-            kernel.set_arg(position + 1, np.int32(number))
+            code = self._reports.setdefault(word, len(self._reports) + 1)
+            kernel.set_arg(position + 1, np.int32(code))
             return position + 2
         assert isinstance(word, (Operand, Scratch))
         storage = word.storage
