@@ -203,13 +203,17 @@ def test_results_are_compared() -> None:
         check_partition(graph, cut, inputs=feeds(graph))
 
 
+def graph_of(error: BaseException) -> str:
+    """Return the graph that an error of `check_property` shows."""
+    return str(error).partition("on the graph\n")[2].partition("\nas a test\n")[0]
+
+
 def test_check_property_shows_a_small_counterexample() -> None:
     with pytest.raises(sg.PartitionError, match="differs at") as caught:
         check_property(WrongWithNeg, ops={"Relu", "Neg", "Add", "Mul", "Sin", "Tanh"})
-    text = str(caught.value)
+    text = graph_of(caught.value)
     assert "Neg@" in text
     assert text.count("@") == 1, text
-    check_property(WrongWithNeg, ops={"Relu", "Add", "Mul", "Tanh"}, max_examples=20)
     check_property(sg.ContainOpSelector(TEMPLATES), max_examples=30, strategy=topologies())
 
 
@@ -365,7 +369,7 @@ def test_broken_operators_give_small_counterexamples(
 
     with pytest.raises(sg.PartitionError, match=says) as caught:
         check_property(Property, ops={"Relu", "Neg", "Add", "Mul", "Sin"})
-    shown = sg.parse(str(caught.value).partition("on the graph\n")[2])
+    shown = sg.parse(graph_of(caught.value))
     assert len(shown.nodes) <= most_nodes
     assert "property Property fails" in str(caught.value)
 
@@ -388,3 +392,193 @@ def test_a_failing_graph_is_taken_apart() -> None:
     assert len(graph.nodes) == 7
     small.verify()
     assert shrink_graph(graph, lambda g: False) is graph
+
+
+@pytest.mark.parametrize(
+    "op_types",
+    [{"Conv"}, {"Gemm"}, {"Softmax"}, {"LSTM"}, {"Resize"}, {"Attention"}, {"Conv", "Relu", "Add"}],
+    ids="+".join,
+)
+def test_check_property_tries_what_a_selector_takes(op_types: set[str]) -> None:
+    tried = check_property(sg.ContainOpSelector(op_types), max_examples=20)
+    assert set(tried.taken) == op_types
+    assert set(tried.nodes) == op_types
+    assert tried.graphs >= 20
+    assert tried.nodes.total() >= tried.regions >= 20
+    assert tried.calls >= 3 * tried.regions
+
+
+class Grows(sg.SubgraphSelector):
+    """A Conv, and what follows it."""
+
+    def select(self, node: sg.Node) -> bool:
+        return node.op_type == "Conv" and node.inputs[0] is not None
+
+    def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
+        return output_node.op_type in ("Relu", "Clip")
+
+
+def test_check_property_finds_out_where_a_region_grows() -> None:
+    tried = check_property(Grows, max_examples=60)
+    assert set(tried.taken) == {"Conv", "Relu", "Clip"}
+    assert set(tried.nodes) == {"Conv", "Relu", "Clip"}
+
+
+def accelerator(op: type[sg.SubgraphOp] | None, *op_types: str) -> type[sg.SubgraphProperty]:
+    """Return a property that takes these operators and runs regions by ``op``."""
+
+    class Accelerator(sg.SubgraphProperty):
+        def create_subgraph_selector(self) -> sg.SubgraphSelector:
+            return sg.ContainOpSelector(op_types)
+
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+            return sg.subgraph_node(subgraph, op=None if op is None else op(subgraph))
+
+    return Accelerator
+
+
+class SwapsInputs(Broken):
+    """Mixes up its first two inputs of one shape."""
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        arrays = [v.array if isinstance(v, sg.Parameter) else v for v in inputs]
+        if len(arrays) > 1 and arrays[0].shape == arrays[1].shape:
+            arrays[:2] = arrays[1::-1]
+        return list(self.inner(arrays).values())
+
+
+class IgnoresAttributes(Broken):
+    """Takes every attribute for its default."""
+
+    ignored = frozenset({"axis", "alpha", "mode", "linear_before_reset", "is_causal"})
+
+    def __init__(self, subgraph: sg.Graph) -> None:
+        super().__init__(subgraph)
+        plain = subgraph.clone()
+        for node in plain.nodes:
+            for key in self.ignored & node.attrs.keys():
+                del node.attrs[key]
+        self.inner = sg.compile_model(plain, "REFERENCE")
+
+
+class RightForImages(Broken):
+    """Right where everything has four dimensions."""
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        data = [v for v in inputs if not isinstance(v, sg.Parameter)]
+        images = all(v.ndim == 4 for v in data)
+        return [a if images or a.dtype.kind != "f" else a + 1 for a in self.right(inputs)]
+
+
+@pytest.mark.parametrize(
+    ("op", "op_types"),
+    [
+        (SwapsInputs, ["Sub"]),
+        (SwapsInputs, ["MatMul"]),
+        (SwapsInputs, ["Concat"]),
+        (SwapsInputs, ["Attention"]),
+        (SwapsInputs, ["Conv", "Relu", "Sub"]),
+        (FirstWeights, ["Conv"]),
+        (FirstWeights, ["Gemm"]),
+        (FirstWeights, ["LSTM"]),
+        (IgnoresAttributes, ["Softmax"]),
+        (IgnoresAttributes, ["LeakyRelu"]),
+        (IgnoresAttributes, ["Gemm"]),
+        (IgnoresAttributes, ["Resize"]),
+        (IgnoresAttributes, ["GRU"]),
+        (IgnoresAttributes, ["Attention"]),
+        (RightForImages, ["Softmax"]),
+        (RightForImages, ["Conv"]),
+        (RightForImages, ["MaxPool", "Relu"]),
+    ],
+)
+def test_planted_faults_are_found(op: type[Broken], op_types: list[str]) -> None:
+    with pytest.raises(sg.PartitionError, match="property Accelerator fails") as caught:
+        check_property(accelerator(op, *op_types))
+    assert len(sg.parse(graph_of(caught.value)).nodes) <= 2
+
+
+class Right(Broken):
+    """Nothing is wrong with it."""
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        return self.right(inputs)
+
+
+def test_a_right_accelerator_passes() -> None:
+    taken = ["Conv", "Softmax", "Gemm", "Resize", "Attention", "LSTM", "Sub", "Einsum"]
+    tried = check_property(accelerator(Right, *taken), max_examples=60)
+    assert tried.own_calls == tried.calls > 100
+    assert tried.own == tried.regions
+    assert set(tried.nodes) == set(taken)
+
+
+def test_an_op_that_is_never_called_is_an_error() -> None:
+    with pytest.raises(sg.PartitionError, match="an op of its own was never called: all "):
+        check_property(accelerator(None, "Relu"), max_examples=5)
+
+
+def test_a_check_in_which_nothing_runs_is_an_error() -> None:
+    says = "tried on 5 graphs, but not one region was made: nothing was tested.*takes: Conv"
+    with pytest.raises(sg.PartitionError, match=says):
+        check_property(sg.ContainOpSelector({"Conv"}), max_examples=5, min_size=50)
+    with pytest.raises(sg.PartitionError, match="not one region was made"):
+        check_property(sg.SubgraphSelector, max_examples=5)
+
+    class Refuses(accelerator(Right, "Relu")):
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> Any:
+            return sg.Reject("too small")
+
+    with pytest.raises(sg.PartitionError, match="not one region was made"):
+        check_property(Refuses, max_examples=5)
+
+
+def test_calls_are_counted_through_sessions_of_an_ops_own() -> None:
+    class Door(sg.Session):
+        def __call__(self, inputs: Any, outputs: Any = None) -> Any:
+            return self.op.right(inputs)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+    class WithDoor(Broken):
+        def session(self) -> sg.Session:
+            return Door(self)
+
+    tried = check_property(accelerator(WithDoor, "Relu"), max_examples=5)
+    assert tried.own_calls == tried.calls >= 4 * tried.regions > 0
+
+
+def test_models_of_ones_own_are_tried() -> None:
+    fine = ladder()
+    tried = check_property(
+        accelerator(Right, "Add"), models=[fine, sg.to_onnx(fine)], max_examples=0
+    )
+    assert (tried.graphs, tried.regions, tried.nodes["Add"]) == (2, 2, 2)
+    with pytest.raises(sg.PartitionError, match="property Accelerator fails"):
+        check_property(accelerator(SwapsInputs, "Sub"), models=[ladder()], max_examples=0)
+    with pytest.raises(sg.PartitionError, match="not one region"):
+        check_property(sg.ContainOpSelector({"Conv"}), models=[ladder()], max_examples=0)
+
+
+class WrongGemm(sg.SubgraphProperty):
+    """Wrong by one, with a Gemm."""
+
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Gemm"})
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+        return sg.subgraph_node(subgraph, op=PlusOne(subgraph))
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_the_counterexample_is_a_python_test(size: int) -> None:
+    rng = np.random.default_rng(0)
+    x, w = sg.input("x", (2, size)), sg.parameter("w", rng.standard_normal((size, 4), np.float32))
+    graph = sg.Graph([x], [ops.Neg(ops.Gemm(ops.Relu(x), w))])
+    with pytest.raises(sg.PartitionError) as caught:
+        check_property(WrongGemm, models=[graph], max_examples=0)
+    source = str(caught.value).partition("\nas a test\n")[2]
+    assert f"from {__name__} import WrongGemm" in source
+    assert ("base64" in source) == (size == 300)
+    space: dict[str, Any] = {}
+    exec(source, space)
+    with pytest.raises(sg.PartitionError, match="invariant 7: output"):
+        space["test_counterexample"]()

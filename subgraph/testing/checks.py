@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 
 from subgraph.compiled_model import CompiledModel
 from subgraph.core import compile_model
 from subgraph.errors import PartitionError
 from subgraph.graph import Graph
-from subgraph.property import optimize_for
+from subgraph.onnx_file import load
+from subgraph.property import SubgraphProperty, optimize_for, property_from
+from subgraph.testing.counterexample import as_test
+from subgraph.testing.coverage import Coverage
+from subgraph.testing.focused_graphs import by_operator, focused_graphs, templates_of
 from subgraph.testing.invariants import check_partition, check_results, run_reference
-from subgraph.testing.random_graphs import feeds, graphs
+from subgraph.testing.probing import taken_operators
+from subgraph.testing.random_corners import TABLE
+from subgraph.testing.random_graphs import TEMPLATES, feeds, graphs
 from subgraph.testing.shrinking import shrink_graph
 
 
@@ -28,31 +35,68 @@ def check_property(
     max_nodes: int = 10,
     ops: Collection[str] | None = None,
     strategy: st.SearchStrategy[Graph] | None = None,
+    models: Iterable[Any] = (),
     rtol: float = 1e-4,
     atol: float = 1e-5,
     **options: Any,
-) -> None:
+) -> Coverage:
     """Try a property on random graphs: every invariant, and the results against the reference.
 
-    Each partitioned graph runs several times, with other inputs, with the same again, and after its
-    weights were changed. The graphs are always the same, and a failure is shrunk to a small one,
-    which the error shows.
+    The selector is asked which operators it takes; the graphs hold these, with their attributes,
+    among other operators, in forks that join again. Each partitioned graph runs several times, with
+    other inputs, with the same again, and after its weights were changed. The graphs are always the
+    same, and a failure is shrunk to a small one, which the error shows, also as a Python test.
 
     Args:
         prop: What ``graph.attrs["subgraph_property"]`` may hold: a property's class, an instance, a
             selector, a registered name.
-        max_examples: How many graphs.
-        max_nodes: How many operators at most in each.
-        ops: Operators to use; None: all that `graphs` knows.
+        max_examples: How many random graphs; 0: only ``models``.
+        max_nodes: How many operators at most in each, not counting those that join branches.
+        ops: Operators to use, of the domain of ONNX; None: those that the selector takes, among all
+            others that `graphs` knows.
         strategy: Graphs of your own instead.
+        models: Models of your own to try first: graphs, or what `subgraph.load` reads.
         rtol: Relative tolerance of results.
         atol: Absolute tolerance of results.
         **options: Options of the pass PartitionGraph.
 
+    Returns:
+        What was tried: graphs, regions, nodes, calls.
+
     Raises:
-        PartitionError: an invariant is broken, or the property raised; shows the graph.
+        PartitionError: an invariant is broken, or the property raised; shows the graph. Or nothing
+            was tried: no region was made, or no op of the property's own was called.
     """
-    drawn = graphs(max_nodes=max_nodes, ops=ops) if strategy is None else strategy
+    trial = _Trial(prop, rtol, atol, options)
+    for model in models:
+        graph = model if isinstance(model, Graph) else load(model)
+        run_reference(graph, feeds(graph))
+        try:
+            trial.attempt(graph)
+        except Exception as error:
+            trial.fail(graph, error)
+    if max_examples:
+        if strategy is None:
+            strategy = _strategy(trial, ops, max_nodes)
+        _try_drawn(trial, strategy, max_examples)
+    trial.check_tried()
+    return trial.coverage
+
+
+def _strategy(
+    trial: _Trial, ops: Collection[str] | None, max_nodes: int
+) -> st.SearchStrategy[Graph]:
+    """Return graphs of the operators that the selector takes."""
+    every = templates_of(ops) if ops is not None else {**TEMPLATES, **TABLE}
+    taken = taken_operators(trial.prop)
+    trial.coverage.taken = tuple(taken)
+    focus = templates_of([name for name in taken if ops is None or name in ops])
+    if not focus:
+        return graphs(max_nodes=max_nodes, ops=ops, corners=True)
+    return focused_graphs(by_operator(focus), by_operator(every), max_nodes)
+
+
+def _try_drawn(trial: _Trial, strategy: st.SearchStrategy[Graph], max_examples: int) -> None:
     failed: list[Graph] = []
 
     @settings(
@@ -70,60 +114,122 @@ def check_property(
         ),
         phases=(Phase.generate, Phase.shrink),
     )
-    @given(drawn)
+    @given(strategy)
     def attempt(graph: Graph) -> None:
+        assume(_runs(graph))
         try:
-            try_property(graph, prop, rtol, atol, options)
+            trial.attempt(graph)
         except Exception:
             failed.append(graph)
             raise
 
     try:
         attempt()
+    except Unsatisfiable:
+        return  # no graph of the strategy runs; the counts say so
     except Exception as error:
         if not failed:
             raise
-        graph, shown = _smallest(failed[-1], error, prop, rtol, atol, options)
-        name = getattr(prop, "__name__", None) or repr(prop)
-        raise PartitionError(f"property {name} fails: {shown}\non the graph\n{graph}") from shown
+        trial.fail(failed[-1], error)
 
 
-def _smallest(
-    graph: Graph, error: Exception, prop: Any, rtol: float, atol: float, options: Any
-) -> tuple[Graph, Exception]:
-    """Return a small graph that fails as ``graph`` does, and its error."""
-    said = [error]
-
-    def fails(candidate: Graph) -> bool:
-        try:
-            candidate.verify()
-            run_reference(candidate, feeds(candidate))
-        except Exception:
-            return False  # it is the candidate that does not run
-        try:
-            try_property(candidate, prop, rtol, atol, options)
-        except Exception as found:
-            if type(found) is not type(said[-1]):
-                return False
-            said.append(found)
-            return True
+def _runs(graph: Graph) -> bool:
+    """Return whether the reference runs the graph on what `_check_runs` gives it."""
+    try:
+        graph.verify()
+        for seed in (0, 1):
+            run_reference(graph, feeds(graph, seed))
+        with _other_weights(graph):
+            run_reference(graph, feeds(graph))
+    except Exception:
         return False
+    return True
 
-    return shrink_graph(graph, fails), said[-1]
 
+class _Trial:
+    """A property and how it is tried; counts what was tried.
 
-def try_property(graph: Graph, prop: Any, rtol: float, atol: float, options: Any) -> None:
-    """Partition one graph, check the invariants, compare results, partition again.
-
-    Raises:
-        PartitionError: something is wrong.
+    Attributes:
+        prop: The property.
+        coverage: What was tried.
     """
-    cut = optimize_for(graph, prop, **options)
-    check_partition(graph, cut)
-    _check_runs(graph, cut, rtol, atol)
-    again = optimize_for(cut, prop, **options)
-    if str(again) != str(cut):
-        raise PartitionError("invariant 8: partitioning again changes the graph")
+
+    def __init__(self, prop: Any, rtol: float, atol: float, options: Mapping[str, Any]) -> None:
+        self.prop = prop
+        self.coverage = Coverage()
+        self._rtol = rtol
+        self._atol = atol
+        self._options = options
+        self._name = getattr(prop, "__name__", None) or repr(prop)
+
+    def attempt(self, graph: Graph) -> None:
+        """Partition one graph, check the invariants, compare results, partition again.
+
+        Raises:
+            PartitionError: something is wrong.
+        """
+        cut = optimize_for(graph, self.prop, **self._options)
+        check_partition(graph, cut)
+        with self.coverage.counted(self.coverage.add(graph, cut)), np.errstate(all="ignore"):
+            _check_runs(graph, cut, self._rtol, self._atol)
+        again = optimize_for(cut, self.prop, **self._options)
+        if str(again) != str(cut):
+            raise PartitionError("invariant 8: partitioning again changes the graph")
+
+    def fail(self, graph: Graph, error: Exception) -> NoReturn:
+        """Raise the error that shows a small graph which fails as ``graph`` does.
+
+        Raises:
+            PartitionError: always.
+        """
+        said = [error]
+
+        def fails(candidate: Graph) -> bool:
+            if not _runs(candidate):
+                return False  # it is the candidate that does not run
+            try:
+                self.attempt(candidate)
+            except Exception as found:
+                if type(found) is not type(said[-1]):
+                    return False
+                said.append(found)
+                return True
+            return False
+
+        small = shrink_graph(graph, fails)
+        given = "".join(f", {key}={value!r}" for key, value in self._options.items())
+        test = as_test(small, self.prop, f", rtol={self._rtol}, atol={self._atol}{given}")
+        raise PartitionError(
+            f"property {self._name} fails: {said[-1]}\non the graph\n{small}\nas a test\n{test}"
+        ) from said[-1]
+
+    def check_tried(self) -> None:
+        """Refuse a check in which nothing of the property has run.
+
+        Raises:
+            PartitionError: nothing has.
+        """
+        tried = self.coverage
+        where = f"property {self._name} was tried on {tried.graphs} graphs, but"
+        advice = "give graphs that it takes (models=[...], strategy=...)"
+        if not tried.regions:
+            taken = ", ".join(tried.taken) or "none of the operators that it was asked about"
+            raise PartitionError(
+                f"{where} not one region was made: nothing was tested. Its selector takes: "
+                f"{taken}. See sg.explain for what was refused, or {advice}"
+            )
+        if not tried.calls:
+            raise PartitionError(
+                f"{where} the ops of its {tried.regions} regions were never called; {advice}"
+            )
+        owner = property_from(self.prop)
+        makes = type(owner).create_subgraph_node is not SubgraphProperty.create_subgraph_node
+        if makes and not tried.own_calls:
+            raise PartitionError(
+                f"{where} an op of its own was never called: all {tried.regions} regions ran by "
+                f"the default op; create_subgraph_node has to return subgraph_node(subgraph, "
+                f"op=...), or {advice}"
+            )
 
 
 def _check_runs(graph: Graph, cut: Graph, rtol: float, atol: float) -> None:

@@ -401,8 +401,8 @@ def _various(draw: Draw, pool: Pool, name: str) -> Any:
         k = pool.constant([whole(draw, 1, dims(x)[axis])])
         return make(name, x, k, axis=axis, largest=whole(draw, 0, 1))
     if name == "Resize":
-        scales = pool.constant([1, 1, *(draw(st.sampled_from([0.5, 1, 2, 1.5])) for _ in "hw")])
-        scales = sg.parameter(f"{scales.name}f", np.array(scales.parameter.array, np.float32))  # type: ignore[union-attr]
+        factors = [1, 1, *(draw(st.sampled_from([0.5, 1, 2, 1.5])) for _ in "hw")]
+        scales = sg.ops.Constant(value=np.array(factors, np.float32))
         return make(name, x, None, scales, mode=draw(st.sampled_from(["nearest", "linear"])))
     return make(name, x, axis=axis)
 

@@ -24,11 +24,21 @@ Apply = Callable[[Draw, "Pool", str], Any]
 
 @attrs.define
 class Pool:
-    """Values that nodes may use, by kind; weights are made when a template asks."""
+    """Values that nodes may use, by kind; weights are made when a template asks.
+
+    Attributes:
+        values: The values.
+        weights: How many weights were made.
+        rng: Gives the numbers of the weights.
+        inputs: Graph inputs that were made in place of weights.
+        fed: Whether graph inputs and other values take the place of some weights.
+    """
 
     values: list[Value]
     weights: int = 0
     rng: np.random.Generator = attrs.field(factory=lambda: np.random.default_rng(0))
+    inputs: list[Value] = attrs.field(factory=list[Value])
+    fed: bool = False
 
     def pick(
         self,
@@ -59,10 +69,20 @@ class Pool:
         return found[-1 - whole(draw, 0, len(found) - 1)] if found else None
 
     def weight(self, shape: Sequence[int], scale: float = 0.5, low: float = -1) -> Value:
-        """Make a float weight with values in [low, 1) times ``scale``."""
+        """Make a float weight with values in [low, 1) times ``scale``; see ``fed``."""
         self.weights += 1
+        if self.fed and low < 0 and self.rng.random() < 0.5:
+            same = [v for v in self.values if dtype(v) == "float32" and dims(v) == tuple(shape)]
+            if same and self.rng.random() < 0.5:
+                return same[self.rng.integers(len(same))]
+            return self.feed(shape)
         array = self.rng.uniform(low, 1, tuple(shape)).astype(np.float32) * np.float32(scale)
         return sg.parameter(f"w{self.weights}", array)
+
+    def feed(self, shape: Sequence[int]) -> Value:
+        """Make a graph input of float32."""
+        self.inputs.append(sg.input(f"y{len(self.inputs)}", tuple(shape), "float32"))
+        return self.inputs[-1]
 
     def constant(self, numbers: Any, dtype: str = "int64") -> Value:
         """Make a weight of these numbers."""
@@ -386,13 +406,18 @@ def _branch(draw: Draw, pool: Pool, name: str) -> Any:
 def grow(draw: Draw, pool: Pool, table: Mapping[str, Apply], steps: int) -> None:
     """Apply operators to the pool; those that fit nothing are passed over."""
     for _ in range(steps):
-        name = draw(st.sampled_from(tuple(table)))
-        made = table[name](draw, pool, name)
-        if made is not None:
-            results: list[Value] = list(made) if isinstance(made, tuple) else [made]  # pyright: ignore[reportUnknownArgumentType]
-            pool.values += [
-                v for v in results if isinstance(v.type, TensorType) and v.type.is_static
-            ]
+        apply_one(draw, pool, table)
+
+
+def apply_one(draw: Draw, pool: Pool, table: Mapping[str, Apply]) -> list[Value]:
+    """Apply one operator to the pool; return its results, none if it fits nothing."""
+    name = draw(st.sampled_from(tuple(table)))
+    made = table[name](draw, pool, name)
+    if made is None:
+        return []
+    results: list[Value] = list(made) if isinstance(made, tuple) else [made]  # pyright: ignore[reportUnknownArgumentType]
+    pool.values += [v for v in results if isinstance(v.type, TensorType) and v.type.is_static]
+    return results
 
 
 _SHAPES = ((4,), (2, 3), (1, 2, 4, 4), (2, 3, 4))

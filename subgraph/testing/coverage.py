@@ -1,0 +1,98 @@
+"""What a check has tried: regions, their nodes, and calls of the ops that run them, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+
+from subgraph import subgraph_op
+from subgraph.graph import Graph
+from subgraph.subgraph_op import DefaultSubgraphOp, RunGiven, Session, SubgraphOp
+
+
+@attrs.define
+class Coverage:
+    """What `check_property` has tried.
+
+    Attributes:
+        graphs: Graphs that were partitioned.
+        regions: Regions that were made in them.
+        nodes: Nodes of these regions, by operator.
+        own: Regions whose node has an op of the property's own.
+        calls: Calls of the ops that run the regions.
+        own_calls: Calls of ops of the property's own.
+        taken: Operators of ONNX that the selector takes, where it was asked.
+    """
+
+    graphs: int = 0
+    regions: int = 0
+    nodes: Counter[str] = attrs.field(factory=Counter[str])
+    own: int = 0
+    calls: int = 0
+    own_calls: int = 0
+    taken: tuple[str, ...] = ()
+
+    def add(self, before: Graph, after: Graph) -> list[SubgraphOp]:
+        """Count the regions of a partition; return their ops."""
+        self.graphs += 1
+        old = {node.name for graph in before.levels() for node in graph.nodes if node.subgraph}
+        found: list[SubgraphOp] = []
+        for graph in after.levels():
+            for node in graph.nodes:
+                if node.subgraph is None or node.op is None or node.name in old:
+                    continue
+                self.regions += 1
+                self.own += type(node.op) is not DefaultSubgraphOp
+                self.nodes.update(inner.op_type for inner in node.subgraph.nodes)
+                found.append(node.op)
+        return found
+
+    @contextmanager
+    def counted(self, ops: list[SubgraphOp]) -> Generator[None]:
+        """Count the calls of these ops through sessions that are opened in the block."""
+        known = {id(op) for op in ops}
+        made: dict[type[Session], type[Session]] = {}
+        opened = subgraph_op.open_own
+
+        def open_own(op: SubgraphOp) -> Session:
+            session = opened(op)
+            if id(op) in known:
+                kind = type(session)
+                if kind not in made:
+                    made[kind] = self._counting(kind)
+                session.__class__ = made[kind]
+            return session
+
+        with patch.object(subgraph_op, "open_own", open_own):
+            yield
+
+    def _called(self, op: SubgraphOp) -> None:
+        self.calls += 1
+        self.own_calls += type(op) is not DefaultSubgraphOp
+
+    def _counting(self, kind: type[Session]) -> type[Session]:
+        """Return a child of a session's class that counts its calls; the same memory layout."""
+        coverage = self
+
+        def call(session: Session, *args: Any, **kwargs: Any) -> Any:
+            coverage._called(session.op)
+            return kind.__call__(session, *args, **kwargs)
+
+        def given_only(session: Session) -> RunGiven | None:
+            run = kind.given_only(session)
+            if run is None:
+                return None
+
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                coverage._called(session.op)
+                return run(*args, **kwargs)
+
+            return counted
+
+        methods = {"__slots__": (), "__call__": call, "given_only": given_only}
+        return type(kind.__name__, (kind,), methods)

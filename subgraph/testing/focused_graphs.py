@@ -1,0 +1,162 @@
+"""A strategy for graphs of chosen operators and their neighbours, in topologies that join."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+import subgraph as sg
+from subgraph.errors import SubgraphError
+from subgraph.graph import Graph, Value
+from subgraph.schema import get_schema
+from subgraph.testing import random_corners as rare
+from subgraph.testing.random_graphs import (
+    TEMPLATES,
+    Apply,
+    Draw,
+    Pool,
+    apply_one,
+    dims,
+    dtype,
+    make,
+    whole,
+)
+from subgraph.testing.samples import samples
+
+_FLOATS = ((4,), (2, 3), (3, 3), (2, 3, 4), (1, 2, 4, 4), (2, 6, 5, 5), (1, 2, 3, 4, 3), ())
+_OTHERS = ("bool", "int64", "int32", "int8", "uint8", "float64", "float16")
+_JOINS = ("Add", "Sub", "Mul", "Max", "Concat")
+_MOST_SAMPLED = 12  # operators beyond which samples stand in only where there is no template
+
+
+def templates_of(op_types: Collection[str]) -> dict[str, Apply]:
+    """Return templates of these operators: common and rare ones, and samples of ONNX's suite."""
+    every = {**TEMPLATES, **rare.TABLE}
+    table = {name: apply for name, apply in every.items() if name.removesuffix("*") in op_types}
+    known = {name.removesuffix("*") for name in table}
+    wanted = sorted(op_types)
+    if len(wanted) > _MOST_SAMPLED:
+        missing = [name for name in wanted if name not in known]
+        step = max(1, -(-len(missing) // _MOST_SAMPLED))
+        wanted = missing[::step]
+    table.update(samples(wanted))
+    pairs = (name for name in op_types if get_schema(name).max_inputs > 1)
+    return {**table, **{f"{name}#pair": _pair for name in pairs}}
+
+
+def _pair(draw: Draw, pool: Pool, name: str) -> Any:
+    """Apply an operator to two inputs or results of one shape, the first that it takes."""
+    op_type = name.partition("#")[0]
+    floats = [v for v in pool.values if dtype(v) == "float32"]
+    first = whole(draw, 0, len(floats)) if floats else 0
+    for x in floats[first:] + floats[:first]:
+        others = [v for v in floats if dims(v) == dims(x) and v is not x]
+        y = draw(st.sampled_from(others)) if others else pool.feed(dims(x))
+        try:
+            return make(op_type, x, y)
+        except SubgraphError:
+            continue
+    return None
+
+
+def by_operator(table: Mapping[str, Apply]) -> dict[str, Apply]:
+    """Return one template for each operator: half the time one for any shape, else a sample."""
+    general: dict[str, list[str]] = {}
+    sampled: dict[str, list[str]] = {}
+    for name in table:
+        op_type, _, number = name.removesuffix("*").partition("#")
+        (sampled if number.isdigit() else general).setdefault(op_type, []).append(name)
+
+    def one_of(op_type: str) -> Apply:
+        groups = [group[op_type] for group in (general, sampled) if op_type in group]
+
+        def apply(draw: Draw, pool: Pool, name: str) -> Any:
+            chosen = draw(st.sampled_from(draw(st.sampled_from(groups))))
+            return table[chosen](draw, pool, chosen)
+
+        return apply
+
+    return {op_type: one_of(op_type) for op_type in {**general, **sampled}}
+
+
+@st.composite
+def focused_graphs(
+    draw: Draw,
+    focus: Mapping[str, Apply],
+    neighbours: Mapping[str, Apply],
+    max_nodes: int = 10,
+) -> Graph:
+    """Draw a graph in which operators of ``focus`` stand among others.
+
+    Values fork into two operators and join again; second operands are weights, inputs or results.
+
+    Args:
+        draw: Given by hypothesis.
+        focus: Templates of the operators that matter.
+        neighbours: Templates of those around.
+        max_nodes: How many operators at most are applied, joins not counted.
+    """
+    shape = draw(st.sampled_from(_FLOATS))
+    starts = [(shape, "float32"), *((other, "float32") for other in _FLOATS)]
+    starts += [((2, 3), kind) for kind in _OTHERS]
+    inputs = [sg.input(f"x{k}", *each) for k, each in enumerate(starts)]
+    pool = Pool([*inputs], fed=True)
+    made: list[Value] = []
+    for step in range(whole(draw, 1, max(1, max_nodes))):
+        how = draw(st.sampled_from(["focus", "chain", "chain", "fork", "around", "join"]))
+        how = how if step else "focus"
+        if how == "join":
+            made += _join(draw, pool, made)
+        elif how == "chain":
+            table = focus if draw(st.booleans()) else neighbours
+            made += _apply_to(draw, pool, table, made[-3:], 1)
+        elif how == "fork":
+            both = _apply_to(draw, pool, {**neighbours, **focus}, made[-3:], 2)
+            made += both
+            made += _join(draw, pool, both) if draw(st.booleans()) else []
+        else:
+            made += apply_one(draw, pool, focus if how == "focus" else neighbours)
+    made = made or [sg.ops.Identity(inputs[0])]
+    used = {v for value in made if value.producer for v in value.producer.sources}
+    extra = draw(st.lists(st.sampled_from(made), max_size=2))
+    ends = [v for v in made if v not in used or v in extra] or made[-1:]
+    graph = Graph([*inputs, *pool.inputs], dict.fromkeys(ends), name="random")
+    needed = {v for node in graph.nodes for v in node.sources}
+    graph.inputs = tuple(v for v in graph.inputs if v in needed)
+    return graph
+
+
+def _apply_to(
+    draw: Draw, pool: Pool, table: Mapping[str, Apply], sources: Sequence[Value], count: int
+) -> list[Value]:
+    """Apply operators, each to the same one of ``sources`` alone."""
+    fitting = [value for value in sources if value in pool.values]
+    if not fitting:
+        return []
+    source = draw(st.sampled_from(fitting))
+    kept, pool.values = pool.values, [source]
+    made: list[Value] = []
+    for _ in range(count):
+        made += apply_one(draw, pool, table)
+        kept += [value for value in pool.values if value is not source]
+        pool.values = [source]
+    pool.values = kept
+    return made
+
+
+def _join(draw: Draw, pool: Pool, made: list[Value]) -> list[Value]:
+    """Bring two results of one shape together."""
+    here = set(pool.values)
+    floats = [v for v in made if v in here and dtype(v) == "float32"]
+    pairs = [
+        (a, b) for k, b in enumerate(floats) for a in floats[:k] if dims(a) == dims(b) and a != b
+    ]
+    if not pairs:
+        return []
+    one, two = draw(st.sampled_from(pairs[-12:]))
+    name = draw(st.sampled_from(_JOINS if dims(one) else _JOINS[:-1]))
+    joined: Value = make(name, one, two, **({"axis": 0} if name == "Concat" else {}))
+    pool.values.append(joined)
+    return [joined]

@@ -1,0 +1,79 @@
+"""Which operators a property takes: its selector is asked about nodes of every operator."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from subgraph.graph import Graph, Node, Value
+from subgraph.property import SubgraphProperty, property_from
+from subgraph.schema import get_schema, standard_operators
+from subgraph.selector import SubgraphSelector
+from subgraph.types import TensorType
+
+_SHAPES = ((1, 2, 4, 4), (2, 3))
+_MOST_STARTS = 8  # operators whose neighbours are asked about
+
+
+def taken_operators(prop: Any) -> list[str]:
+    """Return the operators of ONNX's domain at which a region may start or to which it may grow.
+
+    The nodes asked about have float operands and no attributes; where a selector raises at them,
+    it may take the operator, and the operator counts.
+    """
+    owner = copy.copy(property_from(prop))
+    with suppress(Exception):  # what is refused here is tried on real graphs
+        owner.pre_partition(Graph(), {})
+    names = [name for name, domain in standard_operators() if not domain]
+    starts = [name for name in names if _says_yes(owner, lambda s, n: s.select(n), name)]
+    taken = set(starts)
+    for start in starts[:_MOST_STARTS]:
+        for name in names:
+            if name not in taken and _grows(owner, start, name):
+                taken.add(name)
+    return sorted(taken)
+
+
+def _node(op_type: str, shape: tuple[int, ...], first: Value | None = None) -> Node:
+    schema = get_schema(op_type)
+    count = max(schema.min_inputs, min(schema.max_inputs, 2))
+    type_ = TensorType("float32", shape)
+    inputs = [Value(f"{op_type}_in{k}", type_) for k in range(count)]
+    if first is not None:
+        inputs[:1] = [first]
+    outputs = [Value(f"{op_type}_out{k}", type_) for k in range(max(1, schema.min_outputs))]
+    return Node(op_type, inputs, outputs=outputs, name=op_type)
+
+
+def _says_yes(
+    owner: SubgraphProperty, ask: Callable[[SubgraphSelector, Node], Any], op_type: str
+) -> bool:
+    for shape in _SHAPES:
+        node = _node(op_type, shape)
+        try:
+            if ask(owner.create_subgraph_selector(), node):
+                return True
+        except Exception:
+            return True
+    return False
+
+
+def _grows(owner: SubgraphProperty, start: str, name: str) -> bool:
+    """Return whether a region that starts at ``start`` grows to ``name``, either way."""
+    for shape in _SHAPES:
+        above = _node(start, shape)
+        below = _node(name, shape, above.outputs[0])
+        try:
+            selector = owner.create_subgraph_selector()
+            if selector.select(above) and selector.select_output(above, below):
+                return True
+            above = _node(name, shape)
+            below = _node(start, shape, above.outputs[0])
+            selector = owner.create_subgraph_selector()
+            if selector.select(below) and selector.select_input(below, above):
+                return True
+        except Exception:
+            return True
+    return False
