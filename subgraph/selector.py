@@ -52,8 +52,9 @@ class Reject:
 class SubgraphSelector:
     """Says which nodes form a region.
 
-    Every start node gets a fresh selector, so it may keep state. Each question may be answered
-    with a bool or a `Reject`. A child overrides what it needs; by default nothing is selected.
+    Every start node gets a fresh selector, so it may keep state, and one that does overrides
+    `reset`. Each question is answered with a bool or a `Reject`; anything else is an error. A child
+    overrides what it needs; by default nothing is selected.
     """
 
     def select(self, node: Node) -> bool | Reject:
@@ -76,7 +77,12 @@ class SubgraphSelector:
         return candidates
 
     def reset(self) -> None:
-        """Forget the state: the same object, or a copy of it, serves another start node."""
+        """Forget the state: the same object, or a copy of it, serves another start node.
+
+        To override it says that the selector keeps state. Where a node that such a selector took
+        has to be given up, because the region would not be convex with it, the selector is reset
+        (or a fresh one made) and the region grows again from its start without that node.
+        """
 
 
 _rejects: dict[str, Reject] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -329,19 +328,21 @@ def test_a_selector_that_raises_is_named_with_the_node(method: str, strategy: st
 
 @pytest.mark.parametrize("method", ["select", "select_input", "select_output"])
 @pytest.mark.parametrize("strategy", ["selector", "hetero"])
-@pytest.mark.parametrize("given", ["no", str.isalpha, np.ones(1), [], 1.0, re.match("a", "a")])
+@pytest.mark.parametrize("given", ["no", str.isalpha, np.ones(1), [], 1.0, 1, 0, None])
 def test_an_answer_that_is_neither_yes_nor_no(given: Any, method: str, strategy: str) -> None:
     kind = type("Vague", (Recording,), {method: lambda *_: given})
     graph = fork()
     if strategy == "hetero" and method != "select":
         return
     no = {("output", "s", "a")} if method == "select_input" else set[tuple[str, ...]]()
-    with pytest.raises(sg.PartitionError, match=rf"Vague\.{method} answered .*True, False or a"):
+    with pytest.raises(
+        sg.PartitionError, match=rf"Vague\.{method} answered .*True, False or a.*node '"
+    ):
         sg.optimize_for(graph, SelectorProperty(lambda: kind([], no)), strategy=strategy)
 
 
 @pytest.mark.parametrize(
-    ("given", "means"), [(np.True_, True), (np.False_, False), (None, False), (1, True), (0, False)]
+    ("given", "means"), [(np.True_, True), (np.False_, False), (sg.Reject("no"), False)]
 )
 def test_answers_that_are_as_good_as_yes_or_no(given: Any, means: bool) -> None:
     kind = type("Near", (Recording,), {"select": lambda *_: given})
@@ -478,3 +479,42 @@ def test_a_filter_that_gives_no_list() -> None:
         x = sg.input("x", (4,))
         with pytest.raises(sg.PartitionError, match="it must return a list of those nodes"):
             sg.optimize_for(sg.Graph([x], [ops.Relu(x)]), Wrong)
+
+
+class Budget(sg.SubgraphSelector):
+    """Takes three nodes, downwards, and never one whose name begins with "no"."""
+
+    left = 3
+
+    def _takes(self, node: sg.Node) -> bool:
+        if node.name.startswith("no") or not self.left:
+            return False
+        self.left -= 1
+        return True
+
+    def select(self, node: sg.Node) -> bool:
+        return node.name == "start" and self._takes(node)
+
+    def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
+        return self._takes(output_node)
+
+    def reset(self) -> None:
+        self.left = 3
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_budget_is_not_spent_on_nodes_that_are_given_up(fresh: bool) -> None:
+    # start -> no -> joined and start -> joined: joined is taken, then given up for convexity.
+    x = sg.input("x", (4,))
+    start = ops.Relu(x, name="start")
+    no = ops.Tanh(start, name="no")
+    joined = ops.Add(start, no, name="joined")
+    one = ops.Sin(start, name="one")
+    two = ops.Cos(one, name="two")
+    graph = sg.Graph([x], [joined, two, ops.Neg(two, name="three")])
+    cut = sg.optimize_for(graph, Budget if fresh else Budget())
+    check_partition(graph, cut)
+    (inside,) = [{n.name for n in node.subgraph.nodes} for node in cut.nodes if node.subgraph]
+    assert inside == {"start", "one", "two"}
+    assert "joined" in str(sg.explain(cut, cut.node("joined")))
+    assert str(sg.optimize_for(graph, Budget)) == str(sg.optimize_for(graph, Budget))

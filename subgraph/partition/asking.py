@@ -15,8 +15,7 @@ from subgraph.selector import Reject, SubgraphSelector
 SELECT, INPUT, OUTPUT = 0, 1, 2
 METHODS = ("select", "select_input", "select_output")
 
-# What says yes or no; None is what a method gives that ends without an answer.
-_ANSWERS: tuple[type[Any], ...] = (Reject, bool, np.bool_, int, type(None))
+_ANSWERS: tuple[type[Any], ...] = (Reject, bool, np.bool_)  # what says yes or no
 
 # A no: the node it is about, the method, the node it was asked from, the answer.
 Refusal = tuple[int, int, int, Any]
@@ -131,7 +130,8 @@ class Asker:
         """Return whether an answer is a yes.
 
         Raises:
-            PartitionError: it is neither yes nor no: a method that was not called, a coroutine, ...
+            PartitionError: it is neither: None of a method without a return, a number, a string, a
+                method that was not called, a coroutine, ...
         """
         if isinstance(answer, _ANSWERS):
             return bool(answer)

@@ -52,7 +52,7 @@ class Growth:
             for place in range(count):
                 other = asked[place]
                 try:
-                    answer = forced[other] or question(this, nodes[other])
+                    answer = True if forced[other] else question(this, nodes[other])
                 except Exception as error:
                     asker.fail(selector, method, node, other, error)
                 taken = answer is True or asker.is_yes(answer, selector, method, node, other)

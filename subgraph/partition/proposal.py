@@ -13,6 +13,8 @@ from subgraph.partition.record import CAPPED, MADE, SMALL
 from subgraph.partition.search import Search
 from subgraph.selector import SubgraphSelector
 
+_MOST_GROWTHS = 8  # of one region, by a selector that keeps state
+
 
 @attrs.define(slots=True)
 class Proposal:
@@ -77,7 +79,12 @@ def _propose_by_growth(asker: Asker, search: Search, found: Proposals) -> None:
         if not asker.select(selector, start):
             continue
         members, given_up = growth.grow(selector, start)
-        for node in given_up:
+        without: list[int] = []
+        if given_up and type(selector).reset is not SubgraphSelector.reset:
+            selector, members, without, given_up = _grow_again(
+                growth, start, selector, members, given_up
+            )
+        for node in (*without, *given_up):
             found.given_up[node] = len(found.regions)
         left = asker.filter(selector, members)
         first = len(found.regions)
@@ -89,6 +96,36 @@ def _propose_by_growth(asker: Asker, search: Search, found: Proposals) -> None:
         for region in found.regions[first:]:
             for node in region.members:
                 free[node] = 0
+        if without:
+            search.set_free(free)
+
+
+def _grow_again(
+    growth: Growth, start: int, selector: SubgraphSelector, members: list[int], given_up: list[int]
+) -> tuple[SubgraphSelector, list[int], list[int], list[int]]:
+    """Let a selector that keeps state grow without the nodes that were given up for convexity.
+
+    What it has counted for them is forgotten: each time it is reset, or a fresh one, and asked from
+    the start. This ends when nothing is given up, or after `_MOST_GROWTHS`.
+
+    Returns:
+        The selector that was asked last, what has grown, the nodes left out, and the nodes that the
+        last growth has given up. The nodes left out are not free in the search.
+    """
+    asker, search = growth.asker, growth.search
+    without: list[int] = []
+    for _ in range(_MOST_GROWTHS):
+        if not given_up:
+            break
+        without += given_up
+        free = bytearray(asker.work.free)
+        for node in without:
+            free[node] = 0
+        search.set_free(free)
+        selector = asker.selector()
+        asker.select(selector, start)
+        members, given_up = growth.grow(selector, start)
+    return selector, members, without, given_up
 
 
 def _propose_by_device(asker: Asker, search: Search, found: Proposals) -> None:
