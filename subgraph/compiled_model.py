@@ -23,7 +23,7 @@ from subgraph.registry import nearest
 from subgraph.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct, within
 from subgraph.settings import DeviceOptions, property_access
 from subgraph.signature import Port, Results, Signature
-from subgraph.subgraph_op import AFFINITY, Repeat, SubgraphOp
+from subgraph.subgraph_op import AFFINITY, Repeat, SubgraphOp, fallback_of
 from subgraph.task_executor import TaskExecutor
 from subgraph.types import TensorType, dtype_of
 
@@ -287,7 +287,22 @@ class CompiledModel:
         found = self.metrics.get("EXECUTION_DEVICES")
         if found is not None:
             return list(found)
-        return list(dict.fromkeys(map(_runs_on, self.graph.nodes)))
+        return list(dict.fromkeys(name for node in self.graph.nodes for name in _runs_on(node)))
+
+    @property
+    def fallbacks(self) -> dict[str, dict[str, Any]]:
+        """What other devices had to take over, by region: how often, why, and who runs it now."""
+        found: dict[str, dict[str, Any]] = {}
+        for step in self._plan.all_steps():
+            fallback = step.fallback
+            if fallback is not None and fallback.failures:
+                found[step.node.name] = {
+                    "failures": fallback.failures,
+                    "cause": fallback.cause,
+                    "open": fallback.replacement is not None,
+                    "runs_on": _runs_on(step.node),
+                }
+        return found
 
     def get_property(self, name: str) -> Any:
         """Return a property of the compiled model or an option that it was compiled with.
@@ -300,6 +315,7 @@ class CompiledModel:
             "NETWORK_NAME": self.name,
             "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self.optimal_requests,
             "EXECUTION_DEVICES": self.execution_devices,
+            "FALLBACKS": self.fallbacks,
             "SUPPORTED_PROPERTIES": self._supported(),
         }
         options = property_access(self.options)
@@ -318,6 +334,7 @@ class CompiledModel:
 
     def _supported(self) -> dict[str, str]:
         names = ["NETWORK_NAME", "OPTIMAL_NUMBER_OF_INFER_REQUESTS", "EXECUTION_DEVICES"]
+        names += ["FALLBACKS"]
         names += ["SUPPORTED_PROPERTIES", *self.metrics, *property_access(self.options)]
         return dict.fromkeys(names, "RO")
 
@@ -342,15 +359,19 @@ class CompiledModel:
         return f"<CompiledModel {self.name!r} on {self.device}: ({inputs}) -> ({outputs})>"
 
 
-def _runs_on(node: Node) -> str:
-    """Return the device that runs a node now; what runs on none of them is REFERENCE's."""
-    op = node.op
+def _runs_on(node: Node) -> list[str]:
+    """Return the devices that run a node now; what runs on none of them is REFERENCE's."""
+    op, fallback = node.op, fallback_of(node)
+    own = True
+    while fallback is not None and fallback.replacement is not None:
+        op, own = fallback.replacement, False
+        fallback = op.fallback
     if op is None or op.device == SubgraphOp.device:
-        return "REFERENCE"
-    taken = None if op.fallback is None else op.fallback.replacement
-    if taken is not None:
-        return taken.device
-    return (node.metadata or {}).get(AFFINITY, op.device)
+        return ["REFERENCE"]
+    names = op.runs_on()
+    if not own or names != [op.device]:
+        return names
+    return [(node.metadata or {}).get(AFFINITY, op.device)]
 
 
 def _is_writable(array: Any) -> bool:

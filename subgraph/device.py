@@ -194,7 +194,7 @@ class Device:
             op = self._op_for(inner, options)
             if transformed is not None:
                 self._hand_over(op, transformed)
-            return self._guarded(inner, op)
+            return self._guarded(inner, op, options)
 
         compiled = whole_graph(graph, self.name, make_op)
         return self._model(compiled, options, source=graph)
@@ -249,18 +249,18 @@ class Device:
     def _hand_over(self, op: SubgraphOp, transformed: Graph) -> None:
         """Give an op that transforms by itself what the query has made of the graph already."""
 
-    def _guarded(self, graph: Graph, op: SubgraphOp) -> SubgraphOp:
+    def _guarded(self, graph: Graph, op: SubgraphOp, options: DeviceOptions) -> SubgraphOp:
         """Let the devices behind this one take over from an op that fails."""
-        if self.fallback and self.core is not None:
-            from subgraph.model_op import DeviceFallback
+        if self.fallback and self.core is not None and options.RUNTIME_FALLBACK:
+            from subgraph.fallback import DeviceFallback
 
             others = [self.core.device(name) for name in self.fallback]
-            op.fallback = DeviceFallback(graph, op, others, {})
+            op.fallback = DeviceFallback(graph, op, others, {}, options)
         return op
 
     def region_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         """Return what runs a region of an imported model; its nodes are known to be supported."""
-        return self._guarded(graph, self._op_for(graph, options))
+        return self._guarded(graph, self._op_for(graph, options), options)
 
     def import_graph(
         self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights

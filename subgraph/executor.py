@@ -79,7 +79,7 @@ class Step:
     of the weights.
     """
 
-    __slots__ = ("bodies", "free", "given", "inputs", "node", "op", "outputs")
+    __slots__ = ("bodies", "fallback", "free", "given", "inputs", "node", "op", "outputs")
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class Step:
         """Prepare ``node``; ``op`` is that of a subgraph node."""
         self.node = node
         self.op = op
+        self.fallback = None if op is None else node.fallback or op.fallback
         self.inputs = inputs
         self.outputs = outputs
         self.given = given
@@ -134,13 +135,16 @@ class Plan:
         self.passed = self._passed()
         self._mark_deaths()
 
+    def all_steps(self) -> Iterator[Step]:
+        """Yield the steps, those of bodies too."""
+        for step in self.steps:
+            yield step
+            for body in step.bodies:
+                yield from body.all_steps()
+
     def ops(self) -> Iterator[SubgraphOp]:
         """Yield the ops of subgraph nodes, those in bodies too."""
-        for step in self.steps:
-            if step.op is not None:
-                yield step.op
-            for body in step.bodies:
-                yield from body.ops()
+        return (step.op for step in self.all_steps() if step.op is not None)
 
     def _new_slot(self, value: Value) -> int:
         slot = self._array_slot[value] = self.slots
@@ -299,7 +303,7 @@ class Executor:
             self._runs.append(run)
             self._steps.append(_stepper(step, step.inputs, run))
             return
-        session = open_session(step.op)
+        session = open_session(step.op, step.fallback)
         if self.profiling:
             session.measure()
         self._cancel.watch(session)
@@ -471,8 +475,7 @@ class Executor:
                     step(values)
                     position += 1
             except Exception as error:
-                self._recover(error, position, values)
-                position += 1
+                self._take_over(error, position)
 
     def _run_timed(self, values: list[Any], begin: int, end: int | None) -> None:
         for position in range(begin, len(self._steps) if end is None else end):
@@ -484,8 +487,11 @@ class Executor:
                     raise RequestCancelledError("the request was cancelled while it ran")
                 results = run([values[slot] for slot in step.inputs])
             except Exception as error:
-                self._recover(error, position, values)
-                continue
+                run = self._take_over(error, position)
+                try:
+                    results = run([values[slot] for slot in step.inputs])
+                except Exception as following:
+                    explain_failure(following, step.node)
             seconds = time.perf_counter() - start
             seconds -= sum(entry.seconds for entry in self._profile[before:])  # of its bodies
             for slot, result in zip(step.outputs, results, strict=True):
@@ -494,27 +500,21 @@ class Executor:
             for slot in step.free:
                 values[slot] = None
 
-    def _recover(self, error: Exception, position: int, values: list[Any]) -> None:
-        """Let another device make the step that failed; raise if there is none."""
-        step = self.plan.steps[position]
-        fallback = None if step.op is None else step.op.fallback
-        found = None if fallback is None else fallback.recover(error)
-        if found is None:
+    def _take_over(self, error: Exception, position: int) -> Session:
+        """Let another device make the step that failed, and later ones; raise if none can."""
+        step, run = self.plan.steps[position], self._runs[position]
+        session = None
+        if step.fallback is not None and isinstance(run, Session):
+            session = step.fallback.recover(error, run)
+        if session is None:
             explain_failure(error, step.node)
-        session, for_good = found
         self._direct = None  # what failed once on these shapes is not tried twice at every turn
-        try:
-            results = session([values[slot] for slot in step.inputs])
-        except Exception as following:
-            explain_failure(following, step.node)
-        if for_good:
-            self._cancel.watch(session)
-            self._runs[position] = session
-            self._steps[position] = _stepper(step, step.inputs, session.__call__)
-        for slot, result in zip(step.outputs, results, strict=True):
-            values[slot] = result
-        for slot in step.free:
-            values[slot] = None
+        if self.profiling:
+            session.measure()
+        self._cancel.watch(session)
+        self._runs[position] = session
+        self._steps[position] = _stepper(step, step.inputs, session.__call__)
+        return session
 
     def _entries(
         self, step: Step, run: Run, seconds: float, values: Sequence[Any]
@@ -522,7 +522,7 @@ class Executor:
         inside = run.profile() if isinstance(run, Session) else []
         if inside:
             return inside
-        node, op = step.node, step.op
+        node, op = step.node, run.op if isinstance(run, Session) else step.op
         moved = sum(
             item.nbytes
             for item in (values[slot] for slot in (*step.inputs, *step.outputs))
@@ -534,7 +534,10 @@ class Executor:
         inner = {each.device for body in step.bodies for each in body.ops()}
         if op is None and (inner or (self._home and _is_quick(node))):
             device, kernel = ",".join(sorted(inner)) or self._home, "executor"
-        return [ProfileEntry(node.name, node.op_type, device, kernel, seconds, moved)]
+        state = step.fallback.state if step.fallback is not None else ""
+        return [
+            ProfileEntry(node.name, node.op_type, device, kernel, seconds, moved, fallback=state)
+        ]
 
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes took in the last run; empty unless profiling."""

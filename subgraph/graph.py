@@ -25,7 +25,7 @@ from subgraph.registry import nearest
 from subgraph.types import ValueType
 
 if TYPE_CHECKING:
-    from subgraph.subgraph_op import SubgraphOp
+    from subgraph.subgraph_op import Fallback, SubgraphOp
 
 
 class Value:
@@ -93,6 +93,7 @@ class Node:
         metadata: The user's notes by key ("affinity" among them), kept when the model is saved.
         subgraph: The inner graph of a subgraph node, None for every other. Never changed after.
         op: The stateful operator of a subgraph node.
+        fallback: Who runs a property's region when its op fails; set in a compiled model.
         graph: The graph that owns the node, None before one does.
     """
 
@@ -100,6 +101,7 @@ class Node:
         "attrs",
         "captures",
         "domain",
+        "fallback",
         "graph",
         "inputs",
         "metadata",
@@ -148,6 +150,7 @@ class Node:
         self.metadata: dict[str, str] | None = dict(metadata) if metadata else None
         self.subgraph = subgraph
         self.op = op
+        self.fallback: Fallback | None = None
         self.graph: Graph | None = None
 
     @property

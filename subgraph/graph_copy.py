@@ -54,6 +54,7 @@ def copy_nodes(
         copy.version = node.version
         copy.subgraph = node.subgraph
         copy.op = node.op
+        copy.fallback = None  # each compiled model has its own
         copy.graph = owner
         copy.metadata = dict(node.metadata) if node.metadata else None
         inputs: list[Value | None] = []

@@ -1,73 +1,20 @@
-"""Regions on devices: compiling one, what runs it, and what takes over when its device fails.
-
-A region's node gets the op that its device made. When that op fails with a `DeviceError`, the next
-device that can takes the region over; when it refuses these inputs (`UnsupportedOpError`), the next
-device runs them alone. Either is said once in the log, and other requests go on.
-"""
+"""Regions on devices: the op that runs a region by the model which a device made of it."""
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from subgraph.compiled_model import CompiledModel
-from subgraph.device import Config, Device
-from subgraph.device_calls import compile_on, compile_queried
-from subgraph.errors import (
-    DeviceError,
-    LimitError,
-    RequestCancelledError,
-    SubgraphError,
-    UnsupportedOpError,
-)
 from subgraph.executor import Cancel
-from subgraph.forking import free_in_child
 from subgraph.graph import Graph
 from subgraph.parameters import Parameter
 from subgraph.runner import is_direct
-from subgraph.subgraph_op import ProfileEntry, Session, SubgraphOp, fill_outputs, open_own
+from subgraph.subgraph_op import ProfileEntry, Session, SubgraphOp, fill_outputs
 
-_log = logging.getLogger("subgraph")
 Array = np.ndarray[Any, Any]
-
-
-def compile_region(
-    subgraph: Graph,
-    device: Device,
-    others: Sequence[Device],
-    configs: Mapping[str, Config],
-) -> tuple[SubgraphOp, Device]:
-    """Return what runs a region: made by ``device``, or by the next of ``others`` that can.
-
-    Also says which one it was. Those that are left take over when it fails.
-
-    Raises:
-        DeviceError: the last device failed.
-    """
-    candidates = [device, *others]
-    for number, candidate in enumerate(candidates):
-        config = configs.get(candidate.name) or None
-        # The first one was asked what it supports before the cut.
-        compile_model = compile_queried if number == 0 else compile_on
-        try:
-            op = op_of(subgraph, compile_model(candidate, subgraph, config), candidate.name)
-        except (DeviceError, UnsupportedOpError) as error:
-            if number + 1 == len(candidates):
-                raise
-            _log.warning(
-                "device %s cannot compile subgraph %r and leaves it to the next: %s",
-                candidate.name,
-                subgraph.name,
-                str(error),
-            )
-            continue
-        op.fallback = DeviceFallback(subgraph, op, candidates[number + 1 :], configs)
-        return op, candidate
-    raise AssertionError("the last candidate returned or raised")
 
 
 def op_of(subgraph: Graph, model: CompiledModel, device: str) -> SubgraphOp:
@@ -102,6 +49,11 @@ class CompiledModelOp(SubgraphOp):
     def forward(self, inputs: list[Any]) -> list[Array]:
         """Run the region once."""
         return list(self.session()(inputs))
+
+    def runs_on(self) -> list[str]:
+        """Return the devices that run parts of the model, where it is one of several."""
+        is_virtual = self.model.device.startswith(f"{self.device}:")
+        return self.model.execution_devices if is_virtual else super().runs_on()
 
     def release(self) -> None:
         """Let the ops of the device's model go."""
@@ -143,71 +95,3 @@ class _ModelSession(Session):
 
     def profile(self) -> list[ProfileEntry]:
         return self._runner.profile()
-
-
-# Inputs that a device refuses, or for which it found no memory: the next run's may be others.
-_OF_THIS_RUN = (UnsupportedOpError, MemoryError)
-
-
-class DeviceFallback:
-    """The devices that may run a region after its own."""
-
-    def __init__(
-        self,
-        subgraph: Graph,
-        op: SubgraphOp,
-        others: Sequence[Device],
-        configs: Mapping[str, Config],
-    ) -> None:
-        """Let ``others``, in order, take the region of ``op`` over."""
-        self._subgraph = subgraph
-        self._device = op.device
-        self._others = list(others)
-        self._configs = configs
-        self._lock = free_in_child(threading.Lock())
-        self._next: SubgraphOp | None = None  # runs what the op refuses
-        self._replacement: SubgraphOp | None = None  # runs everything from now on
-
-    @property
-    def replacement(self) -> SubgraphOp | None:
-        """The op that has taken the region over, None while its own runs it."""
-        return self._replacement
-
-    def recover(self, error: Exception) -> tuple[Session, bool] | None:
-        """Return a session to run instead, and whether for good; None if the error stands."""
-        if isinstance(error, (LimitError, RequestCancelledError)):
-            return None
-        lost = isinstance(error, DeviceError) and error.lost
-        if not lost and not isinstance(error, _OF_THIS_RUN):
-            return None
-        with self._lock:
-            if self._replacement is None:
-                op = self._following(error, "runs on %s from now on" if lost else "%s helps out")
-                if op is None:
-                    return None
-                if lost:
-                    self._replacement = op
-                else:
-                    return open_own(op), False
-            return open_own(self._replacement), True
-
-    def _following(self, error: Exception, told: str) -> SubgraphOp | None:
-        if self._next is not None and isinstance(error, _OF_THIS_RUN):
-            return self._next
-        for device in self._others:
-            try:
-                config = self._configs.get(device.name) or None
-                op = op_of(self._subgraph, compile_on(device, self._subgraph, config), device.name)
-            except SubgraphError:
-                continue
-            op.fallback = None
-            self._next = op
-            _log.warning(
-                f"subgraph %r failed on device %s; {told}: %s",
-                self._subgraph.name,
-                self._device,
-                device.name,
-                str(error),  # a handler that keeps records would keep the arrays of the failed run
-            )
-            return op
-        return None

@@ -20,7 +20,7 @@ from subgraph.graph import Graph, Node
 from subgraph.limits import limited, parse_bytes
 from subgraph.parameters import Parameter
 from subgraph.settings import DeviceOptions
-from subgraph.subgraph_op import ProfileEntry, Repeat, fill_outputs, open_session
+from subgraph.subgraph_op import ProfileEntry, Repeat, fallback_of, fill_outputs, open_session
 from subgraph.task_executor import TaskExecutor
 
 Array = np.ndarray[Any, Any]
@@ -136,8 +136,8 @@ class DirectRunner(Runner):
         super().__init__(cancel)
         assert node.op is not None, "is_direct checked it"
         self._node = node
-        self._op = node.op
-        self._session = open_session(node.op)
+        self._fallback = fallback_of(node)
+        self._session = open_session(node.op, self._fallback)
         cancel.watch(self._session)
         position = {value: k for k, value in enumerate(graph.inputs)}
         self._template: list[Parameter | None] = [
@@ -214,15 +214,13 @@ class DirectRunner(Runner):
 
     def _recovered(self, error: Exception, given: Sequence[Any]) -> Sequence[Any]:
         """Let another device make the run; raise if there is none."""
-        fallback = self._op.fallback
-        found = None if fallback is None else fallback.recover(error)
-        if found is None:
+        fallback = self._fallback
+        session = None if fallback is None else fallback.recover(error, self._session)
+        if session is None:
             explain_failure(error, self._node)
-        session, for_good = found
-        if for_good:
-            self.cancel.watch(session)
-            self._session = session
-            self._run_given = self.repeat = None
+        self.cancel.watch(session)
+        self._session = session
+        self._run_given = self.repeat = None
         try:
             return session(given)
         except Exception as following:

@@ -83,6 +83,18 @@ class DeviceOptions:
         check=parse_bytes,
         saved=False,
     )
+    RUNTIME_FALLBACK: bool = option(
+        True, "run a region on the next device that can when its own fails"
+    )
+    FALLBACK_FAILURES: int = option(
+        3, "failures of a region in a row after which the next device runs it", minimum=1
+    )
+    FALLBACK_RETRY: float = option(
+        30.0, "seconds until a region that failed so often is tried again; 0: never", minimum=0
+    )
+    FALLBACK_CHECK: bool = option(
+        False, "count results with NaN or Inf that the reference does not give as failures"
+    )
     NODE_LIMIT: int = option(
         NODES, "nodes that expanding functions may add to a model", minimum=1, saved=False
     )

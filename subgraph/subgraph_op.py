@@ -99,6 +99,7 @@ class ProfileEntry:
         seconds: Wall time of the run.
         bytes: Bytes of its inputs and outputs, 0 if not known.
         flops: Floating-point operations, 0 if not known.
+        fallback: Why another device than its own ran it; empty if its own did.
     """
 
     node: str
@@ -108,6 +109,7 @@ class ProfileEntry:
     seconds: float
     bytes: int = 0
     flops: int = 0
+    fallback: str = ""
 
 
 class Session:
@@ -288,6 +290,10 @@ class SubgraphOp:
         self.subgraph = subgraph
         self.weights = WeightCache()
 
+    def runs_on(self) -> list[str]:
+        """Return the devices that run the region."""
+        return [self.device]
+
     def use(self) -> None:
         """Note that one more compiled model runs this op."""
         self._users += 1
@@ -382,18 +388,42 @@ class Fallback(Protocol):
 
     @property
     def replacement(self) -> SubgraphOp | None:
-        """The op that has taken over for good, if any."""
+        """The op that has taken over, until the own one is tried again; None: it has not."""
         ...
 
-    def recover(self, error: Exception) -> tuple[Session, bool] | None:
-        """Return a session to run instead, and whether for good; None if the error stands."""
+    @property
+    def failures(self) -> int:
+        """How often the op has failed."""
+        ...
+
+    @property
+    def cause(self) -> str:
+        """What the op said when it failed last."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """Why another device runs the subgraph; empty while its own does."""
+        ...
+
+    def session(self, op: SubgraphOp) -> Session | None:
+        """Return a session that another device may run; None where the op's own will do."""
+        ...
+
+    def recover(self, error: Exception, session: Session) -> Session | None:
+        """Return what makes the run in which ``session`` failed and later ones, None: nothing."""
         ...
 
 
-def open_session(op: SubgraphOp) -> Session:
-    """Return a new session of the op, or of what has taken over from it."""
-    taken = None if op.fallback is None else op.fallback.replacement
-    return open_own(op if taken is None else taken)
+def fallback_of(node: Node) -> Fallback | None:
+    """Return who takes a subgraph node over when its op fails."""
+    return node.fallback or (None if node.op is None else node.op.fallback)
+
+
+def open_session(op: SubgraphOp, fallback: Fallback | None = None) -> Session:
+    """Return a new session of the op, or one that minds what has taken over from it."""
+    fallback = fallback or op.fallback
+    return (None if fallback is None else fallback.session(op)) or open_own(op)
 
 
 def open_own(op: SubgraphOp) -> Session:

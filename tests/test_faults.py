@@ -44,7 +44,8 @@ def graph() -> sg.Graph:
 def test_a_users_op_that_raises_takes_no_device_out(device: str, caplog: Any) -> None:
     work = graph()
     work.attrs["subgraph_property"] = PickyProperty()
-    model = sg.compile_model(passes.apply_pass(work, "PartitionGraph"), device)
+    cut = passes.apply_pass(work, "PartitionGraph")
+    model = sg.compile_model(cut, device, {"RUNTIME_FALLBACK": False})
     requests = [model.create_infer_request() for _ in range(4)]
     with caplog.at_level(logging.WARNING):
         for number, request in enumerate(requests):
@@ -88,6 +89,7 @@ def test_a_device_lost_after_some_runs(monkeypatch: pytest.MonkeyPatch, caplog: 
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             np.testing.assert_allclose(model(X)[0], wanted, rtol=1e-6)
+    assert caplog.text.count("REFERENCE helps out: device lost") == 1
     assert caplog.text.count("runs on REFERENCE from now on") == 1
     assert runs
 

@@ -218,7 +218,8 @@ def test_a_device_lost_during_a_run(devices: Any, caplog: Any) -> None:
         for thread in threads:
             thread.join()
         check(model, seven())
-    assert caplog.text.count("failed on device A; runs on B from now on: device lost") == 2
+    assert caplog.text.count("failed on device A; B helps out: device lost") == 2
+    assert caplog.text.count("on A and runs on B from now on") == 2
     assert model.execution_devices == ["B"]
     a.lost = False
     check(strict, seven())

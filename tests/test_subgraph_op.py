@@ -161,7 +161,7 @@ def test_an_op_that_raises_fails_one_request_with_a_clear_error() -> None:
 
     inner = inner_graph()
     node = sg.subgraph_node(inner, op=Fails(inner), name="region")
-    model = sg.compile_model(around(node), "REFERENCE")
+    model = sg.compile_model(around(node), "REFERENCE", {"RUNTIME_FALLBACK": False})
     good, bad = np.ones((1, 3), np.float32), -np.ones((1, 3), np.float32)
     with pytest.raises(sg.DeviceError, match=r"region.*OverflowError: bus error") as caught:
         model(bad)

@@ -22,8 +22,9 @@ from subgraph.devices._virtual import VirtualDevice, listed, split_config
 from subgraph.devices.reference import ReferenceDevice
 from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
 from subgraph.export import region_nodes
+from subgraph.fallback import OPTIONS, DeviceFallback, compile_region, guard
 from subgraph.graph import Graph, Node
-from subgraph.model_op import CompiledModelOp, DeviceFallback, compile_region
+from subgraph.model_op import CompiledModelOp
 from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.pass_manager import apply_pass
 from subgraph.placement import Link, place_by_cost, transfers, value_bytes
@@ -62,9 +63,6 @@ class HeteroOptions(DeviceOptions):
     )
     TRANSFER_BANDWIDTH: float = option(
         0.0, "bytes/s between devices; 0: as measured in PROFILE", minimum=0
-    )
-    RUNTIME_FALLBACK: bool = option(
-        True, "run a region on the next device that can when its own fails"
     )
     PIPELINE: bool = option(True, "overlap the devices' stages of different requests")
 
@@ -212,8 +210,9 @@ class HeteroDevice(VirtualDevice):
         first = devices[0]
         options = self.options_for({"DEVICE_PRIORITIES": ",".join(d.name for d in devices)})
         if "ENABLE_PROFILING" in known_properties(first):
-            profiling = first.options_for(config).ENABLE_PROFILING
-            options = attrs.evolve(options, ENABLE_PROFILING=profiling)
+            given = first.options_for(config)
+            taken = {name: getattr(given, name) for name in ("ENABLE_PROFILING", *OPTIONS)}
+            options = attrs.evolve(options, **taken)
         configs = {device.name: dict(config) if device is first else {} for device in devices}
         known: Mapping[str, str] | None = supported
         if is_nested(graph):
@@ -280,12 +279,18 @@ class HeteroDevice(VirtualDevice):
             device = by_name.get((node.metadata or {}).get(AFFINITY, ""))
             others = [d for d in devices if d is not device] if options.RUNTIME_FALLBACK else []
             if isinstance(node.op, CutOp) and device is not None:
-                _compile(node, device, others, configs)
+                _compile(node, device, others, configs, options)
                 return
             preferred = devices if device is None else [device, *others]
             self._compile_default(node, preferred, configs, options)
 
-        regions = [n for n in region_nodes(graph) if n.op is None or is_default(n.op)]
+        regions: list[Node] = []
+        rest = list(dict.fromkeys((*devices, self.peer(_REFERENCE))))
+        for node in region_nodes(graph):
+            if node.op is None or is_default(node.op):
+                regions.append(node)
+            else:
+                guard(node, rest, configs, options)
         shared_out(compile_one, regions, min(len(regions), 8))
 
     def _compile_default(
@@ -308,7 +313,7 @@ class HeteroDevice(VirtualDevice):
             node.op = CompiledModelOp(node.subgraph, model, self.name)
         elif not isinstance(single, ReferenceDevice):
             others = [d for d in devices if d is not single] if options.RUNTIME_FALLBACK else []
-            _compile(node, single, others, configs)
+            _compile(node, single, others, configs, options)
 
     def _finished(
         self,
@@ -351,7 +356,7 @@ class HeteroDevice(VirtualDevice):
             if node.subgraph is not None and not isinstance(device, ReferenceDevice):
                 others = [d for d in all_devices.values() if d is not device]
                 follow = others if options.RUNTIME_FALLBACK else []
-                node.op = _imported_op(node.subgraph, device, follow, configs)
+                node.op = _imported_op(node.subgraph, device, follow, configs, options)
         self._compile_regions(graph, list(all_devices.values()), configs, options)
         return self._finished(graph, options, configs, stored=stored)
 
@@ -361,16 +366,24 @@ class HeteroDevice(VirtualDevice):
 
 
 def _compile(
-    node: Node, device: Device, others: Sequence[Device], configs: Mapping[str, Config]
+    node: Node,
+    device: Device,
+    others: Sequence[Device],
+    configs: Mapping[str, Config],
+    options: HeteroOptions,
 ) -> None:
     """Give a region its op, made by a device or by the next that can, and that device's name."""
     assert node.subgraph is not None, "it is a region"
-    node.op, home = compile_region(node.subgraph, device, others, configs)
+    node.op, home = compile_region(node.subgraph, device, others, configs, options)
     node.metadata = {**(node.metadata or {}), AFFINITY: home.name}
 
 
 def _imported_op(
-    subgraph: Graph, device: Device, others: Sequence[Device], configs: Mapping[str, Config]
+    subgraph: Graph,
+    device: Device,
+    others: Sequence[Device],
+    configs: Mapping[str, Config],
+    options: HeteroOptions,
 ) -> SubgraphOp:
     """Return what runs a region of a file, not looked into where its device need not; else a mark.
 
@@ -382,7 +395,7 @@ def _imported_op(
         op = device.region_op(subgraph, device.options_for(configs.get(device.name)))
     except (DeviceError, UnsupportedOpError):
         return CutOp(subgraph)
-    op.fallback = DeviceFallback(subgraph, op, others, configs)
+    op.fallback = DeviceFallback(subgraph, op, others, configs, options)
     return op
 
 

@@ -179,12 +179,16 @@ class MultiModel(CompiledModel):
             options=options,
             configs=configs,
             requests=sum(model.optimal_requests for model in models),
-            metrics={"EXECUTION_DEVICES": names},
             source=graph,
         )
         self.by_device = dict(by_device)
         self.models = models
         self._load = _Load(self.device, models)
+
+    @property
+    def execution_devices(self) -> list[str]:
+        """Names of the devices that take requests: those that have not failed."""
+        return [model.device for model in self._load.usable()]
 
     def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
         """Write one file with the models of all devices."""
@@ -221,6 +225,10 @@ class _Load:
             model = min(self._load, key=lambda m: (self._load[m] / m.optimal_requests, order[m]))
             self._load[model] += 1
             return model
+
+    def usable(self) -> list[CompiledModel]:
+        """Return the models of the devices that have not failed, in order of priority."""
+        return [model for model in self._models if model in self._load]
 
     def give_back(self, model: CompiledModel) -> None:
         """Count a request less."""

@@ -11,6 +11,7 @@ from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device
 from subgraph.graph import Graph, Node
 from subgraph.settings import DeviceOptions
+from subgraph.subgraph_op import runs_by_default
 
 
 class ReferenceDevice(Device):
@@ -22,10 +23,17 @@ class ReferenceDevice(Device):
 
     def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
         """Prepare the graph as it is: the default executor walks it node by node."""
+        from subgraph.export import region_nodes
+        from subgraph.fallback import guard
+
+        work, options = graph.clone(), self.options_for(config)
+        for node in region_nodes(work):
+            if not runs_by_default(node.op):
+                guard(node, [self], {}, options)
         return CompiledModel(
-            graph.clone(),
+            work,
             device=self.name,
-            options=self.options_for(config),
+            options=options,
             source=graph,
             core=self.core,
         )

@@ -235,7 +235,9 @@ class _Trial:
 def _check_runs(graph: Graph, cut: Graph, rtol: float, atol: float) -> None:
     """Compare several runs of one compiled model with the reference: an op may keep state."""
     names = [value.name for value in graph.outputs]
-    before, after = (compile_model(g, "REFERENCE") for g in (graph, cut))
+    before, after = (
+        compile_model(g, "REFERENCE", {"RUNTIME_FALLBACK": False}) for g in (graph, cut)
+    )
 
     def run(model: CompiledModel, seed: int = 0) -> list[Any]:
         inputs = feeds(graph, seed)

@@ -363,7 +363,7 @@ def run_reference(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any]) -> li
     """Return the results of ``graph`` on the device REFERENCE, by position."""
     from subgraph.core import compile_model
 
-    results = compile_model(graph, "REFERENCE")(inputs)
+    results = compile_model(graph, "REFERENCE", {"RUNTIME_FALLBACK": False})(inputs)
     return [results[position] for position in range(len(graph.outputs))]
 
 
