@@ -120,13 +120,15 @@ class Rule:
 
     Attributes:
         function: What raises ShapeError for operands that do not fit.
-        needed: How many operands must be given.
+        needed: Positions of the operands that must be given.
+        least: How many the function is called with at least; the others have defaults.
         most: How many may be given; None: any number.
         sequences: Whether the function takes operands that are no tensors.
     """
 
     function: Requirement
-    needed: int
+    needed: tuple[int, ...]
+    least: int
     most: int | None
     sequences: bool
 
@@ -140,13 +142,14 @@ class Rule:
             operands.pop()
         if self.most is not None and len(operands) > self.most:
             raise ShapeError(f"{len(operands)} inputs are given, at most {self.most} are taken")
-        for k in range(self.needed):
+        for k in self.needed:
             if k >= len(operands) or operands[k] is None:
                 raise ShapeError(f"input {k} is missing")
         if not self.sequences:
             for k, operand in enumerate(operands):
                 if operand is not None and not isinstance(operand, Tensor):
                     raise ShapeError(f"input {k} is {operand}, a tensor is needed")
+        operands += [None] * (self.least - len(operands))
         self.function(node, *operands)
 
 
@@ -180,9 +183,11 @@ def requires(*op_types: str, domain: str = "", sequences: bool = False) -> Calla
 def made_rule(function: Requirement, *, sequences: bool = False) -> Rule:
     """Return a requirement's function with the number of operands that its signature takes."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    needed = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    least = [p for p in positional if p.default is p.empty]
+    needed = [k for k, p in enumerate(least) if "None" not in str(p.annotation)]
     many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return Rule(function, needed, None if many else len(parameters), sequences)
+    return Rule(function, tuple(needed), len(least), None if many else len(parameters), sequences)
 
 
 def check_operands(
@@ -406,11 +411,10 @@ def require_within(name: str, operand: Tensor | None, least: int, most: int) -> 
     known = None if operand is None else operand.known
     if known is None or not known.size or known.dtype.hasobject:
         return
-    low, high = known.min(), known.max()
-    if low < least or high > most:
-        raise ShapeError(
-            f"{name} holds {low if low < least else high}, which is outside [{least}, {most}]"
-        )
+    low, high = known.min().item(), known.max().item()
+    if not (low >= least and high <= most):  # a bound that is not known holds for all
+        wrong = high if low >= least else low
+        raise ShapeError(f"{name} holds {wrong}, which is outside [{least}, {most}]")
 
 
 def require_axis(node: Node, rank: int, default: int = 0, name: str = "axis") -> int:

@@ -13,7 +13,14 @@ from subgraph import ops
 from subgraph.engine.lowering import LOWERINGS
 from subgraph.op import operator_key
 from subgraph.opencl.lowering import CL_LOWERINGS
-from subgraph.requirements import ANY_SIZE, REQUIREMENTS, Tensor, require_broadcast, require_shape
+from subgraph.requirements import (
+    ANY_SIZE,
+    REQUIREMENTS,
+    Tensor,
+    made_rule,
+    require_broadcast,
+    require_shape,
+)
 from subgraph.schema import CUSTOM_SCHEMAS, Schema
 
 DEVICES = ("REFERENCE", "CPU", "OPENCL")
@@ -234,3 +241,24 @@ def test_halves_that_do_not_fit_are_named_by_their_node(device: str) -> None:
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 11)])
     with pytest.raises(sg.ShapeError, match=r"node 'culprit' \(Conv"):
         sg.compile_model(model, device)(arrays)
+
+
+def test_a_known_index_into_an_axis_of_unknown_size_may_be_right() -> None:
+    x = sg.input("x", ("N", 3), "float32")
+    y = ops.Gather(x, np.array(5), axis=0)
+    assert y.type == sg.TensorType("float32", (3,))
+    model = sg.compile_model(sg.Graph([x], [y]), "CPU")
+    np.testing.assert_array_equal(model([np.eye(6, 3, dtype=np.float32)])[0], np.zeros(3))
+    with pytest.raises(sg.ShapeError, match=r"indices holds 5, which is outside \[-4, 3\]"):
+        model([ROWS])
+
+
+def test_optional_operands_may_be_left_out_before_others() -> None:
+    def rule(node: Any, x: Tensor, zero: Tensor | None, scale: Tensor) -> None:
+        assert zero is None or zero.dtype == x.dtype
+
+    made = made_rule(rule)
+    x = Tensor("int8", (2,))
+    made.check(sg.Node("X"), [x, None, x])
+    with pytest.raises(sg.ShapeError, match="input 2 is missing"):
+        made.check(sg.Node("X"), [x])
