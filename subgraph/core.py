@@ -283,12 +283,24 @@ class Core:
                 set_properties(taker, {key: value})
 
     def query_model(
-        self, model: Model, device_name: str = "AUTO", config: Config | None = None
+        self,
+        model: Model,
+        device_name: str = "AUTO",
+        config: Config | None = None,
+        *,
+        preprocess: Mapping[str, Any] | None = None,
     ) -> QueryResult:
-        """Return which nodes a device supports, as {node name: device name}; ``.reasons`` too."""
-        graph = without_defaults(read_model(model))
+        """Return which nodes a device supports, as {node name: device name}; ``.reasons`` too.
+
+        The arguments are those of `compile_model`, which changes the graph as they say before it
+        asks the device.
+        """
         device, extra = self.split(device_name)
-        found = query_on(device, graph, _joined(config, extra) or None)
+        full = _joined(config, extra)
+        with _limits_of(device, full):
+            read = read_model(model)
+            graph = without_defaults(_prepared(read, _asked(device, full), preprocess))
+            found = query_on(device, graph, full or None)
         reasons = dict(getattr(found, "reasons", {}))
         for node in graph.nodes:
             if node.name not in found:
@@ -340,12 +352,7 @@ class Core:
         preprocess: Mapping[str, Any] | None,
     ) -> CompiledModel:
         asked = _asked(device, full)
-        if preprocess:
-            from subgraph.preprocessing import preprocessed
-
-            graph = preprocessed(graph, preprocess)
-        if asked("INFERENCE_PRECISION"):
-            graph = _in_float32(graph)
+        graph = _prepared(graph, asked, preprocess)
         folder = str(asked("CACHE_DIR") or "")
         weights = without_defaults(graph)
         if folder and device.caches:
@@ -516,14 +523,29 @@ def import_model(
 
 
 def query_model(
-    model: Model, device_name: str = "AUTO", config: Config | None = None
+    model: Model,
+    device_name: str = "AUTO",
+    config: Config | None = None,
+    *,
+    preprocess: Mapping[str, Any] | None = None,
 ) -> QueryResult:
     """Ask which nodes a device supports on the default core: see `Core.query_model`."""
-    return default_core().query_model(model, device_name, config)
+    return default_core().query_model(model, device_name, config, preprocess=preprocess)
 
 
 # What other frameworks call the devices that OPENCL reaches.
 _OF_OPENCL = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
+
+
+def _prepared(
+    graph: Graph, asked: Callable[[str], Any], preprocess: Mapping[str, Any] | None
+) -> Graph:
+    """Return the graph that a device is given: with its preprocessing, in the asked precision."""
+    if preprocess:
+        from subgraph.preprocessing import preprocessed
+
+        graph = preprocessed(graph, preprocess)
+    return _in_float32(graph) if asked("INFERENCE_PRECISION") else graph
 
 
 def _unknown_device(name: str, known: Iterable[str]) -> DeviceError:
