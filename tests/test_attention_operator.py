@@ -12,7 +12,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.model_op import DeviceFallback
+from subgraph.fallback import DeviceFallback
 
 Array = np.ndarray[Any, Any]
 
@@ -30,7 +30,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Each test runs on each; what fails there is not hidden by another device."""
     if DEVICES[request.param][0] not in sg.default_core().available_devices:
         pytest.skip("there is no OpenCL device")
-    monkeypatch.setattr(DeviceFallback, "recover", lambda self, error: None)
+    monkeypatch.setattr(DeviceFallback, "recover", lambda self, error, session: None)
     return request.param
 
 

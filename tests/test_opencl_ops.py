@@ -19,8 +19,9 @@ from hypothesis import given, settings
 
 import subgraph as sg
 from subgraph.engine.lowering import LOWERINGS
-from subgraph.model_op import DeviceFallback
+from subgraph.fallback import DeviceFallback
 from subgraph.opencl.lowering import CL_LOWERINGS
+from subgraph.subgraph_op import Session
 
 sys.path.insert(0, str(Path(__file__).parent))
 from opencl_support import Array, core, graph_of, needs_device, random
@@ -39,7 +40,7 @@ BY_CPU = ("ConvTranspose", "MaxPool", "AveragePool", "MaxRoiPool", "RoiAlign")
 ROWS = ("ReduceSum", "ReduceMax", "Softmax", "LogSoftmax", "LayerNormalization")
 
 
-def no_recovery(self: DeviceFallback, error: Exception) -> None:
+def no_recovery(self: DeviceFallback, error: Exception, session: Session) -> None:
     """Let no other device hide what failed."""
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.model_op import DeviceFallback
+from subgraph.fallback import DeviceFallback
 
 Array = np.ndarray[Any, Any]
 SHAPES = [(), (7,), (3, 0, 2), (4, 5), (2, 3, 4)]
@@ -33,7 +33,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Each test runs on each; what fails there is not hidden by another device."""
     if DEVICES[request.param][0] not in sg.default_core().available_devices:
         pytest.skip("there is no OpenCL device")
-    monkeypatch.setattr(DeviceFallback, "recover", lambda self, error: None)
+    monkeypatch.setattr(DeviceFallback, "recover", lambda self, error, session: None)
     return request.param
 
 
