@@ -252,7 +252,7 @@ def _taken(array: Array, axis: int, size: int) -> Array:
 
 def _change_value(case: Case, names: Sequence[str], rng: np.random.Generator) -> str:
     name = names[int(rng.integers(len(names)))]
-    array = case.values[name].copy()
+    array = np.array(case.values[name])
     info = np.iinfo(array.dtype)
     sizes = {n for v in case.values.values() for n in v.shape}
     near = [0, -1, 1, *(sign * (n + by) for n in sizes for sign in (1, -1) for by in (-1, 0, 1))]
@@ -280,7 +280,7 @@ def _change_attribute(attributes: Sequence[onnx.AttributeProto], rng: np.random.
 
 def _other_int(value: int, rng: np.random.Generator) -> int:
     pool = (0, -1, 1, 2, value + 1, value - 1, -value, 2 * value, *_HUGE)
-    return int(pool[int(rng.integers(len(pool)))])
+    return min(max(pool[int(rng.integers(len(pool)))], -(1 << 63)), (1 << 63) - 1)
 
 
 def _other_float(_: float, rng: np.random.Generator) -> float:
