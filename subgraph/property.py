@@ -8,9 +8,9 @@ A `SubgraphProperty` gives the selector and makes the subgraph node. ``graph.att
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 from subgraph.errors import PartitionError
 from subgraph.graph import Graph, Node
@@ -37,6 +37,8 @@ class SubgraphProperty:
             follows from them or from shapes alone) reaches its op as Parameters. Its selectors see
             the Parameter too, and are not asked about these nodes.
         version: Version of what it makes, which files keep; loading says where it differs.
+        options: Names of the options of its own, which ``pre_partition`` gets; set in the class,
+            others are refused. None: not said, every option reaches ``pre_partition``.
     """
 
     name: str = ""
@@ -45,6 +47,7 @@ class SubgraphProperty:
     strategy: str = "selector"
     min_size: int = 1
     max_subgraphs: int | None = None
+    options: ClassVar[Sequence[str] | None] = None
 
     def create_subgraph_selector(self) -> SubgraphSelector:
         """Return a fresh selector; called for every node at which a region might start."""

@@ -124,13 +124,18 @@ def get_schema(op_type: str, domain: str = "", version: int = 0) -> Schema:
             f"operator {shown!r} came after opset {version}, which the model says; convert the "
             "model (onnx.version_converter), or export it for a newer opset"
         )
+    raise UnsupportedOpError(
+        f"no operator {shown!r}{at}; {nearest(op_type, known_operators(domain))} A custom operator "
+        "is registered with core.add_extension(...)"
+    )
+
+
+def known_operators(domain: str = "") -> list[str]:
+    """Return the names of the standard, contributed and custom operators of a domain, sorted."""
     known = [name for name, of in standard_operators() if of == domain]
     known += [name for of, name in CUSTOM_SCHEMAS if of == domain]
     known += [s.op_type for _, s in CONTRIBUTED.items() if s.domain == domain]
-    raise UnsupportedOpError(
-        f"no operator {shown!r}{at}; {nearest(op_type, sorted(known))} A custom operator is "
-        "registered with core.add_extension(...)"
-    )
+    return sorted(known)
 
 
 @cache

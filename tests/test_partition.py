@@ -440,7 +440,8 @@ def test_a_property_that_returns_a_wrong_node(make: Callable[[Any], Any], says: 
         ({"max_subgraphs": -1}, "at least 0, got -1"),
         ({"include": ["8"]}, "no such node"),
         ({"include": ["4"], "exclude": ["4"]}, "both in include and in exclude"),
-        ({"mini_size": 2}, "no option 'mini_size'"),
+        ({"mini_size": 2}, "no option 'mini_size'.*did you mean 'min_size'"),
+        ({"Strategy": "hetero"}, "no option 'Strategy'.*did you mean 'strategy'"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], says: str) -> None:
@@ -459,6 +460,36 @@ def test_wrong_options(options: dict[str, Any], says: str) -> None:
 def test_wrong_properties(given: Any, says: str) -> None:
     with pytest.raises(sg.PartitionError, match=says):
         sg.optimize_for(example(), given)
+
+
+class Declares(sg.SubgraphProperty):
+    options = ("precision", "tile_size")
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return MINE
+
+    def pre_partition(self, graph: sg.Graph, options: Any) -> None:
+        self.got.append(dict(options))
+
+
+def test_declared_options_of_a_property() -> None:
+    owner = Declares()
+    cut_by(example(), owner, precision="int8", min_size=2)
+    assert [options["precision"] for options in owner.got] == ["int8"]
+    for name, near in (("min_sise", "min_size"), ("tilesize", "tile_size")):
+        said = f"no option {name!r}.*'Declares', which declares.*did you mean {near!r}"
+        with pytest.raises(sg.PartitionError, match=said):
+            cut_by(example(), owner, **{name: 2})
+
+    class Silent(Declares):
+        options = None
+
+    owner = Silent()
+    cut_by(example(), owner, min_sise=2)  # nothing is known of its options
+    assert owner.got == [{"min_sise": 2}]
 
 
 def test_no_property_and_hooks_that_raise() -> None:

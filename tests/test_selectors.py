@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 import subgraph as sg
 from subgraph import ops
 from subgraph.property import SelectorProperty
+from subgraph.schema import CUSTOM_SCHEMAS, Schema
 from subgraph.selector import SELECTORS
 from subgraph.testing import check_partition, misbehaving_selectors, topologies
 
@@ -252,6 +253,43 @@ def test_contain_op_selector() -> None:
     for wrong in (3, {3}):
         with pytest.raises(sg.PartitionError, match="takes a set of operator names, got"):
             sg.ContainOpSelector(wrong)  # pyright: ignore[reportArgumentType]
+
+
+class Misspelt(sg.SubgraphProperty):
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Relu", "Convv"})
+
+
+@pytest.mark.parametrize("prop", [sg.ContainOpSelector({"Relu", "Convv"}), Misspelt])
+@pytest.mark.parametrize("strategy", ["selector", "hetero"])
+def test_operators_that_do_not_exist(prop: Any, strategy: str) -> None:
+    with pytest.raises(sg.PartitionError, match=r"'Convv', which is neither.*did you mean 'Conv'"):
+        sg.optimize_for(fork(), prop, strategy=strategy)
+
+
+def test_names_of_operators_that_a_selector_may_hold() -> None:
+    def regions(graph: sg.Graph, *names: str) -> int:
+        cut = sg.optimize_for(graph, sg.ContainOpSelector(names))
+        return sum(node.subgraph is not None for node in cut.nodes)
+
+    assert regions(fork(), "Relu", "_subgraph_op", "other.library::Convv", "Upsample", "Scatter")
+    # One that nothing knows, but that the graph has: at the top, in a region, in a body.
+    x = sg.Value("x", sg.TensorType("float32", (2,)))
+    odd = sg.Node("TestOddOne", [x], name="odd")
+    graph = sg.Graph([x], [odd.outputs[0]], name="g")
+    assert regions(graph, "TestOddOne") == 1
+    with pytest.raises(sg.PartitionError, match="did you mean 'TestOddOne'"):
+        regions(graph, "TestOddTwo")
+    # A custom operator may be registered after the selector was made.
+    late = sg.ContainOpSelector({"TestLateOne"})
+    with pytest.raises(sg.PartitionError, match="'TestLateOne'"):
+        sg.optimize_for(fork(), late)
+    schema = Schema("TestLateOne")
+    CUSTOM_SCHEMAS["", "TestLateOne"] = schema
+    try:
+        assert not any(node.subgraph for node in sg.optimize_for(fork(), late).nodes)
+    finally:
+        del CUSTOM_SCHEMAS["", "TestLateOne"]
 
 
 def test_a_reject_is_false_and_knows_where_it_was_made() -> None:

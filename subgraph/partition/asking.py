@@ -8,9 +8,10 @@ import numpy as np
 
 from subgraph.errors import PartitionError
 from subgraph.graph import Node
+from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.workspace import Workspace
 from subgraph.property import SubgraphProperty, property_name
-from subgraph.selector import Reject, SubgraphSelector
+from subgraph.selector import ContainOpSelector, Reject, SubgraphSelector
 
 SELECT, INPUT, OUTPUT = 0, 1, 2
 METHODS = ("select", "select_input", "select_output")
@@ -31,9 +32,10 @@ class Asker:
         dropped: Why a filter dropped nodes, where it said so.
     """
 
-    def __init__(self, work: Workspace, property: SubgraphProperty) -> None:
-        """Ask about the nodes of ``work``."""
+    def __init__(self, work: Workspace, property: SubgraphProperty, names: OperatorNames) -> None:
+        """Ask about the nodes of ``work``; ``names`` checks which operators are selected."""
         self.work = work
+        self._names = names
         self.property = property
         self.refusals: list[Refusal] = []
         self.dropped: dict[int, Reject] = {}
@@ -43,7 +45,8 @@ class Asker:
         """Return a fresh selector, or the same as before after its ``reset``.
 
         Raises:
-            PartitionError: the property or ``reset`` raised, or it gave something else.
+            PartitionError: the property or ``reset`` raised, or it gave something else, or a
+                selector of operators that do not exist.
         """
         try:
             made: Any = self.property.create_subgraph_selector()
@@ -57,6 +60,8 @@ class Asker:
                 f"property {property_name(self.property)!r}: create_subgraph_selector gave "
                 f"{made!r}; it must give a SubgraphSelector, a fresh one at every call"
             )
+        if isinstance(made, ContainOpSelector) and made is not self._last:
+            self._names.check(made, property_name(self.property))
         if made is self._last and type(made).reset is not SubgraphSelector.reset:
             try:
                 made.reset()

@@ -11,8 +11,9 @@ from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph import Graph
 from subgraph.partition.asking import Asker
 from subgraph.partition.constants import ConstantWeights
+from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.op_note import note_op, saved_options
-from subgraph.partition.options import Options, check_names
+from subgraph.partition.options import OWN, Options, check_names
 from subgraph.partition.proposal import Proposal, Proposals, propose, prune
 from subgraph.partition.record import (
     KEY,
@@ -27,6 +28,7 @@ from subgraph.partition.record import (
 from subgraph.partition.replace import Cut, Cutter, ask_node, put_in
 from subgraph.partition.workspace import Workspace
 from subgraph.property import SubgraphProperty, property_name
+from subgraph.registry import nearest
 from subgraph.selector import Reject
 
 
@@ -45,7 +47,7 @@ def partition(
 
 
 def _partition(graph: Graph, properties: Sequence[SubgraphProperty], options: Options) -> Graph:
-    count = _Count(set(graph.parameters))
+    count = _Count(graph)
     known = len(count.parameters)
     current = _Target(graph, fresh=False)
     for owner in properties:
@@ -53,6 +55,7 @@ def _partition(graph: Graph, properties: Sequence[SubgraphProperty], options: Op
         replaced = call_hook(owner, "pre_partition", current.graph, options)
         if replaced is not None:
             current = _Target(replaced, fresh=False)
+        count.names = OperatorNames(current.graph)
         current.cut(owner, options, count)
         _cut_bodies(current.graph, owner, options, count)
         replaced = call_hook(owner, "post_partition", current.graph, options)
@@ -65,14 +68,23 @@ def _partition(graph: Graph, properties: Sequence[SubgraphProperty], options: Op
 
 
 def _check_options(owner: SubgraphProperty, options: Options) -> None:
+    """Check that each option which the pass does not know may be one of the property's own."""
+    declared = type(owner).options
     takes_more = type(owner).pre_partition is not SubgraphProperty.pre_partition
-    if options.more and not takes_more:
-        names = ", ".join(map(repr, options.more))
-        raise PartitionError(
-            f"PartitionGraph has no option {names}, and property {property_name(owner)!r} takes "
-            "none of its own (it has no pre_partition); known: strategy, min_size, max_subgraphs, "
-            "include, exclude"
-        )
+    if declared is None and takes_more:
+        return
+    own = declared or ()
+    for name in options.more:
+        if name not in own:
+            why = (
+                "which declares its options"
+                if declared is not None
+                else "which takes none of its own (it has no pre_partition)"
+            )
+            raise PartitionError(
+                f"no option {name!r} of PartitionGraph, nor of property {property_name(owner)!r}, "
+                f"{why}; {nearest(name, [*OWN, *own])}"
+            )
 
 
 def call_hook(owner: SubgraphProperty, method: str, graph: Graph, options: Options) -> Graph | None:
@@ -117,11 +129,12 @@ def _cut_bodies(graph: Graph, owner: SubgraphProperty, options: Options, count: 
 
 
 class _Count:
-    """Numbers the regions of a pass, and knows the names of all parameters."""
+    """Numbers the regions of a pass, and knows the names of all parameters and operators."""
 
-    def __init__(self, parameters: set[str]) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.next = 0
-        self.parameters = parameters
+        self.parameters = set(graph.parameters)
+        self.names = OperatorNames(graph)
 
 
 class _Target:
@@ -178,7 +191,7 @@ class _Target:
         refused: dict[tuple[int, ...], Reject],
         count: _Count,
     ) -> tuple[Run, bool]:
-        asker = Asker(self.work, owner)
+        asker = Asker(self.work, owner, count.names)
         strategy = options.strategy or owner.strategy
         found = propose(asker, self.made, strategy)
         least = owner.min_size if options.min_size is None else options.min_size

@@ -63,15 +63,17 @@ class Options:
         Raises:
             PartitionError: one does not fit.
         """
-        own = {field.name for field in attrs.fields(cls)} - {"more"}
-        more = {name: value for name, value in given.items() if name not in own}
-        return cls(more=more, **{name: given[name] for name in own if name in given})
+        more = {name: value for name, value in given.items() if name not in OWN}
+        return cls(more=more, **{name: given[name] for name in OWN if name in given})
 
     def as_dict(self) -> dict[str, Any]:
         """Return all options by name, as ``pre_partition`` gets them."""
         own = {key: value for key, value in attrs.asdict(self, recurse=False).items() if value}
         own.pop("more", None)
         return {**own, **self.more}
+
+
+OWN = tuple(field.name for field in attrs.fields(Options) if field.name != "more")
 
 
 def _check_number(name: str, value: Any, least: int) -> None:

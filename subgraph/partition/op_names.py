@@ -1,0 +1,60 @@
+"""Checks that the operator names a `ContainOpSelector` holds are names of operators."""
+
+from __future__ import annotations
+
+from subgraph.errors import PartitionError
+from subgraph.graph import Graph
+from subgraph.registry import nearest
+from subgraph.schema import find_schema, known_operators
+from subgraph.selector import ContainOpSelector
+
+
+class OperatorNames:
+    """Checks the selectors of one property over one graph, each set of names once."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Take the names of operators in ``graph``, in its bodies and regions, as known, too."""
+        self._graph = graph
+        self._checked: set[frozenset[str]] = set()
+
+    def check(self, selector: ContainOpSelector, property: str) -> None:
+        """Check the names of ``selector`` that have no domain; others may be of another library.
+
+        Raises:
+            PartitionError: a name is of no standard or registered operator, nor of a node.
+        """
+        names = selector.op_types
+        if names in self._checked:
+            return
+        self._checked.add(names)
+        strange = [
+            name
+            for name in sorted(names)
+            if "::" not in name and not name.startswith("_") and find_schema(name) is None
+        ]
+        if not strange:
+            return
+        present = _operators(self._graph)
+        for name in strange:
+            if name not in present:
+                known = {*known_operators(), *present}
+                raise PartitionError(
+                    f"property {property!r}: {type(selector).__name__} selects operator {name!r}, "
+                    f"which is neither known nor in graph {self._graph.name!r}; "
+                    f"{nearest(name, known)} A custom operator is registered with "
+                    "core.add_extension(...); one of another domain is named 'domain::Name'"
+                )
+
+
+def _operators(graph: Graph) -> set[str]:
+    """Return the names of the operators of a graph, its bodies and regions, with their domains."""
+    found: set[str] = set()
+    work = [graph]
+    while work:
+        for node in work.pop().nodes:
+            found.add(f"{node.domain}::{node.op_type}" if node.domain else node.op_type)
+            if node.subgraph is not None:
+                work.append(node.subgraph)
+            if node.attrs:
+                work.extend(node.bodies)
+    return found
