@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
@@ -26,6 +27,7 @@ from .strides import broadcast_shapes
 _BYTES = ("uint8", "int8")
 _FLOATS = ("float32", "float16", "bfloat16")
 _TERM = r"[A-Za-z]*(?:\.\.\.[A-Za-z]*)?"
+_Size = TypeVar("_Size")
 _EQUATION = re.compile(rf"({_TERM}(?:,{_TERM})*)(?:->({_TERM}))?")
 
 
@@ -190,7 +192,7 @@ def einsum_operands(node: Node, *operands: Tensor | None) -> None:
         require(operand is not None, "operand {} is missing", k)
         assert operand is not None, "it was required"
         require_dtype(f"operand {k}", operand, *((operands[0].dtype,) if operands[0] else ()))
-        for label, size in _labels(term, operand, k):
+        for label, size in _labels(term, operand.shape, k):
             known = sizes.get(label, 1)
             require(
                 known == 1 or size == 1 or known == size,
@@ -205,19 +207,46 @@ def einsum_operands(node: Node, *operands: Tensor | None) -> None:
                 sizes[label] = size
 
 
-def _labels(term: str, operand: Tensor, k: int) -> list[tuple[str | int, int]]:
+@shape_rule("Einsum")
+def einsum(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give each label of the result its size; where operands differ, one of them has 1."""
+    dtype = same_dtype(types)
+    found = _EQUATION.fullmatch(str(node.attrs.get("equation", "")).replace(" ", ""))
+    if dtype is None or found is None:
+        return [None]
+    sizes: dict[str | int, list[tuple[Dim, ...]]] = {}
+    for k, (term, type_) in enumerate(zip(found[1].split(","), types, strict=True)):
+        operand = tensor(type_)
+        if operand is None or operand.shape is None:
+            return [TensorType(dtype)]
+        for label, size in _labels(term, operand.shape, k):
+            sizes.setdefault(label, []).append((size,))
+    letters = sorted(label for label in sizes if isinstance(label, str))
+    dots = sorted(label for label in sizes if isinstance(label, int))
+    result = found[2]
+    if result is None:  # the letters that stand once, behind what broadcasts
+        text = found[1].replace("...", "")
+        labels = [*dots, *(letter for letter in letters if text.count(letter) == 1)]
+    else:
+        before, ellipsis, after = result.partition("...")
+        labels = [*before, *(dots if ellipsis else ()), *after]
+    dims = [broadcast_shapes(sizes[label]) for label in labels]
+    return [TensorType(dtype, [None if dim is None else dim[0] for dim in dims])]
+
+
+def _labels(term: str, shape: Sequence[_Size], k: int) -> list[tuple[str | int, _Size]]:
     """Return a label for each dimension: its letter, or its place from the end within ``...``."""
     before, dots, after = term.partition("...")
-    spare = operand.rank - len(before) - len(after)
+    spare = len(shape) - len(before) - len(after)
     require(
         spare == 0 or (spare > 0 and bool(dots)),
         "term {!r} does not fit operand {} of shape {}",
         term,
         k,
-        list(operand.shape),
+        list(shape),
     )
     labels: list[str | int] = [*before, *range(-spare, 0), *after]
-    return list(zip(labels, operand.shape, strict=True))
+    return list(zip(labels, shape, strict=True))
 
 
 def _fits(a: Dim, b: Dim) -> None:

@@ -194,6 +194,7 @@ RIGHT = [
     Use("QLinearMatMul", quantised_product(AQ, bytes_of(4), 1, np.array([0.5, 4, 2], np.float32))),
     Use("Einsum", [A, B], {"equation": "ij, jk"}),
     Use("Einsum", [floats(2, 3, 4), floats(1, 4, 5)], {"equation": "...ij,...jk->...ik"}),
+    Use("Einsum", [floats(1, 3, 4), floats(2, 5, 4)], {"equation": "bid,bjd->bij"}),
     Use("QuantizeLinear", [X, scales(4), bytes_of(4)], {"axis": -1}),
     Use("QuantizeLinear", [X, scales(1), bytes_of()], {"axis": 7}),
     Use("DequantizeLinear", [XQ, scales(2, 3, 2), bytes_of(2, 3, 2)], {"axis": 2, "block_size": 2}),

@@ -103,3 +103,22 @@ def test_symbolic_dimensions_stay() -> None:
 def test_what_does_not_fit_is_refused(build: Any) -> None:
     with pytest.raises(ShapeError):
         build(sg.input("x", (2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bid,bjd->bij", [(1, 3, 4), (2, 5, 4)]),  # onnx's inference takes the first operand's size
+        ("bid,bjd->bij", [(2, 3, 4), (1, 5, 4)]),
+        ("...ij,...jk->...ik", [(7, 1, 3, 4), (1, 5, 4, 2)]),
+        ("...ij,jk", [(5, 3, 4), (4, 2)]),
+        ("ji,j->", [(3, 4), (3,)]),
+        ("ii->i", [(3, 3)]),
+        ("b,a", [(2,), (3,)]),
+    ],
+)
+def test_einsum_is_numpys(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    inputs = [sg.input(f"x{k}", shape) for k, shape in enumerate(shapes)]
+    y = ops.Einsum(*inputs, equation=equation)
+    assert isinstance(y.type, TensorType)
+    assert y.type.shape == np.einsum(equation, *map(np.ones, shapes)).shape
