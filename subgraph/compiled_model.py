@@ -18,7 +18,7 @@ from subgraph.executor import Cancel, Plan
 from subgraph.forking import free_in_child
 from subgraph.graph import Graph, Node, Value
 from subgraph.infer_request import InferRequest
-from subgraph.parameters import Parameter, Snapshot, State, call_pinned, epoch
+from subgraph.parameters import Parameter, ParameterTable, Snapshot, State, call_pinned, epoch
 from subgraph.registry import nearest
 from subgraph.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct, within
 from subgraph.settings import DeviceOptions, property_access
@@ -97,7 +97,9 @@ class CompiledModel:
         self._run_positions: list[int] | None = None
         self._direct = is_direct(graph)
         self._plan = Plan(graph)
-        self.parameters: dict[str, Parameter] = {p.name: p for p in self._plan.parameters}
+        self.parameters: dict[str, Parameter] = ParameterTable(
+            (p.name, p) for p in self._plan.parameters
+        )
         self._snapshot = Snapshot(self._plan.parameters)
         self._threads: tuple[TaskExecutor, TaskExecutor] | None = None
         turns = {name: free_in_child(threading.Lock()) for name, _, _ in pipeline}

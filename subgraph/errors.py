@@ -92,8 +92,12 @@ class InternalError(SubgraphError, RuntimeError):
     """Subgraph itself is at fault: it failed on something that is valid. Please report it."""
 
 
+class OutputIndexError(ModelError, IndexError):
+    """A position is not that of an output."""
+
+
 class MissingInputError(ModelError, KeyError):
-    """An input that has no default was not given, or a name is not an input."""
+    """An input that has no default was not given, or a name is no input, output or parameter."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

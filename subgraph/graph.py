@@ -20,7 +20,7 @@ from subgraph.collector import paused_gc
 from subgraph.errors import ModelError
 from subgraph.graph_naming import name_nodes, name_values
 from subgraph.graph_order import producers, topological, without_dead
-from subgraph.parameters import Parameter
+from subgraph.parameters import Parameter, ParameterTable
 from subgraph.registry import nearest
 from subgraph.types import ValueType
 
@@ -244,7 +244,7 @@ class Graph:
             node.graph = self
         self._nodes = tuple(ordered)
         self._list_captures()
-        self._parameters: dict[str, Parameter] = {}
+        self._parameters: dict[str, Parameter] = ParameterTable()
         self._check_sources(self._refresh())
 
     def _check_sources(self, values: Iterable[Value]) -> None:
@@ -271,7 +271,7 @@ class Graph:
         self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
         self._by_name = None
         self._nodes = ()
-        self._parameters = {}
+        self._parameters = ParameterTable()
         return self
 
     def fill(self, nodes: Iterable[Node], inputs: Iterable[Value]) -> None:
@@ -363,7 +363,7 @@ class Graph:
             # Order, names and parameters are right already: there is nothing to be found out.
             copy._nodes = tuple(copy_nodes(self._nodes, values, owner=copy))
             copy.outputs = tuple([copy_value(v, values) for v in self.outputs])
-            copy._parameters = dict(self._parameters)
+            copy._parameters = ParameterTable(self._parameters)
         return copy, values
 
     def rewire(self, replacements: Mapping[Value, Value]) -> None:
@@ -482,7 +482,7 @@ class Graph:
         self._parameters = self._collect_parameters(self.values())
 
     def _collect_parameters(self, values: Iterable[Value]) -> dict[str, Parameter]:
-        found: dict[str, Parameter] = {}
+        found: dict[str, Parameter] = ParameterTable()
 
         def add(parameter: Parameter) -> None:
             known = found.setdefault(parameter.name, parameter)

@@ -202,6 +202,7 @@ def to_onnx(graph: Graph, *, inline: bool = False) -> onnx.ModelProto:
     Raises:
         ModelError: the graph has no form in ONNX, or is over 2 GB (use `save`).
     """
+    _check_graph(graph)
     from subgraph.onnx_proto import tensor_to_proto
 
     model, weights = _convert(graph, inline)
@@ -209,6 +210,14 @@ def to_onnx(graph: Graph, *, inline: bool = False) -> onnx.ModelProto:
         raise ModelError(f"graph {graph.name!r} is over 2 GB, too large for one message: use save")
     model.graph.initializer.extend(tensor_to_proto(array, name) for name, array in weights)
     return model
+
+
+def _check_graph(graph: object) -> None:
+    if not isinstance(graph, Graph):
+        raise ModelError(
+            f"{type(graph).__name__} is no sg.Graph; sg.load makes one of a model, and a compiled "
+            "model has its own in the attribute graph"
+        )
 
 
 def save(
@@ -237,6 +246,7 @@ def save(
             cannot be written.
     """
     target = _target(path)
+    _check_graph(graph)
     with paused_gc():
         model, weights = _convert(graph, inline)
     total = model.ByteSize() + sum(array.nbytes for _, array in weights)

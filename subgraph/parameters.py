@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from subgraph.errors import ShapeError
+from subgraph.errors import MissingInputError, ShapeError
 from subgraph.forking import free_in_child, held_while_forking
+from subgraph.registry import nearest
 from subgraph.types import TensorType, dtype_of
 
 Array = np.ndarray[Any, Any]
@@ -265,3 +266,10 @@ class Versions:
                 return False
             self._asked_at = stamp
         return True
+
+
+class ParameterTable(dict[str, Parameter]):
+    """Parameters by name; looking up another name is an error that lists the nearest."""
+
+    def __missing__(self, name: object) -> Parameter:
+        raise MissingInputError(f"there is no parameter {name!r}; {nearest(str(name), self)}")

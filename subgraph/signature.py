@@ -12,7 +12,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from subgraph.errors import MissingInputError, ShapeError
+from subgraph.errors import MissingInputError, OutputIndexError, ShapeError
 from subgraph.graph import Value
 from subgraph.parameters import Parameter
 from subgraph.registry import nearest
@@ -67,7 +67,12 @@ class Results(Mapping[str, Any]):
 
     def __getitem__(self, key: str | int | Port | Value) -> Any:
         if isinstance(key, int):
-            return self._values[key]
+            try:
+                return self._values[key]
+            except IndexError:
+                raise OutputIndexError(
+                    f"there is no output {key}; the model has {len(self._values)}, counted from 0"
+                ) from None
         name: Any = key if isinstance(key, str) else getattr(key, "name", key)
         position = self._positions.get(name)
         if position is None:

@@ -64,6 +64,12 @@ def parse(text: str, parameters: Mapping[str, Parameter | npt.ArrayLike] | None 
     """
     from subgraph.partition.op_note import restore_ops
 
+    given: Any = text
+    if not isinstance(given, str):
+        raise ModelError(
+            f"the text form is a str, got {type(given).__name__}; a file is read by "
+            "pathlib.Path(...).read_text(), an ONNX model by sg.load"
+        )
     parser = _Parser(text, parameters or {})
     try:
         with paused_gc():

@@ -489,3 +489,23 @@ def test_profile_of_each_node(device: str, config: Any) -> None:
         assert entry.device in device
     if device == "REFERENCE":
         assert [entry.op_type for entry in profile] == [node.op_type for node in graph.nodes]
+
+
+def test_names_and_positions_that_are_not_there_are_said() -> None:
+    x = sg.input("x", (2,))
+    graph = sg.Graph([x], [ops.Add(x, sg.parameter("scale", np.ones(2, np.float32)))])
+    model = sg.compile_model(graph, "REFERENCE")
+    with pytest.raises(sg.MissingInputError, match="no parameter 'scal'; did you mean 'scale'"):
+        model.parameters["scal"]
+    with pytest.raises(KeyError):
+        graph.parameters["scal"]
+    with pytest.raises(sg.ModelError, match="there is no output 5; the model has 1") as caught:
+        model([np.ones(2, np.float32)])[5]
+    assert isinstance(caught.value, IndexError)
+    wrong: Any = 5
+    with pytest.raises(sg.ModelError, match=r"int is no sg\.Graph"):
+        sg.to_onnx(wrong)
+    with pytest.raises(sg.ModelError, match=r"int is no sg\.Graph"):
+        sg.save(wrong, "never.onnx")
+    with pytest.raises(sg.ModelError, match="the text form is a str, got int"):
+        sg.parse(wrong)

@@ -95,7 +95,8 @@ def test_an_import_does_not_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
     again = core.import_model(stream, "CPU")
     same(again, model)
     stream.seek(0)
-    plain = core.import_model(stream, "CPU", {"FUSION": False})
+    alone = {"FUSION": False, "RUNTIME_FALLBACK": False}
+    plain = core.import_model(stream, "CPU", alone)
     with pytest.raises(sg.DeviceError, match="has to be fused"):
         plain(X)
     monkeypatch.setattr(cpu, "fuse", fuse)
