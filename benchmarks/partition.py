@@ -23,6 +23,7 @@ from subgraph.partition import search
 from subgraph.partition.asking import Asker
 from subgraph.partition.driver import partition
 from subgraph.partition.machine import Machine
+from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.options import Options
 from subgraph.partition.proposal import propose
 from subgraph.partition.workspace import Workspace
@@ -183,7 +184,7 @@ def measure(plan: Plan, strategy: str, *, split: bool = True) -> dict[str, Any]:
         start = time.process_time()
         work = Workspace.of(graph)
         with Reachability() as reach:
-            propose(Asker(work, owner), [], strategy)
+            propose(Asker(work, owner, OperatorNames(graph)), [], strategy)
         row["search"] = round(time.process_time() - start, 3)
         row["reachability"] = round(reach.seconds, 3)
         gc.enable()

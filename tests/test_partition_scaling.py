@@ -12,6 +12,7 @@ from partition import FAMILIES, NotSin, build, random_graph
 from subgraph.partition import search
 from subgraph.partition.asking import Asker
 from subgraph.partition.machine import Machine
+from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.proposal import propose
 from subgraph.partition.workspace import Workspace
 from subgraph.property import SelectorProperty
@@ -21,7 +22,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, family: str, size: int, strategy: str
     """Return function calls for each node."""
     graph = build(FAMILIES[family](size))
     work = Workspace.of(graph)
-    asker = Asker(work, SelectorProperty(NotSin))
+    asker = Asker(work, SelectorProperty(NotSin), OperatorNames(graph))
     calls = 0
 
     def count(frame: Any, event: str, arg: Any) -> None:

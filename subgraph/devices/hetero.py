@@ -24,6 +24,7 @@ from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
 from subgraph.export import region_nodes
 from subgraph.fallback import OPTIONS, DeviceFallback, compile_region, guard
 from subgraph.graph import Graph, Node
+from subgraph.light_regions import move_light_regions
 from subgraph.model_op import CompiledModelOp
 from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.pass_manager import apply_pass
@@ -98,6 +99,10 @@ class HeteroDevice(VirtualDevice):
         if options.PLACEMENT != "PRIORITY":
             placed.update(self._by_cost(graph, devices, configs, options, placed))
         self._by_hand(graph, devices, configs, placed)
+        if options.PLACEMENT == "PRIORITY":
+            move_light_regions(
+                graph, placed, lambda n: query_on(self.peer(n), graph, configs.get(n) or None)
+            )
         left = {name: text for name, text in reasons.items() if name not in placed}
         return QueryResult(placed, left)
 
