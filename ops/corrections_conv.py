@@ -1,7 +1,7 @@
 """ConvTranspose for the reference: groups, and the pads that follow from ``output_shape``.
 
-onnx.reference cuts the weights of groups along a wrong axis, and pads nothing where the shape of
-the output is given.
+onnx.reference cuts the weights of groups along a wrong axis, pads nothing where the shape of the
+output is given, and has no result for a batch of 0.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ _SHAPING = ("auto_pad", "output_padding", "output_shape", "pads")
 @reference("ConvTranspose")
 def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the groups' transposed convolutions side by side."""
+    if inputs[0].shape[0] == 0:
+        one = np.zeros((1, *inputs[0].shape[1:]), inputs[0].dtype)
+        return [conv_transpose(node, [one, *inputs[1:]])[0][:0]]
     wanted = node.attrs.get("output_shape")
     if wanted is None:
         return [_grouped(node, inputs)]

@@ -129,6 +129,13 @@ def average_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [(total / covered).astype(x.dtype)]
 
 
+@reference("GlobalAveragePool")
+def global_average_pool(_: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the mean over all but batch and channels; of no images the mean of each of none."""
+    x: Array = inputs[0]
+    return [x.mean(axis=tuple(range(2, x.ndim)), keepdims=True)]
+
+
 @reference("LpPool")
 def lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the p-norm over windows; opset 1 states p as a float."""
@@ -152,7 +159,7 @@ def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     wide = x.astype(np.int64) if x.dtype.kind in "iu" else x
     view = windows.over(wide, np.iinfo(np.int64).min if wide is not x else lowest)
     rank = len(windows.sizes)
-    flat = view.reshape(*view.shape[: 2 + rank], -1)
+    flat = view.reshape(*view.shape[: 2 + rank], math.prod(windows.kernel))
     first = flat.argmax(axis=-1)
     maxima = np.take_along_axis(flat, first[..., None], -1)[..., 0]
     inner = cast(Sequence[Array], np.unravel_index(cast(Array, first), windows.kernel))

@@ -29,8 +29,6 @@ def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     given: list[Any] = [
         None if v is None or (k and v.size == 0) else v for k, v in enumerate(inputs)
     ]
-    if inputs[0].size == 0:
-        raise ShapeError("the input has no elements")
     given += [None] * (4 - len(given))
     if attributes(node)["coordinate_transformation_mode"] != "tf_crop_and_resize":
         given[1] = None
@@ -38,7 +36,27 @@ def resize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     axes = [int(axis) % rank for axis in node.attrs.get("axes") or range(rank)]
     if given[2] is not None:
         given[2] = _exact(given[2], [inputs[0].shape[axis] for axis in axes])
-    return standard(variant(node, axes=axes) if "axes" in node.attrs else node, given)
+    return _resized(variant(node, axes=axes) if "axes" in node.attrs else node, given, axes)
+
+
+def _resized(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence[Any]:
+    """Resize; an input without elements stays one, which onnx.reference does not know.
+
+    What has one element in place of none is resized and none of it is taken.
+    """
+    x: Array = inputs[0]
+    if x.size:
+        return standard(node, inputs)
+    given = [v if v is None else v.copy() for v in inputs]
+    for k, axis in enumerate(axes):
+        if x.shape[axis]:
+            continue
+        if given[2] is None:
+            raise ShapeError(f"axis {axis} has no elements to make {given[3][k]} of")
+        given[2][k] = 1
+    given[0] = np.zeros([max(size, 1) for size in x.shape], x.dtype)
+    none = tuple(slice(0 if size == 0 else None) for size in x.shape)
+    return [standard(node, given)[0][none]]
 
 
 def _exact(scales: Array, sizes: Sequence[int]) -> Array:
@@ -76,7 +94,8 @@ def _asymmetric(node: Node, x: Array, scales: Array) -> Sequence[Any]:
         return [_nearest(x, scales)]
     options = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
     newer = Node("Resize", node.inputs[:1], outputs=1, name=node.name, version=13, attrs=options)
-    return standard(newer, [x, None, _exact(scales.astype(np.float32), x.shape), None])
+    given = [x, None, _exact(scales.astype(np.float32), x.shape), None]
+    return _resized(newer, given, range(x.ndim))
 
 
 def _nearest(x: Array, scales: Array) -> Array:

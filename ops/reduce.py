@@ -124,7 +124,7 @@ def log_sum_exp(node: Node, inputs: Sequence[Any]) -> list[Any]:
     x: Array = inputs[0]
     given = attributes(node)
     stated = inputs[1] if len(inputs) > 1 and inputs[1] is not None else given.get("axes")
-    listed = () if stated is None else tuple(int(axis) for axis in stated)
+    listed = () if stated is None else tuple(int(axis) for axis in np.ravel(stated))
     axes = listed or None
     if axes is None and given.get("noop_with_empty_axes", 0):
         axes = ()

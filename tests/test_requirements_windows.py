@@ -290,3 +290,51 @@ def test_a_residual_of_another_batch_is_broadcast(device: str) -> None:
     wanted = sg.compile_model(graph, "REFERENCE")(arrays)[0]
     found = sg.compile_model(graph, device)(arrays)[0]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def of_none(*shape: int) -> Array:
+    """Return an image without elements."""
+    return np.zeros(shape, np.float32)
+
+
+NONE = [
+    *(Use("Resize", [of_none(*shape), None, floats(4) + 2], {"mode": mode})
+      for shape in ((0, 2, 4, 4), (1, 0, 4, 4), (1, 2, 0, 4))
+      for mode in ("nearest", "linear", "cubic")),
+    Use("Resize", [of_none(0, 2, 4, 4), None, None, ints(7, 8)], {"axes": (2, 3)}),
+    Use("Resize", [of_none(0, 2, 4, 4), floats(4) + 2], {"mode": "linear"}, version=10),
+    Use("Upsample", [of_none(0, 2, 4, 4), floats(4) + 2], {"mode": "linear"}, version=9),
+    transposed(of_none(0, 6, 7, 8), WT, floats(6), group=2),
+    transposed(of_none(0, 6, 7, 8), WT, group=2, output_shape=(9, 9)),
+    *(Use(op, [of_none(*shape)])
+      for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+      for shape in ((0, 2, 4, 4), (1, 0, 4, 4))),
+    *(Use("MaxPool", [of_none(*shape)], {"kernel_shape": (2, 2)}, outputs=2)
+      for shape in ((0, 2, 4, 4), (1, 0, 4, 4))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("use", NONE, ids=lambda use: use.name)
+def test_no_images_give_no_results(use: Use, device: str) -> None:
+    """As ONNX Runtime has it; a batch of 0 is no error."""
+    for weights in ((), range(1, len(use.inputs))):
+        assert not any(found.size for found in run(use, device, weights))
+    assert_agree(use, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "op", [f"Reduce{name}" for name in ("LogSumExp", "LogSum", "Sum", "Max", "L2", "Mean")]
+)
+def test_axes_that_are_a_scalar_are_one_axis(op: str, device: str) -> None:
+    x = floats(2, 3) + 2
+    (found,) = run(Use(op, [x, np.array(1, np.int64)]), device)
+    np.testing.assert_allclose(found, run(Use(op, [x, ints(1)]), "CPU")[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_elements_cannot_be_resized_to_some(device: str) -> None:
+    use = Use("Resize", [of_none(0, 2, 4, 4), None, None, ints(1, 2, 7, 8)], {"mode": "linear"})
+    with pytest.raises(sg.ShapeError, match="culprit"):
+        run(use, device)

@@ -57,6 +57,13 @@ def test_a_case_follows_from_its_number(tool: ModuleType) -> None:
     assert 0.2 < np.mean(shapes) < 0.8
 
 
+def test_a_number_that_was_made_huge_is_damaged_again(tool: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    for value in (-(1 << 63), (1 << 63) - 1):
+        found = [tool._other_int(value, rng) for _ in range(200)]
+        assert all(-(1 << 63) <= number < 1 << 63 for number in found)
+
+
 def test_a_process_that_dies_is_one_finding(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
