@@ -215,15 +215,27 @@ def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]
     return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in zip(starts, ends, strict=True)]
 
 
+# Samples along an axis of a bin, as for the kernels.
+_MOST_OF_A_BIN = 4096
 # Samples of a region; onnx.reference takes a microsecond for each.
 _MOST_SAMPLES = 1 << 24
 
 
 def _check_samples(node: Node, rois: Array) -> None:
-    """Raise a LimitError for regions in which as many samples are taken as they are large."""
+    """Raise an error for regions in which as many samples are taken as they are large.
+
+    Raises:
+        ShapeError: a bin has more samples than are taken on any device.
+        LimitError: a region has more than are taken here.
+    """
     scale = float(node.attrs.get("spatial_scale", 1.0))
     sides = (rois[:, 2:].astype(np.float64) - rois[:, :2]) * scale
     bins = [float(node.attrs.get(f"output_{side}", 1)) for side in ("width", "height")]
+    if not np.all(sides / bins <= _MOST_OF_A_BIN):
+        raise ShapeError(
+            f"a bin of rois has more than {_MOST_OF_A_BIN} samples along an axis, or is NaN; "
+            "state sampling_ratio"
+        )
     count = np.maximum(np.ceil(sides / bins), 1).prod(axis=1) * math.prod(bins)
     if not np.all(count <= _MOST_SAMPLES):
         raise LimitError(

@@ -47,7 +47,7 @@ def _resized(node: Node, inputs: Sequence[Any], axes: Sequence[int]) -> Sequence
     x: Array = inputs[0]
     if x.size:
         return standard(node, inputs)
-    given = [v if v is None else v.copy() for v in inputs]
+    given: list[Any] = [v if v is None else v.copy() for v in inputs]
     for k, axis in enumerate(axes):
         if x.shape[axis]:
             continue

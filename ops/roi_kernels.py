@@ -13,6 +13,7 @@ from numba.extending import register_jitable
 
 from subgraph.engine.simd import ld, st, vec
 
+from .indexing_kernels import report_value
 from .movement_kernels import arg
 from .sampling_kernels import below
 
@@ -20,6 +21,7 @@ Function = Callable[..., Any]
 _word = ld("float64")
 _REAL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
 _ITEM = {"float32": 4, "float64": 8}
+MOST_SAMPLES = 4096  # along an axis of a bin whose number follows from the region
 _ENTRY = 16  # bytes of a line of pixels and its weight: int64 and the element
 
 
@@ -36,7 +38,7 @@ def _bins(dtype: str) -> tuple[Any, Any]:
     def samples(size: Any, bins: int, wanted: int) -> int:
         if wanted > 0:
             return wanted
-        each = min(max(size / real(bins), real(0)), real(4096))
+        each = min(max(size / real(bins), real(0)), real(MOST_SAMPLES))
         count = int(each)
         return count + 1 if real(count) < each else count
 
@@ -65,6 +67,28 @@ def _bins(dtype: str) -> tuple[Any, Any]:
         return low, low + 1, at - real(low)
 
     return read, around
+
+
+def few_samples(*, dtype: str) -> Function:
+    """Return the kernel that reports regions of RoiAlign so large that samples are too many.
+
+    Words: ``0 regions, 1 how many, 2 bins down, 3 across, 4 scale (float64), 5 pixels lie at
+    halves, 6 report``. Units: 1.
+    """
+    load, item, real = ld(dtype), _ITEM[dtype], _REAL[dtype]
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        scale = real(_word(args + 32))
+        shift = real(0.5) if arg(args, 5) != 0 else real(0)
+        for k in range(2 * arg(args, 1)):
+            first = arg(args, 0) + (k // 2 * 4 + k % 2) * item
+            size = (load(first + 2 * item) * scale - shift) - (load(first) * scale - shift)
+            each = size / real(arg(args, 3 - k % 2))
+            if not each <= MOST_SAMPLES:
+                many = int(min(each, real(1 << 30))) if each == each else -1
+                report_value(arg(args, 6), arg(args, 7), many, 0, MOST_SAMPLES)
+
+    return kernel
 
 
 def roi_average(*, dtype: str, lanes: int) -> Function:

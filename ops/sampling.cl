@@ -22,6 +22,23 @@ int samples(T size, int bins, int wanted) {
   return wanted > 0 ? wanted : (int)ceil(clamp(size / bins, (T)0, (T)4096));
 }
 
+// Reports regions so large that samples are too many; see the CPU's few_samples.
+__kernel void few_samples(__global const T *regions, int regions0, int count, int bins_down,
+                          int bins_across, T scale, __global long *slot, int number) {
+  T shift = HALF ? (T)0.5 : (T)0;
+  for (int k = 0; k < 2 * count; k++) {
+    __global const T *first = regions + regions0 + k / 2 * 4 + k % 2;
+    T size = (first[2] * scale - shift) - (first[0] * scale - shift);
+    T each = size / (k % 2 ? bins_down : bins_across);
+    if (!(each <= 4096) && slot[0] == 0) {
+      slot[0] = number;
+      slot[1] = isnan(each) ? -1 : (long)fmin(each, (T)(1 << 30));
+      slot[2] = 0;
+      slot[3] = 4096;
+    }
+  }
+}
+
 // One work-item for each bin of a channel of a region; LARGEST: the maximum of its weighted pixels,
 // not their average; HALF: pixels lie at halves.
 __kernel void roi_align(int count, __global const T *x, int x0, __global const T *regions,

@@ -46,8 +46,14 @@ def roi_align(node: Node, low: Lowering) -> None:
     usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
     half = text(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
     words: list[Word] = [given, regions, images, result, *x.shape, *y.shape[2:]]
-    words += [int(node.attrs.get("sampling_ratio", 0))]
-    words += [float(node.attrs.get("spatial_scale", 1.0)), int(half)]
+    wanted = int(node.attrs.get("sampling_ratio", 0))
+    scaling: list[Word] = [float(node.attrs.get("spatial_scale", 1.0)), int(half)]
+    words += [wanted, *scaling]
+    if not wanted:
+        checked: list[Word] = [regions, regions.shape[0], *y.shape[2:], *scaling]
+        checked.append(low.report("rois (samples of a bin)"))
+        kernel = Kernel("roi_kernels", "few_samples", dtype=given.dtype)
+        low.emit(kernel, checked, 1, bytes=regions.nbytes)
     bins = math.prod(y.shape[2:])
     grain = max(1, _WORK // (4 * bins))
     if text(node.attrs.get("mode", "avg")) == "max":

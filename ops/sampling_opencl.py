@@ -37,6 +37,16 @@ def roi_align(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     low.launch(source, "roi_align", [y.size, *_numbers(dtype, words[:12])], *line(low, y.size))
 
 
+@cl_kernel("roi_kernels", "few_samples")
+def few_samples(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch the check of RoiAlign's samples."""
+    dtype = str(dict(kernel.variant)["dtype"])
+    require(low, dtype)
+    flags = {"HALF": int(bool(words[5])), "LARGEST": 0}
+    source = ClSource("sampling", defines=definitions({"ROI": 1, "T": register(dtype), **flags}))
+    low.launch(source, "few_samples", _numbers(dtype, [*words[:5], words[6]]), (1,))
+
+
 @cl_kernel("roi_kernels", "max_roi_pool")
 def max_roi_pool(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     """Launch MaxRoiPool."""

@@ -87,6 +87,21 @@ def test_regions_of_nowhere_stay_inside_memory() -> None:
         assert results[0].shape == (3, 2, 2, 2)
 
 
+@pytest.mark.parametrize("device", ["REFERENCE", *DEVICES])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("end", [(5000, 1), (1, 5000), (np.inf, 1), (1, np.nan)])
+def test_too_many_samples_are_an_error(end: tuple[float, float], mode: str, device: str) -> None:
+    """The kernels took 4096 along an axis of a bin whatever the region; REFERENCE refused."""
+    x, numbers = np.ones((1, 1, 4, 4), np.float32), np.zeros(2, np.int64)
+    regions = np.array([[0, 0, 3, 3], [0, 0, *end]], np.float32)
+    inputs = [sg.input("x", x.shape), sg.input("r", regions.shape), sg.input("i", (2,), "int64")]
+    model = sg.compile_model(sg.Graph(inputs, [ops.RoiAlign(*inputs, mode=mode)]), device)
+    with pytest.raises(sg.ShapeError, match="samples"):
+        model([x, regions, numbers])
+    regions[1] = [0, 0, 9, 9]
+    assert np.all(np.isfinite(model([x, regions, numbers])[0]))
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_max_roi_pool(scale: float) -> None:
     rng = np.random.default_rng(1)
