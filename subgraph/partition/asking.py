@@ -60,8 +60,9 @@ class Asker:
                 f"property {property_name(self.property)!r}: create_subgraph_selector gave "
                 f"{made!r}; it must give a SubgraphSelector, a fresh one at every call"
             )
-        if isinstance(made, ContainOpSelector) and made is not self._last:
-            self._names.check(made, property_name(self.property))
+        chosen: SubgraphSelector = made
+        if isinstance(chosen, ContainOpSelector) and chosen is not self._last:
+            self._names.check(chosen, property_name(self.property))
         if made is self._last and type(made).reset is not SubgraphSelector.reset:
             try:
                 made.reset()
