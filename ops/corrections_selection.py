@@ -1,4 +1,4 @@
-"""Shape, Trilu, Unique, NonMaxSuppression for the reference: onnx.reference errs in some forms."""
+"""Shape, Trilu, Unique, NonMaxSuppression, single numbers: where onnx.reference errs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from subgraph.graph import Node
 from subgraph.op import reference
+from subgraph.reference import standard
 
 Array = np.ndarray[Any, Any]
 
@@ -21,6 +22,16 @@ def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """
     sizes = np.shape(inputs[0])[node.attrs.get("start", 0) : node.attrs.get("end")]
     return [np.array(sizes, np.int64)]
+
+
+@reference("TopK", "STFT")
+def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Take single numbers (k, frame_step, frame_length) as a scalar and as a list of one."""
+    given = list(inputs)
+    for k in range(1, len(given)):
+        if given[k] is not None and given[k].dtype.kind in "iu" and given[k].size == 1:
+            given[k] = given[k].reshape((1,) if node.op_type == "TopK" else ())
+    return standard(node, given)
 
 
 @reference("Trilu")

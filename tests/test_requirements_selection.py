@@ -181,3 +181,14 @@ def test_columns_that_are_computed_are_checked(device: str) -> None:
     for columns in (ints(0, 6), ints(-1)):
         with pytest.raises(sg.ShapeError, match=r"Y names column|Y holds"):
             run(ml("ArrayFeatureExtractor", X, columns), device)
+
+
+@Devices
+def test_a_single_number_is_a_scalar_or_a_list_of_one(device: str) -> None:
+    signal = floats(1, 16, 1)
+    for number in (np.array(2), ints(2)):
+        top = run(Use("TopK", [floats(2, 5), number], outputs=2), device)
+        np.testing.assert_array_equal(top[1], [[4, 3], [4, 3]])
+        frames = run(Use("STFT", [signal, number, None, number + 2]), device)[0]
+        wanted = np.fft.rfft(signal[0, 2:6, 0])
+        np.testing.assert_allclose(frames[0, 1, :, 0], wanted.real, rtol=1e-5, atol=1e-5)
