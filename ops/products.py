@@ -224,6 +224,7 @@ def einsum(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     letters = sorted(label for label in sizes if isinstance(label, str))
     dots = sorted(label for label in sizes if isinstance(label, int))
     result = found[2]
+    labels: list[str | int]
     if result is None:  # the letters that stand once, behind what broadcasts
         text = found[1].replace("...", "")
         labels = [*dots, *(letter for letter in letters if text.count(letter) == 1)]

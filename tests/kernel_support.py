@@ -23,8 +23,8 @@ from subgraph.engine.lowering import (
     Scratch,
     Storage,
     Weight,
-    Word,
 )
+from subgraph.engine.reports import SLOT_WORDS, Report
 from subgraph.guard_report import RunningStep
 from subgraph.op import operator_key
 
@@ -55,6 +55,7 @@ class Memory:
         self.arrays: dict[int, Array] = {}
         self.keep: list[Any] = []
         self.running: RunningStep | None = None
+        self.slot = np.zeros(SLOT_WORDS, np.int64)
 
     def running_steps(self) -> list[RunningStep]:
         """Return the step that runs, for the report of a fault."""
@@ -85,7 +86,7 @@ class Memory:
         ]
         return np.ascontiguousarray(weight.make(*sources))
 
-    def word(self, word: Word) -> int:
+    def word(self, word: float | Operand | Scratch | Weight | Kernel) -> int:
         """Return a word as the plan would put it into an argument block."""
         if isinstance(word, float):
             (bits,) = struct.unpack("<q", struct.pack("<d", word))
@@ -102,9 +103,19 @@ class Memory:
             return self.read_only(self.weight(word)).ctypes.data
         return int(word)
 
+    def words(self, step: EmittedStep) -> list[int]:
+        """Return a step's argument block; reports go to a slot that nobody reads."""
+        found: list[int] = []
+        for word in step.words:
+            if isinstance(word, Report):
+                found += [self.slot.ctypes.data, 1]
+            else:
+                found.append(self.word(word))
+        return found
+
     def run(self, step: EmittedStep, cuts: Sequence[float]) -> None:
         """Run a step in pieces, each as another worker, last piece first."""
-        words = self.read_only(np.array([self.word(word) for word in step.words], np.int64))
+        words = self.read_only(np.array(self.words(step), np.int64))
         self.running = RunningStep(step.kernel.description, words.view(np.int64).tolist())
         guard_report.watch(self)
         kernel = _KERNEL(step.kernel.address)
