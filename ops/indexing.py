@@ -121,11 +121,10 @@ def _index_tuples(node: Node, x: Tensor, indices: Tensor) -> int:
         depth,
         x.rank - batches,
     )
-    known = indices.known
-    if known is not None and known.size:
-        for d in range(depth):
-            column = Tensor(indices.dtype, indices.shape[:-1], known[..., d])
-            require_index_range(column, x.shape[batches + d], f"in place {d} of a tuple")
+    for d in range(depth if is_known(depth) else 0):
+        known = None if indices.known is None else indices.known[..., d]
+        column = Tensor(indices.dtype, indices.shape[:-1], known)
+        require_index_range(column, x.shape[batches + d], f"in place {d} of a tuple")
     return int(batches)
 
 

@@ -61,6 +61,12 @@ WRONG_INDEXING = [
     ("ScatterND", (DATA, np.zeros((5, 3), np.int64), np.ones(5, np.float32)), {}),
     ("GatherElements", (DATA, np.zeros((40, 4), np.int64)), {"axis": 1}),
     ("GatherND", (DATA, np.zeros((2, 3), np.int64)), {}),
+    ("GatherND", (np.zeros((3, 0, 5), np.float32), np.zeros((2, 3), np.int64)), {}),
+    (
+        "ScatterND",
+        (np.zeros((3, 0), np.float32), np.zeros((2, 2), np.int64), np.ones(2, np.float32)),
+        {},
+    ),
     ("Gather", (np.zeros((0, 4), np.float32), np.zeros(3, np.int64)), {}),
 ]
 
