@@ -20,16 +20,6 @@ Function = Callable[..., Any]
 
 
 @register_jitable
-def inside(index: int, size: int) -> int:
-    """Return an index as a position within ``size`` elements; one comparison for most."""
-    if 0 <= index < size:
-        return index
-    if index < 0:
-        index += size
-    return min(max(index, 0), size - 1)
-
-
-@register_jitable
 def report_value(slot: int, number: int, value: int, least: int, most: int) -> None:
     """Write a value that is out of range to a run's report slot, unless one stands there.
 

@@ -279,6 +279,8 @@ class BoundPlan:
             end.enter(inputs[end.position])
         given = outputs or [None] * len(self.outputs)
         results = [end.target(array) for end, array in zip(self.outputs, given, strict=True)]
+        if self._slot is not None:
+            self._slot.clear()
         execute()
         for end in self.outputs:
             end.leave(results)

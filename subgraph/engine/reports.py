@@ -52,6 +52,10 @@ class ReportSlot:
         self._words = words.data
         self._reports = tuple(reports)
 
+    def clear(self) -> None:
+        """Forget what was reported by a run that did not come to its end."""
+        self._words[0] = 0
+
     def check(self) -> None:
         """Raise the error that was reported since the last check, if there is one.
 

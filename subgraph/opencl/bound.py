@@ -139,6 +139,7 @@ class ClBoundPlan:
                     self._outputs[position] = runtime.buffer(operand.nbytes)
         self._reports: dict[Report, int] = {}
         self._slot_words: Array = np.zeros(SLOT_WORDS, np.int64)
+        self._no_report: Array = np.zeros(SLOT_WORDS, np.int64)
         self._slot_buffer: Any = None
         self._items: list[_Launch | HostStep] = [
             self._bind(item) if isinstance(item, EmittedStep) else item for item in plan.items
@@ -284,6 +285,8 @@ class ClBoundPlan:
                 array = np.ascontiguousarray(inputs[position])
                 if array.nbytes:
                     self._copy(buffer, array)
+            if self._slot_buffer is not None:  # also of a run that did not come to its end
+                self._copy(self._slot_buffer, self._no_report)
         for item in self._items:
             event = self._enqueue(item)
             if events is not None:
@@ -303,9 +306,6 @@ class ClBoundPlan:
         results, outputs = pending
         with driver_errors(self._runtime, "the download of results"):
             self._finish()
-            if self._slot_words[0]:
-                self._copy(self._slot_buffer, np.zeros(SLOT_WORDS, np.int64))
-                self._finish()
         self._slot.check()
         return results if outputs is None else fill_outputs(results, outputs)
 
