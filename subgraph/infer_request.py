@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("subgraph")
 Callback = Callable[..., Any]
-# Callbacks of all models; one thread, so they do not run at the same time unless one waits.
-_callbacks = TaskExecutor("callbacks")
+# Callbacks of all models; each has a thread at once, so that none waits for another to end.
+_callbacks = TaskExecutor("callbacks", threads=None)
 
 
 class _Run:
@@ -268,7 +268,8 @@ class InferRequest:
         """Call ``callback`` when an asynchronous run has ended, in a thread of its own.
 
         It gets as many of (this request, the error or None) as it takes. What it raises is logged
-        and raised again by `wait`.
+        and raised again by `wait`. Callbacks of different requests may run at the same time; none
+        waits for another, and `wait` of this request alone waits for its callback.
 
         Raises:
             RequestError: the request is busy.
@@ -418,7 +419,10 @@ class InferQueue:
         return ended
 
     def set_callback(self, callback: Callback) -> None:
-        """Call ``callback(request, userdata)`` when a run has ended without error."""
+        """Call ``callback(request, userdata)`` when a run has ended without error.
+
+        Callbacks of several requests may run at the same time, each in a thread of its own.
+        """
         self._callback = callback
 
     def start_async(self, inputs: Any = None, userdata: Any = None) -> None:

@@ -2,11 +2,14 @@
 
 Threads start when work waits and end with the executor that owns them. After a fork the child
 starts threads of its own. A task that has to wait for another task of its executor says so with
-`lent`: meanwhile another thread runs tasks, so that they cannot wait for each other forever.
+`lent`: meanwhile another thread runs tasks, so that they cannot wait for each other forever. An
+executor without a maximum starts a thread for every task that finds none free; threads that have
+been idle for `_IDLE_SECONDS` end.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -19,17 +22,21 @@ from subgraph.forking import free_in_child
 from subgraph.sharing import start_threads
 
 Task = Callable[[], None]
+# How long a free thread of an executor without a maximum waits for its next task (an estimate:
+# starting a thread takes some 0.1 ms, so keeping it any longer saves nothing that is noticed).
+_IDLE_SECONDS = 10.0
 _local = threading.local()
 
 
 class _State:
     """What an executor and its threads share; the threads do not hold the executor itself."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int | None) -> None:
         self.pid = os.getpid()
         self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self.lock = threading.Lock()
-        self.allowed = threads
+        self.allowed = math.inf if threads is None else threads
+        self.patience = _IDLE_SECONDS if threads is None else None
         self.alive = 0
         self.idle = 0
         self.pending = 0  # tasks that no thread has begun
@@ -38,7 +45,8 @@ class _State:
         """Queue a task; start a thread for it if none is free.
 
         Raises:
-            DeviceError: There is no thread, and none can be started; the task is not queued.
+            DeviceError: No thread can be started, and the executor has none, or none that is free
+                and no maximum; the task is not queued.
         """
         with self.lock:
             self.pending += 1
@@ -46,9 +54,9 @@ class _State:
             self.start_if_needed(name)
         except BaseException:
             with self.lock:
-                others = self.alive
-                self.pending -= not others
-            if not others:
+                waits = self.patience is None and self.alive > 0
+                self.pending -= not waits
+            if not waits:
                 raise
         self.tasks.put(task)
 
@@ -77,14 +85,20 @@ class _State:
         """Return the next task; None: the thread is to end."""
         with self.lock:
             self.idle += 1
-        task = self.tasks.get()
-        with self.lock:
-            self.idle -= 1
-            if task is None:
-                self.alive -= 1
-            else:
-                self.pending -= 1
-        return task
+        while True:
+            try:
+                task, timed_out = self.tasks.get(timeout=self.patience), False
+            except queue.Empty:
+                task, timed_out = None, True
+            with self.lock:
+                if timed_out and self.pending >= self.idle:
+                    continue  # a task was queued meanwhile that counts on this thread
+                self.idle -= 1
+                if task is None:
+                    self.alive -= 1
+                else:
+                    self.pending -= 1
+            return task
 
 
 def _work(state: _State) -> None:
@@ -100,12 +114,17 @@ def _stop(state: _State) -> None:
 
 
 class TaskExecutor:
-    """Runs tasks in the order given on up to ``threads`` daemon threads; a task must not raise."""
+    """Runs tasks in the order given on daemon threads; a task must not raise."""
 
-    def __init__(self, name: str, threads: int = 1) -> None:
-        """Make an executor; it has no thread before there is a task."""
+    def __init__(self, name: str, threads: int | None = 1) -> None:
+        """Make an executor; it has no thread before there is a task.
+
+        Args:
+            name: What its threads are called after.
+            threads: How many tasks run at a time, at least 1; None: all, none waits for another.
+        """
         self.name = name
-        self.threads = max(1, threads)
+        self.threads = None if threads is None else max(1, threads)
         self._lock = free_in_child(threading.Lock())
         self._state = self._new_state()
 
@@ -115,7 +134,11 @@ class TaskExecutor:
         return state
 
     def submit(self, task: Task) -> None:
-        """Queue a task."""
+        """Queue a task.
+
+        Raises:
+            DeviceError: no thread can be started that it needs.
+        """
         with self._lock:
             if self._state.pid != os.getpid():
                 self._state = self._new_state()

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -420,24 +420,73 @@ def test_a_callback_may_wait_for_other_requests(gated: tuple[sg.CompiledModel, G
     assert values == [2, 3, 4, 5]
 
 
-def test_callbacks_do_not_overlap() -> None:
+def test_a_callback_that_waits_holds_up_nothing_but_its_own_wait() -> None:
     model, _ = chain()
-    inside: list[int] = []
-    most: list[int] = []
+    other_model, _ = chain()
+    entered, release = threading.Event(), threading.Event()
+    called: list[str] = []
 
-    def callback(request: sg.InferRequest) -> None:
-        inside.append(1)
-        most.append(len(inside))
-        time.sleep(0.001)
-        inside.pop()
+    def called_with(name: str) -> Callable[[], None]:
+        return lambda: called.append(name)
 
-    requests = [model.create_infer_request() for _ in range(8)]
-    for request in requests:
-        request.set_callback(callback)
+    def slow() -> None:
+        entered.set()
+        release.wait(20)
+        called.append("slow")
+
+    first = model.create_infer_request()
+    first.set_callback(slow)
+    first.start_async(X)
+    assert entered.wait(20)
+    for name, owner in (("same model", model), ("other model", other_model)):
+        request = owner.create_infer_request()
+        request.set_callback(called_with(name))
         request.start_async(X)
-    for request in requests:
-        request.wait(20)
-    assert max(most) == 1
+        assert request.wait(10) is not None, f"{name}: waited for the callback of another request"
+    assert first.wait(0.01) is None
+    assert called == ["same model", "other model"]
+    release.set()
+    assert first.wait(20) is not None
+    assert called[-1] == "slow"
+
+
+def test_callbacks_of_a_queue_do_not_wait_for_each_other() -> None:
+    model, _ = chain()
+    pool = sg.InferQueue(model, 3)
+    together = threading.Barrier(3)
+    numbers: list[int] = []
+
+    def meet(request: sg.InferRequest, number: int) -> None:
+        together.wait(20)
+        numbers.append(number)
+
+    pool.set_callback(meet)
+    for number in range(6):
+        pool.start_async(X, number)
+    pool.wait_all()
+    assert sorted(numbers) == list(range(6))
+
+
+def test_threads_of_callbacks_end_when_they_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subgraph.task_executor._IDLE_SECONDS", 0.05)
+    executor = TaskExecutor("bursts", threads=None)
+    together = threading.Barrier(9)
+
+    def meet() -> None:
+        together.wait(20)
+
+    def threads() -> int:
+        return sum(thread.name.startswith("subgraph-bursts") for thread in threading.enumerate())
+
+    for _ in range(3):
+        for _ in range(8):
+            executor.submit(meet)
+        assert threads() == 8
+        together.wait(20)
+        deadline = time.monotonic() + 20
+        while threads() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert threads() == 0
 
 
 def test_requests_work_in_a_forked_child() -> None:
