@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
 
@@ -40,6 +41,9 @@ class QueryResult(dict[str, str]):
     Attributes:
         reasons: For each other node why it is not.
         transformed: What `Device.transform` made of the graph, for a compilation that follows.
+        weights: Names of the constants that the device takes as weights of other nodes only.
+        lifted: The graph with these constants as Parameters, which is what to compile; None where
+            there are none.
     """
 
     def __init__(
@@ -47,11 +51,15 @@ class QueryResult(dict[str, str]):
         supported: Mapping[str, str],
         reasons: Mapping[str, str],
         transformed: Graph | None = None,
+        weights: AbstractSet[str] = frozenset(),
+        lifted: Graph | None = None,
     ) -> None:
         """Take the supported nodes and the reasons of the others."""
         super().__init__(supported)
         self.reasons: dict[str, str] = dict(reasons)
         self.transformed = transformed
+        self.weights = weights
+        self.lifted = lifted
 
 
 class Device:
@@ -188,7 +196,9 @@ class Device:
     ) -> CompiledModel:
         """Compile a graph of which `query_model` has said that all nodes are supported."""
         options = self.options_for(config)
-        transformed = None if result is None else result.transformed
+        transformed = None
+        if result is not None:
+            graph, transformed = result.lifted or graph, result.transformed
 
         def make_op(inner: Graph) -> SubgraphOp:
             op = self._op_for(inner, options)

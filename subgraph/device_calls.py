@@ -14,6 +14,7 @@ from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device, QueryResult, class_name
 from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError
 from subgraph.graph import Graph
+from subgraph.partition.constants import constant_nodes, constants_to_weights
 from subgraph.registry import nearest
 
 
@@ -79,7 +80,7 @@ def compile_queried(
     if type(device).compile_model is Device.compile_model:
         with _named(device, "compile_model", graph):
             return device.compile_supported(graph, config, result)
-    return compile_on(device, graph, config)
+    return _compiled(device, graph if result is None else result.lifted or graph, config)
 
 
 @contextmanager
@@ -101,9 +102,61 @@ def _named(device: Device, method: str, given: object) -> Generator[None]:
 def query_on(device: Device, graph: Graph, config: Config | None) -> dict[str, str]:
     """Return what a device says that it supports.
 
+    A constant that it refuses counts as supported where it feeds a node that the device takes: the
+    model is compiled with a Parameter in its place.
+
     Raises:
         DeviceError: its ``query_model`` raised, gave no dict, or names what is not there.
     """
+    found = _answer_of(device, graph, config)
+    return found if device.is_virtual else _with_constants(device, graph, config, found)
+
+
+def _with_constants(
+    device: Device, graph: Graph, config: Config | None, found: dict[str, str]
+) -> dict[str, str]:
+    """Let constants that a device refuses follow the nodes that it takes, as their weights.
+
+    The device is asked again about the graph that it would compile then, in which it may take nodes
+    that need weights; where it takes less of that, its first answer stands.
+    """
+    if all(node.op_type != "Constant" or node.name in found for node in graph.nodes):
+        return found
+    if type(device).transform is Device.transform:
+        names = {node.name for node in constant_nodes(graph) if node.name not in found}
+    else:  # constants are its own matter, but for those that nodes of other devices take, too
+        names = _following(graph, found)
+    if not names:
+        return found
+    lifted = graph.clone()
+    names = constants_to_weights(lifted, names)
+    again = _answer_of(device, lifted, config)
+    if not names or any(node.name in found and node.name not in again for node in lifted.nodes):
+        return found
+    names &= _following(graph, {**found, **again})
+    reasons = {**getattr(found, "reasons", {}), **getattr(again, "reasons", {})}
+    supported = {n.name: device.name for n in graph.nodes if n.name in again or n.name in found}
+    supported.update(dict.fromkeys(names, device.name))
+    left = {name: text for name, text in reasons.items() if name not in supported}
+    transformed = getattr(again, "transformed", None)
+    return QueryResult(supported, left, transformed, names, lifted)
+
+
+def _following(graph: Graph, found: Mapping[str, str]) -> set[str]:
+    """Return the names of constants not in ``found`` that nodes in ``found`` take.
+
+    Directly, or through others of these.
+    """
+    names: set[str] = set()
+    for node in reversed(constant_nodes(graph)):
+        users = {user.name for user in node.successors()}
+        if node.name not in found and any(name in found or name in names for name in users):
+            names.add(node.name)
+    return names
+
+
+def _answer_of(device: Device, graph: Graph, config: Config | None) -> dict[str, str]:
+    """Return what a device itself says that it supports, checked."""
     with _named(device, "query_model", graph):
         found: Any = device.query_model(graph, config)
     if not isinstance(found, Mapping):
@@ -197,11 +250,18 @@ def import_on(device: Device, source: Any, config: Config | None, told: str) -> 
 
 
 def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
-    """Return the model that a device makes of a graph.
+    """Return the model that a device makes of a graph; see `query_on` for constants.
 
     Raises:
         DeviceError: its ``compile_model`` raised, or gave something else.
     """
+    own = type(device).compile_model is not Device.compile_model and not device.is_virtual
+    if own and any(node.op_type == "Constant" for node in graph.nodes):
+        graph = getattr(query_on(device, graph, config), "lifted", None) or graph
+    return _compiled(device, graph, config)
+
+
+def _compiled(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
     with _named(device, "compile_model", graph):
         model: Any = device.compile_model(graph, config)
     return _checked_model(device, "compile_model", model)

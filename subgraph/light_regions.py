@@ -1,12 +1,14 @@
-"""Regions that are not worth a device: nothing but constants and views of what others compute.
+"""Where constants and views go, after the nodes that compute have found their devices.
 
-OpenVINO's plugins take back such nodes in a query ("housekeeping nodes"): a region of them would
-cost two transfers and compute nothing.
+OpenVINO's plugins do the same in a query ("housekeeping nodes"). A region of nothing but constants
+and views of what others compute would cost two transfers and compute nothing; a constant that a
+device refuses by itself goes along, as a weight, with the nodes there that take it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache
 
 from subgraph.graph import Graph, Node
@@ -55,6 +57,37 @@ def move_light_regions(
             home = executor
         if home is not None:
             placed.update((member.name, home) for member in members)
+
+
+def place_following(
+    graph: Graph, placed: dict[str, str], weights: Mapping[str, AbstractSet[str]]
+) -> set[str]:
+    """Place constants with the nodes that take them as weights, where their devices refuse them.
+
+    Those whose metadata names another device stay there, and so do outputs of the graph.
+
+    Args:
+        graph: The graph.
+        placed: Device of each node, by name; it is changed.
+        weights: By device the constants that it takes only as weights.
+
+    Returns:
+        The names of the constants that are to become weights.
+    """
+    names = {name for each in weights.values() for name in each}
+    following: set[str] = set()
+    if not names:
+        return following
+    for node in reversed(constant_nodes(graph)):
+        if node.name not in names or node.outputs[0] in graph.outputs:
+            continue
+        homes = (placed.get(user.name, "") for user in node.successors())
+        takers = [home for home in homes if node.name in weights.get(home, ())]
+        wanted = (node.metadata or {}).get(AFFINITY)
+        if takers and wanted in (None, takers[0]):
+            placed[node.name] = takers[0]
+            following.add(node.name)
+    return following
 
 
 def is_view(node: Node) -> bool:

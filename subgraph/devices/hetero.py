@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -24,8 +25,9 @@ from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
 from subgraph.export import region_nodes
 from subgraph.fallback import OPTIONS, DeviceFallback, compile_region, guard
 from subgraph.graph import Graph, Node
-from subgraph.light_regions import move_light_regions
+from subgraph.light_regions import move_light_regions, place_following
 from subgraph.model_op import CompiledModelOp
+from subgraph.partition.constants import constants_to_weights
 from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.pass_manager import apply_pass
 from subgraph.placement import Link, place_by_cost, transfers, value_bytes
@@ -95,7 +97,7 @@ class HeteroDevice(VirtualDevice):
         options: HeteroOptions,
         known: Mapping[str, str] | None = None,
     ) -> QueryResult:
-        placed, reasons = by_priority(graph, devices, configs, known)
+        placed, reasons, weights = by_priority(graph, devices, configs, known)
         if options.PLACEMENT != "PRIORITY":
             placed.update(self._by_cost(graph, devices, configs, options, placed))
         self._by_hand(graph, devices, configs, placed)
@@ -103,8 +105,9 @@ class HeteroDevice(VirtualDevice):
             move_light_regions(
                 graph, placed, lambda n: query_on(self.peer(n), graph, configs.get(n) or None)
             )
+        following = place_following(graph, placed, weights)
         left = {name: text for name, text in reasons.items() if name not in placed}
-        return QueryResult(placed, left)
+        return QueryResult(placed, left, weights=following)
 
     def _by_cost(
         self,
@@ -153,6 +156,8 @@ class HeteroDevice(VirtualDevice):
                 continue
             if wanted not in supported:
                 supported[wanted] = self._query_by_hand(graph, wanted, node, devices, configs)
+            if node.name in getattr(supported[wanted], "weights", ()):
+                continue  # it goes there with the nodes that take it
             if node.name in supported[wanted]:
                 placed[node.name] = wanted
             else:
@@ -253,12 +258,18 @@ class HeteroDevice(VirtualDevice):
         options: HeteroOptions,
         known: Mapping[str, str] | None = None,
     ) -> None:
-        """Write the device of every node, bodies included, into its metadata."""
-        work = [graph]
+        """Write the device of every node, bodies included, into its metadata.
+
+        Constants that go along with what takes them become weights.
+        """
+        work, names = [graph], set(graph.parameters)
         while work:
             current = work.pop()
             placed = self._affinities(current, devices, configs, options, known)
             known = None
+            if placed.weights:
+                constants_to_weights(current, placed.weights, names)
+                names.update(current.parameters)
             regions = [node for node in current.nodes if node.subgraph is not None]
             placed.update((node.name, _REFERENCE) for node in regions)  # by their own ops
             require_support(placed, current, f"HETERO:{','.join(d.name for d in devices)}")
@@ -268,6 +279,9 @@ class HeteroDevice(VirtualDevice):
                 node.metadata = {**(node.metadata or {}), AFFINITY: placed[node.name]}
                 if node.attrs and isinstance(self.peer(placed[node.name]), ReferenceDevice):
                     work.extend(node.bodies)
+        if len(names) > len(graph.parameters):
+            for level in reversed(graph.levels()):
+                level.refresh_parameters()
 
     def _compile_regions(
         self,
@@ -417,13 +431,15 @@ def by_priority(
     devices: Sequence[Device],
     configs: Mapping[str, Config],
     known: Mapping[str, str] | None = None,
-) -> tuple[dict[str, str], dict[str, str]]:
+) -> tuple[dict[str, str], dict[str, str], dict[str, AbstractSet[str]]]:
     """Give each node to the first device that supports it; also say why the others refused.
 
-    ``known`` is what the first device said when it was asked before.
+    ``known`` is what the first device said when it was asked before. Constants that a device takes
+    only as weights are not placed; the last result has their names by device.
     """
     placed: dict[str, str] = {}
     reasons: dict[str, str] = {}
+    weights: dict[str, AbstractSet[str]] = {}
     for device in devices:
         if all(node.name in placed for node in graph.nodes):
             break
@@ -432,13 +448,15 @@ def by_priority(
         else:
             found = query_on(device, graph, configs.get(device.name) or None)
         shared = _shared(graph, device, devices, configs)
+        weights[device.name] = getattr(found, "weights", frozenset())
+        shared |= weights[device.name]
         for name in found:
             if name not in shared:
                 placed.setdefault(name, device.name)
         for name, reason in getattr(found, "reasons", {}).items():
             text = f"{device.name}: {reason}"
             reasons[name] = f"{reasons[name]}; {text}" if name in reasons else text
-    return placed, reasons
+    return placed, reasons, weights
 
 
 def _shared(
@@ -512,7 +530,7 @@ class AffinitySelector(SubgraphSelector):
 class AffinityProperty(SubgraphProperty):
     """Replaces the regions of one device by nodes that the device is to compile."""
 
-    constant_weights = False  # a device folds them itself
+    constant_weights = False  # a device folds them itself; `place_following` finds the others
 
     def __init__(self, device: str) -> None:
         """Cut for ``device``."""

@@ -97,6 +97,41 @@ def _operand(value: Value | None, known: Mapping[Value, Array]) -> Array | None:
     return None if value.parameter is None else value.parameter.array
 
 
+def constants_to_weights(
+    graph: Graph, names: AbstractSet[str], taken: AbstractSet[str] = frozenset()
+) -> set[str]:
+    """Replace constants by Parameters, which keep the names of their values; changes ``graph``.
+
+    Args:
+        graph: The graph.
+        names: Names of nodes of `constant_nodes`. One that is a graph output stays, to have its
+            name; so does one that cannot be computed.
+        taken: Names of parameters that are not to be used again, beside those of ``graph``.
+
+    Returns:
+        The names of the constants that have become weights.
+    """
+    nodes = constant_nodes(graph)
+    names = names & {node.name for node in nodes}
+    if not names:
+        return set()
+    known = {*taken, *graph.parameters}
+    replaced: dict[Value, Value] = {}
+    lifted: set[str] = set()
+    for value, array in constant_arrays(nodes).items():
+        assert value.producer is not None, "only results of nodes are computed"
+        name = value.producer.name
+        if name not in names or value in graph.outputs or array.dtype == object:
+            continue
+        lifted.add(name)
+        # What follows from constants alone and becomes a weight needs no weights itself.
+        if any(user.name not in names for user in value.uses):
+            parameter = Parameter.adopt(_unique(value.name, known), array)
+            replaced[value] = Value(value.name, parameter.type, parameter=parameter)
+    graph.rewire(replaced)
+    return lifted
+
+
 class ConstantWeights:
     """The constants of one graph that regions may take as weights, by the numbers of their nodes.
 
