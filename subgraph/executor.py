@@ -539,6 +539,11 @@ class Executor:
             ProfileEntry(node.name, node.op_type, device, kernel, seconds, moved, fallback=state)
         ]
 
+    def sessions(self) -> dict[str, Session]:
+        """Return the sessions of the graph's subgraph nodes, by the node's name."""
+        runs = zip(self.plan.steps, self._runs, strict=True)
+        return {step.node.name: run for step, run in runs if isinstance(run, Session)}
+
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes took in the last run; empty unless profiling."""
         return list(self._profile)

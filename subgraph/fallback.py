@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
+from subgraph.breaker import Breaker
 from subgraph.device import Config, Device
 from subgraph.device_calls import compile_on, compile_queried
 from subgraph.errors import (
@@ -47,14 +47,11 @@ _log = logging.getLogger("subgraph")
 Array = np.ndarray[Any, Any]
 # The caller's fault, or the caller's wish: every device would raise the same.
 _CALLERS = (LimitError, ModelError, RequestCancelledError)
-# What a device refuses of one run, or found no memory for: the next run may be another.
-_OF_THIS_RUN = (UnsupportedOpError, MemoryError)
 # Options that count for the whole model where one device was asked for alone.
 OPTIONS = ("RUNTIME_FALLBACK", "FALLBACK_FAILURES", "FALLBACK_RETRY", "FALLBACK_CHECK")
-_TOLD = 8  # causes of one region that are logged
 
 
-def _stands(error: Exception) -> bool:
+def stands(error: Exception) -> bool:
     """Return whether no other device would help: the next one would raise the same.
 
     Also where an op gave results that are none, which its author has to see.
@@ -99,12 +96,7 @@ def compile_region(
 
 
 class DeviceFallback:
-    """The devices that may run a region after its own, and the region's breaker.
-
-    Attributes:
-        failures: How often the region's own op has failed.
-        cause: What it said the last time.
-    """
+    """The devices that may run a region after its own, and the region's breaker."""
 
     def __init__(
         self,
@@ -115,8 +107,7 @@ class DeviceFallback:
         options: DeviceOptions,
     ) -> None:
         """Let ``others``, in order, take the region of ``op`` over, as ``options`` say."""
-        self.failures = 0
-        self.cause = ""
+        self._breaker = Breaker(options)
         self.checks = options.FALLBACK_CHECK
         self._subgraph = subgraph
         self._device = type(op).__name__ if op.device == SubgraphOp.device else op.device
@@ -125,62 +116,53 @@ class DeviceFallback:
         self._options = options
         self._lock = free_in_child(threading.Lock())
         self._next: SubgraphOp | None = None
-        self._in_a_row = 0
-        self._retry_at: float | None = None  # None: the breaker is closed
-        self._told: set[str] = set()
+
+    @property
+    def failures(self) -> int:
+        """How often the region's own op has failed."""
+        return self._breaker.failures
+
+    @property
+    def cause(self) -> str:
+        """What it said the last time."""
+        return self._breaker.cause
 
     @property
     def replacement(self) -> SubgraphOp | None:
         """The op that runs the region while the breaker is open, else None."""
-        return None if self._retry_at is None else self._next
+        return self._next if self._breaker.is_open else None
 
     @property
     def state(self) -> str:
         """Why another device runs the region, for profiles; empty while its own does."""
-        retry_at, op = self._retry_at, self._next
-        if retry_at is None or op is None:
-            return f"{self._device} failed: {self.cause}" if self._in_a_row else ""
-        left = retry_at - time.monotonic()
-        again = "not tried again" if left == math.inf else f"tried again in {max(left, 0):.1f} s"
-        return f"{self._device} failed {self.failures} times, {again}: {self.cause}"
+        breaker = self._breaker
+        if self.replacement is None:
+            return f"{self._device} failed: {breaker.cause}" if breaker.in_a_row else ""
+        return f"{self._device} failed {breaker.failures} times, {breaker.again}: {breaker.cause}"
 
     def session(self, op: SubgraphOp) -> Session | None:
         """Return a session that minds the breaker; None while the op's own will do."""
-        return FallbackSession(op, self) if self.checks or self._retry_at is not None else None
+        return FallbackSession(op, self) if self.checks or self._breaker.is_open else None
+
+    def instead(self, op: SubgraphOp, error: Exception) -> Session | None:
+        """Return what makes the runs of an op that cannot open a session, None: nothing."""
+        if stands(error) or self.following() is None:
+            return None
+        return FallbackSession(op, self, failure=error)
 
     def recover(self, error: Exception, session: Session) -> Session | None:
         """Return what makes the run in which a session failed and later ones, None: nothing."""
-        if isinstance(session, FallbackSession) or _stands(error):
-            return None
-        if self.following() is None:
+        if isinstance(session, FallbackSession) or stands(error) or self.following() is None:
             return None
         return FallbackSession(session.op, self, session, error)
 
     def may_try(self) -> bool:
         """Return whether a run asks the region's own op; says so to one run when it is time."""
-        if self._retry_at is None:
-            return True
-        with self._lock:
-            return self._is_time()
-
-    def _is_time(self) -> bool:
-        now = time.monotonic()
-        if self._retry_at is None or now < self._retry_at:
-            return self._retry_at is None
-        self._retry_at = now + self._pause  # the others wait for what this run finds
-        return True
-
-    @property
-    def _pause(self) -> float:
-        return self._options.FALLBACK_RETRY or math.inf
+        return self._breaker.may_try()
 
     def succeeded(self) -> None:
         """Note that the region's own op has made a run."""
-        if not self._in_a_row:
-            return
-        with self._lock:
-            again, self._retry_at, self._in_a_row = self._retry_at is not None, None, 0
-        if again:
+        if self._breaker.succeeded():
             _log.warning("subgraph %r runs on %s again", self._subgraph.name, self._device)
 
     def following(self) -> SubgraphOp | None:
@@ -192,40 +174,25 @@ class DeviceFallback:
 
     def failed(self, error: Exception, op: SubgraphOp) -> None:
         """Count a failure of the region's own op in a run that ``op`` has made."""
-        with self._lock:
-            self.cause = str(error) or type(error).__name__
-            self.failures += 1
-            self._tell(error, "REFERENCE" if op.device == SubgraphOp.device else op.device)
-            if isinstance(error, _OF_THIS_RUN):
-                return
-            self._in_a_row += 1
-            if self._next is not None and self._in_a_row >= self._options.FALLBACK_FAILURES:
-                self._open(self._next)
-
-    def _open(self, op: SubgraphOp) -> None:
-        if self._retry_at is None:
+        breaker, following = self._breaker, self._next
+        new, opened = breaker.failed(error, may_open=following is not None)
+        if new:
+            _log.warning(  # not the error: a handler that keeps records would keep the run's arrays
+                "subgraph %r failed on device %s; %s helps out: %s",
+                self._subgraph.name,
+                self._device,
+                "REFERENCE" if op.device == SubgraphOp.device else op.device,
+                breaker.cause,
+            )
+        if opened and following is not None:
             _log.warning(
                 "subgraph %r failed %d times in a row on %s and runs on %s from now on%s",
                 self._subgraph.name,
-                self._in_a_row,
+                breaker.in_a_row,
                 self._device,
-                op.device,
-                "" if self._pause == math.inf else f"; tried again after {self._pause:g} s",
+                following.device,
+                "" if breaker.pause == math.inf else f"; tried again after {breaker.pause:g} s",
             )
-        self._retry_at = time.monotonic() + self._pause
-
-    def _tell(self, error: Exception, helper: str) -> None:
-        kind = f"{type(error).__name__}: {error}"
-        if kind in self._told or len(self._told) >= _TOLD:
-            return
-        self._told.add(kind)
-        _log.warning(  # not the error: a handler that keeps records would keep the run's arrays
-            "subgraph %r failed on device %s; %s helps out: %s",
-            self._subgraph.name,
-            self._device,
-            helper,
-            self.cause,
-        )
 
     def _compiled(self) -> SubgraphOp | None:
         """Return the op of the next device that can; those after it stand behind it in turn."""
@@ -257,8 +224,8 @@ class FallbackSession(Session):
         Args:
             op: The region's own op.
             fallback: Who stands behind it.
-            own: A session of the op, if there is one.
-            failure: What that session has raised in the run that is to be made first.
+            own: A session of the op, if there is one; it has the states of the request.
+            failure: What the op has raised in the run that is to be made first, or before it.
         """
         super().__init__(op)
         self._own_op = op
@@ -267,6 +234,8 @@ class FallbackSession(Session):
         self._failure = failure
         self._others: dict[SubgraphOp, Session] = {}
         self._ran: Session | None = None
+        self._holder = own  # has the states that the next run goes on from
+        self._given: Mapping[str, Array] = {}  # these states, while no session has been opened
         self._cancelled = self._measured = False
 
     def __call__(
@@ -281,7 +250,7 @@ class FallbackSession(Session):
         try:
             return self._run_own(inputs, outputs)
         except Exception as error:
-            if _stands(error):
+            if stands(error):
                 raise
             return self._helped(error, inputs, outputs)
 
@@ -306,8 +275,10 @@ class FallbackSession(Session):
         if self._own is None or self._fallback.replacement is not None:
             self._own = self._opened(open_own(self._own_op))  # a device that was lost opens anew
         self._ran, self.op = self._own, self._own_op
+        self._carry_states(self._own)
         results = self._own(inputs, outputs)
-        if self._fallback.checks and not all(map(_is_finite, results)):
+        self._holder = self._own
+        if self._fallback.checks and not (are_finite(results) or self._own.states()):
             results = self._checked(inputs, results)
             return results if outputs is None else fill_outputs(results, outputs)
         self._fallback.succeeded()
@@ -317,15 +288,22 @@ class FallbackSession(Session):
         """Return the results, or those of the reference if it is finite where they are not."""
         judge = DefaultSubgraphOp(self._own_op.subgraph)
         right = self._opened(judge.session())(inputs)
-        for value, given, wanted in zip(judge.subgraph.outputs, results, right, strict=True):
-            if not _is_finite(given) and _differs(given, wanted):
-                text = f"output {value.name!r} has NaN or Inf where the reference has none"
-                self._fallback.following()
-                self._fallback.failed(DeviceError(text), judge)
-                self._ran, self.op = None, judge
-                return right
-        self._fallback.succeeded()
-        return results
+        error = not_finite(judge.subgraph, results, right)
+        if error is None:
+            self._fallback.succeeded()
+            return results
+        self._fallback.following()
+        self._fallback.failed(error, judge)
+        self._ran, self.op = None, judge
+        return right
+
+    def _carry_states(self, session: Session) -> None:
+        """Let a session go on from the states of the one that made the last run."""
+        holder = self._holder
+        if holder is not session:
+            states = self._given if holder is None else holder.states()
+            if states or type(session).states is not Session.states:
+                session.set_states(states)
 
     def _run_other(
         self, op: SubgraphOp, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
@@ -338,7 +316,10 @@ class FallbackSession(Session):
                 made = FallbackSession(op, op.fallback, made)  # those behind it may help out, too
             session = self._others[op] = self._opened(made)
         self._ran, self.op = session, op
-        return session(inputs, outputs)
+        self._carry_states(session)
+        results = session(inputs, outputs)
+        self._holder = session
+        return results
 
     def _opened(self, session: Session) -> Session:
         if self._measured:
@@ -361,6 +342,15 @@ class FallbackSession(Session):
         for session in self._sessions():
             session.resume()
 
+    def states(self) -> dict[str, Array]:
+        return dict(self._given) if self._holder is None else self._holder.states()
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        if self._holder is None:
+            self._given = dict(states)
+        else:
+            self._holder.set_states(states)
+
     def measure(self) -> None:
         self._measured = True
         for session in self._sessions():
@@ -370,6 +360,19 @@ class FallbackSession(Session):
         inside = [] if self._ran is None else self._ran.profile()
         state = self._fallback.state
         return [attrs.evolve(entry, fallback=state or entry.fallback) for entry in inside]
+
+
+def are_finite(results: Sequence[Any]) -> bool:
+    """Return whether results have neither NaN nor Inf."""
+    return all(map(_is_finite, results))
+
+
+def not_finite(graph: Graph, results: Sequence[Any], right: Sequence[Any]) -> DeviceError | None:
+    """Return what is wrong with results that have NaN or Inf; None where ``right`` has them too."""
+    for value, given, wanted in zip(graph.outputs, results, right, strict=True):
+        if not _is_finite(given) and _differs(given, wanted):
+            return DeviceError(f"output {value.name!r} has NaN or Inf where the reference has none")
+    return None
 
 
 def _is_finite(value: Any) -> bool:

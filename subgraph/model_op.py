@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,9 +89,17 @@ class _ModelSession(Session):
     def resume(self) -> None:
         self._cancel.reset()
 
+    def states(self) -> dict[str, Array]:
+        return self._runner.states()
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        self._runner.set_states(states)
+
     def measure(self) -> None:
         assert isinstance(self.op, CompiledModelOp), "it opened this session"
+        states = self._runner.states()
         self._runner = self.op.model.create_profiler()
+        self._runner.set_states(states)
 
     def profile(self) -> list[ProfileEntry]:
         return self._runner.profile()

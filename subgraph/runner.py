@@ -9,18 +9,26 @@ takes its turn on one after the other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
+from subgraph.errors import DeviceError
 from subgraph.executor import Cancel, Executor, Plan, explain_failure
 from subgraph.graph import Graph, Node
 from subgraph.limits import limited, parse_bytes
 from subgraph.parameters import Parameter
 from subgraph.settings import DeviceOptions
-from subgraph.subgraph_op import ProfileEntry, Repeat, fallback_of, fill_outputs, open_session
+from subgraph.subgraph_op import (
+    ProfileEntry,
+    Repeat,
+    Session,
+    fallback_of,
+    fill_outputs,
+    open_session,
+)
 from subgraph.task_executor import TaskExecutor
 
 Array = np.ndarray[Any, Any]
@@ -59,6 +67,38 @@ class Runner:
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes took in the last run."""
         return []
+
+    def sessions(self) -> dict[str, Session]:
+        """Return the sessions of the subgraph nodes that make up the model, by the node's name."""
+        return {}
+
+    def states(self) -> dict[str, Array]:
+        """Return what subgraph ops keep of the request between runs, as "node/name"."""
+        return {
+            f"{node}/{name}": array
+            for node, session in self.sessions().items()
+            for name, array in session.states().items()
+        }
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        """Let the next run go on from what `states` of another runner of the model gave.
+
+        Raises:
+            DeviceError: a node is not there, or keeps no such states.
+        """
+        sessions = self.sessions()
+        by_node: dict[str, dict[str, Array]] = {node: {} for node in sessions}
+        for key, array in states.items():
+            node = max((n for n in sessions if key.startswith(f"{n}/")), key=len, default=None)
+            if node is None:
+                raise DeviceError(
+                    f"no subgraph node of the model keeps state {key!r}; there are "
+                    f"{', '.join(map(repr, sessions)) or 'none'}"
+                )
+            by_node[node][key[len(node) + 1 :]] = array
+        for node, session in sessions.items():
+            if by_node[node] or type(session).states is not Session.states:
+                session.set_states(by_node[node])
 
     def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
         """Return the stages of an asynchronous run; one on ``default`` unless a child says more.
@@ -106,6 +146,9 @@ class GraphRunner(Runner):
 
     def _filled(self, results: Sequence[Any]) -> Sequence[Any]:
         return results if self.outputs is None else fill_outputs(results, self.outputs)
+
+    def sessions(self) -> dict[str, Session]:
+        return self._executor.sessions()
 
     def profile(self) -> list[ProfileEntry]:
         return self._executor.profile()
@@ -225,6 +268,9 @@ class DirectRunner(Runner):
             return session(given)
         except Exception as following:
             explain_failure(following, self._node)
+
+    def sessions(self) -> dict[str, Session]:
+        return {self._node.name: self._session}
 
     def profile(self) -> list[ProfileEntry]:
         return self._session.profile()

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from subgraph.errors import (
+    DeviceError,
     PartitionError,
     ShapeError,
 )
@@ -173,6 +174,27 @@ class Session:
 
     def resume(self) -> None:
         """Forget `cancel`: a new run is about to begin."""
+
+    def states(self) -> dict[str, Array]:
+        """Return what the op keeps of a request from one run to the next, by name; none here.
+
+        Another device, and later another run, goes on from these arrays. After a run that raised
+        they are those from before that run.
+        """
+        return {}
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        """Let the next run go on from what `states` of another session gave; {}: from the start.
+
+        Raises:
+            DeviceError: the op does not keep such states.
+        """
+        if states:
+            names = ", ".join(map(repr, states))
+            raise DeviceError(
+                f"op {type(self.op).__name__} of device {self.op.device} keeps no states, so it "
+                f"cannot go on from {names} of subgraph {self.op.subgraph.name!r}"
+            )
 
     def share(self, other: Session) -> None:
         """Work in the memory of another session of this class, if that saves any.
@@ -414,6 +436,10 @@ class Fallback(Protocol):
         """Return what makes the run in which ``session`` failed and later ones, None: nothing."""
         ...
 
+    def instead(self, op: SubgraphOp, error: Exception) -> Session | None:
+        """Return what makes the runs of an op that cannot open a session, None: nothing."""
+        ...
+
 
 def fallback_of(node: Node) -> Fallback | None:
     """Return who takes a subgraph node over when its op fails."""
@@ -421,9 +447,21 @@ def fallback_of(node: Node) -> Fallback | None:
 
 
 def open_session(op: SubgraphOp, fallback: Fallback | None = None) -> Session:
-    """Return a new session of the op, or one that minds what has taken over from it."""
+    """Return a new session of the op, or one that minds what has taken over from it.
+
+    Raises:
+        Exception: what the op's ``session`` raised, where no other device can run it.
+    """
     fallback = fallback or op.fallback
-    return (None if fallback is None else fallback.session(op)) or open_own(op)
+    if fallback is None:
+        return open_own(op)
+    try:
+        return fallback.session(op) or open_own(op)
+    except Exception as error:
+        session = fallback.instead(op, error)
+        if session is None:
+            raise
+        return session
 
 
 def open_own(op: SubgraphOp) -> Session:

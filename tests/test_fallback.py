@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import subgraph as sg
-from subgraph import fallback, ops
+from subgraph import breaker, ops
 from tests.simulated_device import Array, Recorder, Simulated, X, check, seven
 
 
@@ -55,7 +55,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(fallback, "time", self)
+        monkeypatch.setattr(breaker, "time", self)
 
     def monotonic(self) -> float:
         return self.now

@@ -2,6 +2,7 @@
 
 "MULTI:A,B" compiles for A and B. Each request is bound to the device that has the fewest for what
 it can bear at a time. When a device fails, its requests move to the others; that is logged once.
+After ``FALLBACK_RETRY`` seconds one run tries the device again, and requests spread anew if it can.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import IO, Any
 
 import attrs
 
+from subgraph.breaker import Breaker
 from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device, QueryResult
 from subgraph.device_calls import query_on
@@ -22,18 +24,18 @@ from subgraph.errors import (
     BlobError,
     ConfigError,
     DeviceError,
-    RequestCancelledError,
     SubgraphError,
 )
-from subgraph.executor import Cancel, all_parameters
+from subgraph.executor import Cancel, Executor, all_parameters
 from subgraph.export import ALLOW_RECOMPILE, export_several, import_model
+from subgraph.fallback import are_finite, not_finite, stands
 from subgraph.forking import free_in_child
 from subgraph.graph import Graph
 from subgraph.regions import without_device_regions
 from subgraph.runner import Runner
 from subgraph.settings import DeviceOptions, option
 from subgraph.sharing import shared_out
-from subgraph.subgraph_op import ProfileEntry
+from subgraph.subgraph_op import DefaultSubgraphOp, ProfileEntry, Session, fill_outputs
 
 _log = logging.getLogger("subgraph")
 
@@ -43,6 +45,9 @@ class MultiOptions(DeviceOptions):
     """Options of MULTI; those of its devices are given under their names."""
 
     DEVICE_PRIORITIES: str = option("", "devices in order of priority, separated by commas")
+    FALLBACK_FAILURES: int = option(
+        1, "failures of a device in a row after which no request is given to it", minimum=1
+    )
 
 
 class MultiDevice(VirtualDevice):
@@ -183,12 +188,21 @@ class MultiModel(CompiledModel):
         )
         self.by_device = dict(by_device)
         self.models = models
-        self._load = _Load(self.device, models)
+        self._load = _Load(self.device, models, self.source, options)
 
     @property
     def execution_devices(self) -> list[str]:
-        """Names of the devices that take requests: those that have not failed."""
-        return [model.device for model in self._load.usable()]
+        """Names of the devices that run requests now: not of those that have failed."""
+        models = self._load.usable()
+        return list(dict.fromkeys(name for each in models for name in each.execution_devices))
+
+    @property
+    def fallbacks(self) -> dict[str, dict[str, Any]]:
+        """What other devices had to take over, by device, and by region within a device."""
+        found = self._load.failures()
+        for device, model in self.by_device.items():
+            found.update((f"{device}/{name}", told) for name, told in model.fallbacks.items())
+        return found
 
     def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
         """Write one file with the models of all devices."""
@@ -199,53 +213,114 @@ class MultiModel(CompiledModel):
         return _MultiRunner(self._load, cancel)
 
     def create_profiler(self) -> Runner:
-        """Return a measuring runner of the first device."""
-        return self.models[0].create_profiler()
+        """Return a measuring runner of the first device that has not failed."""
+        return self._load.usable()[0].create_profiler()
 
 
 class _Load:
-    """Who runs how many requests; runners refer to it and not to the model that keeps them."""
+    """Who runs how many requests, and who fails; runners refer to it, not to their model.
 
-    def __init__(self, owner: str, models: Sequence[CompiledModel]) -> None:
+    Attributes:
+        options: How failures count.
+        changes: Raised by one whenever a device fails for good, or runs again.
+        any_open: Whether a device has failed for good.
+    """
+
+    def __init__(
+        self, owner: str, models: Sequence[CompiledModel], source: Graph, options: MultiOptions
+    ) -> None:
+        self.options = options
+        self.changes = 0
+        self.any_open = False
         self._owner = owner
-        self._models = models
-        self._load = dict.fromkeys(models, 0)
+        self._models = list(models)
+        self._count = dict.fromkeys(models, 0)
+        self._breakers = {model: Breaker(options) for model in models}
         self._lock = free_in_child(threading.Lock())
+        self._reference = DefaultSubgraphOp(source)
 
-    def take(self) -> CompiledModel:
+    def take(self, old: CompiledModel | None = None) -> CompiledModel:
         """Return the model of the device with the least load, and count a request for it.
 
-        Raises:
-            DeviceError: every device has failed.
+        Args:
+            old: The model that the request leaves; the request does not count for it.
         """
         with self._lock:
-            if not self._load:
-                raise DeviceError(f"every device of {self._owner} has failed")
-            order = {model: k for k, model in enumerate(self._models)}
-            model = min(self._load, key=lambda m: (self._load[m] / m.optimal_requests, order[m]))
-            self._load[model] += 1
+            if old is not None:
+                self._count[old] -= 1
+            model = min(self.usable(), key=lambda m: self._count[m] / m.optimal_requests)
+            self._count[model] += 1
             return model
 
-    def usable(self) -> list[CompiledModel]:
-        """Return the models of the devices that have not failed, in order of priority."""
-        return [model for model in self._models if model in self._load]
+    def move(self, old: CompiledModel, new: CompiledModel) -> None:
+        """Count a request for another model."""
+        with self._lock:
+            self._count[old] -= 1
+            self._count[new] += 1
 
     def give_back(self, model: CompiledModel) -> None:
         """Count a request less."""
         with self._lock:
-            if model in self._load:
-                self._load[model] -= 1
+            self._count[model] -= 1
 
-    def drop(self, model: CompiledModel, error: Exception) -> bool:
-        """Use a failed device no more; False if it is the last one."""
+    def usable(self) -> list[CompiledModel]:
+        """Return the models of the devices that have not failed, in order of priority."""
+        return [m for m in self._models if not self._breakers[m].is_open] or self._models
+
+    def due(self) -> CompiledModel | None:
+        """Return the model of a device that has failed and is to be tried again by this run."""
+        opened = (m for m in self._models if self._breakers[m].is_open)
+        return next((m for m in opened if self._breakers[m].may_try()), None)
+
+    def candidates(self, first: CompiledModel) -> list[CompiledModel]:
+        """Return the models for a run, in the order in which they are asked."""
+        return list(dict.fromkeys((first, *self.usable(), *self._models)))
+
+    def failures(self) -> dict[str, dict[str, Any]]:
+        """Return what has failed, by device."""
+        usable = [model.device for model in self.usable()]
+        return {
+            model.device: {
+                "failures": breaker.failures,
+                "cause": breaker.cause,
+                "open": breaker.is_open,
+                "runs_on": usable if breaker.is_open else [model.device],
+            }
+            for model, breaker in self._breakers.items()
+            if breaker.failures
+        }
+
+    def failed(self, model: CompiledModel, error: Exception, helper: str) -> None:
+        """Count a failure of a device in a run that ``helper`` has made."""
+        breaker = self._breakers[model]
+        new, opened = breaker.failed(error, may_open=len(self._models) > 1)
+        if opened:
+            self._changed()
+            # Not the error: a handler that keeps records would keep the run's arrays.
+            _log.warning(
+                "%s goes on without device %s, which failed: %s (%s)",
+                *(self._owner.partition(":")[0], model.device, breaker.cause, breaker.again),
+            )
+        elif new and not breaker.is_open:
+            _log.warning("device %s failed; %s helps out: %s", model.device, helper, breaker.cause)
+
+    def succeeded(self, model: CompiledModel) -> None:
+        """Note that a device has made a run."""
+        if self._breakers[model].succeeded():
+            self._changed()
+            _log.warning("%s uses device %s again", self._owner.partition(":")[0], model.device)
+
+    def _changed(self) -> None:
         with self._lock:
-            if model not in self._load:
-                return bool(self._load)
-            if len(self._load) == 1:
-                return False
-            del self._load[model]
-        _log.warning("MULTI goes on without device %s, which failed: %s", model.device, str(error))
-        return True
+            self.changes += 1
+            self.any_open = any(breaker.is_open for breaker in self._breakers.values())
+
+    def judged(
+        self, inputs: Sequence[Any], results: Sequence[Any]
+    ) -> tuple[DeviceError | None, Sequence[Any]]:
+        """Return what is wrong with results that are not finite, and those of the reference."""
+        right = Executor(self._reference.plan()).run(inputs)
+        return not_finite(self._reference.subgraph, results, right), right
 
 
 class _MultiRunner(Runner):
@@ -254,24 +329,101 @@ class _MultiRunner(Runner):
     def __init__(self, load: _Load, cancel: Cancel) -> None:
         super().__init__(cancel)
         self._load = load
-        self._move()
-
-    def _move(self) -> None:
-        self._model = self._load.take()
-        self.cancel.sessions.clear()  # else those of the device that failed would live on
-        self._runner = self._model.create_runner(self.cancel)
+        self._changes = load.changes
+        self._model = load.take()
+        self._failed: list[tuple[CompiledModel, Exception]] = []  # before the first run
+        for model in load.candidates(self._model):
+            try:
+                self._runner = model.create_runner(cancel)
+            except Exception as error:
+                if not self._may_move(error):
+                    raise
+                self._failed.append((model, error.with_traceback(None)))
+                continue
+            load.move(self._model, model)
+            self._model = model
+            return
+        raise self._failed[-1][1]
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        while True:
-            self._runner.outputs = self.outputs
+        load, first = self._load, self._model
+        if load.changes != self._changes:  # who has failed, or runs again, changes what is best
+            self._changes = load.changes
+            first = load.take(self._model)
+            load.move(first, self._model)  # until it has run there
+        if load.any_open:
+            first = load.due() or first
+        failed, self._failed = self._failed, []
+        if first is self._model:
             try:
-                return self._runner.run(inputs)
-            except RequestCancelledError:
-                raise
-            except DeviceError as error:
-                if not error.lost or not self._load.drop(self._model, error):
+                results = self._checked(self._model, self._runner, inputs)
+            except Exception as error:
+                if not self._may_move(error):
                     raise
-            self._move()
+                failed.append((first, error))
+            else:
+                self._note(failed)
+                return results
+        return self._run_elsewhere(inputs, first, failed)
+
+    def _run_elsewhere(
+        self,
+        inputs: Sequence[Any],
+        first: CompiledModel,
+        failed: list[tuple[CompiledModel, Exception]],
+    ) -> Sequence[Any]:
+        """Make a run on ``first``, or on the next that can, other than those that have failed."""
+        kept = self.cancel.sessions
+        for model in self._load.candidates(first):
+            if any(model is each for each, _ in failed):
+                continue
+            try:
+                runner = self._runner
+                if model is not self._model:
+                    self.cancel.sessions = []
+                    runner = model.create_runner(self.cancel)
+                    runner.set_states(self._runner.states())
+                results = self._checked(model, runner, inputs)
+            except Exception as error:
+                self.cancel.sessions = kept
+                if not self._may_move(error):
+                    raise
+                failed.append((model, error))
+                continue
+            if model is not self._model:  # what the request had on the other device goes
+                self._load.move(self._model, model)
+                self._model, self._runner = model, runner
+            self._note(failed)
+            return results
+        error = failed[-1][1]
+        for model, earlier in failed[:-1]:
+            error.add_note(f"{model.device} failed before: {earlier}")
+        raise error
+
+    def _may_move(self, error: Exception) -> bool:
+        return self._load.options.RUNTIME_FALLBACK and not stands(error)
+
+    def _checked(
+        self, model: CompiledModel, runner: Runner, inputs: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Make a run of a model; return its results, or the reference's if they are not right."""
+        load = self._load
+        runner.outputs = self.outputs
+        results = runner.run(inputs)
+        if load.options.FALLBACK_CHECK and not are_finite(results) and not runner.states():
+            error, right = load.judged(inputs, results)
+            if error is not None:
+                load.failed(model, error, "REFERENCE")
+                return right if self.outputs is None else fill_outputs(right, self.outputs)
+        load.succeeded(model)
+        return results
+
+    def _note(self, failed: Sequence[tuple[CompiledModel, Exception]]) -> None:
+        for model, error in failed:
+            self._load.failed(model, error, self._model.device)
+
+    def sessions(self) -> dict[str, Session]:
+        return self._runner.sessions()
 
     def profile(self) -> list[ProfileEntry]:
         return self._runner.profile()
