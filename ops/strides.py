@@ -9,6 +9,7 @@ from subgraph.errors import ShapeError
 from subgraph.types import Dim, Shape
 
 Ints = tuple[int, ...]
+_INTS = frozenset({int})
 
 
 def contiguous(shape: Sequence[int]) -> Ints:
@@ -54,11 +55,14 @@ def broadcast_shapes(shapes: Iterable[Sequence[Dim] | None]) -> Shape | None:
         known.append(tuple(shape))
     if len(known) == 1:
         return known[0]
-    rank = max((len(shape) for shape in known), default=0)
+    if known and _INTS.issuperset(map(type, known[0])) and known.count(known[0]) == len(known):
+        return known[0]  # nearly all are equal
+    longest = max(known, key=len, default=())
     result: list[Dim] = []
-    for position in range(-rank, 0):
+    for position in range(-len(longest), 0):
         dims = [shape[position] for shape in known if len(shape) >= -position]
-        result.append(_together(dims, known))
+        alone = len(dims) == 1 and type(dims[0]) is int
+        result.append(dims[0] if alone else _together(dims, known))
     return tuple(result)
 
 

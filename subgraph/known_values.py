@@ -16,7 +16,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph import Node
-from subgraph.traced import is_traced, single
+from subgraph.traced import Traced, is_traced, single
 from subgraph.types import (
     DTYPE_OF_ONNX,
     ONNX_DTYPE,
@@ -32,6 +32,7 @@ Rule = Callable[[Node, Sequence["Array | None"], Sequence[ValueType | None]], "A
 
 # Larger values are no shapes.
 LIMIT = 256
+_NO_NUMBERS = frozenset({type(None), str, np.str_})
 
 
 def from_array(array: Array) -> Array | None:
@@ -48,9 +49,10 @@ def to_array(known: Array | None, type_: ValueType | None) -> Array | None:
     """
     if known is None or not isinstance(type_, TensorType) or type_.dtype == "string":
         return None
-    if any(item is None or isinstance(item, str) for item in known.ravel()):
+    kinds = set(map(type, known.ravel().tolist()))
+    if not kinds.isdisjoint(_NO_NUMBERS):
         return None
-    if has_traced(known):
+    if Traced in kinds:
         return known
     try:
         return known.astype(numpy_dtype(type_.dtype))
@@ -60,7 +62,7 @@ def to_array(known: Array | None, type_: ValueType | None) -> Array | None:
 
 def has_traced(array: Array) -> bool:
     """Return whether traced numbers are among the elements."""
-    return array.dtype.kind == "O" and any(map(is_traced, array.ravel()))
+    return array.dtype.kind == "O" and Traced in map(type, array.ravel().tolist())
 
 
 def settled(array: Array, dtype: str) -> Array:

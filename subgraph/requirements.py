@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import attrs
@@ -76,9 +77,9 @@ def is_known(size: int) -> bool:
     return size is not ANY_SIZE
 
 
-@attrs.frozen(eq=False, slots=True)
+@attrs.define(eq=False, slots=True)
 class Tensor:
-    """An operand as requirements see it.
+    """An operand as requirements see it; none of them changes it.
 
     Attributes:
         dtype: Name of the element type.
@@ -108,6 +109,7 @@ class Tensor:
         return f"{self.dtype}{list(self.shape)}"
 
 
+_ONLY_TENSORS = frozenset({Tensor})
 # Note of a node that stands in a function's body: what it requires beyond its operator.
 BEYOND = "subgraph.requires"
 # (node, one operand for each input of the schema; None where one is omitted) -> None
@@ -138,6 +140,11 @@ class Rule:
         Raises:
             ShapeError: the operands do not fit.
         """
+        count = len(operands)
+        fits = count >= self.least and (self.most is None or count <= self.most)
+        if fits and _ONLY_TENSORS.issuperset(map(type, operands)):  # nearly all are
+            self.function(node, *operands)
+            return
         while operands and operands[-1] is None:
             operands.pop()
         if self.most is not None and len(operands) > self.most:
@@ -210,18 +217,16 @@ def check_operands(
     if not rules:
         return
     operands: list[Any] = []
-    for k, type_ in enumerate(types):
-        if type_ is None:
-            if k < len(node.inputs) and node.inputs[k] is not None:
-                return  # not known yet
-            operands.append(None)
-        elif isinstance(type_, TensorType):
+    for k, (type_, known) in enumerate(zip_longest(types, values[: len(types)])):
+        if isinstance(type_, TensorType):
             shape: Any = type_.shape
             if shape is None:
                 return
             if not type_.is_static:
                 shape = tuple(dim if isinstance(dim, int) else ANY_SIZE for dim in shape)
-            operands.append(Tensor(type_.dtype, shape, values[k] if k < len(values) else None))
+            operands.append(Tensor(type_.dtype, shape, known))
+        elif type_ is None and k < len(node.inputs) and node.inputs[k] is not None:
+            return  # not known yet
         else:
             operands.append(type_)
     for rule in rules:
@@ -272,11 +277,13 @@ def has_requirement(node: Node) -> bool:
 
 def _rules_of(node: Node) -> list[Rule]:
     """Return the rule of a node's operator, and what the body it stands in requires of it."""
-    keys = [f"{node.domain}::{node.op_type}" if node.domain else node.op_type]
+    key = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    rule = REQUIREMENTS.find(key, named_only=True)
+    found = [] if rule is None else [rule]
     if node.metadata and BEYOND in node.metadata:
-        keys.append(f"body::{node.metadata[BEYOND]}")
-    found = [REQUIREMENTS.find(key, named_only=True) for key in keys]
-    return [rule for rule in found if rule is not None]
+        beyond = REQUIREMENTS.find(f"body::{node.metadata[BEYOND]}", named_only=True)
+        found += [] if beyond is None else [beyond]
+    return found
 
 
 def require(condition: bool, message: str, *values: object) -> None:
@@ -356,7 +363,7 @@ def require_broadcast_together(*operands: Tensor) -> None:
 
 def require_same_dtype(*operands: Tensor) -> None:
     """Require that operands have one dtype."""
-    if any(operand.dtype != operands[0].dtype for operand in operands):
+    if len({operand.dtype for operand in operands}) > 1:
         found = " and ".join(sorted({operand.dtype for operand in operands}))
         raise ShapeError(f"the operands must have one dtype, got {found}")
 
@@ -394,13 +401,15 @@ def listed(node: Node, name: str, operand: Tensor | None) -> list[int] | None:
     if operand is None:
         given = node.attrs.get(name)
         return [] if given is None else [int(number) for number in np.ravel(given)]
-    if operand.rank > 1:
+    if len(operand.shape) > 1:
         raise ShapeError(f"{name} has shape {list(operand.shape)}; it must be a list")
     require_dtype(name, operand, "int64", "int32")
     if operand.known is None:
         return None
-    # Traced numbers stay what they are.
-    return [n if isinstance(n, int) else int(n) for n in operand.known.reshape(-1).tolist()]
+    found: list[Any] = operand.known.reshape(-1).tolist()
+    if operand.known.dtype.kind == "O":  # traced numbers stay what they are
+        found = [n if isinstance(n, int) else int(n) for n in found]
+    return found
 
 
 def require_within(name: str, operand: Tensor | None, least: int, most: int) -> None:

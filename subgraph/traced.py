@@ -234,6 +234,8 @@ def recorded(function: _Function) -> _Function:
 
     @wraps(function)
     def call(*numbers: Any) -> Any:
+        if _PLAIN.issuperset(map(type, numbers)):  # nearly all are, outside of a trace
+            return function(*numbers)
         if any(type(n) is Traced and n.trace.open and n.trace.inline for n in numbers):
             return function(*numbers)
         return _applied(f"{name}({', '.join(['%s'] * len(numbers))})", function, *numbers)
@@ -289,6 +291,8 @@ def _in_one_trace(operands: Sequence[Any]) -> tuple[Trace | None, list[Any]]:
 
 def _applied(text: str, function: Callable[..., Any], *operands: Any) -> Any:
     """Apply a function to numbers, and write it down."""
+    if _PLAIN.issuperset(map(type, operands)):  # nearly all are, outside of a trace
+        return function(*operands)
     trace, given = _in_one_trace(operands)
     value = function(*map(plain, given))
     if trace is None:

@@ -150,25 +150,32 @@ def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
     return tuple(out)
 
 
+def _is_static(type_: TensorType) -> bool:
+    return type_.shape is not None and _NUMBERS.issuperset(map(type, type_.shape))
+
+
 @attrs.frozen(slots=True)
 class TensorType:
     """Type of a tensor: a dtype, and a shape of ints, names (symbolic) or None (unknown).
 
     ``shape`` None means that even the rank is unknown.
+
+    Attributes:
+        dtype: Name of the element type.
+        shape: The dimensions.
+        is_static: Whether every dimension is a number.
     """
 
     dtype: str = attrs.field(converter=canonical_dtype)
     shape: Shape | None = attrs.field(converter=_shape, default=None)
+    is_static: bool = attrs.field(
+        default=attrs.Factory(_is_static, takes_self=True), init=False, eq=False, repr=False
+    )
 
     @property
     def rank(self) -> int | None:
         """Number of dimensions, None if unknown."""
         return None if self.shape is None else len(self.shape)
-
-    @property
-    def is_static(self) -> bool:
-        """Whether every dimension is a number."""
-        return self.shape is not None and _NUMBERS.issuperset(map(type, self.shape))
 
     def __str__(self) -> str:
         if self.shape is None:

@@ -88,6 +88,7 @@ def _followed(
 def is_shape_like(parameter: Parameter) -> bool:
     """Return whether a weight may be a shape, axes, paddings: plans depend on its content."""
     type_ = parameter.type
-    if type_.dtype in ("int8", "uint8") and len(type_.shape or ()) <= 1:
-        return math.prod(concrete(type_)) <= _ZERO_POINTS
-    return math.prod(concrete(type_)) <= SHAPE_LIKE and numpy_dtype(type_.dtype).kind in "iub"
+    shape = concrete(type_)
+    if type_.dtype in ("int8", "uint8") and len(shape) <= 1:
+        return math.prod(shape) <= _ZERO_POINTS
+    return math.prod(shape) <= SHAPE_LIKE and numpy_dtype(type_.dtype).kind in "iub"

@@ -21,6 +21,7 @@ from subgraph.engine import toolchain
 from subgraph.traced import pinned
 
 Option = int | float | str | bool | tuple[int | str, ...]
+_UNTRACED = frozenset({bool, float, int, str})
 
 
 class Kernel:
@@ -42,11 +43,13 @@ class Kernel:
     def __init__(self, module: str, factory: str, /, **variant: Option) -> None:
         self.module: Final = module if "." in module else f"subgraph.ops.{module}"
         self.factory: Final = factory
-        self.variant: Final = tuple(sorted((name, _plain(v)) for name, v in variant.items()))
+        options = list(variant.items())
+        if not _UNTRACED.issuperset(map(type, variant.values())):
+            options = [(name, _plain(option)) for name, option in options]
+        self.variant: Final = tuple(sorted(options))
         self._description = ""
-        # 1 == True == 1.0, but the factories they make may differ.
-        typed = tuple((name, type(value), value) for name, value in self.variant)
-        self._hash: Final = hash((self.module, factory, typed))
+        # 1 == True == 1.0, but the factories they make may differ: descriptions tell them apart.
+        self._hash: Final = hash((self.module, factory, self.variant))
 
     @property
     def address(self) -> int:

@@ -25,6 +25,7 @@ import attrs
 import numpy as np
 
 from subgraph import guard_pages
+from subgraph.engine.concrete_types import concrete
 from subgraph.engine.kernel import Kernel
 from subgraph.engine.reports import Report
 from subgraph.errors import SubgraphError, UnsupportedOpError
@@ -132,6 +133,17 @@ class Operand:
     derived: Weight | None = None
     form: tuple[str, float] | None = None
     _type: TensorType | None = attrs.field(default=None, init=False, repr=False)
+
+    @classmethod
+    def of(cls, name: str, type_: TensorType) -> Operand:
+        """Return an operand of a type all of whose dimensions are numbers.
+
+        Raises:
+            ShapeError: a dimension is none.
+        """
+        operand = cls(name, type_.dtype, concrete(type_))
+        operand._type = type_
+        return operand
 
     @property
     def type(self) -> TensorType:

@@ -20,7 +20,6 @@ from subgraph.control_flow import is_branching
 from subgraph.engine.block_width import float_block
 from subgraph.engine.concrete_types import (
     SHAPE_LIKE,
-    concrete,
     infer_concrete,
     is_shape_like,
     known_concrete,
@@ -217,8 +216,8 @@ class Planner:
     ) -> Operand | None:
         if type_ is None:
             return None
-        shape = concrete(type_)
-        operand = Operand(value.name, type_.dtype, shape, known=known)
+        operand = Operand.of(value.name, type_)
+        operand.known = known
         operand.storage = Storage("input", operand.nbytes, index=position)
         self.operands[value] = operand
         if known is not None:
@@ -238,8 +237,8 @@ class Planner:
         return found
 
     def _weight(self, name: str, parameter: Parameter) -> Operand:
-        type_ = parameter.type
-        operand = Operand(name, type_.dtype, concrete(type_), parameter=parameter)
+        operand = Operand.of(name, parameter.type)
+        operand.parameter = parameter
         operand.storage = Storage("weight", operand.nbytes, parameter=parameter)
         if is_shape_like(parameter):
             operand.known = parameter.array
@@ -384,7 +383,7 @@ class Planner:
             return False
         for k, (value, type_) in enumerate(zip(node.outputs, types, strict=True)):
             assert isinstance(type_, TensorType)
-            operand = Operand(value.name, type_.dtype, concrete(type_))
+            operand = Operand.of(value.name, type_)
             self._check_size(node, operand.nbytes)
             self.derived_bytes += operand.nbytes
             operand.derived = derive(node, inputs, k, type_)
@@ -417,15 +416,13 @@ class Planner:
         return results
 
     def _infer(self, node: Node, inputs: Sequence[Operand | None]) -> list[ValueType | None]:
-        types = _types_of(inputs)
-        known = [
-            to_array(self._partial(v), t) if v is not None else None
-            for v, t in zip(node.inputs, types, strict=True)
-        ]
-        for k, operand in enumerate(inputs):
-            if operand is not None and known[k] is None:
-                known[k] = operand.known
-        return infer_concrete(node, types, known)
+        known: list[Array | None] = []
+        for value, operand in zip(node.inputs, inputs, strict=True):
+            if operand is None or operand.known is not None:
+                known.append(None if operand is None else operand.known)
+            else:
+                known.append(to_array(self._partial(value), operand.type))
+        return infer_concrete(node, _types_of(inputs), known)
 
     def _outputs(
         self, node: Node, inputs: Sequence[Operand | None]
@@ -554,7 +551,7 @@ class Planner:
         return self.arranger.lower(node, rule, inputs, [t for _, t in outputs], attempt)
 
     def _fresh(self, value: Value, type_: TensorType, blocked: bool) -> Operand:
-        operand = Operand(value.name, type_.dtype, concrete(type_))
+        operand = Operand.of(value.name, type_)
         if blocked and operand.rank > 2:
             self.arranger.make_blocked(operand)
         operand.storage = Storage("arena", operand.nbytes)
