@@ -79,10 +79,11 @@ $(VENV)/onnx-%: $(BIN)/python
 fuzz: $(VENV)/.has-test  ## Compare random models with ONNX Runtime.
 	$(BIN)/python benchmarks/fuzz.py $(FUZZ_ARGS)
 
-CASES ?= 10000
+# A model runs three to four cases on average.
+MODELS ?= 3000
 fuzz-shapes: $(VENV)/.has-test  ## Run every operator on operands that do not fit, between guard pages.
-	for mode in end begin; do SUBGRAPH_GUARD=$$mode $(BIN)/python benchmarks/wrong_sizes.py \
-	  --count $(CASES) $(FUZZ_ARGS) || exit 1; done
+	for mode in end begin; do SUBGRAPH_GUARD=$$mode PYTHONPATH=.:benchmarks $(BIN)/python \
+	  -m wrong_sizes --count $(MODELS) $(FUZZ_ARGS) || exit 1; done
 
 # Hypothesis keeps what failed in .hypothesis and tries it first the next time.
 EXAMPLES ?= 50

@@ -1,35 +1,24 @@
-"""The fuzzer of operands that do not fit: its cases are what they were, and it outlives a crash.
+"""The fuzzer of operands that do not fit: its samples hold, and it tells what is wrong.
 
-The whole is ``benchmarks/wrong_sizes.py`` (``make fuzz-shapes``).
+The whole is ``python -m wrong_sizes`` in ``benchmarks`` (``make fuzz-shapes``).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import signal
-import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from wrong_sizes import __main__ as tool
+from wrong_sizes import comparison, damage, reasons, runs
+from wrong_sizes.samples import operator_versions, samples
 
-_TOOL = Path(__file__).parents[1] / "benchmarks" / "wrong_sizes.py"
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    sys.path.insert(0, str(_TOOL.parent))
-    spec = importlib.util.spec_from_file_location("wrong_sizes", _TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["wrong_sizes"] = module
-    spec.loader.exec_module(module)
-    return module
+pytestmark = pytest.mark.filterwarnings("ignore")
+Phase = Callable[[str, int], None]
 
 
 def options(**changed: object) -> argparse.Namespace:
@@ -37,6 +26,7 @@ def options(**changed: object) -> argparse.Namespace:
         "seed": 0,
         "only": "Relu,Gather",
         "devices": "CPU,REFERENCE",
+        "opencl_every": 0,
         "slow": 60.0,
         "timeout": 60.0,
         "memory": 32,
@@ -44,60 +34,101 @@ def options(**changed: object) -> argparse.Namespace:
     return argparse.Namespace(**known | changed)
 
 
-def test_a_case_follows_from_its_number(tool: ModuleType) -> None:
-    cases = [tool.make_case(0, number, "Relu,Gather") for number in range(50)]
-    again = [tool.make_case(0, number, "Relu,Gather") for number in range(50)]
-    assert [case.text for case in cases] == [case.text for case in again]
-    assert {case.form for case in cases} == set(tool.FORMS)
-    shapes = [
-        case.values[name].shape == value.shape
-        for case in cases
-        for name, value in case.honest.values.items()
-    ]
-    assert 0.2 < np.mean(shapes) < 0.8
+@pytest.mark.timeout(900)
+def test_every_operator_and_version_has_a_sample_that_runs() -> None:
+    groups = samples()
+    have = {(s.node.domain, s.node.op_type, s.version) for group in groups for s in group}
+    assert [key for key in operator_versions() if key not in have] == []
+    never: list[str] = []
+    for group in groups:
+        errors: list[str] = []
+        for sample in group:
+            case = damage.Case(0, sample, sample.node, "sizes", frozenset(), [])
+            model = runs.model_of(case, sample.node, sample.values)
+            [answer] = runs.ours("REFERENCE", model, [sample.values])
+            if answer.results is not None:
+                break
+            errors.append(answer.error)
+        else:
+            never.append(f"{group[0].title}: {errors}")
+    assert never == []
 
 
-def test_a_number_that_was_made_huge_is_damaged_again(tool: ModuleType) -> None:
+def test_a_case_follows_from_its_number() -> None:
+    cases = [damage.make_case(0, number, "Relu,Gather") for number in range(50)]
+    again = [damage.make_case(0, number, "Relu,Gather") for number in range(50)]
+    assert [case.text() for case in cases] == [case.text() for case in again]
+    assert {case.form for case in cases} == set(damage.FORMS)
+    counts = Counter(len(case.sets) for case in cases)
+    assert set(counts) == {1, damage.OPERAND_SETS}
+
+
+def test_damage_of_every_kind_is_done() -> None:
+    cases = [damage.make_case(1, number) for number in range(1500)]
+    done = " and ".join(chosen.what for case in cases for chosen in case.sets)
+    wanted = ("one longer", "one shorter", "empty", "one along", "much longer", "scalar", "flat")
+    wanted += ("with a dimension of 1 more", "without dimension", "transposed", "] = nan")
+    wanted += ("] = 9223372036854775807", "= 0 for", "= -1 for", "= nan for", "= inf for")
+    wanted += ("= none for", "= 9223372036854775807 for", "one item shorter", "without ")
+    assert [text for text in wanted if text not in done] == []
+
+
+def test_a_number_that_was_made_huge_is_damaged_again() -> None:
     rng = np.random.default_rng(0)
     for value in (-(1 << 63), (1 << 63) - 1):
-        found = [tool._other_int(value, rng) for _ in range(200)]
+        found = [damage._other_int(value, rng) for _ in range(200)]
         assert all(-(1 << 63) <= number < 1 << 63 for number in found)
 
 
-def test_a_process_that_dies_is_one_finding(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def check(case: object, devices: Sequence[str], phase: Callable[[str], None]) -> dict[str, str]:
-        phase(devices[0])
-        if case.number == 3:  # type: ignore[attr-defined]
+def test_a_process_that_dies_is_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(case: damage.Case, devices: Sequence[str], phase: Phase) -> list[tool.Finding]:
+        phase(devices[0], 0)
+        if case.number == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return {"raw": "no SubgraphError"} if case.number == 4 else {}  # type: ignore[attr-defined]
+        return [tool.Finding("raw", case.text(), "no SubgraphError")] if case.number == 4 else []
 
     monkeypatch.setattr(tool, "check", check)
-    found = {n: what for n, what, _ in tool._part(list(range(6)), options())}
+    found = {
+        r.number: [(f.kind, f.said) for f in r.findings] for r in tool._part([*range(6)], options())
+    }
     assert sorted(found) == list(range(6))
-    assert list(found[3]) == ["crash"]
-    assert "in CPU (-9)" in found[3]["crash"]
-    assert [found[n] for n in (0, 1, 2, 4, 5)] == [{}, {}, {}, {"raw": "no SubgraphError"}, {}]
+    [(kind, said)] = found.pop(3)
+    assert kind == "crash"
+    assert "in CPU (-9)" in said
+    assert found == {0: [], 1: [], 2: [], 4: [("raw", "no SubgraphError")], 5: []}
 
 
-def test_a_wrong_result_and_a_lax_device_are_found(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = {"CPU": tool.Answer([np.zeros(3)]), "REFERENCE": tool.Answer(None, "ShapeError: no")}
-    monkeypatch.setattr(tool, "ours", lambda device, *_: answers[device])
-    monkeypatch.setattr(tool, "_is_judge", lambda *_: False)
-    case = tool.make_case(0, 1, "Relu")
-    found = tool.check(case, ["CPU", "REFERENCE"], lambda _: None)
-    assert found == {"verdict": "CPU: gives float64[3]; REFERENCE: ShapeError: no"}
-    answers["REFERENCE"] = tool.Answer([np.ones(3)])
-    assert list(tool.check(case, ["CPU", "REFERENCE"], lambda _: None)) == ["values"]
-    monkeypatch.setattr(tool, "_is_judge", lambda *_: True)
-    refused = tool.Answer(None, "Fail: Integer division by zero")
-    monkeypatch.setattr(tool, "in_onnxruntime", lambda *_: refused)
-    assert list(tool.check(case, ["CPU"], lambda _: None)) == ["excused"]
-    refused = tool.Answer(None, "Fail: rank")
-    assert list(tool.check(case, ["CPU"], lambda _: None)) == ["lax"]
-    monkeypatch.setattr(tool, "_is_judge", lambda *_: False)
-    answers["CPU"] = tool.Answer(None, "KeyError: 3", raw=True)
-    assert list(tool.check(case, ["CPU", "REFERENCE"], lambda _: None)) == ["raw", "verdict"]
+def _found(case: damage.Case, *devices: str) -> list[str]:
+    return [finding.kind for finding in comparison.check(case, devices, lambda *_: None)]
+
+
+def test_a_wrong_result_and_a_lax_device_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"CPU": runs.Answer([np.zeros(3)]), "REFERENCE": runs.Answer(None, "ShapeError: no")}
+    monkeypatch.setattr(comparison, "ours", lambda device, *_, **__: [answers[device]])
+    monkeypatch.setattr(comparison, "is_judge", lambda *_: False)
+    numbers = (n for n in range(100) if len(damage.make_case(0, n, "Relu").sets) == 1)
+    case = damage.make_case(0, next(numbers), "Relu")
+    both = ("CPU", "REFERENCE")
+    assert _found(case, *both) == ["verdict"]
+    answers["REFERENCE"] = runs.Answer([np.ones(3)])
+    assert _found(case, *both) == ["values"]
+    monkeypatch.setattr(comparison, "is_judge", lambda *_: True)
+    refused = runs.Answer(None, "Fail: Integer division by zero")
+    monkeypatch.setattr(comparison, "in_onnxruntime", lambda *_: [refused])
+    assert _found(case, "CPU") == ["excused"]
+    refused = runs.Answer(None, "Fail: rank")
+    assert _found(case, "CPU") == ["lax"]
+    monkeypatch.setattr(comparison, "is_judge", lambda *_: False)
+    answers["CPU"] = runs.Answer(None, "KeyError: 3", raw=True)
+    assert _found(case, *both) == ["raw", "verdict"]
+
+
+def test_a_reason_holds_for_its_operators_and_damage_alone() -> None:
+    case = damage.make_case(0, 0, "Relu")
+    case.sets[0].what = "i0[3] = nan"
+    assert reasons.reason("values", case, 0, "output 0: off by 1")
+    assert not reasons.reason("verdict", case, 0, "output 0: off by 1")
+    case.sets[0].what = "i0 empty along 0"
+    assert not reasons.reason("values", case, 0, "output 0: off by 1")
+    only = reasons.Reason("lax", "axis", "", operators="Gather Slice")
+    assert not only.holds("lax", case, 0, "an axis")

@@ -363,7 +363,7 @@ def _tile(draw: Draw) -> Sample:
 
 @_maker("Squeeze", "Unsqueeze")
 def _squeeze(draw: Draw) -> Sample:
-    axes = [0, 2] if draw.version < 11 or draw.flag() else [0, -3]
+    axes = [0, 2] if draw.version < 11 or draw.flag() else [0, -2]
     x = draw.array(1, 3, 1, 2)
     return Sample([x, _ints(*axes)]) if draw.version >= 13 else Sample([x], {"axes": axes})
 
