@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
 from subgraph.compiled_model import CompiledModel
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph import Graph, Node, Value
+from subgraph.regions import region_of
 from subgraph.registry import nearest
 from subgraph.settings import (
     DeviceOptions,
@@ -166,12 +167,11 @@ class Device:
         reasons = {n.name: text for n in graph.nodes if (text := own_op(n))}
         seen = set(reasons)
         for node in transformed.nodes:
-            answer = self._answer(node, options)
             names = set(origins(node))
-            names.add(node.name)
+            names.update((node.name, *region_of(node).split(",")))
             seen |= names
-            if not answer:
-                text = reason_of(answer, node, self.name)
+            text = own_op(node) or self._refusal(node, options)
+            if text:
                 reasons.update((name, text) for name in names if name not in reasons)
         _follow_users(graph, seen, reasons)
         supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
@@ -235,9 +235,10 @@ class Device:
             )
         return found
 
-    def _answer(self, node: Node, options: DeviceOptions) -> bool | Reject:
+    def _refusal(self, node: Node, options: DeviceOptions) -> str:
+        """Return why the device does not run a node, "" if it does."""
         try:
-            return self.supports(node, options)
+            answer = self.supports(node, options)
         except (SubgraphError, MemoryError):
             raise
         except Exception as error:
@@ -245,6 +246,7 @@ class Device:
                 f"device {self.name}: supports raised {type(error).__name__}: {error}, given node "
                 f"{node.name!r} ({node.op_type})"
             ) from error
+        return "" if answer else reason_of(answer, node, self.name)
 
     def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
         op: Any = self.create_op(self._transformed(graph, options), options)

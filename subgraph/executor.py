@@ -19,6 +19,7 @@ from subgraph.errors import DeviceError, LimitError, RequestCancelledError, Subg
 from subgraph.graph import Graph, Node, Value
 from subgraph.limits import enter_run, leave_run
 from subgraph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
+from subgraph.regions import note_region
 from subgraph.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
@@ -521,7 +522,7 @@ class Executor:
     ) -> Iterable[ProfileEntry]:
         inside = run.profile() if isinstance(run, Session) else []
         if inside:
-            return inside
+            return note_region(inside, step.node)
         node, op = step.node, run.op if isinstance(run, Session) else step.op
         moved = sum(
             item.nbytes
@@ -535,9 +536,8 @@ class Executor:
         if op is None and (inner or (self._home and _is_quick(node))):
             device, kernel = ",".join(sorted(inner)) or self._home, "executor"
         state = step.fallback.state if step.fallback is not None else ""
-        return [
-            ProfileEntry(node.name, node.op_type, device, kernel, seconds, moved, fallback=state)
-        ]
+        entry = ProfileEntry(node.name, node.op_type, device, kernel, seconds, moved, 0, state)
+        return note_region([entry], node)
 
     def sessions(self) -> dict[str, Session]:
         """Return the sessions of the graph's subgraph nodes, by the node's name."""

@@ -6,7 +6,7 @@ searched for only when somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -26,6 +26,7 @@ from subgraph.partition.record import (
 )
 from subgraph.registry import nearest
 from subgraph.selector import Reject
+from subgraph.subgraph_op import REGION
 
 _MOST_REFUSALS = 6
 
@@ -82,8 +83,9 @@ def explain(graph: Graph, node: Node | str) -> Explanation:
             f"graph {where.name!r} has no record of a partition; explain the graph that "
             'apply_pass(graph, "PartitionGraph") or optimize_for returned'
         )
-    if holders:
-        return _inside(record, target, holders[0])
+    region = (target.metadata or {}).get(REGION)
+    if holders or region:
+        return _inside(record, target, holders, region)
     if target.subgraph is not None:
         return _subgraph_node(record, target)
     return _outside(record, where, target)
@@ -121,23 +123,34 @@ def _find(graph: Graph, node: Node | str) -> tuple[Graph, Node, tuple[Node, ...]
     return same_name
 
 
-def _inside(record: PartitionRecord, target: Node, holder: Node) -> Explanation:
+def _inside(
+    record: PartitionRecord, target: Node, holders: Sequence[Node], region: str | None
+) -> Explanation:
+    """Explain a node of a subgraph node.
+
+    Args:
+        record: What the partition has recorded.
+        target: The node.
+        holders: The subgraph nodes around it, outermost first; devices add some of their own.
+        region: The subgraph node that held it before a device compiled it with nodes around.
+    """
+    around = {holder.name: holder for holder in holders}
     for run in record.runs:
         for position, note in enumerate(run.regions):
-            if note.fate != MADE or note.node != holder.name:
+            if note.fate != MADE or (note.node not in around and note.node != region):
                 continue
             number = run.number(target.name)
             if number is None:
-                reason = f"property {run.property!r} put it there"
+                told: tuple[str, ...] = (f"property {run.property!r} put it there",)
             elif run.region[number] != position:
                 continue
             else:
-                reason = _how(run, number, note.start)
-                told = (reason, *_apart(run, number, _Place(target, holder)))
-                return Explanation(target.name, target.op_type, holder.name, run.property, told)
-            return Explanation(target.name, target.op_type, holder.name, run.property, (reason,))
+                told = (_how(run, number, note.start),)
+                if note.node in around:
+                    told += tuple(_apart(run, number, _Place(target, around[note.node])))
+            return Explanation(target.name, target.op_type, note.node, run.property, told)
     reason = "it was there before the graph was partitioned"
-    return Explanation(target.name, target.op_type, holder.name, None, (reason,))
+    return Explanation(target.name, target.op_type, region or holders[0].name, None, (reason,))
 
 
 def _how(run: Run, number: int, start: int) -> str:

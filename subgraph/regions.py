@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Literal
+
+import attrs
 
 from subgraph.errors import PartitionError
 from subgraph.graph import Graph, Node, Value
 from subgraph.graph_copy import copy_node, copy_value
 from subgraph.partition.record import KEY
-from subgraph.subgraph_op import AFFINITY
+from subgraph.subgraph_op import AFFINITY, DOMAIN, OP_TYPE, REGION, ProfileEntry, runs_by_default
 
 Weights = Literal["inside", "inputs"]
+_Chooser = Callable[[Node], bool]
 
 
 def inline_subgraphs(graph: Graph) -> Graph:
@@ -24,7 +28,9 @@ def inline_subgraphs(graph: Graph) -> Graph:
     Args:
         graph: The graph; it stays as it is.
     """
-    return _inlined(graph, devices_only=False)
+    found = _inlined(graph, _has_subgraph)
+    found.attrs.pop(KEY, None)
+    return found
 
 
 def without_device_regions(graph: Graph) -> Graph:
@@ -32,22 +38,80 @@ def without_device_regions(graph: Graph) -> Graph:
 
     Regions of a user's partition stay; nodes forget the device that ran them.
     """
-    return _inlined(graph, devices_only=True)
+    found = _inlined(graph, _is_device_region)
+    for level in found.levels():
+        for node in level.nodes:
+            if node.metadata:
+                node.metadata.pop(AFFINITY, None)
+    return found
 
 
-def _inlined(graph: Graph, *, devices_only: bool) -> Graph:
+def without_default_regions(graph: Graph) -> Graph:
+    """Return the graph with the nodes of regions that the default executor runs in their places.
+
+    A device compiles these nodes with those around them, so that fusions and layouts reach over
+    the borders of regions. Each node notes its region, for `region_of`. The record that `explain`
+    reads stays, and so do regions with an op of their own.
+
+    Args:
+        graph: The graph; it stays as it is, and is returned itself if it has no such region.
+    """
+    nodes = (node for level in graph.levels() for node in level.nodes)
+    if not any(map(_is_default_region, nodes)):
+        return graph
+    return _inlined(graph, _is_default_region, note_regions=True)
+
+
+def region_of(node: Node) -> str:
+    """Return the name of the region of a user's partition that a node of a compiled graph is in.
+
+    Returns:
+        The name, names separated by commas for a fused node of several regions, "" for none.
+    """
+    metadata = node.metadata or {}
+    if REGION in metadata:
+        return metadata[REGION]
+    if node.subgraph is None or AFFINITY in metadata:
+        return ""
+    if node.domain == DOMAIN and node.op_type == OP_TYPE:
+        return node.name
+    names = (region_of(inner) for inner in node.subgraph.nodes)
+    return ",".join(dict.fromkeys(name for name in names if name))
+
+
+def note_region(entries: Sequence[ProfileEntry], node: Node) -> list[ProfileEntry]:
+    """Return profile entries with the region of ``node``; those that name one keep it."""
+    region = region_of(node)
+    return [attrs.evolve(entry, region=entry.region or region) for entry in entries]
+
+
+def _has_subgraph(node: Node) -> bool:
+    return node.subgraph is not None
+
+
+def _is_device_region(node: Node) -> bool:
+    return node.subgraph is not None and AFFINITY in (node.metadata or {})
+
+
+def _is_default_region(node: Node) -> bool:
+    return node.subgraph is not None and runs_by_default(node.op)
+
+
+def _inlined(
+    graph: Graph, goes: _Chooser, *, note_regions: bool = False, region: str = ""
+) -> Graph:
     values: dict[Value, Value] = {}
     inputs = [copy_value(v, values) for v in graph.inputs]
     captures = [copy_value(v, values) for v in graph.captures]
-    inlining = _Inlining(graph, devices_only)
-    inlining.add(graph, values)
+    inlining = _Inlining(graph, goes, note_regions=note_regions)
+    inlining.add(graph, values, region=region)
     return Graph(
         inputs,
         inlining.outputs(graph, values),
         graph.name,
         nodes=inlining.nodes,
         captures=captures,
-        attrs={k: v for k, v in graph.attrs.items() if devices_only or k != KEY},
+        attrs=graph.attrs,
         opsets=inlining.opsets,
         metadata=graph.metadata,
         doc=graph.doc,
@@ -55,39 +119,47 @@ def _inlined(graph: Graph, *, devices_only: bool) -> Graph:
 
 
 class _Inlining:
-    """Copies of the nodes of a graph, with those of its subgraph nodes in their places."""
+    """Copies of the nodes of a graph, with those of chosen subgraph nodes in their places."""
 
-    def __init__(self, graph: Graph, devices_only: bool) -> None:
+    def __init__(self, graph: Graph, goes: _Chooser, *, note_regions: bool) -> None:
+        """Begin with no nodes.
+
+        Args:
+            graph: The graph.
+            goes: Whether the nodes of a subgraph node's inner graph take its place.
+            note_regions: Whether these note the outermost subgraph node that held them.
+        """
         self.nodes: list[Node] = []
         self.opsets = dict(graph.opsets)
-        self._devices_only = devices_only
-        self._node_names = {node.name for node in graph.nodes if not self._goes(node)}
+        self._goes = goes
+        self._note_regions = note_regions
+        self._node_names = {node.name for node in graph.nodes if not goes(node)}
         self._value_names = {value.name for value in graph.values()}
 
-    def _goes(self, node: Node) -> bool:
-        """Return whether the nodes of this one's inner graph take its place."""
-        of_device = AFFINITY in (node.metadata or {})
-        return node.subgraph is not None and (of_device or not self._devices_only)
-
-    def add(self, graph: Graph, values: dict[Value, Value], holder: str = "") -> None:
+    def add(
+        self, graph: Graph, values: dict[Value, Value], holder: str = "", region: str = ""
+    ) -> None:
         """Copy the nodes of ``graph``.
 
         Args:
             graph: The graph, or the inner graph of a subgraph node.
             values: Copies of the values that it takes from outside and gives outside.
             holder: Name of the subgraph node.
+            region: Name of the outermost subgraph node around it.
         """
         for node in graph.nodes:
             if node.subgraph is not None and self._goes(node):
-                self._inline(node, node.subgraph, values)
+                self._inline(node, node.subgraph, values, region or node.name)
                 continue
             given = {value for value in node.outputs if value in values}
             copy = copy_node(node, values)
             for key, held in node.attrs.items():
                 if isinstance(held, Graph):
-                    copy.attrs[key] = _inlined(held, devices_only=self._devices_only)
-            if self._devices_only and copy.metadata:
-                copy.metadata.pop(AFFINITY, None)
+                    copy.attrs[key] = _inlined(
+                        held, self._goes, note_regions=self._note_regions, region=region
+                    )
+            if self._note_regions and region:
+                copy.metadata = {**(copy.metadata or {}), REGION: region}
             if holder:
                 copy.name = _unique(copy.name, holder, self._node_names)
                 for value in node.outputs:
@@ -96,7 +168,7 @@ class _Inlining:
                         made.name = _unique(made.name, holder, self._value_names)
             self.nodes.append(copy)
 
-    def _inline(self, node: Node, inner: Graph, values: dict[Value, Value]) -> None:
+    def _inline(self, node: Node, inner: Graph, values: dict[Value, Value], region: str) -> None:
         self.opsets = {**inner.opsets, **self.opsets}
         # Nodes may share an inner graph: each gets copies of its own.
         inside: dict[Value, Value] = {}
@@ -106,7 +178,7 @@ class _Inlining:
         for formal, actual in zip(inner.outputs, node.outputs, strict=True):
             if formal.producer is not None and formal not in inside:
                 inside[formal] = copy_value(actual, values)
-        self.add(inner, inside, node.name)
+        self.add(inner, inside, node.name, region)
         for formal, actual in zip(inner.outputs, node.outputs, strict=True):
             values[actual] = copy_value(formal, inside)
 

@@ -50,6 +50,8 @@ DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
 # Key of a node's metadata: the device that runs it; set by hand, or by who compiled it.
 AFFINITY = "affinity"
+# Key of a node's metadata in a compiled graph: the region of the user's partition that it was in.
+REGION = "subgraph_region"
 
 
 @attrs.frozen
@@ -101,6 +103,8 @@ class ProfileEntry:
         bytes: Bytes of its inputs and outputs, 0 if not known.
         flops: Floating-point operations, 0 if not known.
         fallback: Why another device than its own ran it; empty if its own did.
+        region: Name of the region of the user's partition that it is in, names separated by commas
+            if one kernel ran nodes of several; empty if it is in none.
     """
 
     node: str
@@ -111,6 +115,7 @@ class ProfileEntry:
     bytes: int = 0
     flops: int = 0
     fallback: str = ""
+    region: str = ""
 
 
 class Session:

@@ -25,6 +25,7 @@ from subgraph.engine.region_op import CpuSubgraphOp, Guards, RegionOptions
 from subgraph.graph import Graph, Node, Value
 from subgraph.parameters import Parameter
 from subgraph.pass_manager import Checks, apply_pass
+from subgraph.regions import without_default_regions
 from subgraph.schema import contributed
 from subgraph.selector import Reject
 from subgraph.settings import DeviceOptions, option
@@ -133,7 +134,7 @@ class CpuDevice(Device):
 def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
     """Return the graph as it runs, and the parameters whose content that depends on."""
     guards: dict[Parameter, int] = {}
-    graph = graph.clone()
+    graph = without_default_regions(graph.clone())
     # Weights are found by their parameters; what is left are the inputs that change.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     if is_nested(graph):

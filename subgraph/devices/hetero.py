@@ -33,12 +33,13 @@ from subgraph.pass_manager import apply_pass
 from subgraph.placement import Link, place_by_cost, transfers, value_bytes
 from subgraph.profiles import read_profile
 from subgraph.property import SubgraphProperty
+from subgraph.regions import without_default_regions
 from subgraph.registry import nearest
 from subgraph.selector import SubgraphSelector
 from subgraph.settings import DeviceOptions, option
 from subgraph.sharing import shared_out
 from subgraph.stage_placement import place_in_stages
-from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
+from subgraph.subgraph_op import AFFINITY, REGION, DefaultSubgraphOp, SubgraphOp, subgraph_node
 
 if TYPE_CHECKING:
     from subgraph.weights import StoredWeights
@@ -224,12 +225,11 @@ class HeteroDevice(VirtualDevice):
             taken = {name: getattr(given, name) for name in ("ENABLE_PROFILING", *OPTIONS)}
             options = attrs.evolve(options, **taken)
         configs = {device.name: dict(config) if device is first else {} for device in devices}
-        known: Mapping[str, str] | None = supported
-        if is_nested(graph):
-            # Bodies know the constants around them, which shapes inside often depend on.
-            work, known = apply_pass(graph, ["ConstantFolding", "CollectSequences"]), None
-        else:
-            work = graph.clone()
+        whole = without_default_regions(graph)
+        known = supported if whole is graph and not is_nested(graph) else None
+        # Bodies know the constants around them, which shapes inside often depend on.
+        folded = ["ConstantFolding", "CollectSequences"] if is_nested(whole) else []
+        work = apply_pass(whole, folded) if folded else whole.clone()
         for each in _with_bodies(work):
             for node in each.nodes:
                 node.metadata = {k: v for k, v in (node.metadata or {}).items() if k != AFFINITY}
@@ -326,7 +326,7 @@ class HeteroDevice(VirtualDevice):
         self._assign(work, devices, configs, options)
         homes = dict.fromkeys((n.metadata or {}).get(AFFINITY, _REFERENCE) for n in work.nodes)
         single = self.peer(next(iter(homes))) if len(homes) == 1 else None
-        node.metadata = {**(node.metadata or {}), AFFINITY: _REFERENCE}
+        node.metadata = {**(node.metadata or {}), AFFINITY: _REFERENCE, REGION: node.name}
         if single is None or any(n.subgraph is not None or n.bodies for n in work.nodes):
             model = self._cut_and_compile(inner, work, devices, configs, options)
             node.op = CompiledModelOp(node.subgraph, model, self.name)

@@ -26,6 +26,7 @@ from subgraph.opencl.runtime import ClTraits, Runtime, find_devices, runtime
 from subgraph.opencl.tuning import ClTuning, stored, tuned
 from subgraph.parameters import Parameter
 from subgraph.pass_manager import apply_pass
+from subgraph.regions import without_default_regions
 from subgraph.schema import contributed
 from subgraph.selector import Reject
 from subgraph.settings import DeviceOptions, option
@@ -146,7 +147,7 @@ class OpenclDevice(Device):
 def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
     """Return the graph as it runs, and the parameters whose content that depends on."""
     guards: dict[Parameter, int] = {}
-    graph = graph.clone()
+    graph = without_default_regions(graph.clone())
     # Weights are found by their parameters; what is left are the inputs that change.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     if is_nested(graph):

@@ -24,6 +24,7 @@ from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Wei
 from subgraph.engine.plan import Item, Plan
 from subgraph.engine.reports import Report
 from subgraph.known_values import has_traced
+from subgraph.regions import region_of
 from subgraph.subgraph_op import ProfileEntry
 from subgraph.traced import float_bits, is_traced, larger
 from subgraph.weights import WeightCache, WeightEntry
@@ -281,7 +282,10 @@ def _entry(item: Item) -> ProfileEntry:
     else:
         kernel, flops = "reference", 0
         moved = sum(o.nbytes for o in (*item.inputs, *item.outputs) if o is not None)
-    return ProfileEntry(item.node.name, item.node.op_type, "CPU", kernel, 0.0, moved, flops)
+    node = item.node
+    return ProfileEntry(
+        node.name, node.op_type, "CPU", kernel, 0.0, moved, flops, region=region_of(node)
+    )
 
 
 def _is_tiny(plan: Plan) -> bool:

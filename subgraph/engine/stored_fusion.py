@@ -15,6 +15,7 @@ from subgraph.errors import ModelError, SubgraphError
 from subgraph.graph import Graph, Node, Value
 from subgraph.graph_copy import copy_node, copy_value
 from subgraph.partition.replace import Cutter
+from subgraph.regions import without_default_regions
 
 Described = list[Any]
 _PLAIN = (bool, int, float, str, type(None))
@@ -78,6 +79,7 @@ def rebuild(graph: Graph, entries: Described) -> Graph:
         TypeError: it is none.
         ValueError: it is none.
     """
+    graph = without_default_regions(graph)
     given = [value for value in graph.inputs if value.parameter is None]
     own = {node.name: node for node in graph.nodes}
     cutter = Cutter(graph, given)

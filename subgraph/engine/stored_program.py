@@ -85,9 +85,7 @@ def describe(laid: LaidOut, file: Keeper) -> dict[str, Any] | None:
         "slot": numbers.add(laid.slot),
         "words": numbers.add(laid.words),
         "steps": numbers.add(np.array(steps, np.int64)),
-        "entries": [
-            [e.node, e.op_type, e.device, e.kernel, e.bytes, e.flops] for e in laid.entries()
-        ],
+        "entries": [attrs.astuple(entry) for entry in laid.entries()],
     }
     return {**description, "numbers": file.array(numbers.array())}
 

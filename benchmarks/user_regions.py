@@ -1,0 +1,101 @@
+"""Compare models that selectors have partitioned with whole ones, both compiled for the CPU.
+
+usage: python benchmarks/user_regions.py MODEL.onnx ... [--rounds 60]
+
+Each model is partitioned by several selectors without an op of their own. In every round each form
+runs once, in random order on one thread; the ratio is the median over rounds of a form's processor
+time divided by the whole model's. ``same`` says whether the results are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import subgraph as sg
+
+OP_TYPES = ({"Conv", "Clip"}, {"Conv"}, {"MatMul", "Gemm"}, {"Conv", "Relu", "Add"})
+CONFIG = {"INFERENCE_NUM_THREADS": 1}
+
+
+class RandomSelector(sg.SubgraphSelector):
+    """Takes six nodes of ten, by their names."""
+
+    def __init__(self, seed: int) -> None:
+        """Choose by ``seed``."""
+        self.seed = seed
+
+    def select(self, node: sg.Node) -> bool:
+        """Return whether the node is among them."""
+        return random.Random(f"{self.seed} {node.name}").random() < 0.6
+
+    def select_input(self, node: sg.Node, input_node: sg.Node) -> bool:
+        """Return whether the producer is among them."""
+        return self.select(input_node)
+
+    def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
+        """Return whether the consumer is among them."""
+        return self.select(output_node)
+
+
+def forms(graph: sg.Graph) -> dict[str, tuple[int, sg.CompiledModel]]:
+    """Return the number of regions and the compiled model of each form, the whole one first."""
+    selectors: dict[str, Any] = {
+        ",".join(sorted(names)): sg.ContainOpSelector(names) for names in OP_TYPES
+    }
+    selectors.update((f"random {seed}", RandomSelector(seed)) for seed in range(3))
+    found = {"whole": (0, sg.compile_model(graph, "CPU", CONFIG))}
+    for name, selector in selectors.items():
+        cut = sg.optimize_for(graph, selector)
+        regions = sum(node.subgraph is not None for node in cut.nodes)
+        if regions:
+            found[name] = regions, sg.compile_model(cut, "CPU", CONFIG)
+    return found
+
+
+def seconds_of(
+    compiled: dict[str, tuple[int, sg.CompiledModel]], feeds: dict[str, Any], rounds: int
+) -> dict[str, list[float]]:
+    """Return the processor seconds of every round by form."""
+    seconds: dict[str, list[float]] = {name: [] for name in compiled}
+    for _ in range(rounds):
+        for name in random.sample(list(compiled), len(compiled)):
+            _, model = compiled[name]
+            model(feeds)  # the others have taken the caches
+            start = time.process_time()
+            model(feeds)
+            seconds[name].append(time.process_time() - start)
+    return seconds
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--rounds", type=int, default=60)
+    args = parser.parse_args()
+    table = Table("model", "selector", "regions", "ms", "ratio", "same")
+    for path in args.models:
+        feeds = models.inputs_of(path)
+        compiled = forms(sg.load(path))
+        results = {name: list(model(feeds).values()) for name, (_, model) in compiled.items()}
+        seconds = seconds_of(compiled, feeds, args.rounds)
+        whole = np.array(seconds["whole"])
+        for name, (regions, _) in compiled.items():
+            same = all(map(np.array_equal, results[name], results["whole"]))
+            own = np.array(seconds[name])
+            row = [path.stem, name, regions, f"{np.median(own) * 1e3:.2f}"]
+            table.add_row(*map(str, [*row, f"{np.median(own / whole):.3f}", same]))
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
