@@ -14,7 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from subgraph.errors import ConfigError, MissingInputError, ShapeError
-from subgraph.executor import Cancel, Plan
+from subgraph.executor import Cancel
+from subgraph.executor_plan import Plan
 from subgraph.forking import free_in_child
 from subgraph.graph import Graph, Node, Value
 from subgraph.infer_request import InferRequest
@@ -96,7 +97,7 @@ class CompiledModel:
         self._signature = Signature(graph.inputs, graph.outputs, graph.name)
         self._run_positions: list[int] | None = None
         self._direct = is_direct(graph)
-        self._plan = Plan(graph)
+        self._plan = Plan(graph, parallel=self.options.PARALLEL_REGIONS)
         self.parameters: dict[str, Parameter] = ParameterTable(
             (p.name, p) for p in self._plan.parameters
         )

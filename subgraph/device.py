@@ -72,12 +72,15 @@ class Device:
         options_class: Its options, each declared once; a child of `DeviceOptions`.
         fallback: Devices that take the nodes which this one does not, when it is asked for alone.
         is_virtual: Whether it runs models on other devices, as HETERO does.
+        concurrent_regions: Whether it runs several regions of one request at the same time, where
+            they do not depend on each other; beside those of other devices they run anyway.
         caches: Whether ``CACHE_DIR`` keeps its compiled models; False leaves that to others.
     """
 
     options_class: ClassVar[type[DeviceOptions]] = DeviceOptions
     fallback: ClassVar[tuple[str, ...]] = ()
     is_virtual: ClassVar[bool] = False
+    concurrent_regions: ClassVar[bool] = False
     caches: ClassVar[bool] = True
     name: str
     core: Core | None
@@ -143,6 +146,7 @@ class Device:
             "DEVICE_ARCHITECTURE": platform.machine(),
             "RANGE_FOR_ASYNC_INFER_REQUESTS": (1, 64, 1),
             "EXPORT_IMPORT": True,
+            "CONCURRENT_REGIONS": self.concurrent_regions,
         }
 
     def capability(self) -> dict[str, str]:
@@ -256,6 +260,7 @@ class Device:
             )
         if op.device == SubgraphOp.device:
             op.device = self.name
+        op.concurrent = op.concurrent or self.concurrent_regions
         return op
 
     def _hand_over(self, op: SubgraphOp, transformed: Graph) -> None:

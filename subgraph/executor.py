@@ -1,25 +1,27 @@
 """The default executor: walks a graph node by node in Python.
 
-`Plan` prepares a graph once: a slot for each value, a step for each node, what dies after each
-step. `Executor` runs a plan for one request: subgraph nodes by the sessions of their ops, bodies of
+`Executor` runs a `Plan` for one request: subgraph nodes by the sessions of their ops, bodies of
 control flow by executors of their own, every other node by the reference implementation. The hot
-parts of a model are inside subgraph nodes, so a step here costs about a microsecond.
+parts of a model are inside subgraph nodes, so a step here costs about a microsecond. Where the plan
+has a schedule, steps that do not depend on each other run side by side.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from subgraph.errors import DeviceError, LimitError, RequestCancelledError, SubgraphError
-from subgraph.graph import Graph, Node, Value
+from subgraph.executor_plan import Plan, Step
+from subgraph.graph import Node
 from subgraph.limits import enter_run, leave_run
 from subgraph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
 from subgraph.regions import note_region
+from subgraph.step_schedule import Scheduler
 from subgraph.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
@@ -35,7 +37,6 @@ from subgraph.subgraph_op import (
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 _Do = Callable[[list[Any]], None]
-_NONE = 0  # the slot of an omitted input
 
 
 class Cancel:
@@ -73,172 +74,6 @@ class Cancel:
                 session.resume()
 
 
-class Step:
-    """One node, prepared: where its inputs are, where its outputs go, what dies after it.
-
-    ``given`` are the inputs of a subgraph node that are no weights; None if a run may replace one
-    of the weights.
-    """
-
-    __slots__ = ("bodies", "fallback", "free", "given", "inputs", "node", "op", "outputs")
-
-    def __init__(
-        self,
-        node: Node,
-        op: SubgraphOp | None,
-        inputs: tuple[int, ...],
-        outputs: tuple[int, ...],
-        given: tuple[int, ...] | None = None,
-    ) -> None:
-        """Prepare ``node``; ``op`` is that of a subgraph node."""
-        self.node = node
-        self.op = op
-        self.fallback = None if op is None else node.fallback or op.fallback
-        self.inputs = inputs
-        self.outputs = outputs
-        self.given = given
-        self.free: tuple[int, ...] = ()
-        self.bodies = [Plan(body) for body in node.bodies] if node.attrs else []
-
-
-class Plan:
-    """A graph prepared for executors; immutable, shared by all requests.
-
-    Attributes:
-        graph: The graph; it must not change any more.
-        parameters: Every parameter that a run reads: of nodes, bodies and inner graphs.
-        only: Where all of it is one subgraph node: which inputs that takes beside weights, and
-            which of its outputs the graph's are.
-        passed: Positions of outputs that may be in the memory of an input: those that no subgraph
-            node has made.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        """Assign slots and prepare a step for each node."""
-        self.graph = graph
-        self.parameters = all_parameters(graph)
-        self.slots = 1
-        self._array_slot: dict[Value, int] = {}
-        self._parameter_slot: dict[Value, int] = {}
-        self.arrays: list[tuple[int, Parameter]] = []  # slots that hold a parameter's array
-        self.objects: list[tuple[int, Parameter]] = []  # slots that hold a parameter itself
-        self._open = {*graph.inputs, *graph.captures}  # what a run may give
-        self.inputs = tuple(
-            (self._new_slot(value), self._slot_of_object(value) if value.parameter else _NONE)
-            for value in (*graph.inputs, *graph.captures)
-        )
-        # Slots of the inputs, one after the other, if none of them may be a weight.
-        whole = any(slot for _, slot in self.inputs)
-        self.plain_inputs = None if whole else slice(1, 1 + len(self.inputs))
-        self.steps = [self._step(node) for node in graph.nodes]
-        self.outputs = tuple(self._slot_of_array(value) for value in graph.outputs)
-        self.only = self._only()
-        self.passed = self._passed()
-        self._mark_deaths()
-
-    def all_steps(self) -> Iterator[Step]:
-        """Yield the steps, those of bodies too."""
-        for step in self.steps:
-            yield step
-            for body in step.bodies:
-                yield from body.all_steps()
-
-    def ops(self) -> Iterator[SubgraphOp]:
-        """Yield the ops of subgraph nodes, those in bodies too."""
-        return (step.op for step in self.all_steps() if step.op is not None)
-
-    def _new_slot(self, value: Value) -> int:
-        slot = self._array_slot[value] = self.slots
-        self.slots += 1
-        if value.parameter is not None:
-            self.arrays.append((slot, value.parameter))
-        return slot
-
-    def _slot_of_array(self, value: Value) -> int:
-        slot = self._array_slot.get(value)
-        return self._new_slot(value) if slot is None else slot
-
-    def _slot_of_object(self, value: Value) -> int:
-        if value.parameter is None:
-            return self._slot_of_array(value)
-        slot = self._parameter_slot.get(value)
-        if slot is None:
-            slot = self._parameter_slot[value] = self.slots
-            self.slots += 1
-            self.objects.append((slot, value.parameter))
-        return slot
-
-    def _step(self, node: Node) -> Step:
-        op = node.op
-        if op is None and node.subgraph is not None:
-            op = DefaultSubgraphOp(node.subgraph)
-        slot_of = self._slot_of_array if op is None else self._slot_of_object
-        inputs = tuple(_NONE if v is None else slot_of(v) for v in node.inputs)
-        given = None if op is None else self._given(node, op, inputs)
-        inputs += tuple(self._slot_of_array(v) for v in node.captures)
-        return Step(node, op, inputs, tuple(self._slot_of_array(v) for v in node.outputs), given)
-
-    def _given(self, node: Node, op: SubgraphOp, slots: Sequence[int]) -> tuple[int, ...] | None:
-        given: list[int] = []
-        for outer, inner, slot in zip(node.inputs, op.subgraph.inputs, slots, strict=True):
-            if inner.parameter is None:
-                given.append(slot)
-            elif outer is None or outer.parameter is not inner.parameter or outer in self._open:
-                return None
-        return tuple(given)
-
-    def _only(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        slots = [slot for slot, _ in self.inputs]
-        if len(self.steps) != 1:
-            return None
-        step = self.steps[0]
-        if step.given is None or not {*step.given} <= {*slots}:
-            return None
-        if not {*self.outputs} <= {*step.outputs}:
-            return None
-        input_at, output_at = (
-            {slot: k for k, slot in enumerate(each)} for each in (slots, step.outputs)
-        )
-        return (
-            tuple(input_at[slot] for slot in step.given),
-            tuple(output_at[slot] for slot in self.outputs),
-        )
-
-    def _passed(self) -> tuple[int, ...]:
-        passed = {slot for slot, _ in self.inputs}
-        for step in self.steps:
-            if step.op is None and not passed.isdisjoint(step.inputs):
-                passed.update(step.outputs)
-        return tuple(k for k, slot in enumerate(self.outputs) if slot in passed)
-
-    def _mark_deaths(self) -> None:
-        """Give each step the slots whose last reader it is, so that a run frees what is dead."""
-        made = {slot for step in self.steps for slot in step.outputs}
-        seen = set(self.outputs)
-        for step in reversed(self.steps):
-            last = {s for s in (*step.inputs, *step.outputs) if s in made and s not in seen}
-            seen |= last
-            step.free = tuple(sorted(last))
-
-
-def all_parameters(graph: Graph) -> tuple[Parameter, ...]:
-    """Return every parameter that a run of ``graph`` reads, in bodies and inner graphs too."""
-    found: dict[Parameter, None] = {}
-    work = [graph]
-    while work:
-        current = work.pop()
-        if not current.is_read:
-            found.update((v.parameter, None) for v in current.inputs if v.parameter is not None)
-            continue
-        found.update((p, None) for p in current.parameters.values())
-        for node in current.nodes:
-            if node.attrs:
-                work.extend(node.bodies)
-            if node.subgraph is not None:
-                work.append(node.subgraph)
-    return tuple(found)
-
-
 class Executor:
     """Runs a plan for one request; one run at a time."""
 
@@ -248,7 +83,7 @@ class Executor:
         *,
         profiling: bool = False,
         cancel: Cancel | None = None,
-        around: Executor | None = None,
+        into: list[ProfileEntry] | None = None,
         home: str = "",
     ) -> None:
         """Open the sessions of the plan's subgraph nodes.
@@ -257,23 +92,25 @@ class Executor:
             plan: The prepared graph.
             profiling: Whether runs measure every node.
             cancel: Flag that ends a run between two steps.
-            around: For a body: what runs the graph around, whose profile takes its nodes, too.
+            into: For a body: where a profile of the graph around takes its nodes, too.
             home: For the parts of a region: its device, to which a profile counts the nodes that
                 only hand values on.
         """
         self._home = home
         self.plan = plan
         self.profiling = profiling
-        self._around = around
-        self._profile: list[ProfileEntry] = [] if around is None else around._profile
+        self._into = into
+        # What each step took; steps may run at the same time.
+        self._profiles: list[list[ProfileEntry]] = [[] for _ in plan.steps]
         self._cancel = cancel or Cancel()
         self._runs: list[Run] = []
         self._steps: list[_Do] = []
-        first: dict[type[Session], Session] = {}
-        for step in plan.steps:
-            self._prepare(step, first)
+        first: dict[tuple[object, type[Session]], Session] = {}
+        for position in range(len(plan.steps)):
+            self._prepare(position, first)
+        self.scheduler = None if plan.schedule is None else Scheduler(plan.schedule)
         self._template: tuple[Snapshot, list[Any]] | None = None
-        self._direct = None if around is None or profiling else self._make_direct()
+        self._direct = None if into is None or profiling else self._make_direct()
 
     def _make_direct(self) -> Run | None:
         """Return what runs a body that is one region, without a list of values around it."""
@@ -294,13 +131,14 @@ class Executor:
 
         return run
 
-    def _prepare(self, step: Step, first: dict[type[Session], Session]) -> None:
+    def _prepare(self, position: int, first: dict[tuple[object, type[Session]], Session]) -> None:
         """Say how a step runs on all its inputs, and how on a run's values.
 
-        Sessions of a kind need no more memory than one of them: steps run one after the other.
+        Sessions of a kind whose steps run one after the other need no more memory than one of them.
         """
+        step, schedule = self.plan.steps[position], self.plan.schedule
         if step.op is None:
-            run = self._runner(step)
+            run = self._runner(step, self._profiles[position])
             self._runs.append(run)
             self._steps.append(_stepper(step, step.inputs, run))
             return
@@ -308,7 +146,8 @@ class Executor:
         if self.profiling:
             session.measure()
         self._cancel.watch(session)
-        other = first.setdefault(type(session), session)
+        group = None if schedule is None else schedule.memory_group(position)
+        other = first.setdefault((group, type(session)), session)
         if other is not session:
             session.share(other)
         self._runs.append(session)
@@ -318,12 +157,12 @@ class Executor:
         else:
             self._steps.append(_stepper(step, step.given, run_given))
 
-    def _runner(self, step: Step) -> Run:
+    def _runner(self, step: Step, into: list[ProfileEntry]) -> Run:
         if step.bodies:
             from subgraph.control_flow import control_flow
 
             bodies = [
-                Executor(plan, profiling=self.profiling, cancel=self._cancel, around=self)
+                Executor(plan, profiling=self.profiling, cancel=self._cancel, into=into)
                 for plan in step.bodies
             ]
             return control_flow(step.node, bodies)
@@ -358,7 +197,10 @@ class Executor:
             except Exception:  # as a step it says what is wrong, or another device helps
                 pass
         values = self.start(inputs)
-        self.run_steps(values)
+        if self.scheduler is None:
+            self.run_steps(values)
+        else:
+            self.scheduler.run(self.run_chain, values)
         return self.finish(values)
 
     def turns(self, wiring: Wiring) -> RunTurns | None:
@@ -410,8 +252,9 @@ class Executor:
         """Return the values with which a run starts; a snapshot is pinned."""
         snapshot = pinned_snapshot()
         assert snapshot is not None, "run() pins one"
-        if self._around is None:
-            self._profile.clear()
+        if self.profiling:
+            for entries in self._profiles:
+                entries.clear()
         values = self._start_values(snapshot)
         plain = self.plan.plain_inputs
         if plain is not None and Parameter not in map(type, inputs):
@@ -434,7 +277,7 @@ class Executor:
         enter_run(values)
         try:
             if self.profiling:
-                self._run_timed(values, begin, end)
+                self._run_timed(values, range(begin, len(self._steps) if end is None else end))
             else:
                 self._run_steps(values, begin, end)
         finally:
@@ -446,7 +289,10 @@ class Executor:
         if template is not None and template[0].epoch != epoch():
             self._template = None  # do not keep arrays alive that were replaced meanwhile
         results = [values[slot] for slot in self.plan.outputs]
-        if self.plan.passed and self._around is None:
+        if self._into is not None:
+            if self.profiling:
+                self._into.extend(self.profile())
+        elif self.plan.passed:
             held = {id(owner(values[slot])) for slot, _ in self.plan.inputs}
             for position in self.plan.passed:
                 results[position] = apart(results[position], held)
@@ -478,10 +324,27 @@ class Executor:
             except Exception as error:
                 self._take_over(error, position)
 
-    def _run_timed(self, values: list[Any], begin: int, end: int | None) -> None:
-        for position in range(begin, len(self._steps) if end is None else end):
+    def run_chain(self, values: list[Any], positions: Iterable[int]) -> None:
+        """Run some steps in this thread while other threads run others."""
+        if self.profiling:
+            self._run_timed(values, positions)
+            return
+        for position in positions:
+            try:
+                if self._cancel.wanted:
+                    raise RequestCancelledError("the request was cancelled while it ran")
+                self._steps[position](values)
+            except Exception as error:
+                self._take_over(error, position)
+                try:
+                    self._steps[position](values)
+                except Exception as following:
+                    explain_failure(following, self.plan.steps[position].node)
+
+    def _run_timed(self, values: list[Any], positions: Iterable[int]) -> None:
+        for position in positions:
             step, run = self.plan.steps[position], self._runs[position]
-            before = len(self._profile)
+            entries = self._profiles[position]
             start = time.perf_counter()
             try:
                 if self._cancel.wanted:
@@ -494,10 +357,10 @@ class Executor:
                 except Exception as following:
                     explain_failure(following, step.node)
             seconds = time.perf_counter() - start
-            seconds -= sum(entry.seconds for entry in self._profile[before:])  # of its bodies
+            seconds -= sum(entry.seconds for entry in entries)  # of its bodies
             for slot, result in zip(step.outputs, results, strict=True):
                 values[slot] = result
-            self._profile.extend(self._entries(step, run, seconds, values))
+            entries.extend(self._entries(step, run, seconds, values))
             for slot in step.free:
                 values[slot] = None
 
@@ -545,8 +408,8 @@ class Executor:
         return {step.node.name: run for step, run in runs if isinstance(run, Session)}
 
     def profile(self) -> list[ProfileEntry]:
-        """Return what the nodes took in the last run; empty unless profiling."""
-        return list(self._profile)
+        """Return what the nodes took in the last run, in their order; empty unless profiling."""
+        return [entry for entries in self._profiles for entry in entries]
 
 
 def _is_quick(node: Node) -> bool:

@@ -32,7 +32,7 @@ from subgraph.errors import (
     ModelError,
     SubgraphError,
 )
-from subgraph.executor import all_parameters
+from subgraph.executor_plan import all_parameters
 from subgraph.graph import Graph, Node, Value
 from subgraph.op_checks import is_array
 from subgraph.parameters import Parameter, transaction

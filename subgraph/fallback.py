@@ -18,6 +18,7 @@ import attrs
 import numpy as np
 
 from subgraph.breaker import Breaker
+from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device
 from subgraph.device_calls import compile_on, compile_queried
 from subgraph.errors import (
@@ -79,7 +80,7 @@ def compile_region(
         # The first one was asked what it supports before the cut.
         compile_model = compile_queried if number == 0 else compile_on
         try:
-            op = op_of(subgraph, compile_model(candidate, subgraph, config), candidate.name)
+            op = _op_on(candidate, subgraph, compile_model(candidate, subgraph, config))
         except (DeviceError, UnsupportedOpError) as error:
             if number + 1 == len(candidates):
                 raise
@@ -93,6 +94,13 @@ def compile_region(
         op.fallback = DeviceFallback(subgraph, op, candidates[number + 1 :], configs, options)
         return op, candidate
     raise AssertionError("the last candidate returned or raised")
+
+
+def _op_on(device: Device, subgraph: Graph, model: CompiledModel) -> SubgraphOp:
+    """Return the op of a region that a device compiled."""
+    op = op_of(subgraph, model, device.name)
+    op.concurrent = op.concurrent or device.concurrent_regions
+    return op
 
 
 class DeviceFallback:
@@ -199,7 +207,7 @@ class DeviceFallback:
         for number, device in enumerate(self._others):
             try:
                 config = self._configs.get(device.name) or None
-                op = op_of(self._subgraph, compile_on(device, self._subgraph, config), device.name)
+                op = _op_on(device, self._subgraph, compile_on(device, self._subgraph, config))
             except SubgraphError:
                 continue
             rest = self._others[number + 1 :]

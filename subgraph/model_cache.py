@@ -22,7 +22,7 @@ from subgraph.compiled_model import CompiledModel
 from subgraph.device import Config, Device
 from subgraph.device_calls import capability_of
 from subgraph.errors import BlobError, ModelError, SubgraphError
-from subgraph.executor import all_parameters
+from subgraph.executor_plan import all_parameters
 from subgraph.export import ALLOW_RECOMPILE, export_model, import_model
 from subgraph.graph import Graph
 from subgraph.parameters import transaction

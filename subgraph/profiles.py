@@ -17,7 +17,8 @@ from subgraph.builder import input, operator
 from subgraph.device import Device
 from subgraph.device_calls import known_properties, query_on
 from subgraph.errors import BlobError, SubgraphError
-from subgraph.executor import Executor, Plan
+from subgraph.executor import Executor
+from subgraph.executor_plan import Plan
 from subgraph.graph import Graph, Node, Value
 from subgraph.placement import Link
 from subgraph.trusted_files import open_regular

@@ -16,7 +16,8 @@ import attrs
 import numpy as np
 
 from subgraph.errors import DeviceError
-from subgraph.executor import Cancel, Executor, Plan, explain_failure
+from subgraph.executor import Cancel, Executor, explain_failure
+from subgraph.executor_plan import Plan
 from subgraph.graph import Graph, Node
 from subgraph.limits import limited, parse_bytes
 from subgraph.parameters import Parameter
@@ -165,9 +166,13 @@ class GraphRunner(Runner):
         """
         executor = self._executor
         values = executor.start(inputs)
-        for turn, begin, end in self._pipeline:
-            with turn:
-                executor.run_steps(values, begin, end)
+        if executor.scheduler is not None:
+            locks = executor.scheduler.schedule.locks(self._pipeline)
+            executor.scheduler.run(executor.run_chain, values, locks)
+        else:
+            for turn, begin, end in self._pipeline:
+                with turn:
+                    executor.run_steps(values, begin, end)
         return self._filled(executor.finish(values))
 
 

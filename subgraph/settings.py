@@ -95,6 +95,9 @@ class DeviceOptions:
     FALLBACK_CHECK: bool = option(
         False, "count results with NaN or Inf that the reference does not give as failures"
     )
+    PARALLEL_REGIONS: bool = option(
+        True, "run regions of different devices that do not depend on each other at the same time"
+    )
     NODE_LIMIT: int = option(
         NODES, "nodes that expanding functions may add to a model", minimum=1, saved=False
     )

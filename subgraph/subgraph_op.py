@@ -304,11 +304,14 @@ class SubgraphOp:
         device: Name of the device that runs it, for profiles.
         fallback: Who runs the subgraph when this op fails; set by HETERO and by devices that have
             others behind them.
+        concurrent: Whether regions of one request may run on it at the same time as others of its
+            device; those of different devices do.
         keep: Something that must live as long as the op, such as the file of its weights.
     """
 
     device = "default"
     fallback: Fallback | None = None
+    concurrent = False
     keep: Any = None
     _users = 0
 
@@ -497,7 +500,7 @@ class DefaultSubgraphOp(SubgraphOp):
 
     def plan(self) -> Any:
         """Return the prepared steps of the inner graph, shared by all sessions."""
-        from subgraph.executor import Plan
+        from subgraph.executor_plan import Plan
 
         with self._lock:
             if self._plan is None:

@@ -15,7 +15,8 @@ from onnx import TensorProto, helper
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.executor import Executor, Plan, all_parameters
+from subgraph.executor import Executor
+from subgraph.executor_plan import Plan, all_parameters
 from subgraph.subgraph_op import RunGiven, Session
 
 Array = np.ndarray[Any, Any]

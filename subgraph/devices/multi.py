@@ -26,7 +26,8 @@ from subgraph.errors import (
     DeviceError,
     SubgraphError,
 )
-from subgraph.executor import Cancel, Executor, all_parameters
+from subgraph.executor import Cancel, Executor
+from subgraph.executor_plan import all_parameters
 from subgraph.export import ALLOW_RECOMPILE, export_several, import_model
 from subgraph.fallback import are_finite, not_finite, stands
 from subgraph.forking import free_in_child

@@ -33,8 +33,8 @@ from subgraph.engine.stored_program import describe as describe_program
 from subgraph.engine.stored_program import read as read_program
 from subgraph.engine.template import Instance, Templates
 from subgraph.errors import SubgraphError
-from subgraph.executor import Plan as Parts
-from subgraph.executor import all_parameters
+from subgraph.executor_plan import Plan as Parts
+from subgraph.executor_plan import all_parameters
 from subgraph.forking import free_in_child
 from subgraph.graph import Graph
 from subgraph.parameters import Parameter, Snapshot, Versions

@@ -22,7 +22,7 @@ from subgraph.engine.stored_program import StoredProgram
 from subgraph.engine.template import Instance, Template
 from subgraph.errors import RequestCancelledError
 from subgraph.executor import Cancel, Executor
-from subgraph.executor import Plan as Parts
+from subgraph.executor_plan import Plan as Parts
 from subgraph.parameters import Snapshot, epoch, pinned, pinned_snapshot
 from subgraph.subgraph_op import (
     ProfileEntry,
