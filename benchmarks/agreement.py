@@ -28,7 +28,7 @@ import onnx
 from models import inputs_of
 
 import subgraph as sg
-from subgraph.devices.auto import AutoModel
+from subgraph.devices.plugins.auto import AutoModel
 
 PLACES = {"OPENCL": 0.45, "CPU": 0.45, "REFERENCE": 0.1}
 Arrays = Sequence[np.ndarray[Any, Any]]

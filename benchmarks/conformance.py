@@ -33,8 +33,8 @@ import attrs
 import numpy as np
 import onnx
 
+from subgraph.graph.types import DTYPE_OF_ONNX, ONNX_DTYPE, numpy_dtype
 from subgraph.testing import conformance as suite
-from subgraph.types import DTYPE_OF_ONNX, ONNX_DTYPE, numpy_dtype
 
 MODES = ("plain", "partition", "save", "export", "text", "traced")
 PEERS = ("onnxruntime", "openvino", "onnx.reference")
@@ -78,7 +78,7 @@ def preparer(column: Column, seed: int) -> Callable[[onnx.ModelProto], suite.Run
 
 def _subgraph(model: onnx.ModelProto, column: Column, seed: int) -> suite.Run:
     import subgraph as sg
-    from subgraph.backend import SubgraphRep
+    from subgraph.tools.backend import SubgraphRep
 
     source: Any = model
     if column.mode == "partition":

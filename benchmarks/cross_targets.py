@@ -4,7 +4,8 @@ The kernels are those that tests need while they follow AVX-512 (``SUBGRAPH_ISA=
 Each is compiled to object code for the given processors. Reported are kernels that cannot be
 compiled, integer products without ``vpdpbusd``, and inner loops that keep sums on the stack.
 
-    python benchmarks/cross_targets.py tests/test_kernels_qlinear.py tests/test_kernels_conv.py
+    python benchmarks/cross_targets.py tests/ops/quantized/test_qlinear.py
+    tests/ops/conv/test_kernels.py
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SPILL = re.compile(r"^\tv\w*mov\w+\s+%[xyz]mm\d+, -?\w*\(%r[sb]p\)")
 
 def isa_of(cpu: str) -> Any:
     """Return the instruction set of a processor with AVX-512."""
-    from subgraph.engine.host import Isa
+    from subgraph.system.host import Isa
 
     return Isa("avx512", 64, 32, True, cpu, ",".join(f"+{f}" for f in TARGETS[cpu]))
 
@@ -67,7 +68,7 @@ def recorded(tests: Sequence[str]) -> list[Any]:
     """Run tests and return the kernels that they asked for."""
     import pytest
 
-    from subgraph.engine.kernel import Kernel
+    from subgraph.engine.toolchain.kernel import Kernel
 
     seen: dict[Kernel, None] = {}
     make = Kernel.__init__
@@ -88,7 +89,7 @@ def recorded(tests: Sequence[str]) -> list[Any]:
 
 def examine(kernel: Any, cpu: str) -> list[str]:
     """Compile a kernel for a processor; return what is wrong with it."""
-    from subgraph.engine import compiler
+    from subgraph.engine.toolchain import compiler
 
     isa = isa_of(cpu)
     try:
@@ -102,7 +103,7 @@ def examine(kernel: Any, cpu: str) -> list[str]:
             return found  # there other tiles are chosen
         found += [] if "vpdpbusd" in text else ["no vpdpbusd"]
     # The polynomials of a chain of functions may need more registers than there are: no sums.
-    stored = 0 if kernel.module.endswith("elementwise_kernels") else spills(text)
+    stored = 0 if kernel.module.endswith("subgraph.ops.elementwise.kernels") else spills(text)
     return found + ([f"{stored} vectors stored on the stack in inner loops"] if stored else [])
 
 
@@ -114,7 +115,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["SUBGRAPH_ISA"] = "like-avx512vnni"
     kernels = recorded(options.tests)
-    from subgraph.engine import host
+    from subgraph.system import host
 
     bad = 0
     for cpu in options.cpu or TARGETS:

@@ -31,9 +31,9 @@ import numpy as np
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.cli_inputs import input_arrays
-from subgraph.devices.cpu import CpuDevice
-from subgraph.profiles import Profile, write_profile
+from subgraph.devices.plugins.cpu import CpuDevice
+from subgraph.devices.profiles import Profile, write_profile
+from subgraph.tools.cli_inputs import input_arrays
 
 
 class Nothing(sg.SubgraphOp):

@@ -14,23 +14,23 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from subgraph.engine import host
-from subgraph.engine.kernel import Kernel
-from subgraph.engine.pool import Pool, call
-from subgraph.engine.program import Program, Step
+from subgraph.engine.program.pool import Pool, call
+from subgraph.engine.program.program import Program, Step
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.system import host
 
 # A kernel that does nothing: it pauses as often as its arguments' address says, and that is 0.
-EMPTY = Kernel("subgraph.engine.walker_kernels", "spin")
+EMPTY = Kernel("subgraph.engine.program.walker_kernels", "spin")
 KERNELS = """
 import json, sys, time
-from subgraph.engine import toolchain
-from subgraph.engine.kernel import Kernel
+from subgraph.engine.toolchain import toolchain
+from subgraph.engine.toolchain.kernel import Kernel
 start = time.perf_counter()
 made = toolchain.prepare([
-    Kernel("subgraph.engine.walker_kernels", "walk", sleep=True),
-    Kernel("subgraph.engine.walker_kernels", "worker", sleep=True),
-    Kernel("subgraph.engine.walker_kernels", "spin"),
-    Kernel("subgraph.engine.walker_kernels", "wake"),
+    Kernel("subgraph.engine.program.walker_kernels", "walk", sleep=True),
+    Kernel("subgraph.engine.program.walker_kernels", "worker", sleep=True),
+    Kernel("subgraph.engine.program.walker_kernels", "spin"),
+    Kernel("subgraph.engine.program.walker_kernels", "wake"),
 ])
 print(json.dumps([made, time.perf_counter() - start, "numba" in sys.modules]))
 """

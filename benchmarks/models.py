@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 import subgraph as sg
-from subgraph.bench import Measured, fastest_peer, measure
-from subgraph.cli_inputs import input_arrays, ports
+from subgraph.tools.bench import Measured, fastest_peer, measure
+from subgraph.tools.cli_inputs import input_arrays, ports
 
 
 def cpu_name() -> str:

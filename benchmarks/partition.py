@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import subgraph as sg
-from subgraph.graph import Graph, Node, Value
-from subgraph.partition import search
+from subgraph.graph.graph import Graph, Node, Value
 from subgraph.partition.asking import Asker
 from subgraph.partition.driver import partition
-from subgraph.partition.machine import Machine
 from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.options import Options
+from subgraph.partition.property import SelectorProperty
 from subgraph.partition.proposal import propose
-from subgraph.partition.workspace import Workspace
-from subgraph.property import SelectorProperty
+from subgraph.partition.search import search
+from subgraph.partition.search.machine import Machine
+from subgraph.partition.search.workspace import Workspace
 
 # One entry a node: its operator, and the numbers of its producers (none: the graph's input).
 Plan = list[tuple[str, list[int]]]

@@ -23,7 +23,7 @@ from onnxruntime.quantization import (
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import subgraph as sg
-from subgraph.cli_inputs import input_arrays, ports
+from subgraph.tools.cli_inputs import input_arrays, ports
 
 FORMS: dict[str, dict[str, Any]] = {
     "qdq": {"per_channel": True, "activation_type": QuantType.QUInt8},

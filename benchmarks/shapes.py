@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import subgraph as sg
-from subgraph.types import TensorType, numpy_dtype
+from subgraph.graph.types import TensorType, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 Runner = Callable[[Mapping[str, Array]], Sequence[Array]]

@@ -26,10 +26,10 @@ from rich.table import Table
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.profiling import peak_flops
+from subgraph.tools.profiling import peak_flops
 
 Array = np.ndarray[Any, Any]
-_EDGES = "reorder_kernels"
+_EDGES = "subgraph.ops.movement.reorder_kernels"
 GEMM = [
     *[(1024,) * 3, (512,) * 3, (128, 768, 768), (128, 3072, 768), (128, 768, 3072)],
     *[(128, 384, 384), (128, 1536, 384), (8, 768, 768), (1, 1000, 2048), (1, 4096, 4096)],

@@ -10,13 +10,13 @@ from functools import cache
 if __name__ != "subgraph.ops":
     raise ImportError("this folder is the package subgraph.ops: pip install -e . and use that name")
 
-from subgraph.builder import Builder, operator
 from subgraph.errors import UnsupportedOpError
+from subgraph.operators.builder import Builder, operator
 
 
 @cache
 def _operator(name: str) -> Builder:
-    from subgraph.schema import CONTRIBUTED, CUSTOM_SCHEMAS, MICROSOFT, standard_operators
+    from subgraph.operators.schema import CONTRIBUTED, CUSTOM_SCHEMAS, MICROSOFT, standard_operators
 
     # Sorted, so that ONNX's own domain "" comes before ai.onnx.ml and the like.
     standard = (of for op_type, of in standard_operators() if op_type == name)
@@ -37,6 +37,6 @@ def __getattr__(name: str) -> Builder:
 
 
 def __dir__() -> list[str]:
-    from subgraph.schema import standard_operators
+    from subgraph.operators.schema import standard_operators
 
     return sorted({name for name, _ in standard_operators()})

@@ -9,7 +9,7 @@ if __name__ != "subgraph.passes":
         "this folder is the package subgraph.passes: pip install -e . and use that name"
     )
 
-from subgraph.pass_manager import (
+from subgraph.transform.pass_manager import (
     PASSES,
     Checks,
     Diff,

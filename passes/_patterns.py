@@ -16,13 +16,13 @@ import attrs
 import numpy as np
 
 from subgraph.errors import PartitionError, SubgraphError
-from subgraph.graph import Graph, Node, Value
-from subgraph.known_values import LIMIT
-from subgraph.parameters import Parameter
-from subgraph.property import SubgraphProperty
-from subgraph.reference import evaluate
-from subgraph.selector import Reject, SubgraphSelector
-from subgraph.types import Shape, TensorType
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import Shape, TensorType
+from subgraph.operators.known_values import LIMIT
+from subgraph.operators.reference import evaluate
+from subgraph.partition.property import SubgraphProperty
+from subgraph.partition.selector import Reject, SubgraphSelector
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "subgraph.cpu"

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from subgraph.errors import PartitionError
-from subgraph.graph import Graph
+from subgraph.graph.graph import Graph
 from subgraph.partition.driver import partition
 from subgraph.partition.options import Options
-from subgraph.pass_manager import register_pass
-from subgraph.property import properties_from
+from subgraph.partition.property import properties_from
+from subgraph.transform.pass_manager import register_pass
 
 
 @register_pass("PartitionGraph")

@@ -1,21 +1,8 @@
 # The public names and their homes; lazy_loader reads this file at import.
 from . import ops, passes, testing
 from ._version import __version__
-from .builder import capture, input, parameter
-from .compiled_model import (
-    CompiledModel,
-)
-from .core import (
-    Core,
-    compile_model,
-    default_core,
-    import_model,
-    query_model,
-)
-from .device import (
-    Device,
-    QueryResult,
-)
+from .devices.core import Core, compile_model, default_core, import_model, query_model
+from .devices.device import Device, QueryResult
 from .errors import (
     BlobError,
     ConfigError,
@@ -34,56 +21,33 @@ from .errors import (
     SubgraphError,
     UnsupportedOpError,
 )
-from .executor import (
-    Executor,
-)
-from .explanation import Explanation, explain
-from .graph import Graph, Node, Value
-from .infer_request import (
-    InferQueue,
-    InferRequest,
-)
-from .onnx_file import (
-    load,
-    save,
-    to_onnx,
-)
-from .op import Operator
-from .parameters import Parameter, transaction
-from .preprocessing import (
-    Preprocess,
-)
-from .property import SubgraphProperty, optimize_for, register_property
-from .regions import inline_subgraphs, region_model
-from .schema import Attribute, Schema
-from .selector import ContainOpSelector, Reject, SubgraphSelector, register_selector
-from .settings import (
-    DeviceOptions,
-    option,
-)
-from .signature import (
-    Port,
-    Results,
-)
-from .subgraph_op import (
+from .graph.graph import Graph, Node, Value
+from .graph.parameters import Parameter, transaction
+from .graph.types import MapType, OptionalType, SequenceType, SparseTensorType, TensorType
+from .onnx_format.file import load, save, to_onnx
+from .operators.builder import capture, input, parameter
+from .operators.operator import Operator
+from .operators.schema import Attribute, Schema
+from .operators.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
     Session,
     SubgraphOp,
     subgraph_node,
 )
-from .text import (
-    print_graph,
-)
-from .text_parser import (
-    parse,
-)
-from .types import MapType, OptionalType, SequenceType, SparseTensorType, TensorType
-from .weights import (
-    WeightCache,
-    WeightStats,
-    weight_stats,
-)
+from .partition.explanation import Explanation, explain
+from .partition.property import SubgraphProperty, optimize_for, register_property
+from .partition.regions import inline_subgraphs, region_model
+from .partition.selector import ContainOpSelector, Reject, SubgraphSelector, register_selector
+from .runtime.compiled_model import CompiledModel
+from .runtime.executor import Executor
+from .runtime.infer_request import InferQueue, InferRequest
+from .runtime.preprocessing import Preprocess
+from .runtime.settings import DeviceOptions, option
+from .runtime.signature import Port, Results
+from .text_form.parser import parse
+from .text_form.writer import print_graph
+from .weights.cache import WeightCache, WeightStats, weight_stats
 
 __all__ = [
     "Attribute",

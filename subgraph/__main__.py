@@ -2,6 +2,6 @@
 
 import sys
 
-from subgraph.cli import main
+from subgraph.tools.cli import main
 
 sys.exit(main())

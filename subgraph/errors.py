@@ -25,7 +25,7 @@ class ShapeError(ModelError):
 class LimitError(SubgraphError, MemoryError, ValueError):
     """A budget is exceeded: of memory, of nodes, or of time; nothing of what it limits was done.
 
-    The budgets are options: see `subgraph.limits`.
+    The budgets are options: see `subgraph.graph.limits`.
     """
 
 

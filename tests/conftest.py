@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-from subgraph import guard_pages
+from subgraph.system import guard_pages
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_crews_beside_others() -> None:  # pyright: ignore[reportUnusedFunction]
     """Let processes of a parallel run compile their kernels themselves; a crew takes from them."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        from subgraph.engine import compile_crew
+        from subgraph.engine.toolchain import compile_crew
 
         compile_crew._MOST_WORKERS = 0  # pyright: ignore[reportConstantRedefinition]
 

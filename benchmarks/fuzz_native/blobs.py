@@ -20,8 +20,10 @@ import onnx
 from robustness import damaged_bytes, damaged_message
 
 import subgraph as sg
-from subgraph import blob, ops, signing
-from subgraph.types import numpy_dtype
+from subgraph import ops
+from subgraph.devices import blob
+from subgraph.graph.types import numpy_dtype
+from subgraph.system import signing
 
 from .draw import Draw, any_leaf
 from .models import mutate as mutated_model

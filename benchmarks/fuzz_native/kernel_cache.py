@@ -17,7 +17,7 @@ from pathlib import Path
 
 from robustness import damaged_bytes
 
-from subgraph.engine import loader, objectcache, objectfile
+from subgraph.engine.toolchain import loader, objectcache, objectfile
 
 from .draw import Draw, any_leaf
 from .outcome import Finding

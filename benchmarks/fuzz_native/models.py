@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from robustness import damaged_bytes, damaged_message
 
 import subgraph as sg
+from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.testing import conformance
-from subgraph.types import TensorType, numpy_dtype
 
 from .draw import EVIL
 from .outcome import refuses

@@ -19,8 +19,8 @@ import numpy as np
 import onnx
 import onnx.defs
 
-from subgraph.schema import MICROSOFT, canonical_domain
-from subgraph.types import ONNX_DTYPE
+from subgraph.graph.types import ONNX_DTYPE
+from subgraph.operators.schema import MICROSOFT, canonical_domain
 
 ROOT = Path(__file__).parents[2]
 Array = np.ndarray[Any, Any]
@@ -145,7 +145,7 @@ def _made(
 
 
 def _of_operator_cases() -> Iterator[Sample]:
-    from operator_cases import all_cases
+    from tests.support.operator_cases import all_cases
 
     for case in all_cases():
         if sum(value.nbytes for value in case.inputs if value is not None) < _MAX_BYTES:
@@ -161,8 +161,8 @@ def _of_operator_cases() -> Iterator[Sample]:
 
 
 def _of_versions() -> Iterator[Sample]:
-    from test_operator_versions import _dtypes, _versions  # pyright: ignore[reportPrivateUsage]
-    from version_samples import MAKERS, Draw
+    from tests.operators.test_operator_versions import _dtypes, _versions  # pyright: ignore[reportPrivateUsage]
+    from tests.support.version_samples import MAKERS, Draw
 
     for op, make in MAKERS.items():
         for version in _versions(op):
@@ -213,7 +213,7 @@ def _carried(sample: Sample, schema: onnx.defs.OpSchema) -> Sample | None:
 
 def operator_versions() -> list[tuple[str, str, int]]:
     """Return domain, operator and version of all that the loader accepts, ONNX Runtime's too."""
-    from subgraph.schema import CONTRIBUTED, FAMILIES
+    from subgraph.operators.schema import CONTRIBUTED, FAMILIES
 
     FAMILIES.load_all()
     found = [

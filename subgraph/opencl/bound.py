@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from subgraph.engine.constants import Weights
-from subgraph.engine.laid_out import entries_of
-from subgraph.engine.lowering import EmittedStep, Operand, Scratch, Storage, Weight
-from subgraph.engine.plan import HostStep, Plan
-from subgraph.engine.reports import SLOT_WORDS, Report, ReportSlot
+from subgraph.engine.planner.constants import Weights
+from subgraph.engine.planner.laid_out import entries_of
+from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
+from subgraph.engine.planner.plan import HostStep, Plan
+from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot
 from subgraph.errors import DeviceError, SubgraphError
-from subgraph.forking import free_in_child
+from subgraph.graph.parameters import Snapshot
+from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLaunch
 from subgraph.opencl.runtime import Runtime, opencl
-from subgraph.parameters import Snapshot
-from subgraph.reference import evaluate
-from subgraph.subgraph_op import DefaultSubgraphOp, fill_outputs
-from subgraph.types import numpy_dtype
-from subgraph.weights import WeightCache, WeightEntry
+from subgraph.operators.reference import evaluate
+from subgraph.operators.subgraph_op import DefaultSubgraphOp, fill_outputs
+from subgraph.system.forking import free_in_child
+from subgraph.weights.cache import WeightCache, WeightEntry
 
 if TYPE_CHECKING:
     import pyopencl as cl

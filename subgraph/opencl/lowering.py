@@ -18,8 +18,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import attrs
 import numpy as np
 
-from subgraph.engine.kernel import Kernel
-from subgraph.engine.lowering import (
+from subgraph.engine.planner.lowering import (
     LOWERINGS,
     EmittedStep,
     Lowering,
@@ -28,12 +27,13 @@ from subgraph.engine.lowering import (
     Unsupported,
     Word,
 )
+from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import UnsupportedOpError
-from subgraph.graph import Node
-from subgraph.op import operator_key
+from subgraph.graph.graph import Node
 from subgraph.opencl.runtime import ClSource, ClTraits
 from subgraph.opencl.tuning import ClTuning
-from subgraph.registry import Files, Registry, defined_at
+from subgraph.operators.operator import operator_key
+from subgraph.system.registry import Files, Registry, defined_at
 
 _F = TypeVar("_F", bound=Callable[[Node, "ClLowering"], None])
 _P = TypeVar("_P", bound=Callable[..., None])
@@ -109,7 +109,7 @@ def cl_shared(*op_types: str, domain: str = "") -> None:
 
 
 def cl_primitive(function: _P) -> _P:
-    """Decorate what stands for the CPU's primitive of the same name; see ``ops/primitives.py``."""
+    """Decorate what stands for the CPU's primitive of the same name; see ``ops/elementwise/primitives.py``."""
     _PRIMITIVES[function.__name__] = function
     return function
 

@@ -7,16 +7,17 @@ from typing import Any, cast
 
 import attrs
 
-from subgraph.engine.bound import BoundPlan
-from subgraph.engine.plan import Plan
-from subgraph.engine.region_op import CpuSubgraphOp, Guards, RegionOptions, without_weights
-from subgraph.engine.region_session import CpuSession
-from subgraph.engine.stored_program import StoredProgram
-from subgraph.engine.template import Instance
-from subgraph.graph import Graph
+from subgraph.engine.planner.bound import BoundPlan
+from subgraph.engine.planner.plan import Plan
+from subgraph.engine.planner.stored_program import StoredProgram
+from subgraph.engine.planner.template import Instance
+from subgraph.engine.region.region_op import CpuSubgraphOp, Guards, RegionOptions, without_weights
+from subgraph.engine.region.region_session import CpuSession
+from subgraph.graph.graph import Graph
+from subgraph.graph.types import TensorType
 from subgraph.opencl.bound import Array, ClBoundPlan, Pending
 from subgraph.opencl.runtime import Runtime
-from subgraph.subgraph_op import (
+from subgraph.operators.subgraph_op import (
     Halves,
     Keeper,
     ProfileEntry,
@@ -25,7 +26,6 @@ from subgraph.subgraph_op import (
     SubgraphOp,
     Wiring,
 )
-from subgraph.types import TensorType
 
 
 class ClSubgraphOp(CpuSubgraphOp):

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from subgraph.engine.folders import base_folder, user_folder
 from subgraph.errors import DeviceError
-from subgraph.forking import free_in_child
-from subgraph.trusted_files import UntrustedFileError, check_folder, make_folder
+from subgraph.system.folders import base_folder, user_folder
+from subgraph.system.forking import free_in_child
+from subgraph.system.trusted_files import UntrustedFileError, check_folder, make_folder
 
 if TYPE_CHECKING:
     import pyopencl as cl

@@ -17,9 +17,9 @@ from typing import Any
 
 import attrs
 
-from subgraph.engine.folders import base_folder
 from subgraph.opencl.runtime import Runtime
-from subgraph.trusted_files import read_trusted, write_trusted
+from subgraph.system.folders import base_folder
+from subgraph.system.trusted_files import read_trusted, write_trusted
 
 
 def _positive(instance: object, attribute: attrs.Attribute[int], value: Any) -> None:

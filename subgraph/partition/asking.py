@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from subgraph.errors import PartitionError
-from subgraph.graph import Node
+from subgraph.graph.graph import Node
 from subgraph.partition.op_names import OperatorNames
-from subgraph.partition.workspace import Workspace
-from subgraph.property import SubgraphProperty, property_name
-from subgraph.selector import ContainOpSelector, Reject, SubgraphSelector
+from subgraph.partition.property import SubgraphProperty, property_name
+from subgraph.partition.search.workspace import Workspace
+from subgraph.partition.selector import ContainOpSelector, Reject, SubgraphSelector
 
 SELECT, INPUT, OUTPUT = 0, 1, 2
 METHODS = ("select", "select_input", "select_output")

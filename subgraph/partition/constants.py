@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from subgraph.errors import SubgraphError
-from subgraph.evaluation import evaluate
-from subgraph.graph import Graph, Node, Value
-from subgraph.parameters import Parameter
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter
+from subgraph.operators.evaluation import evaluate
 
 Array = np.ndarray[Any, Any]
 _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")

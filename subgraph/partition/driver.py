@@ -6,14 +6,14 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from subgraph.collector import paused_gc
 from subgraph.errors import PartitionError, SubgraphError
-from subgraph.graph import Graph
+from subgraph.graph.graph import Graph
 from subgraph.partition.asking import Asker
 from subgraph.partition.constants import ConstantWeights
 from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.op_note import note_op, saved_options
 from subgraph.partition.options import OWN, Options, check_names
+from subgraph.partition.property import SubgraphProperty, property_name
 from subgraph.partition.proposal import Proposal, Proposals, propose, prune
 from subgraph.partition.record import (
     KEY,
@@ -26,10 +26,10 @@ from subgraph.partition.record import (
     record_of,
 )
 from subgraph.partition.replace import Cut, Cutter, ask_node, put_in
-from subgraph.partition.workspace import Workspace
-from subgraph.property import SubgraphProperty, property_name
-from subgraph.registry import nearest
-from subgraph.selector import Reject
+from subgraph.partition.search.workspace import Workspace
+from subgraph.partition.selector import Reject
+from subgraph.system.collector import paused_gc
+from subgraph.system.registry import nearest
 
 
 def partition(

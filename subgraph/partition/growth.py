@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from subgraph.partition.asking import INPUT, OUTPUT, Asker
-from subgraph.partition.growing import PRODUCERS
-from subgraph.partition.search import Grown, Search
-from subgraph.selector import SubgraphSelector
+from subgraph.partition.search.growing import PRODUCERS
+from subgraph.partition.search.search import Grown, Search
+from subgraph.partition.selector import SubgraphSelector
 
 
 class Growth:

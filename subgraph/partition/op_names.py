@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from subgraph.errors import PartitionError
-from subgraph.graph import Graph
-from subgraph.registry import nearest
-from subgraph.schema import find_schema, known_operators
-from subgraph.selector import ContainOpSelector
+from subgraph.graph.graph import Graph
+from subgraph.operators.schema import find_schema, known_operators
+from subgraph.partition.selector import ContainOpSelector
+from subgraph.system.registry import nearest
 
 
 class OperatorNames:

@@ -12,10 +12,10 @@ from typing import Any
 
 import attrs
 
-from subgraph.graph import Graph, Node
+from subgraph.graph.graph import Graph, Node
+from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp
 from subgraph.partition.options import Options
-from subgraph.property import SubgraphProperty, saved_name
-from subgraph.subgraph_op import AFFINITY, DefaultSubgraphOp
+from subgraph.partition.property import SubgraphProperty, saved_name
 
 # Key of a node's metadata.
 OP_NOTE = "subgraph.op"
@@ -78,7 +78,7 @@ def restore_ops(graph: Graph) -> None:
     """Let registered properties make the ops of a loaded graph again, in place: `saved_regions`."""
     regions = list(_noted_regions(graph))
     if regions:
-        from subgraph import saved_regions
+        from subgraph.partition import saved_regions
 
         saved_regions.restore_ops(graph, regions)
 

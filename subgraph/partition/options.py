@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 
 from subgraph.errors import PartitionError
-from subgraph.graph import Graph
-from subgraph.registry import nearest
+from subgraph.graph.graph import Graph
+from subgraph.system.registry import nearest
 
 STRATEGIES = ("selector", "hetero")
 

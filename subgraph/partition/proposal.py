@@ -10,8 +10,8 @@ import attrs
 from subgraph.partition.asking import Asker
 from subgraph.partition.growth import Growth
 from subgraph.partition.record import CAPPED, MADE, SMALL
-from subgraph.partition.search import Search
-from subgraph.selector import SubgraphSelector
+from subgraph.partition.search.search import Search
+from subgraph.partition.selector import SubgraphSelector
 
 _MOST_GROWTHS = 8  # of one region, by a selector that keeps state
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from subgraph.partition.asking import Refusal
-from subgraph.selector import Reject
+from subgraph.partition.selector import Reject
 
 KEY = "partition_record"
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from subgraph.errors import PartitionError, SubgraphError
-from subgraph.graph import Graph, Node, Value
-from subgraph.graph_copy import copy_nodes, copy_value
-from subgraph.parameters import Parameter
-from subgraph.property import SubgraphProperty, property_name
-from subgraph.selector import Reject
-from subgraph.types import TensorType, ValueType
+from subgraph.graph.copies import copy_nodes, copy_value
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import TensorType, ValueType
+from subgraph.partition.property import SubgraphProperty, property_name
+from subgraph.partition.selector import Reject
 
 
 class Piece(NamedTuple):

@@ -19,7 +19,7 @@ from subgraph.partition.record import (
     RegionNote,
     Run,
 )
-from subgraph.selector import Reject
+from subgraph.partition.selector import Reject
 
 _FORMAT = 1
 _FATES = (MADE, SMALL, CAPPED, REFUSED, UNUSED)

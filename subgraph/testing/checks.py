@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from subgraph.compiled_model import CompiledModel
-from subgraph.core import compile_model
+from subgraph.devices.core import compile_model
 from subgraph.errors import PartitionError
-from subgraph.graph import Graph
-from subgraph.onnx_file import load
-from subgraph.property import SubgraphProperty, optimize_for, property_from
+from subgraph.graph.graph import Graph
+from subgraph.onnx_format.file import load
+from subgraph.partition.property import SubgraphProperty, optimize_for, property_from
+from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.testing.counterexample import as_test
 from subgraph.testing.coverage import Coverage
 from subgraph.testing.focused_graphs import by_operator, focused_graphs, templates_of

@@ -34,7 +34,8 @@ _JUDGE = (
     "the suite's judge takes len() of every element of a sequence, and the expected sequence holds "
     "a scalar: it raises TypeError whatever the result is (our result equals the expected one)"
 )
-# Cases that no implementation can pass, with the reason; tests/test_conformance.py proves each.
+# Cases that no implementation can pass, with the reason; tests/operators/test_conformance.py proves
+# each.
 IMPOSSIBLE: Mapping[str, str] = MappingProxyType(
     {
         "test_bernoulli": _RANDOM,
@@ -278,9 +279,9 @@ def random_selector(seed: int) -> Any:
 
     Every answer is a function of the seed and the names, so that a failure can be repeated.
     """
-    from subgraph.graph import Node
-    from subgraph.property import SubgraphProperty
-    from subgraph.selector import SubgraphSelector
+    from subgraph.graph.graph import Node
+    from subgraph.partition.property import SubgraphProperty
+    from subgraph.partition.selector import SubgraphSelector
 
     def draw(*names: str) -> float:
         return zlib.crc32("/".join((str(seed), *names)).encode()) / 2**32
@@ -344,7 +345,7 @@ def traced() -> Generator[None]:
 
     As it is, only dimensions that differed from call to call are traced, from the second shape on.
     """
-    from subgraph.engine.template import Templates
+    from subgraph.engine.planner.template import Templates
 
     def every(templates: Templates) -> list[list[tuple[int, int]]]:
         ranks = enumerate(type_.rank or 0 for type_ in templates.seen[-1])

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.graph import Graph
-from subgraph.text_parser import parse
+from subgraph.graph.graph import Graph
+from subgraph.text_form.parser import parse
 
 
 def as_test(graph: Graph, prop: Any, options: str) -> str:

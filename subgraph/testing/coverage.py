@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import attrs
 
-from subgraph import subgraph_op
-from subgraph.graph import Graph
-from subgraph.subgraph_op import DefaultSubgraphOp, RunGiven, Session, SubgraphOp
+from subgraph.graph.graph import Graph
+from subgraph.operators import subgraph_op
+from subgraph.operators.subgraph_op import DefaultSubgraphOp, RunGiven, Session, SubgraphOp
 
 
 @attrs.define

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph.errors import SubgraphError
-from subgraph.graph import Graph, Value
-from subgraph.schema import get_schema
+from subgraph.graph.graph import Graph, Value
+from subgraph.operators.schema import get_schema
 from subgraph.testing import random_corners as rare
 from subgraph.testing.random_graphs import (
     TEMPLATES,

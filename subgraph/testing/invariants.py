@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from subgraph.errors import PartitionError, SubgraphError
-from subgraph.graph import Graph, Node, Value
-from subgraph.parameters import Parameter
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter
+from subgraph.operators.reference import evaluate
 from subgraph.partition.record import KEY, MADE, PartitionRecord
-from subgraph.reference import evaluate
 
 Source = Value | Parameter | None
 Array = np.ndarray[Any, Any]
@@ -361,7 +361,7 @@ def _check_results(
 
 def run_reference(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
     """Return the results of ``graph`` on the device REFERENCE, by position."""
-    from subgraph.core import compile_model
+    from subgraph.devices.core import compile_model
 
     results = compile_model(graph, "REFERENCE", {"RUNTIME_FALLBACK": False})(inputs)
     return [results[position] for position in range(len(graph.outputs))]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from subgraph.graph import Graph, Node, Value
-from subgraph.property import SubgraphProperty, property_from
-from subgraph.schema import get_schema, standard_operators
-from subgraph.selector import SubgraphSelector
-from subgraph.types import TensorType
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import TensorType
+from subgraph.operators.schema import get_schema, standard_operators
+from subgraph.partition.property import SubgraphProperty, property_from
+from subgraph.partition.selector import SubgraphSelector
 
 _SHAPES = ((1, 2, 4, 4), (2, 3))
 _MOST_STARTS = 8  # operators whose neighbours are asked about

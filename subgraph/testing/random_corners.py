@@ -14,7 +14,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import subgraph as sg
-from subgraph.graph import Graph
+from subgraph.graph.graph import Graph
+from subgraph.graph.types import ONNX_DTYPE
 from subgraph.testing.random_graphs import (
     TEMPLATES,
     Apply,
@@ -27,7 +28,6 @@ from subgraph.testing.random_graphs import (
     template,
     whole,
 )
-from subgraph.types import ONNX_DTYPE
 
 TABLE: dict[str, Apply] = {}
 SHAPES = ((), (1,), (0, 3), (5, 1), (2, 0, 4), (1, 6, 5, 5), (2, 4, 7), (1, 2, 3, 4, 3))

@@ -15,8 +15,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import subgraph as sg
-from subgraph.graph import Graph, Value
-from subgraph.types import TensorType, numpy_dtype
+from subgraph.graph.graph import Graph, Value
+from subgraph.graph.types import TensorType, numpy_dtype
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Apply = Callable[[Draw, "Pool", str], Any]

@@ -13,8 +13,8 @@ from zlib import crc32
 import attrs
 from hypothesis import strategies as st
 
-from subgraph.graph import Node
-from subgraph.selector import ContainOpSelector, Reject, SubgraphSelector
+from subgraph.graph.graph import Node
+from subgraph.partition.selector import ContainOpSelector, Reject, SubgraphSelector
 
 
 def _share(*parts: object) -> float:

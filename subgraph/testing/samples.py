@@ -18,11 +18,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 import subgraph as sg
-from subgraph.builder import operator
 from subgraph.errors import SubgraphError
-from subgraph.graph import Graph, Node, Value
-from subgraph.reference import evaluate
-from subgraph.schema import get_schema
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.operators.builder import operator
+from subgraph.operators.reference import evaluate
+from subgraph.operators.schema import get_schema
 from subgraph.testing.random_graphs import Apply, Draw, Pool
 
 Array = np.ndarray[Any, Any]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import count
 
-from subgraph.builder import input as graph_input
-from subgraph.graph import Graph, Node, Value
-from subgraph.types import TensorType
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import TensorType
+from subgraph.operators.builder import input as graph_input
 
 _MOST_TRIES = 400
 

@@ -1,0 +1,1 @@
+"""Attention, linear attention, rotary embeddings and the caches of decoders."""

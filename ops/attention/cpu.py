@@ -1,0 +1,223 @@
+"""ONNX's Attention on the CPU device: caches, grouped heads, every kind of mask, softcap, scores.
+
+One kernel without scores in memory where that goes; else scores, softmax and products in turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.ops.composite.cpu import delegate
+from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
+from subgraph.ops.elementwise.expressions import Expression
+from subgraph.ops.movement.copies_cpu import emit_copy
+from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.shared.strides import contiguous
+from subgraph.ops.shared.tile_planning import FLOATS
+
+from .fused_cpu import Heads, Request, emit_attention, ordered, split_heads
+
+_WORK = 4096  # numbers of the mask that are worth a thread
+
+
+@attrs.frozen
+class _Sizes:
+    """Batch, heads, heads of keys, queries, keys before, keys in all, sizes of heads."""
+
+    batch: int
+    heads: int
+    shared: int
+    queries: int
+    past: int
+    keys: int
+    depth: int
+    values: int
+
+
+@lowering("Attention", dtypes=FLOATS)
+def attention(node: Node, low: Lowering) -> None:
+    """Lower Attention with all its inputs and outputs."""
+    operands = [low.given(0), low.given(1), low.given(2), low.output()]
+    if operands[0].rank == 4:
+        q, k, v, out = (ordered(operand, "bhtd") for operand in operands)
+    else:
+        heads, shared = (int(node.attrs[f"{name}_num_heads"]) for name in ("q", "kv"))
+        counts = (heads, shared, shared, heads)
+        q, k, v, out = (split_heads(o, n) for o, n in zip(operands, counts, strict=True))
+    past_key, past_value = low.optional(4), low.optional(5)
+    past = 0 if past_key is None else past_key.shape[2]
+    batch, heads, queries, depth = q.sizes
+    sizes = _Sizes(batch, heads, k.sizes[1], queries, past, past + k.sizes[2], depth, v.sizes[3])
+    if k.sizes[1] == 0 or heads % k.sizes[1] or v.sizes[:3] != k.sizes[:3]:
+        raise Unsupported(f"attention of heads {q.sizes}, {k.sizes}, {v.sizes}")
+    if 0 in (sizes.keys, batch, heads, queries, depth, sizes.values):
+        raise Unsupported("attention over nothing")
+    k = _present(low, k, past_key, 1)
+    v = _present(low, v, past_value, 2)
+    scale = float(node.attrs.get("scale") or 0.0) or 1.0 / math.sqrt(depth)
+    causal = bool(node.attrs.get("is_causal", 0))
+    softcap = float(node.attrs.get("softcap", 0.0))
+    mask, flags = _mask(node, low, sizes, causal, always=False)
+    if len(low.outputs) < 4 and softcap == 0.0:
+        frontier = causal and mask is low.optional(3)
+        # What a fusion made of Softmax gives NaN there, as Softmax does.
+        spare = node.subgraph is None
+        emit_attention(low, Request(q, k, v, out, mask, scale, frontier, sizes.past, spare))
+        return
+    if flags is None:
+        mask, flags = _mask(node, low, sizes, causal, always=True)
+    assert mask is not None
+    _in_turn(node, low, sizes, (q, k, v, out), (mask, flags), scale, softcap)
+
+
+def _heads_copied(low: Lowering, x: Heads, target: Operand, first: int) -> None:
+    """Copy heads into ``target`` [batch, heads, positions, size] from a position on."""
+    steps = contiguous(target.shape)
+    emit_copy(
+        low,
+        x.operand,
+        target,
+        x.sizes,
+        x.steps,
+        steps,
+        item=target.itemsize,
+        to_offset=first * target.shape[3],
+    )
+
+
+def _present(low: Lowering, x: Heads, past: Operand | None, output: int) -> Heads:
+    """Return the keys or values with those before them, which may be an output."""
+    listed = output < len(low.outputs)
+    if past is None and not listed:
+        return x
+    before = 0 if past is None else past.shape[2]
+    batch, heads, positions, size = x.sizes
+    shape = (batch, heads, before + positions, size)
+    whole = low.output(output) if listed else temporary(low, x.operand.dtype, shape)
+    if past is not None and past.size:
+        _heads_copied(low, ordered(past, "bhtd"), whole, 0)
+    if x.operand.size:
+        _heads_copied(low, x, whole, before)
+    return ordered(whole, "bhtd")
+
+
+def _mask(
+    node: Node, low: Lowering, sizes: _Sizes, causal: bool, *, always: bool
+) -> tuple[Operand | None, Operand | None]:
+    """Return what is added to the scores and which rows see anything.
+
+    The mask as it came, and no flags, where the kernel can do with that; unless ``always``.
+    """
+    given, counts = low.optional(3), low.optional(6)
+    windows = [int(node.attrs.get(f"{side}_window_size", -1)) for side in ("left", "right")]
+    dtype = low.given(0).dtype
+    plain = given is None or (given.dtype == dtype and given.shape[-1] == sizes.keys)
+    if plain and counts is None and max(windows) < 0 and not always:
+        return given, None
+    if given is not None and given.dtype not in ("bool", dtype):
+        raise Unsupported(f"a mask of {given.dtype}")
+    shape = given.shape if given is not None else ()
+    full = (1,) * (4 - len(shape)) + tuple(shape)
+    wanted = (sizes.batch, sizes.heads, sizes.queries, full[3])
+    fits = len(shape) <= 4 and all(s in (1, n) for s, n in zip(full, wanted, strict=True))
+    if not fits or full[3] > sizes.keys:
+        raise Unsupported(f"a mask of shape {shape}")
+    heads = full[1]
+    made = temporary(low, dtype, (sizes.batch, heads, sizes.queries, sizes.keys))
+    flags = temporary(low, dtype, (sizes.batch, heads, sizes.queries, 1))
+    strides = contiguous(full)
+    steps = [0 if s == 1 else step for s, step in zip(full, strides, strict=True)]
+    if counts is not None:
+        emit_range_check(low, counts, "nonpad_kv_seqlen", 0, sizes.keys)
+    words: list[Word] = [made, given or 0, *steps[:3], 1 if given is not None else 0]
+    words += [full[3], heads, sizes.queries, sizes.keys, int(causal), sizes.past, *windows]
+    words += [counts or 0, flags]
+    kind = "" if given is None else given.dtype
+    kernel = Kernel("subgraph.ops.attention.mask_kernels", "bias", dtype=dtype, mask=kind)
+    rows = sizes.batch * heads * sizes.queries
+    low.emit(kernel, words, rows, grain=max(1, _WORK // sizes.keys), bytes=made.nbytes)
+    return made, flags
+
+
+def _view(x: Operand, shape: Sequence[int]) -> Operand:
+    same = Operand(x.name, x.dtype, tuple(shape))
+    same.storage, same.offset = x.storage, x.offset
+    return same
+
+
+def _in_turn(
+    node: Node,
+    low: Lowering,
+    sizes: _Sizes,
+    heads: tuple[Heads, Heads, Heads, Heads],
+    mask: tuple[Operand, Operand | None],
+    scale: float,
+    softcap: float,
+) -> None:
+    """Emit scores, what is done to them, softmax and product, each in a step of its own."""
+    q, k, v, out = heads
+    dtype = q.operand.dtype
+    stacks, rows = sizes.batch * sizes.shared, sizes.heads // sizes.shared * sizes.queries
+    queries = temporary(low, dtype, (sizes.batch, sizes.heads, sizes.queries, sizes.depth))
+    _heads_copied(low, q, queries, 0)
+    turned = temporary(low, dtype, (stacks, sizes.depth, sizes.keys))
+    shape = (sizes.batch, sizes.shared, sizes.depth, sizes.keys)
+    steps = (k.steps[0], k.steps[1], k.steps[3], k.steps[2])
+    emit_copy(low, k.operand, turned, shape, steps, contiguous(shape), item=turned.itemsize)
+    full = (sizes.batch, sizes.heads, sizes.queries, sizes.keys)
+    # Each score is written anew at every stage: one of them may be an output.
+    stages = [temporary(low, dtype, full) for _ in range(4)]
+    shown = int(node.attrs.get("qk_matmul_output_mode", 0))
+    if len(low.outputs) > 3:
+        stages[shown] = low.output(3)
+    raw = temporary(low, dtype, full)
+    left = _view(queries, (stacks, rows, sizes.depth))
+    delegate(low, "MatMul", [left, turned], _view(raw, (stacks, rows, sizes.keys)))
+    e = Expression()
+    value = e("mul", e.input(dtype), e.number(scale, dtype))
+    emit_expression(low, e, [source(raw)], [(value, stages[0])])
+    e = Expression()
+    value = e.input(dtype)
+    if softcap:
+        cap = e.number(softcap, dtype)
+        value = e("mul", e("tanh", e("div", value, cap)), cap)
+    emit_expression(low, e, [source(stages[0])], [(value, stages[1])])
+    e = Expression()
+    value = e("add", e.input(dtype), e.input(dtype))
+    emit_expression(low, e, [source(stages[1]), source(mask[0])], [(value, stages[2])])
+    soft = temporary(low, dtype, full)
+    delegate(low, "Softmax", [stages[2]], soft)
+    flags = mask[1]
+    assert flags is not None
+    e = Expression()
+    value, seen = e.input(dtype), e.input(dtype)
+    none = e.number(0.0, dtype)
+    value = e("where", e("gt", seen, none), value, none, dtype=dtype)
+    emit_expression(low, e, [source(soft), source(flags)], [(value, stages[3])])
+    result = temporary(low, dtype, (sizes.batch, sizes.heads, sizes.queries, sizes.values))
+    held = temporary(low, dtype, (sizes.batch, sizes.shared, sizes.keys, sizes.values))
+    _heads_copied(low, v, held, 0)
+    delegate(
+        low,
+        "MatMul",
+        [
+            _view(stages[3], (stacks, rows, sizes.keys)),
+            _view(held, (stacks, sizes.keys, sizes.values)),
+        ],
+        _view(result, (stacks, rows, sizes.values)),
+    )
+    emit_copy(
+        low,
+        result,
+        out.operand,
+        result.shape,
+        contiguous(result.shape),
+        out.steps,
+        item=result.itemsize,
+    )

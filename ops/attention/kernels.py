@@ -1,0 +1,308 @@
+"""Fused attention: softmax(scale * Q K^T + mask) V without the matrix of scores in memory.
+
+Everything is computed transposed: keys are rows, queries are lanes. K and V are then the broadcast
+operand of panels (``subgraph.engine.codegen.panel``), and the softmax runs down the rows without
+any horizontal step. Keys come in blocks, with running maximum and sum of the softmax (Milakov and
+Gimelshein 2018; Dao et al., "FlashAttention", 2022); several panels of queries share a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.emit import item_bytes
+from subgraph.engine.codegen.simd import call_kernel, ld, ld_f64, vec
+from subgraph.engine.codegen.tile import arg, put, stack_words
+from subgraph.engine.codegen.tiling import (
+    T_A,
+    T_ARS,
+    T_B,
+    T_C,
+    T_INIT,
+    T_IRS,
+    T_KIN,
+    T_RBIAS,
+    T_WORDS,
+)
+from subgraph.engine.codegen.transpose import transposer
+from subgraph.engine.codegen.vmath import function
+
+# Where the lines of the block of K and V are and how far apart, behind the words of a panel.
+_K_AT, _K_STEP, _V_AT, _V_STEP = range(T_WORDS, T_WORDS + 4)
+_words = stack_words(T_WORDS + 4)
+
+
+def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
+    """Return the fused attention; a unit is some panels of ``nv * lanes`` queries of one head.
+
+    All strides are bytes. Elements of Q and of the output along a row are contiguous. K and V are
+    lines of adjacent elements: each the elements of one key, or one element of all keys.
+
+    Words::
+
+        0 Q  1 K  2 V  3 output  4 mask, added to the scaled scores (0: none)
+        5 queries  6 keys  7 size of a key  8 size of a value  9 heads  10 query heads of a key head
+        11 12 13 strides of Q: batch, head, query
+        14 15 16 of K: batch, head, line  17 a line of K is an element of all keys (1)
+        18 19 20 of V: batch, head, line  21 a line of V is an element of all keys (1)
+        22 23 24 of the output: batch, head, query
+        25 26 27 28 of the mask: batch, head, query (0: one row for all), key
+        29 panel for K's kind of lines  30 panel for V's  31 scale (float64)
+        32 causal: 1 if query q sees keys up to q + word 33 only  33 offset
+        34 keys of a block  35 panels of a unit
+        36 scratch, aligned to 64 bytes  37 its bytes per worker
+        38 39 bytes between the lines of copies of K's and V's blocks, 0: they are read in place
+        40 a query that may look at no key gives 0 (1), not NaN (0)
+
+    A worker's scratch holds ``size of a key + size of a value + 3`` rows of ``nv * lanes`` elements
+    for each panel of a unit, a row for each key of a block, and the copies. A mask with a stride of
+    queries needs keys one element apart.
+    Units: batch * heads * ceil(panels / panels of a unit).
+    """
+    v = vec(dtype, lanes)
+    load, store, splat, zero = v.load, v.store, v.splat, v.zero
+    largest, select, iota = v.max, v.select, v.iota
+    load_m, store_m, first_lanes = v.load_m, v.store_m, v.mask_n
+    load1 = ld(dtype)
+    exp, turn = function("exp_flushed", dtype, lanes), transposer(dtype, lanes)
+    item = item_bytes(dtype)
+    size = lanes * item
+    width = nv * lanes
+    lowest = float("-inf")
+
+    @register_jitable
+    def pack_queries(q: int, step: int, count: int, depth: int, to: int, scale: float) -> None:
+        """Turn queries into lanes; lanes without one are zeros."""
+        factor = splat(scale)
+        row = (count + lanes - 1) // lanes * size
+        if count * item < row:
+            for d in range(depth):
+                store(to + (d + 1) * row - size, zero())
+        for d in range(0, depth, lanes):
+            for j in range(0, count, lanes):
+                turn(
+                    q + j * step + d * item,
+                    step,
+                    min(lanes, count - j),
+                    min(lanes, depth - d),
+                    to + d * row + j * item,
+                    row,
+                )
+        for at in range(to, to + depth * row, size):
+            store(at, load(at) * factor)
+
+    @register_jitable
+    def copy(source: int, step: int, lines: int, count: int, to: int, pitch: int) -> None:
+        """Copy lines to where they do not all fall into the same cache sets."""
+        whole, rest = count // lanes * size, count % lanes
+        mask = first_lanes(rest)
+        for r in range(lines):
+            x, y = source + r * step, to + r * pitch
+            for i in range(0, whole, size):
+                store(y + i, load(x + i))
+            if rest > 0:
+                store_m(y + whole, mask, load_m(x + whole, mask))
+
+    @register_jitable
+    def lay_mask(mask: int, step: int, key_step: int, count: int, keys: int, scores: int) -> None:
+        """Lay a mask where the scores will be added to it."""
+        row = (count + lanes - 1) // lanes * size
+        if step == 0:
+            for k in range(keys):
+                for at in range(scores + k * row, scores + (k + 1) * row, size):
+                    store(at, splat(load1(mask + k * key_step)))
+            return
+        for k in range(0, keys, lanes):
+            for j in range(0, count, lanes):
+                turn(
+                    mask + j * step + k * item,
+                    step,
+                    min(lanes, count - j),
+                    min(lanes, keys - k),
+                    scores + k * row + j * item,
+                    row,
+                )
+
+    @register_jitable
+    def hide_future(limit: int, keys: int, vectors: int, scores: int) -> None:
+        """Hide key k of a block from the queries before ``limit + k``."""
+        for k in range(max(0, 1 - limit), keys):
+            for j in range(vectors):
+                at = scores + (k * vectors + j) * size
+                seen = iota() >= splat(float(limit + k - j * lanes))
+                store(at, select(seen, load(at), splat(lowest)))
+
+    @register_jitable
+    def soften(scores: int, keys: int, vectors: int, state: int, later: bool) -> None:
+        """Turn a block of scores into weights; bring maximum and sum to the new maximum.
+
+        In a later block what sums so far are to be multiplied with is left behind them.
+        """
+        row = vectors * size
+        even = scores + keys // 2 * 2 * row
+        for j in range(0, row, size):
+            top, other = splat(lowest), splat(lowest)
+            if later:
+                top = load(state + j)
+            before = top
+            for at in range(scores + j, even, 2 * row):
+                top, other = largest(load(at), top), largest(load(at + row), other)
+            if keys & 1:
+                top = largest(load(even + j), top)
+            top = largest(other, top)
+            # A row of nothing but -inf must not become NaN here: a later block may hold more.
+            base = select(top > splat(lowest), top, zero())
+            total = zero()
+            if later:
+                factor = exp(before - base)
+                total = load(state + row + j) * factor
+                store(state + 2 * row + j, factor)
+            for at in range(scores + j, scores + keys * row, row):
+                weight = exp(load(at) - base)
+                store(at, weight)
+                total = total + weight
+            store(state + j, top)
+            store(state + row + j, total)
+
+    @register_jitable
+    def write(
+        out: int, step: int, count: int, values: int, source: int, state: int, spare: int
+    ) -> None:
+        row = (count + lanes - 1) // lanes * size
+        for j in range(0, row, size):
+            total = load(state + row + j)
+            if spare != 0:  # a row that may look at nothing gives 0
+                total = select(total > zero(), total, splat(1.0))
+            inverse = splat(1.0) / total
+            for at in range(source + j, source + values * row, row):
+                store(at, load(at) * inverse)
+        for d in range(0, values, lanes):
+            for j in range(0, count, lanes):
+                turn(
+                    source + d * row + j * item,
+                    row,
+                    min(lanes, values - d),
+                    min(lanes, count - j),
+                    out + j * step + d * item,
+                    step,
+                )
+
+    @register_jitable
+    def block_lines(
+        args: int, at: int, which: int, key: int, keys: int, length: int, pitch: int, to: int
+    ) -> tuple[int, int]:
+        """Return where the lines of a block of K (14) or V (18) are and how far apart."""
+        step, turned = arg(args, which + 2), arg(args, which + 3)
+        at += key * (item if turned != 0 else step)
+        if pitch == 0:
+            return at, step
+        if turned != 0:
+            copy(at, step, length, keys, to, pitch)
+        else:
+            copy(at, step, keys, length, to, pitch)
+        return to, pitch
+
+    @register_jitable
+    def attend(
+        args: int, t: int, place: int, first: int, key: int, keys: int, mask: int, scores: int
+    ) -> None:
+        """Attend with a panel of queries to a block of keys, whose lines ``t`` holds."""
+        depth, values = arg(args, 7), arg(args, 8)
+        count = min(width, arg(args, 5) - first)
+        vectors = (count + lanes - 1) // lanes
+        row = width * item
+        out, state = place + depth * row, place + (depth + values) * row
+        put(t, T_RBIAS, 0)
+        put(t, T_IRS, 0)
+        put(t, T_INIT, 0)
+        if mask != 0:
+            step, key_step = arg(args, 27), arg(args, 28)
+            at = mask + first * step + key * key_step
+            if step == 0 and key_step == item:
+                put(t, T_RBIAS, at)
+            else:
+                lay_mask(at, step, key_step, count, keys, scores)
+                put(t, T_IRS, 1)
+        put(t, T_A, arg(t, _K_AT))
+        put(t, T_ARS, arg(t, _K_STEP))
+        put(t, T_B, place)
+        put(t, T_C, scores)
+        put(t, T_KIN, depth)
+        call_kernel(arg(args, 29), t, keys, vectors, 0)
+        limit = key - arg(args, 33) - first
+        if arg(args, 32) != 0:
+            hide_future(limit, keys, vectors, scores)
+        soften(scores, keys, vectors, state, key > 0)
+        put(t, T_RBIAS, 0)
+        put(t, T_IRS, 0)
+        if key > 0:
+            put(t, T_INIT, state + 2 * vectors * size)
+        put(t, T_A, arg(t, _V_AT))
+        put(t, T_ARS, arg(t, _V_STEP))
+        put(t, T_B, scores)
+        put(t, T_C, out)
+        put(t, T_KIN, keys)
+        call_kernel(arg(args, 30), t, values, vectors, 0)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        t = _words()
+        queries, keys, depth, values = arg(args, 5), arg(args, 6), arg(args, 7), arg(args, 8)
+        heads, keys_block, panels = arg(args, 9), arg(args, 34), arg(args, 35)
+        row = width * item
+        place_bytes = (depth + values + 3) * row
+        places = arg(args, 36) + worker * arg(args, 37)
+        scores = places + panels * place_bytes
+        k_copy = scores + keys_block * row
+        v_copy = k_copy + arg(args, 38) * (depth if arg(args, 17) != 0 else keys_block)
+        pieces = (queries + panels * width - 1) // (panels * width)
+        for unit in range(begin, end):
+            start = unit % pieces * panels * width
+            stop = min(queries, start + panels * width)
+            head, batch = unit // pieces % heads, unit // pieces // heads
+            q = arg(args, 0) + batch * arg(args, 11) + head * arg(args, 12)
+            key_head = head // arg(args, 10)
+            k = arg(args, 1) + batch * arg(args, 14) + key_head * arg(args, 15)
+            v_at = arg(args, 2) + batch * arg(args, 18) + key_head * arg(args, 19)
+            mask = arg(args, 4)
+            if mask != 0:
+                mask += batch * arg(args, 25) + head * arg(args, 26)
+            for first in range(start, stop, width):
+                place = places + (first - start) // width * place_bytes
+                step, count = arg(args, 13), min(width, queries - first)
+                pack_queries(q + first * step, step, count, depth, place, ld_f64(args + 8 * 31))
+            seen = keys
+            if arg(args, 32) != 0:
+                seen = max(min(keys, stop + arg(args, 33)), 1)
+            for key in range(0, seen, keys_block):
+                taken = min(keys_block, seen - key)
+                at, step = block_lines(args, k, 14, key, taken, depth, arg(args, 38), k_copy)
+                put(t, _K_AT, at)
+                put(t, _K_STEP, step)
+                at, step = block_lines(args, v_at, 18, key, taken, values, arg(args, 39), v_copy)
+                put(t, _V_AT, at)
+                put(t, _V_STEP, step)
+                for first in range(start, stop, width):
+                    place = places + (first - start) // width * place_bytes
+                    of_panel = taken
+                    if arg(args, 32) != 0:
+                        last = min(first + width, queries) + arg(args, 33)
+                        of_panel = min(taken, max(last, 1) - key)
+                    if of_panel > 0:
+                        attend(args, t, place, first, key, of_panel, mask, scores)
+            out = arg(args, 3) + batch * arg(args, 22) + head * arg(args, 23)
+            for first in range(start, stop, width):
+                place = places + (first - start) // width * place_bytes
+                step, count = arg(args, 24), min(width, queries - first)
+                write(
+                    out + first * step,
+                    step,
+                    count,
+                    values,
+                    place + depth * row,
+                    place + (depth + values) * row,
+                    arg(args, 40),
+                )
+
+    return kernel

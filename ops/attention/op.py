@@ -1,0 +1,165 @@
+"""Attention: what operands must satisfy, and the types of all outputs, of which onnx infers some.
+
+Raw scores without softcap, and causal attention with a mask of one row for all queries, whose rows
+onnx.reference takes for the queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import DTYPE_OF_ONNX, Dim, TensorType, ValueType
+from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.reference import standard, variant
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_dtype,
+    require_rank,
+    require_shape,
+    require_within,
+    requires,
+)
+
+from .decoding import require_heads, require_split
+
+Array = np.ndarray[Any, Any]
+
+
+def _times(a: Dim, b: Dim) -> Dim:
+    return a * b if isinstance(a, int) and isinstance(b, int) else None
+
+
+def _divided(a: Dim, b: int) -> Dim:
+    return a // b if isinstance(a, int) else None
+
+
+def _heads(type_: ValueType | None, count: Any) -> tuple[Dim, Dim, Dim, Dim] | None:
+    """Return batch, heads, positions and size of a head, None if the rank is unknown."""
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return None
+    if len(type_.shape) == 4:
+        return type_.shape[0], type_.shape[1], type_.shape[2], type_.shape[3]
+    if len(type_.shape) != 3 or not count:
+        raise ShapeError(f"Attention takes 3 dimensions with numbers of heads, or 4; got {type_}")
+    return type_.shape[0], int(count), type_.shape[1], _divided(type_.shape[2], int(count))
+
+
+def _required_heads(node: Node, name: str, x: Tensor, attribute: str) -> tuple[int, int, int, int]:
+    """Return batch, heads, positions and size of a head."""
+    if x.rank == 4:
+        return x.shape[0], x.shape[1], x.shape[2], x.shape[3]
+    heads = require_heads(node, attribute)
+    return x.shape[0], heads, x.shape[1], require_split(name, x, heads)
+
+
+@requires("Attention")
+def attention_operands(
+    node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
+    past_key: Tensor | None = None, past_value: Tensor | None = None, counts: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless heads, caches and mask fit together (ONNX, 23 to 25)."""
+    require_rank("Q", q, 3, 4)
+    require_rank("K", k, q.rank)
+    require_rank("V", v, q.rank)
+    require_dtype("K", k, q.dtype)
+    batch, heads, queries, size = _required_heads(node, "Q", q, "q_num_heads")
+    own = _required_heads(node, "K", k, "kv_num_heads")
+    values = _required_heads(node, "V", v, "kv_num_heads")
+    shared, keys = own[1], own[2]
+    why = "batch and heads of K and V, K's size of a head that of Q"
+    for name, found, wanted in (
+        ("K", own, (batch, shared, keys, size)),
+        ("V", values, (batch, shared, keys, values[3])),
+    ):
+        require(
+            all(a == b for a, b in zip(found, wanted, strict=True)),
+            "{} is {} as batch, heads, positions, size; {} is needed: {}",
+            name,
+            list(found),
+            list(wanted),
+            why,
+        )
+    require(
+        shared >= 1 and heads % shared == 0,
+        "{} heads of queries do not share {} heads of keys",
+        heads,
+        shared,
+    )
+    require((past_key is None) == (past_value is None), "past_key and past_value come together")
+    if past_key is not None and past_value is not None:
+        require_rank("past_key", past_key, 4)
+        require_dtype("past_key", past_key, k.dtype)
+        require_dtype("past_value", past_value, v.dtype)
+        before = past_key.shape[2]
+        require_shape("past_key", past_key, (batch, shared, before, size), "as K")
+        require_shape("past_value", past_value, (batch, shared, before, values[3]), "as V")
+        keys = before + keys
+    _require_mask(mask, (batch, heads, queries, keys))
+    require_dtype("nonpad_kv_seqlen", counts, "int64")
+    require_shape("nonpad_kv_seqlen", counts, (batch,), "one for each sample")
+    require_within("nonpad_kv_seqlen", counts, 0, keys)
+    mode = node.attrs.get("qk_matmul_output_mode", 0)
+    require(mode in (0, 1, 2, 3), "qk_matmul_output_mode is {}, not 0, 1, 2 or 3", mode)
+    precision = DTYPE_OF_ONNX.get(node.attrs.get("softmax_precision", 1), "")
+    require("float" in precision, "softmax_precision {} is no float", precision)
+
+
+def _require_mask(mask: Tensor | None, scores: tuple[int, int, int, int]) -> None:
+    """Require a mask that broadcasts to the scores; it may know fewer keys than there are."""
+    if mask is None:
+        return
+    require_rank("attn_mask", mask, 1, 2, 3, 4)
+    places = list(zip(reversed(mask.shape), reversed(scores), strict=False))
+    require(
+        all(a == 1 or a == b for a, b in places[1:]) and places[0][1] >= places[0][0],
+        "attn_mask has shape {}, which does not broadcast to the scores {}",
+        list(mask.shape),
+        list(scores),
+    )
+
+
+@shape_rule("Attention")
+def attention(
+    node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
+) -> Sequence[ValueType | None]:
+    """Return the types of Y, the present keys and values, and the scores."""
+    q = _heads(types[0], node.attrs.get("q_num_heads"))
+    k = _heads(types[1], node.attrs.get("kv_num_heads"))
+    v = _heads(types[2], node.attrs.get("kv_num_heads"))
+    if q is None or k is None or v is None:
+        return [None] * len(node.outputs)
+    dtypes = [t.dtype if isinstance(t, TensorType) else "float32" for t in types[:3]]
+    total = k[2]
+    past = types[4] if len(types) > 4 else None
+    if past is not None:
+        before = past.shape[2] if isinstance(past, TensorType) and past.shape else None
+        total = before + total if isinstance(before, int) and isinstance(total, int) else None
+    rank = types[0].rank if isinstance(types[0], TensorType) else None
+    shape = (q[0], q[1], q[2], v[3]) if rank == 4 else (q[0], q[2], _times(q[1], v[3]))
+    return [
+        TensorType(dtypes[0], shape),
+        TensorType(dtypes[1], (k[0], k[1], total, k[3])),
+        TensorType(dtypes[2], (v[0], v[1], total, v[3])),
+        TensorType(dtypes[0], (q[0], q[1], q[2], total)),
+    ][: len(node.outputs)]
+
+
+@reference("Attention")
+def all_results(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return Attention's results; the raw scores (mode 0) without the softcap."""
+    inputs = list(inputs)
+    if len(inputs) > 3 and inputs[3] is not None and node.attrs.get("is_causal", 0):
+        mask, queries = inputs[3], inputs[0].shape[-2]
+        inputs[3] = np.broadcast_to(mask, (*mask.shape[:-2], queries, mask.shape[-1]))
+    results = list(standard(node, inputs))
+    mode = int(node.attrs.get("qk_matmul_output_mode", 0))
+    if len(results) > 3 and mode == 0 and float(node.attrs.get("softcap", 0.0)):
+        without = variant(node, drop=("softcap",))
+        results[3] = standard(without, inputs)[3]
+    return results

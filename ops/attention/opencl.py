@@ -1,0 +1,93 @@
+"""Attention on OPENCL: one kernel with an online softmax, no scores in memory; all masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
+from subgraph.opencl.runtime import ClSource
+from subgraph.ops.matmul.opencl import number
+from subgraph.ops.shared.opencl_code import line, register, require, storage
+
+from .fused_cpu import Request, mask_steps
+
+cl_shared("Attention")
+cl_shared("FusedAttention", domain="subgraph.cpu")
+_KEYS = 16  # of a block
+_QUERIES = 64  # of a GPU's group
+_LARGEST = 256  # elements of a head that a work-item keeps
+
+
+@cl_primitive
+def emit_attention(low: Lowering, r: Request) -> None:
+    """Launch an attention; see the CPU's function of this name."""
+    assert isinstance(low, ClLowering)
+    dtype = r.q.operand.dtype
+    require(low, dtype)
+    batch, heads, queries, depth = r.q.sizes
+    _, shared, keys, values = r.v.sizes
+    if r.q.steps[3] != 1 or r.out.steps[3] != 1:
+        raise Unsupported("attention over queries whose elements are not contiguous")
+    if shared == 0 or heads % shared or r.k.sizes != (batch, shared, keys, depth):
+        raise Unsupported(f"attention of heads {r.q.sizes}, {r.k.sizes}, {r.v.sizes}")
+    if keys == 0 or not r.out.operand.size:
+        raise Unsupported("attention over nothing")
+    if max(depth, values) > _LARGEST:
+        raise Unsupported(f"attention over heads of {max(depth, values)} elements")
+    steps: tuple[int, ...] = (0, 0, 0, 0)
+    if r.mask is not None:
+        if r.mask.dtype != dtype:
+            raise Unsupported(f"a mask of {r.mask.dtype}; it must be of the queries' dtype")
+        steps = mask_steps(r.mask, (batch, heads, queries, keys))
+    gpu = low.traits.is_gpu
+    defines: dict[str, str | int] = {
+        "BLOCK": _KEYS,
+        "DEPTH": depth,
+        "MASKED": int(r.mask is not None),
+        "SHARED": int(gpu),
+        "SPARE": int(r.spare),
+        "T": register(dtype),
+        "VALUES": values,
+    }
+    words: list[Word | np.generic[Any]] = [queries, r.q.operand, r.k.operand, r.v.operand]
+    words += [r.out.operand, r.mask or r.q.operand, keys, heads, heads // shared]
+    for of in (r.q.steps, r.k.steps, r.v.steps, r.out.steps, steps):
+        words += of
+    words += [number(dtype, r.scale), int(r.causal), r.offset]
+    group = _QUERIES if gpu else 1
+    low.launch(
+        ClSource("attention/kernels", defines=tuple(sorted(defines.items()))),
+        "attention",
+        words,
+        (-(-queries // group) * group, batch * heads),
+        (group, 1),
+        flops=2 * batch * heads * queries * keys * (depth + values),
+        bytes=sum(h.operand.nbytes for h in (r.q, r.k, r.v, r.out)),
+    )
+
+
+@cl_kernel("subgraph.ops.attention.mask_kernels", "bias")
+def bias(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch what writes a mask with its frontiers, windows and paddings."""
+    variant: dict[str, Any] = dict(kernel.variant)
+    dtype, mask = variant["dtype"], variant["mask"]
+    require(low, dtype)
+    y, given, *numbers, counts, flags = words
+    assert isinstance(flags, Operand)
+    group = _QUERIES if low.traits.is_gpu else 1
+    defines: dict[str, str | int] = {
+        "COUNTED": int(isinstance(counts, Operand)),
+        "GROUP": group,
+        "M": storage(mask or "uint8"),
+        "MASK": ("", "bool", dtype).index(mask),
+        "T": register(dtype),
+    }
+    arguments = [flags.size, y, given or y, *numbers, counts or y, flags]
+    ranges = line(low, flags.size) if group == 1 else ((flags.size * group,), (group,))
+    source = ClSource("attention/kernels", defines=tuple(sorted(defines.items())))
+    low.launch(source, "bias", arguments, *ranges)

@@ -1,0 +1,51 @@
+"""RotaryEmbedding on the CPU device."""
+
+from __future__ import annotations
+
+from subgraph.engine.planner.lowering import Lowering, Unsupported, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.ops.shared.range_check_cpu import emit_range_check
+
+_WORK = 8192  # elements that are worth a thread
+
+
+@lowering("RotaryEmbedding", dtypes=("float32", "float64"))
+def rotary(node: Node, low: Lowering) -> None:
+    """Lower RotaryEmbedding of [batch, heads, tokens, size] or [batch, tokens, heads * size]."""
+    x, y = low.given(0), low.output()
+    cosines, sines, positions = low.given(1), low.given(2), low.optional(3)
+    if x.size == 0:
+        return
+    item = x.itemsize
+    if x.rank == 4:
+        batch, heads, tokens, size = x.shape
+        steps = (heads * tokens * size, tokens * size, size)
+    else:
+        batch, tokens, hidden = x.shape
+        heads = int(node.attrs.get("num_heads", 0))
+        if heads == 0:
+            raise Unsupported("RotaryEmbedding of rank 3 without num_heads")
+        size = hidden // heads
+        steps = (tokens * hidden, size, hidden)
+    turned = int(node.attrs.get("rotary_embedding_dim", 0)) or size
+    half, rows = cosines.shape[-1], cosines.size // cosines.shape[-1]
+    if 2 * half != turned or cosines.dtype != x.dtype or sines.shape != cosines.shape:
+        raise Unsupported(f"RotaryEmbedding of {turned} elements by {half} angles")
+    if rows < batch * tokens and positions is None:
+        raise Unsupported(f"RotaryEmbedding with angles for {rows} of {batch * tokens} tokens")
+    if positions is not None and positions.dtype != "int64":
+        raise Unsupported(f"RotaryEmbedding with positions of {positions.dtype}")
+    if positions is not None:
+        emit_range_check(low, positions, "position_ids", 0, rows - 1)
+    words: list[Word] = [x, y, cosines, sines, positions or 0, heads, tokens, size, half]
+    words += [*(step * item for step in steps), rows]
+    kernel = Kernel(
+        "subgraph.ops.attention.rotary_kernels",
+        "rotate",
+        dtype=x.dtype,
+        lanes=low.lanes(x.dtype),
+        interleaved=bool(node.attrs.get("interleaved", 0)),
+    )
+    grain = max(1, _WORK // (heads * size))
+    low.emit(kernel, words, batch * tokens, grain=grain, flops=6 * x.size, bytes=2 * x.nbytes)

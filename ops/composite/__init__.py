@@ -1,0 +1,1 @@
+"""Operators that the CPU device makes of others: Hardmax, MeanVarianceNormalization, Einsum."""

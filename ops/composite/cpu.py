@@ -1,0 +1,268 @@
+"""Operators that are made of others on the CPU device: Hardmax, MeanVarianceNormalization, Einsum.
+
+`delegate` lowers another operator between operands, into the steps of the node at hand; `viewed`
+gives an operand another shape for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.lowering import (
+    Lowering,
+    Operand,
+    Storage,
+    Unsupported,
+    Weight,
+    lowering,
+)
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node, Value
+from subgraph.graph.types import TensorType
+from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
+from subgraph.ops.elementwise.expressions import Expression, text
+from subgraph.ops.movement.copies_cpu import emit_copy
+from subgraph.ops.movement.cpu import element_bytes
+from subgraph.ops.reduce.cpu import emit_extreme, emit_reduction
+from subgraph.ops.shared.strides import contiguous, normal_axis
+
+Array = np.ndarray[Any, Any]
+_FLOATS = ("float32", "float64")
+
+
+def delegate(
+    low: Lowering,
+    op_type: str,
+    inputs: Sequence[Operand],
+    output: Operand,
+    **attributes: Any,
+) -> None:
+    """Lower ``op_type`` from inputs to an output, into the steps of ``low``.
+
+    Raises:
+        Unsupported: that operator does not go.
+    """
+    rule = low.registry.find(op_type)
+    if rule is None or (rule.dtypes is not None and inputs[0].dtype not in rule.dtypes):
+        raise Unsupported(f"{low.node.op_type} needs {op_type} of {inputs[0].dtype}")
+    values = [Value(o.name, TensorType(o.dtype, o.shape)) for o in inputs]
+    result = Value(output.name, TensorType(output.dtype, output.shape))
+    node = Node(op_type, values, outputs=[result], name=low.node.name, attrs=attributes)
+    inner = type(low)(
+        node,
+        inputs,
+        [output],
+        threads=low.threads,
+        options=low.options,
+        float_block=low.float_block,
+    )
+    rule.function(node, inner)
+    low.steps.extend(inner.steps)
+
+
+def _reshaped(array: Array, *, shape: tuple[int, ...]) -> Array:
+    return array.reshape(shape)
+
+
+def viewed(low: Lowering, operand: Operand, shape: Sequence[int]) -> Operand:
+    """Return the same content with another shape: the same memory, or a weight."""
+    same = Operand(operand.name, operand.dtype, tuple(shape))
+    same.storage, same.offset = operand.storage, operand.offset
+    if operand.constant:
+        recipe, make = f"as {same.shape}", partial(_reshaped, shape=same.shape)
+        same.derived = low.weight(recipe, make, operand)
+        plain = Weight("plain", as_it_is, (same.derived,))
+        same.storage, same.offset = Storage("weight", operand.nbytes, weight=plain), 0
+    return same
+
+
+@lowering("Hardmax", dtypes=_FLOATS)
+def hardmax(node: Node, low: Lowering) -> None:
+    """Lower Hardmax: 1 at the first largest element along the axis, 0 elsewhere."""
+    x, y = low.given(0), low.output()
+    if x.size == 0:
+        return
+    old = 0 < node.version < 13
+    axis = normal_axis(int(node.attrs.get("axis", 1 if old else -1)), x.rank)
+    size = math.prod(x.shape[axis:]) if old else (x.shape[axis] if x.rank else 1)
+    inner = 1 if old else math.prod(x.shape[axis + 1 :])
+    outer = x.size // (size * inner)
+    places = temporary(low, "int64", (outer, inner))
+    emit_extreme(low, x, places, size, inner, largest=True, last=False)
+    ends = low.weight("hardmax", np.array, np.array([0, 1], x.dtype))
+    kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=x.itemsize)
+    low.emit(kernel, [places, ends, y, size, inner], outer, bytes=y.nbytes)
+
+
+@lowering("MeanVarianceNormalization", dtypes=_FLOATS)
+def mean_variance(node: Node, low: Lowering) -> None:
+    """Lower MeanVarianceNormalization: (x - mean) / (deviation + 1e-9)."""
+    x, y = low.given(0), low.output()
+    if x.size == 0:
+        return
+    axes = [normal_axis(int(a), x.rank) for a in node.attrs.get("axes", (0, 2, 3))]
+    shape = [1 if d in axes else n for d, n in enumerate(x.shape)]
+    mean, squares = temporary(low, x.dtype, shape), temporary(low, x.dtype, shape)
+    centred = temporary(low, x.dtype, x.shape)
+    emit_reduction(low, "mean", x, mean, axes)
+    e = Expression()
+    value, middle = e.input(x.dtype), e.input(x.dtype)
+    emit_expression(low, e, [source(x), source(mean)], [(e("sub", value, middle), centred)])
+    emit_reduction(low, "sumsq", centred, squares, axes)
+    e = Expression()
+    value, total = e.input(x.dtype), e.input(x.dtype)
+    count = e.number(float(math.prod(x.shape[a] for a in axes)), x.dtype)
+    deviation = e("add", e("sqrt", e("div", total, count)), 1e-9)
+    result = e("div", value, deviation)
+    emit_expression(low, e, [source(centred), source(squares)], [(result, y)])
+
+
+@lowering("BitCast")
+def bit_cast(node: Node, low: Lowering) -> None:
+    """Give the same bytes under another dtype."""
+    x, y = low.given(0), low.output()
+    if element_bytes(x) != element_bytes(y):
+        raise Unsupported(f"BitCast of {x.dtype} to {y.dtype}")
+    low.alias(y, x)
+
+
+# ---------------------------------------------------------------- Einsum
+
+
+@lowering("Einsum", dtypes=_FLOATS)
+def einsum(node: Node, low: Lowering) -> None:
+    """Lower Einsum: operands one after the other, each pair one batched matrix product."""
+    operands = [low.given(k) for k in range(len(low.inputs))]
+    y = low.output()
+    terms, result = _equation(text(node.attrs["equation"]), [o.rank for o in operands])
+    if y.size == 0:
+        return
+    if any(o.size == 0 for o in operands):
+        raise Unsupported("Einsum of empty tensors")
+    sizes: dict[str, int] = {}
+    for term, operand in zip(terms, operands, strict=True):
+        for name, size in zip(term, operand.shape, strict=True):
+            if sizes.setdefault(name, size) != size:
+                raise Unsupported("Einsum that broadcasts a named axis")
+    held, names = operands[0], terms[0]
+    for k, (operand, term) in enumerate(zip(operands[1:], terms[1:], strict=True), 1):
+        later = {name for rest in terms[k + 1 :] for name in rest} | set(result)
+        held, names = _contract(low, (held, names), (operand, term), later, sizes)
+    held, names = _reduced(low, held, names, set(result), sizes)
+    steps = dict(zip(names, contiguous(held.shape), strict=True))
+    item = element_bytes(y)
+    emit_copy(
+        low, held, y, y.shape, [steps[name] for name in result], contiguous(y.shape), item=item
+    )
+
+
+def _equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """Return one letter for each axis of each operand and of the result; no ellipsis is left."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    parts = left.split(",")
+    if len(parts) != len(ranks):
+        raise Unsupported(f"Einsum {equation!r} of {len(ranks)} operands")
+    spare = [chr(code) for code in range(0x3B1, 0x3B1 + 16)]
+    terms: list[str] = []
+    for part, rank in zip(parts, ranks, strict=True):
+        count = rank - len(part.replace("...", ""))
+        if count < 0 or ("..." not in part and count):
+            raise Unsupported(f"Einsum {equation!r} does not fit ranks {list(ranks)}")
+        terms.append(part.replace("...", "".join(spare[len(spare) - count :])))
+    longest = max((t for t in terms), key=lambda t: sum(c in spare for c in t), default="")
+    dots = "".join(c for c in longest if c in spare)
+    if arrow:
+        return terms, right.replace("...", dots)
+    letters = sorted({c for term in terms for c in term if c not in spare})
+    once = [c for c in letters if sum(term.count(c) for term in terms) == 1]
+    return terms, dots + "".join(once)
+
+
+def _reduced(
+    low: Lowering, x: Operand, names: str, needed: set[str], sizes: dict[str, int]
+) -> tuple[Operand, str]:
+    """Take diagonals of repeated axes and sum over axes that nobody needs."""
+    if len(set(names)) < len(names):
+        steps: dict[str, int] = {}
+        for name, step in zip(names, contiguous(x.shape), strict=True):
+            steps[name] = steps.get(name, 0) + step
+        names = "".join(steps)
+        shape = [sizes[name] for name in names]
+        diagonal = temporary(low, x.dtype, shape)
+        emit_copy(
+            low,
+            x,
+            diagonal,
+            shape,
+            list(steps.values()),
+            contiguous(shape),
+            item=x.itemsize,
+        )
+        x = diagonal
+    gone = [d for d, name in enumerate(names) if name not in needed]
+    if not gone:
+        return x, names
+    kept = [d for d in range(len(names)) if d not in gone]
+    total = temporary(low, x.dtype, [x.shape[d] for d in kept])
+    emit_reduction(low, "sum", x, total, gone)
+    return total, "".join(names[d] for d in kept)
+
+
+def _ordered(low: Lowering, x: Operand, names: str, order: str) -> Operand:
+    """Return the operand with its axes in an order."""
+    if names == order:
+        return x
+    steps = dict(zip(names, contiguous(x.shape), strict=True))
+    sizes = dict(zip(names, x.shape, strict=True))
+    shape = [sizes[name] for name in order]
+    turned = temporary(low, x.dtype, shape)
+    strides = [steps[name] for name in order]
+    emit_copy(low, x, turned, shape, strides, contiguous(shape), item=x.itemsize)
+    return turned
+
+
+def _view(x: Operand, shape: Sequence[int]) -> Operand:
+    """Return the same memory with another shape."""
+    same = Operand(x.name, x.dtype, tuple(shape), known=x.known, parameter=None)
+    same.storage, same.offset = x.storage, x.offset
+    return same
+
+
+def _contract(
+    low: Lowering,
+    first: tuple[Operand, str],
+    second: tuple[Operand, str],
+    later: set[str],
+    sizes: dict[str, int],
+) -> tuple[Operand, str]:
+    """Multiply two operands and sum over the axes that nothing later needs."""
+    a, names_a = _reduced(low, *first, later | set(second[1]), sizes)
+    b, names_b = _reduced(low, *second, later | set(names_a), sizes)
+    shared = [c for c in names_a if c in names_b]
+    batch = "".join(c for c in shared if c in later)
+    summed = "".join(c for c in shared if c not in later)
+    rows = "".join(c for c in names_a if c not in names_b)
+    columns = "".join(c for c in names_b if c not in names_a)
+    count, m, n, k = (math.prod(sizes[c] for c in part) for part in (batch, rows, columns, summed))
+    # A view of an operand without memory of its own yet would not follow it: copy such ones.
+    left = _view(_owned(low, _ordered(low, a, names_a, batch + rows + summed)), (count, m, k))
+    right = _view(_owned(low, _ordered(low, b, names_b, batch + summed + columns)), (count, k, n))
+    product = temporary(low, a.dtype, (count, m, n))
+    delegate(low, "MatMul", [left, right], product)
+    names = batch + rows + columns
+    return _view(product, [sizes[c] for c in names]), names
+
+
+def _owned(low: Lowering, x: Operand) -> Operand:
+    if x.storage is not None and x.parameter is None and x.derived is None:
+        return x
+    copy = temporary(low, x.dtype, x.shape)
+    steps = contiguous(x.shape)
+    emit_copy(low, x, copy, x.shape, steps, steps, item=x.itemsize)
+    return copy

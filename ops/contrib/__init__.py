@@ -1,0 +1,1 @@
+"""ONNX Runtime's own operators, by the standard's."""

@@ -1,0 +1,92 @@
+"""Operators that ONNX Runtime had before the standard, or besides it, without fusion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from subgraph.graph.graph import Value
+from subgraph.operators.functions import Call, function
+
+Results = Sequence[Value | None]
+
+
+@function("Trilu", "X, k? -> Y", upper=1)
+def trilu(call: Call) -> Results:
+    """Keep one triangle of each matrix."""
+    return [call.Trilu(*call.inputs, upper=call.attribute("upper"))]
+
+
+@function("Unique", "x -> y, idx, counts")
+def unique(call: Call) -> Results:
+    """Return each element once, where each place's is, and how often it is there."""
+    found = call.Unique(call.inputs[0], sorted=0, outputs=4)
+    return [found[0], found[2], found[3]]
+
+
+@function("GatherND", "data, indices -> output")
+def gather_nd(call: Call) -> Results:
+    """Gather as the standard does."""
+    data, indices = call.inputs
+    assert indices is not None, "the form says so"
+    return [call.GatherND(data, call.cast(indices, "int64"))]
+
+
+@function("Range", "start, limit, delta? -> Y")
+def range_of(call: Call) -> Results:
+    """Count, by one unless a step is given."""
+    start, limit, delta = call.inputs
+    assert start is not None, "the form says so"
+
+    def scalar(value: Value | None) -> Any:
+        if value is None:
+            return call.constant(1, call.dtype(start))
+        return call.Reshape(value, call.constant([], "int64"))
+
+    return [call.Range(scalar(start), scalar(limit), scalar(delta))]
+
+
+@function("Pad", "data, pads, value? -> output", mode="constant")
+def pad(call: Call) -> Results:
+    """Pad as the standard does; pads may be a matrix of one row, the value of one element."""
+    data, pads, value = call.inputs
+    flat = call.Reshape(pads, call.constant([-1], "int64"))
+    if value is not None:
+        value = call.Reshape(value, call.constant([], "int64"))
+    return [call.Pad(data, flat, value, mode=call.attribute("mode"))]
+
+
+@function("ExpandDims", "X, axis -> Y")
+def expand_dims(call: Call) -> Results:
+    """Add a dimension of one."""
+    x, axis = call.inputs
+    flat = call.Reshape(call.Cast(axis, to=7), call.constant([-1], "int64"))
+    return [call.Unsqueeze(x, flat)]
+
+
+@function("CDist", "A, B -> C", metric="sqeuclidean")
+def cdist(call: Call) -> Results:
+    """Return the distance of each row of A to each of B, of its elements' differences."""
+    a, b = call.inputs
+    metric = call.attribute("metric")
+    if metric not in ("euclidean", "sqeuclidean"):
+        raise call.refuse(f"metric={metric!r}")
+    left, right = (
+        call.Unsqueeze(x, call.constant([axis], "int64")) for x, axis in ((a, 1), (b, 0))
+    )
+    apart = call.Sub(left, right)
+    squares = call.ReduceSum(call.Mul(apart, apart), call.constant([2], "int64"), keepdims=0)
+    return [squares if metric == "sqeuclidean" else call.Sqrt(squares)]
+
+
+_MODES = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
+
+
+@function("GridSample", "X, Grid -> Y", align_corners=0, mode="bilinear", padding_mode="zeros")
+def grid_sample(call: Call) -> Results:
+    """Sample as the standard does, which names the modes otherwise."""
+    mode = call.attribute("mode")
+    if mode not in _MODES:
+        raise call.refuse(f"mode={mode!r}")
+    given = call.attributes("align_corners", "padding_mode")
+    return [call.GridSample(*call.inputs, mode=_MODES[mode], **given)]

@@ -1,0 +1,341 @@
+"""ONNX Runtime's operators on quantised tensors, as its quantiser writes them ("QOperator").
+
+Each is its float operator between DequantizeLinear and QuantizeLinear, which is how ONNX Runtime's
+documentation defines it. Devices with integer kernels take it from there
+(``passes/fuse/quantized.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from subgraph.graph.graph import Value
+from subgraph.operators.functions import Call, function
+from subgraph.operators.requirements import require, require_dtype, require_rank, require_shape
+from subgraph.ops.recurrent.bytes import DOMAIN
+
+Results = Sequence[Value | None]
+Given = Sequence[Value | None]
+
+
+def dequantize(call: Call, quantised: Given) -> Any:
+    """Return what the bytes, their scale and their zero point, which may be None, stand for."""
+    return call.DequantizeLinear(*quantised, requires="one_scale")
+
+
+def quantize(call: Call, x: Any, scale: Any, zero: Any, dtype: str) -> Any:
+    """Return ``x`` as bytes of ``dtype``."""
+    if zero is None and dtype != "uint8":
+        zero = call.constant(0, dtype)
+    return call.QuantizeLinear(x, scale, zero, requires="one_scale")
+
+
+def _between(call: Call, operator: Callable[[Any], Any]) -> Results:
+    """Return ``operator`` of the node's X, x_scale, x_zero_point, as its y_scale, y_zero_point."""
+    x, _, _, scale, zero = call.inputs
+    assert x is not None, "the form says so"
+    return [quantize(call, operator(dequantize(call, call.inputs[:3])), scale, zero, call.dtype(x))]
+
+
+def channels_first(call: Call, x: Any, operator: Callable[[Any], Any]) -> Any:
+    """Return ``operator`` of ``x``, both with the channels last if the node says so."""
+    if not call.attribute("channels_last"):
+        return operator(x)
+    rank = call.rank(x)
+    turned = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
+    return call.Transpose(operator(turned), perm=(0, *range(2, rank), 1))
+
+
+def _of_two(call: Call, op_type: str) -> Results:
+    a = call.inputs[0]
+    assert a is not None, "the form says so"
+    operands = dequantize(call, call.inputs[:3]), dequantize(call, call.inputs[3:6])
+    result = getattr(call, op_type)(*operands)
+    scale, zero = call.inputs[6:8]
+    return [quantize(call, result, scale, zero, call.dtype(a))]
+
+
+_TWO = "A, A_scale, A_zero_point?, B, B_scale, B_zero_point?, C_scale, C_zero_point? -> C"
+
+
+@function("QLinearAdd", _TWO)
+def qlinear_add(call: Call) -> Results:
+    """Add."""
+    return _of_two(call, "Add")
+
+
+@function("QLinearMul", _TWO)
+def qlinear_mul(call: Call) -> Results:
+    """Multiply."""
+    return _of_two(call, "Mul")
+
+
+@function("QLinearSigmoid", "X, X_scale, X_zero_point?, Y_scale, Y_zero_point? -> Y")
+def qlinear_sigmoid(call: Call) -> Results:
+    """Sigmoid."""
+    return _between(call, call.Sigmoid)
+
+
+@function("QLinearLeakyRelu", "X, X_scale, X_zero_point?, Y_scale, Y_zero_point? -> Y", alpha=0.01)
+def qlinear_leaky_relu(call: Call) -> Results:
+    """Scale what is below zero."""
+    return _between(call, lambda x: call.LeakyRelu(x, alpha=call.attribute("alpha")))
+
+
+@function(
+    "QLinearSoftmax", "X, X_scale, x_zero_point?, y_scale, y_zero_point -> Y", axis=-1, opset="int!"
+)
+def qlinear_softmax(call: Call) -> Results:
+    """Softmax over an axis or, of an operator set before 13, over all from it on."""
+    axis = call.attribute("axis")
+
+    def softmax(x: Value) -> Any:
+        if call.attribute("opset") >= 13 or axis in (-1, call.rank(x) - 1):
+            return call.Softmax(x, axis=axis)
+        rows = call.Softmax(call.Flatten(x, axis=axis), axis=1)
+        return call.Reshape(rows, call.Shape(x))
+
+    return _between(call, softmax)
+
+
+@function(
+    "QLinearAveragePool",
+    "X, x_scale, x_zero_point?, y_scale, y_zero_point? -> Y",
+    auto_pad="NOTSET",
+    ceil_mode=0,
+    channels_last=0,
+    count_include_pad=0,
+    kernel_shape="ints!",
+    pads="ints",
+    strides="ints",
+)
+def qlinear_average_pool(call: Call) -> Results:
+    """Average over windows."""
+    names = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
+    given = call.attributes(*names)
+    if given["auto_pad"] != "NOTSET":
+        given["pads"] = None
+    return _between(call, lambda x: channels_first(call, x, lambda v: call.AveragePool(v, **given)))
+
+
+@function(
+    "QLinearGlobalAveragePool",
+    "X, x_scale, x_zero_point, y_scale, y_zero_point -> Y",
+    channels_last=0,
+)
+def qlinear_global_average_pool(call: Call) -> Results:
+    """Average over each channel."""
+    return _between(call, lambda x: channels_first(call, x, call.GlobalAveragePool))
+
+
+@function(
+    "QLinearReduceMean",
+    "data, data_scale, data_zero_point?, reduced_scale, reduced_zero_point? -> reduced",
+    axes="ints!",
+    keepdims="int!",
+)
+def qlinear_reduce_mean(call: Call) -> Results:
+    """Average over axes."""
+    axes, keep = list(call.attribute("axes")), call.attribute("keepdims")
+    return _between(call, lambda x: call.ReduceMean(x, call.constant(axes, "int64"), keepdims=keep))
+
+
+@function("QLinearConcat", "Y_scale, Y_zero_point, inputs* -> Y", axis="int!")
+def qlinear_concat(call: Call) -> Results:
+    """Bring each of the inputs to the result's scale, and join them."""
+    scale, zero, *rest = call.inputs
+    assert zero is not None, "the form says so"
+    whole = len(rest) % 3 == 0 and None not in (*rest[::3], *rest[1::3])
+    require(whole, "each input comes with its scale and zero point")
+    parts = [dequantize(call, rest[at : at + 3]) for at in range(0, len(rest), 3)]
+    joined = call.Concat(*parts, axis=call.attribute("axis"))
+    return [quantize(call, joined, scale, zero, call.dtype(zero))]
+
+
+@function(
+    "QLinearWhere",
+    "condition, X, x_scale, x_zero_point, Y, y_scale, y_zero_point, z_scale, z_zero_point -> Z",
+)
+def qlinear_where(call: Call) -> Results:
+    """Pick from two."""
+    x = call.inputs[1]
+    assert x is not None, "the form says so"
+    operands = dequantize(call, call.inputs[1:4]), dequantize(call, call.inputs[4:7])
+    picked = call.Where(call.inputs[0], *operands)
+    scale, zero = call.inputs[7:9]
+    return [quantize(call, picked, scale, zero, call.dtype(x))]
+
+
+@function(
+    "QGemm",
+    "A, a_scale, a_zero_point, B, b_scale, b_zero_point, C?, y_scale?, y_zero_point? -> Y",
+    alpha=1.0,
+    transA=0,
+    transB=0,
+)
+def qgemm(call: Call) -> Results:
+    """Multiply matrices; C has the scale of the products, and without y_scale the result is float.
+
+    B may have a scale for each column of the product.
+    """
+    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = call.inputs
+    assert b_scale is not None, "the form says so"
+    turn_b, alpha = call.attribute("transB"), call.attribute("alpha")
+    if alpha != 1.0:
+        a_scale = call.Mul(a_scale, alpha)
+    left = call.DequantizeLinear(a, a_scale, a_zero, requires="one_scale")
+    right = call.DequantizeLinear(b, b_scale, b_zero, axis=0 if turn_b else 1)
+    bias = None
+    if c is not None:
+        scale = call.Mul(a_scale, b_scale)
+        if call.rank(c) == 1 and (call.shape(c) != (1,) or call.shape(b_scale) in ((), (1,))):
+            bias = call.DequantizeLinear(c, scale, axis=0)
+        else:
+            bias = call.Mul(call.cast(c, "float32"), scale)
+    result = call.Gemm(left, right, bias, transA=call.attribute("transA"), transB=turn_b)
+    if y_scale is None:
+        return [result]
+    dtype = "uint8" if y_zero is None else call.dtype(y_zero)
+    return [quantize(call, result, y_scale, y_zero, dtype)]
+
+
+@function(
+    "QLinearConv",
+    "x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B? -> y",
+    auto_pad="NOTSET",
+    channels_last=0,
+    dilations="ints",
+    group=1,
+    kernel_shape="ints",
+    pads="ints",
+    strides="ints",
+)
+def qlinear_conv(call: Call) -> Results:
+    """Convolve, the channels first or last."""
+    names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    given = call.attributes(*names)
+    rest = call.inputs[1:]
+    return [channels_first(call, call.inputs[0], lambda x: call.QLinearConv(x, *rest, **given))]
+
+
+@function("QuantizeLinear", "x, y_scale, y_zero_point? -> y", axis="int")
+def quantize_linear(call: Call) -> Results:
+    """Quantise, as the standard does."""
+    return [call.QuantizeLinear(*call.inputs, axis=call.attribute("axis"))]
+
+
+@function("DequantizeLinear", "x, x_scale, x_zero_point? -> y", axis="int")
+def dequantize_linear(call: Call) -> Results:
+    """Dequantise, as the standard does."""
+    return [call.DequantizeLinear(*call.inputs, axis=call.attribute("axis"))]
+
+
+def _scaled(
+    call: Call, sums: Any, a_scale: Any, b_scale: Any, bias: Value | None, dtype: str
+) -> Any:
+    """Return sums of products of bytes as floats, as ``quantize_dynamic`` writes it."""
+    scale = call.Mul(a_scale, b_scale)
+    floats = call.Mul(call.cast(sums, dtype), scale, requires="into_first")
+    return floats if bias is None else call.Add(floats, bias, requires="one_row")
+
+
+@function(
+    "MatMulIntegerToFloat", "A, B, a_scale, b_scale, a_zero_point?, b_zero_point?, bias? -> Y"
+)
+def matmul_integer_to_float(call: Call) -> Results:
+    """Multiply bytes, and scale."""
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = call.inputs
+    assert a_scale is not None, "the form says so"
+    sums = call.MatMulInteger(a, b, a_zero, b_zero)
+    return [_scaled(call, sums, a_scale, b_scale, bias, call.dtype(a_scale))]
+
+
+@function("DynamicQuantizeMatMul", "A, B, b_scale, b_zero_point?, bias? -> Y")
+def dynamic_quantize_matmul(call: Call) -> Results:
+    """Multiply A, quantised as a whole by its own range, by bytes."""
+    a, b, b_scale, b_zero, bias = call.inputs
+    bytes_, a_scale, a_zero = call.DynamicQuantizeLinear(a, outputs=3)
+    sums = call.MatMulInteger(bytes_, b, a_zero, b_zero)
+    return [_scaled(call, sums, a_scale, b_scale, bias, "float32")]
+
+
+def _require_cells(call: Call, directions: int, gates: int) -> None:
+    """Require weights, scales and biases of the sizes of W, and the hidden size that is stated."""
+    w, r, bias = (call.tensor(name) for name in ("W", "R", "B"))
+    assert w is not None, "the form says so"
+    assert r is not None, "the form says so"
+    require_rank("W", w, 3)
+    require_rank("R", r, 3)
+    require_dtype("R", r, w.dtype)
+    hidden = r.shape[1]
+    require_shape("R", r, (directions, hidden, 4 * hidden), "of directions and hidden sizes")
+    require(gates == 4 * hidden, "W has {} columns for states of {}", gates, hidden)
+    stated = call.attribute("hidden_size")
+    require(stated in (None, hidden), "hidden_size is {}, R has {}", stated, hidden)
+    require_shape("B", bias, (directions, 2 * gates), "those of inputs and states")
+    for name in ("W_scale", "W_zero_point", "R_scale", "R_zero_point"):
+        given = call.tensor(name)
+        assert given is not None, "the form says so"
+        require_rank(name, given, 1, 2)
+        shape = (directions, gates)[: given.rank]
+        require_shape(name, given, shape, "one for each direction, or for each of its columns")
+
+
+@function(
+    "DynamicQuantizeLSTM",
+    "X, W, R, B?, sequence_lens?, initial_h?, initial_c?, P?, W_scale, W_zero_point, R_scale, "
+    "R_zero_point -> Y?, Y_h?, Y_c?",
+    activation_alpha="floats",
+    activation_beta="floats",
+    activations="strings",
+    clip="float",
+    direction="forward",
+    hidden_size="int",
+    input_forget=0,
+)
+def dynamic_quantize_lstm(call: Call) -> Results:
+    """LSTM that multiplies bytes: inputs quantised as a whole, states in each step.
+
+    W is [directions, inputs, 4 * hidden], its scale and zero point are those of a direction, or of
+    each of the 4 * hidden. What ONNX Runtime computes on one thread.
+    """
+    x, w, r, biases, *rest = call.inputs[:8]
+    w_scale, w_zero, *of_r = call.inputs[8:]
+    assert w is not None, "the form says so"
+    directions, inputs, gates = (call.size(w, axis) for axis in range(3))
+    _require_cells(call, directions, gates)
+    columns = directions * gates
+
+    def flat(value: Any) -> Any:
+        """Return a number for each column of all directions."""
+        if call.rank(value) == 1:
+            value = call.Unsqueeze(value, call.constant([1], "int64"))
+        whole = call.Expand(value, call.constant([directions, gates], "int64"))
+        return call.Reshape(whole, call.constant([columns], "int64"))
+
+    turned = call.Reshape(
+        call.Transpose(w, perm=(1, 0, 2)), call.constant([inputs, columns], "int64")
+    )
+    lengths = rest[0]
+    if lengths is not None:
+        # What lies behind a sequence is not to count for the range.
+        steps = call.Squeeze(call.Shape(x, start=0, end=1), call.constant([0], "int64"))
+        step = call.Range(call.constant(0, "int64"), steps, call.constant(1, "int64"))
+        step = call.Unsqueeze(step, call.constant([1], "int64"))
+        inside = call.Less(step, call.cast(lengths, "int64"))
+        x = call.Where(
+            call.Unsqueeze(inside, call.constant([2], "int64")), x, call.constant(0, "float32")
+        )
+    bytes_, scale, zero = call.DynamicQuantizeLinear(x, outputs=3)
+    sums = call.MatMulInteger(bytes_, turned, zero, flat(w_zero))
+    bias = None
+    if biases is not None:
+        both = call.Reshape(biases, call.constant([directions, 2, gates], "int64"))
+        both = call.ReduceSum(both, call.constant([1], "int64"), keepdims=0)
+        bias = call.Reshape(both, call.constant([columns], "int64"))
+    products = _scaled(call, sums, scale, flat(w_scale), bias, "float32")
+    names = ("activation_alpha", "activation_beta", "activations", "clip", "direction")
+    given = call.attributes(*names, "input_forget")
+    states = call.QuantizedLSTM(products, r, *of_r, *rest, outputs=3, domain=DOMAIN, **given)
+    return list(states)

@@ -1,0 +1,296 @@
+"""ONNX Runtime's fused operators of transformers besides attention: activations, norms, embeddings.
+
+Its optimiser writes them into BERT-like models, decoders and diffusion models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from subgraph.graph.graph import Value
+from subgraph.operators.functions import Call, function
+
+Results = Sequence[Value | None]
+
+
+def added(call: Call, *terms: Value | None, requires: str = "") -> Any:
+    """Return the sum of those that are given, from left to right.
+
+    Args:
+        call: The node.
+        terms: What is added, None for what is not.
+        requires: What each sum requires of both sides (`contrib_operands`).
+    """
+    total: Any = None
+    for term in terms:
+        if term is not None:
+            total = term if total is None else call.Add(total, term, requires=requires)
+    return total
+
+
+# Activations
+
+
+@function("Gelu", "X -> Y")
+def gelu(call: Call) -> Results:
+    """GELU by the error function."""
+    return [call.Gelu(call.inputs[0])]
+
+
+@function("BiasGelu", "A, B -> C")
+def bias_gelu(call: Call) -> Results:
+    """GELU of a sum."""
+    return [call.Gelu(call.Add(*call.inputs, requires="one_row"))]
+
+
+@function("FastGelu", "X, bias? -> Y")
+def fast_gelu(call: Call) -> Results:
+    """GELU by a hyperbolic tangent."""
+    return [call.Gelu(added(call, *call.inputs, requires="one_row"), approximate="tanh")]
+
+
+@function("GemmFastGelu", "X, W, bias? -> Y")
+def gemm_fast_gelu(call: Call) -> Results:
+    """GELU by a hyperbolic tangent of a product."""
+    x, w, bias = call.inputs
+    total = added(call, call.MatMul(x, w), bias, requires="one_row")
+    return [call.Gelu(total, approximate="tanh")]
+
+
+@function("QuickGelu", "X -> Y", alpha=1.702)
+def quick_gelu(call: Call) -> Results:
+    """Multiply by the sigmoid of a multiple."""
+    return [call.Swish(call.inputs[0], alpha=call.attribute("alpha"))]
+
+
+@function("BiasSplitGelu", "X, bias -> Y")
+def bias_split_gelu(call: Call) -> Results:
+    """Multiply the left half of a sum by the GELU of the right one."""
+    total = call.Add(*call.inputs, requires="one_row")
+    left, right = call.Split(total, axis=-1, num_outputs=2, outputs=2)
+    return [call.Mul(left, call.Gelu(right))]
+
+
+@function("BiasAdd", "X, bias, skip -> Y")
+def bias_add(call: Call) -> Results:
+    """Add three."""
+    x, bias, skip = call.inputs
+    return [call.Add(call.Add(x, bias, requires="one_row"), skip, requires="same_shape")]
+
+
+@function("BiasSoftmax", "data, bias -> output", axis=1, is_inner_broadcast="int!")
+def bias_softmax(call: Call) -> Results:
+    """Softmax of a sum, over an axis and all behind it."""
+    total, axis = call.Add(*call.inputs, requires="into_first"), call.attribute("axis")
+    if axis in (-1, call.rank(total) - 1):
+        return [call.Softmax(total, axis=-1)]
+    rows = call.Softmax(call.Flatten(total, axis=axis), axis=-1)
+    return [call.Reshape(rows, call.Shape(total))]
+
+
+@function(
+    "BiasDropout", "data, bias, residual?, ratio?, training_mode? -> output, mask?", seed="int"
+)
+def bias_dropout(call: Call) -> Results:
+    """Dropout of a sum, and a residual."""
+    data, bias, residual, ratio, training = call.inputs
+    seed = call.attribute("seed")
+    total = call.Add(data, bias, requires="one_row")
+    kept, mask = call.Dropout(total, ratio, training, outputs=2, seed=seed)
+    return [added(call, kept, residual, requires="same_shape"), mask]
+
+
+# Normalization
+
+
+def _rms(call: Call, x: Any, scale: Value | None, axis: int) -> list[Value | None]:
+    """Return the RMS normalization, and the factor of each row if it is asked for."""
+    epsilon = call.attribute("epsilon")
+    normal = call.RMSNormalization(x, scale, axis=axis, epsilon=epsilon)
+    if not call.wants("inv_std_var"):
+        return [normal, None]
+    axes = list(range(axis, 0)) if axis < 0 else list(range(axis, call.rank(x)))
+    wide = call.cast(x, "float32")
+    squares = call.ReduceMean(call.Mul(wide, wide), call.constant(axes, "int64"))
+    return [normal, call.Reciprocal(call.Sqrt(call.Add(squares, epsilon)))]
+
+
+@function(
+    "SimplifiedLayerNormalization",
+    "X, scale -> Y, inv_std_var?",
+    domain="",
+    axis=-1,
+    epsilon=1e-5,
+    stash_type=1,
+)
+def simplified_layer_normalization(call: Call) -> Results:
+    """RMS normalization; the result has the dtype of the scale."""
+    x, scale = call.inputs
+    assert x is not None, "the form says so"
+    assert scale is not None, "the form says so"
+    return _rms(call, call.cast(x, call.dtype(scale)), scale, call.attribute("axis"))
+
+
+@function(
+    "SkipSimplifiedLayerNormalization",
+    "input, skip, gamma, bias? -> output, mean?, inv_std_var?, input_skip_bias_sum?",
+    epsilon=1e-12,
+)
+def skip_simplified_layer_normalization(call: Call) -> Results:
+    """RMS normalization of a sum, and the sum."""
+    x, skip, gamma, bias = call.inputs
+    total = added(call, x, skip, bias)
+    normal, factor = _rms(call, total, gamma, -1)
+    return [normal, None, factor, total]
+
+
+@function(
+    "SkipLayerNormalization",
+    "input, skip, gamma, beta?, bias? -> output, mean?, inv_std_var?, input_skip_bias_sum?",
+    epsilon=1e-12,
+)
+def skip_layer_normalization(call: Call) -> Results:
+    """Layer normalization of a sum, and the sum."""
+    x, skip, gamma, beta, bias = call.inputs
+    total = added(call, x, skip, bias)
+    given = {"axis": -1, "epsilon": call.attribute("epsilon")}
+    if call.wants("mean") or call.wants("inv_std_var"):
+        return [*call.LayerNormalization(total, gamma, beta, outputs=3, **given), total]
+    return [call.LayerNormalization(total, gamma, beta, **given), None, None, total]
+
+
+def _group_norm(call: Call, x: Any) -> Any:
+    """Return the normalization of groups of channels as the node's attributes say."""
+    gamma, beta = call.inputs[1:3]
+    assert gamma is not None, "the form says so"
+    assert beta is not None, "the form says so"
+    last, rank, dtype = call.attribute("channels_last"), call.rank(x), call.dtype(x)
+    if last:
+        x = call.Transpose(x, perm=(0, rank - 1, *range(1, rank - 1)))
+    made = call.GroupNormalization(
+        x,
+        call.cast(gamma, dtype),
+        call.cast(beta, dtype),
+        epsilon=call.attribute("epsilon"),
+        num_groups=call.attribute("groups"),
+    )
+    if call.attribute("activation"):
+        made = call.Swish(made)
+    return call.Transpose(made, perm=(0, *range(2, rank), 1)) if last else made
+
+
+_GROUPS: dict[str, Any] = {"activation": "int!", "channels_last": 1, "epsilon": 1e-5}
+
+
+@function("GroupNorm", "X, gamma, beta -> Y", groups="int!", **_GROUPS)
+def group_norm(call: Call) -> Results:
+    """Normalize groups of channels."""
+    return [_group_norm(call, call.inputs[0])]
+
+
+@function("SkipGroupNorm", "X, gamma, beta, skip, bias? -> Y, S?", groups="int!", **_GROUPS)
+def skip_group_norm(call: Call) -> Results:
+    """Normalize groups of channels of a sum; the skip may be [N, C] or [N, 1, 1, C]."""
+    x, _, _, skip, bias = call.inputs
+    assert skip is not None, "the form says so"
+    if call.rank(skip) == 2:
+        skip = call.Unsqueeze(skip, call.constant([1, 2], "int64"))
+    total = added(call, x, skip, bias, requires="into_first")
+    return [_group_norm(call, total), total]
+
+
+# Embeddings
+
+
+def _embedded(call: Call, tables: Sequence[Any], norm: Sequence[Any]) -> Results:
+    """Return the normalized sum of what three tables hold, the counts of the mask, and the sum.
+
+    ``tables`` are of words, positions and segments (or None).
+    """
+    ids, segments = call.inputs[:2]
+    assert ids is not None, "the form says so"
+    words, places, parts = tables
+    mask, position_ids = call.given("mask"), call.given("position_ids")
+    total = call.Gather(words, ids)
+    if position_ids is not None:
+        place = call.Gather(places, position_ids)
+    else:
+        first, last = call.constant([0], "int64"), call.Shape(ids, start=1, end=2)
+        place = call.Slice(places, first, last, first)
+    total = call.Add(total, place, requires="same_rows")
+    if parts is not None and segments is not None:
+        total = call.Add(total, call.Gather(parts, segments), requires="same_shape")
+    normal = call.LayerNormalization(total, *norm, axis=-1, epsilon=call.attribute("epsilon"))
+    if not (call.wants("mask_index") or call.wants("mask_index_out")):
+        return [normal, None, total]
+    axis = call.constant([1], "int64")
+    of = ids if mask is None else mask
+    ones = call.Mul(of, 0) if mask is None else call.cast(call.Equal(of, 1), call.dtype(of))
+    return [normal, call.ReduceSum(ones, axis, keepdims=0), total]
+
+
+@function(
+    "EmbedLayerNormalization",
+    "input_ids, segment_ids?, word_embedding, position_embedding, segment_embedding?, gamma, beta, "
+    "mask?, position_ids? -> output, mask_index?, embedding_sum?",
+    epsilon=1e-12,
+    mask_index_type=0,
+)
+def embed_layer_normalization(call: Call) -> Results:
+    """Look words, positions and segments up, add and normalize."""
+    return _embedded(call, call.inputs[2:5], call.inputs[5:7])
+
+
+@function(
+    "QEmbedLayerNormalization",
+    "input_ids, segment_ids?, word_embedding_quant, position_embedding_quant, segment_embedding?, "
+    "gamma_quant, beta_quant, mask?, word_embedding_scale, position_embedding_scale, "
+    "segment_embedding_scale?, gamma_scale, beta_scale, word_embedding_zero_point, "
+    "position_embedding_zero_point, segment_embedding_zero_point?, gamma_zero_point, "
+    "beta_zero_point -> layernorm_out, mask_index_out",
+    epsilon=1e-12,
+)
+def quantised_embed_layer_normalization(call: Call) -> Results:
+    """The same of tables and factors in bytes."""
+    quantised, scales, zeros = call.inputs[2:7], call.inputs[8:13], call.inputs[13:18]
+    floats = [
+        None if held is None else call.DequantizeLinear(held, scale, zero)
+        for held, scale, zero in zip(quantised, scales, zeros, strict=True)
+    ]
+    return _embedded(call, floats[:3], floats[3:])[:2]
+
+
+@function("RelativePositionBias", "bias_table, query_length, key_length -> output",
+          is_bidirectional=0, max_distance="int!")  # fmt: skip
+def relative_position_bias(call: Call) -> Results:
+    """Biases of T5: the table's row of the bucket that a distance falls into, [1, heads, q, k]."""
+    table, queries, keys = call.inputs
+    assert table is not None, "the form says so"
+    both, buckets = call.attribute("is_bidirectional"), call.size(table, 0)
+
+    def places(count: Value | None, axis: int) -> Any:
+        scalar = call.Reshape(call.Cast(count, to=7), call.constant([], "int64"))
+        zero, one = call.constant(0, "int64"), call.constant(1, "int64")
+        return call.Unsqueeze(call.Range(zero, scalar, one), call.constant([axis], "int64"))
+
+    distance = call.Sub(places(queries, 1), places(keys, 0))  # back in time
+    offset: Any = None
+    if both:
+        buckets //= 2
+        offset = call.Mul(call.cast(call.Less(distance, 0), "int64"), buckets)
+        distance = call.Abs(distance)
+    else:
+        distance = call.Max(distance, 0)
+    exact = buckets // 2
+    far = call.cast(call.Max(distance, exact), "float32")
+    ratio = call.Log(call.Div(far, float(exact)))
+    span = math.log(call.attribute("max_distance") / exact)
+    steps = call.cast(call.Mul(call.Div(ratio, span), float(buckets - exact)), "int64")
+    large = call.Min(call.Add(steps, exact), buckets - 1)
+    bucket = call.Where(call.Less(distance, exact), distance, large)
+    if both:
+        bucket = call.Add(bucket, offset)
+    picked = call.Transpose(call.Gather(table, bucket), perm=(2, 0, 1))
+    return [call.Unsqueeze(picked, call.constant([0], "int64"))]

@@ -1,0 +1,140 @@
+"""What operands of control flow, of sequences and of optionals must satisfy.
+
+Numbers of inputs and outputs of bodies are `subgraph.operators.bodies`'s.
+"""
+
+from __future__ import annotations
+
+from subgraph.graph.graph import Node
+from subgraph.graph.types import SequenceType, ValueType
+from subgraph.operators.requirements import (
+    Tensor,
+    is_known,
+    listed,
+    require,
+    require_axis,
+    require_same_dtype,
+    require_shape,
+    require_single,
+    requires,
+)
+
+Operand = ValueType | Tensor | None
+
+
+@requires("If")
+def if_operands(node: Node, condition: Tensor) -> None:
+    """Raise ShapeError unless the condition is one truth value (ONNX, 1 to 25)."""
+    require_single("cond", condition, "bool")
+
+
+@requires("Loop", sequences=True)
+def loop_operands(
+    node: Node, limit: Tensor | None = None, condition: Tensor | None = None, *carried: Operand
+) -> None:
+    """Raise ShapeError unless the limit is one number, the condition a truth value (1 to 25)."""
+    require_single("M", limit, "int64")
+    require_single("cond", condition, "bool")
+
+
+@requires("Scan", sequences=True)
+def scan_operands(node: Node, *operands: Operand) -> None:
+    """Raise ShapeError unless what is scanned has one length along its axes (ONNX, 8 to 25)."""
+    count = int(node.attrs["num_scan_inputs"])
+    scanned = operands[len(operands) - count :]
+    if node.version == 8:
+        _batches(operands[0] if len(operands) > count else None, scanned)
+        return
+    axes = node.attrs.get("scan_input_axes") or (0,) * count
+    length: int | None = None
+    for k, (operand, axis) in enumerate(zip(scanned, axes, strict=False)):
+        require(isinstance(operand, Tensor), "scan input {} is {}, not a tensor", k, operand)
+        if not isinstance(operand, Tensor):
+            continue
+        shape = operand.shape
+        inside = -len(shape) <= axis < len(shape)
+        require(inside, "scan_input_axes has {}, scan input {} rank {}", axis, k, len(shape))
+        size = shape[axis]
+        if length is None and is_known(size):
+            length = size
+        require(length is None or size == length, "scan inputs have {} and {} items", length, size)
+
+
+def _batches(lengths: Operand, scanned: tuple[Operand, ...]) -> None:
+    """Raise ShapeError unless all have one batch, and lengths lie within what is scanned."""
+    tensors = [operand for operand in scanned if isinstance(operand, Tensor)]
+    require(len(tensors) == len(scanned), "what is scanned must be tensors")
+    require(all(each.rank >= 2 for each in tensors), "scan inputs need a batch and a time axis")
+    shape = tensors[0].shape[:2]
+    for each in tensors[1:]:
+        require_shape("a scan input", Tensor("", each.shape[:2]), shape, "batch and time of each")
+    if isinstance(lengths, Tensor):
+        require_shape("sequence_lens", lengths, shape[:1], "one for each entry of the batch")
+        if lengths.known is not None:
+            for length in lengths.known.reshape(-1).tolist():
+                require(0 <= length <= shape[1], "a length is {} of {}", length, shape[1])
+
+
+@requires("SequenceMap", "SequenceConstruct", "SequenceLength", sequences=True)
+def any_operands(node: Node, first: Operand, *others: Operand) -> None:
+    """Take every value; tensors that become one sequence have one dtype."""
+    if node.op_type == "SequenceConstruct":
+        require_same_dtype(*(x for x in (first, *others) if isinstance(x, Tensor)))
+
+
+@requires("SequenceEmpty")
+def empty_operands(node: Node) -> None:
+    """Take nothing."""
+
+
+def _sequence(operand: Operand) -> None:
+    kind = isinstance(operand, SequenceType)
+    require(kind, "input_sequence is {}, not a sequence", operand)
+
+
+@requires("SequenceAt", "SequenceErase", sequences=True)
+def at_operands(node: Node, items: Operand, position: Tensor | None = None) -> None:
+    """Raise ShapeError unless the position is one number (ONNX, 11)."""
+    _sequence(items)
+    require(position is not None or node.op_type == "SequenceErase", "position is missing")
+    require_single("position", position, "int64", "int32")
+
+
+@requires("SequenceInsert", sequences=True)
+def insert_operands(
+    node: Node, items: Operand, item: Operand, position: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless the position is one number (ONNX, 11)."""
+    _sequence(items)
+    require_single("position", position, "int64", "int32")
+
+
+@requires("ConcatFromSequence", sequences=True)
+def joined_operands(node: Node, items: Operand) -> None:
+    """Raise ShapeError unless it is a sequence (ONNX, 11)."""
+    _sequence(items)
+
+
+@requires("SplitToSequence")
+def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
+    """Raise ShapeError unless the parts fill the axis (ONNX, 11 to 24)."""
+    require(x.rank >= 1, "a scalar has no axis to split")
+    size = x.shape[require_axis(node, x.rank)]
+    parts = listed(node, "split", split)
+    if split is None or not parts:
+        return
+    if split.rank == 0:
+        require(parts[0] >= 1, "split is {}; parts have at least 1 element", parts[0])
+        return
+    require(all(part >= 0 for part in parts), "split {} has a negative size", parts)
+    require(sum(parts) == size, "split {} does not fill an axis of size {}", parts, size)
+
+
+@requires("Optional", sequences=True)
+def optional_operands(node: Node, value: Operand = None) -> None:
+    """Take every value, or none."""
+
+
+@requires("OptionalHasElement", "OptionalGetElement", sequences=True)
+def held_operands(node: Node, value: Operand = None) -> None:
+    """Take every value: an optional that is empty is none."""

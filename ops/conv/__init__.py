@@ -1,0 +1,1 @@
+"""Convolutions: direct, Winograd, depthwise, transposed; floats and bytes share the geometry."""

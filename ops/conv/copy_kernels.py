@@ -1,0 +1,145 @@
+"""Copies of what convolutions read: boxes of an image, or for each tap the pixels it meets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import ld, st, vec
+from subgraph.engine.codegen.tile import arg, put, stack_words
+
+_ITEM = {"float32": 4, "float64": 8}
+_where = stack_words(8)
+
+
+def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> Any:
+    """Return the function that copies a box of an image, with what lies outside it filled in.
+
+    ``copy(args, blocks, x, to, where)`` copies, for each of the blocks (channels when plain), the
+    box that starts at ``(d, h, w) = where[0:3]`` and has the size ``where[3:6]``; words 8 to 10 of
+    ``args`` are the sizes of the image.
+    """
+    v = vec(dtype, lanes)
+    load, store, splat = v.load, v.store, v.splat
+    load1, store1 = ld(dtype), st(dtype)
+    item = _ITEM[dtype]
+    pixel = item if plain else lanes * item
+
+    @register_jitable
+    def clear(to: int, pixels: int) -> None:
+        if plain:
+            for i in range(pixels):
+                store1(to + i * item, border)
+        else:
+            for i in range(pixels):
+                store(to + i * pixel, splat(border))
+
+    @register_jitable
+    def copy(source: int, to: int, pixels: int) -> None:
+        if plain:
+            for i in range(0, pixels - lanes + 1, lanes):
+                store(to + i * item, load(source + i * item))
+            for i in range(pixels // lanes * lanes, pixels):
+                store1(to + i * item, load1(source + i * item))
+        else:
+            for i in range(pixels):
+                store(to + i * pixel, load(source + i * pixel))
+
+    @register_jitable
+    def copy_strip(args: int, blocks: int, x: int, to: int, where: int) -> None:
+        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
+        d0, h0, w0 = arg(where, 0), arg(where, 1), arg(where, 2)
+        nd, nh, nw = arg(where, 3), arg(where, 4), arg(where, 5)
+        left = min(max(-w0, 0), nw)
+        right = max(min(width - w0, nw), left)
+        for b in range(blocks):
+            for d in range(d0, d0 + nd):
+                for h in range(h0, h0 + nh):
+                    if d < 0 or d >= depth or h < 0 or h >= height:
+                        clear(to, nw)
+                    else:
+                        row = x + (((b * depth + d) * height + h) * width + w0) * pixel
+                        clear(to, left)
+                        copy(row + left * pixel, to + left * pixel, right - left)
+                        clear(to + right * pixel, nw - right)
+                    to += nw * pixel
+
+    return copy_strip
+
+
+def pixel_gatherer(dtype: str, lanes: int, plain: bool) -> Any:
+    """Return the function that copies for each tap the pixels that outputs read.
+
+    ``gather(args, x, to, blocks, where)`` copies, for each of the blocks (channels when plain) and
+    each tap, what the ``where[3]`` rows of ``where[4]`` outputs read whose first window starts at
+    ``(d, h, w) = where[0:3]``; ``args`` are the words of ``conv_kernels.direct``.
+    """
+    v = vec(dtype, lanes)
+    load, store, zero = v.load, v.store, v.zero
+    item = _ITEM[dtype]
+    pixel = item if plain else lanes * item
+
+    @register_jitable
+    def gather(args: int, x: int, to: int, blocks: int, where: int) -> None:
+        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
+        rows, cols, sw = arg(where, 3), arg(where, 4), arg(args, 19)
+        taps_w = arg(args, 16)
+        taps_h = arg(args, 15)
+        for b in range(blocks):
+            for tap in range(arg(args, 14) * taps_h * taps_w):
+                d = arg(where, 0) + tap // (taps_h * taps_w) * arg(args, 20)
+                h = arg(where, 1) + tap // taps_w % taps_h * arg(args, 21)
+                w = arg(where, 2) + tap % taps_w * arg(args, 22)
+                left = min(max((sw - 1 - w) // sw, 0), cols)
+                right = max(min((width - w + sw - 1) // sw, cols), left)
+                inside = d >= 0 and d < depth
+                for _ in range(rows):
+                    if inside and h >= 0 and h < height:
+                        for i in range(left):
+                            store(to + i * pixel, zero())
+                        source = x + (((b * depth + d) * height + h) * width + w) * pixel
+                        for i in range(left, right):
+                            store(to + i * pixel, load(source + i * sw * pixel))
+                        for i in range(right, cols):
+                            store(to + i * pixel, zero())
+                    else:
+                        for i in range(cols):
+                            store(to + i * pixel, zero())
+                    to += cols * pixel
+                    h += arg(args, 18)
+
+    return gather
+
+
+def gather(*, dtype: str, lanes: int) -> Callable[..., None]:
+    """Return the kernel that lays out what a convolution reads, block by block and tap by tap.
+
+    What it writes, ``[N][D][input block][tap][H][W of the output][lanes]``, is the input of a
+    convolution of one tap with as many times more blocks, which has the same sums in the same
+    order.
+
+    Words: ``0 x``, ``2`` what is written, ``6 input blocks``, ``8 to 25`` and ``37`` as in
+    ``conv_kernels.direct``. Units: N * output D * input blocks.
+    """
+    copy = pixel_gatherer(dtype, lanes, False)
+    pixel = lanes * _ITEM[dtype]
+
+    def kernel(args: int, begin: int, end: int, _worker: int) -> None:
+        where = _where()
+        blocks, depth = arg(args, 6), arg(args, 11)
+        rows, cols = arg(args, 12), arg(args, 13)
+        taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
+        area = arg(args, 8) * arg(args, 9) * arg(args, 10) * pixel
+        put(where, 1, -arg(args, 24))
+        put(where, 2, -arg(args, 25))
+        put(where, 3, rows)
+        put(where, 4, cols)
+        for unit in range(begin, end):
+            block, slice_ = unit % blocks, unit // blocks
+            put(where, 0, slice_ % depth * arg(args, 17) - arg(args, 23))
+            x = arg(args, 0) + slice_ // depth * arg(args, 37) + block * area
+            copy(args, x, arg(args, 2) + unit * taps * rows * cols * pixel, 1, where)
+
+    return kernel

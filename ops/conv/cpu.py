@@ -1,0 +1,302 @@
+"""Convolutions on the CPU device: the steps and the packed weights of each algorithm.
+
+Operands that do not have the layout of a kernel are turned into scratch memory first.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from subgraph.engine.planner.lowering import Layout, Lowering, Scratch, Weight, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.ops.elementwise.cpu import temporary
+from subgraph.ops.movement.copies_cpu import emit_copy
+from subgraph.ops.movement.geometry import (
+    Geometry,
+    band_table,
+    band_weights,
+    blocked_vector,
+    depthwise_weights,
+    direct_weights,
+    merge,
+    merged,
+    strided_winograd_weights,
+    winograd_weights,
+)
+from subgraph.ops.movement.layout_turns import blocked, blocked_target, plain, plain_target, settle
+from subgraph.ops.movement.packing import LINE, packed_size, taps_variant
+from subgraph.ops.shared.tile_planning import FLOATS, Array, Tiles, grain, round_up, weight_tiles
+from subgraph.system.host import caches
+
+from .choice import MADE, choose
+from .depthwise import emit_depthwise
+from .direct import DirectOutput, emit_direct
+from .job import Job, read_job
+from .phases import OUTPUTS, emit_phases, phase_weights, phases_of
+from .winograd import emit_winograd, fleeting_outputs, winograd_sizes
+
+_APART = 64  # bytes between points of such weights: else they meet in the same lines of a cache
+_BOTH: tuple[Layout, ...] = ("plain", "blocked")
+
+
+@lowering("Conv", dtypes=FLOATS, layouts=_BOTH)
+def conv(node: Node, low: Lowering) -> None:
+    """Lower Conv."""
+    lower_conv(read_job(node, low))
+
+
+@lowering("FusedConv", domain="subgraph.cpu", dtypes=FLOATS, layouts=_BOTH)
+def fused_conv(node: Node, low: Lowering) -> None:
+    """Lower a convolution with a residual and an activation."""
+    lower_conv(read_job(node, low))
+
+
+def lower_conv(job: Job) -> None:
+    """Emit the steps of a convolution.
+
+    Raises:
+        Unsupported: No kernel can do it.
+    """
+    if job.y.size:
+        emit(job, choose(job, _trial))
+
+
+def emit(job: Job, algorithm: str) -> None:
+    """Emit the steps of an algorithm that `choose` names."""
+    if algorithm == "generic":
+        _generic(job)
+    elif algorithm == "depthwise":
+        _depthwise(job)
+    elif algorithm == "repeated":
+        _repeated(job)
+    elif algorithm == "bands":
+        _banded(job)
+    elif algorithm == "phases":
+        _phased(job)
+    elif algorithm.startswith(("winograd", "strided")):
+        _winograd(job, int(algorithm[-1]), job.g.strides[1])
+    elif algorithm.startswith("fleeting"):
+        _fleeting(job, int(algorithm[-1]))
+    else:
+        _direct(job, plain=algorithm == "first")
+
+
+def _trial(job: Job, algorithm: str, low: Lowering) -> None:
+    emit(attrs.evolve(job, low=low), algorithm)
+
+
+def _packed(job: Job) -> Word:
+    """Emit the step that packs computed weights as `direct_weights` does; return its target."""
+    low, of, g = job.low, job.of, job.g
+    columns, depth = job.channels_out, round_up(g.inputs, of.lanes)
+    size = packed_size(columns, depth * g.taps, of)
+    target = low.scratch(size * of.item)
+    block = of.lanes if g.taps > 1 else LINE
+    tap = of.item
+    words: list[Word] = [job.w, target, columns, round_up(columns, of.lanes), of.width]
+    words += [g.inputs, depth, block, g.taps, g.inputs * g.taps * tap, g.taps * tap, tap]
+    units = -(-columns // of.width)
+    low.emit(
+        Kernel("subgraph.ops.movement.packing_kernels", "pack", item=of.item, lanes=of.lanes),
+        words,
+        units,
+        grain=grain(units, 4 * size),
+        bytes=2 * size * of.item,
+    )
+    return target
+
+
+def _bias(job: Job) -> Word:
+    if job.bias is None:
+        return 0
+    if not job.bias.constant:
+        return job.bias  # whole blocks, as it is
+    return job.low.weight(f"conv bias of {job.of.lanes}", blocked_vector(job.of), job.bias)
+
+
+def _direct_weight(job: Job, of: Tiles, together: int, *, plain: bool) -> Weight:
+    recipe = (
+        f"conv direct {of.nv}x{of.lanes} groups {job.g.groups}/{together} "
+        f"{'plain' if plain else 'blocked'} {of.weights}"
+    )
+    return job.weight(recipe, direct_weights(job.g, of, together, plain))
+
+
+def _direct(job: Job, *, plain: bool) -> None:
+    low, of = job.low, weight_tiles(job.of, job.low, job.w)
+    together = merged(job.g, of.lanes)
+    constant = job.w.constant
+    weight = _direct_weight(job, of, together, plain=plain) if constant else _packed(job)
+    g = merge(job.g, together)
+    x = job.x if plain else blocked(low, of, job.x)
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    out = DirectOutput(y, residual, (1, 1, 1), 0)
+    emit_direct(
+        low, of, g.folded(), x, weight, _bias(job), out, job.act, plain=plain,
+        flops=job.g.flops,
+    )  # fmt: skip
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def _banded(job: Job) -> None:
+    """Run a grouped convolution as one group whose panels read only the blocks they need."""
+    low, of = job.low, job.of
+    table = low.weight("conv bands", as_given, band_table(job.g, of))
+    recipe = f"conv bands {of.nv}x{of.lanes} groups {job.g.groups}"
+    weight = job.weight(recipe, band_weights(job.g, of))
+    g = attrs.evolve(job.g, groups=1, inputs=job.channels_in, outputs=job.channels_out)
+    x = blocked(low, of, job.x)
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    out = DirectOutput(y, residual, (1, 1, 1), 0)
+    bias = _bias(job)
+    emit_direct(
+        low, of, g.folded(), x, weight, bias, out, job.act, plain=False, table=table,
+        flops=job.g.flops,
+    )  # fmt: skip
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def as_given(array: Array) -> Array:
+    """Return the array: the recipe of a constant."""
+    return array
+
+
+def _depthwise(job: Job) -> None:
+    low, of, g = job.low, job.of, job.g
+    weight = job.weight(f"conv depthwise {of.lanes}", depthwise_weights(of))
+    x = blocked(low, of, job.x)
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    out = DirectOutput(y, residual, (1, 1, 1), 0)
+    emit_depthwise(low, of, g, x, weight, _bias(job), out, job.act)
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def _repeated(job: Job) -> None:
+    """Emit several outputs of each channel: a depthwise convolution of channels repeated so."""
+    low, of, g, x = job.low, job.of, job.g, job.x
+    pixels, times = math.prod(x.shape[2:]), g.outputs
+    images, channels, *places = x.shape
+    wide = temporary(low, x.dtype, (images, channels * times, *places))
+    sizes, steps = (images * channels, times, pixels), (times * pixels, pixels, 1)
+    emit_copy(low, plain(low, of, x), wide, sizes, (pixels, 0, 1), steps, item=of.item)
+    g = attrs.evolve(g, groups=channels * times, outputs=1)
+    _depthwise(attrs.evolve(job, g=g, x=wide))
+
+
+def _winograd(job: Job, m: int, stride: int) -> None:
+    low, of, g = job.low, job.of, job.g
+    if stride == 1:
+        weight = job.weight(f"conv winograd{m} {of.nv}x{of.lanes}", winograd_weights(of, m))
+    else:
+        recipe = f"conv strided winograd{m} {of.nv}x{of.lanes}"
+        weight = job.weight(recipe, strided_winograd_weights(of))
+    _by_winograd(job, g, blocked(low, of, job.x), weight, m)
+
+
+def _fleeting(job: Job, m: int) -> None:
+    """Run Winograd's algorithm with weights that are transformed in each run, a part at a time."""
+    low, of, g = job.low, job.of, job.g
+    x = blocked(low, of, job.x)
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    bias = _bias(job)
+    part = fleeting_outputs(of, g, m)
+    for first in range(0, g.outputs, part):
+        few = attrs.evolve(g, outputs=min(part, g.outputs - first))
+        weight = _values(job, few, first, m)
+        emit_winograd(
+            low, of, few, x, weight, bias, residual, y, job.act, m,
+            apart=_APART, before=first // of.lanes, total_out=g.outputs,
+        )  # fmt: skip
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
+    """Return where the transformed weights are of the outputs of ``g``, from ``first`` on."""
+    low, of, taps = job.low, job.of, g.kernel[1]
+    kept = job.made_key(m) if g.outputs == job.g.outputs else None
+    if kept in low.kept:
+        return low.kept[kept]
+    blocks = -(-g.inputs // of.lanes)
+    outputs = round_up(g.outputs, of.lanes)
+    values, _ = winograd_sizes(m, taps, 1)
+    size = packed_size(outputs, blocks * of.lanes, of) * of.item
+    weight = low.scratch(values * (size + _APART))
+    if kept is not None:
+        low.kept[kept] = weight
+    panels = _direct_weight(job, of, 1, plain=False)
+    words: list[Word] = [panels, weight, outputs, of.width, blocks, size + _APART]
+    units = -(-g.outputs // of.width) * blocks
+    low.emit(
+        Kernel(
+            "subgraph.ops.movement.packing_kernels", "winograd_of_panels", dtype=of.dtype, lanes=of.lanes, m=m,
+            **taps_variant(taps),
+        ),
+        [*words, first // of.width],
+        units,
+        grain=grain(units, MADE * values * size),
+        bytes=(values + taps**2) * size,
+    )  # fmt: skip
+    return weight
+
+
+def _phased(job: Job) -> None:
+    low, of = job.low, job.of
+    phases = phases_of(job.g)
+    assert phases is not None, "chosen"
+    m = OUTPUTS[phases.g.kernel[1]]
+    recipe = f"conv phases {phases.step} {phases.shift} {of.nv}x{of.lanes}"
+    weight = job.weight(recipe, phase_weights(of, phases))
+    x = emit_phases(low, of, job.g, phases, plain(low, of, job.x))
+    _by_winograd(job, phases.g, x, weight, m)
+
+
+def _by_winograd(job: Job, g: Geometry, x: Word, weight: Word, m: int) -> None:
+    """Emit Winograd's convolution of blocks that lie at ``x``, and what surrounds it."""
+    low, of = job.low, job.of
+    residual = 0 if job.residual is None else blocked(low, of, job.residual)
+    y = blocked_target(low, of, job.y)
+    emit_winograd(low, of, g, x, weight, _bias(job), residual, y, job.act, m)
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)
+
+
+def _generic(job: Job) -> None:
+    low, of, g = job.low, job.high, job.whole
+    x = plain(low, of, job.x)
+    residual = 0 if job.residual is None else plain(low, of, job.residual)
+    y = plain_target(low, of, job.y)
+    depth = g.inputs * g.taps
+    line = g.flat()
+    in_place, g = line is not g, line
+    part = max(of.width, min(8 * of.width, round_up(g.pixels, of.lanes)))
+    while part > of.width and part * depth * of.item > caches().l2 // 2:
+        part = max(of.width, round_up(part // 2, of.lanes))
+    scratch: Word = 0
+    scratch_bytes = 0
+    if not in_place:
+        scratch = low.scratch(depth * part * of.item, per_worker=True)
+        scratch_bytes = scratch.nbytes
+    image_in = g.groups * g.inputs * math.prod(g.source) * of.item
+    image_out = g.groups * g.outputs * g.pixels * of.item
+    bias: Word = 0 if job.bias is None else job.bias
+    words: list[Word] = [x, job.w, y, bias, residual, g.groups, g.inputs, g.outputs]
+    words += g.words()
+    words += [of.contraction(), job.act.post, job.act.flags, job.act.low, job.act.high]
+    words += [of.contraction(masked=True), part, 0]
+    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
+    units = g.images * g.groups * -(-g.pixels // part)
+    low.emit(
+        Kernel("subgraph.ops.conv.kernels", "generic", **of.variant),
+        words,
+        units,
+        grain=grain(units, g.flops),
+        flops=g.flops,
+        bytes=g.images * (image_in + image_out),
+    )
+    settle(low, of, job.y, y, keeps_zero=job.act.keeps_zero)

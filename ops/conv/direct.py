@@ -1,0 +1,373 @@
+"""Direct convolution on the CPU device: how its work is cut, and the step that does it."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from subgraph.engine.planner.lowering import Lowering, Word
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.traced import larger, plain, recorded, smaller
+from subgraph.ops.movement.geometry import Geometry
+from subgraph.ops.shared.tile_planning import (
+    Activation,
+    Tiles,
+    even_part,
+    grain,
+    halved,
+    round_up,
+    shared,
+)
+from subgraph.system.host import caches
+
+_GATHER = 6.0  # cycles to copy a vector of channels
+_FINE = 4  # times more units where they can be joined again
+_LATENCY = 4  # rows below which a tile waits for its sums
+# What a segment of few channels costs, in steps of the sums: at all, and for each of its steps.
+_SEGMENT, _SHORT = 8, 0.2
+
+
+@attrs.frozen
+class DirectOutput:
+    """Where a direct convolution writes: every ``steps``-th pixel from ``offset`` (in pixels).
+
+    Attributes:
+        y: Blocked output.
+        residual: Of the same shape, or 0.
+        steps: Pixels between outputs along D, H, W.
+        offset: Pixel of the first output.
+        sizes: Spatial sizes of y, None: those of the convolution's output.
+    """
+
+    y: Word
+    residual: Word
+    steps: tuple[int, int, int]
+    offset: int
+    sizes: tuple[int, int, int] | None = None
+
+
+@attrs.define
+class Cut:
+    """How the work of a direct convolution is cut into units.
+
+    Attributes:
+        of: The tiles.
+        g: The sizes.
+        plain: The input is plain.
+        gathered: Units copy for each tap the pixels that it reads, else the box around them.
+        blocks_in: Input blocks of a group.
+        panels: Output panels of a group.
+        segment: Input blocks of a segment of the sums.
+        rows: Output rows of a unit.
+        columns: Output columns of a unit.
+        part: Panels of a unit.
+        most: Panels that run together at most.
+        rest: Channels of the last input block that count; 0: all.
+    """
+
+    of: Tiles
+    g: Geometry
+    plain: bool
+    gathered: bool
+    blocks_in: int
+    panels: int
+    segment: int
+    rows: int
+    columns: int
+    part: int
+    most: int
+    rest: int
+
+    @property
+    def strip(self) -> bool:
+        """Whether units copy what they read."""
+        return self.plain or self.gathered or self.g.padded
+
+    @property
+    def apart(self) -> bool:
+        """Whether rows of the kernel lie apart, and units copy all between them."""
+        return self.strip and not self.gathered and self.g.dilations[1] > 1
+
+    def reads(self) -> int:
+        """Return the bytes of the input that a segment of a unit reads."""
+        g = self.g
+        if self.gathered:
+            pixels = self.rows * self.columns * g.taps
+        else:
+            pixels = g.reach(0, 1) * g.reach(1, self.rows) * g.reach(2, self.columns)
+        return self.segment * pixels * self.of.item * (1 if self.plain else self.of.lanes)
+
+    def places(self) -> int:
+        """Return the number of boxes of pixels."""
+        g = self.g
+        boxes = -(-g.target[1] // self.rows) * -(-g.target[2] // self.columns)
+        return g.images * g.groups * g.target[0] * boxes
+
+    def units(self) -> int:
+        """Return the number of units."""
+        return self.places() * -(-self.panels // self.part)
+
+
+def cut(of: Tiles, g: Geometry, plain: bool, banded: bool, threads: int) -> Cut:
+    """Cut a direct convolution for so many threads; sums do not depend on their number."""
+    blocks_in = g.inputs if plain else -(-g.inputs // of.lanes)
+    panels = -(-g.outputs // of.width)
+    gathered = of.low and not plain and _gathers(g, of)
+    target = g.target
+    rest = 0 if plain or (banded and g.taps > 1) else _rest(of, g)
+    c = Cut(of, g, plain, gathered, blocks_in, panels, blocks_in, *target[1:], panels, panels, rest)
+    if of.low:
+        _cut_low(c, banded)
+    else:
+        _cut_tall(c)
+    c.most = c.part
+    if threads > 1:
+        _share(c, threads)
+    return c
+
+
+def _rest(of: Tiles, g: Geometry) -> int:
+    """Return how many channels of the last input block count, where it pays to know; else 0."""
+    rest = g.inputs % of.lanes
+    if g.taps == 1:
+        return rest
+    # Its sums are a segment of their own, of short rounds, for which tiles are called anew.
+    spared = g.taps * (of.lanes - rest)
+    return rest if g.kernel[0] == 1 and spared > _SEGMENT + _SHORT * g.taps * rest else 0
+
+
+def summed_channels(of: Tiles, g: Geometry) -> int:
+    """Return how many input channels of a group a direct convolution of blocks multiplies."""
+    return g.inputs if _rest(of, g) else round_up(g.inputs, of.lanes)
+
+
+def _share(c: Cut, threads: int) -> None:
+    """Cut into so many units that threads of unequal speed end at the same time."""
+    of, enough = c.of, 4 * threads
+    if of.low and c.columns < c.g.target[2]:
+        others = c.places() // -(-c.g.target[2] // c.columns)
+        c.columns = even_part(c.g.target[2], c.columns, others, threads)
+    # Units of the same pixels run as one where one thread takes several.
+    fine = (_FINE if of.low else 1) * enough
+    c.part = shared(c.part, c.panels, c.places(), fine, 1, 1)
+    rows, columns = c.g.target[1:]
+    c.rows = shared(c.rows, rows, c.units() // -(-rows // c.rows), enough, 1, 1)
+    c.columns = shared(
+        c.columns, columns, c.units() // -(-columns // c.columns), enough, of.mr, of.mr
+    )
+
+
+def _gathers(g: Geometry, of: Tiles) -> bool:
+    """Return whether it pays to copy the pixels of each tap, so that tiles run across rows."""
+    if g.taps == 1:
+        return g.strides != (1, 1, 1)
+    steps = -(-g.outputs // of.width) * of.lanes
+    row, image = g.target[2], g.target[1] * g.target[2]
+    apart = tile_cycles(row, of) * g.target[1]
+    # The sums are the same: sizes that differ from call to call keep what suits the first of them.
+    return plain(apart) > plain(tile_cycles(image, of) + image * _GATHER / steps)
+
+
+def tile_cycles(pixels: int, of: Tiles) -> float:
+    """Return the cycles that low tiles take for one step of the sums of so many pixels.
+
+    They come in two heights (``subgraph.engine.codegen.tiling.tile_rows``), so that they can be
+    counted: sizes that differ from call to call trace no loop over pixels.
+    """
+    tiles = larger(-(-pixels // of.mr), 1)
+    rows = pixels // tiles
+    taller = pixels - tiles * rows
+    waiting = larger(rows, _LATENCY) * (tiles - taller) + larger(rows + 1, _LATENCY) * taller
+    return waiting + 0.5 * tiles
+
+
+def _strip(c: Cut, ahead: bool) -> Word:
+    """Return the strip that runs rows of outputs where there is one, or 0."""
+    of, g = c.of, c.g
+    if not of.low or of.lanes == 1 or of.weights:
+        return 0
+    pixel = 1 if c.plain else of.lanes
+    if c.gathered or g.taps == 1:
+        return of.strip(pixel if c.gathered else g.strides[2] * pixel, pixel, ahead)
+    # Each is a function of its own: only those that networks use.
+    usual = g.kernel[2] in ((3, 5, 7, 11) if c.plain else (1, 3)) and g.strides[2] in (1, 2, 4)
+    boxed = g.kernel[0] == 1 or (c.strip and g.dilations[0] == 1)
+    if not boxed or g.dilations[2] > 1 or not usual:
+        return 0
+    return of.strip(g.strides[2] * pixel, g.kernel[2] * pixel, ahead)
+
+
+def _fit(c: Cut, most: int) -> None:
+    """Halve units until they read ``most`` bytes, or until halves would read nearly as much."""
+    if not c.apart:
+        c.rows = _halved(c, 1, c.rows, 1, most)
+        return
+    g, mr = c.g, c.of.mr
+    each = c.reads() // (g.reach(1, c.rows) * g.reach(2, c.columns))
+    sizes = (c.rows, c.columns, mr, most // each)
+    reach = (g.strides[1], g.reach(1, 1), g.strides[2], g.reach(2, 1))
+    c.rows, c.columns = _of_rows_apart(1, *sizes, *reach), _of_rows_apart(2, *sizes, *reach)
+
+
+@recorded
+def _of_rows_apart(
+    axis: int, rows: int, columns: int, mr: int, most: int, down: int, high: int, on: int, wide: int
+) -> int:
+    """Return the rows (axis 1) or columns (2) of units whose rows of taps lie apart.
+
+    Args:
+        axis: Which are wanted.
+        rows: Rows before.
+        columns: Columns before.
+        mr: What columns are rounded up to.
+        most: Pixels that a unit may read.
+        down: Rows between outputs.
+        high: Rows that one output reads.
+        on: Columns between outputs.
+        wide: Columns that one output reads.
+    """
+
+    def reads(rows: int, columns: int) -> int:
+        return ((rows - 1) * down + high) * ((columns - 1) * on + wide)
+
+    while rows > 1 and reads(rows, columns) > most:
+        fewer, narrower = -(-rows // 2), round_up(-(-columns // 2), mr)
+        if 5 * reads(rows, narrower) < 4 * reads(fewer, columns):
+            columns = narrower
+        elif 4 * reads(fewer, 1) > 3 * reads(rows, 1):
+            break
+        else:
+            rows = fewer
+    return rows if axis == 1 else columns
+
+
+def _halved(c: Cut, axis: int, count: int, least: int, most: int) -> int:
+    """Return rows (axis 1) or columns (2), halved until units read ``most`` bytes."""
+    step = 1 if c.gathered else c.g.strides[axis]
+    rest = 0 if c.gathered else c.g.reach(axis, 1) - step
+    multiple = 1 if axis == 1 else c.of.mr
+    each = c.reads() // (step * count + rest)
+    return halved(count, least, multiple, each, step, rest, most)
+
+
+def _cut_low(c: Cut, banded: bool) -> None:
+    """Cut for low tiles: they read a weight so often that it must come from a near cache."""
+    of, l2 = c.of, caches().l2
+    if not banded and c.g.pixels > of.mr:
+        steps = c.g.taps * (1 if c.plain else of.lanes)
+        # Where a weight serves six rows it must come from the first cache; eight can wait longer.
+        near = caches().l1 // 2 if of.mr <= 6 else 2 * caches().l1
+        most = max(1, near // (of.width * of.item * steps))
+        c.segment = -(-c.blocks_in // -(-c.blocks_in // most))
+    _fit(c, l2 // 3)
+    c.columns = _halved(c, 2, c.columns, 8 * of.mr, l2 // 3)
+    if c.segment < c.blocks_in or (c.rest and c.g.taps > 1):
+        fits = l2 // 3 // (c.rows * c.columns * of.width * of.item)
+        c.part = smaller(c.panels, larger(1, fits))
+
+
+def _cut_tall(c: Cut) -> None:
+    """Cut for tall tiles: weights stream from the second cache."""
+    of, g, l2 = c.of, c.g, caches().l2
+    if c.strip:
+        _fit(c, l2 // 4)
+    if c.columns > 16 * of.mr:
+        c.columns = 8 * of.mr
+    elif not c.apart and c.rows > 1 and c.columns * c.rows > 16 * of.mr:
+        c.rows = max(1, min(c.rows, 16 * of.mr // c.columns))
+    weights = c.blocks_in * (1 if c.plain else of.lanes)
+    if weights * g.taps * -(-g.outputs // of.lanes) * of.lanes * of.item > l2 // 2:
+        c.part = min(c.panels, 4)
+
+
+def _gather_first(low: Lowering, of: Tiles, g: Geometry, x: Word) -> tuple[Word, Geometry]:
+    """Emit the step that lays out what each tap reads, for threads that share the same pixels.
+
+    Returns:
+        What it writes, and the sizes of the convolution of one tap that goes on from there.
+    """
+    blocks = -(-g.inputs // of.lanes)
+    pixel = of.lanes * of.item
+    written = blocks * g.taps * g.pixels * pixel
+    image = blocks * math.prod(g.source) * pixel
+    target = low.scratch(g.images * written)
+    words: list[Word] = [x, 0, target, 0, 0, 1, blocks, 0, *g.words(), *[0] * 11, image]
+    low.emit(
+        Kernel("subgraph.ops.conv.copy_kernels", "gather", dtype=of.dtype, lanes=of.lanes),
+        words,
+        g.images * blocks,
+        grain=grain(g.images * blocks, g.images * written),
+        bytes=2 * g.images * written,
+    )
+    inputs = g.inputs if g.taps == 1 else blocks * of.lanes * g.taps
+    line = (1, 1, g.pixels)
+    one = (1, 1, 1)
+    return target, Geometry(g.images, 1, inputs, g.outputs, line, line, one, one, one, (0, 0, 0))
+
+
+def emit_direct(
+    low: Lowering,
+    of: Tiles,
+    g: Geometry,
+    x: Word,
+    weight: Word,
+    bias: Word,
+    out: DirectOutput,
+    act: Activation,
+    *,
+    plain: bool,
+    table: Word = 0,
+    flops: int = 0,
+) -> None:
+    """Emit ``conv_kernels.direct``; ``flops``: those that count, where weights are zero."""
+    lanes, item = of.lanes, of.item
+    pixel = (1 if plain else lanes) * item
+    blocks_out = -(-g.outputs // lanes)
+    c = cut(of, g, plain, table != 0, low.threads)
+    whole = g.groups == g.target[0] == 1 and out.steps == (1, 1, 1) and out.sizes is None
+    if low.threads > 1 and c.gathered and c.places() <= low.threads and whole and table == 0:
+        x, g = _gather_first(low, of, g, x)
+        c = cut(of, g, plain, table != 0, low.threads)
+    blocks_in = c.blocks_in
+    weights = blocks_in * g.taps * (1 if plain else lanes) * blocks_out * lanes * item
+    scratch: Word = 0
+    scratch_bytes = 0
+    if c.strip:
+        scratch = low.scratch(c.reads(), per_worker=True)
+        scratch_bytes = scratch.nbytes
+    # Low tiles: a thread keeps its pixels, which it has written itself a step before.
+    over_pixels = not c.strip and not (of.low and low.threads > 1)
+    joined = -(-c.panels // c.part) if c.most >= c.panels else max(1, c.most // c.part)
+    sizes = out.sizes or g.target
+    pixels = math.prod(sizes)
+    image_in = g.groups * blocks_in * math.prod(g.source) * pixel
+    image_out = g.groups * blocks_out * pixels * lanes * item
+    words: list[Word] = [x, weight, out.y, bias, out.residual, g.groups, blocks_in, blocks_out]
+    words += g.words()
+    # Few pixels for each weight: what comes next must be on its way.
+    ahead = weights > caches().l2 and g.pixels <= 64 * of.mr
+    words += [
+        of.contraction(ahead=ahead),
+        act.post,
+        act.flags,
+        act.low,
+        act.high,
+        c.rows,
+        c.columns,
+        c.part,
+    ]
+    words += [scratch, scratch_bytes, int(over_pixels), image_in, image_out, image_out]
+    words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
+    words += [out.offset * lanes * item, table, c.rest, c.segment, int(c.gathered)]
+    words += [0 if out.steps[2] != 1 else _strip(c, ahead), joined]
+    count = c.units()
+    flops = flops or g.flops
+    low.emit(
+        Kernel("subgraph.ops.conv.kernels", "direct", plain=plain, **of.variant),
+        words,
+        count,
+        grain=grain(count, flops),
+        flops=flops,
+        bytes=image_in * g.images + weights * g.groups + image_out * g.images,
+    )

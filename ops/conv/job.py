@@ -1,0 +1,89 @@
+"""A convolution on the CPU device: its sizes, its operands and the tiles that it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Weight
+from subgraph.graph.graph import Node
+from subgraph.ops.movement.geometry import Geometry, conv_geometry
+from subgraph.ops.shared.tile_planning import (
+    Activation,
+    Array,
+    Tiles,
+    activation,
+    direct_tiles,
+    tiles,
+)
+
+
+@attrs.define
+class Job:
+    """A convolution to be lowered: ``act(conv(x, w) + bias + residual)``.
+
+    ``g`` leaves out the ``taps`` of ``whole`` that read nothing but padding. Direct convolutions
+    run on the tiles ``of``, as Winograd's do, plain ones on ``high``.
+    """
+
+    low: Lowering
+    whole: Geometry
+    g: Geometry
+    taps: tuple[slice, slice, slice]
+    of: Tiles
+    high: Tiles
+    x: Operand
+    w: Operand
+    bias: Operand | None
+    residual: Operand | None
+    y: Operand
+    act: Activation
+
+    @property
+    def channels_in(self) -> int:
+        """All input channels."""
+        return self.g.groups * self.g.inputs
+
+    @property
+    def channels_out(self) -> int:
+        """All output channels."""
+        return self.g.groups * self.g.outputs
+
+    @property
+    def constant(self) -> bool:
+        """Whether weights and bias follow from weights of the model alone."""
+        return self.w.constant and (self.bias is None or self.bias.constant)
+
+    def weight(self, recipe: str, make: Callable[[Array], Array]) -> Weight:
+        """Return the weights as ``make`` packs them, of the taps that read something."""
+        kernel, taps = self.whole.kernel, self.taps
+        if self.g.kernel == kernel:
+            return self.low.weight(recipe, make, self.w)
+
+        def cut(weight: Array) -> Array:
+            return make(weight.reshape(*weight.shape[:2], *kernel)[(..., *taps)])
+
+        return self.low.weight(f"{recipe} taps {self.taps_text} of {kernel}", cut, self.w)
+
+    @property
+    def taps_text(self) -> str:
+        """What tells the taps that read something."""
+        return " ".join(f"{t.start}:{t.stop}" for t in self.taps)
+
+    def made_key(self, m: int) -> Hashable:
+        """Return what tells the weights as Winograd's of ``m`` outputs; None of known numbers."""
+        origin = self.w.origin
+        return None if isinstance(origin, np.ndarray) else (origin, self.taps_text, m)
+
+
+def read_job(node: Node, low: Lowering) -> Job:
+    """Return what a node asks for."""
+    x, w, y = low.given(0), low.given(1), low.output()
+    lanes = low.block_lanes(x.dtype)
+    of, high = direct_tiles(x.dtype, lanes), tiles(x.dtype, lanes)
+    whole = conv_geometry(node, x, w, y)
+    g, taps = whole.trimmed()
+    act = activation(node, of)
+    return Job(low, whole, g, taps, of, high, x, w, low.optional(2), low.optional(3), y, act)

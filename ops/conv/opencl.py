@@ -1,0 +1,272 @@
+"""Convolutions and pooling on OPENCL.
+
+A convolution is a product of the weights with its input pixels taken apart: packed into panels on a
+CPU, read through local memory on a GPU. Groups of few channels are summed directly.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from subgraph.engine.planner.lowering import Operand, Unsupported, Word
+from subgraph.graph.graph import Node
+from subgraph.opencl.lowering import ClLowering, cl_lowering
+from subgraph.opencl.runtime import ClSource
+from subgraph.ops.elementwise.cpu import temporary
+from subgraph.ops.matmul.cpu import Matrix
+from subgraph.ops.matmul.opencl import (
+    Product,
+    Words,
+    launch_panels,
+    launch_tiles,
+    narrowed,
+    number,
+    panel_width,
+    program,
+    settle,
+    widened,
+)
+from subgraph.ops.movement.geometry import Geometry, conv_geometry, ints, triple
+from subgraph.ops.pool.cpu import pool_geometry, pool_kind, trailing_pads
+from subgraph.ops.shared.opencl_code import FLOATS, HALVES, activation, line, register, require
+
+from .transpose_cpu import transpose_pads
+
+_KINDS = {"max": 0, "average": 1, "l1": 2, "l2": 3}
+_POOLS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
+_WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
+_BYTES = {"int8": "-128", "uint8": "0"}  # with the least of them
+_FEW = 16  # weights of an output channel below which a product is not worth its panels
+_LINE = 16
+_FAR = 1 << 30  # elements along a dimension: sums of two such numbers have 32 bits
+_PIXELS = 1 << 26  # elements of panels at a time
+
+
+@cl_lowering("Conv")
+def conv(node: Node, low: ClLowering) -> None:
+    """Lower Conv."""
+    lower_conv(node, low)
+
+
+@cl_lowering("FusedConv", domain="subgraph.cpu")
+def fused_conv(node: Node, low: ClLowering) -> None:
+    """Lower a convolution with a residual and an activation."""
+    lower_conv(node, low)
+
+
+def _floats(low: ClLowering, operand: Operand) -> None:
+    require(low, operand.dtype)
+    if operand.dtype not in (*FLOATS, *HALVES):
+        raise Unsupported(f"{low.node.op_type} of {operand.dtype}")
+
+
+def lower_conv(node: Node, low: ClLowering) -> None:
+    """Lower Conv or its fused form."""
+    out = low.output()
+    _floats(low, out)
+    if not out.size:
+        return
+    x, w, bias, residual = (widened(low, low.optional(k)) for k in range(4))
+    assert x is not None
+    assert w is not None
+    g = conv_geometry(node, x, w, out)
+    made = narrowed(low, out)
+    convolve(low, Convolution(g, x, w, made, bias, residual))
+    settle(low, made, out)
+
+
+@attrs.frozen
+class Convolution:
+    """A convolution between operands of one dtype.
+
+    Attributes:
+        g: Its geometry.
+        x: The input.
+        w: The weights.
+        y: The result.
+        bias: What is added to each channel.
+        residual: What is added to each element.
+    """
+
+    g: Geometry
+    x: Operand
+    w: Operand
+    y: Operand
+    bias: Operand | None = None
+    residual: Operand | None = None
+
+
+def convolve(low: ClLowering, job: Convolution) -> None:
+    """Launch a convolution, as a product where that pays."""
+    g = job.g
+    if g.inputs * g.taps < _FEW or (g.groups > 1 and g.outputs < 4):
+        _direct(low, job)
+    else:
+        _product(low, job)
+
+
+def sizes_of(g: Geometry) -> list[int]:
+    """Return the arguments SIZES of the kernels.
+
+    Raises:
+        Unsupported: places of windows may be more than the kernels count in 32 bits.
+    """
+    for k in range(3):
+        first, last = g.pads[k], g.reach(k, g.target[k] + _LINE) + g.source[k]
+        if not -_FAR < first < _FAR or last >= _FAR:
+            raise Unsupported(f"windows over {last} elements, pads of {first}")
+    return _listed(g)
+
+
+def _listed(g: Geometry) -> list[int]:
+    sizes = (g.source, g.target, g.kernel, g.strides, g.dilations, g.pads)
+    return [value for triple_ in sizes for value in triple_]
+
+
+def _direct(low: ClLowering, job: Convolution) -> None:
+    g, x, y = job.g, job.x, job.y
+    (name, text), p, q = activation(low.node)
+    flags = {"BIAS": int(job.bias is not None), "RESIDUAL": int(job.residual is not None)}
+    rows = not low.traits.is_gpu
+    source = _program(y.dtype, CONVOLUTION=1, LINE=_LINE, **{name: text}, **flags)
+    words: Words = [y.size, x, job.w, y, job.bias or y, job.residual or y]
+    words += [number(y.dtype, p), number(y.dtype, q), g.groups, g.inputs, g.outputs]
+    words += sizes_of(g)
+    if rows:
+        channels = g.images * g.groups * g.outputs
+        size = (g.target[0] * g.target[1], channels, 1)
+        low.launch(source, "rows", words, size, (1, 1, 1), flops=g.flops, bytes=x.nbytes + y.nbytes)
+    else:
+        moved = x.nbytes + y.nbytes
+        low.launch(source, "direct", words, *line(low, y.size), flops=g.flops, bytes=moved)
+
+
+def _program(dtype: str, **defines: str | int) -> ClSource:
+    defines["T"] = register(dtype)
+    return ClSource("conv/kernels", defines=tuple(sorted(defines.items())))
+
+
+def _product(low: ClLowering, job: Convolution) -> None:
+    """Launch a convolution as products of the weights of each group with its pixels."""
+    g, x, y = job.g, job.x, job.y
+    depth, pixels, planes = g.inputs * g.taps, g.pixels, math.prod(g.source)
+    left = Matrix(job.w, (), g.outputs, depth, depth, 1)
+    right = Matrix(x, (), depth, pixels, pixels, 1)
+    per_image = (g.inputs * planes * g.groups, g.inputs * planes)
+    steps: list[tuple[int, ...]] = [
+        (0, 0, g.outputs * depth),
+        (0, *per_image),
+        (0, g.groups * g.outputs * pixels, g.outputs * pixels),
+    ]
+    product = Product(left, right, y, low.node, (1, g.images, g.groups), steps)
+    product.residual = job.residual
+    if job.bias is not None:
+        product.bias, product.bias_steps, product.bias_step = job.bias, (1, 0), g.outputs
+    if low.traits.is_gpu:
+        launch_tiles(low, product, x, _window(g), CONVOLUTION=1)
+        return
+    width = panel_width(low, y.dtype)
+    panels = -(-pixels // width)
+    packed = panels * depth * width
+    count = g.images * g.groups
+    if packed * count > _PIXELS * 8:
+        raise Unsupported(f"a convolution whose pixels take {packed * count * 4 / 1e9:.1f} GB")
+    target = temporary(low, y.dtype, (packed * count,))
+    source = program(low, y.dtype, PACK=1, **{"ACT(x, p, q)": "x"}, BIAS=0, RESIDUAL=0)
+    words: list[Word] = [x, target, g.inputs, *sizes_of(g), panels]
+    moved = x.nbytes + packed * count * 4
+    low.launch(source, "pixels", words, (panels, count), (1, 1), bytes=moved)
+    launch_panels(low, product, target, [0, g.groups * packed, packed])
+
+
+def _window(g: Geometry) -> list[int]:
+    """Return the arguments of the GPU's kernel that tell which pixel a row of B is."""
+    sizes = sizes_of(g)
+    return [*sizes[:3], *sizes[4:]]
+
+
+@cl_lowering("ConvTranspose")
+def conv_transpose(node: Node, low: ClLowering) -> None:
+    """Lower ConvTranspose."""
+    out = low.output()
+    _floats(low, out)
+    if not out.size:
+        return
+    x, w, bias = (widened(low, low.optional(k)) for k in range(3))
+    assert x is not None
+    assert w is not None
+    rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
+    g = Geometry(
+        x.shape[0],
+        groups,
+        x.shape[1] // groups,
+        w.shape[1],
+        triple(x.shape[2:], 1),
+        triple(out.shape[2:], 1),
+        triple(w.shape[2:], 1),
+        triple(ints(node, "strides", rank, 1), 1),
+        triple(ints(node, "dilations", rank, 1), 1),
+        triple(transpose_pads(node, x, w, out), 0),
+    )
+    y = narrowed(low, out)
+    (name, text), p, q = activation(node)
+    source = _program(
+        y.dtype, CONVOLUTION=1, **{name: text}, BIAS=int(bias is not None), RESIDUAL=0
+    )
+    words: Words = [y.size, x, w, y, bias or y, number(y.dtype, p), number(y.dtype, q)]
+    words += [groups, g.inputs, g.outputs, *_listed(g)]
+    flops = 2 * g.images * groups * g.inputs * g.outputs * g.taps * math.prod(g.source)
+    low.launch(source, "transposed", words, *line(low, y.size), flops=flops)
+    settle(low, y, out)
+
+
+@cl_lowering("MaxPool", "AveragePool", "LpPool")
+def window(node: Node, low: ClLowering) -> None:
+    """Lower a pooling window; MaxPool of bytes, too."""
+    out = low.output()
+    if node.op_type != "MaxPool" or out.dtype not in _BYTES:
+        _floats(low, out)
+    if not out.size:
+        return
+    x = widened(low, low.given(0))
+    assert x is not None
+    g = pool_geometry(node, x, out)
+    after = [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
+    include = int(node.attrs.get("count_include_pad", 0))
+    _pool(low, g, x, pool_kind(node, _POOLS[node.op_type]), after, include)
+
+
+@cl_lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
+def whole(node: Node, low: ClLowering) -> None:
+    """Lower the pooling of whole images."""
+    out = low.output()
+    _floats(low, out)
+    if not out.size:
+        return
+    x = widened(low, low.given(0))
+    assert x is not None
+    if x.rank < 3:
+        raise Unsupported("global pooling of an input without pixels")
+    image = (1, 1, math.prod(x.shape[2:]))
+    ones = (1, 1, 1)
+    channels = x.shape[1]
+    g = Geometry(x.shape[0], 1, channels, channels, image, ones, image, ones, ones, (0, 0, 0))
+    _pool(low, g, x, pool_kind(node, _WHOLE[node.op_type]), [0, 0, 0], 0)
+
+
+def _pool(
+    low: ClLowering, g: Geometry, x: Operand, kind: str, after: list[int], include: int
+) -> None:
+    out = low.output()
+    y = narrowed(low, out)
+    places = low.outputs[1:]
+    order = 1 + int(low.node.attrs.get("storage_order", 0)) if places else 0
+    lowest = _BYTES.get(y.dtype, "-INFINITY") if kind == "max" else "0"
+    flags: dict[str, str | int] = {"INCLUDE": include, "INDICES": order, "LOWEST": lowest}
+    source = _program(y.dtype, POOL=_KINDS[kind], **flags)
+    words: list[Word] = [y.size, x, y, *sizes_of(g), *after, *places]
+    work = y.size * g.taps
+    low.launch(source, "window", words, *line(low, y.size), flops=work, bytes=x.nbytes + y.nbytes)
+    settle(low, y, out)

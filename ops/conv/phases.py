@@ -1,0 +1,105 @@
+"""Strided convolutions of few channels, as convolutions without stride over an image's phases.
+
+Of an image that is read with stride s, every s-th row and column is a phase. A convolution over C
+channels is one with stride 1 over the ``s * s * C`` phases, whose kernel has s times fewer taps
+each way: the 7 x 7 kernel that many networks begin with, of stride 2 over 3 colours, becomes a
+4 x 4 one over 12 phases. Winograd's algorithm does that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Scratch, Word
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.ops.movement.geometry import Geometry, winograd_weights
+from subgraph.ops.shared.tile_planning import Array, Tiles, grain, round_up
+
+# Outputs of a tile of Winograd's along an axis, for so many taps: of six values, as with 3 taps.
+OUTPUTS = {3: 4, 4: 3, 5: 2}
+
+
+@attrs.frozen
+class Phases:
+    """A convolution over the phases of its image.
+
+    Attributes:
+        step: The stride of what is replaced: there are ``step * step`` phases of each channel.
+        shift: Taps of zeros before the first, along H and W: phases begin where windows do.
+        g: The sizes of the convolution over the phases.
+    """
+
+    step: int
+    shift: tuple[int, int]
+    g: Geometry
+
+
+def phases_of(g: Geometry) -> Phases | None:
+    """Return the convolution over phases; None where it is none that Winograd's algorithm does."""
+    step = g.strides[1]
+    flat = g.kernel[0] == g.source[0] == g.target[0] == 1
+    if not flat or g.groups > 1 or step == 1 or step != g.strides[2] or g.dilations[1:] != (1, 1):
+        return None
+    rows, columns = ((-pad % step) for pad in g.pads[1:])
+    taps = -(-(g.kernel[1] + rows) // step)
+    if taps not in OUTPUTS or taps != -(-(g.kernel[2] + columns) // step):
+        return None
+    over = attrs.evolve(
+        g,
+        inputs=g.inputs * step * step,
+        source=(1, -(-g.source[1] // step), -(-g.source[2] // step)),
+        kernel=(1, taps, taps),
+        strides=(1, 1, 1),
+        pads=(0, (g.pads[1] + rows) // step, (g.pads[2] + columns) // step),
+    )
+    return Phases(step, (rows, columns), over)
+
+
+def phase_weights(of: Tiles, phases: Phases) -> Callable[[Array], Array]:
+    """Return the recipe of the weights: each phase's taps, as Winograd's kernels read them."""
+    step, (rows, columns), taps = phases.step, phases.shift, phases.g.kernel[1]
+    pack = winograd_weights(of, OUTPUTS[taps])
+
+    def make(weight: Array) -> Array:
+        outputs, inputs = weight.shape[:2]
+        height, width = weight.shape[-2:]
+        whole = np.zeros((outputs, inputs, taps * step, taps * step), weight.dtype)
+        whole[:, :, rows : rows + height, columns : columns + width] = weight.reshape(
+            outputs, inputs, height, width
+        )
+        split = whole.reshape(outputs, inputs, taps, step, taps, step)
+        # In the order of the kernel ``phases``: row of the phase, channel, column of the phase.
+        return pack(split.transpose(0, 3, 1, 5, 2, 4).reshape(outputs, -1, taps, taps))
+
+    return make
+
+
+def emit_phases(low: Lowering, of: Tiles, g: Geometry, phases: Phases, x: Word) -> Scratch:
+    """Emit the step that sorts an image by its phases; return where they are, in blocks."""
+    rows, columns = phases.g.source[1:]
+    blocks = round_up(phases.g.inputs, of.lanes) // of.lanes
+    pixel = of.lanes * of.item
+    target = low.scratch(g.images * blocks * rows * columns * pixel)
+    # Two neighbours go together where both are always there.
+    pair = 2 if of.item == 4 and phases.step % 2 == g.source[2] % 2 == of.lanes % 2 == 0 else 1
+    words: list[Word] = [x, target, g.inputs, g.source[1], g.source[2] // pair, rows, columns]
+    words += [phases.step, phases.step // pair, blocks]
+    units = g.images * rows
+    written = target.nbytes
+    low.emit(
+        Kernel(
+            "subgraph.ops.movement.reorder_kernels",
+            "phases",
+            item=pair * of.item,
+            lanes=of.lanes // pair,
+        ),
+        words,
+        units,
+        grain=grain(units, written),
+        bytes=g.images * g.inputs * math.prod(g.source) * of.item + written,
+    )
+    return target

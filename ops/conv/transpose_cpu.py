@@ -1,0 +1,444 @@
+"""ConvTranspose on the CPU device: for each phase of the strides a direct convolution.
+
+Output ``o`` of one dimension sums ``x[i] * w[t]`` over the taps with ``i * stride + t * dilation =
+o + pad``. The outputs ``o = phase + stride * q`` all use the same taps, and consecutive q
+consecutive inputs: each phase is a convolution of stride 1 that writes every stride-th pixel. With
+few channels of outputs all phases are one convolution, or a product to the channels of all taps.
+Weights that are computed at run time are not worth their packing: a product, then Col2Im's sums.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.lowering import (
+    Lowering,
+    Operand,
+    Storage,
+    Unsupported,
+    Weight,
+    Word,
+    lowering,
+)
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.ops.composite.cpu import delegate, viewed
+from subgraph.ops.elementwise.cpu import temporary
+from subgraph.ops.movement.geometry import (
+    Geometry,
+    auto_pad,
+    blocked_vector,
+    dense_groups,
+    depthwise_weights,
+    ints,
+    merge,
+    merged,
+    triple,
+)
+from subgraph.ops.movement.layout_turns import blocked, blocked_target, plain_target, settle
+from subgraph.ops.movement.packing import pack_blocks
+from subgraph.ops.shared.tile_planning import (
+    FLOATS,
+    Activation,
+    Array,
+    Tiles,
+    activation,
+    grain,
+    tiles,
+)
+from subgraph.ops.unfold.cpu import emit_sums
+
+from .depthwise import emit_depthwise
+from .direct import DirectOutput, emit_direct
+
+# Combinations of phases: each is a step with weights of its own, which take time to plan.
+_MOST_PHASES = 4096
+
+
+@attrs.frozen
+class Phase:
+    """What one phase of one dimension reads.
+
+    Attributes:
+        first: First output.
+        count: Number of outputs.
+        taps: Taps in the order of the inputs they read; empty: the outputs get no input.
+        dilation: Inputs between taps, 1 with fewer than two.
+        pad: Pads before.
+    """
+
+    first: int
+    count: int
+    taps: tuple[int, ...]
+    dilation: int
+    pad: int
+
+
+def phases(outputs: int, kernel: int, stride: int, dilation: int, pad: int) -> list[Phase]:
+    """Return the phases of a dimension that have outputs."""
+    found: list[Phase] = []
+    for first in range(min(stride, outputs)):
+        taps = [t for t in range(kernel) if (first + pad - t * dilation) % stride == 0]
+        taps.reverse()  # the last tap reads the first input
+        start = (first + pad - taps[0] * dilation) // stride if taps else 0
+        # One tap has no dilation: convolutions walk rows that are dilated in another order.
+        step = dilation // math.gcd(dilation, stride) if len(taps) > 1 else 1
+        count = -(-(outputs - first) // stride)
+        found.append(Phase(first, count, tuple(taps), step, -start))
+    return found
+
+
+def transpose_pads(node: Node, x: Operand, w: Operand, y: Operand) -> list[int]:
+    """Return the pads before of a ConvTranspose; see its specification for ``output_shape``."""
+    rank = x.rank - 2
+    mode = auto_pad(node)
+    if mode == "VALID":
+        return [0] * rank
+    if mode == "NOTSET" and "output_shape" not in node.attrs:
+        return ints(node, "pads", 2 * rank, 0)[:rank]
+    strides, dilations = ints(node, "strides", rank, 1), ints(node, "dilations", rank, 1)
+    extra = ints(node, "output_padding", rank, 0)
+    before: list[int] = []
+    for axis in range(rank):
+        reach = (w.shape[2 + axis] - 1) * dilations[axis] + 1
+        full = strides[axis] * (x.shape[2 + axis] - 1) + extra[axis] + reach
+        total = full - y.shape[2 + axis]
+        before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
+    return before
+
+
+def _weights(
+    groups: int,
+    together: int,
+    parts: tuple[Phase, Phase, Phase],
+    kernel: tuple[int, int, int],
+    of: Tiles,
+) -> Callable[[Array], Array]:
+    """Return the recipe of one combination of phases: its taps of ``[I, O / groups, ...]``."""
+
+    def make(weight: Array) -> Array:
+        whole = _taps_of(weight, parts, kernel)
+        inputs, outputs = weight.shape[:2]
+        split = whole.reshape(groups, inputs // groups, *whole.shape[1:])
+        turned = split.swapaxes(1, 2).reshape(groups * outputs, -1, *whole.shape[2:])
+        dense = dense_groups(turned, groups, together)
+        dense = dense.reshape(-(-groups // together), -1, *dense.shape[1:])
+        return pack_blocks(dense.reshape(*dense.shape[:3], -1), of)
+
+    return make
+
+
+def _depthwise_weights(
+    parts: tuple[Phase, Phase, Phase], kernel: tuple[int, int, int], of: Tiles
+) -> Callable[[Array], Array]:
+    """Return the recipe of one combination of phases of ``[C, 1, ...]``."""
+    packed = depthwise_weights(of)
+    return lambda weight: packed(_taps_of(weight, parts, kernel))
+
+
+def _taps_of(
+    weight: Array, parts: tuple[Phase, Phase, Phase], kernel: tuple[int, int, int]
+) -> Array:
+    """Return the taps of a combination of phases; a zero where a phase has none."""
+    whole = weight.reshape(*weight.shape[:2], *kernel)
+    for axis, phase in enumerate(parts):
+        if phase.taps:
+            whole = np.take(whole, phase.taps, 2 + axis)
+        else:
+            whole = np.zeros_like(np.take(whole, [0], 2 + axis))
+    return whole
+
+
+@lowering("ConvTranspose", dtypes=FLOATS, layouts=("plain", "blocked"))
+def conv_transpose(node: Node, low: Lowering) -> None:
+    """Lower ConvTranspose."""
+    x, w, y, bias = low.given(0), low.given(1), low.output(), low.optional(2)
+    if not y.size:
+        return
+    if not w.constant or (bias is not None and not bias.constant):
+        _columns(node, low, x, w, bias, y)
+        return
+    of = tiles(x.dtype, low.block_lanes(x.dtype))
+    rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
+    kernel = triple(w.shape[2:], 1)
+    strides = triple(ints(node, "strides", rank, 1), 1)
+    dilations = triple(ints(node, "dilations", rank, 1), 1)
+    pads = triple(transpose_pads(node, x, w, y), 0)
+    source, target = triple(x.shape[2:], 1), triple(y.shape[2:], 1)
+    sizes = Geometry(
+        x.shape[0], groups, x.shape[1] // groups, w.shape[1], source, target, kernel,
+        strides, dilations, pads,
+    )  # fmt: skip
+    if math.prod(map(min, strides, target)) > _MOST_PHASES:
+        _columns(node, low, x, w, bias, y)
+        return
+    together = merged(sizes, of.lanes)
+    per_axis = [phases(target[i], kernel[i], strides[i], dilations[i], pads[i]) for i in range(3)]
+    if kernel[0] > 1 and any(p.dilation > 1 for p in per_axis[2]):
+        raise Unsupported("a 3-D transposed convolution dilated along its last dimension")
+    act = activation(node, of)
+    plain = x.layout == y.layout == "plain"
+    alone = groups == 1 and act.post == 0 and not act.flags
+    if alone and _spreads(of, sizes, per_axis, plain=plain):
+        if plain:
+            _columns(node, low, x, w, bias, y)
+        else:
+            _spread(low, of, sizes, w, bias)
+        return
+    if groups == 1 and of.low and _packs(of, sizes, per_axis):
+        _packed(low, of, sizes, per_axis, w, bias, act)
+        return
+    kept_bias = None
+    if bias is not None:
+        kept_bias = low.weight(f"conv bias of {of.lanes}", blocked_vector(of), bias)
+    x_word, y_word = blocked(low, of, x), blocked_target(low, of, y)
+    depthwise = groups > 1 and sizes.inputs == sizes.outputs == 1
+    for parts in itertools.product(*per_axis):
+        d, h, width = parts
+        g = attrs.evolve(
+            sizes if depthwise else merge(sizes, together),
+            target=(d.count, h.count, width.count),
+            kernel=(max(len(d.taps), 1), max(len(h.taps), 1), max(len(width.taps), 1)),
+            strides=(1, 1, 1),
+            dilations=(d.dilation, h.dilation, width.dilation),
+            pads=(d.pad, h.pad, width.pad),
+        )
+        first = (d.first * target[1] + h.first) * target[2] + width.first
+        out = DirectOutput(y_word, 0, strides, first, target)
+        taps = f"taps {d.taps} {h.taps} {width.taps}"
+        if depthwise:
+            recipe = f"conv transpose depthwise {of.lanes} {taps}"
+            weight = low.weight(recipe, _depthwise_weights((d, h, width), kernel, of), w)
+            emit_depthwise(low, of, g, x_word, weight, kept_bias or 0, out, act)
+            continue
+        recipe = f"conv transpose {of.nv}x{of.lanes} groups {groups}/{together} {taps}"
+        weight = low.weight(recipe, _weights(groups, together, (d, h, width), kernel, of), w)
+        emit_direct(low, of, g, x_word, weight, kept_bias or 0, out, act, plain=False)
+    settle(low, of, y, y_word, keeps_zero=act.keeps_zero)
+
+
+def _columns(
+    node: Node, low: Lowering, x: Operand, w: Operand, bias: Operand | None, y: Operand
+) -> None:
+    """Lower to a product in the plain layout, whose columns then add up to the image."""
+    if "blocked" in (x.layout, y.layout) or not x.size or node.attrs.get("activation"):
+        raise Unsupported("weights of a transposed convolution that are computed at run time")
+    rank, groups = x.rank - 2, int(node.attrs.get("group", 1))
+    inputs, each = x.shape[1] // groups, w.shape[1]
+    taps, places = math.prod(w.shape[2:]), math.prod(x.shape[2:])
+    turned = _turned(low, w, groups)
+    columns = temporary(low, x.dtype, (x.shape[0], groups, each * taps, places))
+    image = viewed(low, x, (x.shape[0], groups, inputs, places))
+    delegate(low, "MatMul", [turned, image], columns)
+    emit_sums(
+        low,
+        columns,
+        y,
+        y.shape[2:],
+        w.shape[2:],
+        x.shape[2:],
+        ints(node, "strides", rank, 1),
+        transpose_pads(node, x, w, y),
+        ints(node, "dilations", rank, 1),
+        bias,
+    )
+
+
+def _turned(low: Lowering, w: Operand, groups: int) -> Operand:
+    """Return weights as the left side of a product: [groups, outputs * taps, inputs]."""
+    inputs, flat = w.shape[0] // groups, math.prod(w.shape[1:])
+    if not w.constant:
+        turned = temporary(low, w.dtype, (groups, flat, inputs))
+        given = viewed(low, w, (groups, inputs, flat))
+        delegate(low, "Transpose", [given], turned, perm=(0, 2, 1))
+        return turned
+
+    def make(weight: Array) -> Array:
+        return np.ascontiguousarray(weight.reshape(groups, inputs, flat).swapaxes(1, 2))
+
+    turned = Operand(f"{w.name}.turned", w.dtype, (groups, flat, inputs))
+    turned.derived = low.weight(f"conv transpose columns of {groups} groups", make, w)
+    plain = Weight("plain", as_it_is, (turned.derived,))
+    turned.storage = Storage("weight", turned.nbytes, weight=plain)
+    return turned
+
+
+def _window(parts: Sequence[Phase]) -> tuple[int, int]:
+    """Return the first input that the phases of a dimension read, and how many they span."""
+    first = min((-p.pad for p in parts if p.taps), default=0)
+    return first, max((-p.pad + len(p.taps) for p in parts if p.taps), default=first + 1) - first
+
+
+def _apart(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
+    """Return how often the convolutions of all phases multiply a pixel by a block of weights."""
+    return -(-sizes.outputs // of.lanes) * math.prod(
+        sum(p.count * max(len(p.taps), 1) for p in parts) for parts in per_axis
+    )
+
+
+def _together(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> int:
+    """Return how often one convolution to the channels of all phases does."""
+    count = math.prod(len(parts) for parts in per_axis)
+    return -(-count * sizes.outputs // of.lanes) * math.prod(
+        parts[0].count * _window(parts)[1] for parts in per_axis
+    )
+
+
+def _packs(of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]]) -> bool:
+    """Return whether one convolution to the channels of all phases multiplies less than many."""
+    if sizes.dilations != (1, 1, 1):
+        return False
+    return _together(of, sizes, per_axis) < _apart(of, sizes, per_axis)
+
+
+# Multiplications of a pixel's channel by a block in the time of one sum; of sums in the plain
+# layout, which vectors do.
+_SUM, _PLAIN_SUM = 2.5, 0.7
+
+
+def _spreads(
+    of: Tiles, sizes: Geometry, per_axis: Sequence[Sequence[Phase]], *, plain: bool
+) -> bool:
+    """Return whether a product to the channels of all taps, then their sums, take clearly less."""
+    products = sizes.outputs * sizes.taps
+    each = _PLAIN_SUM if plain else _SUM
+    cost = -(-products // of.lanes) + products * each / max(sizes.inputs, 1)
+    cost *= math.prod(sizes.source)
+    least = _apart(of, sizes, per_axis)
+    if of.low and sizes.dilations == (1, 1, 1):
+        least = min(least, _together(of, sizes, per_axis))
+    return cost < 0.8 * least
+
+
+def _tap_weights(of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of a product to the channels of all taps of ``[I, O, ...]``."""
+
+    def make(weight: Array) -> Array:
+        flat = weight.reshape(len(weight), -1)
+        return pack_blocks(np.ascontiguousarray(flat.T)[None, :, :, None], of)
+
+    return make
+
+
+def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand | None) -> None:
+    """Multiply each pixel by the weights of all taps, then add up what the taps give."""
+    x, y = low.given(0), low.output()
+    one = (1, 1, 1)
+    g = attrs.evolve(
+        sizes,
+        outputs=sizes.outputs * sizes.taps,
+        target=sizes.source,
+        kernel=one,
+        strides=one,
+        dilations=one,
+        pads=(0, 0, 0),
+    )
+    weight = low.weight(f"conv transpose taps {of.nv}x{of.lanes}", _tap_weights(of), w)
+    blocks = -(-g.outputs // of.lanes)
+    made = low.scratch(g.images * blocks * g.pixels * of.lanes * of.item)
+    nothing = Activation(0, 0, 0.0, 0.0)
+    out = DirectOutput(made, 0, one, 0)
+    emit_direct(low, of, g, blocked(low, of, x), weight, 0, out, nothing, plain=False)
+    target = plain_target(low, of, y)
+    words: list[Word] = [made, target, sizes.outputs, blocks, *sizes.source, *sizes.kernel]
+    words += [*sizes.target, *sizes.strides, *sizes.dilations, *sizes.pads, bias or 0]
+    units = g.images * sizes.target[0] * sizes.target[1]
+    low.emit(
+        Kernel("subgraph.ops.movement.reorder_kernels", "sum_taps", dtype=of.dtype, lanes=of.lanes),
+        words,
+        units,
+        grain=grain(units, 4 * g.images * g.outputs * g.pixels),
+        bytes=(g.images * g.outputs * g.pixels + y.size) * of.item,
+    )
+    settle(low, of, y, target)
+
+
+def _packed_weights(
+    per_axis: Sequence[Sequence[Phase]], kernel: tuple[int, int, int], of: Tiles
+) -> Callable[[Array], Array]:
+    """Return the recipe of all phases: their taps of ``[I, O, ...]``, zeros around them."""
+    windows = [_window(parts) for parts in per_axis]
+
+    def make(weight: Array) -> Array:
+        inputs, outputs = weight.shape[:2]
+        given = weight.reshape(inputs, outputs, *kernel)
+        count = math.prod(len(parts) for parts in per_axis)
+        whole = np.zeros((count, outputs, inputs, *(span for _, span in windows)), weight.dtype)
+        for target, parts in zip(whole, itertools.product(*per_axis), strict=True):
+            taps = given
+            place = [slice(None), slice(None)]
+            for axis, (phase, (first, _)) in enumerate(zip(parts, windows, strict=True)):
+                taps = np.take(taps, phase.taps, 2 + axis)
+                start = -phase.pad - first if phase.taps else 0
+                place.append(slice(start, start + len(phase.taps)))
+            target[tuple(place)] = taps.swapaxes(0, 1)
+        return pack_blocks(whole.reshape(1, count * outputs, inputs, -1), of)
+
+    return make
+
+
+def _repeated(count: int, of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of a bias that all phases have."""
+    padded = blocked_vector(of)
+
+    def make(bias: Array) -> Array:
+        return padded(np.tile(bias, count))
+
+    return make
+
+
+def _packed(
+    low: Lowering,
+    of: Tiles,
+    sizes: Geometry,
+    per_axis: Sequence[Sequence[Phase]],
+    w: Operand,
+    bias: Operand | None,
+    act: Activation,
+) -> None:
+    """Run all phases as channels of one convolution, then put them where they belong."""
+    x, y = low.given(0), low.output()
+    counts = [len(parts) for parts in per_axis]
+    count = math.prod(counts)
+    windows = [_window(parts) for parts in per_axis]
+    g = attrs.evolve(
+        sizes,
+        outputs=count * sizes.outputs,
+        target=triple([parts[0].count for parts in per_axis], 1),
+        kernel=triple([span for _, span in windows], 1),
+        strides=(1, 1, 1),
+        pads=triple([-first for first, _ in windows], 0),
+    )
+    recipe = (
+        f"conv transpose packed {of.nv}x{of.lanes} strides {sizes.strides} pads {sizes.pads} "
+        f"outputs {sizes.target} of {sizes.source}"
+    )
+    weight = low.weight(recipe, _packed_weights(per_axis, sizes.kernel, of), w)
+    kept_bias: Word = 0
+    if bias is not None:
+        recipe = f"conv bias {count} times of {of.lanes}"
+        kept_bias = low.weight(recipe, _repeated(count, of), bias)
+    blocks = -(-g.outputs // of.lanes)
+    made = low.scratch(g.images * blocks * g.pixels * of.lanes * of.item)
+    flops = 2 * sizes.images * sizes.inputs * sizes.outputs * sizes.taps * math.prod(sizes.source)
+    out = DirectOutput(made, 0, (1, 1, 1), 0)
+    x_word = blocked(low, of, x)
+    emit_direct(low, of, g, x_word, weight, kept_bias, out, act, plain=False, flops=flops)
+    target = plain_target(low, of, y)
+    units = g.images * sizes.target[0] * sizes.target[1]
+    low.emit(
+        Kernel(
+            "subgraph.ops.movement.reorder_kernels", "interleave", dtype=of.dtype, lanes=of.lanes
+        ),
+        [made, target, sizes.outputs, blocks, *g.target, *counts, *sizes.target],
+        units,
+        grain=grain(units, 8 * y.size),
+        bytes=2 * y.nbytes,
+    )
+    settle(low, of, y, target, keeps_zero=act.keeps_zero)

@@ -1,0 +1,1 @@
+"""Elementwise operators, and chains of them as programs over vectors."""

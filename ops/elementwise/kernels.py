@@ -1,0 +1,383 @@
+"""One kernel for every elementwise operator and for every chain of them: a program over vectors.
+
+A *program* is a tuple of instructions, each the text ``"name.dtype operand ..."``::
+
+    ("mul.float32 i0 c0", "add.float32 t0 i1", "max.float32 t1 #0")
+
+Names are those of ``primitive_kernels`` (``cast.source.target`` has two dtypes). Operands: ``iK``
+is input K, ``tK`` the result of instruction K, ``cK`` a number among the argument words, ``#x`` a
+literal. An output is ``"operand:dtype"``: what is stored and how.
+
+The loop runs over a tile of rows times a row of contiguous elements; the dimensions around them are
+taken apart once a tile. Along a row an input is
+
+- ``v``: contiguous like the output,
+- ``s``: one element for the whole row,
+- ``p``: one vector of ``lanes`` elements that repeats (a channel block of the blocked layout).
+
+Rows and outer dimensions have any stride in bytes, 0 to broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from subgraph.engine.codegen.irtools import (
+    I32,
+    I64,
+    INT64,
+    VOID,
+    call_intrinsic,
+    define,
+    first_lanes,
+    load_at,
+    pointer,
+    splat_value,
+    store_at,
+    store_masked,
+    suffix,
+)
+from subgraph.system import host
+
+from .primitive_kernels import (
+    apply,
+    constant,
+    element,
+    from_memory,
+    register_dtype,
+    result_dtype,
+    storage,
+    to_memory,
+)
+
+Value = Any
+HEADER = 6
+# Longer programs keep the registers busy with one vector at a time, costly functions 32 of them.
+_UNROLLED_LENGTH, _UNROLL = 6, 4
+_LONG = frozenset(
+    [
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "sin",
+        "cos",
+        "silu",
+        "gelu",
+        "softplus",
+        "pow",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "mod",
+        "fmod",
+    ]
+)
+
+
+class _Program:
+    """A program taken apart: instructions, operand dtypes, outputs."""
+
+    def __init__(
+        self, program: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
+    ) -> None:
+        self.inputs = list(inputs)
+        self.instructions: list[tuple[str, list[str], list[str]]] = []
+        self.results: list[str] = []
+        for text in program:
+            head, *operands = text.split()
+            name, *dtypes = head.split(".")
+            self.instructions.append((name, dtypes, operands))
+            self.results.append(result_dtype(name, dtypes))
+        self.outputs = [(text.split(":")[0], text.split(":")[1]) for text in outputs]
+        self.numbers = self._numbers()
+
+    def _numbers(self) -> dict[str, str]:
+        """Return the dtype in which each number among the words is used."""
+        found: dict[str, str] = {}
+        for _, dtypes, operands in self.instructions:
+            for operand in operands:
+                if operand.startswith("c"):
+                    found[operand] = dtypes[0]
+        for operand, dtype in self.outputs:
+            if operand.startswith("c"):
+                found[operand] = register_dtype(dtype)
+        return dict(sorted(found.items(), key=lambda item: int(item[0][1:])))
+
+    @property
+    def together(self) -> int:
+        """Return how many vectors to compute at once, so that their chains overlap."""
+        names = [name for name, _, _ in self.instructions]
+        if len(names) > _UNROLLED_LENGTH:
+            return 1
+        costly = _LONG.intersection(names)
+        return 1 if costly and host.isa().registers > 16 else _UNROLL
+
+    def evaluate(
+        self, builder: Any, loaded: Sequence[Value], numbers: dict[str, Value], lanes: int
+    ) -> list[Value]:
+        """Emit the program for one vector of each input; return what is stored."""
+        values: dict[str, Value] = {f"i{k}": value for k, value in enumerate(loaded)}
+        for name, scalar in numbers.items():
+            values[name] = splat_value(builder, scalar, lanes)
+        for k, (name, dtypes, operands) in enumerate(self.instructions):
+            args = [
+                constant(dtypes[0], float(o[1:]), lanes) if o.startswith("#") else values[o]
+                for o in operands
+            ]
+            values[f"t{k}"] = apply(builder, name, dtypes, args)
+        stored: list[Value] = []
+        for operand, dtype in self.outputs:
+            if operand.startswith("#"):
+                value = constant(dtype, float(operand[1:]), lanes)
+            else:
+                value = values[operand]
+            stored.append(to_memory(builder, value, dtype))
+        return stored
+
+
+def _loop(
+    builder: Any,
+    start: Value,
+    stop: Value,
+    step: Value,
+    carried: Sequence[Value],
+    body: Callable[[Value, list[Value]], list[Value]],
+) -> tuple[Value, list[Value]]:
+    """Emit ``while at + step <= stop``; return where it ended and the carried values there."""
+    before = builder.block
+    head, inside, done = (builder.append_basic_block(n) for n in ("head", "body", "done"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    at = builder.phi(I64)
+    at.add_incoming(start, before)
+    phis = [builder.phi(value.type) for value in carried]
+    for phi, value in zip(phis, carried, strict=True):
+        phi.add_incoming(value, before)
+    following = builder.add(at, step)
+    builder.cbranch(builder.icmp_signed("<=", following, stop), inside, done)
+    builder.position_at_end(inside)
+    results = body(at, list(phis))
+    at.add_incoming(following, builder.block)
+    for phi, value in zip(phis, results, strict=True):
+        phi.add_incoming(value, builder.block)
+    builder.branch(head)
+    builder.position_at_end(done)
+    return at, list(phis)
+
+
+def _word(builder: Any, args: Value, index: int) -> Value:
+    return load_at(builder, builder.add(args, I64(8 * index)), I64, 8)
+
+
+def _repeat(builder: Any, vector: Value, lanes: int, times: int) -> Value:
+    if times == 1:
+        return vector
+    picks = ir.Constant(
+        ir.VectorType(I32, lanes * times), [I32(i % lanes) for i in range(lanes * times)]
+    )
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), picks)
+
+
+class _Tile:
+    """Emits the code of one tile."""
+
+    def __init__(self, program: _Program, modes: Sequence[str], outer: int, lanes: int) -> None:
+        self.program = program
+        self.modes = [*modes, *("v" for _ in program.outputs)]
+        self.dtypes = [*program.inputs, *(dtype for _, dtype in program.outputs)]
+        self.outer = outer
+        self.lanes = lanes
+
+    def numbers(self, builder: Any, args: Value) -> dict[str, Value]:
+        """Load the numbers among the words."""
+        found: dict[str, Value] = {}
+        for name, dtype in self.program.numbers.items():
+            word = _word(builder, args, HEADER + int(name[1:]))
+            ty = element(dtype)
+            if isinstance(ty, ir.IntType):
+                found[name] = builder.trunc(word, ty) if ty.width < 64 else word
+            else:
+                real = builder.bitcast(word, ir.DoubleType())
+                found[name] = real if ty == ir.DoubleType() else builder.fptrunc(real, ty)
+        return found
+
+    def emit(self, builder: Any, args: Value, unit: Value, numbers: dict[str, Value]) -> None:
+        size, block, rows, row_block, chunks, row_chunks = (
+            _word(builder, args, k) for k in range(HEADER)
+        )
+        at = HEADER + len(self.program.numbers)
+        outer_sizes = [_word(builder, args, at + d) for d in range(self.outer)]
+        at += self.outer
+        column = builder.mul(builder.urem(unit, chunks), block)
+        rest = builder.udiv(unit, chunks)
+        row = builder.mul(builder.urem(rest, row_chunks), row_block)
+        rest = builder.udiv(rest, row_chunks)
+        index: list[Value] = []
+        for d in reversed(range(self.outer)):
+            index.insert(0, builder.urem(rest, outer_sizes[d]) if d else rest)
+            rest = builder.udiv(rest, outer_sizes[d])
+        bases: list[Value] = []
+        steps: list[Value] = []
+        for mode, dtype in zip(self.modes, self.dtypes, strict=True):
+            base, step = _word(builder, args, at), _word(builder, args, at + 1)
+            base = builder.add(base, builder.mul(row, step))
+            for d in range(self.outer):
+                stride = _word(builder, args, at + 2 + d)
+                base = builder.add(base, builder.mul(index[d], stride))
+            if mode == "v":
+                base = builder.add(base, builder.mul(column, I64(storage(dtype)[1])))
+            bases.append(base)
+            steps.append(step)
+            at += 2 + self.outer
+        count = _least(builder, block, builder.sub(size, column))
+        height = _least(builder, row_block, builder.sub(rows, row))
+
+        def one_row(_at: Value, addresses: list[Value]) -> list[Value]:
+            self.row(builder, addresses, count, numbers)
+            return [builder.add(a, s) for a, s in zip(addresses, steps, strict=True)]
+
+        _loop(builder, I64(0), height, I64(1), bases, one_row)
+
+    def row(
+        self, builder: Any, bases: Sequence[Value], count: Value, numbers: dict[str, Value]
+    ) -> None:
+        lanes = self.lanes
+        fixed = [
+            self._fixed(builder, k, bases[k], mode)
+            for k, mode in enumerate(self.modes[: len(self.program.inputs)])
+        ]
+
+        def vectors(times: int) -> Callable[[Value, list[Value]], list[Value]]:
+            def body(at: Value, _carried: list[Value]) -> list[Value]:
+                self._vectors(builder, bases, fixed, at, times, numbers, None)
+                return []
+
+            return body
+
+        at: Value = I64(0)
+        times = self.program.together
+        if times > 1:
+            at, _ = _loop(builder, at, count, I64(lanes * times), [], vectors(times))
+        if lanes > 1:
+            at, _ = _loop(builder, at, count, I64(lanes), [], vectors(1))
+            with builder.if_then(builder.icmp_signed("<", at, count)):
+                mask = first_lanes(builder, builder.sub(count, at), lanes)
+                self._vectors(builder, bases, fixed, at, 1, numbers, mask)
+        else:
+            _loop(builder, at, count, I64(1), [], vectors(1))
+
+    def _fixed(self, builder: Any, k: int, base: Value, mode: str) -> Value:
+        """Load what stays the same along a row; None for contiguous inputs."""
+        if mode == "v":
+            return None
+        ty, size = storage(self.dtypes[k])
+        if mode == "p":
+            raw = load_at(builder, base, ir.VectorType(ty, self.lanes), size)
+        else:
+            raw = splat_value(builder, load_at(builder, base, ty, size), self.lanes)
+        return from_memory(builder, raw, self.dtypes[k])
+
+    def _vectors(
+        self,
+        builder: Any,
+        bases: Sequence[Value],
+        fixed: Sequence[Value],
+        at: Value,
+        times: int,
+        numbers: dict[str, Value],
+        mask: Value,
+    ) -> None:
+        lanes = self.lanes * times
+        count = len(self.program.inputs)
+        loaded: list[Value] = []
+        for k in range(count):
+            if fixed[k] is not None:
+                loaded.append(_repeat(builder, fixed[k], self.lanes, times))
+                continue
+            ty, size = storage(self.dtypes[k])
+            address = builder.add(bases[k], builder.mul(at, I64(size)))
+            raw = _load(builder, address, ir.VectorType(ty, lanes), size, mask)
+            loaded.append(from_memory(builder, raw, self.dtypes[k]))
+        stored = self.program.evaluate(builder, loaded, numbers, lanes)
+        for k, value in enumerate(stored, count):
+            size = storage(self.dtypes[k])[1]
+            address = builder.add(bases[k], builder.mul(at, I64(size)))
+            _store(builder, address, value, size, mask)
+
+
+def _least(builder: Any, a: Value, b: Value) -> Value:
+    return builder.select(builder.icmp_signed("<", a, b), a, b)
+
+
+def _load(builder: Any, address: Value, ty: Any, size: int, mask: Value) -> Value:
+    if mask is None:
+        return load_at(builder, address, ty, size)
+    args = [pointer(builder, address, ty), I32(size), mask, ty(None)]
+    return call_intrinsic(builder, f"llvm.masked.load.{suffix(ty)}.p0", ty, args)
+
+
+def _store(builder: Any, address: Value, value: Value, size: int, mask: Value) -> None:
+    if mask is None:
+        store_at(builder, address, value, size)
+        return
+    store_masked(builder, address, value, mask, size)
+
+
+def run(
+    *,
+    program: tuple[str, ...],
+    inputs: tuple[str, ...],
+    modes: tuple[str, ...],
+    outputs: tuple[str, ...],
+    outer: int,
+    lanes: int,
+) -> Callable[..., None]:
+    """Return the kernel of a program (see the module's text); one unit is one tile.
+
+    Args:
+        program: Instructions.
+        inputs: Dtype of each input.
+        modes: ``v``, ``s`` or ``p`` for each input.
+        outputs: ``operand:dtype`` for each output.
+        outer: Number of dimensions around the rows.
+        lanes: Elements of one vector.
+
+    Words::
+
+        0 elements of a row  1 of them in a tile  2 rows  3 of them in a tile
+        4 tiles along a row  5 tiles along the rows  6.. numbers (float64 bits or integers)
+        then the sizes of the outer dimensions
+        then for each input and output: address, bytes between rows, bytes per outer dimension
+
+    Units: outer sizes * word 5 * word 4.
+    """
+    tile = _Tile(_Program(program, inputs, outputs), modes, outer, lanes)
+
+    def emit(builder: Any, _context: Any, args: Sequence[Value]) -> None:
+        numbers = tile.numbers(builder, args[0])
+
+        def one(unit: Value, _carried: list[Value]) -> list[Value]:
+            tile.emit(builder, args[0], unit, numbers)
+            return []
+
+        _loop(builder, args[1], args[2], I64(1), [], one)
+
+    tiles = define(VOID, [INT64, INT64, INT64], emit)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        tiles(args, begin, end)
+
+    return kernel

@@ -1,0 +1,1 @@
+"""Operators that the CPU device's fusions make."""

@@ -1,0 +1,194 @@
+"""Operators of the domain "subgraph.cpu": what the CPU device's fusions make, and what they mean.
+
+A fused node keeps the original nodes as its inner graph, which is its definition: the reference
+runs it, and concrete types are inferred through it. Its inputs have roles; trailing ones may be
+missing, a missing one in the middle is None. All are lowered by ``@lowering(..., domain=DOMAIN)``.
+
+``FusedConv(X, W, B, R)``
+    ``act(Conv(X, W, B) + R)``. Attributes of Conv, and those of an activation.
+``FusedMatMul(A, B, C, R)``
+    ``act(alpha * A' @ B' + beta * C + R)``: MatMul or Gemm (``transA``, ``transB``, ``alpha``,
+    ``beta``); C broadcasts to the result, R has its shape.
+``FusedAttention(Q, K, V, M)``
+    ``softmax(scale * Q K' + M) V`` over four-dimensional operands. The attributes ``q_order``,
+    ``k_order``, ``v_order`` and ``o_order`` (default ``"bhtd"``) name the dimensions of operands
+    and result, a permutation of batch, heads, positions and size of a head: ``"bthd"`` and,
+    for K, ``"bhdt"`` spare a transposition. Q and the result must end in d. K and V may have fewer
+    heads than Q (each shared by consecutive ones). M is added and broadcasts to
+    ``[batch, heads, queries, keys]``. ``scale`` (float, default 1), ``causal`` (default 0).
+``FusedElementwise(...)``
+    The chain of elementwise operators that its inner graph is, in one loop.
+
+The activation: ``activation`` is "" or one of `ACTIVATIONS`; ``activation_alpha`` and
+``activation_beta`` are its numbers (floats): Clip's lower and upper bound, HardSigmoid's alpha and
+beta, LeakyRelu's, Elu's and Swish's alpha.
+
+Weights that pass through operators before they are used (a folded BatchNormalization, a
+transposition) stay in the graph as nodes on parameters only; the plan turns each such value into a
+constant operand that the weight cache redoes when a parameter changes. Two operators exist for
+that alone:
+
+``BatchNormScale(scale, var)``
+    ``scale / sqrt(var + epsilon)``, attribute ``epsilon``.
+``ScaledShift(factor, bias, mean, B)``
+    ``(B - mean) * factor + bias``; B may be missing (0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import TensorType, ValueType
+from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_broadcast,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+)
+from subgraph.ops.conv.op import convolution, pool_operands, require_filter_numbers, require_filters
+
+Array = np.ndarray[Any, Any]
+DOMAIN = "subgraph.cpu"
+ACTIVATIONS = (
+    "Relu",
+    "Clip",
+    "Sigmoid",
+    "Tanh",
+    "Gelu",
+    "GeluTanh",
+    "Silu",
+    "Softplus",
+    "Mish",
+    "Erf",
+    "HardSwish",
+    "HardSigmoid",
+    "LeakyRelu",
+    "Elu",
+    "Swish",
+)
+
+
+@requires("FusedConv", domain=DOMAIN)
+def fused_conv_operands(
+    node: Node, x: Tensor, w: Tensor, b: Tensor | None = None, r: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless B has a number for each output channel, R the result's shape.
+
+    What was fused may still hold: its Add broadcasts, the kernel does not.
+    """
+    require_shape("B", b, w.shape[:1], "one for each output channel")
+    if r is None:
+        return
+    require_dtype("R", r, x.dtype)
+    own = convolution(node, [TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)], ())[0]
+    assert isinstance(own, TensorType), "a convolution gives a tensor"
+    sizes = [dim for dim in own.shape or () if isinstance(dim, int)]
+    require_shape("R", r, sizes, "the result's")
+
+
+@requires("FusedQLinearConv", domain=DOMAIN)
+def fused_qlinear_conv_operands(node: Node, x: Tensor, *others: Tensor | None) -> None:
+    """Raise ShapeError unless filters, scales, zero points and bias fit, as `ops.qlinear_cpu`."""
+    padded: list[Tensor | None] = list(others)
+    padded += [None] * 9
+    x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, bias_scale = padded[:9]
+    if w is None:
+        raise ShapeError("the filters are missing")
+    require_filters(node, x, w, bias)
+    singles = (x_scale, x_zero, y_scale, y_zero)
+    for name, given in zip(("x_scale", "x_zero", "y_scale", "y_zero"), singles, strict=True):
+        require_filter_numbers(name, given, 1)
+    for name, given in (("w_scale", w_scale), ("w_zero", w_zero), ("b_scale", bias_scale)):
+        require_filter_numbers(name, given, w.shape[0])
+
+
+requires("FusedQMaxPool", domain=DOMAIN)(pool_operands)
+
+
+@requires("BatchNormScale", "ScaledShift", domain=DOMAIN)
+def factors(node: Node, first: Tensor, *others: Tensor | None) -> None:
+    """Raise ShapeError unless all operands have a number for each channel."""
+    for given in others:
+        require_shape("an operand", given, first.shape, "as many as the first has")
+
+
+@requires("FusedAttention", domain=DOMAIN)
+def fused_attention_operands(
+    node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless heads fit in the order of their dimensions, and the mask broadcasts.
+
+    What was fused may still hold: its products broadcast, the kernel does not.
+    """
+    sizes: list[dict[str, int]] = []
+    for name, given in (("q", q), ("k", k), ("v", v)):
+        require_rank(name.upper(), given, 4)
+        require_dtype(name.upper(), given, q.dtype)
+        order = str(node.attrs.get(f"{name}_order", "bhtd"))
+        require(sorted(order) == sorted("bhtd"), "{}_order is {!r}", name, order)
+        sizes.append(dict(zip(order, given.shape, strict=True)))
+    of_q, of_k, of_v = sizes
+    pairs = [(of_k["b"], of_q["b"]), (of_v["b"], of_q["b"]), (of_v["h"], of_k["h"])]
+    pairs += [(of_v["t"], of_k["t"]), (of_k["d"], of_q["d"])]
+    require(
+        all(a == b for a, b in pairs) and of_k["h"] >= 1 and of_q["h"] % of_k["h"] == 0,
+        "attention of {}, {} and {} by batch, heads, positions and size",
+        *sizes,
+    )
+    require_dtype("the mask", mask, q.dtype)
+    scores = (of_q["b"], of_q["h"], of_q["t"], of_k["t"])
+    require_broadcast("the mask", mask, scores, "the scores")
+
+
+@requires("FusedQLinearMatMul", domain=DOMAIN)
+def fused_qlinear_matmul_operands(
+    node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor,
+    b_zero: Tensor | None, y_scale: Tensor | None = None, y_zero: Tensor | None = None,
+    c: Tensor | None = None, c_scale: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless A and Y have one scale, and B and C one or one for each column."""
+    require_rank("B", b, 2)
+    require(a.rank >= 1, "a matrix product of a scalar")
+    rows, columns = b.shape[::-1] if node.attrs.get("transB", 0) else b.shape
+    require(a.shape[-1] == rows, "{} columns meet {} rows", a.shape[-1], rows)
+    require_dtype("a_zero", a_zero, a.dtype)
+    require_dtype("b_zero", b_zero, b.dtype)
+    require_shape("C", c, (columns,), "one for each column")
+    singles = (("a_scale", a_scale), ("a_zero", a_zero), ("y_scale", y_scale), ("y_zero", y_zero))
+    for name, given in singles:
+        require_filter_numbers(name, given, 1)
+    for name, given in (("b_scale", b_scale), ("b_zero", b_zero), ("c_scale", c_scale)):
+        require_filter_numbers(name, given, columns)
+
+
+@shape_rule("BatchNormScale", "ScaledShift", domain=DOMAIN)
+def first_type(
+    node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
+) -> list[ValueType | None]:
+    """Give the type of the first input."""
+    return [types[0]]
+
+
+@reference("BatchNormScale", domain=DOMAIN)
+def batch_norm_scale(node: Node, inputs: Sequence[Any]) -> list[Array]:
+    """Compute the factor of a BatchNormalization, in float64 inside."""
+    scale, var = (np.asarray(a, np.float64) for a in inputs)
+    return [(scale / np.sqrt(var + node.attrs["epsilon"])).astype(inputs[0].dtype)]
+
+
+@reference("ScaledShift", domain=DOMAIN)
+def scaled_shift(node: Node, inputs: Sequence[Any]) -> list[Array]:
+    """Compute the bias of a convolution with a folded BatchNormalization, in float64 inside."""
+    factor, bias, mean = (np.asarray(a, np.float64) for a in inputs[:3])
+    before = inputs[3] if len(inputs) > 3 and inputs[3] is not None else 0.0
+    shifted = (np.asarray(before, np.float64) - mean) * factor + bias
+    return [shifted.astype(inputs[0].dtype)]

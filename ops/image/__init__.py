@@ -1,0 +1,1 @@
+"""Operators that resize and sample images."""

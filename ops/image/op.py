@@ -1,0 +1,223 @@
+"""Operators that sample images: what operands must satisfy, and the shape rule of Resize."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.operator import infer_by_onnx, shape_rule
+from subgraph.operators.requirements import (
+    FLOATS,
+    Tensor,
+    choice,
+    is_known,
+    known_numbers,
+    numbers,
+    require,
+    require_axes,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+    whole_number,
+)
+from subgraph.ops.conv.op import MOST
+from subgraph.ops.elementwise.op import Types, Values, tensor
+from subgraph.ops.movement.op import stated
+
+# Samples along an axis of a bin of RoiAlign: their number takes time, whatever the image.
+_MOST_SAMPLES = 1 << 10
+_TRANSFORMS = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_crop_and_resize",
+    "tf_half_pixel_for_nn",
+)
+_ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+
+
+@requires("RoiAlign")
+def roi_align_operands(node: Node, x: Tensor, rois: Tensor, images: Tensor) -> None:
+    """Raise ShapeError unless regions have four coordinates and an image each (10 to 22)."""
+    require_dtype("X", x, *FLOATS)
+    require_dtype("rois", rois, x.dtype)
+    require_dtype("batch_indices", images, "int64")
+    require_rank("X", x, 4)
+    require_rank("rois", rois, 2)
+    require_shape("rois", rois, (rois.shape[0], 4), "x1, y1, x2, y2 of each region")
+    require_shape("batch_indices", images, rois.shape[:1], "one for each region")
+    for name in ("output_height", "output_width"):
+        whole_number(node, name, 1, least=1, most=MOST)
+    whole_number(node, "sampling_ratio", 0, least=0, most=_MOST_SAMPLES)
+    choice(node, "mode", "avg", "avg", "max")
+    choice(node, *("coordinate_transformation_mode", "half_pixel"), *_HALVES)
+    _require_images(x, known_numbers(images))
+
+
+_HALVES = ("half_pixel", "output_half_pixel")
+
+
+def _require_images(x: Tensor, given: list[int] | None) -> None:
+    for image in given or ():
+        require(image >= 0 and image < x.shape[0], "a region of image {} of {}", image, x.shape[0])
+
+
+@requires("MaxRoiPool")
+def max_roi_pool_operands(node: Node, x: Tensor, rois: Tensor) -> None:
+    """Raise ShapeError unless regions are an image's number and four coordinates each (1 to 22)."""
+    require_dtype("X", x, *FLOATS)
+    require_dtype("rois", rois, x.dtype)
+    require_rank("X", x, 4)
+    require_rank("rois", rois, 2)
+    require_shape("rois", rois, (rois.shape[0], 5), "image, x1, y1, x2, y2 of each region")
+    require(bool(node.attrs.get("pooled_shape")), "pooled_shape is missing")
+    numbers(node, "pooled_shape", 2, 1, 1, MOST)
+
+
+@requires("GridSample")
+def grid_sample_operands(node: Node, x: Tensor, grid: Tensor) -> None:
+    """Raise ShapeError unless the grid has a place's coordinates for each image (16 to 22)."""
+    require_dtype("grid", grid, *FLOATS)
+    require(x.rank >= 3, "X has shape {}; it needs rank 3 or more", list(x.shape))
+    shapes = list(grid.shape), list(x.shape)
+    fits = grid.rank == x.rank and grid.shape[0] == x.shape[0] and grid.shape[-1] == x.rank - 2
+    require(fits, "grid has shape {}, which is no place for each dimension of {}", *shapes)
+    modes = ("nearest", "linear", "bilinear", "cubic", "bicubic")
+    choice(node, *("mode", "linear"), *modes)
+    choice(node, "padding_mode", "zeros", "zeros", "border", "reflection")
+
+
+@requires("AffineGrid")
+def affine_grid_operands(node: Node, theta: Tensor, size: Tensor) -> None:
+    """Raise ShapeError unless there is a matrix for each image of the size (ONNX AffineGrid 20)."""
+    require_dtype("theta", theta, *FLOATS)
+    require_dtype("size", size, "int64")
+    require_rank("theta", theta, 3)
+    require_rank("size", size, 1)
+    count = size.shape[0]
+    fits = count == 4 or count == 5
+    require(fits, "size has {} numbers; it needs 4 or 5", count)
+    given = known_numbers(size)
+    images = theta.shape[0] if given is None else given[0]
+    require_shape("theta", theta, (images, count - 2, count - 1), "a matrix for each image")
+    for number in given or ():
+        require(number >= 0, "size is {}", given)
+
+
+@requires("ImageDecoder")
+def image_decoder_operands(node: Node, stream: Tensor) -> None:
+    """Raise ShapeError unless the stream is a row of bytes (ONNX ImageDecoder 20)."""
+    require_dtype("encoded_stream", stream, "uint8")
+    require_rank("encoded_stream", stream, 1)
+    choice(node, "pixel_format", "RGB", "RGB", "BGR", "Grayscale")
+
+
+@requires("Upsample")
+def upsample_operands(node: Node, x: Tensor, scales: Tensor | None = None) -> None:
+    """Raise ShapeError unless there is a scale for each dimension (ONNX Upsample, 1 to 10)."""
+    choice(node, "mode", "nearest", "nearest", "linear", "bilinear")
+    if scales is not None:
+        _require_scales(scales, x.rank)
+        return
+    found = node.attrs.get("scales")
+    if found is None:
+        require_rank("X", x, 4)
+        found = [1.0, 1.0, *(node.attrs.get(f"{side}_scale") for side in ("height", "width"))]
+    require(len(found) == x.rank, "scales are {} for {} dimensions", found, x.rank)
+    for scale in found:
+        _require_scale(scale)
+
+
+@requires("Resize")
+def resize_operands(
+    node: Node,
+    x: Tensor,
+    first: Tensor | None = None,
+    scales: Tensor | None = None,
+    sizes: Tensor | None = None,
+) -> None:
+    """Raise ShapeError unless scales, or sizes, are given for each axis (ONNX Resize, 10 to 19).
+
+    Opset 10 has scales alone. Later ones have a region of interest before them, which means
+    something where the transformation is "tf_crop_and_resize"; an operand without elements counts
+    as left out.
+    """
+    choice(node, "mode", "nearest", "nearest", "linear", "cubic")
+    if node.version == 10:
+        if first is None:
+            raise ShapeError("scales are missing")
+        _require_scales(first, x.rank)
+        return
+    transform = choice(node, *("coordinate_transformation_mode", "half_pixel"), *_TRANSFORMS)
+    choice(node, *("nearest_mode", "round_prefer_floor"), *_ROUNDINGS)
+    policies = ("stretch", "not_larger", "not_smaller")
+    choice(node, *("keep_aspect_ratio_policy", "stretch"), *policies)
+    axes = node.attrs.get("axes")
+    count = len(require_axes(x.rank, axes)) if axes else x.rank
+    why = f"one for each of {count} axes"
+    if transform == "tf_crop_and_resize":
+        if first is None:
+            raise ShapeError("roi is missing")
+        require_shape("roi", first, (2 * count,), f"two for each of {count} axes")
+    if scales is not None and not is_known(scales.size):
+        return
+    given = [operand for operand in (scales, sizes) if operand is not None and operand.size >= 1]
+    require(len(given) == 1, "one of scales and sizes is needed, {} are given", len(given))
+    if scales is not None and given[0] is scales:
+        _require_scales(scales, count)
+        return
+    require_dtype("sizes", sizes, "int64")
+    require_shape("sizes", sizes, (count,), why)
+    for size in known_numbers(sizes) or ():
+        require(size >= 1, "a size is {}", size)
+
+
+def _require_scales(scales: Tensor, count: int) -> None:
+    require_dtype("scales", scales, "float32")
+    require_shape("scales", scales, (count,), f"one for each of {count} dimensions")
+    if scales.known is not None:
+        for scale in scales.known.tolist():
+            _require_scale(scale)
+
+
+def _require_scale(scale: object) -> None:
+    fits = isinstance(scale, int | float) and 0 < scale < math.inf
+    require(fits, "a scale is {}; it must be finite and above 0", scale)
+
+
+@shape_rule("Resize", "Upsample")
+def resized(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Multiply each dimension by its scale, or give the sizes; onnx knows how axes are left out."""
+    x = tensor(types[0])
+    scales = values[-1] if len(values) == (2 if node.op_type == "Upsample" else 3) else None
+    if scales is None and "scales" in node.attrs:
+        scales = np.asarray(node.attrs["scales"])
+    plain = {"axes", "keep_aspect_ratio_policy"}.isdisjoint(node.attrs)
+    cropped = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if x is None or x.shape is None or not plain:
+        return infer_by_onnx(node, types, values)
+    if scales is None and len(types) == 4:
+        sizes = stated(node, values, 3, "sizes")
+        if sizes is None:
+            return [TensorType(x.dtype, [None] * len(x.shape))]
+        if len(sizes) == len(x.shape):
+            return [TensorType(x.dtype, sizes)]
+    if scales is None or cropped or scales.size != len(x.shape):
+        return infer_by_onnx(node, types, values)
+    pairs = zip(x.shape, scales.reshape(-1).tolist(), strict=True)
+    return [TensorType(x.dtype, [_scaled(dim, scale) for dim, scale in pairs])]
+
+
+def _scaled(dim: Dim, scale: float) -> Dim:
+    if not isinstance(dim, int):
+        return dim if scale == 1 else None
+    if scale == int(scale):
+        return dim * int(scale)
+    return math.floor(float(np.float32(dim) * np.float32(scale)))

@@ -1,0 +1,349 @@
+"""Resize and Upsample on the CPU device: one axis after the other, by tables made with the plan."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.graph.traced import plain
+from subgraph.graph.types import numpy_dtype
+from subgraph.ops.elementwise.cpu import cast_to, emit_expression, source, temporary
+from subgraph.ops.elementwise.expressions import FLOATS, Expression, text
+from subgraph.ops.movement.cpu import element_bytes, emit_take, emit_take_places, known
+from subgraph.ops.movement.op import Repeats
+from subgraph.ops.shared.strides import normal_axis
+
+Array = np.ndarray[Any, Any]
+_TILE = 8192  # elements of a unit
+_GATHERED = 4  # cost of an element that is gathered, against one beside the last
+# Vectors, by their lanes, from which picking neighbours costs less than gathering them.
+_VECTORS = {16: 4, 8: 1}
+_MOST_PLACES = 2**31 - 1  # tables of neighbours have 32 bits
+_CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
+
+
+@attrs.frozen
+class Axis:
+    """How one axis is resized.
+
+    Attributes:
+        axis: Which.
+        size: Its size before.
+        taken: Its size after.
+        scale: The factor, which need not be their ratio.
+        start: Where the region of interest begins and ends, as parts of the axis.
+        end: Its end.
+    """
+
+    axis: int
+    size: int
+    taken: int
+    scale: float
+    start: float = 0.0
+    end: float = 1.0
+
+
+@lowering("Resize", "Upsample")
+def resize(node: Node, low: Lowering) -> None:
+    """Lower Resize and Upsample."""
+    x, y = low.given(0), low.output()
+    old = node.op_type == "Upsample" or node.version == 10
+    mode = text(node.attrs.get("mode", "nearest")).replace("bilinear", "linear")
+    transform = text(node.attrs.get("coordinate_transformation_mode", "half_pixel"))
+    rounding = text(node.attrs.get("nearest_mode", "round_prefer_floor"))
+    if old:
+        transform, rounding = "asymmetric", "outwards"
+    if y.size == 0:
+        return
+    if x.size == 0:
+        raise Unsupported(f"{node.op_type} of an empty tensor")
+    axes = [a for a in _axes(low, old, transform) if not _is_identity(a, transform)]
+    if not axes:
+        low.alias(y, x)
+    elif mode == "nearest":
+        _nearest(low, axes, transform, rounding)
+    else:
+        _blend(low, axes, mode, transform)
+
+
+def _is_identity(axis: Axis, transform: str) -> bool:
+    """Return whether an axis stays as it is."""
+    whole = transform != "tf_crop_and_resize" or (axis.start, axis.end) == (0.0, 1.0)
+    return axis.size == axis.taken and math.isclose(axis.scale, 1.0) and whole
+
+
+def _content(low: Lowering, index: int) -> Array | None:
+    operand = low.optional(index)
+    return None if operand is None or operand.size == 0 else known(low, index)
+
+
+def _axes(low: Lowering, old: bool, transform: str) -> list[Axis]:
+    """Return how each axis is resized."""
+    node, x, y = low.node, low.given(0), low.output()
+    stated = [normal_axis(int(a), x.rank) for a in node.attrs.get("axes") or range(x.rank)]
+    scales = _scales(low, old, stated)
+    roi = _content(low, 1) if transform == "tf_crop_and_resize" else None
+    found: list[Axis] = []
+    for k, axis in enumerate(stated):
+        region = (0.0, 1.0)
+        if roi is not None:
+            region = (float(roi[k]), float(roi[len(stated) + k]))
+        found.append(Axis(axis, x.shape[axis], y.shape[axis], scales[k], *region))
+    return found
+
+
+def _scales(low: Lowering, old: bool, axes: Sequence[int]) -> list[float]:
+    node, x, y = low.node, low.given(0), low.output()
+    scales = _content(low, 1 if old else 2)
+    if scales is not None:
+        return [float(s) for s in scales.reshape(-1)]
+    if "scales" in node.attrs:
+        return [float(s) for s in node.attrs["scales"]]
+    if "height_scale" in node.attrs:
+        return [1.0, 1.0, float(node.attrs["height_scale"]), float(node.attrs["width_scale"])]
+    sizes = _content(low, 3)
+    policy = text(node.attrs.get("keep_aspect_ratio_policy", "stretch"))
+    if sizes is None:
+        raise Unsupported(f"{node.op_type} without scales and sizes")
+    if policy == "stretch":
+        return [y.shape[axis] / x.shape[axis] for axis in axes]
+    ratios = [float(s) / x.shape[axis] for s, axis in zip(sizes, axes, strict=True)]
+    return [min(ratios) if policy == "not_larger" else max(ratios)] * len(axes)
+
+
+def _positions(a: Axis, transform: str) -> tuple[Array, Array]:
+    """Return where each element of the result lies in the source, and which lie outside."""
+    j = np.arange(a.taken, dtype=np.float64)
+    length = a.scale * a.size
+    outside = np.zeros(a.taken, bool)
+    if transform == "align_corners":
+        at = np.zeros(a.taken) if length == 1 else j * (a.size - 1) / (length - 1)
+    elif transform == "asymmetric":
+        at = j / a.scale
+    elif transform == "tf_crop_and_resize":
+        part, last = a.end - a.start, a.size - 1
+        middle = np.full(a.taken, part * last / 2)
+        with np.errstate(invalid="ignore"):
+            at = middle if length == 1 else j * part * last / (length - 1)
+            at = at + a.start * (a.size - 1)
+        outside = (at < 0) | (at > a.size - 1)
+    elif transform == "pytorch_half_pixel" and length == 1:
+        at = np.full(a.taken, -0.5)
+    elif transform in _CENTRED:
+        # The order of these sums decides what a position just beside a whole one is.
+        shift = a.size / 2 * (1 - a.taken / length) if transform == "half_pixel_symmetric" else 0.0
+        at = shift + (j + 0.5) / a.scale - 0.5
+    else:
+        raise Unsupported(f"Resize with coordinate_transformation_mode {transform}")
+    # A region may begin at what is no number: tables of places hold numbers.
+    return np.nan_to_num(at, posinf=a.size, neginf=-1), outside
+
+
+def _nearest(low: Lowering, axes: Sequence[Axis], transform: str, rounding: str) -> None:
+    x, y = low.given(0), low.output()
+    item = element_bytes(x)
+    if item == 16:
+        raise Unsupported("Resize of complex numbers")
+    value = float(low.node.attrs.get("extrapolation_value", 0.0))
+    pad = np.full(1, value).astype(numpy_dtype(x.dtype))
+    tables = {a.axis: _nearest_table(a, transform, rounding, x.rank) for a in axes}
+    order = [a.axis for a in _in_order(axes, x.rank)]
+    last_two = [axis for axis in order if axis >= x.rank - 2]
+    together = all(_inside(tables[axis]) for axis in last_two)
+    if together:
+        # Images, the last two axes, are done at once, before or after what lies around them.
+        order = [axis for axis in order if axis not in last_two[1:]]
+    place, shape = x, list(x.shape)
+    for axis in order:
+        images = together and axis in last_two
+        shape_after = [*shape]
+        for done in last_two if images else (axis,):
+            shape_after[done] = _count(tables[done])
+        target = y if shape_after == list(y.shape) else temporary(low, x.dtype, shape_after)
+        if images:
+            emit_take_places(low, place, target, shape, tables, item=item)
+        else:
+            found = tables[axis]
+            table = found.table() if isinstance(found, Repeats) else found
+            emit_take(low, place, target, shape, axis, table, item=item, pad=pad)
+        place, shape = target, shape_after
+
+
+def _inside(table: Array | Repeats) -> bool:
+    return isinstance(table, Repeats) or bool((table >= 0).all())
+
+
+def _count(table: Array | Repeats) -> int:
+    return table.count if isinstance(table, Repeats) else len(table)
+
+
+def _repeats(transform: str, rounding: str) -> bool:
+    """Return whether a whole scale repeats every element."""
+    if transform == "asymmetric":
+        return rounding == "floor"
+    # Positions lie less than half an element beside the one that they are in.
+    return transform in _CENTRED and rounding.startswith("round_prefer")
+
+
+def _nearest_table(a: Axis, transform: str, rounding: str, rank: int) -> Array | Repeats:
+    """Return which element each one of the result is; -1 outside."""
+    times = plain(a.taken) // plain(a.size)
+    alike = a.axis >= rank - 2 and _repeats(transform, rounding)
+    if alike and times > 1 and a.scale == times and a.taken == a.size * times:
+        return Repeats(a.size, times)
+    at, outside = _positions(a, transform)
+    if rounding == "outwards":
+        # Before opset 11, in single precision: up where an axis shrinks, down where it grows.
+        at, rounding = at.astype(np.float32), "ceil" if a.scale < 1 else "floor"
+    table = np.clip(_rounded(at, rounding), 0, a.size - 1).astype(np.int64)
+    table[outside] = -1
+    return table
+
+
+def _rounded(at: Array, rounding: str) -> Array:
+    if rounding == "floor":
+        return np.floor(at)
+    if rounding == "ceil":
+        return np.ceil(at)
+    return np.ceil(at - 0.5) if rounding == "round_prefer_floor" else np.floor(at + 0.5)
+
+
+def _in_order(axes: Sequence[Axis], rank: int) -> list[Axis]:
+    """Return the axes in the order that costs least: later ones have less to do where some shrink.
+
+    The last axis is costly: its neighbours are gathered one by one.
+    """
+
+    def cost(order: Iterable[Axis]) -> float:
+        elements, total = 1.0, 0.0
+        for a in order:
+            elements *= a.taken / a.size
+            total += elements * (_GATHERED if a.axis == rank - 1 else 1)
+        return total
+
+    return list(min(itertools.permutations(sorted(axes, key=lambda a: -a.axis)), key=cost))
+
+
+# ---------------------------------------------------------------- weighted sums
+
+
+def _blend(low: Lowering, axes: Sequence[Axis], mode: str, transform: str) -> None:
+    x, y = low.given(0), low.output()
+    if mode not in ("linear", "cubic"):
+        raise Unsupported(f"Resize with mode {mode}")
+    if x.dtype not in (*FLOATS, "uint8", "int8", "int32"):
+        raise Unsupported(f"Resize of {x.dtype} with mode {mode}")
+    work = "float64" if x.dtype in ("float64", "int32") else "float32"
+    place = cast_to(low, x, work)
+    result = y if y.dtype == work else temporary(low, work, y.shape)
+    for k, a in enumerate(_in_order(axes, x.rank)):
+        shape = [a.taken if d == a.axis else n for d, n in enumerate(place.shape)]
+        target = result if k == len(axes) - 1 else temporary(low, work, shape)
+        _emit_blend(low, place, target, a, _taps(low.node, a, mode, transform))
+        place = target
+    if result is not y:
+        _store_rounded(low, result, y)
+
+
+def _store_rounded(low: Lowering, x: Operand, y: Operand) -> None:
+    e = Expression()
+    term = e.input(x.dtype)
+    if y.dtype not in FLOATS:
+        info = np.iinfo(y.dtype)
+        term = e("rint", e("max", e("min", term, float(info.max)), float(info.min)))
+    emit_expression(low, e, [source(x)], [(e.cast(term, y.dtype), y)])
+
+
+def _taps(node: Node, a: Axis, mode: str, transform: str) -> tuple[Array, Array, Array]:
+    """Return the neighbours and their weights, [neighbours, size], and what is added."""
+    at, outside = _positions(a, transform)
+    antialias = bool(node.attrs.get("antialias", 0))
+    scale = min(a.scale, 1.0) if antialias else 1.0
+    reach = (1 if mode == "linear" else 2) / scale
+    first = math.floor(-reach) + 1
+    offsets = np.arange(first, 2 - first)
+    # A position that is whole counts as the right end of its interval, as the standard has it.
+    left = np.ceil(at) - 1
+    ratio = at - left
+    distance = np.abs(offsets[:, None] - ratio[None, :]) * scale
+    if mode == "linear":
+        weights = np.clip(1 - distance, 0, 1)
+    else:
+        weights = _cubic(distance, float(node.attrs.get("cubic_coeff_a", -0.75)))
+    if antialias:
+        weights = weights / weights.sum(axis=0, keepdims=True)
+    places = left[None, :].astype(np.int64) + offsets[:, None]
+    if node.attrs.get("exclude_outside", 0):
+        weights = np.where((places < 0) | (places >= a.size), 0.0, weights)
+        total = weights.sum(axis=0, keepdims=True)
+        weights = weights / np.where(total == 0, 1.0, total)
+    weights[:, outside] = 0.0
+    added = np.where(outside, float(node.attrs.get("extrapolation_value", 0.0)), 0.0)
+    return np.clip(places, 0, a.size - 1), weights, added
+
+
+def _cubic(distance: Array, a: float) -> Array:
+    """Return the weights of cubic convolution (Keys, 1981)."""
+    d = distance
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+
+def _emit_blend(
+    low: Lowering, x: Operand, y: Operand, a: Axis, taps: tuple[Array, Array, Array]
+) -> None:
+    places, weights, added = taps
+    if a.size > _MOST_PLACES:
+        raise Unsupported(f"Resize of {a.size} elements along an axis")
+    dtype = numpy_dtype(x.dtype)
+    used = np.flatnonzero(np.any(weights != 0, axis=1))
+    places, weights = places[used], weights[used]
+    outer, inner = math.prod(x.shape[: a.axis]), math.prod(x.shape[a.axis + 1 :])
+    lanes = low.lanes(x.dtype)
+    found = _firsts(places, a.size, lanes) if inner == 1 and low.permutes(x.dtype) else None
+    if found is not None:
+        places = places - np.repeat(found[0], lanes)[: a.taken]
+    tables: list[Word] = [
+        low.weight("table32", np.array, np.ascontiguousarray(places, np.int32)),
+        low.weight("weights", np.array, np.ascontiguousarray(weights, dtype)),
+        low.weight("added", np.array, added.astype(dtype)),
+    ]
+    words: list[Word] = [x, y, *tables, len(used), a.size, a.taken]
+    flops = 2 * len(used) * y.size
+    if inner == 1:
+        name = "along"
+        if found is not None:
+            name = "nearby"
+            words += [low.weight("table32", np.array, found[0].astype(np.int32)), found[1]]
+        kernel = Kernel("subgraph.ops.image.resize_kernels", name, dtype=x.dtype, lanes=lanes)
+        units, grain = outer, max(1, _TILE // a.taken)
+    else:
+        block = max(1, min(a.taken, _TILE // inner))
+        words += [inner, block]
+        kernel = Kernel("subgraph.ops.image.resize_kernels", "across", dtype=x.dtype, lanes=lanes)
+        units, grain = outer * -(-a.taken // block), max(1, _TILE // (block * inner))
+    low.emit(kernel, words, units, grain=grain, flops=flops, bytes=x.nbytes + y.nbytes)
+
+
+def _firsts(places: Array, size: int, lanes: int) -> tuple[Array, int] | None:
+    """Return where vectors with all neighbours of ``lanes`` results begin, and how many they are.
+
+    None where they are too many.
+    """
+    starts = list(range(0, places.shape[1], lanes))
+    first = np.minimum.reduceat(places.min(axis=0), starts)
+    last = np.maximum.reduceat(places.max(axis=0), starts)
+    for vectors in range(1, _VECTORS[lanes] + 1):
+        begin = np.minimum(first, max(0, size - vectors * lanes))
+        if bool((last - begin < vectors * lanes).all()):
+            return begin, vectors
+    return None

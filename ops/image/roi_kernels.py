@@ -1,0 +1,348 @@
+"""Kernels that pool regions of images: RoiAlign, MaxRoiPool.
+
+A place that is no number, or far outside, never leads outside the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import ld, st, vec
+from subgraph.ops.indexing.kernels import report_value
+from subgraph.ops.movement.kernels import arg
+
+from .sampling_kernels import below
+
+Function = Callable[..., Any]
+_word = ld("float64")
+_REAL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
+_ITEM = {"float32": 4, "float64": 8}
+MOST_SAMPLES = 4096  # along an axis of a bin whose number follows from the region
+_ENTRY = 16  # bytes of a line of pixels and its weight: int64 and the element
+
+
+def _bins(dtype: str) -> tuple[Any, Any]:
+    """Return what reads a region and what finds the two pixels around a place.
+
+    The first takes words as both kernels of RoiAlign have them and the number of the region, and
+    gives its image, top, left, height and width of a bin, samples of a bin down and across.
+    """
+    load, image_of = ld(dtype), ld("int64")
+    item, real = _ITEM[dtype], _REAL[dtype]
+
+    @register_jitable
+    def samples(size: Any, bins: int, wanted: int) -> int:
+        if wanted > 0:
+            return wanted
+        each = min(max(size / real(bins), real(0)), real(MOST_SAMPLES))
+        count = int(each)
+        return count + 1 if real(count) < each else count
+
+    @register_jitable
+    def read(args: int, number: int) -> tuple[int, Any, Any, Any, Any, int, int]:
+        bins_down, bins_across, wanted = arg(args, 8), arg(args, 9), arg(args, 10)
+        scale, half = real(_word(args + 88)), arg(args, 12) != 0
+        shift = real(0.5) if half else real(0)
+        region = arg(args, 1) + number * 4 * item
+        image = min(max(image_of(arg(args, 2) + number * 8), 0), arg(args, 4) - 1)
+        left, top = load(region) * scale - shift, load(region + item) * scale - shift
+        wide = load(region + 2 * item) * scale - shift - left
+        high = load(region + 3 * item) * scale - shift - top
+        if not half:
+            wide, high = max(wide, real(1)), max(high, real(1))
+        down, across = samples(high, bins_down, wanted), samples(wide, bins_across, wanted)
+        return image, top, left, high / real(bins_down), wide / real(bins_across), down, across
+
+    @register_jitable
+    def around(at: Any, size: int) -> tuple[int, int, Any]:
+        """Return the two neighbours of a place and how far it is from the first."""
+        at = max(at, real(0))
+        low = int(at)
+        if low >= size - 1:
+            return size - 1, size - 1, real(0)
+        return low, low + 1, at - real(low)
+
+    return read, around
+
+
+def few_samples(*, dtype: str) -> Function:
+    """Return the kernel that reports regions of RoiAlign so large that samples are too many.
+
+    Words: ``0 regions, 1 how many, 2 bins down, 3 across, 4 scale (float64), 5 pixels lie at
+    halves, 6 report``. Units: 1.
+    """
+    load, item, real = ld(dtype), _ITEM[dtype], _REAL[dtype]
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        scale = real(_word(args + 32))
+        shift = real(0.5) if arg(args, 5) != 0 else real(0)
+        for k in range(2 * arg(args, 1)):
+            first = arg(args, 0) + (k // 2 * 4 + k % 2) * item
+            size = (load(first + 2 * item) * scale - shift) - (load(first) * scale - shift)
+            each = size / real(arg(args, 3 - k % 2))
+            if not each <= MOST_SAMPLES:
+                many = int(min(each, real(1 << 30))) if each == each else -1
+                report_value(arg(args, 6), arg(args, 7), many, 0, MOST_SAMPLES)
+
+    return kernel
+
+
+def roi_average(*, dtype: str, lanes: int) -> Function:
+    """Return the kernel of RoiAlign whose bins are averages.
+
+    The weights of a bin's pixels are products of one for the row and one for the column: rows are
+    added first, vectors of columns at once, then columns. Both lists serve all channels of a unit.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+
+    Words: as `roi_largest`, and ``13 scratch, 14 bytes of it for each worker, 15 channels of a
+    unit``. Units: regions * blocks of channels.
+
+    The scratch has H entries for the rows of a bin (a line of pixels, its weight), the counts of
+    all bins across, W entries for each of these, and one row of W elements and a vector.
+    """
+    v = vec(dtype, lanes)
+    load_all, store_all, load_n, fma, splat, nothing = (
+        *(v.load, v.store, v.load_n),
+        *(v.fma, v.splat, v.zero),
+    )
+    load, store, line_of, put_line = ld(dtype), st(dtype), ld("int64"), st("int64")
+    item, real = _ITEM[dtype], _REAL[dtype]
+    read, around = _bins(dtype)
+
+    @register_jitable
+    def add(entries: int, count: int, line: int, weight: Any) -> int:
+        """Add a weight to the entry of a line, new or one of the last three; return how many."""
+        for back in range(1, min(count, 3) + 1):
+            at = entries + (count - back) * _ENTRY
+            if line_of(at) == line:
+                store(at + 8, load(at + 8) + weight)
+                return count
+        put_line(entries + count * _ENTRY, line)
+        store(entries + count * _ENTRY + 8, weight)
+        return count + 1
+
+    @register_jitable
+    def weigh(entries: int, start: Any, extent: Any, samples: int, size: int) -> int:
+        """List the lines that a bin takes along a dimension; return how many.
+
+        Places only rise or only fall, so that a line met before is one of the last three.
+        """
+        count = 0
+        share = real(1) / real(max(samples, 1))
+        for i in range(samples):
+            at = start + (real(i) + real(0.5)) * extent / real(samples)
+            if at >= -1 and at <= size:
+                low, high, far = around(at, size)
+                count = add(entries, count, low, (real(1) - far) * share)
+                count = add(entries, count, high, far * share)
+        return count
+
+    @register_jitable
+    def add_rows(
+        image: int, width: int, rows: int, count: int, low: int, high: int, to: int
+    ) -> None:
+        """Write the weighted sum of rows for the columns from ``low`` up to ``high``."""
+        for column in range(low, high, lanes):
+            total = nothing()
+            rest = width - column
+            for k in range(count):
+                at = image + (line_of(rows + k * _ENTRY) * width + column) * item
+                value = load_all(at) if rest >= lanes else load_n(at, rest)
+                total = fma(splat(load(rows + k * _ENTRY + 8)), value, total)
+            store_all(to + column * item, total)
+
+    @register_jitable
+    def one_row(columns: int, most: int, counts: int, bins: int, sums: int, y: int) -> None:
+        """Write a row of bins from the sums of their rows."""
+        for j in range(bins):
+            total = real(0)
+            at = columns + j * most * _ENTRY
+            for _ in range(line_of(counts + 8 * j)):
+                total += load(at + 8) * load(sums + line_of(at) * item)
+                at += _ENTRY
+            store(y + j * item, total)
+
+    @register_jitable
+    def add_columns(
+        image: int,
+        width: int,
+        rows: int,
+        count: int,
+        columns: int,
+        most: int,
+        counts: int,
+        bins: int,
+        y: int,
+    ) -> None:
+        """Write a row of bins that take few of many columns: pixel by pixel."""
+        for j in range(bins):
+            total = real(0)
+            at = columns + j * most * _ENTRY
+            for _ in range(line_of(counts + 8 * j)):
+                column = image + line_of(at) * item
+                each = real(0)
+                for k in range(count):
+                    each += load(rows + k * _ENTRY + 8) * load(
+                        column + line_of(rows + k * _ENTRY) * width * item
+                    )
+                total += load(at + 8) * each
+                at += _ENTRY
+            store(y + j * item, total)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        channels, height, width = arg(args, 5), arg(args, 6), arg(args, 7)
+        bins_down, bins_across, each = arg(args, 8), arg(args, 9), arg(args, 15)
+        rows = arg(args, 13) + worker * arg(args, 14)
+        counts = rows + height * _ENTRY
+        columns = counts + 8 * bins_across
+        sums = columns + bins_across * width * _ENTRY
+        blocks = (channels + each - 1) // each
+        plane = height * width * item
+        for unit in range(begin, end):
+            number, first = unit // blocks, unit % blocks * each
+            image, top, left, high, wide, down, across = read(args, number)
+            low, beyond, taken = width, 0, 0
+            for j in range(bins_across):
+                at = columns + j * width * _ENTRY
+                count = weigh(at, left + real(j) * wide, wide, across, width)
+                put_line(counts + 8 * j, count)
+                taken += count
+                for k in range(count):
+                    line = line_of(at + k * _ENTRY)
+                    low, beyond = min(low, line), max(beyond, line + 1)
+            dense = beyond - low <= lanes * taken
+            x = arg(args, 0) + (image * channels + first) * plane
+            y = arg(args, 3) + (number * channels + first) * bins_down * bins_across * item
+            for i in range(bins_down):
+                count = weigh(rows, top + real(i) * high, high, down, height)
+                for c in range(min(each, channels - first)):
+                    to = y + (c * bins_down + i) * bins_across * item
+                    if dense:
+                        add_rows(x + c * plane, width, rows, count, low, beyond, sums)
+                        one_row(columns, width, counts, bins_across, sums, to)
+                    else:
+                        add_columns(
+                            x + c * plane,
+                            width,
+                            rows,
+                            count,
+                            columns,
+                            width,
+                            counts,
+                            bins_across,
+                            to,
+                        )
+
+    return kernel
+
+
+def roi_largest(*, dtype: str) -> Function:
+    """Return the kernel of RoiAlign whose bins are the largest of their weighted pixels.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+
+    Words: ``0 x [images, channels, H, W], 1 regions [n, 4], 2 images of regions (int64), 3 y,
+    4 images, 5 channels, 6 H, 7 W, 8 bins down, 9 bins across, 10 samples of a bin or 0, 11 scale,
+    12 whether pixels lie at halves``. Units: regions * channels.
+    """
+    load, store = ld(dtype), st(dtype)
+    item, real = _ITEM[dtype], _REAL[dtype]
+    read, around = _bins(dtype)
+
+    @register_jitable
+    def one_bin(
+        image: int, args: int, top: Any, left: Any, high: Any, wide: Any, down: int, across: int
+    ) -> Any:
+        height, width = arg(args, 6), arg(args, 7)
+        total = real(0)
+        started = False
+        for i in range(down):
+            y = top + (real(i) + real(0.5)) * high / real(down)
+            for j in range(across):
+                x = left + (real(j) + real(0.5)) * wide / real(across)
+                found = real(0)
+                if y >= -1 and y <= height and x >= -1 and x <= width:
+                    y0, y1, fy = around(y, height)
+                    x0, x1, fx = around(x, width)
+                    hy, hx = real(1) - fy, real(1) - fx
+                    a = hy * hx * load(image + (y0 * width + x0) * item)
+                    b = hy * fx * load(image + (y0 * width + x1) * item)
+                    c = fy * hx * load(image + (y1 * width + x0) * item)
+                    d = fy * fx * load(image + (y1 * width + x1) * item)
+                    found = max(max(a, b), max(c, d))
+                total = max(total, found) if started else found
+                started = True
+        return total
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        channels, plane = arg(args, 5), arg(args, 6) * arg(args, 7) * item
+        bins_down, bins_across = arg(args, 8), arg(args, 9)
+        for unit in range(begin, end):
+            number, top, left, high, wide, down, across = read(args, unit // channels)
+            image = arg(args, 0) + (number * channels + unit % channels) * plane
+            y = arg(args, 3) + unit * bins_down * bins_across * item
+            for i in range(bins_down):
+                for j in range(bins_across):
+                    at_y, at_x = top + real(i) * high, left + real(j) * wide
+                    store(y, one_bin(image, args, at_y, at_x, high, wide, down, across))
+                    y += item
+
+    return kernel
+
+
+def max_roi_pool(*, dtype: str) -> Function:
+    """Return the kernel of MaxRoiPool.
+
+    Words: ``0 x [images, channels, H, W], 1 regions [n, 5], 2 y, 3 images, 4 channels, 5 H, 6 W,
+    7 bins down, 8 bins across, 9 scale``. Units: regions * channels.
+    """
+    load, store = ld(dtype), st(dtype)
+    item, real = _ITEM[dtype], _REAL[dtype]
+
+    @register_jitable
+    def rounded(x: Any) -> int:
+        return below(float(x) + 0.5) if x >= 0 else -below(0.5 - float(x))
+
+    @register_jitable
+    def bounds(start: int, size: int, bins: int, bin: int, limit: int) -> tuple[int, int]:
+        first = start + bin * size // bins
+        last = start + ((bin + 1) * size + bins - 1) // bins
+        return min(max(first, 0), limit), min(max(last, 0), limit)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        channels, height, width = arg(args, 4), arg(args, 5), arg(args, 6)
+        down, across, scale = arg(args, 7), arg(args, 8), real(_word(args + 72))
+        for unit in range(begin, end):
+            region = arg(args, 1) + unit // channels * 5 * item
+            number = min(max(below(float(load(region))), 0), arg(args, 3) - 1)
+            left, top = (
+                rounded(load(region + item) * scale),
+                rounded(load(region + 2 * item) * scale),
+            )
+            right = rounded(load(region + 3 * item) * scale)
+            bottom = rounded(load(region + 4 * item) * scale)
+            high, wide = max(bottom - top + 1, 1), max(right - left + 1, 1)
+            image = arg(args, 0) + (number * channels + unit % channels) * height * width * item
+            y = arg(args, 2) + unit * down * across * item
+            for i in range(down):
+                y0, y1 = bounds(top, high, down, i, height)
+                for j in range(across):
+                    x0, x1 = bounds(left, wide, across, j, width)
+                    found = real(0)
+                    for r in range(y0, y1):
+                        for c in range(x0, x1):
+                            value = load(image + (r * width + c) * item)
+                            if (r == y0 and c == x0) or value > found:
+                                found = value
+                    store(y, found)
+                    y += item
+
+    return kernel

@@ -1,0 +1,146 @@
+"""Operators that sample images at computed places, on the CPU device."""
+
+from __future__ import annotations
+
+import math
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
+from subgraph.ops.elementwise.expressions import text
+from subgraph.ops.movement.layout_turns import blocked, blocked_target, settle
+from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.shared.tile_planning import tiles
+
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_WORK = 2048  # pixels made that are worth a thread
+_MOST_SCRATCH = 1 << 26  # bytes of a thread, for the weights of a region
+_CHANNELS = 32  # that share the weights of a region, and make a unit
+_TABLE = 1024  # pixels around the places of a block
+_EXACT = 1 << 24  # whole numbers up to here are numbers of float32, in which places are clamped
+_TAPS = {"linear": 2, "cubic": 4}
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+
+
+def _work(low: Lowering, x: Operand, y: Operand) -> tuple[Operand, Operand]:
+    """Return input and output in a dtype that the kernels take."""
+    if x.dtype in ("float32", "float64"):
+        return x, y
+    return cast_to(low, x, "float32"), temporary(low, "float32", y.shape)
+
+
+@lowering("RoiAlign", dtypes=_FLOATS)
+def roi_align(node: Node, low: Lowering) -> None:
+    """Lower RoiAlign: one unit is a region's block of channels, for maxima one of them."""
+    x, numbers, y = low.given(0), low.given(2), low.output()
+    if y.size == 0:
+        return
+    if x.size == 0:
+        raise Unsupported("RoiAlign of an empty image")
+    given, result = _work(low, x, y)
+    regions = cast_to(low, low.given(1), given.dtype)
+    emit_range_check(low, numbers, "batch_indices", 0, x.shape[0] - 1)
+    images = cast_to(low, numbers, "int64")
+    usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
+    half = text(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
+    words: list[Word] = [given, regions, images, result, *x.shape, *y.shape[2:]]
+    wanted = int(node.attrs.get("sampling_ratio", 0))
+    scaling: list[Word] = [float(node.attrs.get("spatial_scale", 1.0)), int(half)]
+    words += [wanted, *scaling]
+    if not wanted:
+        checked: list[Word] = [regions, regions.shape[0], *y.shape[2:], *scaling]
+        checked.append(low.report("rois (samples of a bin)"))
+        kernel = Kernel("subgraph.ops.image.roi_kernels", "few_samples", dtype=given.dtype)
+        low.emit(kernel, checked, 1, bytes=regions.nbytes)
+    bins = math.prod(y.shape[2:])
+    grain = max(1, _WORK // (4 * bins))
+    if text(node.attrs.get("mode", "avg")) == "max":
+        kernel = Kernel("subgraph.ops.image.roi_kernels", "roi_largest", dtype=given.dtype)
+        low.emit(kernel, words, y.size // bins, grain=grain, bytes=4 * y.nbytes)
+    else:
+        channels, height, width = x.shape[1:]
+        lanes, across = low.lanes(given.dtype), y.shape[3]
+        nbytes = 16 * (height + across * width) + 8 * across + (width + lanes) * given.itemsize
+        if nbytes > _MOST_SCRATCH:
+            raise Unsupported(f"RoiAlign of rows of {width} into {across} bins")
+        each = min(channels, _CHANNELS)
+        scratch = low.scratch(nbytes, per_worker=True)
+        words += [scratch, scratch.nbytes, each]
+        kernel = Kernel(
+            "subgraph.ops.image.roi_kernels", "roi_average", dtype=given.dtype, lanes=lanes
+        )
+        units = y.shape[0] * -(-channels // each)
+        low.emit(kernel, words, units, grain=-(-grain // each), bytes=4 * y.nbytes)
+    if result is not y:
+        emit_cast(low, result, y)
+
+
+@lowering("MaxRoiPool", dtypes=_FLOATS)
+def max_roi_pool(node: Node, low: Lowering) -> None:
+    """Lower MaxRoiPool: one unit is a channel of a region."""
+    x, y = low.given(0), low.output()
+    if y.size == 0:
+        return
+    if x.size == 0:
+        raise Unsupported("MaxRoiPool of an empty image")
+    given, result = _work(low, x, y)
+    rois = cast_to(low, low.given(1), given.dtype)
+    emit_range_check(low, rois, "rois", 0, x.shape[0] - 1, step=5)
+    words: list[Word] = [given, rois, result, *x.shape]
+    words += [*y.shape[2:], float(node.attrs.get("spatial_scale", 1.0))]
+    bins = math.prod(y.shape[2:])
+    kernel = Kernel("subgraph.ops.image.roi_kernels", "max_roi_pool", dtype=given.dtype)
+    low.emit(kernel, words, y.size // bins, grain=max(1, _WORK // (4 * bins)), bytes=x.nbytes)
+    if result is not y:
+        emit_cast(low, result, y)
+
+
+@lowering("GridSample", dtypes=_FLOATS)
+def grid_sample(node: Node, low: Lowering) -> None:
+    """Lower GridSample: one unit is a block of places, whose neighbours serve all channels."""
+    x, y = low.given(0), low.output()
+    if y.size == 0:
+        return
+    rank = x.rank - 2
+    large = math.prod(x.shape[2:]) >= 1 << 31 or any(n > _EXACT for n in x.shape[2:])
+    if x.size == 0 or not 1 <= rank <= 3 or large:
+        raise Unsupported(f"GridSample of {x.shape}")
+    given, result = _work(low, x, y)
+    grid = low.given(1)
+    grid = grid if grid.dtype in ("float32", "float64") else cast_to(low, grid, "float32")
+    places = math.prod(y.shape[2:])
+    usual = "bilinear" if 0 < node.version < 20 else "linear"
+    mode = text(node.attrs.get("mode", usual))
+    mode = _MODES.get(mode, mode)
+    around = _TAPS.get(mode, 1) ** rank
+    of = tiles(given.dtype)
+    # Channels side by side are read as vectors, which pays for turning the image to that and back.
+    blocks = low.kernels == "CPU" and x.shape[1] >= of.lanes > 1
+    blocks = blocks and 2 * places * around >= math.prod(x.shape[2:])
+    source = blocked(low, of, given) if blocks else given
+    target = blocked_target(low, of, result) if blocks else result
+    kernel = Kernel(
+        "subgraph.ops.image.sampling_kernels",
+        "grid_sample",
+        dtype=given.dtype,
+        lanes=of.lanes,
+        grid=grid.dtype,
+        mode=mode,
+        padding=text(node.attrs.get("padding_mode", "zeros")),
+        corners=bool(node.attrs.get("align_corners", 0)),
+        blocked=blocks,
+    )
+    block = max(1, _TABLE // around // of.lanes) * of.lanes
+    scratch = low.scratch(192 + around * block * (4 + given.itemsize), per_worker=True)
+    space = (1,) * (3 - rank) + x.shape[2:]
+    channels = -(-x.shape[1] // of.lanes) if blocks else x.shape[1]
+    words: list[Word] = [source, grid, target, channels, *space, rank, places]
+    words += [scratch, scratch.nbytes, block]
+    grain = max(1, _WORK // (x.shape[1] * block))
+    units = x.shape[0] * -(-places // block)
+    low.emit(kernel, words, units, grain=grain, bytes=2 * y.nbytes)
+    if blocks:
+        settle(low, of, result, target)
+    if result is not y:
+        emit_cast(low, result, y)

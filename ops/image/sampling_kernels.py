@@ -1,0 +1,272 @@
+"""Kernel that samples images at computed places: GridSample (regions: roi_kernels.py).
+
+A place that is no number, or far outside, never leads outside the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import convert, ld, st, vec
+from subgraph.engine.codegen.transpose import zipper
+from subgraph.ops.movement.kernels import arg
+
+Function = Callable[..., Any]
+_word = ld("float64")
+_REAL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
+_ITEM = {"float32": 4, "float64": 8}
+_FAR = 1e9  # places beyond are not told apart
+
+
+@register_jitable
+def below(x: float) -> int:
+    """Return the largest whole number that is not above ``x``."""
+    if x != x:
+        return -1
+    whole = int(min(max(x, -_FAR), _FAR))
+    return whole - 1 if whole > x else whole
+
+
+def grid_sample(
+    *, dtype: str, lanes: int, grid: str, mode: str, padding: str, corners: bool, blocked: bool
+) -> Function:
+    """Return the kernel of GridSample over up to three dimensions.
+
+    For each place of a block it writes down the pixels around and their weights; then each channel
+    is a sum over them, vectors of places at once, or of channels where these lie side by side.
+
+    Args:
+        dtype: Dtype of the image, ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+        grid: Dtype of the grid.
+        mode: ``"nearest"``, ``"linear"`` or ``"cubic"``.
+        padding: ``"zeros"``, ``"border"`` or ``"reflection"``.
+        corners: Whether -1 and 1 are the centres of the outermost pixels, not their edges.
+        blocked: Whether image and result are in the blocked layout; channels are then blocks.
+
+    Words: ``0 x [images, channels, D, H, W], 1 grid [images, places, dimensions], 2 y, 3 channels,
+    4 D, 5 H, 6 W, 7 dimensions, 8 places, 9 scratch, 10 bytes of it for each worker,
+    11 places of a block (a multiple of ``lanes``)``. Units: images * blocks.
+
+    The scratch has, for each dimension, four places and four weights (192 bytes); then for each
+    pixel around where it lies in the image (int32, -1 for none) for all places of the block; then
+    the weights of these.
+    """
+    v, numbers_of = vec(dtype, lanes), vec("int32", lanes)
+    load_all, store_all, store_n, gather, fma = v.load, v.store, v.store_n, v.gather, v.fma
+    nothing, select, all_of = v.zero, v.select, v.mask_n
+    load_numbers, none, larger = numbers_of.load, numbers_of.zero, numbers_of.max
+    get, put, put_number = ld(grid), st(dtype), st("int32")
+    place_of, put_place, put_weight = ld("int64"), st("int64"), st("float64")
+    number_of, share_of, repeat = ld("int32"), ld(dtype), v.splat
+    item, step, real = _ITEM[dtype], _ITEM[grid], _REAL[grid]
+    wide = lanes * item
+    each = wide if blocked else item
+    taps = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
+    zeros, border = padding == "zeros", padding == "border"
+    nearest, cubic = mode == "nearest", mode == "cubic"
+    in_vectors = mode == "linear" and (zeros or border) and dtype == grid == "float32" and lanes > 1
+    write_vector: Any = _flat_places(lanes, zeros, corners) if in_vectors else None
+
+    @register_jitable
+    def reflected(x: float, least: float, most: float) -> float:
+        extent = most - least
+        if extent <= 0:
+            return least
+        outside = least - x if x < least else x - most
+        if not outside > 0:
+            return x
+        turns = below(outside / extent)
+        rest = outside - turns * extent
+        from_least = (turns % 2 == 0) == (x < least)
+        return least + rest if from_least else most - rest
+
+    @register_jitable
+    def pixel(at: int, size: int, least: float, most: float) -> int:
+        """Return the pixel that stands for one inside or outside, -1 for none."""
+        if zeros:
+            return at if 0 <= at < size else -1
+        if not border:
+            at = int(reflected(float(at), least, most))
+        return min(max(at, 0), size - 1)
+
+    @register_jitable
+    def weight(distance: float) -> float:
+        """Return the weight of a neighbour: linear, or Keys' cubic with alpha -0.75."""
+        x = abs(distance)
+        if not cubic:
+            return 1.0 - x
+        if x <= 1:
+            return (1.25 * x - 2.25) * x * x + 1
+        return ((-0.75 * x + 3.75) * x - 6.0) * x + 3.0
+
+    @register_jitable
+    def prepare(table: int, number: Any, size: int) -> None:
+        """Write places and weights of the neighbours along a dimension."""
+        if corners:
+            at = float((number + real(1)) / real(2) * real(size - 1))
+            least, most = 0.0, size - 1.0
+        else:
+            at = float(((number + real(1)) * real(size) - real(1)) / real(2))
+            least, most = -0.5, size - 0.5
+        if at != at:
+            at = -1.0
+        at = min(max(at, -_FAR), _FAR)
+        if nearest:
+            whole = below(at + 0.5)
+            at = float(whole - 1 if whole - at == 0.5 and whole % 2 != 0 else whole)
+        if at < least or at > most:
+            if border:
+                at = min(max(at, 0.0), size - 1.0)
+            elif not zeros:
+                at = reflected(at, least, most)
+        first = int(at) if nearest else below(at) - (1 if cubic else 0)
+        for k in range(taps):
+            put_place(table + 8 * k, pixel(first + k, size, least, most))
+            put_weight(table + 32 + 8 * k, 1.0 if nearest else weight(at - (first + k)))
+
+    @register_jitable
+    def write(args: int, table: int, at: int, deep: int, tall: int) -> None:
+        """Write down the pixels around place ``at`` of the block, and their weights."""
+        height, width, block = arg(args, 5), arg(args, 6), arg(args, 11)
+        number = table + 192 + 4 * at
+        share = table + 192 + deep * tall * taps * block * 4 + item * at
+        for i in range(deep):
+            z, of_z = place_of(table + 8 * i), _word(table + 32 + 8 * i)
+            for j in range(tall):
+                y, of_y = place_of(table + 64 + 8 * j), of_z * _word(table + 96 + 8 * j)
+                for k in range(taps):
+                    x, of_x = place_of(table + 128 + 8 * k), _word(table + 160 + 8 * k)
+                    inside = min(min(z, y), x) >= 0
+                    put_number(number, (z * height + y) * width + x if inside else -1)
+                    put(share, of_y * of_x)
+                    number += 4 * block
+                    share += item * block
+
+    @register_jitable
+    def sampled(image: int, numbers: int, shares: int, count: int, block: int) -> Any:
+        """Return a vector of places."""
+        total, every = nothing(), all_of(lanes)
+        for t in range(count):
+            at = load_numbers(numbers + 4 * t * block)
+            # All are read and some cleared: where the machine has no gathering, masks are branches.
+            value = gather(image, larger(at, none()), every)
+            value = select(at >= none(), value, nothing())
+            total = fma(load_all(shares + item * t * block), value, total)
+        return total
+
+    @register_jitable
+    def mixed(image: int, numbers: int, shares: int, count: int, block: int) -> Any:
+        """Return a block of channels of a place."""
+        total = nothing()
+        for t in range(count):
+            at = number_of(numbers + 4 * t * block)
+            if at >= 0:
+                share = repeat(share_of(shares + item * t * block))
+                total = fma(share, load_all(image + at * wide), total)
+        return total
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        channels, plane = arg(args, 3), arg(args, 4) * arg(args, 5) * arg(args, 6) * each
+        rank, places, block = arg(args, 7), arg(args, 8), arg(args, 11)
+        table = arg(args, 9) + worker * arg(args, 10)
+        for d in range(3 - rank):
+            put_place(table + 64 * d, 0)
+            put_weight(table + 64 * d + 32, 1.0)
+        deep, tall = taps if rank > 2 else 1, taps if rank > 1 else 1
+        around = deep * tall * taps
+        numbers, shares = table + 192, table + 192 + around * block * 4
+        blocks = (places + block - 1) // block
+        for unit in range(begin, end):
+            image, first = unit // blocks, unit % blocks * block
+            count = min(block, places - first)
+            done = 0  # places written down as vectors; their table is that of the last dimensions
+            if in_vectors and rank == 2:
+                done = count // lanes * lanes
+                for p in range(0, done, lanes):
+                    where = arg(args, 1) + (image * places + first + p) * 2 * step
+                    write_vector(args, where, table + 64, numbers + 4 * p, shares + item * p)
+            # Vectors read beyond the last place: the first one stands there once more.
+            for p in range(done, (count + lanes - 1) // lanes * lanes):
+                at = image * places + first + (p if p < count else 0)
+                for d in range(3 - rank, 3):
+                    where = arg(args, 1) + (at * rank + 2 - d) * step
+                    prepare(table + 64 * d, get(where), arg(args, 4 + d))
+                write(args, table, p, deep, tall)
+            for c in range(image * channels, (image + 1) * channels):
+                x = arg(args, 0) + c * plane
+                y = arg(args, 2) + (c * places + first) * each
+                if blocked:
+                    for p in range(count):
+                        found = mixed(x, numbers + 4 * p, shares + item * p, around, block)
+                        store_all(y + p * each, found)
+                    continue
+                for p in range(0, count, lanes):
+                    found = sampled(x, numbers + 4 * p, shares + item * p, around, block)
+                    if p + lanes <= count:
+                        store_all(y + p * item, found)
+                    else:
+                        store_n(y + p * item, count - p, found)
+
+    return kernel
+
+
+def _flat_places(lanes: int, zeros: bool, corners: bool) -> Function:
+    """Return ``write(args, grid, table, numbers, shares)``: a vector of places of a flat image.
+
+    It writes down the four pixels around each place, and their weights, as the kernel does for one
+    place; ``table`` has room for two vectors.
+    """
+    v, numbers_of = vec("float32", lanes), vec("int32", lanes)
+    load, store, splat, select, floor = v.load, v.store, v.splat, v.select, v.floor
+    largest, least_of, isnan = v.max, v.min, v.isnan
+    repeat, choose, store_numbers = numbers_of.splat, numbers_of.select, numbers_of.store
+    fewer, whole_of = numbers_of.min, convert("float32", "int32", lanes)
+    apart, row, real = zipper("float32", lanes, 2, True), 4 * lanes, np.float32
+
+    @register_jitable
+    def neighbours(number: Any, size: int) -> Any:
+        """Return the pixel before places along a dimension, and what the one behind it weighs."""
+        one = splat(real(1))
+        if corners:
+            at = (number + one) / splat(real(2)) * splat(real(size - 1))
+        else:
+            at = ((number + one) * splat(real(size)) - one) / splat(real(2))
+        at = select(isnan(at), splat(real(-1)), at)
+        low, high = (real(-_FAR), real(_FAR)) if zeros else (real(0), real(size - 1))
+        at = least_of(largest(at, splat(low)), splat(high))
+        below = floor(at)
+        return whole_of(below), at - below
+
+    @register_jitable
+    def inside(pixel: Any, size: int) -> Any:
+        return (pixel >= repeat(0)) & (pixel < repeat(size))
+
+    @register_jitable
+    def write(args: int, grid: int, table: int, numbers: int, shares: int) -> None:
+        height, width, block = arg(args, 5), arg(args, 6), 4 * arg(args, 11)
+        apart(grid, table, row)
+        x, of_x = neighbours(load(table), width)
+        y, of_y = neighbours(load(table + row), height)
+        one, first, shares_of_y = splat(real(1)), y, splat(real(1)) - of_y
+        for j in range(2):
+            left, right = first * repeat(width) + x, x + repeat(1)
+            if zeros:
+                there = inside(first, height)
+                last = choose(there & inside(right, width), left + repeat(1), repeat(-1))
+                left = choose(there & inside(x, width), left, repeat(-1))
+            else:
+                last = first * repeat(width) + fewer(right, repeat(width - 1))
+            store_numbers(numbers + 2 * j * block, left)
+            store_numbers(numbers + (2 * j + 1) * block, last)
+            store(shares + 2 * j * block, shares_of_y * (one - of_x))
+            store(shares + (2 * j + 1) * block, shares_of_y * of_x)
+            first, shares_of_y = y + repeat(1), of_y
+            if not zeros:
+                first = fewer(first, repeat(height - 1))
+
+    return write

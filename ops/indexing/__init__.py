@@ -1,0 +1,1 @@
+"""Operators that take and put elements by index."""

@@ -1,0 +1,202 @@
+"""Indexing: what operands must satisfy, shape rules, and corrections of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import TensorType, ValueType
+from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.requirements import (
+    Tensor,
+    is_known,
+    require,
+    require_axis,
+    require_dtype,
+    require_shape,
+    require_within,
+    requires,
+)
+from subgraph.ops.elementwise.op import Array, Types, Values, tensor
+from subgraph.ops.shared.strides import normal_axis
+
+_INDICES = ("int32", "int64")
+
+
+@requires("Gather")
+def gather_operands(node: Node, x: Tensor, indices: Tensor) -> None:
+    """Raise ShapeError unless indices are integers and the axis exists (ONNX Gather, 1 to 13)."""
+    require_dtype("indices", indices, *_INDICES)
+    require(x.rank >= 1, "the data is a scalar")
+    axis = require_axis(node, x.rank)
+    require_index_range(indices, x.shape[axis], f"along axis {axis}")
+
+
+@requires("GatherElements")
+def gather_elements_operands(node: Node, x: Tensor, indices: Tensor) -> None:
+    """Raise ShapeError unless the indices lie within the data off the axis (ONNX, 11 to 13)."""
+    require_dtype("indices", indices, *_INDICES)
+    _require_inside(node, x, indices)
+
+
+@requires("Scatter", "ScatterElements")
+def scatter_elements_operands(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> None:
+    """Raise ShapeError unless indices lie within the data, with an update each (ONNX, 9 to 18)."""
+    require_dtype("indices", indices, *_INDICES)
+    require_dtype("updates", updates, x.dtype)
+    require_shape("updates", updates, indices.shape, "one for each index")
+    _require_inside(node, x, indices)
+
+
+def _require_inside(node: Node, x: Tensor, indices: Tensor) -> None:
+    axis = require_axis(node, x.rank)
+    require(indices.rank == x.rank, "indices have rank {}, the data {}", indices.rank, x.rank)
+    for d, (count, size) in enumerate(zip(indices.shape, x.shape, strict=True)):
+        require(
+            d == axis or count <= size,
+            "indices have shape {}, which is larger than the data {} in dimension {}",
+            list(indices.shape),
+            list(x.shape),
+            d,
+        )
+    require_index_range(indices, x.shape[axis] if x.rank else 1, f"along axis {axis}")
+
+
+def require_index_range(indices: Tensor, size: int, where: str) -> None:
+    """Require that known indices lie in [-size, size).
+
+    Those that are computed at run time are checked by the kernels.
+
+    Raises:
+        ShapeError: one lies outside, or there are indices into an axis without elements.
+    """
+    require(size >= 1 or indices.size <= 0, "{} indices into no elements {}", indices.size, where)
+    require_within("indices", indices, -size, size - 1)
+
+
+@requires("GatherND")
+def gather_nd_operands(node: Node, x: Tensor, indices: Tensor) -> None:
+    """Raise ShapeError unless index tuples fit the data and its batches (ONNX, 11 to 13)."""
+    require_dtype("indices", indices, "int64")
+    batches = _index_tuples(node, x, indices)
+    require(
+        all(a == b for a, b in zip(x.shape[:batches], indices.shape[:batches], strict=True)),
+        "batch dimensions of the data {} and the indices {} differ",
+        list(x.shape[:batches]),
+        list(indices.shape[:batches]),
+    )
+
+
+@requires("ScatterND")
+def scatter_nd_operands(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> None:
+    """Raise ShapeError unless there is one slice of the data for each index tuple (11 to 18)."""
+    require_dtype("indices", indices, "int64")
+    require_dtype("updates", updates, x.dtype)
+    _index_tuples(node, x, indices)
+    depth = indices.shape[-1]
+    if is_known(depth):
+        shape = (*indices.shape[:-1], *x.shape[depth:])
+        require_shape("updates", updates, shape, "a slice of the data for each index tuple")
+
+
+def _index_tuples(node: Node, x: Tensor, indices: Tensor) -> int:
+    """Return the number of batch dimensions; the length of the index tuples fits the data."""
+    require(x.rank >= 1 and indices.rank >= 1, "data or indices are a scalar")
+    batches = node.attrs.get("batch_dims", 0)
+    require(
+        isinstance(batches, int) and 0 <= batches < min(x.rank, indices.rank),
+        "batch_dims is {}, outside [0, {})",
+        batches,
+        min(x.rank, indices.rank),
+    )
+    depth = indices.shape[-1]
+    require(
+        depth >= 1 and depth <= x.rank - batches,
+        "index tuples of {} into {} dimensions",
+        depth,
+        x.rank - batches,
+    )
+    for d in range(depth if is_known(depth) else 0):
+        known = None if indices.known is None else indices.known[..., d]
+        column = Tensor(indices.dtype, indices.shape[:-1], known)
+        require_index_range(column, x.shape[batches + d], f"in place {d} of a tuple")
+    return int(batches)
+
+
+@shape_rule("Gather")
+def gather(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Put the shape of the indices in the place of the axis."""
+    x, indices = tensor(types[0]), tensor(types[1])
+    if x is None or x.shape is None or indices is None or indices.shape is None:
+        return [None if x is None else TensorType(x.dtype)]
+    axis = normal_axis(int(node.attrs.get("axis", 0)), len(x.shape))
+    return [TensorType(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))]
+
+
+@shape_rule("GatherElements")
+def as_many_as_indices(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give as many elements as there are indices."""
+    x, indices = tensor(types[0]), tensor(types[1])
+    if x is None:
+        return [None]
+    if indices is None or indices.shape is None:
+        return [TensorType(x.dtype)]
+    if x.rank is not None and x.rank != indices.rank:
+        raise ShapeError(f"indices of rank {indices.rank} for a tensor of rank {x.rank}")
+    return [TensorType(x.dtype, indices.shape)]
+
+
+@shape_rule("Scatter", "ScatterElements", "ScatterND", "Trilu", "ReverseSequence")
+def like_the_first(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the type of the first input."""
+    x = tensor(types[0])
+    if node.op_type == "Trilu" and x is not None and x.rank is not None and x.rank < 2:
+        raise ShapeError(f"a triangle of rank {x.rank}; it takes two dimensions or more")
+    return [x]
+
+
+@shape_rule("GatherND")
+def gather_nd(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Put the shape of the indices, their last dimension left out, before that of a slice."""
+    x, indices = tensor(types[0]), tensor(types[1])
+    if x is None or x.shape is None or indices is None or indices.shape is None:
+        return [None if x is None else TensorType(x.dtype)]
+    depth = indices.shape[-1] if indices.shape else 0
+    first = int(node.attrs.get("batch_dims", 0))
+    if not isinstance(depth, int):
+        return [TensorType(x.dtype)]
+    if not indices.shape or first + depth > len(x.shape):
+        raise ShapeError(f"index tuples of {depth} into a tensor of rank {len(x.shape)}")
+    return [TensorType(x.dtype, (*indices.shape[:-1], *x.shape[first + depth :]))]
+
+
+@reference("GatherElements")
+def gather_elements(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Take elements where the indices' shape is smaller too; onnx.reference needs it equal."""
+    x: Array = inputs[0]
+    indices: Array = inputs[1]
+    axis = normal_axis(int(node.attrs.get("axis", 0)), x.ndim)
+    inside = tuple(
+        slice(None) if d == axis else slice(0, size) for d, size in enumerate(indices.shape)
+    )
+    return [np.take_along_axis(x[inside], indices.astype(np.int64), axis)]
+
+
+@reference("OneHot")
+def one_hot(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Mark indices; onnx.reference takes no depth of rank 1 and no values of bool."""
+    indices: Array = np.asarray(inputs[0]).astype(np.int64)
+    depth = int(np.asarray(inputs[1]).reshape(-1)[0])
+    values: Array = inputs[2]
+    axis = normal_axis(int(node.attrs.get("axis", -1)), indices.ndim + 1)
+    wrapped = np.where(indices < 0, indices + depth, indices)
+    shape = [1] * (indices.ndim + 1)
+    shape[axis] = depth
+    marks = np.expand_dims(wrapped, axis) == np.arange(depth).reshape(shape)
+    result: Array = np.full(marks.shape, values[0], values.dtype)
+    result[marks] = values[1]
+    return [result]

@@ -1,0 +1,541 @@
+"""Matrix products on the CPU device: MatMul, Gemm and their fused form, over one blocked kernel.
+
+B is packed into panels, once through the weight cache when it is a weight, before the product when
+it is computed at run time and used by more than a few rows of A; few rows read it as it lies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import attrs
+import numpy as np
+
+from subgraph.engine.codegen.tiling import LOW_ROWS
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.graph.traced import recorded, smaller
+from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
+from subgraph.ops.elementwise.expressions import Expression
+from subgraph.ops.movement.copies_cpu import emit_copy
+from subgraph.ops.movement.packing import matrix_panels
+from subgraph.ops.shared.strides import broadcast_sizes, broadcast_strides, collapse, contiguous
+from subgraph.ops.shared.tile_planning import (
+    FLOATS,
+    Activation,
+    Array,
+    Tiles,
+    activation,
+    direct_tiles,
+    even_part,
+    grain,
+    round_up,
+    shared,
+    tiles,
+    weight_tiles,
+)
+from subgraph.ops.shared.tuning import fastest
+from subgraph.system.host import caches
+
+from .strassen_cpu import alike_columns, emit_strassen, fits, saves
+from .whole_products_cpu import WHOLE, emit_whole_product
+
+_BATCH_LEVELS = 3
+_SHALLOW = 8  # steps of a product that is bound by what it writes
+_ROWS_WORK = 4096  # elements of the result that are worth a unit
+_LEAST_COLUMNS = 64  # that are worth a unit
+_COLUMNS_IN_CACHE = 2048  # bytes of a row of B
+
+
+@attrs.frozen
+class Matrix:
+    """A stack of matrices inside an operand: strides in elements."""
+
+    operand: Operand
+    shape: tuple[int, ...]  # of the stack
+    rows: int
+    columns: int
+    row_step: int
+    column_step: int
+
+    @property
+    def turned(self) -> Matrix:
+        """The transposed matrices."""
+        return Matrix(
+            self.operand, self.shape, self.columns, self.rows, self.column_step, self.row_step
+        )
+
+
+@attrs.define
+class Product:
+    """``act(alpha * A @ B + beta * C + R)``."""
+
+    a: Matrix
+    b: Matrix
+    out: Operand
+    act: Activation
+    alpha: float = 1.0
+    beta: float = 1.0
+    bias: Operand | None = None
+    residual: Operand | None = None
+
+
+def matrix(operand: Operand, vector: str = "row") -> Matrix:
+    """Read an operand as a stack of matrices; a vector is one row or one column."""
+    shape = operand.shape
+    if not shape:
+        raise Unsupported("MatMul of a scalar")
+    if len(shape) == 1:
+        shape = (1, *shape) if vector == "row" else (*shape, 1)
+    return Matrix(operand, shape[:-2], shape[-2], shape[-1], shape[-1], 1)
+
+
+@lowering("MatMul", dtypes=(*FLOATS, *WHOLE))
+def matmul(node: Node, low: Lowering) -> None:
+    """Lower MatMul."""
+    if low.given(0).dtype in WHOLE:
+        emit_whole_product(low, low.given(0), low.given(1), low.output())
+        return
+    product = Product(matrix(low.given(0)), matrix(low.given(1), "column"), low.output(), _NOTHING)
+    emit_product(low, product)
+
+
+@lowering("Gemm", dtypes=(*FLOATS, *WHOLE))
+def gemm(node: Node, low: Lowering) -> None:
+    """Lower Gemm."""
+    if low.given(0).dtype in WHOLE:
+        _whole_gemm(node, low)
+        return
+    emit_product(low, _gemm_product(node, low, _NOTHING))
+
+
+def _whole_gemm(node: Node, low: Lowering) -> None:
+    """Lower Gemm of integers as they lie; alpha and beta are 1."""
+    attributes = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
+    if any(node.attrs.get(name, value) != value for name, value in attributes.items()):
+        raise Unsupported("a Gemm of integers that is scaled or transposed")
+    added, y = low.optional(2), low.output()
+    product = y if added is None else temporary(low, y.dtype, y.shape)
+    emit_whole_product(low, low.given(0), low.given(1), product)
+    if added is not None:
+        e = Expression()
+        total = e("add", e.input(y.dtype), e.input(y.dtype))
+        emit_expression(low, e, [source(product), source(added)], [(total, y)])
+
+
+@lowering("FusedMatMul", domain="subgraph.cpu", dtypes=FLOATS)
+def fused(node: Node, low: Lowering) -> None:
+    """Lower MatMul or Gemm with what follows it."""
+    product = _gemm_product(node, low, activation(node, tiles(low.given(0).dtype)))
+    product.residual = low.optional(3)
+    emit_product(low, product)
+
+
+_NOTHING = Activation(0, 0, 0.0, 0.0)
+
+
+def _gemm_product(node: Node, low: Lowering, act: Activation) -> Product:
+    a, b = matrix(low.given(0)), matrix(low.given(1), "column")
+    if node.attrs.get("transA", 0):
+        a = a.turned
+    if node.attrs.get("transB", 0):
+        b = b.turned
+    alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
+    return Product(a, b, low.output(), act, alpha, beta, low.optional(2))
+
+
+def emit_product(low: Lowering, product: Product) -> None:
+    """Emit the steps of a product.
+
+    Raises:
+        Unsupported: It is none that the kernel can do.
+    """
+    product = _as_a_row(product)
+    a, b, out = product.a, product.b, product.out
+    # A tile or less of rows only streams B, which nothing needs to bring closer.
+    few = out.size <= LOW_ROWS * b.columns
+    of = tiles(out.dtype) if few else direct_tiles(out.dtype)
+    if a.columns != b.rows:
+        raise Unsupported(f"a product of depths {a.columns} and {b.rows}")
+    if not out.size:
+        return
+    n = b.columns
+    bias, residual = product.bias, product.residual
+    init: Word = 0
+    added: Word = residual or 0
+    if bias is not None and product.beta != 0.0:
+        if bias.size in (1, n) and (bias.size == 1 or bias.shape[-1] == n):
+            init = _scaled_row(low, bias, n, product.beta, of)
+        elif residual is not None:
+            raise Unsupported("a matrix added besides a residual")
+        elif bias.size == out.size and product.beta == 1.0:
+            added = bias
+        else:
+            added = _spread(low, bias, out.shape, product.beta, of)
+    _emit(low, product, of, init, added)
+
+
+def _as_a_row(product: Product) -> Product:
+    """Return a product of one column as that of a row, by which A is read once, as it lies."""
+    turned = attrs.evolve(product, a=product.b.turned, b=product.a.turned)
+    plain = product.b.columns == 1 < product.a.rows and product.bias is None
+    reads_once = plain and _reads_once(turned, turned.a, tiles(product.out.dtype))
+    return turned if reads_once else product
+
+
+def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) -> Word:
+    """Return one element per column, padded so that whole vectors may be read."""
+    if bias.constant:
+
+        def make(array: Array) -> Array:
+            row = np.zeros(round_up(n, of.lanes), of.dtype)
+            row[:n] = array.reshape(-1) * np.asarray(beta, of.dtype)
+            return row
+
+        return low.weight(f"gemm row {n} x {beta!r} {of.lanes}", make, bias)
+    if bias.size == n and beta == 1.0:
+        return bias
+    return _computed(low, bias, (n,), beta)
+
+
+def _spread(low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float, of: Tiles) -> Word:
+    """Return C brought to the shape of the result."""
+    if not bias.constant:
+        return _computed(low, bias, shape, beta)
+
+    def make(array: Array) -> Array:
+        scaled = array * np.asarray(beta, of.dtype)
+        return np.ascontiguousarray(np.broadcast_to(scaled, shape))
+
+    return low.weight(f"gemm C {shape} x {beta!r}", make, bias)
+
+
+def _computed(low: Lowering, bias: Operand, shape: tuple[int, ...], beta: float) -> Operand:
+    """Emit the step that scales a computed C and brings it to a shape."""
+    spread = temporary(low, bias.dtype, shape)
+    e = Expression()
+    value = e("mul", e.input(bias.dtype), e.number(beta, bias.dtype))
+    own = bias.shape if len(shape) > 1 else (bias.size,)
+    emit_expression(low, e, [source(bias, own)], [(value, spread)])
+    return spread
+
+
+def _batch(product: Product) -> tuple[Matrix, list[int], list[list[int]]]:
+    """Return A, the batch sizes (three levels) and the steps of A, B, C along them, in elements.
+
+    Batches of A that share one B become rows of A.
+    """
+    a, b = product.a, product.b
+    stack = broadcast_sizes(a.shape, b.shape)
+    if (
+        math.prod(b.shape) == 1
+        and a.row_step == a.columns
+        and math.prod(stack) == math.prod(a.shape)
+    ):
+        rows = math.prod(a.shape) * a.rows
+        flat = Matrix(a.operand, (), rows, a.columns, a.row_step, a.column_step)
+        return flat, [1] * _BATCH_LEVELS, [[0] * _BATCH_LEVELS for _ in range(3)]
+    scales = (a.rows * a.columns, b.rows * b.columns, a.rows * b.columns)
+    shapes = (a.shape, b.shape, stack)
+    strides = [
+        [step * scale for step in broadcast_strides(shape, stack)]
+        for shape, scale in zip(shapes, scales, strict=True)
+    ]
+    sizes, steps = collapse(stack, strides)
+    missing = _BATCH_LEVELS - len(sizes)
+    if missing < 0:
+        raise Unsupported(f"a batch over {len(sizes)} dimensions that do not merge")
+    return a, [1] * missing + list(sizes), [[0] * missing + list(of) for of in steps]
+
+
+def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word) -> None:
+    a, sizes, steps = _batch(product)
+    b, act = product.b, product.act
+    m, n, depth = a.rows, b.columns, a.columns
+    batch = math.prod(sizes)
+    as_it_is = not (residual or act.post or act.flags or weight_tiles(of, low, b.operand).weights)
+    if 0 < depth <= _SHALLOW and as_it_is:
+        _shallow(low, product, a, sizes, steps, of, init)
+        return
+    if _reads_once(product, a, of):
+        _few_rows(low, product, a, sizes, steps, of, init, residual)
+        return
+    of = weight_tiles(of, low, b.operand)
+    b_word, row_of_b, b_steps = _right_side(low, product, of, m, steps[1])
+    blocks = partial(
+        _blocks_of_panels,
+        product=product,
+        left=a,
+        right=(b_word, row_of_b),
+        of=of,
+        sizes=sizes,
+        steps=(steps[0], b_steps, steps[2]),
+        ends=(init, residual),
+    )
+    alone = batch == 1 and row_of_b == 0 and b.operand.constant and a.column_step == 1
+    if not alone or not fits(low, of, n, depth):
+        blocks(low)
+        return
+
+    def strassen(low: Lowering) -> None:
+        recipe = f"gemm alike columns {_panels_recipe(product, of)}"
+        alike = low.weight(recipe, alike_columns(of, _stacked(product, of)), b.operand)
+        ends = (a.operand, a.row_step), b_word, alike, product.out
+        emit_strassen(low, of, *ends, (m, n, depth), init, residual, product.act)
+
+    if low.options.get("TUNE"):
+        key = f"product {of.dtype} x{of.lanes} {m} {n} {depth} {'+' if residual else ''}"
+        chosen = fastest(low, key, {"strassen": strassen, "blocks": blocks})
+    else:
+        chosen = "strassen" if saves(of, m, n, depth) else "blocks"
+    (strassen if chosen == "strassen" else blocks)(low)
+
+
+def _blocks_of_panels(
+    low: Lowering,
+    product: Product,
+    left: Matrix,
+    right: tuple[Word, int],
+    of: Tiles,
+    sizes: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    ends: tuple[Word, Word],
+) -> None:
+    """Emit the product of blocks of rows and packed panels.
+
+    Args:
+        low: Where to.
+        product: The product.
+        left: A, its batches merged as `_batch` merges them.
+        right: B in panels, and the bytes between its rows where it lies as it is, else 0.
+        of: The tiles.
+        sizes: Of the batch.
+        steps: Of A, B and the result along the batch, in elements.
+        ends: What the sums begin with, and what is added at the end.
+    """
+    a, (b_word, row_of_b), (init, residual) = left, right, ends
+    act, item, batch = product.act, of.item, math.prod(sizes)
+    m, n, depth = a.rows, product.b.columns, a.columns
+    flops = 2 * batch * m * n * depth
+    panels = -(-n // of.width)
+    packed_a = a.row_step * item % 4096 == 0 and a.column_step == 1 and m >= 8 and panels > 2
+    packed_a = packed_a or (a.row_step != 1 and a.column_step != 1)
+    kc = _pass_depth(depth) if packed_a else max(depth, 1)
+    mb, pb = _blocks(low.threads, batch, m, panels, of, packed_a)
+    scratch: Word = 0
+    scratch_bytes = 0
+    if packed_a:
+        scratch = low.scratch(mb * (kc + 16) * item, per_worker=True)
+        scratch_bytes = scratch.nbytes
+    units = batch * -(-m // mb) * -(-panels // pb)
+    words: list[Word] = [a.operand, b_word, product.out, init, 0, residual]
+    words += [m, n, depth, a.row_step * item, a.column_step * item, n * item, n * item]
+    words += [row_of_b, of.contraction(ahead=True), of.contraction(masked=True, ahead=True)]
+    words += [act.post, act.flags]
+    words += [act.low, act.high, mb, pb, kc, scratch, scratch_bytes, sizes[1], sizes[2]]
+    words += [step * item for step in steps[0]]
+    words += [step * of.weight_item for step in steps[1]]
+    words += [step * item for step in steps[2]]
+    words += [step * item for step in steps[2]]
+    words += [1 if m > mb else 0]
+    moved = (a.operand.size + 2 * batch * m * n) * item + batch * n * depth * of.weight_item
+    low.emit(
+        Kernel("subgraph.ops.matmul.kernels", "gemm", **of.variant),
+        words,
+        units,
+        grain=grain(units, flops + 2 * moved),
+        flops=flops,
+        bytes=moved,
+    )
+
+
+def _turned(b: Matrix) -> bool:
+    """Return whether the columns of matrices lie one after the other."""
+    return b.row_step == 1 and b.column_step != 1
+
+
+def _reads_once(product: Product, a: Matrix, of: Tiles) -> bool:
+    """Return whether so few rows meet a B computed at run time that it is read as it lies."""
+    b, act, rows = product.b, product.act, a.rows
+    if b.operand.constant or act.post != 0 or act.flags:
+        return False
+    large = b.rows * b.columns * of.item > caches().l2 // 2
+    if _turned(b):
+        most = 4 if not of.low else 16 if large else 8
+        return a.column_step == 1 and rows <= most and b.rows >= 32  # sums across vectors cost
+    # Wide tiles need not walk down B in columns of a cache line or two.
+    if not of.low or b.column_step != 1 or b.columns < of.lanes:
+        return False
+    return rows == 1 or (b.rows >= 8 and rows <= (16 if large else 8 if b.columns >= 128 else 2))
+
+
+def _few_rows(
+    low: Lowering,
+    product: Product,
+    a: Matrix,
+    sizes: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    of: Tiles,
+    init: Word,
+    residual: Word,
+) -> None:
+    """Emit the product of few rows, which reads B as it lies."""
+    b, turned, item = product.b, _turned(product.b), of.item
+    m, n, depth, batch = a.rows, b.columns, a.columns, math.prod(sizes)
+    block = n
+    if low.threads > 1:
+        pieces = max(1, min(-(-4 * low.threads // batch), n // _LEAST_COLUMNS))
+        block = round_up(-(-n // pieces), of.lanes)
+    if not turned and m > 1:  # eight rows of B stay in the first cache
+        block = min(block, _COLUMNS_IN_CACHE // item)
+    units = batch * -(-n // block)
+    words: list[Word] = [a.operand, b.operand, product.out, init, residual, m, n, depth]
+    words += [a.row_step * item, a.column_step * item]
+    words += [(b.column_step if turned else b.row_step) * item, product.alpha, block]
+    words += [sizes[1], sizes[2], *(step * item for each in steps for step in each)]
+    flops = 2 * batch * m * n * depth
+    moved = (a.operand.size + b.operand.size + 2 * batch * m * n) * item
+    low.emit(
+        Kernel(
+            "subgraph.ops.matmul.row_kernels",
+            "few_rows",
+            dtype=of.dtype,
+            lanes=of.lanes,
+            turned=turned,
+        ),
+        words,
+        units,
+        grain=grain(units, flops + 2 * moved),
+        flops=flops,
+        bytes=moved,
+    )
+
+
+def _shallow(
+    low: Lowering,
+    product: Product,
+    a: Matrix,
+    sizes: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    of: Tiles,
+    init: Word,
+) -> None:
+    """Emit the product of few steps, over rows of B."""
+    b, item = product.b, of.item
+    m, n, depth, batch = a.rows, b.columns, a.columns, math.prod(sizes)
+    b_word: Word = b.operand
+    if b.column_step != 1 and n > 1:
+        shape = (*b.shape, depth, n)
+        if b.operand.constant:
+
+            def turn(array: Array) -> Array:
+                return np.ascontiguousarray(array.reshape(*b.shape, n, depth).swapaxes(-1, -2))
+
+            b_word = low.weight(f"gemm rows {shape}", turn, b.operand)
+        else:
+            b_word = turned = temporary(low, of.dtype, shape)
+            outside = contiguous(shape)[:-2]
+            given = (*outside, b.row_step, b.column_step)
+            emit_copy(low, b.operand, turned, shape, given, contiguous(shape), item=item)
+    rows = m if low.threads == 1 else min(m, max(1, _ROWS_WORK // n))
+    units = batch * -(-m // rows)
+    words: list[Word] = [a.operand, b_word, product.out, init, 0, m, n, depth]
+    words += [a.row_step * item, a.column_step * item, n * item, product.alpha, rows]
+    words += [sizes[1], sizes[2], *(step * item for each in steps for step in each)]
+    flops = 2 * batch * m * n * depth
+    moved = (a.operand.size + b.operand.size + batch * m * n) * item
+    lanes = min(of.lanes, max(4, 1 << (n - 1).bit_length()))  # of narrow rows, no more than these
+    low.emit(
+        Kernel(
+            "subgraph.ops.matmul.row_kernels", "shallow", dtype=of.dtype, lanes=lanes, depth=depth
+        ),
+        words,
+        units,
+        grain=grain(units, flops + 2 * moved),
+        flops=flops,
+        bytes=moved,
+    )
+
+
+def _pass_depth(depth: int) -> int:
+    """Return how deep one pass over packed rows goes: equal parts that leave the caches room."""
+    if depth <= 1024:
+        return max(depth, 1)
+    return round_up(-(-depth // -(-depth // 768)), 16)
+
+
+def _blocks(
+    threads: int, batch: int, m: int, panels: int, of: Tiles, packed: bool
+) -> tuple[int, int]:
+    """Return rows and panels of a unit: large blocks, but work for every thread."""
+    # B streams past once for each block of rows: few rows stay together.
+    mb = _rows_that_stay(m, of.mr)
+    wanted = 4 * threads if threads > 1 else 1
+    pb = smaller(panels, 32 if packed else 12)
+    pb = shared(pb, panels, batch * -(-m // mb), wanted, 1, 1)
+    mb = shared(mb, m, batch * -(-panels // pb), wanted, of.mr, of.mr)
+    if of.low and threads > 1:
+        pb = even_part(panels, pb, batch * -(-m // mb), threads)
+    return mb, pb
+
+
+@recorded
+def _rows_that_stay(m: int, mr: int) -> int:
+    return m if m <= 16 * mr else 8 * mr
+
+
+def _stacked(product: Product, of: Tiles) -> Callable[[Array], Array]:
+    """Return what makes a stack of matrices ``[S, K, N]`` of the right operand."""
+    b, alpha = product.b, product.alpha
+    n, depth, matrices, turned = b.columns, b.rows, math.prod(b.shape), _turned(b)
+
+    def change(array: Array) -> Array:
+        if turned:
+            stack = array.reshape((matrices, n, depth)).swapaxes(1, 2)
+        else:
+            stack = array.reshape((matrices, depth, n))
+        return stack if alpha == 1.0 else stack * np.asarray(alpha, of.dtype)
+
+    return change
+
+
+def _panels_recipe(product: Product, of: Tiles) -> str:
+    b, turned = product.b, int(_turned(product.b))
+    return f"{b.rows}x{b.columns} turned {turned} x {product.alpha!r} {of.width}/{of.lanes}"
+
+
+def _right_side(
+    low: Lowering, product: Product, of: Tiles, rows: int, steps: Sequence[int]
+) -> tuple[Word, int, list[int]]:
+    """Return B's word, its row step in bytes (0: packed) and its steps along the batch."""
+    b, alpha = product.b, product.alpha
+    n, depth = b.columns, b.rows
+    size = depth * round_up(n, of.lanes)
+    turned = _turned(b)
+    matrix_size = max(n * depth, 1)
+    matrices = math.prod(b.shape)
+    packed_steps = [step // matrix_size * size for step in steps]
+    if b.operand.constant:
+        recipe = f"gemm panels {_panels_recipe(product, of)} {of.weights}"
+        weight = low.weight(recipe, matrix_panels(of, _stacked(product, of)), b.operand)
+        return weight, 0, packed_steps
+    # With room left in the first cache it need not be packed: rows are read without loss.
+    near = of.low and depth * n * of.item <= caches().l1 // 2
+    if not turned and (rows <= of.mr or n < of.lanes or near) and alpha == 1.0:
+        return b.operand, b.row_step * of.item, list(steps)
+    panels = -(-n // of.width)
+    target = low.scratch(matrices * size * of.item)
+    words: list[Word] = [b.operand, target, depth, n, b.row_step * of.item]
+    words += [b.column_step * of.item, n * depth * of.item, size * of.item, panels, alpha]
+    units = matrices * panels
+    low.emit(
+        Kernel("subgraph.ops.matmul.kernels", "pack_b", dtype=of.dtype, lanes=of.lanes, nv=of.nv),
+        words,
+        units,
+        grain=grain(units, 4 * matrices * size),
+        bytes=2 * matrices * size * of.item,
+    )
+    return target, 0, packed_steps

@@ -1,0 +1,305 @@
+"""Matrix products: what operands must satisfy, and shape rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.operator import shape_rule
+from subgraph.operators.requirements import (
+    Tensor,
+    is_known,
+    require,
+    require_broadcast,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+)
+from subgraph.ops.elementwise.op import Types, Values, same_dtype, tensor
+from subgraph.ops.shared.strides import broadcast_shapes
+
+_BYTES = ("uint8", "int8")
+_FLOATS = ("float32", "float16", "bfloat16")
+_TERM = r"[A-Za-z]*(?:\.\.\.[A-Za-z]*)?"
+_Size = TypeVar("_Size")
+_EQUATION = re.compile(rf"({_TERM}(?:,{_TERM})*)(?:->({_TERM}))?")
+
+
+@requires("MatMul")
+def matmul_operands(node: Node, a: Tensor, b: Tensor) -> None:
+    """Raise ShapeError unless columns meet rows and stacks broadcast (ONNX MatMul, 1 to 13)."""
+    require_dtype("B", b, a.dtype)
+    _require_product(a, b)
+
+
+@requires("MatMulInteger")
+def matmul_integer_operands(
+    node: Node, a: Tensor, b: Tensor, za: Tensor | None = None, zb: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless zero points are those of rows of A, columns of B (ONNX, 10)."""
+    require_dtype("A", a, *_BYTES)
+    require_dtype("B", b, *_BYTES)
+    _require_product(a, b)
+    require_dtype("a_zero_point", za, a.dtype)
+    require_dtype("b_zero_point", zb, b.dtype)
+    _require_per_row("a_zero_point", za, a.shape)
+    _require_per_column("b_zero_point", zb, b.shape)
+
+
+@requires("QLinearMatMul")
+def qlinear_matmul_operands(
+    node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor,
+    b_zero: Tensor, y_scale: Tensor, y_zero: Tensor,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless scales and zero points fit rows and columns (ONNX, 10 to 21)."""
+    _require_product(a, b)
+    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale), ("y_scale", y_scale)):
+        require_dtype(name, scale, *_FLOATS)
+    require_dtype("a_zero_point", a_zero, a.dtype)
+    require_dtype("b_zero_point", b_zero, b.dtype)
+    for name, scale, zero in (("a", a_scale, a_zero), ("y", y_scale, y_zero)):
+        _require_per_row(f"{name}_scale", scale, a.shape)
+        _require_per_row(f"{name}_zero_point", zero, a.shape)
+    _require_per_column("b_scale", b_scale, b.shape)
+    _require_per_column("b_zero_point", b_zero, b.shape)
+
+
+def _require_product(a: Tensor, b: Tensor) -> None:
+    """Require that A's columns meet B's rows, and that their stacks broadcast as in NumPy."""
+    require(a.rank >= 1 and b.rank >= 1, "a matrix product of a scalar")
+    depth = b.shape[-2] if b.rank > 1 else b.shape[0]
+    require(
+        a.shape[-1] == depth,
+        "A {} has {} columns, B {} has {} rows",
+        list(a.shape),
+        a.shape[-1],
+        list(b.shape),
+        depth,
+    )
+    for left, right in zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False):
+        require(
+            left == 1 or right == 1 or left == right,
+            "the stacks of A {} and B {} do not broadcast",
+            list(a.shape),
+            list(b.shape),
+        )
+
+
+def _require_per_row(name: str, given: Tensor | None, shape: Sequence[int]) -> None:
+    """Require one number for the whole left side ``[..., M, K]``, or one for each of its rows."""
+    rows = shape[-2] if len(shape) > 1 else 1
+    _require_along(name, given, rows, (*shape[:-1], 1), "rows")
+
+
+def _require_per_column(name: str, given: Tensor | None, shape: Sequence[int]) -> None:
+    """Require one number for the whole right side ``[..., K, N]``, or one for each column."""
+    columns = shape[-1] if len(shape) > 1 else 1
+    _require_along(name, given, columns, (*shape[:-2], 1, columns), "columns")
+
+
+def _require_along(
+    name: str, given: Tensor | None, count: int, full: Sequence[int], what: str
+) -> None:
+    if given is None or given.rank == 0:
+        return
+    if given.rank == 1:
+        size = given.shape[0]
+        require(size == 1 or size == count, "{} has {} elements for {} {}", name, size, count, what)
+        return
+    require(
+        given.rank == len(full) and all(a == b for a, b in zip(given.shape, full, strict=True)),
+        "{} has shape {} for {} {}; it is a scalar, a vector, or has shape {}",
+        name,
+        list(given.shape),
+        count,
+        what,
+        list(full),
+    )
+
+
+@requires("Gemm")
+def gemm_operands(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> None:
+    """Raise ShapeError unless matrices meet and C broadcasts to their product (ONNX, 1 to 13)."""
+    require_rank("A", a, 2)
+    require_rank("B", b, 2)
+    require_dtype("B", b, a.dtype)
+    require_dtype("C", c, a.dtype)
+    left, right = _transposed(node, a, b)
+    _require_product(left, right)
+    require_broadcast("C", c, (left.shape[0], right.shape[1]), "the product")
+
+
+def _transposed(node: Node, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both sides as Gemm's ``transA`` and ``transB`` turn them."""
+    left = Tensor(a.dtype, a.shape[::-1]) if node.attrs.get("transA", 0) else a
+    right = Tensor(b.dtype, b.shape[::-1]) if node.attrs.get("transB", 0) else b
+    return left, right
+
+
+@requires("FusedMatMul", domain="subgraph.cpu")
+def fused_operands(
+    node: Node, a: Tensor, b: Tensor, c: Tensor | None = None, r: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless C broadcasts to the product of A and B, and R has its shape.
+
+    What was fused may still hold: its operators broadcast where the kernel does not.
+    """
+    require_dtype("B", b, a.dtype)
+    a, b = _transposed(node, a, b)
+    _require_product(a, b)
+    stacks = (a.shape[:-2], b.shape[:-2]) if a.rank > b.rank else (b.shape[:-2], a.shape[:-2])
+    longer, shorter = stacks
+    lead = list(longer)
+    for k, size in enumerate(reversed(shorter), 1):
+        lead[-k] = size if lead[-k] == 1 else lead[-k]
+    shape = (*lead, *a.shape[-2:-1], *(b.shape[-1:] if b.rank > 1 else ()))
+    for name, given in (("C", c), ("R", r)):
+        require_dtype(name, given, a.dtype)
+    require_broadcast("C", c, shape, "the product")
+    require_shape("R", r, shape, "the product's")
+
+
+@requires("Einsum")
+def einsum_operands(node: Node, *operands: Tensor | None) -> None:
+    """Raise ShapeError unless letters that are the same stand for equal sizes (ONNX, 12).
+
+    A size of one broadcasts, as in NumPy and ONNX Runtime.
+    """
+    equation = node.attrs.get("equation", "")
+    found = _EQUATION.fullmatch(str(equation).replace(" ", ""))
+    if found is None:
+        raise ShapeError(
+            f"equation {equation!r} is not well formed; letters, commas, one '...' a term and "
+            "'->' make one"
+        )
+    terms, result = found[1].split(","), found[2]
+    require(len(terms) == len(operands), "{} terms for {} operands", len(terms), len(operands))
+    letters = set("".join(terms)) - {",", "."}
+    if result is not None:
+        named = result.replace("...", "")
+        require(set(named) <= letters, "the result {!r} has letters of no operand", result)
+        require(len(set(named)) == len(named), "the result {!r} names a letter twice", result)
+    sizes: dict[str | int, int] = {}
+    dots = {o.rank - len(t) + 3 for t, o in zip(terms, operands, strict=True) if o and "..." in t}
+    require(len(dots) < 2, "'...' of {!r} stands for {} dimensions", equation, sorted(dots))
+    for k, (term, operand) in enumerate(zip(terms, operands, strict=True)):
+        require(operand is not None, "operand {} is missing", k)
+        assert operand is not None, "it was required"
+        require_dtype(f"operand {k}", operand, *((operands[0].dtype,) if operands[0] else ()))
+        for label, size in _labels(term, operand.shape, k):
+            known = sizes.get(label, 1)
+            require(
+                known == 1 or size == 1 or known == size,
+                "{!r} of {!r} is {} in one operand and {} in operand {}",
+                label if isinstance(label, str) else "...",
+                equation,
+                known,
+                size,
+                k,
+            )
+            if label not in sizes or not is_known(known) or known == 1:
+                sizes[label] = size
+
+
+@shape_rule("Einsum")
+def einsum(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give each label of the result its size; where operands differ, one of them has 1."""
+    dtype = same_dtype(types)
+    found = _EQUATION.fullmatch(str(node.attrs.get("equation", "")).replace(" ", ""))
+    if dtype is None or found is None:
+        return [None]
+    sizes: dict[str | int, list[tuple[Dim, ...]]] = {}
+    for k, (term, type_) in enumerate(zip(found[1].split(","), types, strict=True)):
+        operand = tensor(type_)
+        if operand is None or operand.shape is None:
+            return [TensorType(dtype)]
+        for label, size in _labels(term, operand.shape, k):
+            sizes.setdefault(label, []).append((size,))
+    letters = sorted(label for label in sizes if isinstance(label, str))
+    dots = sorted(label for label in sizes if isinstance(label, int))
+    result = found[2]
+    labels: list[str | int]
+    if result is None:  # the letters that stand once, behind what broadcasts
+        text = found[1].replace("...", "")
+        labels = [*dots, *(letter for letter in letters if text.count(letter) == 1)]
+    else:
+        before, ellipsis, after = result.partition("...")
+        labels = [*before, *(dots if ellipsis else ()), *after]
+    dims = [broadcast_shapes(sizes[label]) for label in labels]
+    return [TensorType(dtype, [None if dim is None else dim[0] for dim in dims])]
+
+
+def _labels(term: str, shape: Sequence[_Size], k: int) -> list[tuple[str | int, _Size]]:
+    """Return a label for each dimension: its letter, or its place from the end within ``...``."""
+    before, dots, after = term.partition("...")
+    spare = len(shape) - len(before) - len(after)
+    require(
+        spare == 0 or (spare > 0 and bool(dots)),
+        "term {!r} does not fit operand {} of shape {}",
+        term,
+        k,
+        list(shape),
+    )
+    labels: list[str | int] = [*before, *range(-spare, 0), *after]
+    return list(zip(labels, shape, strict=True))
+
+
+def _fits(a: Dim, b: Dim) -> None:
+    if isinstance(a, int) and isinstance(b, int) and a != b:
+        raise ShapeError(f"{a} columns do not meet {b} rows")
+
+
+@shape_rule("MatMul")
+def matmul(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Multiply the last two dimensions and broadcast the others, as NumPy does."""
+    return [_product(same_dtype(types), types[0], types[1])]
+
+
+@shape_rule("MatMulInteger")
+def matmul_integer(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """As MatMul, of bytes: with sums of 32 bits."""
+    return [_product("int32", types[0], types[1])]
+
+
+@shape_rule("QLinearMatMul")
+def qlinear_matmul(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """As MatMul; the dtype is that of the result's zero point."""
+    zero = tensor(types[7])
+    return [None if zero is None else _product(zero.dtype, types[0], types[3])]
+
+
+def _product(
+    dtype: str | None, left: ValueType | None, right: ValueType | None
+) -> ValueType | None:
+    a, b = tensor(left), tensor(right)
+    if dtype is None or a is None or b is None or a.shape is None or b.shape is None:
+        return None if dtype is None else TensorType(dtype)
+    if not a.shape or not b.shape:
+        raise ShapeError("a matrix product of a scalar")
+    tall = a.shape if len(a.shape) > 1 else (1, *a.shape)
+    wide = b.shape if len(b.shape) > 1 else (*b.shape, 1)
+    _fits(tall[-1], wide[-2])
+    lead = broadcast_shapes([tall[:-2], wide[:-2]])
+    rows = tall[-2:-1] if len(a.shape) > 1 else ()
+    columns = wide[-1:] if len(b.shape) > 1 else ()
+    return TensorType(dtype, (*(lead or ()), *rows, *columns))
+
+
+@shape_rule("Gemm")
+def gemm(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Multiply two matrices, each perhaps turned."""
+    dtype = same_dtype([kind for kind in types if kind is not None])
+    a, b = tensor(types[0]), tensor(types[1])
+    if a is None or b is None or a.shape is None or b.shape is None:
+        return [None if dtype is None else TensorType(dtype)]
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        raise ShapeError(f"Gemm needs matrices, got ranks {len(a.shape)} and {len(b.shape)}")
+    left = a.shape[::-1] if node.attrs.get("transA", 0) else a.shape
+    right = b.shape[::-1] if node.attrs.get("transB", 0) else b.shape
+    _fits(left[1], right[0])
+    return [TensorType(a.dtype, (left[0], right[1]))]

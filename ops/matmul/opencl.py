@@ -1,0 +1,308 @@
+"""Matrix products on OPENCL: register blocks over packed panels on a CPU, local tiles on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.lowering import Operand, Unsupported, Word
+from subgraph.graph.graph import Node
+from subgraph.graph.types import numpy_dtype
+from subgraph.opencl.lowering import ClLowering, cl_lowering
+from subgraph.opencl.runtime import ClSource
+from subgraph.ops.elementwise.cpu import emit_cast, temporary
+from subgraph.ops.shared.opencl_code import FLOATS, HALVES, activation, register, require
+from subgraph.ops.shared.strides import broadcast_strides, collapse
+
+from .cpu import Matrix, matrix
+
+Array = np.ndarray[Any, Any]
+Words = list["Word | np.generic[Any]"]
+_LEVELS = 3  # of a stack of matrices
+
+
+@attrs.define
+class Product:
+    """``act(alpha * A @ B + beta * bias + R)`` over a stack of matrices; steps in elements.
+
+    Attributes:
+        a: Left matrices: operand, rows, columns and their steps.
+        b: Right matrices.
+        out: The results, dense.
+        node: Whose attributes name the activation.
+        sizes: Sizes of the stack.
+        steps: Steps of A, B and the results along it.
+        bias: What is added, with its steps along rows and columns.
+        bias_step: The step of the bias along the innermost level of the stack.
+    """
+
+    a: Matrix
+    b: Matrix
+    out: Operand
+    node: Node
+    sizes: tuple[int, ...]
+    steps: list[tuple[int, ...]]
+    alpha: float = 1.0
+    beta: float = 1.0
+    bias: Operand | None = None
+    bias_steps: tuple[int, int] = (0, 0)
+    bias_step: int = 0
+    residual: Operand | None = None
+
+
+def lanes_of(low: ClLowering, dtype: str) -> int:
+    """Return how many elements a vector of the kernels has."""
+    return max(2, low.traits.vector // (2 if dtype == "float64" else 1))
+
+
+def panel_width(low: ClLowering, dtype: str) -> int:
+    """Return the columns of a panel."""
+    return 2 * lanes_of(low, dtype)
+
+
+def program(low: ClLowering, dtype: str, **defines: str | int) -> ClSource:
+    """Return the program of products with these definitions."""
+    lanes = lanes_of(low, dtype)
+    kind = register(dtype)
+    base: dict[str, str | int] = {"LANES": lanes, "T": kind, "V": f"{kind}{lanes}"}
+    return ClSource("matmul/kernels", defines=tuple(sorted({**base, **defines}.items())))
+
+
+def number(dtype: str, value: float) -> np.generic[Any]:
+    """Return a number as an argument of the dtype."""
+    scalar: np.generic[Any] = numpy_dtype("float32" if dtype in HALVES else dtype).type(value)
+    return scalar
+
+
+@cl_lowering("MatMul", "Gemm")
+def matmul(node: Node, low: ClLowering) -> None:
+    """Lower MatMul and Gemm."""
+    lower_product(node, low)
+
+
+@cl_lowering("FusedMatMul", domain="subgraph.cpu")
+def fused(node: Node, low: ClLowering) -> None:
+    """Lower MatMul or Gemm with what follows it."""
+    lower_product(node, low)
+
+
+def widened(low: ClLowering, operand: Operand | None) -> Operand | None:
+    """Return an operand of narrow floats in float32, others as they are."""
+    if operand is None or operand.dtype not in HALVES:
+        return operand
+    wide = temporary(low, "float32", operand.shape)
+    emit_cast(low, operand, wide)
+    return wide
+
+
+def narrowed(low: ClLowering, output: Operand) -> Operand:
+    """Return where the results go before `settle` narrows them."""
+    return temporary(low, "float32", output.shape) if output.dtype in HALVES else output
+
+
+def settle(low: ClLowering, made: Operand, output: Operand) -> None:
+    """Bring results to the dtype of the output."""
+    if made is not output:
+        emit_cast(low, made, output)
+
+
+def lower_product(node: Node, low: ClLowering) -> None:
+    """Lower MatMul, Gemm or their fused form."""
+    out = low.output()
+    require(low, out.dtype)
+    if out.dtype not in (*FLOATS, *HALVES):
+        raise Unsupported(f"{node.op_type} of {out.dtype}")
+    if not out.size:
+        return
+    x, y, bias, residual = (widened(low, low.optional(k)) for k in range(4))
+    assert x is not None
+    assert y is not None
+    a, b = matrix(x), matrix(y, "column")
+    if node.attrs.get("transA", 0):
+        a = a.turned
+    if node.attrs.get("transB", 0):
+        b = b.turned
+    alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))
+    made = narrowed(low, out)
+    a, sizes, steps = stacked(a, b)
+    product = Product(a, b, made, node, sizes, steps, alpha, beta, residual=residual)
+    if bias is not None and beta != 0.0:
+        _add_bias(product, bias)
+    emit_product(low, product)
+    settle(low, made, out)
+
+
+def stacked(a: Matrix, b: Matrix) -> tuple[Matrix, tuple[int, ...], list[tuple[int, ...]]]:
+    """Return A, the sizes of the stack, and the steps of A, B and C; batches may become rows."""
+    stack = tuple(np.broadcast_shapes(a.shape, b.shape))
+    if (
+        math.prod(b.shape) == 1
+        and a.row_step == a.columns
+        and math.prod(stack) == math.prod(a.shape)
+    ):
+        rows = math.prod(a.shape) * a.rows
+        flat = Matrix(a.operand, (), rows, a.columns, a.row_step, a.column_step)
+        return flat, (1,) * _LEVELS, [(0,) * _LEVELS] * 3
+    scales = (a.rows * a.columns, b.rows * b.columns, a.rows * b.columns)
+    strides = [
+        [step * scale for step in broadcast_strides(shape, stack)]
+        for shape, scale in zip((a.shape, b.shape, stack), scales, strict=True)
+    ]
+    sizes, steps = collapse(stack, strides)
+    missing = _LEVELS - len(sizes)
+    if missing < 0:
+        raise Unsupported(f"a batch over {len(sizes)} dimensions that do not merge")
+    return a, (*(1,) * missing, *sizes), [(*(0,) * missing, *of) for of in steps]
+
+
+def _add_bias(product: Product, bias: Operand) -> None:
+    rows, columns = product.a.rows, product.b.columns
+    single = math.prod(product.sizes) == 1 and bias.size != product.out.size
+    if single and bias.rank <= 2 and (bias.rank < 2 or bias.shape[0] in (1, rows)):
+        steps = broadcast_strides(bias.shape, (rows, columns))
+        product.bias, product.bias_steps = bias, (steps[0], steps[1])
+        return
+    if bias.size in (1, columns) and (bias.size == 1 or bias.shape[-1] == columns):
+        product.bias, product.bias_steps = bias, (0, int(bias.size > 1))
+        return
+    if bias.size != product.out.size or math.prod(product.sizes) != 1:
+        raise Unsupported(f"C of shape {bias.shape} for results of {product.out.shape}")
+    product.bias, product.bias_steps = bias, (columns, 1)
+
+
+def emit_product(low: ClLowering, product: Product) -> None:
+    """Launch a product.
+
+    Raises:
+        Unsupported: the matrices do not fit.
+    """
+    a, b = product.a, product.b
+    if a.columns != b.rows:
+        raise Unsupported(f"a product of depths {a.columns} and {b.rows}")
+    if low.traits.is_gpu:
+        launch_tiles(low, product, product.b.operand, [b.row_step, b.column_step])
+    else:
+        word, steps = _packed(low, product)
+        launch_panels(low, product, word, steps)
+
+
+def defines_of(product: Product) -> tuple[dict[str, str | int], float, float]:
+    """Return the definitions of what follows the sums, and the activation's numbers."""
+    (name, text), p, q = activation(product.node)
+    flags: dict[str, str | int] = {
+        name: text,
+        "BIAS": int(product.bias is not None),
+        "RESIDUAL": int(product.residual is not None),
+    }
+    return flags, p, q
+
+
+def arguments(
+    product: Product, right: Word, right_steps: Sequence[int], numbers: tuple[float, float]
+) -> Words:
+    """Return the arguments that both kinds of kernels take."""
+    a, out, dtype = product.a, product.out, product.out.dtype
+    words: Words = [a.operand, right, out, product.bias or out, product.residual or out]
+    words += [a.rows, product.b.columns, a.columns, a.row_step, a.column_step]
+    words += product.bias_steps
+    words += [number(dtype, v) for v in (product.alpha, product.beta, *numbers)]
+    words += [*product.sizes[1:], *product.steps[0], *right_steps, *product.steps[2]]
+    words.append(product.bias_step)
+    return words
+
+
+def _cost(product: Product) -> dict[str, int]:
+    stack = math.prod(product.sizes)
+    m, n, k = product.a.rows, product.b.columns, product.a.columns
+    moved = product.a.operand.nbytes + stack * n * k * 4 + product.out.nbytes
+    return {"flops": 2 * stack * m * n * k, "bytes": moved}
+
+
+def launch_panels(
+    low: ClLowering, product: Product, right: Word, right_steps: Sequence[int]
+) -> None:
+    """Launch the CPU's kernel over packed panels of B."""
+    flags, p, q = defines_of(product)
+    tuning = low.tuning
+    dtype, rows = product.out.dtype, product.a.rows
+    block = tuning.rows if rows > 4 else max(rows, 1)
+    panels = -(-product.b.columns // panel_width(low, dtype))
+    stack = math.prod(product.sizes)
+    lines = -(-rows // block)
+    # Enough work-items for all units; else as many rows on one panel as is good for the caches.
+    blocks = max(1, min(tuning.blocks, lines * panels * stack // (4 * low.traits.units), lines))
+    blocks = -(-lines // -(-lines // blocks))
+    source = program(
+        low,
+        dtype,
+        ROWS=block,
+        BLOCKS=tuning.blocks,
+        CHUNK=tuning.chunk,
+        DENSE=int(product.a.column_step == 1),
+        **flags,
+    )
+    words = [*arguments(product, right, right_steps, (p, q)), blocks]
+    size = (-(-lines // blocks), panels, stack)
+    low.launch(source, "panels", words, size, (1, 1, 1), **_cost(product))
+
+
+def launch_tiles(
+    low: ClLowering,
+    product: Product,
+    right: Word,
+    more: Sequence[int],
+    **defines: str | int,
+) -> None:
+    """Launch the GPU's kernel over tiles in local memory."""
+    flags, p, q = defines_of(product)
+    dtype = product.out.dtype
+    tile, group = low.tuning.tile, low.tuning.group
+    source = program(low, dtype, TILE=tile, GROUP=group, **flags, **defines)
+    size = (
+        -(-product.b.columns // tile) * group,
+        -(-product.a.rows // tile) * group,
+        math.prod(product.sizes),
+    )
+    words = [*arguments(product, right, product.steps[1], (p, q)), *more]
+    low.launch(source, "tiles", words, size, (group, group, 1), **_cost(product))
+
+
+def _packed(low: ClLowering, product: Product) -> tuple[Word, list[int]]:
+    """Return B in panels, packed once if it is a weight, and its steps along the stack."""
+    b, dtype = product.b, product.out.dtype
+    width = panel_width(low, dtype)
+    depth, n = b.rows, b.columns
+    panels = -(-n // width)
+    packed = panels * depth * width
+    matrices = math.prod(b.shape)
+    steps = [step // max(depth * n, 1) * packed for step in product.steps[1]]
+    turned = b.row_step == 1 and b.column_step != 1
+    if b.operand.constant:
+        recipe = f"opencl panels {depth}x{n} turned {int(turned)} of {width}"
+
+        def make(array: Array) -> Array:
+            shape = (matrices, n, depth) if turned else (matrices, depth, n)
+            stack = array.reshape(shape)
+            return pack_panels(stack.swapaxes(1, 2) if turned else stack, width)
+
+        return low.weight(recipe, make, b.operand), steps
+    target = temporary(low, dtype, (matrices * packed,))
+    words: Words = [b.operand, target, depth, n, b.row_step, b.column_step]
+    words += [panels, depth * n, packed]
+    source = program(low, dtype, PACK=1, **{"ACT(x, p, q)": "x"}, BIAS=0, RESIDUAL=0)
+    moved = 2 * matrices * packed * 4
+    low.launch(source, "pack", words, (panels, matrices), (1, 1), bytes=moved)
+    return target, steps
+
+
+def pack_panels(stack: Array, width: int) -> Array:
+    """Pack matrices ``[S, K, N]`` into panels ``[S, N / width, K, width]``, zero beyond N."""
+    count, depth, n = stack.shape
+    panels = -(-n // width)
+    whole = np.zeros((count, depth, panels * width), stack.dtype)
+    whole[:, :, :n] = stack
+    return np.ascontiguousarray(whole.reshape(count, depth, panels, width).swapaxes(1, 2))

@@ -1,0 +1,89 @@
+"""Kernel of products of integers: four rows of the result at a time, two vectors of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import vec
+from subgraph.ops.movement.kernels import arg, outer_offset
+
+Function = Callable[..., Any]
+
+
+def product(*, dtype: str, lanes: int) -> Function:
+    """Return the kernel of A @ B of row-major matrices, modulo the width of the integers.
+
+    Words: ``0 a, 1 b, 2 y, 3 rows, 4 depth, 5 columns, 6 dimensions of the stack, then (size, bytes
+    in a, bytes in b) of each``. Units: matrices of the stack * blocks of four rows; the last rows
+    are computed as often as it takes.
+    """
+    v = vec(dtype, lanes)
+    load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
+    bcast, zero = v.bcast, v.zero
+    item = v.itemsize
+
+    @register_jitable
+    def pairs(a0: int, a1: int, a2: int, a3: int, b: int, line: int, row: int) -> Any:
+        c0, d0, c1, d1 = zero(), zero(), zero(), zero()
+        c2, d2, c3, d3 = zero(), zero(), zero(), zero()
+        for k in range(0, row, item):
+            s, t = load(b), load(b + lanes * item)
+            b += line
+            p = bcast(a0 + k)
+            c0, d0 = c0 + p * s, d0 + p * t
+            p = bcast(a1 + k)
+            c1, d1 = c1 + p * s, d1 + p * t
+            p = bcast(a2 + k)
+            c2, d2 = c2 + p * s, d2 + p * t
+            p = bcast(a3 + k)
+            c3, d3 = c3 + p * s, d3 + p * t
+        return c0, d0, c1, d1, c2, d2, c3, d3
+
+    @register_jitable
+    def single(a0: int, a1: int, a2: int, a3: int, b: int, line: int, row: int, n: int) -> Any:
+        c0, c1, c2, c3 = zero(), zero(), zero(), zero()
+        for k in range(0, row, item):
+            s = load_n(b, n)
+            b += line
+            c0, c1 = c0 + bcast(a0 + k) * s, c1 + bcast(a1 + k) * s
+            c2, c3 = c2 + bcast(a2 + k) * s, c3 + bcast(a3 + k) * s
+        return c0, c1, c2, c3
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        m, depth, n, stack = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
+        blocks = (m + 3) // 4
+        row, line, width = depth * item, n * item, 2 * lanes
+        for unit in range(begin, end):
+            which, first, last = unit // blocks, unit % blocks * 4, m - 1
+            a = arg(args, 0) + outer_offset(args, 7, stack, which, 0)
+            b = arg(args, 1) + outer_offset(args, 7, stack, which, 1)
+            y = arg(args, 2) + which * m * line
+            i1, i2, i3 = min(first + 1, last), min(first + 2, last), min(first + 3, last)
+            a0, a1, a2, a3 = a + first * row, a + i1 * row, a + i2 * row, a + i3 * row
+            y0, y1, y2, y3 = y + first * line, y + i1 * line, y + i2 * line, y + i3 * line
+            at = 0
+            while at + width <= n:
+                to, more = at * item, (at + lanes) * item
+                c0, d0, c1, d1, c2, d2, c3, d3 = pairs(a0, a1, a2, a3, b + to, line, row)
+                store(y0 + to, c0)
+                store(y0 + more, d0)
+                store(y1 + to, c1)
+                store(y1 + more, d1)
+                store(y2 + to, c2)
+                store(y2 + more, d2)
+                store(y3 + to, c3)
+                store(y3 + more, d3)
+                at += width
+            while at < n:
+                to, left = at * item, min(n - at, lanes)
+                c0, c1, c2, c3 = single(a0, a1, a2, a3, b + to, line, row, left)
+                store_n(y0 + to, left, c0)
+                store_n(y1 + to, left, c1)
+                store_n(y2 + to, left, c2)
+                store_n(y3 + to, left, c3)
+                at += lanes
+
+    return kernel

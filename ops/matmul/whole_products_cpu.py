@@ -1,0 +1,72 @@
+"""MatMul, Gemm and MatMulInteger of integers that are computed at run time, on the CPU device.
+
+Integers of 32 and 64 bits are multiplied as they are, modulo their width. Bytes less their zero
+points are multiplied as floats: float32 holds sums of so many terms exactly, float64 all others.
+"""
+
+from __future__ import annotations
+
+import math
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.ops.composite.cpu import delegate
+from subgraph.ops.elementwise.cpu import emit_cast, emit_expression, source, temporary
+from subgraph.ops.elementwise.expressions import Expression
+from subgraph.ops.shared.strides import broadcast_sizes, broadcast_strides
+
+WHOLE = ("int32", "int64", "uint32", "uint64")
+TERMS = 258  # products of two bytes less their zero points whose sum float32 holds exactly
+_ROWS = 4
+_WORK = 1 << 16  # multiplications worth a thread
+
+
+def emit_whole_product(low: Lowering, a: Operand, b: Operand, y: Operand) -> None:
+    """Emit A @ B of integers; stacks of matrices broadcast."""
+    if a.dtype not in WHOLE or b.dtype != a.dtype or not a.rank or not b.rank:
+        raise Unsupported(f"a product of {a.dtype} and {b.dtype}")
+    left = (1, *a.shape) if a.rank == 1 else a.shape
+    right = (*b.shape, 1) if b.rank == 1 else b.shape
+    (m, depth), n = left[-2:], right[-1]
+    if right[-2] != depth:
+        raise Unsupported(f"a product of depths {depth} and {right[-2]}")
+    stack = broadcast_sizes(left[:-2], right[:-2])
+    words: list[Word] = [a, b, y, m, depth, n, len(stack)]
+    steps = [
+        [step * size * a.itemsize for step in broadcast_strides(shape[:-2], stack)]
+        for shape, size in ((left, m * depth), (right, depth * n))
+    ]
+    for size, *of in zip(stack, *steps, strict=True):
+        words += [size, *of]
+    kernel = Kernel(
+        "subgraph.ops.matmul.whole_product_kernels",
+        "product",
+        dtype=a.dtype,
+        lanes=low.lanes(a.dtype),
+    )
+    units = math.prod(stack) * -(-m // _ROWS)
+    grain = max(1, _WORK // max(_ROWS * depth * n, 1))
+    moved = a.nbytes + b.nbytes + y.nbytes
+    low.emit(kernel, words, units, grain=grain, flops=2 * y.size * depth, bytes=moved)
+
+
+def emit_byte_product(
+    low: Lowering, a: Operand, b: Operand, zeros: tuple[Operand | None, Operand | None], y: Operand
+) -> None:
+    """Emit the int32 sums of products of bytes less their zero points."""
+    if any(zero is not None and zero.size != 1 for zero in zeros):
+        raise Unsupported("a product of computed bytes with zero points for each row or column")
+    work = "float32" if a.shape[-1] <= TERMS else "float64"
+    sides: list[Operand] = []
+    for side, zero in zip((a, b), zeros, strict=True):
+        e = Expression()
+        value = e.cast(e.input(side.dtype), work)
+        if zero is not None:
+            value = e("sub", value, e.cast(e.input(zero.dtype), work))
+        wide = temporary(low, work, side.shape)
+        given = [source(side), *([] if zero is None else [source(zero, ())])]
+        emit_expression(low, e, given, [(value, wide)])
+        sides.append(wide)
+    sums = temporary(low, work, y.shape)
+    delegate(low, "MatMul", sides, sums)
+    emit_cast(low, sums, y)

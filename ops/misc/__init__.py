@@ -1,0 +1,1 @@
+"""Losses, random numbers, training steps, and old forms of operators."""

@@ -1,0 +1,139 @@
+"""What operands of losses, of random numbers, windows, text and training steps must satisfy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from subgraph.graph.graph import Node
+from subgraph.operators.requirements import (
+    Tensor,
+    listed,
+    require,
+    require_axes,
+    require_broadcast_together,
+    require_dtype,
+    require_rank,
+    require_shape,
+    require_single,
+    requires,
+)
+from subgraph.ops.ml.scores import prepared
+from subgraph.ops.text.op import pool_of
+
+
+@requires("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+def loss_operands(node: Node, scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> None:
+    """Raise ShapeError unless there is a label for each score, of a class that there is (12 on)."""
+    require(scores.rank >= 2, "the scores have shape {}; they need classes", list(scores.shape))
+    require_dtype("labels", labels, "int64", "int32")
+    shape = (scores.shape[0], *scores.shape[2:])
+    require_shape("labels", labels, shape, "those of the scores without the classes")
+    classes = scores.shape[1]
+    require_shape("weight", weight, (classes,), "one for each class")
+    known, ignored = labels.known, node.attrs.get("ignore_index")
+    if known is not None and known.size and not known.dtype.hasobject:
+        counted = known if ignored is None else known[known != ignored]
+        least, most = (int(end(counted, initial=0)) for end in (np.min, np.max))
+        wrong = least if least < 0 else most
+        require(least >= 0 and most < classes, "label {} of {} classes", wrong, classes)
+
+
+@requires("RandomNormal", "RandomUniform")
+def shape_attribute(node: Node) -> None:
+    """Raise ShapeError if a size of the attribute ``shape`` is negative (ONNX, 1 to 22)."""
+    shape = node.attrs.get("shape") or ()
+    require(all(dim >= 0 for dim in shape), "shape {} has a negative dimension", shape)
+
+
+@requires("RandomNormalLike", "RandomUniformLike", "Bernoulli")
+def like_operands(node: Node, x: Tensor) -> None:
+    """Take every tensor: the result has its shape."""
+
+
+@requires("Multinomial")
+def multinomial_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless each row has classes (ONNX, 7 to 22)."""
+    require_rank("input", x, 2)
+    require(x.shape[1] >= 1, "there are no classes")
+    size = node.attrs.get("sample_size", 1)
+    require(size >= 0, "sample_size is {}", size)
+
+
+@requires("BlackmanWindow", "HammingWindow", "HannWindow")
+def window_operands(node: Node, size: Tensor) -> None:
+    """Raise ShapeError unless the size is one number (ONNX, 17)."""
+    require_single("size", size, "int64", "int32")
+
+
+@requires("MelWeightMatrix")
+def mel_operands(
+    node: Node, bins: Tensor, length: Tensor, rate: Tensor, lower: Tensor, upper: Tensor
+) -> None:
+    """Raise ShapeError unless all operands are one number (ONNX, 17)."""
+    for name, operand in (("num_mel_bins", bins), ("dft_length", length), ("sample_rate", rate)):
+        require_single(name, operand, "int64", "int32")
+        for count in listed(node, name, operand) or ():
+            require(count >= 1, "{} is {}", name, count)
+    require_single("lower_edge_hertz", lower)
+    require_single("upper_edge_hertz", upper)
+
+
+@requires("CenterCropPad")
+def crop_operands(node: Node, x: Tensor, shape: Tensor) -> None:
+    """Raise ShapeError unless there is a size for each axis (ONNX, 18)."""
+    axes = node.attrs.get("axes")
+    count = x.rank if axes is None else len(require_axes(x.rank, axes))
+    require_shape("shape", shape, (count,), "a size for each axis")
+    dims = listed(node, "shape", shape) or []
+    require(all(dim >= 0 for dim in dims), "shape {} has a negative dimension", dims)
+
+
+@requires("Det")
+def det_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the input holds square matrices (ONNX, 11 to 22)."""
+    require(x.rank >= 2, "the input has shape {}; it must hold matrices", list(x.shape))
+    require(x.shape[-1] == x.shape[-2], "a matrix is {} by {}", x.shape[-2], x.shape[-1])
+
+
+@requires("StringConcat")
+def string_concat_operands(node: Node, x: Tensor, y: Tensor) -> None:
+    """Raise ShapeError unless two tensors of strings broadcast (ONNX, 20)."""
+    require_dtype("X", x, "string")
+    require_dtype("Y", y, "string")
+    require_broadcast_together(x, y)
+
+
+@requires("RegexFullMatch", "StringSplit")
+def string_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the input holds strings (ONNX, 20)."""
+    require_dtype("X", x, "string")
+
+
+@requires("StringNormalizer")
+def normalizer_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the input is one row of strings (ONNX, 10)."""
+    require_dtype("X", x, "string")
+    require_rank("X", x, 1, 2)
+    require(x.rank == 1 or x.shape[0] == 1, "X has shape {}; it is one row", list(x.shape))
+
+
+@requires("TfIdfVectorizer")
+def tfidf_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the pool's numbers agree, and the input is words (ONNX, 9)."""
+    prepared(node, pool_of)
+    require_rank("X", x, 0, 1, 2)
+
+
+_TRAINING = "ai.onnx.preview.training"
+
+
+@requires("Adagrad", "Adam", "Momentum", domain=_TRAINING)
+def step_operands(node: Node, rate: Tensor, count: Tensor, *tensors: Tensor) -> None:
+    """Raise ShapeError unless each tensor has a gradient and moments of its shape (ONNX, 1)."""
+    require_single("R", rate)
+    require_single("T", count)
+    groups = 4 if node.op_type == "Adam" else 3
+    many = len(tensors) // groups
+    require(len(tensors) == many * groups, "{} tensors in groups of {}", len(tensors), groups)
+    for k, each in enumerate(tensors):
+        require_shape(f"input {k + 2}", each, tensors[k % many].shape, "that of its tensor")

@@ -1,0 +1,58 @@
+"""Multinomial and Bernoulli, for the reference.
+
+onnx.reference has no Multinomial. The numbers are those of NumPy's generators: the standard fixes
+their distribution, not the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
+from subgraph.operators.operator import reference
+from subgraph.operators.reference import attributes
+
+Array = np.ndarray[Any, Any]
+
+
+def _generator(seed: Any) -> np.random.Generator:
+    """Return a generator: the same numbers at every run with a seed, new ones without."""
+    if seed is None:
+        return np.random.default_rng()
+    return np.random.default_rng(int(np.float32(seed).view(np.uint32)))
+
+
+@reference("Multinomial")
+def multinomial(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return classes drawn from rows of unnormalised log-probabilities."""
+    given = attributes(node)
+    logits: Array = inputs[0]
+    size = int(given["sample_size"])
+    if logits.ndim != 2 or size < 1 or logits.shape[1] < 1:
+        raise ShapeError(f"input of shape {logits.shape} and sample_size {size} do not fit")
+    rows = logits.astype(np.float64)
+    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+    steps = np.cumsum(powers / powers.sum(axis=1, keepdims=True), axis=1)
+    drawn: Array = _generator(given["seed"]).random((logits.shape[0], size))
+    found: list[Array] = [
+        np.searchsorted(step, row, side="right") for step, row in zip(steps, drawn, strict=True)
+    ]
+    result: Array = np.minimum(np.array(found).reshape(drawn.shape), logits.shape[1] - 1)
+    return [result.astype(numpy_dtype(DTYPE_OF_ONNX[int(given["dtype"])]))]
+
+
+@reference("Bernoulli")
+def bernoulli(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return 1 with the probability that each element of the input gives, else 0."""
+    given = attributes(node)
+    x: Array = inputs[0]
+    shape: tuple[int, ...] = x.shape
+    drawn: Array = np.less(_generator(given["seed"]).random(shape), x.astype(np.float64))
+    number = given["dtype"]
+    dtype = x.dtype if number is None else numpy_dtype(DTYPE_OF_ONNX[int(number)])
+    return [drawn.astype(dtype)]

@@ -1,0 +1,1 @@
+"""Operators of ai.onnx.ml: trees, support vectors, linear models, encoders."""

@@ -1,0 +1,317 @@
+"""Features, encoders of numbers and linear models of ai.onnx.ml on the CPU device.
+
+All but the encoders are made of kernels of other families. Strings, and transforms that have no
+kernel, run on the reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.lowering import (
+    Lowering,
+    Operand,
+    Storage,
+    Unsupported,
+    Weight,
+    Word,
+    lowering,
+)
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.graph.types import dtype_of
+from subgraph.operators.reference import attributes
+from subgraph.ops.composite.cpu import delegate, viewed
+from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
+from subgraph.ops.elementwise.expressions import Expression, Term, text
+from subgraph.ops.reduce.cpu import emit_extreme, emit_reduction
+from subgraph.ops.shared.range_check_cpu import emit_range_check
+
+from .scores import ML, prepared
+
+Array = np.ndarray[Any, Any]
+_TRANSFORMS = {"NONE": "", "LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}
+_NORMS = {"MAX": "max", "L1": "l1", "L2": "l2"}
+_NUMBERS = ("float32", "float64", "int64", "int32")
+
+
+def weight_operand(low: Lowering, recipe: str, array: Array) -> Operand:
+    """Return an array made of attributes as an operand that is a weight."""
+    array = np.ascontiguousarray(array)
+    operand = Operand(f"{low.node.name} {recipe}", dtype_of(array), array.shape)
+    operand.derived = low.weight(f"ml {recipe}", as_it_is, array)
+    plain = Weight("plain", as_it_is, (operand.derived,))
+    operand.storage = Storage("weight", operand.nbytes, weight=plain)
+    return operand
+
+
+def emit_transform(low: Lowering, name: str, scores: Operand, y: Operand) -> None:
+    """Emit a ``post_transform`` of scores [samples, classes]; `scores_of` says where they are."""
+    step = _step(name, y)
+    if step:
+        delegate(low, step, [scores], y)
+
+
+def scores_of(low: Lowering, name: str, y: Operand) -> Operand:
+    """Return where the scores go from which ``y`` is made."""
+    return temporary(low, "float32", y.shape) if _step(name, y) else y
+
+
+def _step(name: str, y: Operand) -> str:
+    if name not in _TRANSFORMS:
+        raise Unsupported(f"scores with {name}")
+    return "" if name == "SOFTMAX" and y.shape[-1] == 1 else _TRANSFORMS[name]
+
+
+def samples_of(low: Lowering) -> Operand:
+    """Return the first input as rows of features; a vector is one row."""
+    x = low.given(0)
+    if x.rank not in (1, 2):
+        raise Unsupported(f"samples of shape {x.shape}")
+    return x if x.rank == 2 else viewed(low, x, (1, *x.shape))
+
+
+# ---------------------------------------------------------------- features
+
+
+def _row(low: Lowering, e: Expression, name: str, numbers: Array, width: int) -> tuple[Term, Any]:
+    """Add numbers to an expression: one for all features, or one for each."""
+    dtype = str(numbers.dtype)
+    if numbers.size == 1:
+        return e.number(numbers.item(), dtype), None
+    if numbers.size != width:
+        raise Unsupported(f"{numbers.size} numbers for {width} features")
+    term = e.input(dtype)
+    return term, source(weight_operand(low, name, numbers))
+
+
+@lowering("Scaler", domain=ML, dtypes=_NUMBERS)
+def scaler(node: Node, low: Lowering) -> None:
+    """Lower Scaler: (x - offset) * scale."""
+    x, y = low.given(0), low.output()
+    e = Expression()
+    work = "float64" if x.dtype == "float64" else "float32"
+    value = e.cast(e.input(x.dtype), work)
+    sources: list[Source] = [source(x)]
+    for op, name, default in (("sub", "offset", 0.0), ("mul", "scale", 1.0)):
+        numbers = np.array(node.attrs.get(name, (default,)), work)
+        term, read = _row(low, e, name, numbers, x.shape[-1] if x.rank else 1)
+        value = e(op, value, term)
+        sources += [read] if read else []
+    emit_expression(low, e, sources, [(e.cast(value, "float32"), y)])
+
+
+@lowering("Imputer", domain=ML, dtypes=("float32", "float64", "int64"))
+def imputer(node: Node, low: Lowering) -> None:
+    """Lower Imputer: another number in the place of one, or of NaN."""
+    x, y, given = low.given(0), low.output(), attributes(node)
+    kind = "int64s" if x.dtype == "int64" else "floats"
+    numbers = np.array(given[f"imputed_value_{kind}"] or (), x.dtype)
+    sought = given[f"replaced_value_{kind[:-1]}"]
+    if x.rank != 2 or not numbers.size or sought is None:
+        raise Unsupported("an Imputer of another type than its input, or of no matrix")
+    e = Expression()
+    value = e.input(x.dtype)
+    missing = e("isnan", value) if sought != sought else e("eq", value, e.number(sought, x.dtype))
+    other, read = _row(low, e, "imputed", numbers, x.shape[1])
+    result = e("where", missing, other, value, dtype=x.dtype)
+    emit_expression(low, e, [source(x), *([read] if read else [])], [(result, y)])
+
+
+@lowering("Binarizer", domain=ML, dtypes=("float32", "float64"))
+def binarizer(node: Node, low: Lowering) -> None:
+    """Lower Binarizer: 1 above the threshold, else 0."""
+    x = low.given(0)
+    e = Expression()
+    above = e("gt", e.input(x.dtype), e.number(float(attributes(node)["threshold"]), x.dtype))
+    emit_expression(low, e, [source(x)], [(e.cast(above, x.dtype), low.output())])
+
+
+@lowering("Normalizer", domain=ML, dtypes={"float32"})
+def normalizer(node: Node, low: Lowering) -> None:
+    """Lower Normalizer: rows divided by their norms where these are not 0."""
+    x = samples_of(low)
+    y = viewed(low, low.output(), x.shape)
+    op = _NORMS.get(text(attributes(node)["norm"]))
+    if op is None or not x.size:
+        raise Unsupported("a Normalizer of nothing, or by another norm")
+    norm = temporary(low, x.dtype, (x.shape[0], 1))
+    emit_reduction(low, op, x, norm, [1])
+    e = Expression()
+    value, size = e.input(x.dtype), e.input(x.dtype)
+    result = e("where", e("eq", size, 0.0), value, e("div", value, size), dtype=x.dtype)
+    emit_expression(low, e, [source(x), source(norm)], [(result, y)])
+
+
+@lowering("FeatureVectorizer", domain=ML, dtypes={"float32"})
+def feature_vectorizer(node: Node, low: Lowering) -> None:
+    """Lower FeatureVectorizer whose inputs have the widths asked for: they are concatenated."""
+    parts = [low.given(k) for k in range(len(low.inputs))]
+    widths = node.attrs.get("inputdimensions") or tuple(part.shape[-1] for part in parts)
+    fits = all(part.rank == 2 and part.dtype == "float32" for part in parts)
+    if not fits or list(widths) != [part.shape[1] for part in parts]:
+        raise Unsupported("a FeatureVectorizer that cuts or fills up")
+    delegate(low, "Concat", parts, low.output(), axis=1)
+
+
+@lowering("ArrayFeatureExtractor", domain=ML)
+def array_feature_extractor(node: Node, low: Lowering) -> None:
+    """Lower ArrayFeatureExtractor: Gather along the last axis."""
+    x, places, y = low.given(0), low.given(1), low.output()
+    held = places.known
+    if not x.rank or not places.size:
+        raise Unsupported("an ArrayFeatureExtractor without places")
+    if held is not None and (held.min() < 0 or held.max() >= x.shape[-1]):
+        raise Unsupported("an ArrayFeatureExtractor of places that are not there")
+    emit_range_check(low, places, "Y", 0, x.shape[-1] - 1)
+    known = None if held is None else held.reshape(-1)
+    row = Operand(places.name, places.dtype, (places.size,), known=known)
+    row.storage, row.offset = places.storage, places.offset
+    shape = (*x.shape[:-1], places.size)
+    delegate(low, "Gather", [x, row], viewed(low, y, shape), axis=x.rank - 1)
+
+
+# ---------------------------------------------------------------- encoders of numbers
+
+
+def _emit_search(low: Lowering, x: Operand, y: Operand, keys: Array, values: Array) -> None:
+    """Emit the step that finds each element among the keys and puts its value.
+
+    Args:
+        low: Where the step goes.
+        x: The elements.
+        y: The values that are found.
+        keys: Of the elements' dtype; of equal ones the first counts.
+        values: One for each key, and one more for what is no key, of y's dtype.
+    """
+    missing = np.isnan(keys) if keys.dtype.kind == "f" else np.zeros(len(keys), bool)
+    nan = values[:-1][missing][:1]
+    sought, first = np.unique(keys[~missing], return_index=True)
+    order = np.concatenate([values[:-1][~missing][first], values[-1:], nan, values[-1:]])
+    if not sought.size:
+        raise Unsupported("an encoder without keys")
+    kernel = Kernel("subgraph.ops.ml.encoder_kernels", "search", dtype=x.dtype, item=y.itemsize)
+    table = low.weight("ml keys", as_it_is, sought)
+    found = low.weight("ml values", as_it_is, order)
+    words: list[Word] = [x, y, table, found, len(sought)]
+    low.emit(kernel, words, x.size, grain=1024, bytes=x.nbytes + y.nbytes)
+
+
+def _label_table(node: Node) -> tuple[Array, Array]:
+    given = attributes(node)
+
+    def named(which: str) -> tuple[str, Any]:
+        for kind in ("int64s", "floats", "tensor"):
+            held = given.get(f"{which}_{kind}")
+            if held is not None and len(held):
+                return kind, held
+        raise Unsupported("a LabelEncoder of strings")
+
+    (kind, keys), (target, values) = named("keys"), named("values")
+    dtypes = {"int64s": np.int64, "floats": np.float32}
+    if given.get("keys_strings") or given.get("values_strings") or "tensor" in (kind, target):
+        raise Unsupported("a LabelEncoder of strings or tensors")
+    if len(keys) != len(values):
+        raise Unsupported("keys and values differ in number")
+    default = given["default_int64" if target == "int64s" else "default_float"]
+    return np.array(keys, dtypes[kind]), np.array([*values, default], dtypes[target])
+
+
+@lowering("LabelEncoder", domain=ML, dtypes=("int64", "float32"))
+def label_encoder(node: Node, low: Lowering) -> None:
+    """Lower LabelEncoder between numbers, since opset 2."""
+    x, y = low.given(0), low.output()
+    if node.version == 1:
+        raise Unsupported("a LabelEncoder of strings")
+    keys, values = prepared(node, _label_table)
+    if dtype_of(keys) != x.dtype or dtype_of(values) != y.dtype:
+        raise Unsupported(f"keys that are {keys.dtype} for {x.dtype}")
+    _emit_search(low, x, y, keys, values)
+
+
+def _categories(node: Node) -> Array:
+    return np.array(attributes(node)["cats_int64s"] or (), np.int64)
+
+
+@lowering("OneHotEncoder", domain=ML, dtypes=("int64", "float32"))
+def one_hot_encoder(node: Node, low: Lowering) -> None:
+    """Lower OneHotEncoder of numbers, where one that is no category gives a row of zeros."""
+    x, y = low.given(0), low.output()
+    held = prepared(node, _categories)
+    keys, count = held.astype(x.dtype), len(held)
+    exact = np.array_equal(keys.astype(np.int64), held) and len(np.unique(keys)) == count
+    if not exact or not count or not attributes(node)["zeros"] or x.rank not in (1, 2):
+        raise Unsupported("a OneHotEncoder that may refuse, or whose categories are alike")
+    if y.size != x.size * count:
+        raise Unsupported(f"a OneHotEncoder of {count} categories that gives {y.shape}")
+    places = temporary(low, "int64", x.shape)
+    _emit_search(low, x, places, keys, np.arange(count + 1))
+    ends = low.weight("ml one hot", as_it_is, np.array([0, 1], np.float32))
+    kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=y.itemsize)
+    low.emit(kernel, [places, ends, y, count, 1], x.size, grain=1024, bytes=y.nbytes)
+
+
+# ---------------------------------------------------------------- linear models
+
+
+def _linear(node: Node, count: int) -> tuple[Array, Array]:
+    """Return weights [scores, features] and intercepts [scores]."""
+    given = attributes(node)
+    weights = np.array(given["coefficients"] or (), np.float32)
+    added = np.array(given["intercepts"] or [0.0] * count, np.float32)
+    if count < 1 or not weights.size or weights.size % count or added.size != count:
+        raise Unsupported(f"{weights.size} coefficients for {count} scores")
+    return weights.reshape(count, -1), added
+
+
+def emit_linear(low: Lowering, x: Operand, weights: Array, added: Array, scores: Operand) -> None:
+    """Emit x W' + b for rows of ``weights``."""
+    if x.shape[1] != weights.shape[1]:
+        raise Unsupported(f"{x.shape[1]} features for {weights.shape[1]}")
+    factors = weight_operand(low, "rows", weights)
+    delegate(low, "Gemm", [x, factors, weight_operand(low, "added", added)], scores, transB=1)
+
+
+def _regressor(node: Node) -> tuple[Array, Array]:
+    return _linear(node, int(attributes(node)["targets"]))
+
+
+@lowering("LinearRegressor", domain=ML, dtypes={"float32"})
+def linear_regressor(node: Node, low: Lowering) -> None:
+    """Lower LinearRegressor."""
+    weights, added = prepared(node, _regressor)
+    x, y, name = samples_of(low), low.output(), text(attributes(node)["post_transform"])
+    scores = scores_of(low, name, y)
+    emit_linear(low, x, weights, added, scores)
+    emit_transform(low, name, scores, y)
+
+
+@lowering("LinearClassifier", domain=ML, dtypes={"float32"})
+def linear_classifier(node: Node, low: Lowering) -> None:
+    """Lower LinearClassifier whose labels are numbers, with a score for each."""
+    given, x = attributes(node), samples_of(low)
+    labels = np.array(given["classlabels_ints"] or (), np.int64)
+    weights, added = prepared(node, _classifier)
+    count = len(added)
+    if given["classlabels_strings"] or count < 2 or len(labels) < count:
+        raise Unsupported("labels that are strings, or classes that share a score")
+    y, name = low.output(1), text(given["post_transform"])
+    scores = scores_of(low, name, y)
+    emit_linear(low, x, weights, added, scores)
+    places = temporary(low, "int64", (x.shape[0],))
+    emit_extreme(low, scores, places, count, 1, largest=True, last=False)
+    emit_labels(low, places, labels)
+    emit_transform(low, name, scores, y)
+
+
+def _classifier(node: Node) -> tuple[Array, Array]:
+    given = attributes(node)
+    return _linear(node, max(len(given["intercepts"] or ()), 1))
+
+
+def emit_labels(low: Lowering, places: Operand, labels: Array) -> None:
+    """Emit the step that gives each sample its label."""
+    delegate(low, "Gather", [weight_operand(low, "labels", labels), places], low.output(0), axis=0)

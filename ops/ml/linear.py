@@ -1,0 +1,64 @@
+"""LinearRegressor and LinearClassifier, for the reference.
+
+onnx.reference needs intercepts, has no transform of the regressor and gives float64 for float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.operators.operator import reference
+from subgraph.operators.reference import attributes
+
+from .scores import ML, label_array, rows, transformed, two_scores
+
+Array = np.ndarray[Any, Any]
+
+
+def _products(node: Node, x: Array, count: int) -> Array:
+    """Return X W + b in float32, [samples, count]."""
+    given = attributes(node)
+    weights = np.array(given["coefficients"] or (), np.float32)
+    if count < 1 or weights.size != count * x.shape[1]:
+        raise ShapeError(f"{weights.size} coefficients for {count} scores of {x.shape[1]} features")
+    scores: Array = x.astype(np.float32) @ weights.reshape(count, -1).T
+    if not given["intercepts"]:
+        return scores
+    if len(given["intercepts"]) != count:
+        raise ShapeError(f"{len(given['intercepts'])} intercepts for {count} scores")
+    return scores + np.array(given["intercepts"], np.float32)
+
+
+@reference("LinearRegressor", domain=ML)
+def linear_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the scores of each target in float32."""
+    given = attributes(node)
+    scores = _products(node, rows(inputs[0]), int(given["targets"]))
+    return [transformed(scores, str(given["post_transform"]))]
+
+
+@reference("LinearClassifier", domain=ML)
+def linear_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the label of each sample and its scores in float32; one score may tell two classes."""
+    given = attributes(node)
+    x, name = rows(inputs[0]), str(given["post_transform"])
+    count = len(given["coefficients"] or ()) // max(x.shape[1], 1)
+    scores = _products(node, x, count)
+    labels = label_array(given["classlabels_strings"], given["classlabels_ints"])
+    if count > 1:
+        if len(labels) < count:
+            raise ShapeError(f"{len(labels)} labels for {count} scores")
+        return [labels[scores.argmax(axis=1)], transformed(scores, name)]
+    if len(labels) == 2:
+        found = labels[(scores[:, 0] > 0).astype(int)]
+        return [found, two_scores(scores[:, 0], name, signed=False)]
+    numbers: list[Any] = ["0", "1"] if labels.dtype == object else [0, 1]
+    return [
+        np.array(numbers, labels.dtype)[(scores[:, 0] > 0).astype(int)],
+        transformed(scores, name),
+    ]

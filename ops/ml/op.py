@@ -1,0 +1,195 @@
+"""CastMap, CategoryMapper, ZipMap, old LabelEncoder and more of ai.onnx.ml, for the reference.
+
+onnx.reference has none of the first three, and LabelEncoder only with opset 2's attributes. It
+fails on a DictVectorizer key that is not in the vocabulary, and on one whose vocabulary is absent.
+What holds a model is in ``ml_trees.py``, ``ml_svm.py`` and ``ml_linear.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.limits import check_memory
+from subgraph.graph.types import MapType, TensorType, numpy_dtype
+from subgraph.operators.operator import reference
+from subgraph.operators.reference import attributes
+
+Array = np.ndarray[Any, Any]
+_ML = "ai.onnx.ml"
+
+
+@reference("ZipMap", domain=_ML)
+def zip_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return for each row a map from class to value."""
+    keys = node.attrs.get("classlabels_strings") or node.attrs.get("classlabels_int64s") or ()
+    rows: Array = inputs[0].reshape(1, -1) if inputs[0].ndim == 1 else inputs[0]
+    if rows.ndim != 2 or rows.shape[1] != len(keys):
+        raise ShapeError(f"{len(keys)} class labels do not fit values of shape {rows.shape}")
+    return [[dict(zip(keys, row, strict=True)) for row in rows]]
+
+
+@reference("CastMap", domain=_ML)
+def cast_map(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the values of a map in the order of its keys, as one row."""
+    given = attributes(node)
+    values: Mapping[int, Any] = inputs[0]
+    kinds = {"TO_FLOAT": np.float32, "TO_STRING": str, "TO_INT64": np.int64}
+    convert = kinds[str(given["cast_to"])]
+    fill = "0" if convert is str else 0
+
+    def item(value: Any) -> Any:
+        return convert(float(value) if isinstance(value, str) and convert is not str else value)
+
+    if str(given["map_form"]) == "SPARSE":
+        width = int(given["max_map"])
+        if width < 1 or any(not 0 <= int(key) < width for key in values):
+            raise ShapeError(f"keys {sorted(values)[:8]} do not fit max_map={width}")
+        row = [item(values[key]) if key in values else convert(fill) for key in range(width)]
+    else:
+        row = [item(values[key]) for key in sorted(values)]
+    return [np.array([row], object if convert is str else convert)]
+
+
+@reference("CategoryMapper", domain=_ML)
+def category_mapper(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return numbers for strings, or strings for numbers."""
+    given = attributes(node)
+    numbers, names = given["cats_int64s"] or (), given["cats_strings"] or ()
+    if len(numbers) != len(names):
+        raise ShapeError(f"{len(numbers)} numbers and {len(names)} strings do not pair up")
+    x: Array = inputs[0]
+    if x.dtype.kind in "OUT":
+        return [_mapped(x, dict(zip(names, numbers, strict=True)), given["default_int64"], "<i8")]
+    return [_mapped(x, dict(zip(numbers, names, strict=True)), given["default_string"], object)]
+
+
+def _mapped(x: Array, table: Mapping[Any, Any], default: Any, dtype: Any) -> Array:
+    found = [table.get(key, default) for key in x.reshape(-1).tolist()]
+    result: Array = np.array(found, dtype).reshape(x.shape)
+    return result
+
+
+@reference("LabelEncoder", domain=_ML)
+def label_encoder(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the value of each key; in opset 1 a class's place in a list, or the reverse."""
+    if node.version != 1:
+        return _label_encoder_since_2(node, inputs[0])
+    given = attributes(node)
+    names = given["classes_strings"] or ()
+    x: Array = inputs[0]
+    if x.dtype.kind in "OUT":
+        table = {name: place for place, name in enumerate(names)}
+        return [_mapped(x, table, given["default_int64"], "<i8")]
+    return [_mapped(x, dict(enumerate(names)), given["default_string"], object)]
+
+
+def _label_encoder_since_2(node: Node, x: Array) -> Sequence[Any]:
+    given = attributes(node)
+    keys = _first(given, "keys_strings", "keys_int64s", "keys_floats", "keys_tensor")
+    values = _first(given, "values_strings", "values_int64s", "values_floats", "values_tensor")
+    if keys is None or values is None or len(keys[1]) != len(values[1]):
+        raise ShapeError("keys and values are missing or differ in number")
+    kind, held = values
+    default: Any = {
+        "values_strings": given.get("default_string"),
+        "values_int64s": given.get("default_int64"),
+        "values_floats": given.get("default_float"),
+        "values_tensor": None,
+    }[kind]
+    dtype: Any = {"values_strings": object, "values_int64s": "<i8", "values_floats": "<f4"}.get(
+        kind
+    )
+    if kind == "values_tensor":
+        tensor = given.get("default_tensor")
+        dtype = held.dtype
+        missing: Any = "_Unused" if dtype.kind == "O" else -1 if dtype.kind in "iu" else -0.0
+        default = missing if tensor is None else tensor.reshape(-1)[0]
+        held = held.reshape(-1).tolist()
+    names = np.asarray(keys[1]).reshape(-1).tolist()
+    if x.dtype.kind == "f":
+        # NaN finds NaN, says the standard (ONNX Runtime does not), and attributes are float32.
+        names = [_float_key(name) for name in names]
+        flat = [_float_key(key) for key in x.reshape(-1).tolist()]
+    else:
+        flat = x.reshape(-1).tolist()
+    table = dict(zip(reversed(names), reversed(list(held)), strict=True))
+    result: Array = np.array([table.get(key, default) for key in flat], dtype)
+    return [result.reshape(x.shape)]
+
+
+def _float_key(value: float) -> Any:
+    return "nan" if value != value else float(np.float32(value))
+
+
+def _first(given: Mapping[str, Any], *names: str) -> tuple[str, Any] | None:
+    for name in names:
+        value = given.get(name)
+        if value is not None and len(value):
+            return name, value
+    return None
+
+
+@reference("DictVectorizer", domain=_ML)
+def dict_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return one row with the map's value for each word of the vocabulary, 0 where it has none."""
+    words = node.attrs.get("string_vocabulary") or node.attrs.get("int64_vocabulary") or ()
+    maps: list[Mapping[Any, Any]] = inputs[0]
+    if isinstance(inputs[0], dict):
+        maps = [inputs[0]]
+    samples = [np.asarray(v) for m in maps for v in m.values()]
+    declared = node.inputs[0].type if node.inputs and node.inputs[0] is not None else None
+    held = declared.value if isinstance(declared, MapType) else None
+    dtype: Any = samples[0].dtype if samples else np.dtype(np.float32)
+    if isinstance(held, TensorType) and dtype.kind not in "OUT":
+        dtype = numpy_dtype(held.dtype)
+    fill: Any = "" if dtype.kind in "OUT" else 0
+    rows = [[m.get(word, fill) for word in words] for m in maps]
+    return [np.array(rows, object if dtype.kind in "OUT" else dtype)]
+
+
+@reference("Scaler", domain=_ML)
+def scaler(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return (x - offset) * scale in float32, the operator's only output type."""
+    x = inputs[0].astype(np.float64 if inputs[0].dtype == np.float64 else np.float32)
+    offset = np.array(node.attrs.get("offset", (0.0,)), x.dtype)
+    scale = np.array(node.attrs.get("scale", (1.0,)), x.dtype)
+    return [((x - offset) * scale).astype(np.float32)]
+
+
+@reference("Normalizer", domain=_ML)
+def normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return rows of norm one in float32; a vector is one row, a row of zeros stays."""
+    x: Array = inputs[0].astype(np.float32)
+    rows = x.reshape(1, -1) if x.ndim == 1 else x
+    match str(attributes(node)["norm"]):
+        case "MAX":
+            norm = rows.max(axis=1, keepdims=True)
+        case "L1":
+            norm = np.abs(rows).sum(axis=1, keepdims=True)
+        case "L2":
+            norm = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
+        case other:
+            raise ShapeError(f"norm {other!r} is not MAX, L1 or L2")
+    return [np.divide(rows, norm, out=rows.copy(), where=norm != 0).reshape(x.shape)]
+
+
+@reference("FeatureVectorizer", domain=_ML)
+def feature_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the inputs side by side in float32; each is cut or filled up to its width."""
+    parts = [x.reshape(1, -1) if x.ndim == 1 else x for x in inputs]
+    widths = node.attrs.get("inputdimensions") or tuple(part.shape[-1] for part in parts)
+    if any(part.ndim != 2 for part in parts) or len(widths) != len(parts):
+        raise ShapeError(f"{len(parts)} inputs do not fit {len(widths)} inputdimensions")
+    if min(widths) < 0:
+        raise ShapeError(f"inputdimensions {list(widths)[:8]} are negative")
+    check_memory(4 * len(parts[0]) * sum(widths), f"inputdimensions {list(widths)[:8]}")
+    filled: list[Array] = []
+    for part, width in zip(parts, widths, strict=True):
+        missing = max(width - part.shape[1], 0)
+        filled.append(np.pad(part[:, :width].astype(np.float32), ((0, 0), (0, missing))))
+    return [np.concatenate(filled, axis=1)]

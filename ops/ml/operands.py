@@ -1,0 +1,173 @@
+"""What operands and attributes of ai.onnx.ml must satisfy.
+
+Models are attributes: they are made into arrays here, once, and compared with the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph.graph import Node
+from subgraph.graph.types import ValueType
+from subgraph.operators.reference import attributes
+from subgraph.operators.requirements import Tensor, require, require_dtype, require_rank, requires
+
+from .scores import ML, prepared
+from .svm import classifier_machine, regressor_machine
+from .trees import Forest, ensemble_of, old_forest_of
+
+
+@requires("Binarizer", "LabelEncoder", "CategoryMapper", domain=ML)
+def any_operands(node: Node, x: Tensor) -> None:
+    """Take every tensor: each element of the result follows from the element at its place."""
+
+
+@requires("CastMap", "DictVectorizer", domain=ML, sequences=True)
+def map_operands(node: Node, x: ValueType | Tensor) -> None:
+    """Take every map; tensors are refused by what computes them."""
+
+
+def _features(x: Tensor) -> int:
+    """Return how many features the samples have; a vector is one sample."""
+    require_rank("X", x, 1, 2)
+    return x.shape[-1]
+
+
+def _one_or_each(name: str, numbers: Sequence[Any] | None, count: int) -> None:
+    found = len(numbers or ())
+    require(found <= 1 or count == found, "{} has {} numbers for {} features", name, found, count)
+
+
+@requires("Scaler", domain=ML)
+def scaler_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless offset and scale are one number, or one for each feature."""
+    for name in ("offset", "scale"):
+        _one_or_each(name, node.attrs.get(name), x.shape[-1] if x.rank else 1)
+
+
+@requires("Imputer", domain=ML)
+def imputer_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless what is put in is one number, or one for each feature."""
+    for name in ("imputed_value_floats", "imputed_value_int64s"):
+        _one_or_each(name, node.attrs.get(name), x.shape[-1] if x.rank else 1)
+
+
+@requires("Normalizer", domain=ML)
+def normalizer_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the input holds samples."""
+    _features(x)
+
+
+@requires("ZipMap", domain=ML)
+def zip_map_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless there is a label for each column."""
+    labels = node.attrs.get("classlabels_strings") or node.attrs.get("classlabels_int64s") or ()
+    count = _features(x)
+    require(count == len(labels), "{} labels for {} columns", len(labels), count)
+
+
+@requires("FeatureVectorizer", domain=ML)
+def feature_vectorizer_operands(node: Node, *parts: Tensor) -> None:
+    """Raise ShapeError unless all inputs have as many rows, and each has a width."""
+    require(len(parts) >= 1, "no input is given")
+    widths = node.attrs.get("inputdimensions")
+    if widths is not None:
+        require(len(widths) == len(parts), "{} widths for {} inputs", len(widths), len(parts))
+        require(all(width >= 0 for width in widths), "inputdimensions {} are negative", widths)
+    for k, part in enumerate(parts):
+        _features(part)
+        found, wanted = (1 if p.rank == 1 else p.shape[0] for p in (part, parts[0]))
+        require(found == wanted, "input {} has {} rows, input 0 {}", k, found, wanted)
+
+
+@requires("ArrayFeatureExtractor", domain=ML)
+def array_feature_extractor_operands(node: Node, x: Tensor, places: Tensor) -> None:
+    """Raise ShapeError unless there are columns, and places among them that are known are there."""
+    require(x.rank >= 1, "X is a scalar")
+    require_dtype("Y", places, "int64")
+    size = x.shape[-1]
+    require(places.size >= 1, "Y names no column")
+    require(size >= 1, "X has no columns")
+    if places.known is not None:
+        for place in places.known.reshape(-1).tolist():
+            require(0 <= place < size, "Y names column {} of {}", place, size)
+
+
+@requires("OneHotEncoder", domain=ML)
+def one_hot_encoder_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless there are categories of one kind."""
+    kinds = [name for name in ("cats_int64s", "cats_strings") if node.attrs.get(name)]
+    require(len(kinds) == 1, "{} of cats_int64s and cats_strings are given, not one", len(kinds))
+
+
+@requires("LinearRegressor", domain=ML)
+def linear_regressor_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless there is a coefficient for each target and feature."""
+    targets = attributes(node)["targets"]
+    require(targets >= 1, "targets is {}", targets)
+    _linear(node, x, targets)
+
+
+@requires("LinearClassifier", domain=ML)
+def linear_classifier_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless there are coefficients of each feature for some classes."""
+    given = attributes(node)
+    labels = given["classlabels_strings"] or given["classlabels_ints"] or ()
+    require(len(labels) >= 1, "no class labels are given")
+    features = _features(x)
+    classes = len(given["coefficients"] or ()) // features if features >= 1 else 0
+    _linear(node, x, classes)
+    require(classes <= 1 or classes <= len(labels), "{} labels for {} scores", len(labels), classes)
+
+
+def _linear(node: Node, x: Tensor, scores: int) -> None:
+    given, features = attributes(node), _features(x)
+    count, added = len(given["coefficients"] or ()), len(given["intercepts"] or ())
+    fits = scores >= 1 and count == scores * features
+    require(fits, "{} coefficients for {} scores of {} features", count, scores, features)
+    require(added == 0 or scores == added, "{} intercepts for {} scores", added, scores)
+
+
+@requires("SVMRegressor", "SVMClassifier", domain=ML)
+def machine_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless samples have as many features as support vectors."""
+    regresses = node.op_type == "SVMRegressor"
+    machine = prepared(node, regressor_machine if regresses else classifier_machine)
+    features, vectors = _features(x), machine.vectors
+    if len(vectors):
+        wanted = vectors.shape[1]
+        require(features == wanted, "{} features for vectors of {}", features, wanted)
+
+
+@requires("TreeEnsembleRegressor", domain=ML)
+def regressor_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the trees look at features, and vote for targets, that there are."""
+    targets = attributes(node)["n_targets"]
+    _trees(prepared(node, old_forest_of), x, targets)
+
+
+@requires("TreeEnsembleClassifier", domain=ML)
+def classifier_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the trees look at features, and vote for classes, that there are."""
+    given = attributes(node)
+    labels = given["classlabels_strings"] or given["classlabels_int64s"] or ()
+    _trees(prepared(node, old_forest_of), x, len(labels))
+
+
+@requires("TreeEnsemble", domain=ML)
+def ensemble_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the trees look at features, and vote for targets, that there are."""
+    _trees(prepared(node, ensemble_of), x, attributes(node)["n_targets"])
+
+
+def _trees(forest: Forest, x: Tensor, targets: int | None) -> None:
+    features = _features(x)
+    most = int(np.max(forest.features, initial=-1))
+    require(most < features, "a tree looks at feature {} of {}", most, features)
+    if targets is not None:
+        most = int(np.max(forest.targets, initial=-1))
+        require(targets >= 1, "there are {} targets", targets)
+        require(most < targets, "a leaf votes for target {} of {}", most, targets)

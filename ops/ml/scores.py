@@ -1,0 +1,121 @@
+"""What the classifiers and regressors of ai.onnx.ml share: rows in, votes to scores and labels out.
+
+The standard says little of how two classes with one score are written; what it leaves open is done
+as ONNX Runtime does it, for which such models are exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+
+Array = np.ndarray[Any, Any]
+ML = "ai.onnx.ml"
+_Made = TypeVar("_Made")
+_KEPT = 32
+_PREPARED: dict[Any, tuple[Sequence[Any], Any]] = {}
+
+
+def prepared(node: Node, make: Callable[[Node], _Made]) -> _Made:
+    """Return what ``make`` builds of the node's attributes, built once for them."""
+    values = tuple(node.attrs.values())
+    key = (make, node.version, tuple(node.attrs), tuple(map(id, values)))
+    entry = _PREPARED.get(key)
+    if entry is None:
+        while len(_PREPARED) >= _KEPT:
+            _PREPARED.pop(next(iter(_PREPARED)), None)
+        # The values are kept: the key holds their identity.
+        entry = _PREPARED[key] = (values, make(node))
+    made: _Made = entry[1]
+    return made
+
+
+def rows(x: Array) -> Array:
+    """Return the samples as rows of float32, float64 if they are; a vector is one sample."""
+    if x.ndim not in (1, 2):
+        raise ShapeError(f"samples of shape {list(x.shape)}; they are rows of features")
+    x = x.reshape(1, -1) if x.ndim == 1 else x
+    return x if x.dtype == np.float64 else x.astype(np.float32)
+
+
+def label_array(*choices: Sequence[Any] | None) -> Array:
+    """Return the class labels, strings or int64, from the first attribute that is given."""
+    for choice in choices:
+        if choice:
+            return np.array(choice, object if isinstance(choice[0], str) else np.int64)
+    raise ShapeError("no class labels are given")
+
+
+def logistic(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x)), exact at both ends."""
+    found = 1 / (1 + np.exp(-np.abs(x)))
+    return np.where(x < 0, 1 - found, found).astype(x.dtype)
+
+
+def _probit(x: Array) -> Array:
+    """Return the quantile of the normal distribution, as ONNX Runtime approximates it.
+
+    Winitzki, "A handy approximation for the error function and its inverse" (2008).
+    """
+    x = (2 * x - 1).astype(np.float32)
+    log = np.log((1 - x) * (1 + x))
+    v = 2 / (np.float32(3.14159) * np.float32(0.147)) + np.float32(0.5) * log
+    inner = np.sqrt(v * v - log / np.float32(0.147)) - v
+    found: Array = np.sqrt(np.float32(2)) * np.where(x < 0, -1, 1) * np.sqrt(inner)
+    return found
+
+
+def _softmax(x: Array) -> Array:
+    found: Array = np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))
+    shares: Array = found / found.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _softmax_zero(x: Array) -> Array:
+    """Return a softmax in which zeros stay zeros."""
+    most: Array = x.max(axis=1, keepdims=True, initial=-np.inf)
+    counts: Array = np.abs(x) > 1e-7
+    powers: Array = np.exp(x - most)
+    found: Array = np.where(counts, powers, x * np.exp(-most))
+    shares: Array = found / np.where(counts, found, 0).sum(axis=1, keepdims=True)
+    return shares
+
+
+_TRANSFORMS: dict[str, Callable[[Array], Array]] = {
+    "NONE": lambda x: x,
+    "LOGISTIC": logistic,
+    "SOFTMAX": _softmax,
+    "SOFTMAX_ZERO": _softmax_zero,
+    "PROBIT": _probit,
+}
+
+
+def transformed(scores: Array, name: str) -> Array:
+    """Return the scores [samples, classes] after a ``post_transform``, as float32."""
+    if name not in _TRANSFORMS:
+        raise ShapeError(f"post_transform {name!r} is none of {', '.join(_TRANSFORMS)}")
+    if scores.shape[1] == 1 and name.startswith("SOFTMAX"):
+        return scores.astype(np.float32)  # of one class nothing is to be told apart
+    return _TRANSFORMS[name](scores).astype(np.float32)
+
+
+def two_scores(score: Array, name: str, *, signed: bool) -> Array:
+    """Return the scores [samples, 2] of two classes of which only the second has a score.
+
+    Args:
+        score: Of each sample.
+        name: The ``post_transform``.
+        signed: Whether the score tells the classes apart by its sign, not at one half.
+    """
+    if name == "PROBIT":
+        return np.stack([_probit(score), np.zeros_like(score)], 1).astype(np.float32)
+    if name == "LOGISTIC":
+        return np.stack([logistic(-score), logistic(score)], 1).astype(np.float32)
+    if not signed:
+        return np.stack([1 - score, score], 1).astype(np.float32)
+    return np.stack([-score, score], 1).astype(np.float32)

@@ -1,0 +1,254 @@
+"""Support vector machines of ai.onnx.ml on the CPU device.
+
+Products of samples and support vectors are a matrix product, distances a kernel of their own; a
+linear machine is one row of weights for each score. The scores of classifiers are added up in
+float64, as on the reference: their signs are votes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.operators.reference import attributes
+from subgraph.ops.composite.cpu import delegate
+from subgraph.ops.elementwise.cpu import emit_cast, emit_expression, source, temporary
+from subgraph.ops.elementwise.expressions import Expression, Term, text
+
+from .dense_cpu import (
+    emit_labels,
+    emit_linear,
+    emit_transform,
+    samples_of,
+    scores_of,
+    weight_operand,
+)
+from .scores import ML, prepared
+from .svm import Machine, classifier_machine, regressor_machine
+
+Array = np.ndarray[Any, Any]
+_SAMPLES = 4  # samples whose distances are computed at once, see ml_svm_kernels.py
+
+
+@attrs.frozen(eq=False)
+class _Scores:
+    """A machine, and what its scores are made of.
+
+    Attributes:
+        machine: The machine.
+        rows: For each score a coefficient of each vector, float64.
+        rho: Constants of the scores.
+        ends: Where the vectors of each class begin, and their number.
+    """
+
+    machine: Machine
+    rows: Array
+    rho: Array
+    ends: Array
+
+
+def _regressor(node: Node) -> _Scores:
+    machine = regressor_machine(node)
+    return _Scores(
+        machine,
+        machine.coefficients[None].astype(np.float64),
+        machine.rho[:1],
+        np.zeros(0, np.int64),
+    )
+
+
+def _classifier(node: Node) -> _Scores:
+    machine, counts = classifier_machine(node), attributes(node)["vectors_per_class"] or ()
+    classes, vectors = len(counts), len(machine.vectors)
+    pairs = list(combinations(range(classes), 2))
+    if not pairs or min(counts) < 0 or not vectors:
+        raise Unsupported("a machine without support vectors, or of one class")
+    if machine.coefficients.size < (classes - 1) * vectors or machine.rho.size < len(pairs):
+        raise Unsupported("too few coefficients or constants")
+    weights = machine.coefficients[: (classes - 1) * vectors].reshape(classes - 1, -1)
+    ends = np.append(0, np.cumsum(counts)).astype(np.int64)
+    of = [slice(a, b) for a, b in pairwise(ends)]
+    rows = np.zeros((len(pairs), vectors))
+    for row, (i, j) in zip(rows, pairs, strict=True):
+        row[of[i]], row[of[j]] = weights[j - 1, of[i]], weights[i, of[j]]
+    return _Scores(machine, rows, machine.rho[: len(pairs)], ends)
+
+
+def _power(e: Expression, x: Term, degree: float) -> Term:
+    if degree in (1.0, 2.0, 3.0):
+        result = x
+        for _ in range(int(degree) - 1):
+            result = e("mul", result, x)
+        return result
+    return e("pow", x, e.number(degree, x.dtype))
+
+
+def _emit_kernel(low: Lowering, machine: Machine, x: Operand, found: Operand) -> None:
+    """Emit the kernel function of each sample and support vector; ``found`` may be float64."""
+    vectors, gamma = machine.vectors, machine.gamma
+    samples, features = x.shape
+    count = len(vectors)
+    if features != vectors.shape[1]:
+        raise Unsupported(f"{features} features for vectors of {vectors.shape[1]}")
+    products = temporary(low, "float32", found.shape)
+    if machine.kernel == "RBF":
+        lanes = low.lanes("float32")
+        padded = np.zeros((features, -(-count // (2 * lanes)) * 2 * lanes), np.float32)
+        padded[:, :count] = vectors.T
+        kernel = Kernel("subgraph.ops.ml.svm_kernels", "distances", lanes=lanes)
+        table = low.weight(f"ml vectors {lanes}", as_it_is, padded)
+        words: list[Word] = [x, products, table, samples, features, count]
+        flops = 3 * samples * features * count
+        units = -(-samples // _SAMPLES)
+        low.emit(kernel, words, units, grain=4, flops=flops, bytes=products.nbytes)
+    else:
+        delegate(low, "Gemm", [x, weight_operand(low, "vectors", vectors)], products, transB=1)
+    e = Expression()
+    value = e.input("float32")
+    if machine.kernel == "RBF":
+        value = e("exp", e("mul", value, e.number(-gamma, "float32")))
+    else:
+        scaled = e("mul", value, e.number(gamma, "float32"))
+        value = e("add", scaled, e.number(machine.offset, "float32"))
+        if machine.kernel == "SIGMOID":
+            value = e("tanh", value)
+        elif machine.kernel == "POLY":
+            value = _power(e, value, machine.degree)
+        else:
+            raise Unsupported(f"kernel_type {machine.kernel!r}")
+    emit_expression(low, e, [source(products)], [(e.cast(value, found.dtype), found)])
+
+
+def _emit_linear_scores(low: Lowering, made: _Scores, x: Operand, scores: Operand) -> bool:
+    """Emit the scores of a linear machine; return whether it is one."""
+    machine = made.machine
+    if len(machine.vectors) and machine.kernel != "LINEAR":
+        return False
+    rows = made.rows @ machine.vectors.astype(np.float64) if len(machine.vectors) else made.rows
+    emit_linear(low, x, rows.astype(np.float32), made.rho, scores)
+    return True
+
+
+@lowering("SVMRegressor", domain=ML, dtypes={"float32"})
+def svm_regressor(node: Node, low: Lowering) -> None:
+    """Lower SVMRegressor; of one class it tells 1 or -1."""
+    given, made = attributes(node), prepared(node, _regressor)
+    x, y = samples_of(low), low.output()
+    name = "NONE" if given["one_class"] else text(given["post_transform"])
+    scores = scores_of(low, name, y)
+    if not _emit_linear_scores(low, made, x, scores):
+        found = temporary(low, "float32", (x.shape[0], len(made.machine.vectors)))
+        _emit_kernel(low, made.machine, x, found)
+        emit_linear(low, found, made.rows.astype(np.float32), made.rho, scores)
+    if given["one_class"]:
+        e = Expression()
+        inside = e("gt", e.input("float32"), 0.0)
+        one, other = e.number(1.0, "float32"), e.number(-1.0, "float32")
+        emit_expression(
+            low, e, [source(scores)], [(e("where", inside, one, other, dtype="float32"), y)]
+        )
+    else:
+        emit_transform(low, name, scores, y)
+
+
+@lowering("SVMClassifier", domain=ML, dtypes={"float32"})
+def svm_classifier(node: Node, low: Lowering) -> None:
+    """Lower SVMClassifier whose labels are numbers."""
+    given, made = attributes(node), prepared(node, _classifier)
+    x, y, name = samples_of(low), low.output(1), text(given["post_transform"])
+    labels = np.array(given["classlabels_ints"] or (), np.int64)
+    classes, pairs = len(given["vectors_per_class"]), len(made.rows)
+    samples = x.shape[0]
+    a, b = (np.array(given[f"prob_{which}"] or (), np.float32) for which in "ab")
+    if given["classlabels_strings"] or len(labels) != classes:
+        raise Unsupported("labels that are strings")
+    if (
+        len(a) not in (0, pairs)
+        or len(a) != len(b)
+        or y.shape != (samples, classes if a.size or classes == 2 else pairs)
+    ):
+        raise Unsupported(f"{len(a)} and {len(b)} probabilities for {pairs} pairs")
+    if not a.size and classes == 2 and name != "NONE":
+        raise Unsupported("two classes told apart by one score")
+    scores = temporary(low, "float32", (samples, pairs))
+    if not _emit_linear_scores(low, made, x, scores):
+        _emit_pairs(low, made, x, scores)
+    places = temporary(low, "int64", (samples,))
+    scratch = low.scratch(8 * classes, per_worker=True)
+    words: list[Word] = [scores, places, classes, pairs, scratch, scratch.nbytes]
+    low.emit(
+        Kernel("subgraph.ops.ml.svm_kernels", "votes"),
+        words,
+        samples,
+        grain=1024,
+        bytes=scores.nbytes,
+    )
+    emit_labels(low, places, labels)
+    if a.size:
+        joined = scores_of(low, name, y)
+        _emit_joined(low, scores, joined, (a, b), classes)
+        emit_transform(low, name, joined, y)
+    elif classes == 2:
+        _emit_both(low, scores, y)
+    else:
+        result = scores_of(low, name, y)
+        emit_cast(low, scores, result)
+        emit_transform(low, name, result, y)
+
+
+def _emit_pairs(low: Lowering, made: _Scores, x: Operand, scores: Operand) -> None:
+    """Emit the scores of pairs: sums over the vectors of two classes only, not zeros times all."""
+    found = temporary(low, "float64", (x.shape[0], len(made.machine.vectors)))
+    _emit_kernel(low, made.machine, x, found)
+    words: list[Word] = [found, scores]
+    words += [
+        low.weight(f"machine {name}", as_it_is, np.ascontiguousarray(array))
+        for name, array in (
+            ("rows", made.rows),
+            ("constants", made.rho.astype(np.float64)),
+            ("ends", made.ends),
+        )
+    ]
+    words += [len(made.ends) - 1, len(made.machine.vectors)]
+    kernel = Kernel("subgraph.ops.ml.svm_kernels", "pair_scores", lanes=low.lanes("float64"))
+    flops = 2 * x.shape[0] * made.rows.size
+    low.emit(kernel, words, x.shape[0], grain=64, flops=flops, bytes=found.nbytes)
+
+
+def _emit_both(low: Lowering, score: Operand, y: Operand) -> None:
+    """Emit the scores of two classes from the one that tells them apart: its negative, itself."""
+    e = Expression()
+    value, sign = e.input("float32"), e.input("float32")
+    signs = source(weight_operand(low, "signs", np.array([-1, 1], np.float32)))
+    emit_expression(low, e, [source(score), signs], [(e("mul", value, sign), y)])
+
+
+def _emit_joined(
+    low: Lowering, scores: Operand, y: Operand, factors: Sequence[Array], classes: int
+) -> None:
+    """Emit the probability of each class from those of the pairs."""
+    a, b = (source(weight_operand(low, name, f)) for name, f in zip("ab", factors, strict=True))
+    e = Expression()
+    value, factor, added = (e.input("float32") for _ in range(3))
+    other = e("sigmoid", e("add", e("mul", value, factor), added))
+    one = e.cast(e("sub", e.number(1.0, "float32"), other), "float64")
+    bounded = e("max", e("min", one, 1 - 1e-7), 1e-7)
+    each = temporary(low, "float64", scores.shape)
+    emit_expression(low, e, [source(scores), a, b], [(bounded, each)])
+    scratch = low.scratch(8 * classes * (classes + 2), per_worker=True)
+    words: list[Word] = [each, y, classes, scratch, scratch.nbytes]
+    low.emit(
+        Kernel("subgraph.ops.ml.svm_kernels", "joined"),
+        words,
+        scores.shape[0],
+        grain=64,
+        bytes=y.nbytes,
+    )

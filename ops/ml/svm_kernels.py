@@ -1,0 +1,205 @@
+"""Kernels of support vector machines: distances, votes of pairs, probabilities of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import ld, st, vec
+from subgraph.ops.movement.kernels import arg
+
+Function = Callable[..., Any]
+
+
+def distances(*, lanes: int) -> Function:
+    """Return the kernel of squared distances between samples and vectors.
+
+    Words: ``0 x, 1 y [samples, vectors], 2 vectors [features, vectors padded to pairs of SIMD
+    vectors], 3 samples, 4 features, 5 vectors``. Units: four samples each; the last ones of a
+    smaller number are computed as often as it takes.
+    """
+    v = vec("float32", lanes)
+    load, bcast, fma, zero, store_n = v.load, v.bcast, v.fma, v.zero, v.store_n
+    width = 2 * lanes
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        x, y, table = arg(args, 0), arg(args, 1), arg(args, 2)
+        samples, features, count = arg(args, 3), arg(args, 4), arg(args, 5)
+        padded = (count + width - 1) // width * width
+        for unit in range(begin, end):
+            first, last = 4 * unit, samples - 1
+            i0, i1, i2, i3 = first, min(first + 1, last), min(first + 2, last), min(first + 3, last)
+            row = 4 * features
+            x0, x1, x2, x3 = x + i0 * row, x + i1 * row, x + i2 * row, x + i3 * row
+            for at in range(0, count, width):
+                a0, b0, a1, b1 = zero(), zero(), zero(), zero()
+                a2, b2, a3, b3 = zero(), zero(), zero(), zero()
+                p = table + 4 * at
+                for k in range(0, row, 4):
+                    s, t = load(p), load(p + 4 * lanes)
+                    p += 4 * padded
+                    e = bcast(x0 + k)
+                    d, c = e - s, e - t
+                    a0, b0 = fma(d, d, a0), fma(c, c, b0)
+                    e = bcast(x1 + k)
+                    d, c = e - s, e - t
+                    a1, b1 = fma(d, d, a1), fma(c, c, b1)
+                    e = bcast(x2 + k)
+                    d, c = e - s, e - t
+                    a2, b2 = fma(d, d, a2), fma(c, c, b2)
+                    e = bcast(x3 + k)
+                    d, c = e - s, e - t
+                    a3, b3 = fma(d, d, a3), fma(c, c, b3)
+                one, two = min(count - at, lanes), min(count - at - lanes, lanes)
+                for way in range(4):
+                    i, a, b = i0, a0, b0
+                    if way == 1:
+                        i, a, b = i1, a1, b1
+                    elif way == 2:
+                        i, a, b = i2, a2, b2
+                    elif way == 3:
+                        i, a, b = i3, a3, b3
+                    to = y + 4 * (i * count + at)
+                    store_n(to, one, a)
+                    if two > 0:
+                        store_n(to + 4 * lanes, two, b)
+
+    return kernel
+
+
+def pair_scores(*, lanes: int) -> Function:
+    """Return the kernel that adds up the scores of pairs of classes in float64.
+
+    Words: ``0 kernel function [samples, vectors] (float64), 1 scores [samples, pairs] (float32),
+    2 coefficients [pairs, vectors] (float64), 3 constants of the pairs (float64), 4 where the
+    vectors of each class begin, and their number, 5 classes, 6 vectors``. Units: samples.
+    """
+    v = vec("float64", lanes)
+    load, load_n, fma, zero, total_of = v.load, v.load_n, v.fma, v.zero, v.sum
+    number, real, put = ld("int64"), ld("float64"), st("float32")
+
+    @register_jitable
+    def dot(p: int, w: int, begin: int, end: int) -> float:
+        """Return the sum of the products of two rows between two places."""
+        a, b = zero(), zero()
+        i = begin
+        while i + 2 * lanes <= end:
+            a = fma(load(p + 8 * i), load(w + 8 * i), a)
+            b = fma(load(p + 8 * (i + lanes)), load(w + 8 * (i + lanes)), b)
+            i += 2 * lanes
+        while i < end:
+            left = min(end - i, lanes)
+            a = fma(load_n(p + 8 * i, left), load_n(w + 8 * i, left), a)
+            i += lanes
+        total: float = total_of(a + b)
+        return total
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        found, scores, rows = arg(args, 0), arg(args, 1), arg(args, 2)
+        rho, ends, classes, vectors = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
+        for unit in range(begin, end):
+            p, pair = found + 8 * unit * vectors, 0
+            to = scores + 4 * unit * (classes * (classes - 1) // 2)
+            for i in range(classes):
+                for j in range(i + 1, classes):
+                    w = rows + 8 * pair * vectors
+                    score = real(rho + 8 * pair)
+                    for k in (i, j):
+                        score += dot(p, w, number(ends + 8 * k), number(ends + 8 * k + 8))
+                    put(to + 4 * pair, np.float32(score))
+                    pair += 1
+
+    return kernel
+
+
+def votes() -> Function:
+    """Return the kernel that finds the class with the most votes, of equals the first.
+
+    Words: ``0 scores of pairs (float32), 1 places (int64), 2 classes, 3 pairs, 4 scratch, 5 bytes
+    of it for each worker (8 for each class)``. Units: samples.
+    """
+    load, put, count_at, put_count = ld("float32"), st("int64"), ld("int64"), st("int64")
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        scores, places = arg(args, 0), arg(args, 1)
+        classes, pairs = arg(args, 2), arg(args, 3)
+        counts = arg(args, 4) + worker * arg(args, 5)
+        for unit in range(begin, end):
+            for k in range(classes):
+                put_count(counts + 8 * k, 0)
+            at = scores + 4 * unit * pairs
+            for i in range(classes):
+                for j in range(i + 1, classes):
+                    score = load(at)
+                    at += 4
+                    mine, other = counts + 8 * i, counts + 8 * j
+                    put_count(mine, count_at(mine) + int(score > 0))
+                    put_count(other, count_at(other) + int(score <= 0))
+            best = 0
+            for k in range(1, classes):
+                if count_at(counts + 8 * k) > count_at(counts + 8 * best):
+                    best = k
+            put(places + 8 * unit, best)
+
+    return kernel
+
+
+def joined() -> Function:
+    """Return the kernel of the probabilities of classes, as ``ml_svm.py`` joins those of pairs.
+
+    Words: ``0 probabilities of pairs (float64), 1 y (float32), 2 classes, 3 scratch, 4 bytes of it
+    for each worker (8 for each of classes * (classes + 2))``. Units: samples.
+    """
+    load, store, put = ld("float64"), st("float64"), st("float32")
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        classes = arg(args, 2)
+        q = arg(args, 3) + worker * arg(args, 4)
+        p, qp = q + 8 * classes * classes, q + 8 * classes * (classes + 1)
+        row = 8 * classes
+        for unit in range(begin, end):
+            at = arg(args, 0) + 8 * unit * (classes * (classes - 1) // 2)
+            for i in range(classes):
+                store(q + i * row + 8 * i, 0.0)
+                store(p + 8 * i, 1.0 / classes)
+            for i in range(classes):
+                for j in range(i + 1, classes):
+                    one = load(at)
+                    other = 1.0 - one
+                    at += 8
+                    store(q + i * row + 8 * j, -other * one)
+                    store(q + j * row + 8 * i, -one * other)
+                    store(q + i * row + 8 * i, load(q + i * row + 8 * i) + other * other)
+                    store(q + j * row + 8 * j, load(q + j * row + 8 * j) + one * one)
+            for _ in range(100):
+                pqp = 0.0
+                for i in range(classes):
+                    total = 0.0
+                    for j in range(classes):
+                        total += load(q + i * row + 8 * j) * load(p + 8 * j)
+                    store(qp + 8 * i, total)
+                    pqp += load(p + 8 * i) * total
+                away = 0.0
+                for i in range(classes):
+                    away = max(away, abs(load(qp + 8 * i) - pqp))
+                if pqp != pqp or away < 0.005 / classes:
+                    break
+                for i in range(classes):
+                    own = load(q + i * row + 8 * i)
+                    step = (pqp - load(qp + 8 * i)) / own
+                    store(p + 8 * i, load(p + 8 * i) + step)
+                    scale = 1.0 + step
+                    pqp = (pqp + step * (step * own + 2.0 * load(qp + 8 * i))) / (scale * scale)
+                    for j in range(classes):
+                        store(
+                            qp + 8 * j,
+                            (load(qp + 8 * j) + step * load(q + i * row + 8 * j)) / scale,
+                        )
+                        store(p + 8 * j, load(p + 8 * j) / scale)
+            for i in range(classes):
+                put(arg(args, 1) + 4 * (unit * classes + i), np.float32(load(p + 8 * i)))
+
+    return kernel

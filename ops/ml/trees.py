@@ -1,0 +1,345 @@
+"""TreeEnsemble, TreeEnsembleRegressor and TreeEnsembleClassifier, for the reference.
+
+Both forms become one `Forest`, through which all samples walk at once. onnx.reference lacks
+transforms, aggregates, integer labels and the double attributes of version 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.limits import check_memory
+from subgraph.operators.operator import reference
+from subgraph.operators.reference import attributes
+
+from .scores import ML, label_array, prepared, rows, transformed, two_scores
+
+Array = np.ndarray[Any, Any]
+LEQ, LT, GTE, GT, EQ, NEQ, MEMBER, LEAF = range(8)
+_MODES = {
+    **{"BRANCH_LEQ": LEQ, "BRANCH_LT": LT, "BRANCH_GTE": GTE, "BRANCH_GT": GT},
+    **{"BRANCH_EQ": EQ, "BRANCH_NEQ": NEQ, "LEAF": LEAF},
+}
+_COMPARE: dict[int, Any] = {
+    **{LEQ: np.less_equal, LT: np.less, GTE: np.greater_equal, GT: np.greater},
+    **{EQ: np.equal, NEQ: np.not_equal},
+}
+# As TreeEnsemble numbers them.
+AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+@attrs.frozen(eq=False)
+class Forest:
+    """All nodes of all trees; a leaf votes with a run of the votes.
+
+    Attributes:
+        roots: First node of each tree.
+        features: The feature that a node looks at.
+        modes: How it compares; `LEAF` for leaves.
+        splits: What it compares with.
+        children: Node on false and on true, [2, nodes].
+        missing: Whether NaN counts as true.
+        members: For nodes that look for membership, the set.
+        first: First vote of each node; one entry more than nodes.
+        targets: Target of each vote.
+        weights: Weight of each vote.
+    """
+
+    roots: Array
+    features: Array
+    modes: Array
+    splits: Array
+    children: Array
+    missing: Array
+    members: Mapping[int, Array]
+    first: Array
+    targets: Array
+    weights: Array
+
+    def leaves(self, x: Array) -> Array:
+        """Return the leaf that each sample reaches in each tree, [samples, trees]."""
+        if self.features.size and (self.features.max() >= x.shape[1] or self.features.min() < 0):
+            raise ShapeError(f"a tree looks at feature {self.features.max()} of {x.shape[1]}")
+        places = np.repeat(self.roots[None], len(x), axis=0)
+        while True:
+            sample, tree = np.nonzero(self.modes[places] != LEAF)
+            if not sample.size:
+                return places
+            node = places[sample, tree]
+            value = x[sample, self.features[node]]
+            answer = self._compared(node, value) | (np.isnan(value) & self.missing[node])
+            places[sample, tree] = self.children[answer.astype(int), node]
+
+    def checked(self) -> Forest:
+        """Return the forest if every way through it ends, and its numbers are places.
+
+        Nodes are taken away from the roots on, as Kahn's algorithm sorts a graph; what is left
+        lies on circles.
+        """
+        inner = self.modes != LEAF
+        parents = np.bincount(self.children[:, inner].reshape(-1), minlength=len(inner))
+        front, taken = np.flatnonzero(parents == 0), 0
+        while front.size:
+            taken += front.size
+            reached = self.children[:, front[inner[front]]].reshape(-1)
+            np.subtract.at(parents, reached, 1)
+            reached = np.unique(reached)
+            front = reached[parents[reached] == 0]
+        if taken < len(inner):
+            raise ShapeError("the nodes of a tree go round in a circle")
+        for name, numbers in (("feature", self.features), ("target", self.targets)):
+            if numbers.size and numbers.min() < 0:
+                raise ShapeError(f"a tree names {name} {numbers.min()}")
+        return self
+
+    def _compared(self, node: Array, value: Array) -> Array:
+        modes, answer = self.modes[node], np.zeros(len(node), bool)
+        for mode in np.unique(modes):
+            here = modes == mode
+            if mode != MEMBER:
+                answer[here] = _COMPARE[int(mode)](value[here], self.splits[node[here]])
+                continue
+            for place in np.unique(node[here]):
+                these = here & (node == place)
+                answer[these] = np.isin(value[these], self.members[int(place)])
+        return answer
+
+    def votes(self, x: Array, count: int, aggregate: str) -> tuple[Array, Array]:
+        """Return what the leaves say of each of ``count`` targets, and whether any spoke of it."""
+        check_memory(16 * len(x) * count, f"scores of {len(x)} samples for {count} targets")
+        if self.targets.size and not 0 <= self.targets.min() <= self.targets.max() < count:
+            raise ShapeError(f"a vote is for target {self.targets.max()} of {count}")
+        if aggregate not in AGGREGATES:
+            raise ShapeError(f"aggregate_function {aggregate!r} is none of {AGGREGATES}")
+        scores = np.zeros((len(x), count), self.weights.dtype)
+        spoken = np.zeros((len(x), count), bool)
+        counts = np.diff(self.first)
+        for leaves in self.leaves(x).T:
+            for k in range(int(counts[leaves].max(initial=0))):
+                (sample,) = np.nonzero(counts[leaves] > k)
+                vote = self.first[leaves[sample]] + k
+                at = sample, self.targets[vote]
+                weight = self.weights[vote]
+                if aggregate == "MIN":
+                    weight = np.where(spoken[at], np.minimum(scores[at], weight), weight)
+                elif aggregate == "MAX":
+                    weight = np.where(spoken[at], np.maximum(scores[at], weight), weight)
+                else:
+                    weight = scores[at] + weight
+                scores[at], spoken[at] = weight, True
+        if aggregate == "AVERAGE":
+            scores /= max(len(self.roots), 1)
+        return scores, spoken
+
+
+# --- version 5: interior nodes and leaves apart --------------------------------------------------
+
+
+def ensemble_of(node: Node) -> Forest:
+    """Return the trees of a TreeEnsemble."""
+    given = attributes(node)
+    modes = np.asarray(given["nodes_modes"]).reshape(-1).astype(np.int64)
+    splits = np.asarray(given["nodes_splits"]).reshape(-1)
+    weights = np.asarray(given["leaf_weights"]).reshape(-1)
+    count, leaves = len(modes), len(weights)
+    _check_lengths(given, "nodes_", count, splits)
+    if np.any((modes < 0) | (modes > MEMBER)):
+        raise ShapeError(f"nodes_modes holds {modes.max()}")
+    children = [
+        _places(given, f"nodes_{way}nodeids", given[f"nodes_{way}leafs"], count, leaves)
+        for way in ("false", "true")
+    ]
+    filled = np.zeros(leaves, np.int64)
+    return Forest(
+        roots=_within(np.array(given["tree_roots"], np.int64), count, "tree_roots"),
+        features=np.append(np.array(given["nodes_featureids"], np.int64), filled),
+        modes=np.append(modes, filled + LEAF),
+        splits=np.append(splits, filled.astype(splits.dtype)),
+        children=np.append(children, [filled, filled], axis=1),
+        missing=np.append(_flags(given["nodes_missing_value_tracks_true"], count), filled > 0),
+        members=_members(modes, given["membership_values"]),
+        first=np.append(np.zeros(count, np.int64), np.arange(leaves + 1)),
+        targets=np.array(given["leaf_targetids"], np.int64),
+        weights=weights,
+    ).checked()
+
+
+def _places(
+    given: Mapping[str, Any], name: str, are_leaves: Sequence[int], count: int, leaves: int
+) -> Array:
+    """Return children as places among nodes and, behind them, leaves."""
+    places, leaf = np.array(given[name], np.int64), np.array(are_leaves, bool)
+    _within(places[leaf], leaves, name)
+    _within(places[~leaf], count, name)
+    return np.where(leaf, places + count, places)
+
+
+def _within(places: Array, count: int, name: str) -> Array:
+    if places.size and not 0 <= places.min() <= places.max() < count:
+        raise ShapeError(f"{name} points outside of {count}")
+    return places
+
+
+def _flags(given: Sequence[int] | None, count: int) -> Array:
+    flags = np.array(given or [0] * count, bool)
+    if len(flags) != count:
+        raise ShapeError(f"{len(flags)} flags for {count} nodes")
+    return flags
+
+
+def _members(modes: Array, given: Any) -> dict[int, Array]:
+    """Return the sets, which NaN separates, of the nodes that look for membership."""
+    (places,) = np.nonzero(modes == MEMBER)
+    if not places.size:
+        return {}
+    values = np.array([] if given is None else given).reshape(-1)
+    (ends,) = np.nonzero(np.isnan(values))
+    sets = np.split(values, ends + 1)
+    if len(ends) < len(places):
+        raise ShapeError(f"{len(ends)} sets for {len(places)} nodes that look for membership")
+    return {int(p): s[~np.isnan(s)] for p, s in zip(places, sets, strict=False)}
+
+
+def _check_lengths(given: Mapping[str, Any], prefix: str, count: int, splits: Array) -> None:
+    names = ("featureids", "truenodeids", "falsenodeids", "trueleafs", "falseleafs")
+    lengths = {name: len(given[prefix + name]) for name in names} | {"splits": len(splits)}
+    wrong = {name: length for name, length in lengths.items() if length != count}
+    if wrong:
+        raise ShapeError(f"{count} modes, but {wrong}")
+
+
+@reference("TreeEnsemble", domain=ML)
+def tree_ensemble(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the scores of each sample in the samples' dtype."""
+    given = attributes(node)
+    forest = prepared(node, ensemble_of)
+    x: Array = inputs[0]
+    aggregate, name = int(given["aggregate_function"]), int(given["post_transform"])
+    if not 0 <= aggregate < len(AGGREGATES) or not 0 <= name < len(TRANSFORMS):
+        raise ShapeError(f"aggregate_function={aggregate}, post_transform={name} are unknown")
+    targets = given["n_targets"]
+    count = int(forest.targets.max(initial=-1)) + 1 if targets is None else int(targets)
+    scores, _ = forest.votes(x, count, AGGREGATES[aggregate])
+    if name:
+        scores = transformed(scores, TRANSFORMS[name])
+    return [scores.astype(x.dtype)]
+
+
+# --- versions 1 to 4: all nodes in one list, votes by node -------------------------------------
+
+
+def old_forest_of(node: Node) -> Forest:
+    """Return the trees of a Regressor or Classifier."""
+    given = attributes(node)
+    prefix = "target" if node.op_type == "TreeEnsembleRegressor" else "class"
+    trees, numbers = given["nodes_treeids"] or (), given["nodes_nodeids"] or ()
+    count = len(numbers)
+    place = {key: k for k, key in enumerate(zip(trees, numbers, strict=True))}
+    modes = np.array([_MODES.get(mode, -1) for mode in given["nodes_modes"] or ()], np.int64)
+    if len(place) < count or len(modes) != count or np.any(modes < 0):
+        raise ShapeError("the nodes of the trees are not each there once, with a known mode")
+    features = np.array(given["nodes_featureids"] or (), np.int64)
+    if len(features) != count:
+        raise ShapeError(f"{len(features)} nodes_featureids for {count} nodes")
+    splits = numbers_of(given, "nodes_values")
+    inner = modes != LEAF
+    children = np.zeros((2, count), np.int64)
+    for row, way in enumerate(("nodes_falsenodeids", "nodes_truenodeids")):
+        for k in np.nonzero(inner)[0]:
+            children[row, k] = place.get((trees[k], given[way][k]), -1)
+    _within(children[:, inner], count, "a child")
+    is_root = np.ones(count, bool)
+    is_root[children[:, inner].reshape(-1)] = False
+    keys = zip(given[f"{prefix}_treeids"] or (), given[f"{prefix}_nodeids"] or (), strict=True)
+    owners = _within(np.array([place.get(key, -1) for key in keys], np.int64), count, "a vote")
+    order = np.argsort(owners, kind="stable")
+    votes = np.bincount(owners, minlength=count) if owners.size else np.zeros(count, np.int64)
+    targets = np.array(given[f"{prefix}_ids"] or (), np.int64)
+    weights = numbers_of(given, f"{prefix}_weights")
+    if not len(owners) == len(targets) == len(weights) or len(splits) != count:
+        raise ShapeError("votes or nodes have attributes of different lengths")
+    return Forest(
+        roots=np.nonzero(is_root)[0],
+        features=np.where(inner, features, 0),
+        modes=modes,
+        splits=splits,
+        children=children,
+        missing=_flags(given["nodes_missing_value_tracks_true"], count),
+        members={},
+        first=np.append(0, np.cumsum(votes)),
+        targets=targets[order],
+        weights=weights[order],
+    ).checked()
+
+
+def numbers_of(given: Mapping[str, Any], name: str) -> Array:
+    """Return float attributes: float32, or float64 where they are a tensor (version 3)."""
+    tensor = given.get(f"{name}_as_tensor")
+    if tensor is not None:
+        return np.asarray(tensor).reshape(-1)
+    return np.array(given[name] or (), np.float32)
+
+
+def _wide(forest: Forest, x: Array) -> Forest:
+    """Return the forest that adds up in double precision if the samples are in it."""
+    if x.dtype != np.float64 or forest.weights.dtype == np.float64:
+        return forest
+    return attrs.evolve(forest, weights=forest.weights.astype(np.float64))
+
+
+@reference("TreeEnsembleRegressor", domain=ML)
+def tree_ensemble_regressor(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the scores of each sample in float32, the operator's only output type."""
+    given = attributes(node)
+    x = rows(inputs[0])
+    forest = _wide(prepared(node, old_forest_of), x)
+    targets = given["n_targets"]
+    count = int(forest.targets.max(initial=0)) + 1 if targets is None else int(targets)
+    scores, _ = forest.votes(x, count, str(given["aggregate_function"]))
+    base = numbers_of(given, "base_values")
+    if base.size not in (0, 1, count):
+        raise ShapeError(f"{base.size} base values for {count} targets")
+    scores = scores + base.astype(scores.dtype) if base.size else scores
+    return [transformed(scores, str(given["post_transform"]))]
+
+
+@reference("TreeEnsembleClassifier", domain=ML)
+def tree_ensemble_classifier(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the label and the scores of each sample; scores are float32."""
+    given = attributes(node)
+    x = rows(inputs[0])
+    forest = _wide(prepared(node, old_forest_of), x)
+    labels = label_array(given["classlabels_strings"], given["classlabels_int64s"])
+    name, base = str(given["post_transform"]), numbers_of(given, "base_values")
+    scores, spoken = forest.votes(x, len(labels), "SUM")
+    if len(labels) == 2 and len(np.unique(forest.targets)) == 1 and base.size < 2:
+        return _one_of_two(forest, scores, base, labels, name)
+    if base.size not in (0, 1, len(labels)):
+        raise ShapeError(f"{base.size} base values for {len(labels)} classes")
+    if base.size:
+        scores, spoken = scores + base.astype(scores.dtype), np.ones_like(spoken)
+    # Of classes that no leaf spoke of, none is the best.
+    best = np.where(spoken | ~spoken.any(axis=1, keepdims=True), scores, -np.inf).argmax(axis=1)
+    return [labels[best], transformed(scores, name)]
+
+
+def _one_of_two(
+    forest: Forest, scores: Array, base: Array, labels: Array, name: str
+) -> Sequence[Any]:
+    """Return labels and scores where all votes are for one of two classes."""
+    voted = int(forest.targets[0])
+    scores[:, voted] += base.astype(scores.dtype).sum()
+    positive = bool(np.all(forest.weights >= 0))
+    second = scores[:, voted] > (0.5 if positive else 0)
+    found = labels[second.astype(int)]
+    if voted:
+        return [found, transformed(scores, name)]
+    # Votes for the first class only: they speak for the second.
+    return [found, two_scores(scores[:, 0], name, signed=not positive)]

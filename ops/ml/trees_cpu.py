@@ -1,0 +1,195 @@
+"""Tree ensembles of ai.onnx.ml on the CPU device: what their leaves add up to.
+
+All comparisons become one: ``x <= threshold``, with NaN led on its own way. Trees that compare with
+equality or with sets, take the least or the highest vote, or work in double precision, run on the
+reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.lowering import Lowering, Unsupported, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.operators.reference import attributes
+from subgraph.ops.composite.cpu import delegate
+from subgraph.ops.elementwise.cpu import temporary
+from subgraph.ops.elementwise.expressions import text
+
+from .scores import ML, prepared
+from .trees import (
+    AGGREGATES,
+    GT,
+    GTE,
+    LEAF,
+    LEQ,
+    LT,
+    TRANSFORMS,
+    Forest,
+    ensemble_of,
+    numbers_of,
+    old_forest_of,
+)
+from .trees_layout import BLOCK, RECORD
+
+Array = np.ndarray[Any, Any]
+_DELEGATES = {"LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}
+
+
+@attrs.frozen(eq=False)
+class _Packed:
+    """A forest as the kernel reads it: see ``ml_trees_kernels.py``."""
+
+    nodes: Array
+    roots: Array
+    targets: Array
+    weights: Array
+    features: int
+    voted: int
+    alone: bool
+    positive: bool
+    lost: bool
+
+
+def _pack(forest: Forest) -> _Packed:
+    inner = forest.modes != LEAF
+    modes, splits = forest.modes[inner], forest.splits[inner]
+    if not np.isin(modes, (LEQ, LT, GTE, GT)).all() or not np.isfinite(splits).all():
+        raise Unsupported("trees that compare with equality, sets or infinities")
+    if forest.splits.dtype != np.float32 or forest.weights.dtype != np.float32:
+        raise Unsupported("trees in double precision")
+    # x < s is x <= the number before s; x >= s and x > s are the opposites of x < s and x <= s.
+    before = np.isin(modes, (LT, GTE))
+    thresholds = np.where(before, np.nextafter(splits, np.float32(-np.inf)), splits)
+    if not np.isfinite(thresholds).all():
+        raise Unsupported("trees that compare with the lowest number")
+    if max(RECORD * len(inner), len(forest.targets)) >= 1 << 31:
+        raise Unsupported(f"trees of {len(inner)} nodes")
+    turned = np.isin(modes, (GTE, GT))
+    on_false, on_true = RECORD * forest.children[:, inner]
+    nodes = np.zeros((len(inner), 6), np.int32)
+    nodes[inner, 0] = forest.features[inner]
+    nodes[inner, 1] = thresholds.astype(np.float32).view(np.int32)
+    nodes[inner, 2] = np.where(turned, on_false, on_true)
+    nodes[inner, 3] = np.where(turned, on_true, on_false)
+    nodes[inner, 4] = np.where(forest.missing[inner], on_true, on_false)
+    leaves = np.flatnonzero(~inner)
+    nodes[leaves, 1] = forest.first[leaves]
+    nodes[leaves, 2:5] = RECORD * leaves[:, None]
+    nodes[leaves, 5] = np.diff(forest.first)[leaves]
+    return _Packed(
+        nodes=nodes,
+        roots=(RECORD * forest.roots).astype(np.int32),
+        targets=forest.targets.astype(np.int32),
+        weights=forest.weights,
+        features=int(forest.features[inner].max(initial=0)) + 1,
+        voted=int(forest.targets.max(initial=-1)) + 1,
+        alone=len(np.unique(forest.targets)) == 1,
+        positive=bool(np.all(forest.weights >= 0)),
+        lost=bool(np.any(nodes[inner, 4] != nodes[inner, 3])),
+    )
+
+
+def _packed_ensemble(node: Node) -> _Packed:
+    return _pack(ensemble_of(node))
+
+
+def _packed_old(node: Node) -> _Packed:
+    return _pack(old_forest_of(node))
+
+
+@lowering("TreeEnsemble", domain=ML, dtypes={"float32"})
+def tree_ensemble(node: Node, low: Lowering) -> None:
+    """Lower TreeEnsemble."""
+    given = attributes(node)
+    aggregate, name = int(given["aggregate_function"]), int(given["post_transform"])
+    if not 0 <= aggregate < len(AGGREGATES) or not 0 <= name < len(TRANSFORMS):
+        raise Unsupported("a TreeEnsemble with unknown numbers")
+    packed = prepared(node, _packed_ensemble)
+    _emit(low, packed, AGGREGATES[aggregate], TRANSFORMS[name], np.zeros(0, np.float32))
+
+
+@lowering("TreeEnsembleRegressor", domain=ML, dtypes={"float32"})
+def tree_ensemble_regressor(node: Node, low: Lowering) -> None:
+    """Lower TreeEnsembleRegressor."""
+    given, packed = attributes(node), prepared(node, _packed_old)
+    base = numbers_of(given, "base_values")
+    _emit(low, packed, text(given["aggregate_function"]), text(given["post_transform"]), base)
+
+
+@lowering("TreeEnsembleClassifier", domain=ML, dtypes={"float32"})
+def tree_ensemble_classifier(node: Node, low: Lowering) -> None:
+    """Lower TreeEnsembleClassifier whose labels are numbers."""
+    given, packed = attributes(node), prepared(node, _packed_old)
+    base = numbers_of(given, "base_values")
+    labels = np.array(given["classlabels_int64s"] or (), np.int64)
+    if given["classlabels_strings"] or not labels.size:
+        raise Unsupported("labels that are strings")
+    if len(labels) == 2 and packed.alone and base.size < 2:
+        _emit_pair(low, packed, text(given["post_transform"]), base, labels)
+        return
+    _emit(low, packed, "SUM", text(given["post_transform"]), base, labels)
+
+
+def _emit_pair(low: Lowering, packed: _Packed, transform: str, base: Array, labels: Array) -> None:
+    """Emit two classes that one score tells apart, as the reference's ``_one_of_two`` has it."""
+    (voted,) = np.unique(packed.targets)
+    second = 0.5 if packed.positive else 0.0
+    if voted:
+        _emit(low, packed, "SUM", transform, base, labels, (int(voted), second, 0.0, 0.0))
+        return
+    # A sigmoid takes the opposite score; no other transform is applied to a lone first score.
+    ones = 1.0 if packed.positive and transform != "LOGISTIC" else 0.0
+    if transform.startswith("SOFTMAX"):
+        transform = "NONE"
+    _emit(low, packed, "SUM", transform, base, labels, (int(voted), second, ones, -1.0))
+
+
+def _emit(
+    low: Lowering,
+    packed: _Packed,
+    aggregate: str,
+    transform: str,
+    base: Array,
+    labels: Array | None = None,
+    pair: tuple[int, float, float, float] | None = None,
+) -> None:
+    """Emit the kernel and what becomes of its scores; ``pair`` holds its words 14 and 17 to 19."""
+    x, y = low.given(0), low.output(0 if labels is None else 1)
+    samples, features = (1, *x.shape)[-2:]
+    count = y.shape[-1]
+    if x.rank not in (1, 2) or y.shape != (samples, count) or features < packed.features:
+        raise Unsupported(f"trees over samples of shape {x.shape}")
+    if count < max(packed.voted, 1) or (labels is not None and len(labels) != count):
+        raise Unsupported(f"votes for {packed.voted} targets of {count}")
+    if base.size not in (0, 1, count) or base.dtype != np.float32:
+        raise Unsupported(f"{base.size} base values for {count} targets")
+    if aggregate not in ("SUM", "AVERAGE") or transform not in ("NONE", *_DELEGATES):
+        raise Unsupported(f"trees with {aggregate} and {transform}")
+    step = "" if transform == "SOFTMAX" and count == 1 else _DELEGATES.get(transform, "")
+    scores = temporary(low, "float32", y.shape) if step else y
+    filled = np.broadcast_to(base if base.size else np.zeros(1, np.float32), (count,))
+    words: list[Word] = [x, scores, 0 if labels is None else low.output(0)]
+    words += [
+        low.weight(f"trees {name}", as_it_is, np.ascontiguousarray(array))
+        for name, array in (
+            *(("nodes", packed.nodes), ("roots", packed.roots), ("targets", packed.targets)),
+            *(("weights", packed.weights), ("base", filled)),
+            ("labels", np.zeros(1, np.int64) if labels is None else labels),
+        )
+    ]
+    scratch = low.scratch(BLOCK * count, per_worker=True)
+    divisor = float(max(len(packed.roots), 1)) if aggregate == "AVERAGE" else 1.0
+    words += [samples, features, count, len(packed.roots), divisor]
+    words += [int(base.size > 0) if pair is None else pair[0], scratch, scratch.nbytes]
+    words += () if pair is None else pair[1:]
+    found = "scores" if labels is None else "labels" if pair is None else "pair"
+    kernel = Kernel("subgraph.ops.ml.trees_kernels", "ensemble", found=found, lost=packed.lost)
+    low.emit(kernel, words, -(-samples // BLOCK), grain=1, bytes=x.nbytes + y.nbytes)
+    if step:
+        delegate(low, step, [scores], y)

@@ -1,0 +1,179 @@
+"""Kernel of tree ensembles: samples walk through the trees, a block of them at a time.
+
+All nodes of all trees are records of six 32-bit words::
+
+    feature, threshold, where x <= threshold leads, where x > threshold leads, where NaN leads, 0
+
+Ways and roots are bytes from the first node on. A leaf leads to itself, whatever its feature 0 is;
+it has its first vote in place of the threshold, and last how many votes it has.
+
+A step waits for what the one before it loads: several walks, of as many samples through a tree or
+of a sample through as many trees, go on side by side until all of them stand still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import ld, st
+from subgraph.ops.movement.kernels import arg
+
+from .trees_layout import BLOCK
+
+Function = Callable[..., Any]
+_WALKS = 8  # side by side
+
+
+def ensemble(*, found: str, lost: bool) -> Function:
+    """Return the kernel that adds up what the leaves say, tree by tree.
+
+    Args:
+        found: What it tells of a sample: ``"scores"``; ``"labels"``: the class with the highest
+            score too; ``"pair"``: which of two classes one score tells of, and the scores of both.
+        lost: Whether NaN has ways of its own; else it goes where greater numbers do.
+
+    Words: ``0 samples, 1 scores, 2 labels, 3 nodes, 4 roots, 5 targets of votes (int32), 6 weights
+    of votes, 7 base values, 8 class labels (int64), 9 number of samples, 10 features, 11 targets,
+    12 trees, 13 divisor (float), 14 whether base values count as votes, 15 scratch, 16 bytes of it
+    for each worker``. Units: blocks of samples. The scratch has a byte for each score of a block:
+    whether a leaf spoke of it. For a pair word 14 is the class of which all leaves speak, and the
+    floats ``17 c, 18 a, 19 b`` follow: its score s makes the scores ``a + b s`` and s, and the
+    second class where s is above c.
+    """
+    number, put_label, label_of = ld("int32"), st("int64"), ld("int64")
+    load, store, real = ld("float32"), st("float32"), ld("float64")
+    flag, put_flag = ld("uint8"), st("uint8")
+    labels, pair = found == "labels", found == "pair"
+
+    @register_jitable
+    def step(nodes: int, node: int, row: int) -> int:
+        """Return where a node leads with a sample."""
+        value = load(row + 4 * number(node))
+        way = 8 + 4 * int(not value <= load(node + 4))
+        if lost and value != value:
+            way = 16
+        led: int = nodes + number(node + way)
+        return led
+
+    @register_jitable
+    def four(nodes: int, at: Any, rows: Any) -> Any:
+        """Return where four nodes lead with samples, and something else than 0 if anywhere."""
+        a, b, c, d = at
+        p, q, r, s = rows
+        e, f, g, h = step(nodes, a, p), step(nodes, b, q), step(nodes, c, r), step(nodes, d, s)
+        return (e, f, g, h), (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h)
+
+    @register_jitable
+    def leaves(nodes: int, starts: Any, rows: Any) -> Any:
+        """Return where walks from some nodes end."""
+        low, high = starts
+        moved = 1
+        while moved != 0:
+            low, moved_low = four(nodes, low, rows[0])
+            high, moved_high = four(nodes, high, rows[1])
+            moved = moved_low | moved_high
+        return low + high
+
+    @register_jitable
+    def vote(args: int, leaf: int, scores: int, spoken: int) -> None:
+        """Add a leaf's votes to the scores of a sample."""
+        at, votes = 4 * number(leaf + 4), number(leaf + 20)
+        for i in range(at, at + 4 * votes, 4):
+            target = number(arg(args, 5) + i)
+            store(scores + 4 * target, load(scores + 4 * target) + load(arg(args, 6) + i))
+            if labels:
+                put_flag(spoken + target, np.uint8(1))
+
+    @register_jitable
+    def apart(first: int, step: int) -> Any:
+        return first, first + step, first + 2 * step, first + 3 * step
+
+    @register_jitable
+    def roots_of(nodes: int, first: int, left: int) -> Any:
+        """Return the roots of the next trees, the last one again where there are no more."""
+        last = 4 * (left - 1)
+        return (
+            nodes + number(first + min(0, last)),
+            nodes + number(first + min(4, last)),
+            nodes + number(first + min(8, last)),
+            nodes + number(first + min(12, last)),
+        )
+
+    @register_jitable
+    def add_votes(args: int, rows: int, size: int, block: int, spoken: int) -> None:
+        """Let samples walk through all trees: those of whole groups together, the rest alone."""
+        nodes, roots = arg(args, 3), arg(args, 4)
+        trees, row, count = arg(args, 12), 4 * arg(args, 10), arg(args, 11)
+        together = size // _WALKS * _WALKS
+        for tree in range(trees if together else 0):
+            root = nodes + number(roots + 4 * tree)
+            starts = root, root, root, root
+            for k in range(0, together, _WALKS):
+                x, y, z = rows + k * row, block + 4 * k * count, spoken + k * count
+                low, high = apart(x, row), apart(x + 4 * row, row)
+                for leaf in leaves(nodes, (starts, starts), (low, high)):
+                    vote(args, leaf, y, z)
+                    y, z = y + 4 * count, z + count
+        for k in range(together, size):
+            x, y, z = rows + k * row, block + 4 * k * count, spoken + k * count
+            for tree in range(0, trees, _WALKS):
+                left = trees - tree
+                low = roots_of(nodes, roots + 4 * tree, left)
+                high = roots_of(nodes, roots + 4 * tree + 16, left - 4)
+                for leaf in leaves(nodes, (low, high), (apart(x, 0), apart(x, 0))):
+                    if left > 0:
+                        vote(args, leaf, y, z)
+                    left -= 1
+
+    @register_jitable
+    def best_of(args: int, scores: int, spoken: int) -> int:
+        """Finish the scores of a sample; return its class."""
+        count, divisor = arg(args, 11), np.float32(real(args + 104))
+        best, highest, any_spoken = 0, np.float32(-np.inf), False
+        if labels:
+            for target in range(count):
+                any_spoken = any_spoken or flag(spoken + target) != 0
+        for target in range(count):
+            at = scores + 4 * target
+            score = load(at) / divisor + load(arg(args, 7) + 4 * target)
+            store(at, score)
+            if labels:
+                stands = not any_spoken or flag(spoken + target) != 0
+                if stands and score > highest:
+                    best, highest = target, score
+        return best
+
+    @register_jitable
+    def one_of_two(args: int, scores: int) -> int:
+        """Write the scores of both classes; return the class."""
+        score = load(scores + 4 * arg(args, 14)) + load(arg(args, 7))
+        other = np.float32(real(args + 144)) + np.float32(real(args + 152)) * score
+        store(scores, other)
+        store(scores + 4, score)
+        return int(score > np.float32(real(args + 136)))
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        samples, features, count = arg(args, 9), arg(args, 10), arg(args, 11)
+        spoken = arg(args, 15) + worker * arg(args, 16)
+        for unit in range(begin, end):
+            first = unit * BLOCK
+            size = min(BLOCK, samples - first)
+            block = arg(args, 1) + 4 * first * count
+            for k in range(size * count):
+                store(block + 4 * k, np.float32(0))
+                if labels:
+                    put_flag(spoken + k, np.uint8(arg(args, 14)))
+            add_votes(args, arg(args, 0) + 4 * first * features, size, block, spoken)
+            for k in range(size):
+                scores = block + 4 * k * count
+                best = (
+                    one_of_two(args, scores) if pair else best_of(args, scores, spoken + k * count)
+                )
+                if labels or pair:
+                    put_label(arg(args, 2) + 8 * (first + k), label_of(arg(args, 8) + 8 * best))
+
+    return kernel

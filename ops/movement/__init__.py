@@ -1,0 +1,1 @@
+"""Views and operators that move elements; layouts and packed weights, too."""

@@ -1,0 +1,250 @@
+"""Strided copies as steps: what moving operators are made of (Transpose, Slice, Concat, Pad, ...).
+
+`emit_copy` takes any array with strides to any other; it merges dimensions and chooses the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Weight, Word
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.traced import larger, smaller
+from subgraph.ops.elementwise.primitives import primitive
+from subgraph.ops.shared.strides import Ints, collapse
+from subgraph.system.host import isa
+
+Place = Operand | Scratch | Weight
+_UNIT_BYTES = 32768
+_SMALL = 16384  # fewer bytes are not worth a thread
+_TILE = 64
+_FEW = (2, 3, 4)  # rows that a kernel of its own zips
+_LONG = 16  # elements of rows and columns that two steps are worth
+_LEAST = 8  # elements of the shortest rows that it does
+_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+
+def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether elements lie one after the other in row-major order."""
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+@primitive
+def emit_copy(
+    low: Lowering,
+    source: Place,
+    target: Place,
+    shape: Sequence[int],
+    from_strides: Sequence[int],
+    to_strides: Sequence[int],
+    *,
+    item: int,
+    from_offset: int = 0,
+    to_offset: int = 0,
+) -> None:
+    """Emit the step that copies an array of ``shape`` from strides to strides.
+
+    Args:
+        low: Where the step goes.
+        source: Where the array lies.
+        target: Where it goes; no two elements to one place.
+        shape: Its sizes.
+        from_strides: Elements between neighbours in the source; may be 0 or negative.
+        to_strides: Elements between neighbours in the target.
+        item: Bytes of an element: 1, 2, 4, 8 or 16.
+        from_offset: Elements before the first one in the source.
+        to_offset: Elements before the first one in the target.
+    """
+    if 0 in shape:
+        return
+    if item == 16:
+        # Complex numbers: pairs of 8 bytes.
+        shape, item = (*shape, 2), 8
+        from_strides = (*(2 * s for s in from_strides), 1)
+        to_strides = (*(2 * s for s in to_strides), 1)
+        from_offset, to_offset = 2 * from_offset, 2 * to_offset
+    dims, (origin, goal) = collapse(shape, [from_strides, to_strides])
+    if len(dims) == 1 and dims[0] == 1:
+        origin = goal = (1,)
+    places: list[Word] = [source, target, from_offset * item, to_offset * item]
+    if _emit_zip(low, places, dims, origin, goal, item):
+        return
+    between = _between(dims, origin, goal)
+    if between is not None:
+        order, inside = between
+        held = low.scratch(math.prod(dims) * item)
+        turned = ([part[d] for d in order] for part in (dims, origin, inside))
+        emit_copy(low, source, held, *turned, item=item, from_offset=from_offset)
+        emit_copy(low, held, target, dims, inside, goal, item=item, to_offset=to_offset)
+        return
+    if _emit_transpose(low, places, dims, origin, goal, item):
+        return
+    item, dims, origin, goal = _widen(item, dims, origin, goal)
+    dims, origin, goal = _longest_last(dims, origin, goal)
+    size, rows = dims[-1], dims[-2] if len(dims) > 1 else 1
+    outer = [
+        word * scale
+        for triple in zip(dims[:-2], origin[:-2], goal[:-2], strict=True)
+        for word, scale in zip(triple, (1, item, item), strict=True)
+    ]
+    block = smaller(size, _UNIT_BYTES // item)
+    row_block = larger(1, smaller(rows, _UNIT_BYTES // (block * item)))
+    whole = origin[-1] == goal[-1] == 1
+    kernel = Kernel(
+        "subgraph.ops.movement.kernels", "copy", item=item, kind="rows" if whole else "strided"
+    )
+    row_steps = [origin[-2] * item, goal[-2] * item] if len(dims) > 1 else [0, 0]
+    steps = [origin[-1] * item, goal[-1] * item]
+    words = [*places, size, block, rows, row_block, *row_steps, *steps, len(dims[:-2]), *outer]
+    units = math.prod(dims[:-2]) * -(-rows // row_block) * -(-size // block)
+    grain = larger(1, _SMALL // (block * row_block * item))
+    low.emit(kernel, words, units, grain=grain, bytes=2 * item * math.prod(dims))
+
+
+def _turned(dims: Ints, origin: Ints, goal: Ints) -> int | None:
+    """Return the dimension that is contiguous in the source, if the copy is a transposition."""
+    if len(dims) < 2 or goal[-1] != 1 or origin[-1] in (0, 1) or dims[-1] < 4:
+        return None
+    found = [d for d in range(len(dims) - 1) if origin[d] == 1]
+    # A few columns (the channels of an image) are faster one after the other.
+    return found[0] if len(found) == 1 and dims[found[0]] > 4 else None
+
+
+def _between(dims: Ints, origin: Ints, goal: Ints) -> tuple[Ints, Ints] | None:
+    """Return how to lay out what is copied in between, if two steps are faster than one.
+
+    Pixels of a few elements, whose planes are then transposed, are taken apart first, or put
+    together last: neither step has its elements far apart.
+
+    Returns:
+        The order of the dimensions, and elements between their neighbours.
+    """
+    every = range(len(dims))
+    for near, far in ((origin, goal), (goal, origin)):
+        few = [d for d in every if near[d] == 1 and dims[d] in _FEW]
+        if not few:
+            continue
+        plane = [d for d in every if near[d] == dims[few[0]] and dims[d] >= _LONG]
+        line = [d for d in every if far[d] == 1 and dims[d] >= _LONG and d not in (*few, *plane)]
+        if len(few) == len(plane) == len(line) == 1:
+            rest = sorted({*every} - {*few, *plane}, key=lambda d: (-near[d], d))
+            order = (*rest, *few, *plane)
+            steps = [0] * len(dims)
+            for k, d in enumerate(order):
+                steps[d] = math.prod(dims[e] for e in order[k + 1 :])
+            return order, tuple(steps)
+    return None
+
+
+def _longest_last(dims: Ints, origin: Ints, goal: Ints) -> tuple[Ints, Ints, Ints]:
+    """Let the inner loop of a strided copy run over a long dimension."""
+    last = len(dims) - 1
+    if (origin[-1] == 1 and goal[-1] == 1) or dims[-1] >= 16:
+        return dims, origin, goal
+    longest = max(range(len(dims)), key=lambda d: (dims[d], d))
+    order = [d for d in range(last + 1) if d != longest] + [longest]
+    picked = ([part[d] for d in order] for part in (dims, origin, goal))
+    first, second, third = (tuple(part) for part in picked)
+    return first, second, third
+
+
+def _emit_zip(
+    low: Lowering, places: list[Word], dims: Ints, origin: Ints, goal: Ints, item: int
+) -> bool:
+    """Emit the copy where it only zips a few rows together, or apart; return whether it does.
+
+    The channels of an image between the layouts NCHW and NHWC are such rows.
+    """
+    last = len(dims) - 1
+    for d in range(last):
+        together = (origin[d], goal[d], goal[last]) == (1, dims[last], 1) and dims[last] in _FEW
+        apart = (origin[d], origin[last], goal[last]) == (1, dims[d], 1) and dims[d] in _FEW
+        few, long = (last, d) if together else (d, last)
+        if together or apart:
+            break
+    else:
+        return False
+    lanes = min(16, low.lanes(_WORDS[item]))
+    while lanes > dims[long]:
+        lanes //= 2
+    if lanes < min(_LEAST, low.lanes(_WORDS[item])):
+        return False
+    rest = [e for e in range(last) if e != d]
+    outer = [w for e in rest for w in (dims[e], origin[e] * item, goal[e] * item)]
+    step = (origin if together else goal)[few] * item
+    block = _UNIT_BYTES // (dims[few] * item) // lanes * lanes
+    kernel = Kernel(
+        "subgraph.ops.movement.kernels",
+        "zip_rows",
+        item=item,
+        lanes=lanes,
+        count=dims[few],
+        apart=not together,
+    )
+    words = [*places, dims[long], block, step, len(rest), *outer]
+    units = math.prod(dims[e] for e in rest) * -(-dims[long] // block)
+    grain = max(1, _SMALL // (min(block, dims[long]) * dims[few] * item))
+    low.emit(kernel, words, units, grain=grain, bytes=2 * item * math.prod(dims))
+    return True
+
+
+def _emit_transpose(
+    low: Lowering, places: list[Word], dims: Ints, origin: Ints, goal: Ints, item: int
+) -> bool:
+    """Emit the copy as transpositions of matrices, if it is that; return whether it is."""
+    turned = _turned(dims, origin, goal)
+    if turned is None:
+        return False
+    rest = [d for d in range(len(dims) - 1) if d != turned]
+    outer = [w for d in rest for w in (dims[d], origin[d] * item, goal[d] * item)]
+    columns, rows = dims[turned], dims[-1]
+    lanes = min(16, low.lanes(_WORDS[item]))
+    if not isa().has("avx512vl"):
+        # Parts of blocks cost as much as many whole ones.
+        while lanes > min(columns, rows):
+            lanes //= 2
+    kernel = Kernel("subgraph.ops.movement.kernels", "transpose", item=item, lanes=lanes)
+    words = [*places, columns, rows, origin[-1] * item, goal[turned] * item, _TILE, _TILE, 0, 0]
+    count = math.prod(dims[d] for d in rest)
+    units = count * -(-columns // _TILE) * -(-rows // _TILE)
+    tile = smaller(columns, _TILE) * smaller(rows, _TILE)
+    grain = larger(1, _SMALL // (tile * item))
+    moved = 2 * item * math.prod(dims)
+    low.emit(kernel, [*words, len(rest), *outer], units, grain=grain, bytes=moved)
+    return True
+
+
+def _widen(item: int, dims: Ints, origin: Ints, goal: Ints) -> tuple[int, Ints, Ints, Ints]:
+    """Copy short contiguous rows as one wider element each."""
+    size = dims[-1]
+    if len(dims) < 2 or origin[-1] != 1 or goal[-1] != 1 or size * item not in (2, 4, 8):
+        return item, dims, origin, goal
+    steps = (*origin[:-1], *goal[:-1])
+    if size == 1 or any(s % size for s in steps):
+        return item, dims, origin, goal
+    narrow = tuple(s // size for s in origin[:-1]), tuple(s // size for s in goal[:-1])
+    return item * size, dims[:-1], *narrow
+
+
+@primitive
+def emit_fill(
+    low: Lowering,
+    target: Place,
+    size: int,
+    value: np.ndarray[tuple[int], np.dtype[np.generic]] | Operand,
+) -> None:
+    """Emit the step that sets ``size`` elements of ``target`` to one value (array or operand)."""
+    item = value.itemsize
+    element = value if isinstance(value, Operand) else low.weight("element", np.array, value)
+    kernel = Kernel("subgraph.ops.movement.kernels", "fill", item=item)
+    block = _UNIT_BYTES // item
+    words: list[Word] = [target, size, block, element]
+    low.emit(kernel, words, -(-size // block), grain=1, bytes=size * item)

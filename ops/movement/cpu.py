@@ -1,0 +1,555 @@
+"""Operators that move elements or only rename them, on the CPU device: views, copies, Pad.
+
+What keeps the elements in order is an alias and costs nothing; the rest is one strided copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.planner.lowering import (
+    Lowering,
+    Operand,
+    Scratch,
+    Unsupported,
+    ValueNeeded,
+    Word,
+    lowering,
+)
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.errors import UnsupportedOpError
+from subgraph.graph.graph import Node
+from subgraph.graph.traced import is_traced, larger, smaller
+from subgraph.graph.types import numpy_dtype
+from subgraph.operators.known_values import has_traced, slice_ends
+from subgraph.ops.elementwise.cpu import emit_expression, source
+from subgraph.ops.elementwise.expressions import Expression, text
+from subgraph.ops.elementwise.primitives import primitive
+from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.shared.required import DOMAIN, LOSSES, OF
+from subgraph.ops.shared.strides import contiguous, normal_axis
+
+from .copies_cpu import emit_copy, emit_fill, is_contiguous
+from .op import Repeats, whole_numbers
+
+Array = np.ndarray[Any, Any]
+_ITEMS = (1, 2, 4, 8, 16)
+_TABLE_BYTES = 16384
+_UNIT_BYTES = 32768
+_REPEATED = (1, 2, 3, 4)  # how often elements of a row may be repeated without a table
+
+
+def known(low: Lowering, index: int) -> Array:
+    """Return the content of an input that the plan must know.
+
+    Raises:
+        ValueNeeded: it is not known yet.
+    """
+    operand = low.given(index)
+    if operand.known is None:
+        raise ValueNeeded(index)
+    return operand.known
+
+
+def known_ints(low: Lowering, index: int, attribute: str) -> list[int] | None:
+    """Return numbers that came as an attribute in old versions and as an input since; or None."""
+    operand = low.optional(index)
+    if operand is not None:
+        return whole_numbers(known(low, index))
+    value = low.node.attrs.get(attribute)
+    if value is None:
+        return None
+    return [int(v) for v in np.asarray(value).reshape(-1)]
+
+
+def element_bytes(operand: Operand) -> int:
+    """Return the bytes of an element; refuse what does not fill whole bytes, and strings."""
+    if operand.dtype == "string" or operand.itemsize not in _ITEMS:
+        raise Unsupported(f"elements of dtype {operand.dtype} cannot be moved")
+    if "int4" in operand.dtype or "int2" in operand.dtype:
+        raise Unsupported(f"elements of dtype {operand.dtype} are packed")
+    return operand.itemsize
+
+
+def emit_view(low: Lowering, strides: Sequence[int], offset: int = 0) -> None:
+    """Make output 0 what input 0 is with other strides: an alias if contiguous, else a copy."""
+    x, y = low.given(0), low.output()
+    item = element_bytes(x)
+    if y.size == 0:
+        return
+    if is_contiguous(y.shape, strides):
+        low.alias(y, x, offset * item)
+        return
+    emit_copy(low, x, y, y.shape, strides, contiguous(y.shape), item=item, from_offset=offset)
+
+
+@lowering(
+    "Identity",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+)
+def view(node: Node, low: Lowering) -> None:
+    """Give the same elements in the same order."""
+    low.alias(low.output(), low.given(0))
+
+
+@lowering("Required", domain=DOMAIN)
+def required(node: Node, low: Lowering) -> None:
+    """Give the first input; labels of a loss that are no classes are reported."""
+    x = low.given(0)
+    if node.attrs[OF] in LOSSES:
+        ignored = int(node.attrs.get("ignore_index", 0))
+        classes = x.shape[1]
+        emit_range_check(low, low.given(1), "labels", min(0, ignored), max(classes - 1, ignored))
+    low.alias(low.output(), x)
+
+
+@lowering("Dropout")
+def dropout(node: Node, low: Lowering) -> None:
+    """Give the input; the mask is all true."""
+    training = low.optional(2)
+    if training is not None and (training.known is None or bool(training.known.any())):
+        raise Unsupported("Dropout may be in training mode")
+    if 0 < node.version < 7 and not node.attrs.get("is_test", 0):
+        raise Unsupported("Dropout may be in training mode")
+    low.alias(low.output(), low.given(0))
+    if len(low.outputs) > 1:
+        mask = low.output(1)
+        low.known(mask, np.ones(mask.shape, numpy_dtype(mask.dtype)))
+
+
+@lowering("Constant")
+def constant(node: Node, low: Lowering) -> None:
+    """Give the attribute's value."""
+    y = low.output()
+    for name in ("value", "value_float", "value_floats", "value_int", "value_ints"):
+        if name in node.attrs:
+            low.known(y, np.asarray(node.attrs[name], numpy_dtype(y.dtype)))
+            return
+    raise Unsupported("Constant of strings or a sparse tensor")
+
+
+@lowering("Shape")
+def shape(node: Node, low: Lowering) -> None:
+    """Give the shape, which the plan knows."""
+    dims = low.given(0).shape[node.attrs.get("start", 0) : node.attrs.get("end")]
+    low.known(low.output(), np.array(dims, np.int64))
+
+
+@lowering("Size")
+def size(node: Node, low: Lowering) -> None:
+    """Give the number of elements, which the plan knows."""
+    low.known(low.output(), np.array(low.given(0).size, np.int64))
+
+
+@lowering("ConstantOfShape")
+def constant_of_shape(node: Node, low: Lowering) -> None:
+    """Fill with the attribute's element."""
+    y = low.output()
+    value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32))).reshape(-1)[:1]
+    if not is_traced(y.size) and y.size <= 1024:
+        low.known(y, np.full(y.shape, value[0], numpy_dtype(y.dtype)))
+    else:
+        element_bytes(y)
+        emit_fill(low, y, y.size, value)
+
+
+@lowering("EyeLike")
+def eye_like(node: Node, low: Lowering) -> None:
+    """Give ones on a diagonal."""
+    y = low.output()
+    dtype = numpy_dtype(y.dtype)
+    rows, columns = y.shape
+    diagonal = np.eye(rows, columns, int(node.attrs.get("k", 0)))
+    low.known(y, diagonal.astype(dtype))
+
+
+@lowering("Range")
+def range_(node: Node, low: Lowering) -> None:
+    """Give numbers that the plan knows, or, where it is for several sizes, compute them."""
+    start, _, delta = (known(low, k) for k in range(3))
+    y = low.output()
+    if is_traced(y.size) or has_traced(start) or has_traced(delta):
+        block = _UNIT_BYTES // y.itemsize
+        kernel = Kernel("subgraph.ops.movement.kernels", "sequence", dtype=y.dtype)
+        words: list[Word] = [y, y.size, block, low.given(0), low.given(2)]
+        low.emit(kernel, words, -(-y.size // block), grain=1, bytes=y.nbytes)
+        return
+    dtype = numpy_dtype(y.dtype)
+    with np.errstate(all="ignore"):
+        low.known(y, (start[()] + np.arange(y.size, dtype=dtype) * delta[()]).astype(dtype))
+
+
+@lowering("Transpose")
+def transpose(node: Node, low: Lowering) -> None:
+    """Permute the dimensions."""
+    x = low.given(0)
+    order = node.attrs.get("perm") or tuple(reversed(range(x.rank)))
+    steps = contiguous(x.shape)
+    emit_view(low, [steps[axis] for axis in order])
+
+
+@lowering("Slice")
+def slice_(node: Node, low: Lowering) -> None:
+    """Take a box with steps, which may be negative."""
+    x = low.given(0)
+    starts, ends = known_ints(low, 1, "starts"), known_ints(low, 2, "ends")
+    if starts is None or ends is None:
+        raise Unsupported("Slice without starts or ends")
+    axes = known_ints(low, 3, "axes") or list(range(len(starts)))
+    steps = known_ints(low, 4, "steps") or [1] * len(starts)
+    strides = list(contiguous(x.shape))
+    offset = 0
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        axis = normal_axis(axis, x.rank)
+        offset += slice_ends(x.shape[axis], start, end, step)[0] * strides[axis]
+        strides[axis] *= step
+    emit_view(low, strides, offset)
+
+
+@lowering("Expand")
+def expand(node: Node, low: Lowering) -> None:
+    """Repeat along dimensions of size 1.
+
+    The shape is read even where sizes beside it decide that of the result: it may not fit them.
+    """
+    x, y = low.given(0), low.output()
+    known(low, 1)
+    if x.size == y.size:
+        low.alias(y, x)
+        return
+    repeat(low, x, y)
+
+
+def repeat(low: Lowering, x: Operand, y: Operand) -> None:
+    """Emit what broadcasts ``x`` to ``y``."""
+    e = Expression()
+    try:
+        term = e.input(x.dtype)
+    except UnsupportedOpError as error:
+        raise Unsupported(f"Expand of {x.dtype}") from error
+    emit_expression(low, e, [source(x)], [(term, y)])
+
+
+@lowering("Tile")
+def tile(node: Node, low: Lowering) -> None:
+    """Repeat the whole along dimensions."""
+    x, y = low.given(0), low.output()
+    item = element_bytes(x)
+    if x.size == y.size:
+        low.alias(y, x)
+        return
+    counts = [b // a if a else 0 for a, b in zip(x.shape, y.shape, strict=True)]
+    dims = [d for pair in zip(counts, x.shape, strict=True) for d in pair]
+    steps = [s for step in contiguous(x.shape) for s in (0, step)]
+    emit_copy(low, x, y, dims, steps, contiguous(dims), item=item)
+
+
+def _memory_shape(operand: Operand) -> tuple[int, ...]:
+    """Return the dimensions as they lie in memory."""
+    if operand.layout == "plain":
+        return operand.shape
+    return (operand.shape[0], operand.blocks, *operand.shape[2:], operand.lanes)
+
+
+@lowering("Concat", layouts=("plain", "blocked"))
+def concat(node: Node, low: Lowering) -> None:
+    """Put arrays one after the other along an axis."""
+    y = low.output()
+    axis = normal_axis(int(node.attrs.get("axis", 1)), y.rank)
+    item = element_bytes(y)
+    operands = [x for x in low.inputs if x is not None]
+    if any(x.layout != y.layout for x in operands):
+        raise Unsupported("Concat of operands in different layouts")
+    ragged = any(x.shape[1] % y.lanes for x in operands[:-1]) if y.layout == "blocked" else False
+    if ragged and axis == 1:
+        raise Unsupported(f"Concat of channels that are no multiples of {y.lanes}")
+    target = contiguous(_memory_shape(y))
+    if len(operands) == 1:
+        low.alias(y, operands[0])
+        return
+    joined = math.prod(_memory_shape(y)[:axis]) == 1
+    at = 0
+    for x in operands:
+        shape = _memory_shape(x)
+        offset = at * target[axis]
+        at += shape[axis]
+        # With nothing around the axis, what makes an operand may write it where it belongs.
+        if not joined or not low.place(x, y, offset * item):
+            emit_copy(low, x, y, shape, contiguous(shape), target, item=item, to_offset=offset)
+
+
+@lowering("Split")
+def split(node: Node, low: Lowering) -> None:
+    """Cut an array along an axis: views when nothing lies around the axis, else copies."""
+    x = low.given(0)
+    axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
+    item = element_bytes(x)
+    steps = contiguous(x.shape)
+    at = 0
+    for y in low.outputs:
+        offset = at * steps[axis]
+        at += y.shape[axis]
+        if y.size == 0:
+            continue
+        if math.prod(x.shape[:axis]) == 1:
+            low.alias(y, x, offset * item)
+            continue
+        emit_copy(low, x, y, y.shape, steps, contiguous(y.shape), item=item, from_offset=offset)
+
+
+@lowering("DepthToSpace")
+def depth_to_space(node: Node, low: Lowering) -> None:
+    """Move channels into blocks of pixels."""
+    x = low.given(0)
+    n, c, h, w = x.shape
+    b = int(node.attrs["blocksize"])
+    rest = c // (b * b)
+    if text(node.attrs.get("mode", "DCR")) == "DCR":
+        dims, order = (n, b, b, rest, h, w), (0, 3, 4, 1, 5, 2)
+    else:
+        dims, order = (n, rest, b, b, h, w), (0, 1, 4, 2, 5, 3)
+    _permute(low, dims, order)
+
+
+@lowering("SpaceToDepth")
+def space_to_depth(node: Node, low: Lowering) -> None:
+    """Move blocks of pixels into channels."""
+    n, c, h, w = low.given(0).shape
+    b = int(node.attrs["blocksize"])
+    by_channel = text(node.attrs.get("mode", "DCR")) == "CRD"
+    order = (0, 1, 3, 5, 2, 4) if by_channel else (0, 3, 5, 1, 2, 4)
+    _permute(low, (n, c, h // b, b, w // b, b), order)
+
+
+def _permute(low: Lowering, dims: Sequence[int], order: Sequence[int]) -> None:
+    x, y = low.given(0), low.output()
+    steps = contiguous(dims)
+    shape = [dims[d] for d in order]
+    strides = [steps[d] for d in order]
+    emit_copy(low, x, y, shape, strides, contiguous(shape), item=element_bytes(x))
+
+
+@lowering("Trilu")
+def trilu(node: Node, low: Lowering) -> None:
+    """Keep the upper or lower triangle."""
+    x, y = low.given(0), low.output()
+    diagonal = int(known(low, 1).reshape(-1)[0]) if low.optional(1) else 0
+    item = element_bytes(x)
+    if item == 16:
+        raise Unsupported("Trilu of complex numbers")
+    rows, columns = x.shape[-2:]
+    diagonal = max(min(diagonal, columns + rows), -rows - columns)
+    kernel = Kernel(
+        "subgraph.ops.movement.kernels", "trilu", item=item, upper=bool(node.attrs.get("upper", 1))
+    )
+    count = math.prod(x.shape[:-1]) if x.size else 0
+    words: list[Word] = [x, y, rows, columns, diagonal, count]
+    low.emit(kernel, words, count, grain=max(1, 16384 // max(columns, 1)), bytes=2 * x.nbytes)
+
+
+@lowering("ReverseSequence")
+def reverse_sequence(node: Node, low: Lowering) -> None:
+    """Reverse the first elements of each sequence of a batch."""
+    x, lengths, y = low.given(0), low.given(1), low.output()
+    if lengths.dtype != "int64":
+        raise Unsupported(f"ReverseSequence with lengths of {lengths.dtype}")
+    batch, time = int(node.attrs.get("batch_axis", 1)), int(node.attrs.get("time_axis", 0))
+    emit_range_check(low, lengths, "sequence_lens", 0, x.shape[time])
+    item = element_bytes(x)
+    steps = contiguous(x.shape)
+    inner = math.prod(x.shape[2:])
+    words: list[Word] = [x, y, lengths, x.shape[batch], x.shape[time], inner]
+    kernel = Kernel("subgraph.ops.movement.kernels", "reverse_sequence", item=item)
+    low.emit(
+        kernel,
+        [*words, steps[batch] * item, steps[time] * item],
+        x.shape[batch] if x.size else 0,
+        bytes=2 * x.nbytes,
+    )
+
+
+# ---------------------------------------------------------------- tables along an axis
+
+
+@primitive
+def emit_take(
+    low: Lowering,
+    source_: Operand | Scratch,
+    target: Operand | Scratch,
+    shape: Sequence[int],
+    axis: int,
+    table: Array,
+    *,
+    item: int,
+    pad: Operand | Array | None = None,
+) -> None:
+    """Emit the step that takes slices along ``axis`` by a table; -1 gives the pad element."""
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    block = max(1, min(len(table), _TABLE_BYTES // max(inner * item, 1)))
+    held = low.weight("table", np.array, np.ascontiguousarray(table, np.int64))
+    element = low.weight("element", np.array, np.zeros(16, np.uint8)) if pad is None else pad
+    if isinstance(element, np.ndarray):
+        element = low.weight("element", np.array, element)
+    words = [source_, target, held, element, outer, shape[axis], len(table), inner, block]
+    words += _longest_run(table)
+    units = outer * -(-len(table) // block) if inner else 0
+    kernel = Kernel("subgraph.ops.movement.kernels", "take", item=item)
+    moved = 2 * outer * len(table) * inner * item
+    low.emit(
+        kernel, words, units, grain=max(1, _TABLE_BYTES // (block * inner * item + 1)), bytes=moved
+    )
+
+
+@primitive
+def emit_take_places(
+    low: Lowering,
+    source_: Operand | Scratch,
+    target: Operand | Scratch,
+    shape: Sequence[int],
+    tables: Mapping[int, Array | Repeats],
+    *,
+    item: int,
+) -> None:
+    """Emit the step that takes elements of the last two axes by a table for each; none as it is."""
+    if len(shape) - 2 not in tables:
+        # Rows stay: each is an image of its own, so that no table depends on how many there are.
+        tables = {len(shape): tables[len(shape) - 1]}
+        shape = (*shape[:-1], 1, shape[-1])
+    before = (1, *shape)[-2:]
+    rows, places = (
+        tables[len(shape) + axis] if len(shape) + axis in tables else np.arange(before[axis])
+        for axis in (-2, -1)
+    )
+    row_count, column_count = (
+        table.count if isinstance(table, Repeats) else len(table) for table in (rows, places)
+    )
+    times = places.times if isinstance(places, Repeats) else column_count // before[1]
+    regular = isinstance(places, Repeats) or (
+        times > 0 and np.array_equal(places, np.arange(column_count) // times)
+    )
+    if times not in _REPEATED or not regular:
+        times = 0
+    lanes = low.lanes({1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}[item])
+    kernel = Kernel(
+        "subgraph.ops.movement.kernels", "take_places", item=item, lanes=lanes, times=times
+    )
+    held: list[Word] = [
+        low.weight("table32", np.array, np.ascontiguousarray(table, np.int32))
+        for table in (t.longer() if isinstance(t, Repeats) else t for t in (rows, places))
+    ]
+    row_bytes = column_count * item
+    block = larger(1, smaller(row_count, _UNIT_BYTES // row_bytes))
+    words = [source_, target, *held, before[0], row_count, before[1], column_count, block]
+    images = math.prod(shape[:-2])
+    grain = larger(1, _UNIT_BYTES // (block * row_bytes))
+    moved = images * (math.prod(before) * item + row_count * row_bytes)
+    words += (0, 0) if isinstance(places, Repeats) else _longest_run(places)
+    low.emit(kernel, words, images * -(-row_count // block), grain=grain, bytes=moved)
+
+
+def _longest_run(table: Array) -> tuple[int, int]:
+    """Return where the longest part of a table begins that counts up by one, and its length."""
+    table = table.astype(np.int64)
+    broken = (np.diff(table) != 1) | (table[:-1] < 0)
+    edges = np.concatenate([[0], np.flatnonzero(broken) + 1, [len(table)]])
+    longest = int(np.argmax(np.diff(edges)))
+    first, size = int(edges[longest]), int(edges[longest + 1] - edges[longest])
+    # A slice or two, or padding, are not worth a case of their own.
+    return (first, size) if size > 2 and table[first] >= 0 else (0, 0)
+
+
+@lowering("Pad")
+def pad(node: Node, low: Lowering) -> None:
+    """Put elements around: constant, edge, reflect or wrap; negative pads cut off."""
+    x, y = low.given(0), low.output()
+    item = element_bytes(x)
+    mode = text(node.attrs.get("mode", "constant"))
+    amounts = known_ints(low, 1, "pads") or [int(v) for v in node.attrs.get("paddings", ())]
+    axes = known_ints(low, 3, "axes") if low.optional(3) is not None else None
+    axes = list(range(x.rank)) if axes is None else [normal_axis(a, x.rank) for a in axes]
+    before, after = [0] * x.rank, [0] * x.rank
+    for k, axis in enumerate(axes):
+        before[axis], after[axis] = amounts[k], amounts[len(axes) + k]
+    if y.size == 0:
+        return
+    if not any(before) and not any(after):
+        low.alias(y, x)
+        return
+    if mode == "constant":
+        _pad_constant(node, low, before, after, item)
+        return
+    if x.size == 0:
+        raise Unsupported("Pad of an empty tensor")
+    if item == 16:
+        raise Unsupported("Pad of complex numbers")
+    shape = list(x.shape)
+    place: Operand | Scratch = x
+    tables = {
+        axis: _pad_table(mode, shape[axis], before[axis], after[axis])
+        for axis in range(x.rank)
+        if before[axis] or after[axis]
+    }
+    # Images, the last two axes, are padded at once.
+    around = [axis for axis in tables if axis < x.rank - 2]
+    for axis in around:
+        shape_after = [*shape[:axis], len(tables[axis]), *shape[axis + 1 :]]
+        last = len(tables) == len(around) and axis == around[-1]
+        target = y if last else low.scratch(math.prod(shape_after) * item)
+        emit_take(low, place, target, shape, axis, tables[axis], item=item)
+        place, shape = target, shape_after
+    if len(tables) > len(around):
+        emit_take_places(low, place, y, shape, tables, item=item)
+
+
+def _pad_constant(
+    node: Node, low: Lowering, before: list[int], after: list[int], item: int
+) -> None:
+    x, y = low.given(0), low.output()
+    value = low.optional(2)
+    if value is None:
+        number = np.full(1, node.attrs.get("value", 0.0)).astype(numpy_dtype(y.dtype))
+        emit_fill(low, y, y.size, number)
+    else:
+        emit_fill(low, y, y.size, value)
+    steps, target = contiguous(x.shape), contiguous(y.shape)
+    shape = [n + min(b, 0) + min(a, 0) for n, b, a in zip(x.shape, before, after, strict=True)]
+    if min(shape, default=1) <= 0:
+        return
+    emit_copy(
+        low,
+        x,
+        y,
+        shape,
+        steps,
+        target,
+        item=item,
+        from_offset=sum(max(-b, 0) * s for b, s in zip(before, steps, strict=True)),
+        to_offset=sum(max(b, 0) * s for b, s in zip(before, target, strict=True)),
+    )
+
+
+def _pad_table(mode: str, size: int, before: int, after: int) -> Array:
+    """Return which element of the axis stands at each place of the padded axis."""
+    # What negative pads cut off takes no part in the pattern.
+    first, size = max(-before, 0), size - max(-before, 0) - max(-after, 0)
+    if size <= 0:
+        raise Unsupported("Pad that cuts a whole axis off")
+    at = np.arange(-max(before, 0), size + max(after, 0))
+    if mode == "edge":
+        return first + np.clip(at, 0, size - 1)
+    if mode == "wrap":
+        return first + at % size
+    if mode != "reflect":
+        raise Unsupported(f"Pad mode {mode}")
+    if size == 1:
+        return np.full(len(at), first)
+    period = 2 * (size - 1)
+    folded = at % period
+    return first + np.where(folded < size, folded, period - folded)

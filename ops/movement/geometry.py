@@ -1,0 +1,380 @@
+"""The sizes of a convolution, brought to three spatial dimensions, and its weights, repacked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.lowering import Operand, Unsupported
+from subgraph.graph.graph import Node
+from subgraph.ops.shared.tile_planning import Array, Tiles, round_up
+
+from .packing import narrowed, pack_blocks, pack_matrices, pack_winograd, pack_winograd_strided
+
+Triple = tuple[int, int, int]
+_STEP = 64  # elements: a stride for which kernels may set memory aside, whatever the image
+
+
+@attrs.frozen
+class Geometry:
+    """Sizes of a convolution (or pooling); spatial ones as (D, H, W).
+
+    Attributes:
+        images: Batch size.
+        groups: Number of groups.
+        inputs: Input channels of one group.
+        outputs: Output channels of one group.
+        source: Spatial sizes of the input.
+        target: Spatial sizes of the output.
+        kernel: Sizes of the kernel.
+        strides: Strides.
+        dilations: Dilations.
+        pads: Pads before.
+    """
+
+    images: int
+    groups: int
+    inputs: int
+    outputs: int
+    source: Triple
+    target: Triple
+    kernel: Triple
+    strides: Triple
+    dilations: Triple
+    pads: Triple
+
+    @property
+    def taps(self) -> int:
+        """Weights of one input and output channel."""
+        return math.prod(self.kernel)
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of one image."""
+        return math.prod(self.target)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a direct convolution."""
+        weights = self.groups * self.inputs * self.outputs * self.taps
+        return 2 * self.images * weights * self.pixels
+
+    @property
+    def padded(self) -> bool:
+        """Whether some window reaches outside the input."""
+        return any(
+            p > 0 or (o - 1) * s - p + (k - 1) * d >= n
+            for p, o, s, k, d, n in zip(
+                self.pads,
+                self.target,
+                self.strides,
+                self.kernel,
+                self.dilations,
+                self.source,
+                strict=True,
+            )
+        )
+
+    def reach(self, axis: int, outputs: int) -> int:
+        """Return how many input pixels the windows of so many outputs span."""
+        windows = (outputs - 1) * self.strides[axis]
+        return windows + (self.kernel[axis] - 1) * self.dilations[axis] + 1
+
+    def flat(self) -> Geometry:
+        """Merge the pixels of a 1x1 convolution that reads each input pixel once, in order."""
+        once = self.taps == 1 and self.strides == (1, 1, 1) and self.source == self.target
+        if not once or any(self.pads):
+            return self
+        line = (1, 1, self.pixels)
+        return attrs.evolve(self, source=line, target=line)
+
+    def folded(self) -> Geometry:
+        """Merge neighbouring axes along which each input pixel is read once, in order."""
+        line = self.flat()
+        if line is not self:
+            return line
+        once = [
+            k == s == 1 and p == 0 and n == o
+            for k, s, p, n, o in zip(
+                self.kernel, self.strides, self.pads, self.source, self.target, strict=True
+            )
+        ]
+        if once[1] and once[2]:
+            # The first axis takes the place of the second: (D, H, W) as (1, D, H * W).
+            depth, rows, columns = self.source
+            return attrs.evolve(
+                self,
+                source=(1, depth, rows * columns),
+                target=(1, self.target[0], rows * columns),
+                kernel=(1, self.kernel[0], 1),
+                strides=(1, self.strides[0], 1),
+                dilations=(1, self.dilations[0], 1),
+                pads=(0, self.pads[0], 0),
+            )
+        if once[0] and once[1]:
+            rows = self.source[0] * self.source[1]
+            source, target = (1, rows, self.source[2]), (1, rows, self.target[2])
+            return attrs.evolve(self, source=source, target=target)
+        return self
+
+    def trimmed(self) -> tuple[Geometry, tuple[slice, slice, slice]]:
+        """Leave out the first and last taps of each axis where they read nothing but padding.
+
+        Returns:
+            The sizes, and which taps are left.
+        """
+        cuts = [self._taps_inside(axis) for axis in range(3)]
+        each = list(zip(cuts, self.pads, self.dilations, strict=True))
+        g = attrs.evolve(
+            self,
+            kernel=triple([cut.stop - cut.start for cut in cuts], 1),
+            dilations=triple([d if c.stop - c.start > 1 else 1 for c, _, d in each], 1),
+            pads=triple([pad - cut.start * d for cut, pad, d in each], 0),
+        )
+        return g, (cuts[0], cuts[1], cuts[2])
+
+    def _taps_inside(self, axis: int) -> slice:
+        """Return the taps of an axis from the first to the last that reads a pixel."""
+        step, pad, dilation = self.strides[axis], self.pads[axis], self.dilations[axis]
+
+        def reads(tap: int) -> bool:
+            output = max(0, -(-(pad - tap * dilation) // step))
+            at = output * step - pad + tap * dilation
+            return output < self.target[axis] and at < self.source[axis]
+
+        taps = [tap for tap in range(self.kernel[axis]) if reads(tap)]
+        return slice(taps[0], taps[-1] + 1) if taps else slice(0, self.kernel[axis])
+
+    def words(self) -> list[int]:
+        """Return words 8 to 25 of the convolution kernels."""
+        sizes = (self.source, self.target, self.kernel, self.strides, self.dilations, self.pads)
+        return [value for triple in sizes for value in triple]
+
+
+def ints(node: Node, name: str, rank: int, default: int) -> list[int]:
+    """Return an attribute with one number for each spatial dimension."""
+    found: Any = node.attrs.get(name)
+    return [int(v) for v in found] if found is not None else [default] * rank
+
+
+def triple(values: Sequence[int], fill: int) -> Triple:
+    """Put ones (or ``fill``) before one to three numbers."""
+    if not 1 <= len(values) <= 3:
+        raise Unsupported(f"{len(values)} spatial dimensions; 1 to 3 have kernels")
+    full = [*[fill] * (3 - len(values)), *values]
+    return full[0], full[1], full[2]
+
+
+def auto_pad(node: Node) -> str:
+    """Return the attribute ``auto_pad`` as text."""
+    value: Any = node.attrs.get("auto_pad", "NOTSET")
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def pads_before(
+    node: Node, source: Sequence[int], target: Sequence[int], kernel: Sequence[int]
+) -> list[int]:
+    """Return the pads at the beginning of each dimension of a Conv or a pooling."""
+    rank = len(source)
+    mode = auto_pad(node)
+    if mode == "NOTSET":
+        return ints(node, "pads", 2 * rank, 0)[:rank]
+    if mode == "VALID":
+        return [0] * rank
+    strides, dilations = ints(node, "strides", rank, 1), ints(node, "dilations", rank, 1)
+    before: list[int] = []
+    for n, o, k, s, d in zip(source, target, kernel, strides, dilations, strict=True):
+        total = max((o - 1) * s + (k - 1) * d + 1 - n, 0)
+        before.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
+    return before
+
+
+def conv_geometry(node: Node, x: Operand, w: Operand, y: Operand) -> Geometry:
+    """Return the sizes of a Conv node.
+
+    Raises:
+        Unsupported: Of a rank that has no kernels.
+    """
+    rank = x.rank - 2
+    groups = int(node.attrs.get("group", 1))
+    kernel = w.shape[2:]
+    before = pads_before(node, x.shape[2:], y.shape[2:], kernel)
+    return Geometry(
+        x.shape[0],
+        groups,
+        w.shape[1],
+        w.shape[0] // groups,
+        triple(x.shape[2:], 1),
+        triple(y.shape[2:], 1),
+        triple(kernel, 1),
+        triple(steps(ints(node, "strides", rank, 1), y.shape[2:]), 1),
+        # Along an axis with one tap nothing is dilated.
+        triple(steps(ints(node, "dilations", rank, 1), kernel, 1), 1),
+        triple(before, 0),
+    )
+
+
+def steps(given: Sequence[int], counts: Sequence[int], most: int = _STEP) -> list[int]:
+    """Return strides, or dilations, 1 along axes with one place alone, where they mean nothing.
+
+    Args:
+        given: The strides.
+        counts: How many places there are along each axis.
+        most: Strides up to here are kept: smaller ones lead nowhere.
+    """
+    pairs = zip(given, counts, strict=True)
+    return [step if step <= most or count > 1 else 1 for step, count in pairs]
+
+
+def merged(g: Geometry, lanes: int) -> int:
+    """Return how many groups must go together so that they are whole blocks of channels.
+
+    Of the last ones fewer may be left, where that block of channels is filled up anyway.
+    """
+    if g.groups == 1:
+        return 1
+    together = math.lcm(lanes // math.gcd(lanes, g.inputs), lanes // math.gcd(lanes, g.outputs))
+    filled = round_up(g.groups, together)
+    ends = (filled * n == round_up(g.groups * n, lanes) for n in (g.inputs, g.outputs))
+    return together if all(ends) else g.groups
+
+
+def merge(g: Geometry, together: int) -> Geometry:
+    """Return the sizes with so many groups as one."""
+    return attrs.evolve(
+        g,
+        groups=-(-g.groups // together),
+        inputs=together * g.inputs,
+        outputs=together * g.outputs,
+    )
+
+
+def dense_groups(weight: Array, groups: int, together: int) -> Array:
+    """Merge groups: ``[O, I / groups, ...]`` gets zeros where outputs and inputs are strangers.
+
+    Groups of zeros fill up the last of the merged ones.
+    """
+    if together == 1:
+        return weight
+    outputs, inputs = weight.shape[0] // groups, weight.shape[1]
+    filled = round_up(groups, together)
+    split = np.zeros((filled, outputs, *weight.shape[1:]), weight.dtype)
+    split[:groups] = weight.reshape(groups, outputs, *weight.shape[1:])
+    split = split.reshape(-1, together, *split.shape[1:])
+    shape = (len(split), together, outputs, together, inputs, *weight.shape[2:])
+    dense = np.zeros(shape, weight.dtype)
+    for i in range(together):
+        dense[:, i, :, i] = split[:, i]
+    return dense.reshape(filled * outputs, together * inputs, *weight.shape[2:])
+
+
+def direct_weights(g: Geometry, of: Tiles, together: int, plain: bool) -> Callable[[Array], Array]:
+    """Return the recipe of ``conv_kernels.direct``: panels of each (merged) group."""
+    groups = merge(g, together).groups
+
+    def make(weight: Array) -> Array:
+        whole = dense_groups(weight, g.groups, together)
+        outputs, inputs = whole.shape[0] // groups, whole.shape[1]
+        if plain:
+            stack = whole.reshape(groups, outputs, -1).swapaxes(1, 2)
+            return narrowed(pack_matrices(stack, of), of)
+        return narrowed(pack_blocks(whole.reshape(groups, outputs, inputs, -1), of), of)
+
+    return make
+
+
+def bands(g: Geometry, of: Tiles) -> list[tuple[int, int]]:
+    """Return for each panel of all output channels the first input block and how many it needs."""
+    channels = g.groups * g.outputs
+    found: list[tuple[int, int]] = []
+    for start in range(0, channels, of.width):
+        end = min(channels, start + of.width)
+        first = start // g.outputs * g.inputs // of.lanes
+        last = -(-((end - 1) // g.outputs + 1) * g.inputs // of.lanes)
+        found.append((first, last - first))
+    return found
+
+
+def band_table(g: Geometry, of: Tiles) -> Array:
+    """Return the words of the bands: first block, blocks, bytes to the panel's weights."""
+    at = 0
+    rows: list[tuple[int, int, int]] = []
+    left = round_up(g.groups * g.outputs, of.lanes)
+    for first, count in bands(g, of):
+        rows.append((first, count, at))
+        at += count * of.lanes * g.taps * min(of.width, left) * of.item
+        left -= of.width
+    return np.array(rows, np.int64)
+
+
+def band_weights(g: Geometry, of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of the panels of a grouped convolution that runs in bands."""
+
+    def make(weight: Array) -> Array:
+        flat = weight.reshape(g.groups, g.outputs, g.inputs, -1)
+        packed: list[Array] = []
+        for panel, (first, count) in enumerate(bands(g, of)):
+            start = panel * of.width
+            end = min(g.groups * g.outputs, start + of.width)
+            dense = np.zeros((end - start, count * of.lanes, g.taps), of.dtype)
+            for group in range(start // g.outputs, (end - 1) // g.outputs + 1):
+                rows = slice(max(start, group * g.outputs), min(end, (group + 1) * g.outputs))
+                at = group * g.inputs - first * of.lanes
+                inside = slice(rows.start - group * g.outputs, rows.stop - group * g.outputs)
+                target = dense[rows.start - start : rows.stop - start]
+                target[:, at : at + g.inputs] = flat[group, inside]
+            packed.append(pack_blocks(dense[None], of))
+        return np.concatenate(packed)
+
+    return make
+
+
+def blocked_vector(of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of a bias: padded to whole blocks."""
+
+    def make(bias: Array) -> Array:
+        padded = np.zeros(round_up(bias.size, of.lanes), of.dtype)
+        padded[: bias.size] = bias.reshape(-1)
+        return padded
+
+    return make
+
+
+def depthwise_weights(of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of ``depthwise_kernels``: ``[C / lanes][rows][group][columns][lanes]``."""
+
+    def make(weight: Array) -> Array:
+        channels, group, columns = weight.shape[0], weight.shape[1], weight.shape[-1]
+        padded = np.zeros((round_up(channels, of.lanes), *weight.shape[1:]), of.dtype)
+        padded[:channels] = weight
+        split = padded.reshape(-1, of.lanes, group, math.prod(weight.shape[2:-1]), columns)
+        return np.ascontiguousarray(split.transpose(0, 3, 2, 4, 1))
+
+    return make
+
+
+def winograd_weights(of: Tiles, m: int) -> Callable[[Array], Array]:
+    """Return the recipe of ``winograd_kernels``: panels of each of a tile's points."""
+    return lambda weight: pack_winograd(_slices(weight, of), of, m)
+
+
+def strided_winograd_weights(of: Tiles) -> Callable[[Array], Array]:
+    """Return the recipe of ``winograd_kernels`` with stride 2."""
+    return lambda weight: pack_winograd_strided(_slices(weight, of), of)
+
+
+def _slices(weight: Array, of: Tiles) -> Array:
+    """Return ``[O, I, (D,) H, W]`` with the slices of D as further blocks of inputs."""
+    outputs, inputs, *_, rows, columns = weight.shape
+    deep = weight.reshape(outputs, inputs, -1, rows, columns)
+    if deep.shape[2] == 1:
+        return deep[:, :, 0]
+    whole = np.zeros(
+        (outputs, deep.shape[2], round_up(inputs, of.lanes), rows, columns), weight.dtype
+    )
+    whole[:, :, :inputs] = deep.swapaxes(1, 2)
+    return whole.reshape(outputs, -1, rows, columns)

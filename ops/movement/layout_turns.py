@@ -1,0 +1,88 @@
+"""Operands in the layout that a kernel needs: turned into scratch memory, and back."""
+
+from __future__ import annotations
+
+import math
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Word
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.ops.elementwise.cpu import clear_padding
+from subgraph.ops.shared.tile_planning import Tiles, grain, round_up
+
+_PART = 2048  # pixels of a unit
+
+
+def blocked(low: Lowering, of: Tiles, operand: Operand) -> Word:
+    """Return where an operand lies in the blocked layout, turning it if it must be."""
+    if operand.layout == "blocked" or _same(operand, of):
+        return operand
+    low_bytes = operand.shape[0] * round_up(operand.shape[1], of.lanes)
+    target = low.scratch(low_bytes * math.prod(operand.shape[2:]) * of.item)
+    _turn(low, of, "to_blocked", operand, target, operand.shape)
+    return target
+
+
+def plain(low: Lowering, of: Tiles, operand: Operand) -> Operand | Scratch:
+    """Return where an operand lies in the plain layout, turning it if it must be."""
+    if operand.layout == "plain" or _same(operand, of):
+        return operand
+    target = low.scratch(operand.size * of.item)
+    _turn(low, of, "to_plain", operand, target, operand.shape)
+    return target
+
+
+def blocked_target(low: Lowering, of: Tiles, operand: Operand) -> Word:
+    """Return where to write an output in the blocked layout; `settle` brings it home."""
+    if operand.layout == "blocked" or _same(operand, of):
+        return operand
+    channels = operand.shape[0] * round_up(operand.shape[1], of.lanes)
+    return low.scratch(channels * math.prod(operand.shape[2:]) * of.item)
+
+
+def plain_target(low: Lowering, of: Tiles, operand: Operand) -> Word:
+    """Return where to write an output in the plain layout; `settle` brings it home."""
+    if operand.layout == "plain" or _same(operand, of):
+        return operand
+    return low.scratch(operand.size * of.item)
+
+
+def settle(
+    low: Lowering, of: Tiles, operand: Operand, written: Word, *, keeps_zero: bool = True
+) -> None:
+    """Turn what was written elsewhere into the output's own layout.
+
+    Args:
+        low: The lowering.
+        of: Tiles of the dtype.
+        operand: The output.
+        written: Where it was written.
+        keeps_zero: The channels beyond the last came out as zeros, as the layout promises.
+    """
+    if written is operand:
+        if operand.layout == "blocked" and operand.shape[1] % of.lanes and not keeps_zero:
+            clear_padding(low, operand)
+        return
+    kind = "to_plain" if operand.layout == "plain" else "to_blocked"
+    _turn(low, of, kind, written, operand, operand.shape)
+
+
+def _same(operand: Operand, of: Tiles) -> bool:
+    """Return whether both layouts are the same bytes."""
+    return math.prod(operand.shape[2:]) == 1 and operand.shape[1] % of.lanes == 0
+
+
+def _turn(
+    low: Lowering, of: Tiles, kind: str, source: Word, target: Word, shape: tuple[int, ...]
+) -> None:
+    pixels = math.prod(shape[2:])
+    blocks = -(-shape[1] // of.lanes)
+    parts = -(-pixels // _PART)
+    units = shape[0] * blocks * parts
+    moved = 2 * math.prod(shape)
+    low.emit(
+        Kernel("subgraph.ops.movement.reorder_kernels", kind, dtype=of.dtype, lanes=of.lanes),
+        [source, target, shape[1], pixels, blocks, _PART, parts],
+        units,
+        grain=grain(units, 4 * moved),
+        bytes=moved * of.item,
+    )

@@ -1,0 +1,465 @@
+"""Views and operators that move elements: shape rules, and Slice for the reference.
+
+What a rule leaves out (a shape that is computed, parts that are not stated) comes out as unknown
+dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import MAX_RANK, Dim, Shape, TensorType, ValueType
+from subgraph.operators.known_values import slice_range, slice_size
+from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.reference import standard
+from subgraph.ops.elementwise.op import Array, Types, Values, same_dtype, tensor
+from subgraph.ops.shared.strides import broadcast_shapes, normal_axis, product
+
+_TABLE = 4096  # places of a table that serves many sizes
+
+
+@attrs.frozen
+class Repeats:
+    """The table of elements that all come ``times`` times: its content depends on no size.
+
+    Attributes:
+        size: Elements that it is for.
+        times: How often each comes.
+    """
+
+    size: int
+    times: int
+
+    @property
+    def count(self) -> int:
+        """How many places it has."""
+        return self.size * self.times
+
+    def table(self) -> Array:
+        """Return the places."""
+        return np.arange(self.count) // self.times
+
+    def longer(self) -> Array:
+        """Return the places of a table that begins with this one and serves many sizes."""
+        length = _TABLE
+        while length < self.count:
+            length *= 2
+        return np.arange(length) // self.times
+
+
+@shape_rule("Identity")
+def identity(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the type of the input, whatever it is."""
+    return [types[0]]
+
+
+def stated(node: Node, values: Values, index: int, name: str) -> list[int] | None:
+    """Return numbers that are an attribute in old versions and an input in new ones.
+
+    None while they are not known; [] where they are left out.
+    """
+    if index < len(node.inputs) and node.inputs[index] is not None:
+        found = values[index] if index < len(values) else None
+        return None if found is None else whole_numbers(found)
+    value = node.attrs.get(name)
+    return [] if value is None else [int(v) for v in np.asarray(value).reshape(-1)]
+
+
+def whole_numbers(array: Array) -> list[int]:
+    """Return the elements of a small array as Python's numbers, traced ones as they are."""
+    return [v if isinstance(v, int) else int(v) for v in array.reshape(-1).tolist()]
+
+
+def _unknown(x: TensorType | None, rank: int | None = None) -> list[ValueType | None]:
+    if x is None:
+        return [None]
+    return [TensorType(x.dtype, None if rank is None else [None] * rank)]
+
+
+@shape_rule("Transpose")
+def transpose(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Permute the dimensions."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return _unknown(x)
+    rank = len(x.shape)
+    order = node.attrs.get("perm")
+    order = tuple(reversed(range(rank))) if order is None else tuple(int(axis) for axis in order)
+    if sorted(order) != list(range(rank)):
+        raise ShapeError(f"perm {list(order)} is no order of {rank} axes")
+    return [TensorType(x.dtype, [x.shape[axis] for axis in order])]
+
+
+@shape_rule("Concat")
+def concat(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Add up the axis; the other dimensions agree."""
+    dtype = same_dtype(types)
+    tensors = [tensor(kind) for kind in types]
+    shapes = [x.shape for x in tensors if x is not None and x.shape is not None]
+    if dtype is None or len(shapes) < len(tensors) or not shapes:
+        return [None if dtype is None else TensorType(dtype)]
+    ranks = {len(shape) for shape in shapes}
+    if len(ranks) > 1:
+        raise ShapeError(f"the inputs must have one rank, got {sorted(ranks)}")
+    axis = normal_axis(int(node.attrs.get("axis", 1)), ranks.pop())
+    dims: list[Dim] = []
+    for position, column in enumerate(zip(*shapes, strict=True)):
+        dims.append(_sum(column) if position == axis else _agreed(column, position))
+    return [TensorType(dtype, dims)]
+
+
+def _sum(dims: Sequence[Dim]) -> Dim:
+    numbers = [dim for dim in dims if isinstance(dim, int)]
+    if len(numbers) == len(dims):
+        return sum(numbers)
+    return dims[0] if len(dims) == 1 else None
+
+
+def _agreed(dims: Sequence[Dim], position: int) -> Dim:
+    numbers = [dim for dim in dims if isinstance(dim, int)]
+    if any(number != numbers[0] for number in numbers):
+        differing = sorted(set(numbers))
+        raise ShapeError(f"the inputs differ in dimension {position}: {differing}")
+    if numbers:
+        return numbers[0]
+    names = set(dims)
+    return names.pop() if len(names) == 1 else None
+
+
+@shape_rule("Flatten")
+def flatten(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Make a matrix of the dimensions before and from the axis."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return _unknown(x, 2)
+    axis, rank = int(node.attrs.get("axis", 1)), len(x.shape)
+    if not -rank <= axis <= rank:
+        raise ShapeError(f"axis {axis} does not exist in rank {rank}")
+    axis = axis + rank if axis < 0 else axis
+    return [TensorType(x.dtype, [product(x.shape[:axis]), product(x.shape[axis:])])]
+
+
+@shape_rule("Unsqueeze")
+def unsqueeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Insert dimensions of size 1."""
+    x = tensor(types[0])
+    axes = stated(node, values, 1, "axes")
+    if x is None or x.shape is None or axes is None:
+        return _unknown(x)
+    rank = len(x.shape) + len(axes)
+    places = {normal_axis(axis, rank) for axis in axes}
+    if len(places) != len(axes):
+        raise ShapeError(f"axes {axes} name an axis twice")
+    rest = iter(x.shape)
+    return [TensorType(x.dtype, [1 if d in places else next(rest) for d in range(rank)])]
+
+
+@shape_rule("Squeeze")
+def squeeze(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Take dimensions of size 1 away."""
+    x = tensor(types[0])
+    axes = stated(node, values, 1, "axes")
+    if x is None or x.shape is None or axes is None:
+        return _unknown(x)
+    shape = x.shape
+    if not axes and len(types) > 1 and types[1] is not None:
+        return [x]  # an empty list of axes, not none
+    if not axes:
+        if any(not isinstance(dim, int) for dim in shape):
+            return _unknown(x)
+        return [TensorType(x.dtype, [dim for dim in shape if dim != 1])]
+    places = {normal_axis(axis, len(shape)) for axis in axes}
+    wrong = [d for d in places if isinstance(shape[d], int) and shape[d] != 1]
+    if wrong:
+        raise ShapeError(f"axis {wrong[0]} has size {shape[wrong[0]]}, not 1")
+    return [TensorType(x.dtype, [dim for d, dim in enumerate(shape) if d not in places])]
+
+
+@shape_rule("Reshape")
+def reshape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the shape that is asked for: 0 copies a dimension, -1 takes what is left."""
+    x = tensor(types[0])
+    target = stated(node, values, 1, "shape")
+    if x is None or target is None:
+        return _unknown(x, _length(types, 1))
+    dims: list[Dim] = list(target)
+    keeps_zero = bool(node.attrs.get("allowzero", 0))
+    for d, dim in enumerate(target):
+        if dim == 0 and not keeps_zero:
+            if x.shape is not None and d >= len(x.shape):
+                raise ShapeError(f"shape {target} copies dimension {d} of rank {len(x.shape)}")
+            dims[d] = None if x.shape is None else x.shape[d]
+        elif dim < -1:
+            raise ShapeError(f"shape {target} has a negative dimension")
+    if target.count(-1) > 1:
+        raise ShapeError(f"shape {target} has more than one -1")
+    return [TensorType(x.dtype, _completed(dims, x.shape, target))]
+
+
+def _completed(dims: list[Dim], shape: Shape | None, target: list[int]) -> list[Dim]:
+    """Fill in -1 and check the number of elements, as far as numbers are known."""
+    if -1 in dims:
+        at = dims.index(-1)
+        dims[at] = None
+        if shape is not None:
+            dims[at] = _left(shape, [dim for d, dim in enumerate(dims) if d != at])
+            total, rest = product(shape), product([dim for d, dim in enumerate(dims) if d != at])
+            if isinstance(total, int) and isinstance(rest, int) and rest and total % rest:
+                raise ShapeError(f"{total} elements do not fill shape {target}")
+        return dims
+    before, after = None if shape is None else product(shape), product(dims)
+    if isinstance(before, int) and isinstance(after, int) and before != after:
+        raise ShapeError(f"{before} elements do not fill shape {target}")
+    return dims
+
+
+def _left(shape: Shape, others: list[Dim]) -> Dim:
+    """Return what is left of a shape without other dimensions: a number or one symbol."""
+    rest: list[Dim] = []
+    spare = [dim for dim in others if not isinstance(dim, int)]
+    for dim in shape:
+        if isinstance(dim, int):
+            rest.append(dim)
+        elif dim is None:
+            return None
+        elif dim in spare:
+            spare.remove(dim)
+        else:
+            rest.append(dim)
+    if spare:
+        return None
+    known = product([dim for dim in others if isinstance(dim, int)])
+    numbers = product([dim for dim in rest if isinstance(dim, int)])
+    names = [dim for dim in rest if not isinstance(dim, int)]
+    if not isinstance(known, int) or not isinstance(numbers, int) or known == 0:
+        return None
+    if not names:
+        return numbers // known
+    return names[0] if len(names) == 1 and numbers == known else None
+
+
+def _length(types: Types, index: int) -> int | None:
+    """Return the number of elements of a list of numbers, None while unknown."""
+    kind = tensor(types[index]) if index < len(types) else None
+    if kind is None or kind.shape is None or len(kind.shape) != 1:
+        return None
+    size = kind.shape[0]
+    if isinstance(size, int) and size > MAX_RANK:
+        raise ShapeError(f"{size} numbers for dimensions; the most are {MAX_RANK}")
+    return size if isinstance(size, int) else None
+
+
+@shape_rule("Shape")
+def shape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give as many numbers as there are dimensions."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [TensorType("int64", [None])]
+    picked = x.shape[node.attrs.get("start", 0) : node.attrs.get("end", len(x.shape))]
+    return [TensorType("int64", [len(picked)])]
+
+
+@shape_rule("Size")
+def size(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give one number."""
+    return [TensorType("int64", [])]
+
+
+@shape_rule("Expand")
+def expand(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Broadcast to a shape."""
+    x = tensor(types[0])
+    target: Sequence[Dim] | None = stated(node, values, 1, "shape")
+    count = _length(types, 1)
+    if target is None and count is not None:
+        target = [None] * count
+    if x is None or target is None:
+        return _unknown(x)
+    return [TensorType(x.dtype, broadcast_shapes([x.shape, target]))]
+
+
+@shape_rule("Slice")
+def slice_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Count the elements that each slice takes."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return _unknown(x)
+    parts = [
+        stated(node, values, k, n) for k, n in enumerate(("starts", "ends", "axes", "steps"), 1)
+    ]
+    starts, ends, axes, steps = parts
+    if axes is None:
+        return _unknown(x, len(x.shape))
+    count = _length(types, 1) if starts is None else len(starts)
+    if count is None:
+        return _unknown(x, len(x.shape))
+    dims = list(x.shape)
+    for k, axis in enumerate(axes or range(count)):
+        d = normal_axis(axis, len(dims))
+        if starts is None or ends is None or steps is None:
+            dims[d] = None
+        else:
+            dims[d] = _taken(dims[d], starts[k], ends[k], steps[k] if steps else 1)
+    return [TensorType(x.dtype, dims)]
+
+
+def _taken(size: Dim, start: int, end: int, step: int) -> Dim:
+    if isinstance(size, int):
+        return slice_size(size, start, end, step)
+    return size if start == 0 and step == 1 and end >= 2**31 - 1 else None
+
+
+@reference("Slice")
+def sliced(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Slice; onnx.reference takes nothing where a start lies before an axis walked backwards."""
+    if len(inputs) < 5 or inputs[4] is None or np.all(inputs[4] > 0):
+        return standard(node, inputs)
+    x: Array = inputs[0]
+    starts, ends, steps = (np.asarray(inputs[k]).reshape(-1).tolist() for k in (1, 2, 4))
+    axes = range(len(starts)) if inputs[3] is None else inputs[3].reshape(-1).tolist()
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        axis = normal_axis(axis, x.ndim)
+        taken = slice_range(x.shape[axis], start, end, step)
+        cut = slice(taken.start, None if taken.stop < 0 else taken.stop, step)
+        x = x[(*(slice(None),) * axis, cut if taken else slice(0))]
+    return [x]
+
+
+@shape_rule("Split")
+def split(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Cut the axis into parts."""
+    x = tensor(types[0])
+    count = len(node.outputs)
+    if x is None or x.shape is None:
+        return _unknown(x) * count
+    axis = normal_axis(int(node.attrs.get("axis", 0)), len(x.shape))
+    sizes = _parts(node, values, x.shape[axis], count)
+    return [
+        TensorType(x.dtype, [part if d == axis else dim for d, dim in enumerate(x.shape)])
+        for part in sizes
+    ]
+
+
+def _parts(node: Node, values: Values, size: Dim, count: int) -> Sequence[Dim]:
+    parts = stated(node, values, 1, "split")
+    if parts is None:
+        return [None] * count
+    if parts:
+        if len(parts) != count:
+            raise ShapeError(f"{len(parts)} parts for {count} outputs")
+        if isinstance(size, int) and sum(parts) != size:
+            raise ShapeError(f"parts {parts} do not fill an axis of size {size}")
+        return parts
+    if not isinstance(size, int):
+        return [None] * count
+    if node.version >= 18 or "num_outputs" in node.attrs or node.version == 0:
+        if int(node.attrs.get("num_outputs", count)) != count:
+            raise ShapeError(f"num_outputs is {node.attrs['num_outputs']} for {count} outputs")
+        part = -(-size // count)
+        return [max(0, min(part, size - k * part)) for k in range(count)]
+    if size % count:
+        raise ShapeError(f"an axis of size {size} does not split into {count} equal parts")
+    return [size // count] * count
+
+
+_CONSTANTS = {
+    "value_float": "float32",
+    "value_floats": "float32",
+    "value_int": "int64",
+    "value_ints": "int64",
+    "value_string": "string",
+    "value_strings": "string",
+}
+
+
+@shape_rule("Constant")
+def constant(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the type of the attribute's value."""
+    value: Array | None = node.attrs.get("value")
+    if value is not None:
+        array = np.asarray(value)
+        return [TensorType(array.dtype, array.shape)]
+    for name, dtype in _CONSTANTS.items():
+        if name in node.attrs:
+            return [TensorType(dtype, [len(node.attrs[name])] if name.endswith("s") else [])]
+    return [None]
+
+
+@shape_rule("ConstantOfShape")
+def constant_of_shape(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the shape that is asked for."""
+    value = node.attrs.get("value")
+    dtype = "float32" if value is None else np.asarray(value).dtype
+    dims = stated(node, values, 0, "shape")
+    if dims is None:
+        count = _length(types, 0)
+        return [TensorType(dtype, None if count is None else [None] * count)]
+    return [TensorType(dtype, dims)]
+
+
+@shape_rule("Range")
+def range_(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Count the numbers from start to before limit."""
+    kinds = [kind for kind in map(tensor, types) if kind is not None]
+    if len(kinds) < len(types):
+        return [None]
+    parts = [None if value is None or value.size != 1 else value.reshape(-1) for value in values]
+    if len(parts) < len(types) or any(part is None for part in parts):
+        return [TensorType(kinds[0].dtype, [None])]
+    start, limit, delta = (part.tolist()[0] for part in parts if part is not None)
+    if delta == 0:
+        raise ShapeError("a Range by steps of 0 has no end")
+    if isinstance(start, int) and isinstance(limit, int) and isinstance(delta, int):
+        count = -((start - limit) // delta)
+    else:
+        count = math.ceil((limit - start) / delta)
+    return [TensorType(kinds[0].dtype, [max(count, 0)])]
+
+
+@shape_rule("Tile")
+def tile(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Repeat each dimension."""
+    x = tensor(types[0])
+    repeats = stated(node, values, 1, "repeats")
+    if x is None or x.shape is None or repeats is None:
+        return _unknown(x, None if x is None else x.rank)
+    if len(node.inputs) > 2:  # version 1: one axis, and how often
+        return [TensorType(x.dtype, [None] * len(x.shape))]
+    if len(repeats) != len(x.shape):
+        raise ShapeError(f"{len(repeats)} repeats for {len(x.shape)} dimensions")
+    if any(times < 0 for times in repeats):
+        raise ShapeError(f"repeats {repeats} hold a negative number")
+    pairs = zip(x.shape, repeats, strict=True)
+    return [TensorType(x.dtype, [product((dim, times)) for dim, times in pairs])]
+
+
+@shape_rule("Pad")
+def pad(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Add what stands before and after each dimension."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return _unknown(x)
+    pads = stated(node, values, 1, "paddings" if "paddings" in node.attrs else "pads")
+    axes = stated(node, values, 3, "axes")
+    if pads is None or axes is None:
+        return _unknown(x, len(x.shape))
+    places = [normal_axis(axis, len(x.shape)) for axis in axes] or list(range(len(x.shape)))
+    if len(pads) != 2 * len(places):
+        raise ShapeError(f"{len(pads)} pads for {len(places)} dimensions")
+    dims = list(x.shape)
+    for place, before, after in zip(places, pads, pads[len(places) :], strict=False):
+        dim = dims[place]
+        if isinstance(dim, int):
+            if dim + before + after < 0:
+                raise ShapeError(f"pads {before} and {after} cut off more than dimension {dim}")
+            dims[place] = dim + before + after
+        elif before or after:
+            dims[place] = None
+    return [TensorType(x.dtype, dims)]

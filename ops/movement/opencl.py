@@ -1,0 +1,216 @@
+"""Operators that move or only rename elements on OPENCL: the CPU's shape work over four kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Unsupported, Weight, Word
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
+from subgraph.opencl.runtime import ClSource
+from subgraph.ops.shared.opencl_code import line, word
+from subgraph.ops.shared.required import DOMAIN
+from subgraph.ops.shared.strides import collapse
+
+from .op import Repeats
+
+Array = np.ndarray[Any, Any]
+Place = Operand | Scratch | Weight
+_UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+_SHORT, _LONG = 16, 4096  # elements of a row that one work-item copies
+_MOST = 7  # dimensions that do not merge
+
+cl_shared(
+    "BitCast",
+    "Concat",
+    "Constant",
+    "ConstantOfShape",
+    "DepthToSpace",
+    "Dropout",
+    "Expand",
+    "EyeLike",
+    "Flatten",
+    "Identity",
+    "Pad",
+    "Range",
+    "Reshape",
+    "ReverseSequence",
+    "Shape",
+    "Size",
+    "Slice",
+    "SpaceToDepth",
+    "Split",
+    "Squeeze",
+    "Tile",
+    "Transpose",
+    "Trilu",
+    "Unsqueeze",
+)
+
+cl_shared("Required", domain=DOMAIN)
+
+
+def as_words(place: Place, item: int) -> Place:
+    """Return a place whose first element is counted in elements of ``item`` bytes."""
+    if isinstance(place, Weight) or (isinstance(place, Operand) and place.itemsize == item):
+        return place
+    offset = place.offset if isinstance(place, Operand) else 0
+    name = place.name if isinstance(place, Operand) else "scratch"
+    parameter = place.parameter if isinstance(place, Operand) else None
+    shape = (place.nbytes // item,)
+    return Operand(
+        name, _UNSIGNED[item], shape, storage=place.storage, offset=offset, parameter=parameter
+    )
+
+
+def _source(item: int, **defines: int) -> ClSource:
+    return ClSource("movement/kernels", defines=(("T", word(item)), *sorted(defines.items())))
+
+
+@cl_primitive
+def emit_copy(
+    low: Lowering,
+    source: Place,
+    target: Place,
+    shape: Sequence[int],
+    from_strides: Sequence[int],
+    to_strides: Sequence[int],
+    *,
+    item: int,
+    from_offset: int = 0,
+    to_offset: int = 0,
+) -> None:
+    """Launch a copy from strides to strides; see the CPU's function of this name."""
+    assert isinstance(low, ClLowering)
+    if 0 in shape:
+        return
+    if item == 16:
+        # Complex numbers: pairs of 8 bytes.
+        shape, item = (*shape, 2), 8
+        from_strides = (*(2 * s for s in from_strides), 1)
+        to_strides = (*(2 * s for s in to_strides), 1)
+        from_offset, to_offset = 2 * from_offset, 2 * to_offset
+    dims, (origin, goal) = collapse(shape, [from_strides, to_strides])
+    size, step, stride = dims[-1], origin[-1], goal[-1]
+    if len(dims) > _MOST:
+        raise Unsupported(f"a copy over {len(dims)} dimensions that do not merge")
+    levels = 2 if len(dims) <= 2 else 3 if len(dims) == 3 else _MOST
+    count = math.prod(dims)
+    places: list[Word] = [as_words(source, item), from_offset, as_words(target, item), to_offset]
+    moved = 2 * count * item
+    rows = count // size
+    if not low.traits.is_gpu and size >= _SHORT and rows >= min(4, size // _LONG):
+        outer = [*_spread(dims[:-1], levels - 1, 1, _MOST - 1)[:-1]]
+        outer += _spread(origin[:-1], levels - 1, 0, _MOST - 1)
+        outer += _spread(goal[:-1], levels - 1, 0, _MOST - 1)
+        words: list[Word] = [rows, size, step, stride, *outer, *places]
+        program = _source(item, LEVELS=levels)
+        low.launch(program, "copy_rows", words, (rows,), (1,), bytes=moved)
+        return
+    words = [count, *_spread(dims, levels, 1)[:-1]]
+    words += [*_spread(origin, levels, 0), *_spread(goal, levels, 0), *places]
+    low.launch(_source(item, LEVELS=levels), "copy", words, *line(low, count), bytes=moved)
+
+
+def _spread(values: Sequence[int], levels: int, fill: int, places: int = _MOST) -> list[int]:
+    """Return the innermost first, the outermost of ``levels`` in the last of all places."""
+    padded = [fill] * (levels - len(values)) + list(values)
+    inner = padded[:0:-1]
+    return [*inner, *[fill] * (places - 1 - len(inner)), padded[0]]
+
+
+@cl_primitive
+def emit_fill(low: Lowering, target: Place, size: int, value: Array | Operand) -> None:
+    """Launch a fill with one value; see the CPU's function of this name."""
+    assert isinstance(low, ClLowering)
+    item = value.itemsize
+    if item not in _UNSIGNED:
+        raise Unsupported(f"a fill with elements of {item} bytes")
+    element: Place
+    element = value if isinstance(value, Operand) else low.weight("element", np.array, value)
+    words: list[Word] = [size, as_words(target, item), as_words(element, item)]
+    low.launch(_source(item, LEVELS=2), "fill", words, *line(low, size), bytes=size * item)
+
+
+@cl_primitive
+def emit_take(
+    low: Lowering,
+    source_: Operand | Scratch,
+    target: Operand | Scratch,
+    shape: Sequence[int],
+    axis: int,
+    table: Array,
+    *,
+    item: int,
+    pad: Operand | Array | None = None,
+) -> None:
+    """Launch slices taken along an axis; see the CPU's function of this name."""
+    assert isinstance(low, ClLowering)
+    if item not in _UNSIGNED:
+        raise Unsupported(f"elements of {item} bytes taken along an axis")
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    held = low.weight("table", np.array, np.ascontiguousarray(table, np.int64))
+    element: Place
+    if isinstance(pad, Operand):
+        element = pad
+    else:
+        element = low.weight("element", np.array, np.zeros(16, np.uint8) if pad is None else pad)
+    count = outer * len(table) * inner
+    words: list[Word] = [count, as_words(source_, item), as_words(target, item), held]
+    words += [as_words(element, item), shape[axis], len(table), inner]
+    source = _source(item, LEVELS=2)
+    low.launch(source, "take", words, *line(low, count), bytes=2 * count * item)
+
+
+@cl_primitive
+def emit_take_places(
+    low: Lowering,
+    source_: Operand | Scratch,
+    target: Operand | Scratch,
+    shape: Sequence[int],
+    tables: Mapping[int, Array | Repeats],
+    *,
+    item: int,
+) -> None:
+    """Launch elements taken along the last two axes, one after the other."""
+    axes = [axis for axis in (len(shape) - 2, len(shape) - 1) if axis in tables]
+    listed = {axis: tables[axis] for axis in axes}
+    places = {a: t.table() if isinstance(t, Repeats) else t for a, t in listed.items()}
+    axes.sort(key=lambda axis: len(places[axis]) / shape[axis])  # later ones have less to do
+    for axis in axes:
+        after = [*shape[:axis], len(places[axis]), *shape[axis + 1 :]]
+        place = target if axis == axes[-1] else low.scratch(math.prod(after) * item)
+        emit_take(low, source_, place, shape, axis, places[axis], item=item)
+        source_, shape = place, after
+
+
+def _item(kernel: Kernel) -> int:
+    variant: dict[str, Any] = dict(kernel.variant)
+    return int(variant["item"])
+
+
+@cl_kernel("subgraph.ops.movement.kernels", "trilu")
+def trilu(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch Trilu."""
+    x, y, rows, columns, diagonal, count = words
+    assert isinstance(columns, int)
+    assert isinstance(count, int)
+    source = _source(_item(kernel), LEVELS=2, UPPER=int(bool(dict(kernel.variant)["upper"])))
+    total = count * columns
+    low.launch(source, "trilu", [total, x, y, rows, columns, diagonal], *line(low, total))
+
+
+@cl_kernel("subgraph.ops.movement.kernels", "reverse_sequence")
+def reverse_sequence(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch ReverseSequence."""
+    x, y, lengths = words[:3]
+    batch, time, inner, batch_step, time_step = (int(w) for w in words[3:] if isinstance(w, int))
+    item = _item(kernel)
+    count = batch * time * inner
+    steps = [batch_step // item, time_step // item]
+    arguments = [count, x, y, lengths, batch, time, inner, *steps]
+    low.launch(_source(item, LEVELS=2), "reverse_sequence", arguments, *line(low, count))

@@ -1,0 +1,283 @@
+"""What operands of operators that move elements, or make them from numbers, must satisfy."""
+
+from __future__ import annotations
+
+from subgraph.graph.graph import Node
+from subgraph.graph.types import ValueType
+from subgraph.operators.requirements import (
+    Tensor,
+    is_known,
+    listed,
+    require,
+    require_axes,
+    require_axis,
+    require_broadcast_together,
+    require_dtype,
+    require_rank,
+    require_same_dtype,
+    require_shape,
+    require_single,
+    requires,
+)
+
+
+@requires("Constant")
+def constant_operands(node: Node) -> None:
+    """Take nothing: the attribute is the value."""
+
+
+@requires("Size")
+def size_operands(node: Node, x: Tensor) -> None:
+    """Take every tensor."""
+
+
+@requires("Shape", sequences=True)
+def shape_operands(node: Node, x: ValueType | Tensor) -> None:
+    """Take every value; ``start`` and ``end`` are brought to the dimensions that there are."""
+
+
+@requires("Reshape")
+def reshape_operands(node: Node, x: Tensor, shape: Tensor | None = None) -> None:
+    """Raise ShapeError unless as many elements are asked for as there are (ONNX, 1 to 25)."""
+    if shape is not None:
+        require_rank("shape", shape, 1)
+        if is_known(shape.shape[0]) and shape.shape[0] == 0:
+            require(x.size == 1, "{} elements do not make a scalar", x.size)
+    dims = listed(node, "shape", shape)
+    if dims is None:
+        return
+    require(all(dim >= -1 for dim in dims), "shape {} has a negative dimension", dims)
+    left_open = sum(dim == -1 for dim in dims)
+    require(left_open <= 1, "shape {} has more than one -1", dims)
+    if not node.attrs.get("allowzero", 0):
+        for d, dim in enumerate(dims):
+            require(
+                dim != 0 or d < x.rank, "shape {} copies dimension {} of rank {}", dims, d, x.rank
+            )
+        dims = [x.shape[d] if dim == 0 else dim for d, dim in enumerate(dims)]
+    wanted = Tensor(x.dtype, tuple(dim for dim in dims if dim != -1)).size
+    fits = wanted >= 1 and x.size % wanted == 0 if left_open else wanted == x.size
+    require(fits, "{} elements do not fill shape {}", x.size, dims)
+
+
+@requires("Expand")
+def expand_operands(node: Node, x: Tensor, shape: Tensor) -> None:
+    """Raise ShapeError unless the input and the shape broadcast together (ONNX, 8 to 13)."""
+    require_rank("shape", shape, 1)
+    dims = listed(node, "shape", shape)
+    if dims is not None:
+        require(all(dim >= 0 for dim in dims), "shape {} has a negative dimension", dims)
+        require_broadcast_together(x, Tensor(x.dtype, tuple(dims)))
+
+
+@requires("Transpose")
+def transpose_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless ``perm`` is an order of the axes (ONNX, 1 to 25)."""
+    order = node.attrs.get("perm")
+    if order is not None:
+        require(
+            sorted(order) == list(range(x.rank)), "perm {} is no order of {} axes", order, x.rank
+        )
+
+
+@requires("Concat")
+def concat_operands(node: Node, first: Tensor, *others: Tensor) -> None:
+    """Raise ShapeError unless the inputs agree in all but the size of the axis (ONNX, 1 to 13)."""
+    require(first.rank >= 1, "input 0 is a scalar, which has no axis")
+    axis = require_axis(node, first.rank, 1)
+    require_same_dtype(first, *others)
+    for k, other in enumerate(others, 1):
+        shape = first.shape
+        if other.rank == first.rank:
+            shape = (*shape[:axis], other.shape[axis], *shape[axis + 1 :])
+        require_shape(f"input {k}", other, shape, "that of input 0 in all but the axis")
+
+
+@requires("Flatten")
+def flatten_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the axis is one, or behind the last (ONNX, 1 to 25)."""
+    axis = node.attrs.get("axis", 1)
+    require(-x.rank <= axis <= x.rank, "axis is {}, outside [-{}, {}]", axis, x.rank, x.rank)
+
+
+@requires("Squeeze")
+def squeeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
+    """Raise ShapeError unless the axes exist and have one element (ONNX, 1 to 25)."""
+    for axis in require_axes(x.rank, listed(node, "axes", axes) or []):
+        if x.rank:
+            require(x.shape[axis] == 1, "axis {} has {} elements, not 1", axis, x.shape[axis])
+
+
+@requires("Unsqueeze")
+def unsqueeze_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
+    """Raise ShapeError unless the axes are those of a result (ONNX, 1 to 25)."""
+    found = listed(node, "axes", axes)
+    if found is not None:
+        require_axes(x.rank + len(found), found)
+
+
+@requires("Slice")
+def slice_operands(
+    node: Node,
+    x: Tensor,
+    starts: Tensor | None = None,
+    ends: Tensor | None = None,
+    axes: Tensor | None = None,
+    steps: Tensor | None = None,
+) -> None:
+    """Raise ShapeError unless there is a start, an end, a step for each axis (ONNX, 1 to 13)."""
+    given = {"starts": starts, "ends": ends, "axes": axes, "steps": steps}
+    found = {name: listed(node, name, operand) for name, operand in given.items()}
+    count = len(found["starts"] or ()) if starts is None else starts.size
+    for name, operand in given.items():
+        if operand is not None:
+            require_shape(name, operand, (count,), "a number for each start")
+        elif name == "ends" or name in node.attrs:
+            numbers = found[name] or []
+            require(count == len(numbers), "{} starts, but {} {}", count, len(numbers), name)
+    require(count <= x.rank, "{} starts for {} axes", count, x.rank)
+    require_axes(x.rank, found["axes"] or [])
+    require(all(step != 0 for step in found["steps"] or ()), "a step is 0")
+
+
+@requires("Split")
+def split_operands(node: Node, x: Tensor, split: Tensor | None = None) -> None:
+    """Raise ShapeError unless the parts, one for each output, fill the axis (ONNX, 1 to 18)."""
+    require(x.rank >= 1, "a scalar has no axis to split")
+    size, count = x.shape[require_axis(node, x.rank)], len(node.outputs)
+    if split is not None:
+        require_shape("split", split, (count,), "a size for each output")
+    parts = listed(node, "split", split)
+    if parts:
+        require(len(parts) == count, "{} parts for {} outputs", len(parts), count)
+        require(all(part >= 0 for part in parts), "split {} has a negative size", parts)
+        require(sum(parts) == size, "split {} does not fill an axis of size {}", parts, size)
+    elif split is None:
+        stated = node.attrs.get("num_outputs", count)
+        require(stated == count, "num_outputs is {} for {} outputs", stated, count)
+        equal = 0 < node.version < 18 and "num_outputs" not in node.attrs
+        require(not equal or size % count == 0, "an axis of {} does not split into {}", size, count)
+
+
+@requires("Tile")
+def tile_operands(node: Node, x: Tensor, repeats: Tensor, axis: Tensor | None = None) -> None:
+    """Raise ShapeError unless there is a number for each dimension (ONNX, 1 to 13)."""
+    if axis is not None or node.version == 1:
+        require_single("tiles", repeats)
+        require_single("axis", axis)
+        require_axes(x.rank, _elements(axis))
+    else:
+        require_shape("repeats", repeats, (x.rank,), "one for each dimension")
+    require(all(n >= 0 for n in _elements(repeats)), "a number of repeats is negative")
+
+
+def _elements(operand: Tensor | None) -> list[int]:
+    """Return the elements as far as they are known; traced numbers stay what they are."""
+    if operand is None or operand.known is None:
+        return []
+    elements: list[int] = operand.known.reshape(-1).tolist()
+    return elements
+
+
+@requires("Pad")
+@requires("Pad", domain="com.microsoft")
+def pad_operands(
+    node: Node,
+    x: Tensor,
+    pads: Tensor | None = None,
+    value: Tensor | None = None,
+    axes: Tensor | None = None,
+) -> None:
+    """Raise ShapeError unless there are two numbers for each axis that is padded (1 to 25)."""
+    require_single("constant_value", value, x.dtype)
+    places = listed(node, "axes", axes)
+    count = x.rank
+    if axes is not None:
+        count = axes.size
+        require_axes(x.rank, places or [])
+    if pads is not None:
+        rank_two = node.domain != "" and pads.rank == 2
+        require(pads.rank == 1 or rank_two, "pads has shape {}, a list is needed", pads.shape)
+        require(pads.size == 2 * count, "{} pads for {} axes", pads.size, count)
+        amounts = listed(node, "pads", Tensor(pads.dtype, (pads.size,), pads.known))
+    else:
+        amounts = listed(node, "paddings" if "paddings" in node.attrs else "pads", None) or []
+        require(len(amounts) == 2 * count, "{} pads for {} axes", len(amounts), count)
+    if amounts is None or places is None:
+        return
+    sizes = [x.shape[axis] for axis in require_axes(x.rank, places)] if places else x.shape
+    for size, before, after in zip(sizes, amounts, amounts[count:], strict=False):
+        require(
+            size + before + after >= 0, "pads {} and {} cut off more than {}", before, after, size
+        )
+
+
+@requires("Trilu")
+@requires("Trilu", domain="com.microsoft")
+def trilu_operands(node: Node, x: Tensor, k: Tensor | None = None) -> None:
+    """Raise ShapeError unless the input holds matrices and ``k`` is one number (ONNX, 14)."""
+    require(x.rank >= 2, "the input has shape {}; it must hold matrices", list(x.shape))
+    require_single("k", k, "int64", "int32")
+
+
+@requires("ReverseSequence")
+def reverse_sequence_operands(node: Node, x: Tensor, lengths: Tensor) -> None:
+    """Raise ShapeError unless there is a length for each entry of the batch (ONNX, 10)."""
+    require(x.rank >= 2, "the input has shape {}; it needs two axes", list(x.shape))
+    batch, time = (int(node.attrs.get(f"{n}_axis", k)) for n, k in (("batch", 1), ("time", 0)))
+    require(
+        sorted((batch, time)) == [0, 1],
+        "batch_axis {} and time_axis {}; one is 0, one 1",
+        batch,
+        time,
+    )
+    require_dtype("sequence_lens", lengths, "int64")
+    require_shape("sequence_lens", lengths, (x.shape[batch],), "one for each entry of the batch")
+    for length in _elements(lengths):
+        require(
+            0 <= length <= x.shape[time], "a length is {}, outside [0, {}]", length, x.shape[time]
+        )
+
+
+@requires("ConstantOfShape")
+def constant_of_shape_operands(node: Node, shape: Tensor) -> None:
+    """Raise ShapeError unless the input is a shape, and the value one element (ONNX, 9 to 25)."""
+    require_rank("input", shape, 1)
+    dims = listed(node, "input", shape) or []
+    require(all(dim >= 0 for dim in dims), "shape {} has a negative dimension", dims)
+    value = node.attrs.get("value")
+    require(value is None or value.size == 1, "value must hold one element")
+
+
+@requires("Range")
+def range_operands(node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> None:
+    """Raise ShapeError unless the operands are three numbers of one dtype (ONNX, 11 to 27)."""
+    require_same_dtype(start, limit, delta)
+    for name, operand in (("start", start), ("limit", limit), ("delta", delta)):
+        require_single(name, operand)
+    require(all(n != 0 for n in _elements(delta)), "delta is 0; such a Range has no end")
+
+
+@requires("EyeLike")
+def eye_like_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the input is a matrix (ONNX, 9 to 22)."""
+    require_rank("input", x, 2)
+
+
+@requires("OneHot")
+def one_hot_operands(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> None:
+    """Raise ShapeError unless depth is a number and there are two values (ONNX, 9 to 11)."""
+    require_single("depth", depth)
+    require(all(n >= 0 for n in _elements(depth)), "depth is negative")
+    require_shape("values", values, (2,), "what stands off and on the index")
+    require_axis(node, indices.rank + 1, -1)
+
+
+@requires("TopK")
+def top_operands(node: Node, x: Tensor, k: Tensor | None = None) -> None:
+    """Raise ShapeError unless the axis has as many elements as are asked for (ONNX, 1 to 24)."""
+    require(x.rank >= 1, "a scalar has no axis")
+    axis = require_axis(node, x.rank, -1)
+    require_single("k", k)
+    for many in listed(node, "k", k) or []:
+        require(0 <= many <= x.shape[axis], "k is {}; axis {} has {}", many, axis, x.shape[axis])

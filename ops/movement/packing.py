@@ -1,0 +1,148 @@
+"""Recipes of reformatted weights: what kernels read is packed by kernels, one call each.
+
+A call holds no lock of Python's, so that several weights are made at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.program.pool import call
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.ops.shared.tile_planning import Tiles, round_up
+from subgraph.system.large_pages import aligned_empty
+from subgraph.weights.mapped_files import release_array
+
+Array = np.ndarray[Any, Any]
+_NARROWED = 1 << 16  # elements that are rounded together
+_SLICE = 16 << 20  # bytes of weights that are packed before their pages of the file are given back
+_STRIDED_VALUES = 25  # that meet the inputs of a tile at the 9 points of Winograd with stride 2
+LINE = 16  # rows of a matrix that are packed together: they lie in one line of the cache
+
+
+def packed_size(columns: int, depth: int, of: Tiles) -> int:
+    """Return the elements of the panels of so many columns and rows."""
+    return depth * round_up(columns, of.lanes)
+
+
+def matrix_panels(of: Tiles, change: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Return a recipe that packs each of a stack of matrices ``change(weight)[S, K, N]``."""
+    return lambda weight: narrowed(pack_matrices(change(weight), of), of)
+
+
+def narrowed(panels: Array, of: Tiles) -> Array:
+    """Return packed weights as the tiles hold them: bfloat16 is rounded to nearest even."""
+    if not of.weights:
+        return panels
+    result = aligned_empty(panels.shape, np.dtype(np.uint16))
+    for start in range(0, panels.size, _NARROWED):
+        bits = panels[start : start + _NARROWED].view(np.uint32)
+        odd = (bits >> 16) & 1
+        nan = (bits & 0x7FFFFFFF) > 0x7F800000
+        rounded = np.where(nan, bits | 0x400000, bits + (odd + 0x7FFF)) >> 16
+        result[start : start + _NARROWED] = rounded
+    return result
+
+
+def pack_matrices(stack: Array, of: Tiles) -> Array:
+    """Pack matrices ``[S, K, N]`` of any strides into panels, one after another; flat."""
+    count, depth, columns = stack.shape
+    target = _empty((count, packed_size(columns, depth, of)), of)
+    for matrix, place in zip(stack, target, strict=True):
+        _pack(matrix.T[:, :, None], place, depth, LINE, of)
+    return target.reshape(-1)
+
+
+def pack_blocks(stack: Array, of: Tiles) -> Array:
+    """Pack weights ``[S, O, I, taps]`` whose rows are (block of inputs, tap, lane); flat."""
+    count, outputs, inputs, taps = stack.shape
+    depth = round_up(inputs, of.lanes)
+    target = _empty((count, packed_size(outputs, depth * taps, of)), of)
+    for weight, place in zip(stack, target, strict=True):
+        # One tap: the blocks of inputs lie in their order.
+        _pack(weight, place, depth, of.lanes if taps > 1 else LINE, of)
+    return target.reshape(-1)
+
+
+def pack_winograd(weight: Array, of: Tiles, m: int) -> Array:
+    """Transform ``[O, I, taps, taps]`` and pack each of the ``(m + taps - 1)^2`` points; flat."""
+    weight = np.ascontiguousarray(weight, of.dtype)
+    outputs, inputs, taps = weight.shape[:3]
+    depth = round_up(inputs, of.lanes)
+    size = packed_size(outputs, depth, of)
+    target = _empty(((m + taps - 1) ** 2, size), of)
+    more = taps_variant(taps)
+    kernel = Kernel(
+        "subgraph.ops.movement.packing_kernels",
+        "winograd",
+        dtype=of.dtype,
+        lanes=of.lanes,
+        m=m,
+        **more,
+    )
+    words = [weight.ctypes.data, target.ctypes.data, outputs, round_up(outputs, of.lanes)]
+    _run(kernel, [*words, of.width, inputs, depth, size * of.item], -(-outputs // of.width))
+    return target.reshape(-1)
+
+
+def taps_variant(taps: int) -> dict[str, int]:
+    """Return what tells kernels of Winograd's for other than three taps along an axis."""
+    return {} if taps == 3 else {"taps": taps}
+
+
+def pack_winograd_strided(weight: Array, of: Tiles) -> Array:
+    """Transform ``[O, I, 3, 3]`` for stride 2 and pack each of the 9 points; flat.
+
+    Along an axis point 0 has the first weight and the middle one, point 1 the sum of the first and
+    the last and the middle one, point 2 (infinity) the last.
+    """
+    # Each tap lies together, as what is added and packed does.
+    taps = np.ascontiguousarray(weight.transpose(2, 3, 0, 1), of.dtype)
+    outputs, inputs = weight.shape[:2]
+    size = packed_size(outputs, round_up(inputs, of.lanes), of)
+    target = _empty((_STRIDED_VALUES * size,), of)
+    done = 0
+    for rows in _strided_values(list(taps)):
+        across = [_strided_values(list(row)) for row in rows]
+        for j in range(3):
+            values = [value for row in across for value in row[j]]
+            place = target[done : done + len(values) * size]
+            place[...] = pack_blocks(np.stack(values).transpose(1, 2, 0)[None], of)
+            done += len(values) * size
+    return target
+
+
+def _strided_values(w: Sequence[Array]) -> list[list[Array]]:
+    """Return what meets the inputs of a tile at each of three points."""
+    return [[w[0], w[1]], [w[0] + w[2], w[1]], [w[2]]]
+
+
+def _empty(shape: tuple[int, ...], of: Tiles) -> Array:
+    # Aligned, so that the weight cache keeps it as it is.
+    return aligned_empty(shape, np.dtype(of.dtype))
+
+
+def _pack(source: Array, target: Array, depth: int, block: int, of: Tiles) -> None:
+    """Pack ``[columns, inputs, taps]``; see ``packing_kernels.pack``."""
+    if not target.size:
+        return
+    source = np.asarray(source, of.dtype)
+    columns, inputs, taps = source.shape
+    words = [source.ctypes.data, target.ctypes.data, columns, round_up(columns, of.lanes)]
+    words += [of.width, inputs, depth, block, taps, *source.strides]
+    kernel = Kernel("subgraph.ops.movement.packing_kernels", "pack", item=of.item, lanes=of.lanes)
+    units = -(-columns // of.width)
+    part = max(1, _SLICE * units // max(1, source.nbytes))
+    for first in range(0, units, part):
+        last = min(first + part, units)
+        _run(kernel, words, last, first)
+        if part < units:
+            release_array(source[first * of.width : last * of.width])
+
+
+def _run(kernel: Kernel, words: list[int], units: int, first: int = 0) -> None:
+    block = np.array(words, np.int64)
+    call(kernel.address, block.ctypes.data, first, units, 0)

@@ -1,0 +1,296 @@
+"""Kernels that reformat weights: rows of a matrix into panels, 3x3 weights into Winograd's points.
+
+They run once for each weight, when a model is loaded or a weight has changed, and are made to read
+and write at the speed of memory. A panel holds ``width`` neighbouring columns, row by row; the last
+is narrowed to whole vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.irtools import (
+    I32,
+    I64,
+    INT64,
+    VOID,
+    define,
+    emit_convert,
+    emit_fma,
+    load_at,
+    store_at,
+)
+from subgraph.engine.codegen.simd import ld as loads
+from subgraph.engine.codegen.simd import memcpy, memset, vec
+from subgraph.engine.codegen.simd import st as stores
+from subgraph.engine.codegen.transpose import transposer
+
+from .kernels import WORDS, arg
+
+
+def pack(*, item: int, lanes: int) -> Callable[..., None]:
+    """Return the kernel that packs ``[columns, inputs, taps]`` of any strides into panels.
+
+    The rows of a panel are (block of inputs, tap, input in the block). What lies behind the inputs
+    or the columns is filled with zeros.
+
+    Args:
+        item: Bytes of an element.
+        lanes: Elements of a vector.
+
+    Words::
+
+        0 source  1 target  2 columns  3 columns rounded up to whole vectors  4 columns of a panel
+        5 inputs  6 inputs of the target, at least as many  7 inputs of a block  8 taps
+        9, 10, 11 bytes between columns, inputs, taps of the source
+
+    Units: panels.
+    """
+    load, store = loads(WORDS[item]), stores(WORDS[item])
+    turn = transposer(WORDS[item], lanes)
+
+    @register_jitable
+    def pack_block(
+        x: int,
+        y: int,
+        wide: int,
+        columns: int,
+        block: int,
+        inputs: int,
+        taps: int,
+        by_column: int,
+        by_input: int,
+        by_tap: int,
+    ) -> None:
+        if by_column == item:
+            for k in range(inputs):
+                for tap in range(taps):
+                    row = y + (tap * block + k) * wide * item
+                    memcpy(row, x + k * by_input + tap * by_tap, columns * item)
+            return
+        if by_input == item:
+            for tap in range(taps):
+                for k in range(0, inputs, lanes):
+                    for column in range(0, columns, lanes):
+                        turn(
+                            x + column * by_column + k * item + tap * by_tap,
+                            by_column,
+                            min(lanes, columns - column),
+                            min(lanes, inputs - k),
+                            y + ((tap * block + k) * wide + column) * item,
+                            wide * item,
+                        )
+            return
+        # Along a column first: its elements lie together, and what is written stays in the cache.
+        for column in range(columns):
+            for k in range(inputs):
+                at = x + column * by_column + k * by_input
+                to = y + (k * wide + column) * item
+                for tap in range(taps):
+                    store(to + tap * block * wide * item, load(at + tap * by_tap))
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        source, target, columns, padded = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
+        width, inputs, depth, size = arg(args, 4), arg(args, 5), arg(args, 6), arg(args, 7)
+        taps, by_column, by_input, by_tap = arg(args, 8), arg(args, 9), arg(args, 10), arg(args, 11)
+        for panel in range(begin, end):
+            first = panel * width
+            wide, valid = min(width, padded - first), min(width, columns - first)
+            for start in range(0, depth, size):
+                block = min(size, depth - start)
+                known = max(min(block, inputs - start), 0)
+                x = source + first * by_column + start * by_input
+                y = target + (first * depth + start * wide) * taps * item
+                if valid < wide or known < block:
+                    memset(y, 0, block * taps * wide * item)
+                pack_block(x, y, wide, valid, block, known, taps, by_column, by_input, by_tap)
+
+    return kernel
+
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+def winograd_matrix(m: int, taps: int) -> Matrix:
+    """Return G, which transforms so many weights into ``m + taps - 1`` values, 4 or 6."""
+    if m + taps == 5:
+        return (1.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0.0, 0.0, 1.0)
+    points = (0.0, 2 / 3, -2 / 3, 1.5, -1.5)
+    rows: list[tuple[float, ...]] = []
+    for i, p in enumerate(points):
+        scale = math.prod(p - q for j, q in enumerate(points) if j != i)
+        rows.append(tuple(p**k / scale for k in range(taps)))
+    return (*rows, (*[0.0] * (taps - 1), 1.0))
+
+
+@cache
+def _transform(dtype: str, lanes: int, matrix: Matrix) -> Any:
+    """Return ``transform(source, bytes between its columns, how many, target, bytes of a point)``.
+
+    Up to ``lanes`` columns of weights ``g``, as many each way as the matrix is wide, become
+    ``matrix g matrix^T`` in float64; what is missing is taken as zeros. Each of the results is a
+    vector at a point of its own.
+    """
+    v = vec(dtype, lanes)
+    side = len(matrix[0])
+
+    def taps(builder: Any, source: Any, step: Any, count: Any) -> list[Any]:
+        zero = ir.Constant(v.llvm.element, 0.0)
+        found: list[Any] = [ir.Constant(v.llvm, ir.Undefined)] * side**2
+        last = builder.sub(count, I64(1))
+        for lane in range(lanes):
+            there = builder.icmp_signed("<", I64(lane), count)
+            row = builder.select(there, I64(lane), last)
+            at = builder.add(source, builder.mul(row, step))
+            for tap in range(side**2):
+                address = builder.add(at, I64(tap * v.itemsize))
+                value = load_at(builder, address, v.llvm.element, v.itemsize)
+                value = builder.select(there, value, zero)
+                found[tap] = builder.insert_element(found[tap], value, I32(lane))
+        return [emit_convert(builder, each, dtype, "float64") for each in found]
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        source, step, count, target, apart = args
+        for value in _both_ways(builder, taps(builder, source, step, count), matrix):
+            store_at(builder, target, emit_convert(builder, value, "float64", dtype), v.itemsize)
+            target = builder.add(target, apart)
+
+    return define(VOID, [INT64] * 5, emit)
+
+
+def _both_ways(builder: Any, g: Sequence[Any], matrix: Matrix) -> Iterator[Any]:
+    """Yield the elements of ``matrix g matrix^T`` for vectors ``g``, row by row."""
+    side = len(matrix[0])
+    columns = [list(_along(builder, matrix, g[column::side])) for column in range(side)]
+    for line in zip(*columns, strict=True):
+        yield from _along(builder, matrix, line)
+
+
+def _along(builder: Any, matrix: Matrix, values: Sequence[Any]) -> Iterator[Any]:
+    """Yield ``matrix values``; rows of points ``p`` and ``-p`` share their even terms."""
+    kind = values[0].type
+
+    def times(factor: float) -> Any:
+        return ir.Constant(kind, [kind.element(factor)] * kind.count)
+
+    def add(row: Sequence[float], ks: range, total: Any = None) -> Any:
+        for k in ks:
+            if row[k] == 0.0:
+                continue
+            if total is None:
+                total = values[k] if row[k] == 1.0 else builder.fmul(values[k], times(row[k]))
+            else:
+                total = emit_fma(builder, values[k], times(row[k]), total)
+        return total
+
+    even, odd = range(0, len(values), 2), range(1, len(values), 2)
+    shared: Any = None
+    for row, before in zip(matrix, (None, *matrix), strict=False):
+        mirrored = before is not None and all(row[k] == before[k] for k in even)
+        shared = shared if mirrored else add(row, even)
+        yield add(row, odd, shared)
+
+
+def winograd(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., None]:
+    """Return the kernel that transforms ``[O, I, taps, taps]`` and packs each point into panels.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``; the transformation is done in float64.
+        lanes: Elements of a vector.
+        m: Outputs of a tile along an axis.
+        taps: Weights along an axis; there are ``(m + taps - 1)^2`` points, 16 or 36.
+
+    Words::
+
+        0 source  1 target  2 outputs  3 outputs rounded up to whole vectors  4 columns of a panel
+        5 inputs  6 inputs of the target, at least as many  7 bytes of a point
+
+    Units: panels.
+    """
+    transform = _transform(dtype, lanes, winograd_matrix(m, taps))
+    item = vec(dtype, lanes).itemsize
+    points = (m + taps - 1) ** 2
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        source, target, outputs, padded = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
+        width, inputs, depth, apart = arg(args, 4), arg(args, 5), arg(args, 6), arg(args, 7)
+        step = taps * taps * inputs * item
+        for panel in range(begin, end):
+            first = panel * width
+            wide = min(width, padded - first)
+            y = target + first * depth * item
+            for k in range(inputs):
+                for column in range(0, wide, lanes):
+                    x = source + (first + column) * step + taps * taps * k * item
+                    to = y + (k * wide + column) * item
+                    transform(x, step, outputs - first - column, to, apart)
+            for point in range(points):
+                rest = (depth - inputs) * wide * item
+                memset(y + point * apart + inputs * wide * item, 0, rest)
+
+    return kernel
+
+
+@cache
+def _transform_panel(dtype: str, lanes: int, matrix: Matrix) -> Any:
+    """Return ``transform(source, bytes between its taps, target, bytes between its points)``.
+
+    A vector of each tap becomes one at each point, in the arithmetic of ``dtype``.
+    """
+    v = vec(dtype, lanes)
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        source, step, target, apart = args
+        taps: list[Any] = []
+        for _ in range(len(matrix[0]) ** 2):
+            taps.append(load_at(builder, source, v.llvm, v.itemsize))
+            source = builder.add(source, step)
+        for value in _both_ways(builder, taps, matrix):
+            store_at(builder, target, value, v.itemsize)
+            target = builder.add(target, apart)
+
+    return define(VOID, [INT64] * 4, emit)
+
+
+def winograd_of_panels(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., None]:
+    """Return the kernel that transforms the panels of a direct convolution into `winograd`'s.
+
+    It runs in each run of a convolution whose weights at Winograd's points are not kept.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector, inputs of a block.
+        m: Outputs of a tile along an axis.
+        taps: Weights along an axis.
+
+    Words::
+
+        0 source [panel][block of inputs][tap][input][column]
+        1 target [point][panel][block of inputs][input][column]
+        2 outputs of the target, whole vectors  3 columns of a panel  4 blocks of inputs
+        5 bytes of a point  6 panels of the source before those transformed
+
+    Units: panels * blocks of inputs, the latter innermost.
+    """
+    transform = _transform_panel(dtype, lanes, winograd_matrix(m, taps))
+    pixel = lanes * vec(dtype, lanes).itemsize
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        outputs, width, blocks, apart = arg(args, 2), arg(args, 3), arg(args, 4), arg(args, 5)
+        for unit in range(begin, end):
+            panel, block = unit // blocks, unit % blocks
+            first = panel * width
+            wide = min(width, outputs - first)
+            rows = first * blocks + block * wide
+            x = arg(args, 0) + taps * taps * (arg(args, 6) * width * blocks + rows) * pixel
+            y = arg(args, 1) + rows * pixel
+            for at in range(0, wide * pixel, pixel):
+                transform(x + at, wide * pixel, y + at, apart)
+
+    return kernel

@@ -1,0 +1,233 @@
+"""Normalizations on the CPU device: of rows, of groups of channels, by stored statistics, LRN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.ops.elementwise.cpu import (
+    Source,
+    allow_in_place,
+    cast_to,
+    emit_cast,
+    emit_expression,
+    source,
+    temporary,
+)
+from subgraph.ops.elementwise.expressions import Expression
+from subgraph.ops.shared.strides import normal_axis
+
+Array = np.ndarray[Any, Any]
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+_WORK = 8192  # elements that are worth a thread
+
+
+def _work(operand: Operand) -> str:
+    return operand.dtype if operand.dtype in ("float32", "float64") else "float32"
+
+
+@lowering("LayerNormalization", "RMSNormalization", dtypes=_FLOATS)
+def rows(node: Node, low: Lowering) -> None:
+    """Lower LayerNormalization and RMSNormalization."""
+    x, y = low.given(0), low.output()
+    centred = node.op_type == "LayerNormalization"
+    axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
+    scale, bias = low.given(1), low.optional(2) if centred else None
+    shape = x.shape[axis:]
+    size = math.prod(shape)
+    if x.size == 0:
+        raise Unsupported(f"{node.op_type} of an empty tensor")
+    work = _work(x)
+    result = y if work == x.dtype else temporary(low, work, y.shape)
+    given = cast_to(low, x, work)
+    factor = _one_row(low, scale, shape, work)
+    shift = None if bias is None else _one_row(low, bias, shape, work)
+    # Statistics come out in the work dtype, which is what the standard's stash_type asks for.
+    means = low.outputs[1] if centred and len(low.outputs) > 1 else None
+    deviations = low.outputs[2] if centred and len(low.outputs) > 2 else None
+    for stat in (means, deviations):
+        if stat is not None and stat.dtype != work:
+            raise Unsupported(f"{node.op_type} with statistics of {stat.dtype}")
+    words: list[Word] = [given, result, factor, shift or 0, means or 0, deviations or 0, size]
+    words.append(float(node.attrs.get("epsilon", 1e-5)))
+    kernel = Kernel(
+        "subgraph.ops.normalization.kernels",
+        "rows",
+        dtype=work,
+        lanes=low.lanes(work),
+        centred=centred,
+        bias=shift is not None,
+    )
+    grain = max(1, _WORK // size)
+    low.emit(kernel, words, x.size // size, grain=grain, flops=8 * x.size, bytes=2 * x.nbytes)
+    if result is not y:
+        emit_cast(low, result, y)
+    else:
+        read = [(o, o.shape) for o in (x, factor, shift) if o is not None]
+        allow_in_place(low, y, x, read)
+
+
+def _one_row(low: Lowering, operand: Operand, shape: Sequence[int], dtype: str) -> Operand:
+    """Return a scale or bias as one whole row in the work dtype."""
+    given = cast_to(low, operand, dtype)
+    lead = given.shape[: max(0, given.rank - len(shape))]
+    if math.prod(lead) != 1:
+        raise Unsupported(f"scale or bias of shape {operand.shape} changes from row to row")
+    inner = given.shape[len(lead) :]
+    if math.prod(inner) == math.prod(shape):
+        return given
+    whole = temporary(low, dtype, shape)
+    e = Expression()
+    emit_expression(low, e, [source(given, inner)], [(e.input(dtype), whole)])
+    return whole
+
+
+@lowering("InstanceNormalization", "GroupNormalization", dtypes=_FLOATS)
+def groups(node: Node, low: Lowering) -> None:
+    """Lower InstanceNormalization and GroupNormalization."""
+    x, y = low.given(0), low.output()
+    channels = x.shape[1]
+    pixels = math.prod(x.shape[2:])
+    if x.size == 0:
+        raise Unsupported(f"{node.op_type} of an empty tensor")
+    count = channels
+    steps = (1, 1)  # in scale and bias: channel to channel, group to group
+    if node.op_type == "GroupNormalization":
+        count = int(node.attrs["num_groups"])
+        per_group = low.given(1).size == count and 0 < node.version < 21
+        steps = (0, 1) if per_group else (1, channels // count)
+    work = _work(x)
+    result = y if work == x.dtype else temporary(low, work, y.shape)
+    operands = [cast_to(low, o, work) for o in (x, low.given(1), low.given(2))]
+    epsilon = float(node.attrs.get("epsilon", 1e-5))
+    size = channels // count
+    words: list[Word] = [operands[0], result, *operands[1:], count, size, pixels, epsilon, *steps]
+    kernel = Kernel(
+        "subgraph.ops.normalization.kernels", "groups", dtype=work, lanes=low.lanes(work)
+    )
+    grain = max(1, _WORK // (size * pixels))
+    low.emit(kernel, words, x.shape[0] * count, grain=grain, flops=8 * x.size, bytes=2 * x.nbytes)
+    if result is not y:
+        emit_cast(low, result, y)
+
+
+def _factor(scale: Array, variance: Array, *, epsilon: float, dtype: str) -> Array:
+    wide = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
+    return wide.astype(dtype)
+
+
+def _shift(
+    scale: Array, bias: Array, mean: Array, variance: Array, *, epsilon: float, dtype: str
+) -> Array:
+    factor = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
+    return (bias.astype(np.float64) - mean.astype(np.float64) * factor).astype(dtype)
+
+
+@lowering("BatchNormalization", dtypes=_FLOATS, layouts=("plain", "blocked"))
+def batch_normalization(node: Node, low: Lowering) -> None:
+    """Lower BatchNormalization with stored statistics: one multiplication and addition."""
+    if len(low.outputs) > 1 or node.attrs.get("training_mode", 0):
+        raise Unsupported("BatchNormalization in training mode")
+    if 0 < node.version < 7 and not node.attrs.get("is_test", 0):
+        raise Unsupported("BatchNormalization in training mode")
+    if not node.attrs.get("spatial", 1):
+        raise Unsupported("BatchNormalization with statistics for each pixel")
+    x, y = low.given(0), low.output()
+    scale, bias, mean, variance = (low.given(k) for k in range(1, 5))
+    epsilon = float(node.attrs.get("epsilon", 1e-5))
+    channels = (x.shape[1] if x.rank > 1 else 1, *(1,) * (x.rank - 2))
+    e = Expression()
+    term = e.input(x.dtype)
+    if all(operand.constant for operand in (scale, bias, mean, variance)):
+        work = _work(x)
+        recipe = f"{epsilon!r} {work}"
+        make = partial(_factor, epsilon=epsilon, dtype=work)
+        factor = low.weight(f"batch_norm_factor {recipe}", make, scale, variance)
+        make = partial(_shift, epsilon=epsilon, dtype=work)
+        shift = low.weight(f"batch_norm_shift {recipe}", make, scale, bias, mean, variance)
+        given = [_channel(weight, channels, work, y) for weight in (factor, shift)]
+        a, b = e.input(work), e.input(work)
+        result = e("add", e("mul", term, a, dtype=x.dtype), b, dtype=x.dtype)
+    else:
+        operands = (scale, bias, mean, variance)
+        given = [Source(o, channels, "plain", o.dtype) for o in operands]
+        s, b, m, v = (e.input(o.dtype) for o in operands)
+        root = e("sqrt", e("add", v, e.number(epsilon, v.dtype)))
+        factor_ = e("div", s, root, dtype=v.dtype)
+        result = e("mul", e("sub", term, m, dtype=x.dtype), factor_, dtype=x.dtype)
+        result = e("add", result, b, dtype=x.dtype)
+    emit_expression(low, e, [source(x), *given], [(result, y)])
+
+
+def _channel(weight: Weight, shape: tuple[int, ...], dtype: str, y: Operand) -> Source:
+    """Return a weight with one element a channel, padded to whole blocks in the blocked layout."""
+    if y.layout == "blocked" and shape[0] % y.lanes:
+        padded = -(-shape[0] // y.lanes) * y.lanes
+        weight = Weight(f"pad_channels{padded}", partial(_pad, size=padded), (weight,))
+        return Source(weight, (1, padded, *shape[1:]), "plain", dtype)
+    return Source(weight, shape, "plain", dtype)
+
+
+def _pad(array: Array, size: int) -> Array:
+    return np.concatenate([array.reshape(-1), np.zeros(size - array.size, array.dtype)])
+
+
+@lowering("LRN", dtypes=_FLOATS, layouts=("plain", "blocked"))
+def local(node: Node, low: Lowering) -> None:
+    """Lower LRN."""
+    x, y = low.given(0), low.output()
+    if x.size == 0:
+        return
+    size = int(node.attrs["size"])
+    before, after = (size - 1) // 2, size // 2
+    beta = float(node.attrs.get("beta", 0.75))
+    alpha = float(node.attrs.get("alpha", 1e-4)) / size
+    numbers = [alpha, float(node.attrs.get("bias", 1.0)), beta]
+    images, channels, pixels = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    quarters = beta == 0.75
+    work = _work(x)
+    result = y if work == x.dtype else temporary(low, work, y.shape)
+    given = cast_to(low, x, work)
+    lanes = low.lanes(work)
+    if x.layout == "blocked":
+        lanes = x.lanes
+        if max(before, after) >= lanes or work != x.dtype:
+            raise Unsupported(f"LRN over {size} channels in blocks of {x.lanes}")
+        kernel = Kernel(
+            "subgraph.ops.normalization.kernels",
+            "local_blocked",
+            dtype=work,
+            lanes=lanes,
+            before=before,
+            after=after,
+            quarters=quarters,
+        )
+        words: list[Word] = [given, result, x.blocks, pixels, 0, 0, *numbers]
+        units, cost = images * x.blocks, pixels * lanes
+    else:
+        kernel = Kernel(
+            "subgraph.ops.normalization.kernels",
+            "local",
+            dtype=work,
+            lanes=lanes,
+            quarters=quarters,
+        )
+        words = [given, result, channels, pixels, before, after, *numbers]
+        units, cost = images * -(-pixels // lanes), channels * lanes
+    low.emit(
+        kernel,
+        words,
+        units,
+        grain=max(1, _WORK // cost),
+        flops=(size + 8) * x.size,
+        bytes=2 * x.nbytes,
+    )
+    if result is not y:
+        emit_cast(low, result, y)

@@ -1,0 +1,291 @@
+"""Normalization kernels: over rows (LayerNormalization, RMS), channel groups, and channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen import vmath
+from subgraph.engine.codegen.simd import ld_f64, shuffle, vec
+from subgraph.ops.movement.kernels import arg
+
+Function = Callable[..., Any]
+
+
+def _moments(dtype: str, lanes: int) -> tuple[Function, Function]:
+    """Return ``total(x, n)`` and ``squares(x, n, mean)``, the sum of squared distances."""
+    v = vec(dtype, lanes)
+    load, load_m, mask_n, select, splat, fma = (
+        v.load,
+        v.load_m,
+        v.mask_n,
+        v.select,
+        v.splat,
+        v.fma,
+    )
+    total_of, item = v.sum, v.itemsize
+    step = lanes * item
+
+    @register_jitable
+    def total(x: int, size: int) -> Any:
+        a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
+        stop = x + size * item
+        while x + 4 * step <= stop:
+            a, b = a + load(x), b + load(x + step)
+            c, d = c + load(x + 2 * step), d + load(x + 3 * step)
+            x += 4 * step
+        while x + step <= stop:
+            a = a + load(x)
+            x += step
+        if x < stop:
+            b = b + load_m(x, mask_n((stop - x) // item))
+        return total_of((a + b) + (c + d))
+
+    @register_jitable
+    def squares(x: int, size: int, mean: float) -> Any:
+        a, b, c, d = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
+        m = splat(mean)
+        stop = x + size * item
+        while x + 4 * step <= stop:
+            p, q = load(x) - m, load(x + step) - m
+            r, s = load(x + 2 * step) - m, load(x + 3 * step) - m
+            a, b, c, d = fma(p, p, a), fma(q, q, b), fma(r, r, c), fma(s, s, d)
+            x += 4 * step
+        while x + step <= stop:
+            p = load(x) - m
+            a = fma(p, p, a)
+            x += step
+        if x < stop:
+            mask = mask_n((stop - x) // item)
+            p = select(mask, load_m(x, mask) - m, splat(0.0))
+            b = fma(p, p, b)
+        return total_of((a + b) + (c + d))
+
+    return total, squares
+
+
+def _root(dtype: str) -> Function:
+    one = vec(dtype, 1)
+    splat1, get1, root1 = one.splat, one.get, one.sqrt
+
+    @register_jitable
+    def inverse(variance: float, epsilon: float) -> Any:
+        return get1(splat1(1.0) / root1(splat1(variance) + splat1(epsilon)), 0)
+
+    return inverse
+
+
+def rows(*, dtype: str, lanes: int, centred: bool, bias: bool) -> Function:
+    """Return the kernel of LayerNormalization (``centred``) and RMSNormalization over rows.
+
+    Words: ``0 x, 1 y, 2 scale, 3 bias, 4 means (0: none), 5 inverse deviations (0: none),
+    6 elements of a row, 7 epsilon``; scale and bias are one row. Units: rows.
+    """
+    v = vec(dtype, lanes)
+    load, store, load_m, store_m, mask_n, splat, fma = (
+        v.load,
+        v.store,
+        v.load_m,
+        v.store_m,
+        v.mask_n,
+        v.splat,
+        v.fma,
+    )
+    total, squares = _moments(dtype, lanes)
+    inverse = _root(dtype)
+    item = v.itemsize
+    step = lanes * item
+    one = vec(dtype, 1)
+    store1, splat1 = one.store, one.splat
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size, scales, biases = arg(args, 6), arg(args, 2), arg(args, 3)
+        epsilon = ld_f64(args + 56)
+        whole = size // lanes * step
+        rest = size - size // lanes * lanes
+        mask = mask_n(rest)
+        for unit in range(begin, end):
+            x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * size * item
+            mean = total(x, size) / size if centred else 0.0
+            deviation = inverse(squares(x, size, mean) / size, epsilon)
+            if arg(args, 4) != 0:
+                store1(arg(args, 4) + unit * item, splat1(mean))
+            if arg(args, 5) != 0:
+                store1(arg(args, 5) + unit * item, splat1(deviation))
+            m, d = splat(mean), splat(deviation)
+            for i in range(0, whole, step):
+                t = (load(x + i) - m) * d
+                if bias:
+                    store(y + i, fma(t, load(scales + i), load(biases + i)))
+                else:
+                    store(y + i, t * load(scales + i))
+            if rest > 0:
+                t = (load_m(x + whole, mask) - m) * d
+                s = load_m(scales + whole, mask)
+                if bias:
+                    store_m(y + whole, mask, fma(t, s, load_m(biases + whole, mask)))
+                else:
+                    store_m(y + whole, mask, t * s)
+
+    return kernel
+
+
+def groups(*, dtype: str, lanes: int) -> Function:
+    """Return the kernel of GroupNormalization and InstanceNormalization.
+
+    Words: ``0 x, 1 y, 2 scale, 3 bias, 4 groups, 5 channels of a group, 6 pixels,
+    7 epsilon, 8 steps in scale and bias from channel to channel of a group (0 or 1),
+    9 steps from group to group``. Units: images * groups.
+    """
+    v = vec(dtype, lanes)
+    load, store, load_m, store_m, mask_n, splat, fma = (
+        v.load,
+        v.store,
+        v.load_m,
+        v.store_m,
+        v.mask_n,
+        v.splat,
+        v.fma,
+    )
+    bcast, item = v.bcast, v.itemsize
+    total, squares = _moments(dtype, lanes)
+    inverse = _root(dtype)
+    step = lanes * item
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        count, channels, pixels = arg(args, 4), arg(args, 5), arg(args, 6)
+        epsilon = ld_f64(args + 56)
+        size = channels * pixels
+        for unit in range(begin, end):
+            x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * size * item
+            mean = total(x, size) / size
+            deviation = splat(inverse(squares(x, size, mean) / size, epsilon))
+            at = unit % count * arg(args, 9) * item
+            for _ in range(channels):
+                factor = bcast(arg(args, 2) + at) * deviation
+                shift = bcast(arg(args, 3) + at) - splat(mean) * factor
+                left = pixels
+                while left >= lanes:
+                    store(y, fma(load(x), factor, shift))
+                    x += step
+                    y += step
+                    left -= lanes
+                if left > 0:
+                    mask = mask_n(left)
+                    store_m(y, mask, fma(load_m(x, mask), factor, shift))
+                    x += left * item
+                    y += left * item
+                at += arg(args, 8) * item
+
+    return kernel
+
+
+def local(*, dtype: str, lanes: int, quarters: bool) -> Function:
+    """Return the kernel of LRN in the plain layout: squares of neighbouring channels.
+
+    ``quarters``: the exponent is 3/4, computed by square roots.
+
+    Words: ``0 x, 1 y, 2 channels, 3 pixels, 4 channels before, 5 channels after,
+    6 alpha / size, 7 bias, 8 beta``. Units: images * tiles of ``lanes`` pixels.
+    """
+    v = vec(dtype, lanes)
+    load_m, store_m, mask_n, splat, fma = v.load_m, v.store_m, v.mask_n, v.splat, v.fma
+    power = _divisor(v, quarters)
+    item = v.itemsize
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        channels, pixels, before, after = arg(args, 2), arg(args, 3), arg(args, 4), arg(args, 5)
+        alpha, bias, beta = ld_f64(args + 48), ld_f64(args + 56), ld_f64(args + 64)
+        tiles = (pixels + lanes - 1) // lanes
+        step = pixels * item
+        for unit in range(begin, end):
+            image, first = unit // tiles, unit % tiles * lanes
+            mask = mask_n(pixels - first)
+            at = (image * channels * pixels + first) * item
+            x, y = arg(args, 0) + at, arg(args, 1) + at
+            for c in range(channels):
+                total = splat(0.0)
+                for k in range(max(0, c - before), min(channels, c + after + 1)):
+                    t = load_m(x + k * step, mask)
+                    total = fma(t, t, total)
+                base = fma(total, splat(alpha), splat(bias))
+                store_m(y + c * step, mask, load_m(x + c * step, mask) / power(base, beta))
+
+    return kernel
+
+
+def _divisor(v: Any, quarters: bool) -> Function:
+    root, splat = v.sqrt, v.splat
+    exp, log = (vmath.function(name, v.dtype, v.lanes) for name in ("exp", "log"))
+
+    @register_jitable
+    def by_roots(base: Any, beta: float) -> Any:
+        r = root(base)
+        return r * root(r)
+
+    @register_jitable
+    def by_logarithm(base: Any, beta: float) -> Any:
+        return exp(splat(beta) * log(base))
+
+    return by_roots if quarters else by_logarithm
+
+
+def local_blocked(*, dtype: str, lanes: int, before: int, after: int, quarters: bool) -> Function:
+    """Return the kernel of LRN in the blocked layout.
+
+    Words: ``0 x, 1 y, 2 blocks, 3 pixels, 6 alpha / size, 7 bias, 8 beta``.
+    Units: images * blocks. Both ``before`` and ``after`` are less than ``lanes``.
+    """
+    v = vec(dtype, lanes)
+    load, store, splat, fma, zero = v.load, v.store, v.splat, v.fma, v.zero
+    power = _divisor(v, quarters)
+    step = lanes * v.itemsize
+    window = _window(dtype, lanes, before, after)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        blocks, pixels = arg(args, 2), arg(args, 3)
+        alpha, bias, beta = ld_f64(args + 48), ld_f64(args + 56), ld_f64(args + 64)
+        plane = pixels * step
+        for unit in range(begin, end):
+            block = unit % blocks
+            x, y = arg(args, 0) + unit * plane, arg(args, 1) + unit * plane
+            for i in range(0, plane, step):
+                here = load(x + i)
+                low = load(x + i - plane) if block > 0 else zero()
+                high = load(x + i + plane) if block + 1 < blocks else zero()
+                total = window(low * low, here * here, high * high)
+                store(y + i, here / power(fma(total, splat(alpha), splat(bias)), beta))
+
+    return kernel
+
+
+def _window(dtype: str, lanes: int, before: int, after: int) -> Function:
+    """Return the sum over the neighbours of each lane in three consecutive vectors."""
+    down = [shuffle(dtype, lanes, [lanes - k + i for i in range(lanes)]) for k in range(1, lanes)]
+    up = [shuffle(dtype, lanes, [k + i for i in range(lanes)]) for k in range(1, lanes)]
+    chain = _keep
+
+    for k in range(before):
+        chain = _extended(chain, down[k], True)
+    for k in range(after):
+        chain = _extended(chain, up[k], False)
+    return chain
+
+
+@register_jitable
+def _keep(low: Any, here: Any, high: Any) -> Any:
+    return here
+
+
+def _extended(chain: Function, shift: Any, from_low: bool) -> Function:
+    @register_jitable
+    def lower(low: Any, here: Any, high: Any) -> Any:
+        return chain(low, here, high) + shift(low, here)
+
+    @register_jitable
+    def upper(low: Any, here: Any, high: Any) -> Any:
+        return chain(low, here, high) + shift(here, high)
+
+    return lower if from_low else upper

@@ -1,0 +1,63 @@
+"""Softmax, LogSoftmax and Hardmax on the CPU device."""
+
+from __future__ import annotations
+
+import math
+
+from subgraph.engine.planner.lowering import Lowering, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
+from subgraph.ops.shared.strides import normal_axis
+
+_WORK = 4096  # elements that are worth a thread
+
+
+@lowering("Softmax", "LogSoftmax", dtypes=("float32", "float64", "float16", "bfloat16"))
+def softmax(node: Node, low: Lowering) -> None:
+    """Lower Softmax and LogSoftmax; before opset 13 over all dimensions from the axis on."""
+    x, y = low.given(0), low.output()
+    if x.size == 0:
+        return
+    old = 0 < node.version < 13
+    axis = normal_axis(int(node.attrs.get("axis", 1 if old else -1)), x.rank)
+    size = math.prod(x.shape[axis:]) if old else (x.shape[axis] if x.rank else 1)
+    inner = 1 if old else math.prod(x.shape[axis + 1 :])
+    work = x.dtype if x.dtype in ("float32", "float64") else "float32"
+    result = y if work == x.dtype else temporary(low, work, y.shape)
+    given = cast_to(low, x, work)
+    lanes = low.lanes(work)
+    log = node.op_type == "LogSoftmax"
+    narrow = "" if work == x.dtype else x.dtype
+    if inner == 1:
+        kernel = Kernel(
+            "subgraph.ops.normalization.softmax_kernels",
+            "rows",
+            dtype=work,
+            lanes=lanes,
+            log=log,
+            narrow=narrow,
+        )
+        units, cost = x.size // size, size
+    else:
+        # Four vectors at a time: whole cache lines, and enough work to hide its latency.
+        lanes *= 4 if inner >= 4 * lanes else 1
+        kernel = Kernel(
+            "subgraph.ops.normalization.softmax_kernels",
+            "columns",
+            dtype=work,
+            lanes=lanes,
+            log=log,
+            narrow=narrow,
+        )
+        tiles = -(-inner // lanes)
+        units = x.size // (size * inner) * tiles
+        cost = size * lanes
+    words: list[Word] = [given, result, size, inner]
+    low.emit(
+        kernel, words, units, grain=max(1, _WORK // cost), flops=20 * x.size, bytes=2 * x.nbytes
+    )
+    if result is not y:
+        emit_cast(low, result, y)
+    else:
+        low.in_place(y, x)

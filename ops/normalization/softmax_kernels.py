@@ -1,0 +1,234 @@
+"""Softmax, LogSoftmax and Hardmax kernels, along contiguous rows or across them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen import vmath
+from subgraph.engine.codegen.simd import ld, rounded_as, vec
+from subgraph.engine.codegen.tile import stack_words
+from subgraph.ops.movement.kernels import arg
+
+Function = Callable[..., Any]
+_NEAR = 8192  # bytes of rows that go together: with as many of results in half the first cache
+_parts = stack_words(256)  # as many of the widest vectors as they have lanes
+_ends = stack_words(8)
+
+
+def _rounding(dtype: str, narrow: str, lanes: int) -> Function:
+    """Return what rounds a vector to half precision as every step of the reference does."""
+    if narrow:
+        rounded: Function = rounded_as(dtype, narrow, lanes)
+        return rounded
+
+    @register_jitable
+    def same(x: Any) -> Any:
+        return x
+
+    return same
+
+
+def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
+    """Return the kernel over contiguous rows.
+
+    Words: ``0 x, 1 y, 2 elements of a row``. Units: rows. ``narrow`` names the half precision to
+    which every step is rounded, "" for none.
+    """
+    v = vec(dtype, lanes)
+    load, store, load_m, store_n = v.load, v.store, v.load_m, v.store_n
+    # A NaN that the greatest misses still comes into the sum.
+    mask_n, select, splat, most = v.mask_n, v.select, v.splat, v.max
+    hmax, total_of, bcast = v.hmax, v.sum, v.splat
+    row_max, row_sum, load1 = v.row_max, v.row_sum, ld(dtype)
+    one = vec(dtype, 1)
+    splat1, get1 = one.splat, one.get
+    cut1 = _rounding(dtype, narrow, 1)
+    exp, log1 = vmath.function("exp_flushed", dtype, lanes), vmath.function("log", dtype, 1)
+    cut, half = _rounding(dtype, narrow, lanes), bool(narrow)
+    item = v.itemsize
+    step = lanes * item
+    least = float("-inf")
+
+    @register_jitable
+    def tail_of(x: int, whole: int, rest: int) -> Any:
+        """Return the last vector of a row, that of a short one with anything behind it.
+
+        It begins among what whole vectors cover: a masked one takes more time.
+        """
+        if whole > 0:
+            return load(x + whole + rest * item - step)
+        return load_m(x, mask_n(rest))
+
+    @register_jitable
+    def keep_tail(y: int, whole: int, rest: int, value: Any) -> None:
+        if whole > 0:
+            store(y + whole + rest * item - step, value)
+        else:
+            store_n(y, rest, value)
+
+    @register_jitable
+    def counted(value: Any, other: Any, whole: int, rest: int) -> Any:
+        """Return a last vector with ``other`` where it is no part of the row, or was counted."""
+        if whole > 0:
+            return select(mask_n(lanes - rest), other, value)
+        return select(mask_n(rest), value, other)
+
+    @register_jitable
+    def highest(x: int, whole: int, rest: int) -> Any:
+        """Return a vector whose greatest lane is the greatest element of a row."""
+        a, b = splat(least), splat(least)
+        i = 0
+        while i + 2 * step <= whole:
+            a, b = most(a, load(x + i)), most(b, load(x + i + step))
+            i += 2 * step
+        if i < whole:
+            a = most(a, load(x + i))
+        if rest > 0:
+            b = most(b, counted(tail_of(x, whole, rest), splat(least), whole, rest))
+        return most(a, b)
+
+    @register_jitable
+    def exponentials(x: int, y: int, whole: int, rest: int, top: Any) -> tuple[Any, Any]:
+        """Store those of whole vectors (not of a logarithm); return the sums and the last ones."""
+        total, more = splat(0.0), splat(0.0)
+        last = tail_of(x, whole, rest) if rest > 0 else total
+        i = 0
+        while i + 2 * step <= whole:
+            p = cut(exp(cut(load(x + i) - top)))
+            q = cut(exp(cut(load(x + i + step) - top)))
+            if not log:
+                store(y + i, p)
+                store(y + i + step, q)
+            total, more = total + p, more + q
+            i += 2 * step
+        if i < whole:
+            p = cut(exp(cut(load(x + i) - top)))
+            if not log:
+                store(y + i, p)
+            total = total + p
+        if rest > 0:
+            last = cut(exp(cut(last - top)))
+            more = more + counted(last, splat(0.0), whole, rest)
+        return total + more, last
+
+    @register_jitable
+    def one_row(x: int, y: int, whole: int, rest: int) -> None:
+        top = bcast(hmax(highest(x, whole, rest)))
+        given = tail_of(x, whole, rest) if rest > 0 else splat(0.0)
+        sums, last = exponentials(x, y, whole, rest, top)
+        one_total = total_of(sums)
+        if half and log:
+            shift = cut(bcast(get1(log1(cut1(splat1(one_total))), 0)))
+            for j in range(0, whole, step):
+                store(y + j, cut(load(x + j) - top) - shift)
+            if rest > 0:
+                keep_tail(y, whole, rest, cut(given - top) - shift)
+        elif half:
+            divisor = cut(bcast(one_total))
+            for j in range(0, whole, step):
+                store(y + j, load(y + j) / divisor)
+            if rest > 0:
+                keep_tail(y, whole, rest, last / divisor)
+        elif log:
+            shift = top + bcast(get1(log1(splat1(one_total)), 0))
+            for j in range(0, whole, step):
+                store(y + j, load(x + j) - shift)
+            if rest > 0:
+                keep_tail(y, whole, rest, given - shift)
+        else:
+            factor = splat(1.0) / bcast(one_total)
+            for j in range(0, whole, step):
+                store(y + j, load(y + j) * factor)
+            if rest > 0:
+                keep_tail(y, whole, rest, last * factor)
+
+    @register_jitable
+    def short_rows(x: int, y: int, row: int, whole: int, rest: int) -> None:
+        """Do as many rows as a vector has lanes; the same bits as `one_row`, which waits more."""
+        parts, ends = _parts(), _ends()
+        for k in range(lanes):
+            store(parts + k * step, highest(x + k * row, whole, rest))
+        store(ends, row_max(parts))
+        for k in range(lanes):
+            to = y + k * row
+            sums, last = exponentials(x + k * row, to, whole, rest, bcast(load1(ends + k * item)))
+            store(parts + k * step, sums)
+            if rest > 0:
+                keep_tail(to, whole, rest, last)
+        store(ends, splat(1.0) / row_sum(parts))
+        for k in range(lanes):
+            to, factor = y + k * row, bcast(load1(ends + k * item))
+            last = tail_of(to, whole, rest) if rest > 0 else factor
+            for j in range(0, whole, step):
+                store(to + j, load(to + j) * factor)
+            if rest > 0:
+                keep_tail(to, whole, rest, last * factor)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size = arg(args, 2)
+        rest = size % lanes
+        row = size * item
+        whole = row - rest * item
+        unit = begin
+        if not log and not half and step <= row <= _NEAR // lanes:
+            while unit + lanes <= end:
+                short_rows(arg(args, 0) + unit * row, arg(args, 1) + unit * row, row, whole, rest)
+                unit += lanes
+        while unit < end:
+            one_row(arg(args, 0) + unit * row, arg(args, 1) + unit * row, whole, rest)
+            unit += 1
+
+    return kernel
+
+
+def columns(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
+    """Return the kernel along an axis with elements inside it.
+
+    Words: ``0 x, 1 y, 2 size of the axis, 3 elements inside it``.
+    Units: sizes outside the axis * tiles of ``lanes`` elements inside it.
+    """
+    v = vec(dtype, lanes)
+    load_m, store_m, mask_n, splat, most = v.load_m, v.store_m, v.mask_n, v.splat, v.max
+    exp, logarithm = (vmath.function(name, dtype, lanes) for name in ("exp_flushed", "log"))
+    cut, half = _rounding(dtype, narrow, lanes), bool(narrow)
+    item = v.itemsize
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size, inner = arg(args, 2), arg(args, 3)
+        tiles = (inner + lanes - 1) // lanes
+        step = inner * item
+        for unit in range(begin, end):
+            outer, first = unit // tiles, unit % tiles * lanes
+            mask = mask_n(inner - first)
+            at = (outer * size * inner + first) * item
+            x, y = arg(args, 0) + at, arg(args, 1) + at
+            top, total = load_m(x, mask), splat(0.0)
+            for j in range(1, size):
+                top = most(top, load_m(x + j * step, mask))
+            for j in range(size):
+                p = cut(exp(cut(load_m(x + j * step, mask) - top)))
+                total = total + p
+                if not log:
+                    store_m(y + j * step, mask, p)
+            if half and log:
+                shift = cut(logarithm(cut(total)))
+                for j in range(size):
+                    below = cut(load_m(x + j * step, mask) - top)
+                    store_m(y + j * step, mask, below - shift)
+            elif half:
+                divisor = cut(total)
+                for j in range(size):
+                    store_m(y + j * step, mask, load_m(y + j * step, mask) / divisor)
+            elif log:
+                shift = top + logarithm(total)
+                for j in range(size):
+                    store_m(y + j * step, mask, load_m(x + j * step, mask) - shift)
+            else:
+                factor = splat(1.0) / total
+                for j in range(size):
+                    store_m(y + j * step, mask, load_m(y + j * step, mask) * factor)
+
+    return kernel

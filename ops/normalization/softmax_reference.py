@@ -1,0 +1,75 @@
+"""Softmax, LogSoftmax and Hardmax, for the reference.
+
+Before opset 13 they flatten the input to two dimensions at ``axis``; onnx.reference does not.
+Its LogSoftmax takes the logarithm of a softmax that may have become zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph.graph import Node
+from subgraph.operators.operator import reference
+from subgraph.operators.reference import attributes
+
+Array = np.ndarray[Any, Any]
+
+
+def _along(node: Node, x: Array, function: Callable[[Array, int], Array]) -> list[Array]:
+    axis = int(attributes(node)["axis"])
+    if x.size == 0:
+        return [x.copy()]
+    # Half precision stays: the suite's expected values are rounded after every step.
+    if node.version >= 13:
+        result = function(x, axis) if x.ndim else function(x.reshape(1), 0).reshape(())
+    else:
+        axis += x.ndim if axis < 0 else 0
+        rows = math.prod(x.shape[:axis])
+        result = function(x.reshape(rows, -1), 1).reshape(x.shape)
+    return [result.astype(x.dtype)]
+
+
+def _softmax(x: Array, axis: int) -> Array:
+    powers: Array = np.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / _sum(powers, axis)
+
+
+def _log_softmax(x: Array, axis: int) -> Array:
+    shifted: Array = x - x.max(axis=axis, keepdims=True)
+    return shifted - np.log(_sum(np.exp(shifted), axis))
+
+
+def _sum(x: Array, axis: int) -> Array:
+    """Return the sum, of half precision rounded once at the end."""
+    wide = np.float32 if x.dtype.itemsize < 4 else x.dtype
+    total: Array = x.sum(axis=axis, keepdims=True, dtype=wide)
+    return total.astype(x.dtype)
+
+
+def _hardmax(x: Array, axis: int) -> Array:
+    result = np.zeros_like(x)
+    first = np.expand_dims(x.argmax(axis=axis), axis)
+    np.put_along_axis(result, first, 1, axis=axis)
+    return result
+
+
+@reference("Softmax")
+def softmax(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the softmax along an axis, before opset 13 over all axes from ``axis`` on."""
+    return _along(node, inputs[0], _softmax)
+
+
+@reference("LogSoftmax")
+def log_softmax(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the logarithm of the softmax."""
+    return _along(node, inputs[0], _log_softmax)
+
+
+@reference("Hardmax")
+def hardmax(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return 1 at the first maximum and 0 elsewhere."""
+    return _along(node, inputs[0], _hardmax)

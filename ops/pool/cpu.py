@@ -1,0 +1,278 @@
+"""Pooling on the CPU device: windows and whole images, in both layouts."""
+
+from __future__ import annotations
+
+import math
+
+from subgraph.engine.planner.lowering import Layout, Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.ops.movement.geometry import Geometry, auto_pad, ints, pads_before, steps, triple
+from subgraph.ops.movement.layout_turns import blocked, blocked_target, settle
+from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
+
+_LINE = 4096  # columns of an image that are joined at once
+_LINES = 512  # columns of several lines, short ones
+_FLAT = 4096  # pixels of an image that is taken for one line at most
+_SHORT = 4  # vectors of a row that is better part of such a line
+_UNROLLED = (2, 3, 5)  # rows or columns of a window that have kernels of their own
+_BOTH: tuple[Layout, ...] = ("plain", "blocked")
+_BYTES = ("int8", "uint8")
+_KINDS = {"MaxPool": "max", "AveragePool": "average", "LpPool": "l"}
+_WHOLE = {"GlobalMaxPool": "max", "GlobalAveragePool": "average", "GlobalLpPool": "l"}
+
+
+@lowering("MaxPool", "AveragePool", "LpPool", dtypes=(*FLOATS, *_BYTES), layouts=_BOTH)
+def window(node: Node, low: Lowering) -> None:
+    """Lower a pooling window."""
+    x, y = low.given(0), low.output()
+    if not y.size:
+        return
+    if x.dtype in _BYTES or (len(low.outputs) > 1 and len(node.outputs) > 1):
+        _largest(node, low)
+        return
+    of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
+    g = pool_geometry(node, x, y)
+    kind = pool_kind(node, _KINDS[node.op_type])
+    if g.kernel == g.source and g.target == g.dilations == (1, 1, 1) and not any(g.pads):
+        emit_whole(low, x, y, kind)
+        return
+    if x.layout == y.layout == "plain" and _is_flat(of, g):
+        _flat(node, low, of, g, kind)
+        return
+    plain = x.layout == "plain" and not _turns(x, of, g)
+    lanes, images = 1 if plain else of.lanes, x.shape[0]
+    blocks = -(-x.shape[1] // lanes)
+    given, made = (x, y) if plain else (blocked(low, of, x), blocked_target(low, of, y))
+    pixel = lanes * of.item
+    after = [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
+    rows = g.target[1]
+    image_in, image_out = (blocks * math.prod(s) * pixel for s in (g.source, g.target))
+    while rows > 1 and images * blocks * -(-g.target[1] // rows) < 4 * low.threads > 4:
+        rows = -(-rows // 2)
+    line: list[Word] = [0, 0, 0, blocks, 0]
+    if plain:
+        stride, reach = g.strides[2], (g.kernel[2] - 1) * g.dilations[2]
+        columns = min(g.target[2], max(1, _LINE // stride))
+        length = stride * (columns + of.lanes) + reach
+        lines = max(1, min(g.target[1], _LINES // length))
+        nbytes = (lines * length + 2 * (columns + of.lanes)) * of.item
+        scratch = low.scratch(nbytes, per_worker=True)
+        line = [scratch, scratch.nbytes, columns, blocks, lines]
+        variant = {"stride": stride if stride <= 2 else 0}
+        taps = g.kernel[2] if x.dtype == "float32" and stride <= 2 else 0
+        variant["across"] = taps if taps in (2, 3) else 0
+        kernel = Kernel(
+            "subgraph.ops.pool.row_kernels",
+            "rows",
+            dtype=of.dtype,
+            lanes=of.lanes,
+            kind=kind,
+            **variant,
+        )
+    else:
+        kernel = Kernel(
+            "subgraph.ops.pool.kernels", "window", dtype=of.dtype, lanes=lanes, kind=kind
+        )
+    words: list[Word] = [given, made, int(node.attrs.get("count_include_pad", 0)), *line]
+    words += [*g.words(), *after, 0, 0, rows, 0, 0, 0, 0, 0, image_in, image_out]
+    units = images * blocks * g.target[0] * -(-g.target[1] // rows)
+    work = images * blocks * lanes * g.pixels * g.taps
+    low.emit(
+        kernel,
+        words,
+        units,
+        grain=grain(units, 2 * work),
+        flops=work,
+        bytes=images * (image_in + image_out),
+    )
+    if made is not y:
+        settle(low, of, y, made)
+
+
+def _is_flat(of: Tiles, g: Geometry) -> bool:
+    """Return whether windows over a small image keep its width, pixel by pixel, or halve it."""
+    if g.source[2] > _SHORT * of.lanes:
+        return False
+    if g.target[1] * g.source[2] > _FLAT or not g.source[0] == g.kernel[0] == g.target[0] == 1:
+        return False
+    stride = g.strides[2]
+    moves = g.strides[1:] == (1, 1) or stride == 2
+    return moves and g.source[2] == stride * g.target[2]
+
+
+def _flat(node: Node, low: Lowering, of: Tiles, g: Geometry, kind: str) -> None:
+    """Emit windows over images that are taken for one long line."""
+    x, y = low.given(0), low.output()
+    pixels, taps = g.target[1] * g.target[2], g.kernel[2]
+    reach = (taps - 1) * g.dilations[2]
+    together = max(1, _LINES // pixels)
+    line = round_up(pixels * g.strides[2] + of.lanes, of.lanes) + round_up(reach, of.lanes)
+    elements = (together + 1) * line + round_up(reach, of.lanes) + 4 * of.lanes
+    scratch = low.scratch(elements * of.item + 4 * taps * g.target[2], per_worker=True)
+    words: list[Word] = [x, y, int(node.attrs.get("count_include_pad", 0))]
+    words += [scratch, scratch.nbytes, together, x.shape[1], 0, *g.words()]
+    words += [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
+    known = {"down": g.kernel[1], "across": taps} if x.dtype == "float32" else {}
+    variant = {name: n if n in _UNROLLED else 0 for name, n in known.items()}
+    kernel = Kernel(
+        "subgraph.ops.pool.flat_kernels",
+        "flat",
+        dtype=of.dtype,
+        lanes=of.lanes,
+        kind=kind,
+        stride=g.strides[2],
+        down=variant.get("down", 0),
+        across=variant.get("across", 0),
+    )
+    units, each = x.shape[0] * x.shape[1], (g.kernel[1] + taps) * pixels
+    low.emit(
+        kernel,
+        words,
+        units,
+        grain=grain(units, 2 * units * each),
+        flops=units * each,
+        bytes=x.nbytes + y.nbytes,
+    )
+
+
+def _turns(x: Operand, of: Tiles, g: Geometry) -> bool:
+    """Return whether plain images are pooled in blocks: rows fill no vector, channels do."""
+    return g.target[2] < of.lanes and x.shape[1] % of.lanes == 0
+
+
+def _largest(node: Node, low: Lowering) -> None:
+    """Lower MaxPool of bytes, or with the places of the maxima."""
+    x, y = low.given(0), low.output()
+    if node.op_type == "MaxPool" and x.dtype in _BYTES and len(low.outputs) == 1 and x.rank < 5:
+        emit_bytes(node, low)
+        return
+    if node.op_type != "MaxPool" or x.layout != "plain" or not x.size:
+        raise Unsupported(f"{node.op_type} of {x.dtype} in layout {x.layout}")
+    g = pool_geometry(node, x, y)
+    depth, height, width = g.source
+    if node.attrs.get("storage_order", 0):
+        # Column-major: the first dimension of the image runs fastest; missing ones have size 1.
+        steps = (1, depth, depth * height)
+    else:
+        steps = (height * width, width, 1)
+    places: Operand | int = low.output(1) if len(low.outputs) > 1 else 0
+    words: list[Word] = [x, y, places, *g.source, *g.target, *g.kernel, *g.strides]
+    words += [*g.dilations, *g.pads, *steps]
+    units = x.shape[0] * x.shape[1]
+    work = units * g.pixels * g.taps
+    kernel = Kernel("subgraph.ops.pool.places_kernels", "largest", dtype=x.dtype)
+    low.emit(kernel, words, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
+
+
+def emit_bytes(node: Node, low: Lowering) -> None:
+    """Emit MaxPool of bytes.
+
+    Raises:
+        Unsupported: x and y have different layouts, or the image has three dimensions.
+    """
+    x, y = low.given(0), low.output()
+    if x.layout != y.layout or x.dtype not in _BYTES:
+        raise Unsupported(f"MaxPool of {x.dtype} from layout {x.layout} to {y.layout}")
+    g = pool_geometry(node, x, y)
+    if g.kernel[0] != 1 or g.source[0] != 1:
+        raise Unsupported("MaxPool of bytes in three dimensions")
+    blocked = x.layout == "blocked"
+    units = x.shape[0] * (x.blocks if blocked else x.shape[1]) * g.target[1]
+    reach = max(g.reach(2, g.target[2]), g.pads[2] + g.source[2])
+    row = round_up(reach * (x.lanes if blocked else 1), 32)
+    scratch = low.scratch(row, per_worker=True)
+    words: list[Word] = [x, y, *[0] * 6, *g.words(), *[0] * 8, scratch, scratch.nbytes, row]
+    low.emit(
+        Kernel("subgraph.ops.quantized.qpool_kernels", "largest", dtype=x.dtype, blocked=blocked),
+        words,
+        units,
+        grain=grain(units, g.taps * y.size),
+        bytes=x.nbytes + y.nbytes,
+    )
+
+
+@lowering("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool", dtypes=FLOATS, layouts=_BOTH)
+def whole(node: Node, low: Lowering) -> None:
+    """Lower the pooling of whole images."""
+    x, y = low.given(0), low.output()
+    if x.rank < 3:
+        raise Unsupported("global pooling of an input without pixels")
+    if y.size:
+        emit_whole(low, x, y, pool_kind(node, _WHOLE[node.op_type]))
+
+
+def emit_whole(low: Lowering, x: Operand, y: Word, kind: str) -> None:
+    """Emit the pooling of whole images; y is one pixel for each, in the layout of x."""
+    of = tiles(x.dtype, x.lanes if x.layout == "blocked" else 0)
+    lanes, images, blocks = _split(x, of)
+    pixels = math.prod(x.shape[2:])
+    plain = x.layout == "plain"
+    item = lanes * of.item
+    kernel = Kernel(
+        "subgraph.ops.pool.kernels",
+        "whole",
+        dtype=of.dtype,
+        lanes=of.lanes,
+        kind=kind,
+        plain=plain,
+    )
+    units = images * blocks
+    low.emit(
+        kernel,
+        [x, y, pixels, blocks, blocks * pixels * item, blocks * item],
+        units,
+        grain=grain(units, 2 * x.size),
+        flops=x.size,
+        bytes=x.nbytes + units * item,
+    )
+
+
+def _split(x: Operand, of: Tiles) -> tuple[int, int, int]:
+    """Return lanes, images and blocks: of the blocked layout, or single channels."""
+    if x.layout == "blocked":
+        return of.lanes, x.shape[0], x.blocks
+    return 1, x.shape[0], x.shape[1]
+
+
+def pool_kind(node: Node, kind: str) -> str:
+    """Return the kind of pooling with its power.
+
+    Raises:
+        Unsupported: no kernel has that power.
+    """
+    if kind != "l":
+        return kind
+    power = float(node.attrs.get("p", 2))
+    if power not in (1.0, 2.0):
+        raise Unsupported(f"{node.op_type} with p = {power:g}; 1 and 2 have kernels")
+    return f"l{int(power)}"
+
+
+def pool_geometry(node: Node, x: Operand, y: Operand) -> Geometry:
+    """Return the sizes of a pooling window."""
+    rank = x.rank - 2
+    kernel = ints(node, "kernel_shape", rank, 1)
+    before = pads_before(node, x.shape[2:], y.shape[2:], kernel)
+    return Geometry(
+        x.shape[0],
+        1,
+        x.shape[1],
+        x.shape[1],
+        triple(x.shape[2:], 1),
+        triple(y.shape[2:], 1),
+        triple(kernel, 1),
+        triple(steps(ints(node, "strides", rank, 1), y.shape[2:]), 1),
+        triple(steps(ints(node, "dilations", rank, 1), kernel), 1),
+        triple(before, 0),
+    )
+
+
+def trailing_pads(node: Node, g: Geometry, axis: int, rank: int) -> int:
+    """Return the pads after a dimension: what counts as padding in an average."""
+    if axis < 3 - rank or auto_pad(node) == "VALID":
+        return 0
+    if auto_pad(node) == "NOTSET":
+        return ints(node, "pads", 2 * rank, 0)[rank + axis - (3 - rank)]
+    reach = (g.target[axis] - 1) * g.strides[axis] + (g.kernel[axis] - 1) * g.dilations[axis] + 1
+    return max(reach - g.source[axis] - g.pads[axis], 0)

@@ -1,0 +1,200 @@
+"""The kernel of pooling windows in the plain layout that keep an image's width, or halve it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.emit import item_bytes
+from subgraph.engine.codegen.simd import ld, shuffle, st, vec
+from subgraph.engine.codegen.tile import arg
+
+from .kernels import LOWEST, combiner, window_taps
+
+
+def flat(
+    *, dtype: str, lanes: int, kind: str, stride: int, down: int, across: int
+) -> Callable[..., None]:
+    """Return the kernel; one unit is one channel of an image.
+
+    The image is taken for one long line: rows are joined along it, then columns, where a tap beyond
+    the ends of a row counts nothing. So vectors are full however short rows are.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+        kind: ``"max"``, ``"average"``, ``"l1"`` or ``"l2"``.
+        stride: Stride along W, 1 or 2: how often the output's width goes into the image's.
+        down: Rows of a window; 0: any number.
+        across: Columns of a window; 0: any number.
+
+    Words: as ``pool_kernels.window`` for blocks of one channel, all sizes along D 1, the stride
+    along H 1 if that along W is, and ``3 scratch, 4 bytes of it for each worker, 5 images that are
+    joined at once``.
+
+    The scratch has the joined rows of these, with room for what windows reach on both sides; for
+    averages what the sum of each pixel is multiplied by; for each column of a window and of the
+    image the bits of the lanes that have the former, of a vector that begins at the latter.
+    """
+    v, places = vec(dtype, lanes), vec("uint32", lanes)
+    load, store, store_n, splat, sqrt = v.load, v.store, v.store_n, v.splat, v.sqrt
+    load_m, select, mask_bits = v.load_m, v.select, v.mask_bits
+    number, place = places.iota, places.splat
+    evens = shuffle(dtype, lanes, range(0, 2 * lanes, 2))
+    put, put_bits, take_bits = st(dtype), st("uint32"), ld("uint32")
+    item = item_bytes(dtype)
+    combine = combiner(kind, v)
+    merge = combiner("max" if kind == "max" else "average", v)
+    start = LOWEST[dtype] if kind == "max" else 0.0
+    average, root = kind == "average", kind == "l2"
+    first_tap, end_tap = window_taps()
+
+    @register_jitable
+    def mark(args: int, masks: int) -> None:
+        """Write which lanes of a vector that begins in a column have each column of a window."""
+        width, dilation, pad = arg(args, 13), arg(args, 22), arg(args, 25)
+        for tap in range(arg(args, 16)):
+            for column in range(width):
+                bits, at = 0, column
+                for lane in range(lanes):
+                    inside = 0 <= at * stride + tap * dilation - pad < arg(args, 10)
+                    bits |= int(inside) << lane
+                    at = at + 1 if at + 1 < width else 0
+                put_bits(masks + column * 4, bits)
+            masks += width * 4
+
+    @register_jitable
+    def scale(args: int, counts: int, scales: int) -> None:
+        """Write one over the pixels that each window counts; ``counts`` has room for a row."""
+        include, height, width = arg(args, 2), arg(args, 9), arg(args, 10)
+        kh, kw, dh, dw = arg(args, 15), arg(args, 16), arg(args, 21), arg(args, 22)
+        for column in range(arg(args, 13)):
+            w = column * stride - arg(args, 25)
+            found = end_tap(w, dw, kw, width) - first_tap(w, dw)
+            if include != 0:
+                found = end_tap(w, dw, kw, width + arg(args, 28))
+            put(counts + column * item, float(max(found, 0)))
+        for row in range(arg(args, 12)):
+            h = row * arg(args, 18) - arg(args, 24)
+            found = end_tap(h, dh, kh, height) - first_tap(h, dh)
+            if include != 0:
+                found = end_tap(h, dh, kh, height + arg(args, 27))
+            # The next row writes over what this one leaves behind it.
+            for j in range(0, arg(args, 13), lanes):
+                pixels = load(counts + j * item) * splat(float(max(found, 0)))
+                store(scales + j * item, splat(1.0) / pixels)
+            scales += arg(args, 13) * item
+
+    @register_jitable
+    def join(args: int, x: int, line: int) -> None:
+        """Join the rows of an image; taps above and below it are pixels before and behind it."""
+        width, taps = arg(args, 10), arg(args, 15)
+        size, near = arg(args, 9) * width, arg(args, 21) * width
+        pixels, pad = arg(args, 12) * width, arg(args, 24) * width
+        reach, step = (taps - 1) * near + lanes, near * item
+        for j in range(0, pixels, lanes):
+            at, total = j - pad, splat(start)
+            if at >= 0 and at + reach <= size:
+                for t in range(down if down > 0 else taps):
+                    total = combine(total, load(x + at * item + t * step))
+            else:
+                for _ in range(taps):
+                    if at < size and at + lanes > 0:
+                        # Pixels before the first one count as large numbers.
+                        mask = number() + place(at) < place(size)
+                        value = load_m(x + at * item, mask)
+                        total = combine(total, select(mask, value, splat(start)))
+                    at += near
+            store(line + j * item, total)
+
+    @register_jitable
+    def join_some(args: int, x: int, line: int) -> None:
+        """Join rows of an image where windows skip some."""
+        height, width, rows, all_taps = arg(args, 9), arg(args, 10), arg(args, 12), arg(args, 15)
+        stride, dilation, pad = arg(args, 18), arg(args, 21), arg(args, 24)
+        wide, end, reach = width * item, x + height * width * item, (all_taps - 1) * dilation
+        step = dilation * wide
+        for row in range(rows):
+            h, taps = row * stride - pad, all_taps
+            if h < 0 or h + reach >= height:
+                first = first_tap(h, dilation)
+                taps = max(end_tap(h, dilation, taps, height) - first, 0)
+                h += first * dilation
+            at, to = x + h * wide, line + row * wide
+            last = at + (taps - 1) * step
+            # The next row writes over what this one leaves behind it.
+            for j in range(0, wide, lanes * item):
+                total = splat(start)
+                if last + j + lanes * item > end:
+                    mask = number() < place(max((end - last - j) // item, 0))
+                    for t in range(taps):
+                        total = combine(total, load_m(at + j + t * step, mask))
+                elif down > 0 and taps == down:
+                    for t in range(down):
+                        total = combine(total, load(at + j + t * step))
+                else:
+                    for t in range(taps):
+                        total = combine(total, load(at + j + t * step))
+                store(to + j, total)
+
+    @register_jitable
+    def windows(place: int, near: int, bits: int, step: int, taps: int, scales: int) -> Any:
+        """Join the columns of a vector of windows, ``near`` bytes apart."""
+        total = splat(start)
+        for t in range(across if across > 0 else taps):
+            inside = mask_bits(take_bits(bits + t * step))
+            value = load(place + t * near)
+            if stride == 2:
+                value = evens(value, load(place + t * near + lanes * item))
+            total = merge(select(inside, value, splat(start)), total)
+        if average:
+            total = total * load(scales)
+        if root:
+            total = sqrt(total)
+        return total
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size, width, rows = arg(args, 9) * arg(args, 10), arg(args, 13), arg(args, 12)
+        pixels = rows * width
+        taps, near, together = arg(args, 16), arg(args, 22) * item, arg(args, 5)
+        step, pad, further = width * 4, arg(args, 25) * item, lanes % max(width, 1)
+        # All lines begin with a whole vector.
+        reach = (taps - 1) * arg(args, 22)
+        before = (reach + lanes - 1) // lanes * lanes * item
+        pitch = (pixels * stride + 2 * lanes - 1) // lanes * lanes * item + before
+        line = arg(args, 3) + worker * arg(args, 4) + before
+        scales = line + together * pitch
+        masks = scales + (pixels + lanes) * item
+        mark(args, masks)
+        if average:
+            scale(args, line, scales)
+        for first in range(begin, end, together):
+            # What was stored just now is slow to read: several images are joined, then used.
+            count = min(together, end - first)
+            for k in range(count):
+                x = arg(args, 0) + (first + k) * size * item
+                if arg(args, 18) == 1:
+                    join(args, x, line + k * pitch)
+                else:
+                    join_some(args, x, line + k * pitch)
+            for k in range(count):
+                y = arg(args, 1) + (first + k) * pixels * item
+                shifted, column = line + k * pitch - pad, 0
+                # The next image writes over what this one leaves behind it.
+                whole = min(pixels, pixels * (end - first - k) - lanes + 1)
+                for j in range(0, whole, lanes):
+                    at, bits = j * item, masks + column * 4
+                    there = shifted + stride * at
+                    store(y + at, windows(there, near, bits, step, taps, scales + at))
+                    column += further
+                    column -= width if column >= width else 0
+                done = (max(whole, 0) + lanes - 1) // lanes * lanes
+                if done < pixels:
+                    at, bits = done * item, masks + column * 4
+                    there = shifted + stride * at
+                    total = windows(there, near, bits, step, taps, scales + at)
+                    store_n(y + at, pixels - done, total)
+
+    return kernel

@@ -1,0 +1,253 @@
+"""Pooling kernels: windows in the blocked layout, whole images in both (pool_row_kernels.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.emit import item_bytes
+from subgraph.engine.codegen.simd import st, vec
+from subgraph.engine.codegen.tile import arg
+
+LOWEST = {"float32": float("-inf"), "float64": float("-inf")}
+
+
+def combiner(kind: str, v: Any) -> Any:
+    """Return ``(total, vector of the image) -> total``."""
+    largest, absolute = v.max, v.abs
+
+    @register_jitable
+    def take_max(total: Any, x: Any) -> Any:
+        return largest(x, total)
+
+    @register_jitable
+    def take_sum(total: Any, x: Any) -> Any:
+        return total + x
+
+    @register_jitable
+    def take_abs(total: Any, x: Any) -> Any:
+        return total + absolute(x)
+
+    @register_jitable
+    def take_square(total: Any, x: Any) -> Any:
+        return total + x * x
+
+    return {
+        "max": take_max,
+        "average": take_sum,
+        "l1": take_abs,
+        "l2": take_square,
+        "maximum": v.maximum,
+        "minimum": v.minimum,
+    }[kind]
+
+
+def window_taps() -> tuple[Any, Any]:
+    """Return the first tap of a window that lies inside a dimension, and the end of these.
+
+    The first takes where the window begins and its dilation; the second also how many taps it has
+    and the size of the dimension.
+    """
+
+    @register_jitable
+    def first_tap(at: int, dilation: int) -> int:
+        if at >= 0:
+            return 0
+        return -at if dilation == 1 else (-at + dilation - 1) // dilation
+
+    @register_jitable
+    def end_tap(at: int, dilation: int, taps: int, size: int) -> int:
+        left = size - at
+        if (taps - 1) * dilation < left:
+            return taps
+        if left <= 0:
+            return 0
+        return left if dilation == 1 else (left + dilation - 1) // dilation
+
+    return first_tap, end_tap
+
+
+def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
+    """Return the kernel of a pooling window; one unit is a block of output rows of one block.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Channels of one block.
+        kind: ``"max"``, ``"average"``, ``"l1"`` or ``"l2"``.
+
+    Words (8 to 25 as in ``conv_kernels.direct``)::
+
+        0 x  1 y  2 average counts padding (0 or 1)
+        6 blocks of one image
+        8..10 input D H W  11..13 output D H W  14..16 kernel D H W  17..19 strides
+        20..22 dilations  23..25 pads before (D H W)  26..28 pads after
+        31 output rows of a unit  37 bytes between images of x  38 of y
+
+    A window counts what lies inside the image, with word 2 what lies inside image and pads.
+    Units: N * blocks * output D * row blocks.
+    """
+    v = vec(dtype, lanes)
+    load, store, splat, sqrt = v.load, v.store, v.splat, v.sqrt
+    item = item_bytes(dtype)
+    pixel = lanes * item
+    combine = combiner(kind, v)
+    start = LOWEST[dtype] if kind == "max" else 0.0
+    average, root = kind == "average", kind == "l2"
+
+    @register_jitable
+    def finish(total: Any, count: int) -> Any:
+        if average:
+            total = total / splat(float(count))
+        if root:
+            total = sqrt(total)
+        return total
+
+    first_tap, end_tap = window_taps()
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        include, blocks = arg(args, 2), arg(args, 6)
+        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
+        od_n, oh_n, ow_n = arg(args, 11), arg(args, 12), arg(args, 13)
+        kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
+        dd, dh, dw = arg(args, 20), arg(args, 21), arg(args, 22)
+        sw = arg(args, 19)
+        rb = arg(args, 31)
+        row_blocks = (oh_n + rb - 1) // rb
+        for unit in range(begin, end):
+            oh0 = unit % row_blocks * rb
+            od = unit // row_blocks % od_n
+            block = unit // row_blocks // od_n % blocks
+            image = unit // row_blocks // od_n // blocks
+            x = arg(args, 0) + image * arg(args, 37) + block * depth * height * width * pixel
+            y = arg(args, 1) + image * arg(args, 38)
+            y += ((block * od_n + od) * oh_n + oh0) * ow_n * pixel
+            d = od * arg(args, 17) - arg(args, 23)
+            d_first, d_end = first_tap(d, dd), end_tap(d, dd, kd, depth)
+            d_count = end_tap(d, dd, kd, depth + arg(args, 26))
+            for oh in range(oh0, min(oh_n, oh0 + rb)):
+                h = oh * arg(args, 18) - arg(args, 24)
+                h_first, h_end = first_tap(h, dh), end_tap(h, dh, kh, height)
+                h_count = end_tap(h, dh, kh, height + arg(args, 27))
+                plane = x + (d * height + h) * width * pixel
+                ow = 0
+                while ow < ow_n:
+                    w = ow * sw - arg(args, 25)
+                    if ow + 4 <= ow_n and w >= 0 and w + 3 * sw + (kw - 1) * dw < width:
+                        a, b, c, e = splat(start), splat(start), splat(start), splat(start)
+                        for i in range(d_first, d_end):
+                            for j in range(h_first, h_end):
+                                at = plane + ((i * dd * height + j * dh) * width + w) * pixel
+                                for _ in range(kw):
+                                    a = combine(a, load(at))
+                                    b = combine(b, load(at + sw * pixel))
+                                    c = combine(c, load(at + 2 * sw * pixel))
+                                    e = combine(e, load(at + 3 * sw * pixel))
+                                    at += dw * pixel
+                        inside = max(d_end - d_first, 0) * max(h_end - h_first, 0)
+                        count = (d_count * h_count if include != 0 else inside) * kw
+                        store(y, finish(a, count))
+                        store(y + pixel, finish(b, count))
+                        store(y + 2 * pixel, finish(c, count))
+                        store(y + 3 * pixel, finish(e, count))
+                        y += 4 * pixel
+                        ow += 4
+                        continue
+                    w_first, w_end = first_tap(w, dw), end_tap(w, dw, kw, width)
+                    total = splat(start)
+                    for i in range(d_first, d_end):
+                        for j in range(h_first, h_end):
+                            at = plane + (i * dd * height + j * dh) * width * pixel
+                            at += (w + w_first * dw) * pixel
+                            for _ in range(w_first, w_end):
+                                total = combine(total, load(at))
+                                at += dw * pixel
+                    if include != 0:
+                        count = d_count * h_count * end_tap(w, dw, kw, width + arg(args, 28))
+                    else:
+                        count = max(d_end - d_first, 0) * max(h_end - h_first, 0)
+                        count *= max(w_end - w_first, 0)
+                    store(y, finish(total, count))
+                    y += pixel
+                    ow += 1
+
+    return kernel
+
+
+def whole(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., None]:
+    """Return the kernel that pools whole images; one unit is one block (channel when plain).
+
+    The blocked sum runs over four interleaved partial sums, the plain one over ``lanes`` of them:
+    an order that sizes alone decide. Of kinds ``"maximum"`` and ``"minimum"``, which pass on NaN,
+    there is the blocked one only.
+
+    Words: ``0 x, 1 y, 2 pixels of an image, 3 blocks (channels) of an image,
+    4 bytes between images of x, 5 of y``. Units: N * blocks.
+    """
+    v = vec(dtype, lanes)
+    load, store, splat, sqrt, get = v.load, v.store, v.splat, v.sqrt, v.get
+    total_of = v.hmax if kind == "max" else v.sum
+    store1 = st(dtype)
+    one = vec(dtype, 1)
+    load_one, splat_one, get_one = one.load, one.splat, one.get
+    item = item_bytes(dtype)
+    combine, combine_one = combiner(kind, v), combiner(kind, one)
+    extremes = {"max": LOWEST[dtype], "maximum": -np.inf, "minimum": np.inf}
+    merge, start = combiner(kind if kind in extremes else "average", v), extremes.get(kind, 0.0)
+    average, root, largest = kind == "average", kind == "l2", kind == "max"
+    pixel = lanes * item
+
+    @register_jitable
+    def finish(total: Any, count: int) -> Any:
+        if average:
+            total = total / splat(float(count))
+        if root:
+            total = sqrt(total)
+        return total
+
+    @register_jitable
+    def blocked(x: int, y: int, count: int) -> None:
+        a, b, c, d = splat(start), splat(start), splat(start), splat(start)
+        i = 0
+        while i + 4 <= count:
+            at = x + i * pixel
+            a = combine(a, load(at))
+            b = combine(b, load(at + pixel))
+            c = combine(c, load(at + 2 * pixel))
+            d = combine(d, load(at + 3 * pixel))
+            i += 4
+        while i < count:
+            a = combine(a, load(x + i * pixel))
+            i += 1
+        store(y, finish(merge(merge(a, b), merge(c, d)), count))
+
+    @register_jitable
+    def channel(x: int, y: int, count: int) -> None:
+        total = splat(start)
+        vectors = count // lanes
+        for i in range(vectors):
+            total = combine(total, load(x + i * pixel))
+        rest = splat_one(start)
+        for i in range(vectors * lanes, count):
+            rest = combine_one(rest, load_one(x + i * item))
+        value, other = total_of(total), get_one(rest, 0)
+        if largest:
+            value = value if value > other else other
+        else:
+            value += other
+        store1(y, get(finish(splat(value), count), 0))
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        count, blocks = arg(args, 2), arg(args, 3)
+        for unit in range(begin, end):
+            image, block = unit // blocks, unit % blocks
+            x = arg(args, 0) + image * arg(args, 4)
+            y = arg(args, 1) + image * arg(args, 5)
+            if plain:
+                channel(x + block * count * item, y + block * item, count)
+            else:
+                blocked(x + block * count * pixel, y + block * pixel, count)
+
+    return kernel

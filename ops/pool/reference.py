@@ -1,0 +1,255 @@
+"""Pools, for the reference.
+
+onnx.reference has no GlobalLpPool, LpPool-1 and MaxRoiPool; its GlobalMaxPool takes wrong axes
+unless there are two spatial ones; MaxPool, AveragePool and LpPool fail or are wrong with automatic
+padding of one or three axes, with a stride larger than the window, and are slow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import attrs
+import numpy as np
+
+from subgraph.errors import LimitError, ShapeError
+from subgraph.graph.graph import Node
+from subgraph.operators.operator import reference
+from subgraph.operators.reference import attributes, standard, variant
+
+Array = np.ndarray[Any, Any]
+
+
+@reference("GlobalMaxPool")
+def global_max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the maximum over all spatial axes."""
+    x: Array = inputs[0]
+    return [x.max(axis=tuple(range(2, x.ndim)), keepdims=True)]
+
+
+@reference("GlobalLpPool")
+def global_lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the p-norm over all spatial axes; opset 1 states p as a float."""
+    x: Array = inputs[0]
+    power = float(attributes(node)["p"])
+    axes = tuple(range(2, x.ndim))
+    total = (np.abs(x) ** power).sum(axis=axes, keepdims=True)
+    return [np.asarray(total ** (1 / power)).astype(x.dtype)]
+
+
+@attrs.frozen
+class Windows:
+    """Where the windows of a pool lie, for each spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    counts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def over(self, x: Array, fill: Any) -> Array:
+        """Return a view of shape (N, C, *windows, *kernel) of the input with ``fill`` around it."""
+        widths = [(0, 0), (0, 0)]
+        for k, size in enumerate(self.sizes):
+            reach = (self.counts[k] - 1) * self.strides[k] + self._span(k)
+            widths.append((self.before[k], max(reach - size - self.before[k], 0)))
+        padded = np.pad(x, widths, constant_values=fill)
+        steps = padded.strides
+        inner = [step * d for step, d in zip(steps[2:], self.dilations, strict=True)]
+        outer = [step * s for step, s in zip(steps[2:], self.strides, strict=True)]
+        return np.lib.stride_tricks.as_strided(
+            padded,
+            (*x.shape[:2], *self.counts, *self.kernel),
+            (*steps[:2], *outer, *inner),
+            writeable=False,
+        )
+
+    def _span(self, axis: int) -> int:
+        return (self.kernel[axis] - 1) * self.dilations[axis] + 1
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """The axes of `over` that run inside a window."""
+        rank = len(self.sizes)
+        return tuple(range(2 + rank, 2 + 2 * rank))
+
+    def covered(self, with_pads: bool) -> Array:
+        """Return how many elements each window covers, those of the pads too or not."""
+        total: Array = np.ones((), np.float64)
+        for k, size in enumerate(self.sizes):
+            starts = np.arange(self.counts[k]) * self.strides[k] - self.before[k]
+            places = starts[:, None] + np.arange(self.kernel[k]) * self.dilations[k]
+            low, high = (-self.before[k], size + self.after[k]) if with_pads else (0, size)
+            line = ((places >= low) & (places < high)).sum(axis=1)
+            total = total[..., None] * line
+        return total
+
+
+def _windows(node: Node, x: Array) -> Windows:
+    given = attributes(node)
+    sizes = x.shape[2:]
+    rank = len(sizes)
+    kernel = tuple(given["kernel_shape"])
+    strides = tuple(given.get("strides") or (1,) * rank)
+    dilations = tuple(given.get("dilations") or (1,) * rank)
+    pads = list(given.get("pads") or (0,) * 2 * rank)
+    auto = str(given.get("auto_pad") or "NOTSET")
+    counts: list[int] = []
+    for k, size in enumerate(sizes):
+        span = (kernel[k] - 1) * dilations[k] + 1
+        if auto.startswith("SAME"):
+            count = -(-size // strides[k])
+            total = max((count - 1) * strides[k] + span - size, 0)
+            pads[k] = total // 2 if auto == "SAME_UPPER" else total - total // 2
+            pads[k + rank] = total - pads[k]
+        else:
+            if auto == "VALID":
+                pads[k] = pads[k + rank] = 0
+            room = size + pads[k] + pads[k + rank] - span
+            count = (-(-room // strides[k]) if given.get("ceil_mode") else room // strides[k]) + 1
+            # A window that would begin behind the input, in its padding, is none.
+            if given.get("ceil_mode") and (count - 1) * strides[k] >= size + pads[k]:
+                count -= 1
+        counts.append(count)
+    before, after = tuple(pads[:rank]), tuple(pads[rank:])
+    return Windows(kernel, strides, dilations, before, after, tuple(counts), sizes)
+
+
+@reference("AveragePool")
+def average_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the mean over windows; elements of the padding count when the node says so."""
+    x: Array = inputs[0]
+    windows = _windows(node, x)
+    total = windows.over(x, 0).sum(axis=windows.inside, dtype=np.float64)
+    covered = windows.covered(bool(attributes(node).get("count_include_pad")))
+    return [(total / covered).astype(x.dtype)]
+
+
+@reference("GlobalAveragePool")
+def global_average_pool(_: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the mean over all but batch and channels; of no images the mean of each of none."""
+    x: Array = inputs[0]
+    return [x.mean(axis=tuple(range(2, x.ndim)), keepdims=True)]
+
+
+@reference("LpPool")
+def lp_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the p-norm over windows; opset 1 states p as a float."""
+    x: Array = inputs[0]
+    power = float(attributes(node)["p"])
+    windows = _windows(node, x)
+    powers: Array = np.abs(x.astype(np.float64)) ** power
+    total: Array = windows.over(powers, 0).sum(axis=windows.inside)
+    return [(total ** (1 / power)).astype(x.dtype)]
+
+
+@reference("MaxPool")
+def max_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the maximum over windows, and where it was in the flattened input."""
+    x: Array = inputs[0]
+    windows = _windows(node, x)
+    lowest = -np.inf if x.dtype.kind not in "iub" else np.iinfo(x.dtype).min
+    if len(node.outputs) < 2:
+        return [windows.over(x, lowest).max(axis=windows.inside)]
+    # Padding is below every element, or it would be found in place of the least.
+    wide = x.astype(np.int64) if x.dtype.kind in "iu" else x
+    view = windows.over(wide, np.iinfo(np.int64).min if wide is not x else lowest)
+    rank = len(windows.sizes)
+    flat = view.reshape(*view.shape[: 2 + rank], math.prod(windows.kernel))
+    first = flat.argmax(axis=-1)
+    maxima = np.take_along_axis(flat, first[..., None], -1)[..., 0]
+    inner = cast(Sequence[Array], np.unravel_index(cast(Array, first), windows.kernel))
+    grids = np.meshgrid(*map(np.arange, first.shape), indexing="ij")
+    places: list[Array] = [
+        grid * s - pad + at * d
+        for grid, s, pad, at, d in zip(
+            grids[2:], windows.strides, windows.before, inner, windows.dilations, strict=True
+        )
+    ]
+    steps = _steps(windows.sizes, bool(node.attrs.get("storage_order")))
+    index = (grids[0] * x.shape[1] + grids[1]) * math.prod(windows.sizes)
+    for place, step in zip(places, steps, strict=True):
+        index = index + place * step
+    return [maxima.astype(x.dtype), index.astype(np.int64)]
+
+
+def _steps(sizes: Sequence[int], column_major: bool) -> list[int]:
+    if column_major:
+        return [math.prod(sizes[:k]) for k in range(len(sizes))]
+    return [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
+
+
+@reference("MaxRoiPool")
+def max_roi_pool(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the maxima over a grid of bins in each region (image, x1, y1, x2, y2), ends included.
+
+    As in Fast R-CNN (Girshick 2015): coordinates are scaled and rounded, bins overlap where the
+    size does not divide, an empty bin gives 0.
+    """
+    x, rois = inputs
+    height, width = (int(size) for size in node.attrs["pooled_shape"])
+    scale = float(attributes(node)["spatial_scale"])
+    result = np.zeros((rois.shape[0], x.shape[1], height, width), x.dtype)
+    for number, roi in enumerate(rois.astype(np.float64)):
+        image = int(roi[0])
+        if not 0 <= image < x.shape[0]:
+            raise ShapeError(f"region {number} is of image {image}; there are {x.shape[0]}")
+        left, top, right, bottom = np.floor(roi[1:] * scale + 0.5).astype(np.int64)
+        rows = _bins(top, bottom, height, x.shape[2])
+        columns = _bins(left, right, width, x.shape[3])
+        for i, (first, last) in enumerate(rows):
+            for j, (begin, end) in enumerate(columns):
+                if first < last and begin < end:
+                    result[number, :, i, j] = x[image, :, first:last, begin:end].max(axis=(1, 2))
+    return [result]
+
+
+def _bins(first: int, last: int, count: int, size: int) -> list[tuple[int, int]]:
+    step = max(last - first + 1, 1) / count
+    starts = [int(np.floor(k * step)) + first for k in range(count)]
+    ends = [int(np.ceil((k + 1) * step)) + first for k in range(count)]
+    return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in zip(starts, ends, strict=True)]
+
+
+# Samples along an axis of a bin, as for the kernels.
+_MOST_OF_A_BIN = 4096
+# Samples of a region; onnx.reference takes a microsecond for each.
+_MOST_SAMPLES = 1 << 24
+
+
+def _check_samples(node: Node, rois: Array) -> None:
+    """Raise an error for regions in which as many samples are taken as they are large.
+
+    Raises:
+        ShapeError: a bin has more samples than are taken on any device.
+        LimitError: a region has more than are taken here.
+    """
+    scale = float(node.attrs.get("spatial_scale", 1.0))
+    sides = (rois[:, 2:].astype(np.float64) - rois[:, :2]) * scale
+    bins = [float(node.attrs.get(f"output_{side}", 1)) for side in ("width", "height")]
+    if not np.all(sides / bins <= _MOST_OF_A_BIN):
+        raise ShapeError(
+            f"a bin of rois has more than {_MOST_OF_A_BIN} samples along an axis, or is NaN; "
+            "state sampling_ratio"
+        )
+    count = np.maximum(np.ceil(sides / bins), 1).prod(axis=1) * math.prod(bins)
+    if not np.all(count <= _MOST_SAMPLES):
+        raise LimitError(
+            f"a region asks for {np.max(count):,.0f} samples; the most are {_MOST_SAMPLES:,}: say "
+            "sampling_ratio"
+        )
+
+
+@reference("RoiAlign")
+def roi_align(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """RoiAlign; opset 10 means output_half_pixel."""
+    if not node.attrs.get("sampling_ratio", 0):
+        _check_samples(node, inputs[1])
+    if node.version < 16:
+        mode = "output_half_pixel"
+        return standard(variant(node, version=16, coordinate_transformation_mode=mode), inputs)
+    return standard(node, inputs)

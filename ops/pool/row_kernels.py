@@ -1,0 +1,226 @@
+"""The kernel of pooling windows in the plain layout: rows of an image are joined, then columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.emit import item_bytes
+from subgraph.engine.codegen.simd import shuffle, st, vec
+from subgraph.engine.codegen.tile import arg
+
+from .kernels import LOWEST, combiner, window_taps
+
+
+def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Callable[..., None]:
+    """Return the kernel; one unit is a block of output rows of one channel.
+
+    Every window of a row of the output takes the same rows of the image: these are joined first,
+    vectors of columns at once, into a line with what pads it; then columns of the line.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+        kind: ``"max"``, ``"average"``, ``"l1"`` or ``"l2"``.
+        stride: Stride along W, 1 or 2; 0: any other.
+        across: Columns of a window; 0: any number.
+
+    Words: as ``pool_kernels.window`` for blocks of one channel, and ``3 scratch, 4 bytes of it for
+    each worker, 5 columns of the output that are made at once, 7 lines made at once``. Units: N *
+    channels * output D * row blocks.
+
+    The scratch has lines, each ``stride * (columns + a vector)`` elements and those by which a
+    window reaches beyond its first; then, for averages, how many columns each window counts and
+    what its sum is multiplied by.
+    """
+    v, one = vec(dtype, lanes), vec(dtype, 1)
+    load, store, load_m, store_n, splat, sqrt = (
+        v.load,
+        v.store,
+        v.load_m,
+        v.store_n,
+        v.splat,
+        v.sqrt,
+    )
+    load_n, mask_n, select = v.load_n, v.mask_n, v.select
+    load_one, store_one, put = one.load, one.store, st(dtype)
+    item = item_bytes(dtype)
+    combine = combiner(kind, v)
+    merge, merge_one = (combiner("max" if kind == "max" else "average", u) for u in (v, one))
+    start = LOWEST[dtype] if kind == "max" else 0.0
+    average, root = kind == "average", kind == "l2"
+    first_tap, end_tap = window_taps()
+    evens = shuffle(dtype, lanes, range(0, 2 * lanes, 2))
+    wide = lanes * item
+
+    @register_jitable
+    def fill(to: int, count: int) -> None:
+        for at in range(to, to + count * item, item):
+            put(at, start)
+
+    @register_jitable
+    def join(x: int, plane: int, row: int, planes: int, rows: int, columns: int, to: int) -> None:
+        """Join rows of the image, those of several planes, from an address on.
+
+        Behind them the last vector is filled with what pads the image.
+        """
+        whole = columns // lanes * wide
+        if planes == 1 and rows == 3:
+            for j in range(0, whole, wide):
+                total = combine(combine(splat(start), load(x + j)), load(x + row + j))
+                store(to + j, combine(total, load(x + 2 * row + j)))
+        elif planes == 1 and rows == 2:
+            for j in range(0, whole, wide):
+                store(to + j, combine(combine(splat(start), load(x + j)), load(x + row + j)))
+        else:
+            for j in range(0, whole, wide):
+                total = splat(start)
+                for d in range(planes):
+                    at = x + d * plane + j
+                    for _ in range(rows):
+                        total = combine(total, load(at))
+                        at += row
+                store(to + j, total)
+        if columns % lanes > 0:
+            total, mask = splat(start), mask_n(columns % lanes)
+            for d in range(planes):
+                at = x + d * plane + whole
+                for _ in range(rows):
+                    total = combine(total, load_m(at, mask))
+                    at += row
+            store(to + whole, select(mask, total, splat(start)))
+
+    @register_jitable
+    def one_by_one(line: int, taps: int, near: int, step: int, n: int, y: int) -> None:
+        """Join the columns of ``n`` windows of a line."""
+        for o in range(n):
+            at = line + o * step * item
+            total = load_one(at)
+            for _ in range(1, taps):
+                at += near
+                total = merge_one(load_one(at), total)
+            store_one(y + o * item, total)
+
+    @register_jitable
+    def windows(
+        line: int,
+        scales: int,
+        taps: int,
+        near: int,
+        step: int,
+        n: int,
+        y: int,
+        room: int,
+    ) -> None:
+        """Write ``n`` windows of a line, and anything behind them into the room."""
+        if stride == 0:
+            one_by_one(line, taps, near, step, n, y)
+        for j in range(0, n, lanes):
+            if stride == 0:
+                total = load_n(y + j * item, n - j)
+            else:
+                at = line + j * stride * item
+                total = splat(start)
+                for _ in range(across if across > 0 else taps):
+                    value = load(at) if stride == 1 else evens(load(at), load(at + wide))
+                    total = merge(value, total)
+                    at += near
+            if average:
+                total = total * load(scales + j * item)
+            if root:
+                total = sqrt(total)
+            if j + lanes <= room:
+                store(y + j * item, total)
+            else:
+                store_n(y + j * item, n - j, total)
+
+    @register_jitable
+    def count(args: int, first: int, n: int, counts: int) -> None:
+        """Write how many columns windows count, those that the average divides by."""
+        include, width, taps = arg(args, 2), arg(args, 10), arg(args, 16)
+        dilation = arg(args, 22)
+        for o in range((n + lanes - 1) // lanes * lanes):
+            w = (first + o) * arg(args, 19) - arg(args, 25)
+            if include != 0:
+                found = end_tap(w, dilation, taps, width + arg(args, 28))
+            else:
+                found = end_tap(w, dilation, taps, width) - first_tap(w, dilation)
+            put(counts + o * item, float(max(found, 0)))
+
+    @register_jitable
+    def scale(counts: int, scales: int, n: int, around: int) -> None:
+        """Write what sums are multiplied by: one over the pixels that windows count."""
+        for j in range(0, n, lanes):
+            pixels = load(counts + j * item) * splat(float(around))
+            store(scales + j * item, splat(1.0) / pixels)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        include, blocks = arg(args, 2), arg(args, 6)
+        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
+        od_n, oh_n, ow_n = arg(args, 11), arg(args, 12), arg(args, 13)
+        kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
+        dd, dh, dw = arg(args, 20), arg(args, 21), arg(args, 22)
+        step, pad, each, rb = arg(args, 19), arg(args, 25), arg(args, 5), arg(args, 31)
+        line = arg(args, 3) + worker * arg(args, 4)
+        reach = (kw - 1) * dw
+        pitch, lines = (step * (each + lanes) + reach) * item, arg(args, 7)
+        counts = line + lines * pitch
+        scales = counts + (each + lanes) * item
+        plane = height * width * item
+        row_blocks = (oh_n + rb - 1) // rb
+        for first in range(0, ow_n, each):
+            n = min(each, ow_n - first)
+            if average:
+                count(args, first, n, counts)
+            # The line begins with column w of the image and is so long.
+            w, length = first * step - pad, (n - 1) * step + reach + 1
+            left = min(max(-w, 0), length)
+            inside = max(min(width - (w + left), length - left), 0)
+            covered = left + (inside + lanes - 1) // lanes * lanes
+            for k in range(lines):
+                fill(line + k * pitch, left)
+                fill(line + k * pitch + covered * item, length - covered)
+            scaled = 0
+            for unit in range(begin, end):
+                oh0 = unit % row_blocks * rb
+                oh_end = min(oh_n, oh0 + rb)
+                od = unit // row_blocks % od_n
+                block = unit // row_blocks // od_n % blocks
+                image = unit // row_blocks // od_n // blocks
+                x = arg(args, 0) + image * arg(args, 37) + block * depth * plane
+                y = arg(args, 1) + image * arg(args, 38)
+                y += (((block * od_n + od) * oh_n + oh0) * ow_n + first) * item
+                d = od * arg(args, 17) - arg(args, 23)
+                d_first, d_end = first_tap(d, dd), end_tap(d, dd, kd, depth)
+                d_count = end_tap(d, dd, kd, depth + arg(args, 26)) if include != 0 else 0
+                x += (d + d_first * dd) * plane + (w + left) * item
+                for top in range(oh0, oh_end, lines):
+                    # What was stored just now is slow to read: several lines are made, then used.
+                    bottom = min(oh_end, top + lines)
+                    to = line + left * item
+                    for oh in range(top, bottom):
+                        h = oh * arg(args, 18) - arg(args, 24)
+                        h_first, h_end = first_tap(h, dh), end_tap(h, dh, kh, height)
+                        at = x + (h + h_first * dh) * width * item
+                        planes, down = d_end - d_first, dh * width * item
+                        join(at, dd * plane, down, planes, h_end - h_first, inside, to)
+                        to += pitch
+                    around = 0
+                    for oh in range(top, bottom):
+                        if average:
+                            h = oh * arg(args, 18) - arg(args, 24)
+                            around = end_tap(h, dh, kh, height) - first_tap(h, dh)
+                            around = max(d_end - d_first, 0) * max(around, 0)
+                            if include != 0:
+                                around = d_count * end_tap(h, dh, kh, height + arg(args, 27))
+                        if average and around != scaled:
+                            scale(counts, scales, n, around)
+                            scaled = around
+                        # The next rows write over what this one leaves behind it.
+                        room = (oh_end - oh) * ow_n if n == ow_n else n
+                        at = line + (oh - top) * pitch
+                        windows(at, scales, kw, dw * item, step, n, y, room)
+                        y += ow_n * item
+
+    return kernel

@@ -1,0 +1,122 @@
+"""QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear on the CPU: elementwise steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.errors import UnsupportedOpError
+from subgraph.graph.graph import Node
+from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
+from subgraph.ops.elementwise.expressions import Expression, Term
+from subgraph.ops.reduce.cpu import emit_reduction
+from subgraph.ops.shared.strides import normal_axis
+from subgraph.ops.shared.tile_planning import round_up
+
+_QUANTIZED = ("uint8", "int8", "uint16", "int16")
+_REAL = ("float32", "float16", "bfloat16")
+_RUN = 1 << 14  # elements worth a thread
+
+
+def _along_axis(low: Lowering, operand: Operand) -> Source:
+    """Return a scale or zero point as it is read: one number, or one for each place of an axis."""
+    node, x = low.node, low.given(0)
+    if node.attrs.get("block_size", 0):
+        raise Unsupported(f"{node.op_type} in blocks")
+    if operand.size == 1:
+        return source(operand, ())
+    if operand.rank != 1:
+        raise Unsupported(f"{node.op_type} with a scale of rank {operand.rank}")
+    axis = normal_axis(int(node.attrs.get("axis", 1)), x.rank)
+    return source(operand, (operand.size, *(1,) * (x.rank - axis - 1)))
+
+
+def saturated(e: Expression, scaled: Term, zero: Term | None, dtype: str) -> Term:
+    """Round, add the zero point and cut to the range of an integer dtype."""
+    info = np.iinfo(dtype)
+    rounded = e("rint", scaled)
+    if zero is not None:
+        rounded = e("add", rounded, e.cast(zero, scaled.dtype))
+    return e.cast(e("max", e("min", rounded, float(info.max)), float(info.min)), dtype)
+
+
+@lowering("QuantizeLinear", dtypes=(*_REAL, "int32"))
+def quantize(node: Node, low: Lowering) -> None:
+    """Lower QuantizeLinear to 8 and 16 bits."""
+    x, scale, zero, y = low.given(0), low.given(1), low.optional(2), low.output()
+    if y.dtype not in _QUANTIZED or scale.dtype not in _REAL:
+        raise Unsupported(f"QuantizeLinear of {x.dtype} to {y.dtype}")
+    e = Expression()
+    sources = [source(x), _along_axis(low, scale)]
+    value = e.cast(e.input(x.dtype), "float32")
+    factor = e.cast(e.input(scale.dtype), "float32")
+    offset = None
+    if zero is not None:
+        sources.append(_along_axis(low, zero))
+        offset = e.input(zero.dtype)
+    scaled = e("div", value, factor)
+    emit_expression(low, e, sources, [(saturated(e, scaled, offset, y.dtype), y)])
+
+
+@lowering("DequantizeLinear", dtypes=(*_QUANTIZED, "int32"))
+def dequantize(node: Node, low: Lowering) -> None:
+    """Lower DequantizeLinear from 8, 16 and 32 bits."""
+    x, scale, zero, y = low.given(0), low.given(1), low.optional(2), low.output()
+    if scale.dtype not in _REAL or y.dtype not in _REAL:
+        raise Unsupported(f"DequantizeLinear of {x.dtype} to {y.dtype}")
+    e = Expression()
+    sources = [source(x), _along_axis(low, scale)]
+    value, factor = e.input(x.dtype), e.input(scale.dtype)
+    work = "int32" if x.dtype == "int32" else "float32"  # what holds every difference
+    value = e.cast(value, work)
+    if zero is not None:
+        sources.append(_along_axis(low, zero))
+        value = e("sub", value, e.cast(e.input(zero.dtype), work))
+    product = e("mul", e.cast(value, "float32"), e.cast(factor, "float32"))
+    emit_expression(low, e, sources, [(e.cast(product, y.dtype), y)])
+
+
+@lowering("DynamicQuantizeLinear", dtypes=("float32",))
+def dynamic(node: Node, low: Lowering) -> None:
+    """Lower DynamicQuantizeLinear: the range, then scale and zero point, then the elements."""
+    x = low.given(0)
+    if x.size == 0:
+        raise Unsupported("DynamicQuantizeLinear of an empty tensor")
+    y, scale, zero = low.outputs[:3]
+    most, least = _extremes(low, x)
+    e = Expression()
+    top, bottom = e("max", e.input("float32"), 0), e("min", e.input("float32"), 0)
+    span = e("sub", top, bottom)
+    span = e("where", e("eq", span, 0), 1, span, dtype="float32")
+    step = e("div", span, 255)
+    origin = e("max", e("min", e("div", e("neg", bottom), step), 255), 0)
+    point = e.cast(e("rint", origin), "uint8")
+    try:
+        emit_expression(
+            low, e, [source(most, ()), source(least, ())], [(step, scale), (point, zero)]
+        )
+    except UnsupportedOpError as error:
+        raise Unsupported(str(error)) from error
+    e = Expression()
+    value, factor, offset = e.input("float32"), e.input("float32"), e.input("uint8")
+    result = saturated(e, e("div", value, factor), offset, "uint8")
+    emit_expression(low, e, [source(x), source(scale, ()), source(zero, ())], [(result, y)])
+
+
+def _extremes(low: Lowering, x: Operand) -> tuple[Operand, Operand]:
+    """Emit the largest and the smallest element of ``x``, which has elements."""
+    parts = min(4 * low.threads, -(-x.size // _RUN)) if low.threads > 1 else 1
+    size = round_up(-(-x.size // parts), low.lanes("float32"))
+    parts = -(-x.size // size)
+    found = [temporary(low, "float32", (parts,)) for _ in range(2)]
+    kernel = Kernel(
+        "subgraph.ops.selection.extremes_kernels", "extremes", lanes=low.lanes("float32")
+    )
+    low.emit(kernel, [x, *found, x.size, size], parts, bytes=x.nbytes)
+    if parts == 1:
+        return found[0], found[1]
+    most, least = temporary(low, "float32", ()), temporary(low, "float32", ())
+    for op, of_parts, whole in (("max", found[0], most), ("min", found[1], least)):
+        emit_reduction(low, op, of_parts, whole, [0])
+    return most, least

@@ -1,0 +1,197 @@
+"""Integer products on the CPU device: ConvInteger, QLinearConv in the plain layout."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.ops.movement.copies_cpu import emit_fill
+from subgraph.ops.movement.geometry import conv_geometry
+from subgraph.ops.shared.tile_planning import Array, grain, round_up
+from subgraph.system import host
+
+_BYTES = ("uint8", "int8")
+_VECTORS = 2
+
+
+@attrs.define
+class Sides:
+    """The two sides of a product as the kernel reads them, and what takes out zero points."""
+
+    a: Word
+    b: Word
+    za: Word
+    ra: Word
+    sb: Word
+    zb: Word
+
+
+def _zero_point(operand: Operand | None) -> Array:
+    """Return a zero point, flat; it must be known."""
+    if operand is None:
+        return np.zeros(1, np.int32)
+    if operand.known is None:
+        raise Unsupported("a zero point that is computed at run time")
+    return operand.known.astype(np.int32).reshape(-1)
+
+
+def _as_given(array: Array) -> Array:
+    return array
+
+
+def _constant(low: Lowering, array: Array) -> Weight:
+    return low.weight("integer constant", _as_given, np.ascontiguousarray(array))
+
+
+def _check(*operands: Operand) -> None:
+    for operand in operands:
+        if operand.dtype not in _BYTES:
+            raise Unsupported(f"an integer product of {operand.dtype}")
+
+
+def _lanes() -> int:
+    return host.lanes("int32")
+
+
+def _emit(
+    low: Lowering, sides: Sides, y: Operand, sizes: tuple[int, int, int], *,
+    stack: tuple[int, int] = (1, 1), b_bytes: int = 0, sums: int = 0,
+    scale: Word = 0, per_row: bool = False, zero: int = 0, bias: Word = 0,
+) -> None:  # fmt: skip
+    """Emit ``integer_kernels.product``; ``stack``: matrices and groups."""
+    m, n, depth = sizes
+    lanes = _lanes()
+    width = lanes * _VECTORS
+    # Where a step takes several instructions the sums and what they need fill 16 registers.
+    rows = 8 if host.has_vnni() or host.isa().registers > 16 else 4
+    scratch = low.scratch(rows * width * 4, per_worker=True)
+    words: list[Word] = [sides.a, sides.b, y, m, n, depth, stack[1]]
+    words += [sides.za, sides.ra, sides.sb, sides.zb, sums, scale, int(per_row), zero]
+    words += [scratch, scratch.nbytes, b_bytes, bias]
+    units = stack[0] * -(-m // rows) * -(-n // width)
+    flops = 2 * stack[0] * m * n * depth
+    low.emit(
+        Kernel(
+            "subgraph.ops.quantized.integer_kernels",
+            "product",
+            lanes=lanes,
+            vectors=_VECTORS,
+            rows=rows,
+            output=y.dtype,
+        ),
+        words,
+        units,
+        grain=grain(units, flops),
+        flops=flops,
+        bytes=stack[0] * (m * depth + n * depth + m * n),
+    )
+
+
+def _scales(low: Lowering, indices: tuple[int, int, int], count: int, pad: int) -> Weight:
+    """Return ``left scale * right scale / output scale``, one for each of ``count``."""
+    operands = [low.given(index) for index in indices]
+    if any(not operand.constant for operand in operands):
+        raise Unsupported("a scale that is computed at run time")
+
+    def make(left: Array, right: Array, out: Array) -> Array:
+        scale = (left * right / out).astype(np.float32).reshape(-1)
+        padded = np.zeros(round_up(count, pad), np.float32)
+        padded[:count] = scale
+        return padded
+
+    return low.weight(f"integer scales {count} of {pad}", make, *operands)
+
+
+def _conv(
+    node: Node, low: Lowering, x: Operand, w: Operand, x_zero: Operand | None,
+    w_zero: Operand | None, *, scale: Word = 0, zero: int = 0, bias: Word = 0,
+) -> None:  # fmt: skip
+    """Emit the windows of x as the right side, and the weights as the left."""
+    _check(x, w)
+    y = low.output()
+    if not w.constant:
+        raise Unsupported("weights of an integer convolution that are computed at run time")
+    g = conv_geometry(node, x, w, y)
+    lanes = _lanes()
+    width = lanes * _VECTORS
+    depth, outputs = g.inputs * g.taps, g.groups * g.outputs
+    quads, matrices = -(-g.inputs // 4), g.images * g.groups
+    step = 4 * quads * g.taps
+    zx, zw = _zero_point(x_zero), _zero_point(w_zero)
+    if zx.size != 1 or zw.size not in (1, outputs):
+        raise Unsupported("a convolution with several zero points of its input")
+    flip_x, flip_w = (128 if x.dtype == "uint8" else 0), (128 if w.dtype == "int8" else 0)
+    za = (np.zeros(outputs, np.int32) + zw + flip_w).astype(np.int32)
+
+    def bytes_of(weight: Array) -> Array:
+        rows = np.zeros((outputs, g.taps, 4 * quads), np.uint8)
+        own = weight.reshape(outputs, g.inputs, g.taps).swapaxes(1, 2)
+        rows[:, :, : g.inputs] = (own.astype(np.int16) + flip_w) & 255
+        return rows
+
+    def row_sums(weight: Array) -> Array:
+        rows = weight.reshape(outputs, depth).astype(np.int32) + flip_w
+        sums: Array = rows.sum(1, dtype=np.int32) - depth * za
+        return sums
+
+    left = low.weight(f"integer rows {outputs}x{g.inputs}x{g.taps} of {w.dtype}", bytes_of, w)
+    ra = low.weight(f"integer row sums of {w.dtype} less {zw.tolist()}", row_sums, w)
+    panels = -(-g.pixels // width)
+    b_bytes = panels * step * width
+    right = low.scratch(matrices * b_bytes)
+    sums = low.scratch(matrices * panels * width * 4)
+    pixels = math.prod(g.source)
+    four = low.scratch(matrices * quads * pixels * 4)
+    low.emit(
+        Kernel("subgraph.ops.quantized.integer_kernels", "quads_s8", dtype=x.dtype),
+        [x, four, g.inputs, pixels],
+        matrices * quads,
+        grain=grain(matrices * quads, 4 * x.size),
+        bytes=2 * x.size,
+    )
+    pad = ((int(zx[0]) & 255) ^ flip_x) * 0x01010101
+    last = pad & (2 ** (8 * (g.inputs - 4 * (quads - 1))) - 1)
+    words: list[Word] = [four, right, sums, pad, last, 0, quads, panels, *g.words()]
+    units = matrices * panels
+    low.emit(
+        Kernel(
+            "subgraph.ops.quantized.integer_kernels", "columns_s8", lanes=lanes, vectors=_VECTORS
+        ),
+        words,
+        units,
+        grain=grain(units, 8 * matrices * b_bytes),
+        bytes=matrices * b_bytes,
+    )
+    zb = low.scratch(panels * width * 4)
+    emit_fill(low, zb, panels * width, np.full(1, int(zx[0]) - flip_x, np.int32))
+    sides = Sides(left, right, _constant(low, za), ra, sums, zb)
+    _emit(
+        low, sides, y, (g.outputs, g.pixels, step), stack=(matrices, g.groups),
+        b_bytes=b_bytes, sums=panels * width, scale=scale, per_row=True,
+        zero=zero, bias=bias,
+    )  # fmt: skip
+
+
+@lowering("ConvInteger", dtypes=_BYTES)
+def conv_integer(node: Node, low: Lowering) -> None:
+    """Lower ConvInteger."""
+    if low.output().size:
+        _conv(node, low, low.given(0), low.given(1), low.optional(2), low.optional(3))
+
+
+def qlinear_conv(node: Node, low: Lowering) -> None:
+    """Emit QLinearConv in the plain layout, whatever its rank and groups."""
+    y = low.output()
+    if not y.size:
+        return
+    zero = _zero_point(low.optional(7))
+    scale = _scales(low, (1, 4, 6), low.given(3).shape[0], 1)
+    _conv(
+        node, low, low.given(0), low.given(3), low.optional(2), low.optional(5),
+        scale=scale, zero=int(zero[0]), bias=low.optional(8) or 0,
+    )  # fmt: skip

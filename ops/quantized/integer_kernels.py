@@ -1,0 +1,305 @@
+"""Products of 8-bit integers with exact 32-bit sums: matrices and convolutions.
+
+``C[m, n] = sum (A[m, k] - za[m]) (B[k, n] - zb[n])``. A is brought to unsigned bytes (signed ones
+plus 128, their zero points too), B to signed bytes (unsigned ones less 128), four steps of k beside
+each other, for the dot-product instruction. The zero points are taken out afterwards:
+``sum A B - za[m] sb[n] - zb[n] ra[m]`` with ``sb`` the column sums of B and ``ra[m] = sum A[m, k] -
+K za[m]``. K is padded with zero bytes to a multiple of four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, register_jitable
+
+from subgraph.engine.codegen.dot import dot4, emit_dot4
+from subgraph.engine.codegen.emit import Emit, private_function
+from subgraph.engine.codegen.irtools import I32, I64, load_at, splat_value, store_at
+from subgraph.engine.codegen.simd import convert, ld_i32, shuffle, st_i32, st_u8, vec
+from subgraph.engine.codegen.tile import arg
+
+_BYTES = 16  # pixels that are brought into quads at once
+
+
+def _tile(lanes: int, rows: int, vectors: int) -> Any:
+    """Return ``tile(a, a step, b, quads, c, c step)``: rows x vectors int32 sums from zero."""
+    kind = ir.VectorType(I32, lanes)
+
+    def body(builder: Any, args: Any) -> None:
+        e = Emit(builder, "float32", lanes)
+        block = args[0]
+        a_step, quads, c, c_step = (e.word(block, k) for k in (1, 3, 4, 5))
+        zero = ir.Constant(kind, [0] * lanes)
+        sums = [[e.variable(zero) for _ in range(vectors)] for _ in range(rows)]
+        a, b = e.variable(e.word(block, 0)), e.variable(e.word(block, 2))
+        with e.loop(quads):
+            at = e.get(b)
+            right = [
+                load_at(builder, builder.add(at, I64(4 * lanes * j)), kind, 4)
+                for j in range(vectors)
+            ]
+            for i in range(rows):
+                source = builder.add(e.get(a), builder.mul(a_step, I64(i)))
+                left = splat_value(builder, load_at(builder, source, I32, 1), lanes)
+                for j in range(vectors):
+                    e.put(sums[i][j], emit_dot4(builder, e.get(sums[i][j]), left, right[j]))
+                e.fence()
+            e.step(a, I64(4))
+            e.step(b, I64(4 * lanes * vectors))
+        for i in range(rows):
+            for j in range(vectors):
+                to = builder.add(c, builder.mul(c_step, I64(i)))
+                store_at(builder, builder.add(to, I64(4 * lanes * j)), e.get(sums[i][j]), 4)
+
+    @intrinsic
+    def tile(
+        typingctx: Any, a: Any, a_step: Any, b: Any, quads: Any, c: Any, c_step: Any
+    ) -> tuple[Any, Any]:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            name = f"dot_{lanes}_{rows}x{vectors}"
+            function = builder.module.globals.get(name)
+            if function is None:
+                function = private_function(builder.module, name)
+                inside = ir.IRBuilder(function.append_basic_block("entry"))
+                body(inside, function.args)
+                inside.ret_void()
+            slot = cgutils.alloca_once(builder, ir.ArrayType(I64, 6))
+            words = builder.ptrtoint(slot, I64)
+            for k, value in enumerate(args):
+                store_at(builder, builder.add(words, I64(8 * k)), value, 8)
+            builder.call(function, [words])
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), codegen
+
+    return tile
+
+
+def quads_s8(*, dtype: str) -> Callable[..., None]:
+    """Return the kernel that puts four channels beside each other; a unit is four channels.
+
+    Args:
+        dtype: ``"uint8"`` (128 is taken off) or ``"int8"``.
+
+    Words: ``0 x [image, group][C][pixels], 1 y [image, group][C / 4][pixels][4] (int8), 2 channels
+    of a group, 3 pixels of an image``. Channels beyond C are zero. Units: images * groups * C / 4.
+    """
+    v = vec("uint8", _BYTES)
+    load, load_n, splat, zero = v.load, v.load_n, v.splat, v.zero
+    pairs = [k for i in range(_BYTES) for k in (i, _BYTES + i)]
+    fours = [
+        k for i in range(0, 2 * _BYTES, 2) for k in (i, i + 1, 2 * _BYTES + i, 2 * _BYTES + i + 1)
+    ]
+    mix, mix_pairs = shuffle("uint8", _BYTES, pairs), shuffle("uint8", 2 * _BYTES, fours)
+    whole = vec("uint8", 4 * _BYTES)
+    store_all, store_n, mask = whole.store, whole.store_n, 128 if dtype == "uint8" else 0
+
+    @register_jitable
+    def line(x: int, plane: int, channel: int, count: int, rest: int) -> Any:
+        """Return bytes of a channel of ``count``, zero beyond these."""
+        if channel >= count:
+            return zero()
+        at = x + channel * plane
+        return (load(at) if rest >= _BYTES else load_n(at, rest)) ^ splat(mask)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        channels, plane = arg(args, 2), arg(args, 3)
+        quads = (channels + 3) // 4
+        for unit in range(begin, end):
+            first = unit % quads * 4
+            x = arg(args, 0) + (unit // quads * channels + first) * plane
+            y, count = arg(args, 1) + unit * plane * 4, channels - first
+            for p in range(0, plane, _BYTES):
+                rest = plane - p
+                a, b = line(x + p, plane, 0, count, rest), line(x + p, plane, 1, count, rest)
+                c, d = line(x + p, plane, 2, count, rest), line(x + p, plane, 3, count, rest)
+                four = mix_pairs(mix(a, b), mix(c, d))
+                if rest >= _BYTES:
+                    store_all(y + 4 * p, four)
+                else:
+                    store_n(y + 4 * p, 4 * rest, four)
+
+    return kernel
+
+
+def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
+    """Return the kernel that lays out the windows of a convolution; a unit is a panel of pixels.
+
+    A panel is ``lanes * vectors`` pixels wide. Words (8 to 25 as in ``conv_kernels.generic``)::
+
+        0 x as `quads_s8` makes it  1 panels [image, group][panel][K / 4][width][4]
+        2 sb [image, group][pixels]  3 four bytes of the padding  4 those of the last channels
+        6 C / 4: channels of one group  7 panels of one matrix
+        8..10 input D H W  11..13 output D H W  14..16 kernel  17..19 strides  20..22 dilations
+        23..25 pads before
+
+    K runs over (kd, kh, kw, channel). Units: images * groups * panels.
+    """
+    width = lanes * vectors
+    v = vec("int32", lanes)
+    load, store, splat, dot = v.load, v.store, v.splat, dot4(lanes)
+
+    @register_jitable
+    def fill(to: int, start: int, stop: int, value: int) -> None:
+        for p in range(start, stop):
+            st_i32(to + 4 * p, value)
+
+    @register_jitable
+    def line(args: int, source: int, to: int, start: int, stop: int, run: int, pad: int) -> None:
+        """Lay out pixels of one row, those from ``start`` to ``stop`` from the source on."""
+        stride = arg(args, 19)
+        fill(to, 0, start, pad)
+        fill(to, stop, run, pad)
+        if stride == 1:
+            for p in range(start, stop, lanes):
+                left = stop - p
+                if left >= lanes:
+                    store(to + 4 * p, load(source + 4 * p))
+                else:
+                    for k in range(p, stop):
+                        st_i32(to + 4 * k, ld_i32(source + 4 * k))
+        else:
+            for p in range(start, stop):
+                st_i32(to + 4 * p, ld_i32(source + 4 * p * stride))
+
+    @register_jitable
+    def row(args: int, x: int, to: int, pixel: int, run: int) -> None:
+        """Lay out all of K for pixels of one row of the output."""
+        quads, depth, height, wide = arg(args, 6), arg(args, 8), arg(args, 9), arg(args, 10)
+        oh_n, ow_n, stride = arg(args, 12), arg(args, 13), arg(args, 19)
+        plane = depth * height * wide * 4
+        w0 = pixel % ow_n * stride - arg(args, 25)
+        h0 = pixel // ow_n % oh_n * arg(args, 18) - arg(args, 24)
+        d0 = pixel // ow_n // oh_n * arg(args, 17) - arg(args, 23)
+        for a in range(arg(args, 14)):
+            d = d0 + a * arg(args, 20)
+            for i in range(arg(args, 15)):
+                h = h0 + i * arg(args, 21)
+                outside = d < 0 or d >= depth or h < 0 or h >= height
+                for j in range(arg(args, 16)):
+                    w = w0 + j * arg(args, 22)
+                    start, stop = min(max((stride - 1 - w) // stride, 0), run), run
+                    if w + (run - 1) * stride >= wide:
+                        stop = max(start, (wide - w + stride - 1) // stride)
+                    if outside:
+                        start = stop = run
+                    source = x + ((d * height + h) * wide + w) * 4
+                    for q in range(quads):
+                        pad = arg(args, 3) if q < quads - 1 else arg(args, 4)
+                        line(args, source + q * plane, to, start, stop, run, pad)
+                        to += width * 4
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        panels, ow_n = arg(args, 7), arg(args, 13)
+        quads = arg(args, 6) * arg(args, 14) * arg(args, 15) * arg(args, 16)
+        size = arg(args, 6) * arg(args, 8) * arg(args, 9) * arg(args, 10) * 4
+        pixels = arg(args, 11) * arg(args, 12) * ow_n
+        for unit in range(begin, end):
+            panel, matrix = unit % panels, unit // panels
+            base = arg(args, 1) + unit * quads * width * 4
+            first = panel * width
+            count = min(width, pixels - first)
+            if count < width:
+                for i in range(0, quads * width * 4, 4 * lanes):
+                    store(base + i, splat(0))
+            done = 0
+            while done < count:
+                run = min(count - done, ow_n - (first + done) % ow_n)
+                row(args, arg(args, 0) + matrix * size, base + 4 * done, first + done, run)
+                done += run
+            sums = arg(args, 2) + (matrix * panels * width + first) * 4
+            for j in range(0, width, lanes):
+                total = splat(0)
+                for q in range(quads):
+                    total = dot(total, splat(0x01010101), load(base + (q * width + j) * 4))
+                store(sums + 4 * j, total)
+
+    return kernel
+
+
+def product(*, lanes: int, vectors: int, rows: int, output: str) -> Callable[..., None]:
+    """Return the kernel of a stack of products; one unit is a tile's rows of one panel.
+
+    Args:
+        lanes: int32 elements of a vector.
+        vectors: Vectors of a panel.
+        rows: Rows of a tile.
+        output: ``"int32"``, or ``"uint8"`` and ``"int8"`` for sums that are scaled and rounded to
+            nearest even, the zero point added, and clamped.
+
+    Words::
+
+        0 A [group][M][bytes of a row]  1 B [matrix][panel][K / 4][columns][4]  2 C [matrix][M][N]
+        3 M  4 N  5 bytes of a row of A  6 groups
+        7 za  8 ra (int32, [group][M])  9 sb  10 zb (int32, [columns], padded)
+        11 int32 between the sb of matrices  12 scale (float32; 0 for int32)
+        13 scales are one per row [group][M] (1) or per column (0)  14 zero point of C
+        15 scratch  16 its bytes per worker: at least 8 * columns * 4
+        17 bytes between the B of matrices  18 bias (int32, [group][M]; 0: none)
+
+    Units: matrices * ceil(M / 8) * panels, matrices a multiple of groups.
+    """
+    v, f = vec("int32", lanes), vec("float32", lanes)
+    load, store, splat, store_n = v.load, v.store, v.splat, v.store_n
+    to_float, to_int = convert("int32", "float32", lanes), convert("float32", "int32", lanes)
+    f_load, f_splat, f_bcast, rint = f.load, f.splat, f.bcast, f.rint
+    f_max, f_min = f.max, f.min
+    full, one = _tile(lanes, rows, vectors), _tile(lanes, 1, vectors)
+    width = lanes * vectors
+    item = 4 if output == "int32" else 1
+    least, most = (0.0, 255.0) if output == "uint8" else (-128.0, 127.0)
+    plain = output == "int32"
+
+    @register_jitable
+    def finish(args: int, sums: int, group: int, matrix: int, row: int, first: int) -> None:
+        """Take out the zero points of one row of a panel and store it."""
+        n = arg(args, 4)
+        index = group * arg(args, 3) + row
+        za, ra = ld_i32(arg(args, 7) + 4 * index), ld_i32(arg(args, 8) + 4 * index)
+        sb = arg(args, 9) + 4 * (matrix * arg(args, 11) + first)
+        to = arg(args, 2) + ((matrix * arg(args, 3) + row) * n + first) * item
+        for j in range(0, min(width, n - first), lanes):
+            total = load(sums + 4 * j) - splat(za) * load(sb + 4 * j)
+            total = total - splat(ra) * load(arg(args, 10) + 4 * (first + j))
+            if arg(args, 18) != 0:
+                total = total + splat(ld_i32(arg(args, 18) + 4 * index))
+            count = min(lanes, n - first - j)
+            if plain:
+                store_n(to + 4 * j, count, total)
+            else:
+                if arg(args, 13) != 0:
+                    scale = f_bcast(arg(args, 12) + 4 * index)
+                else:
+                    scale = f_load(arg(args, 12) + 4 * (first + j))
+                real = rint(to_float(total) * scale) + f_splat(float(arg(args, 14)))
+                store(sums + 4 * j, to_int(f_min(f_splat(most), f_max(f_splat(least), real))))
+                for i in range(count):
+                    st_u8(to + j + i, ld_i32(sums + 4 * (j + i)) & 255)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        height, columns, step = arg(args, 3), arg(args, 4), arg(args, 5)
+        panels, blocks = (columns + width - 1) // width, (height + rows - 1) // rows
+        scratch = arg(args, 15) + worker * arg(args, 16)
+        quads = step // 4
+        for unit in range(begin, end):
+            block, panel = unit % blocks, unit // blocks % panels
+            matrix = unit // blocks // panels
+            group = matrix % arg(args, 6)
+            row = block * rows
+            a = arg(args, 0) + (group * height + row) * step
+            b = arg(args, 1) + matrix * arg(args, 17) + panel * quads * width * 4
+            count = min(rows, height - row)
+            if count == rows:
+                full(a, step, b, quads, scratch, width * 4)
+            else:
+                for i in range(count):
+                    one(a + i * step, step, b, quads, scratch + i * width * 4, width * 4)
+            for i in range(count):
+                finish(args, scratch + i * width * 4, group, matrix, row + i, panel * width)
+
+    return kernel

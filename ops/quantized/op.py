@@ -1,0 +1,148 @@
+"""Quantization: what operands must satisfy, shape rules, and corrections of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import (
+    DTYPE_OF_ONNX,
+    ONNX_DTYPE,
+    TensorType,
+    ValueType,
+    dtype_of,
+    numpy_dtype,
+)
+from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.reference import standard, variant
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_axis,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+)
+from subgraph.ops.elementwise.op import Array, Types, Values, tensor
+
+
+@requires("QuantizeLinear", "DequantizeLinear")
+def scaled_operands(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> None:
+    """Raise ShapeError unless scales are for all, along an axis, or for blocks (ONNX, 10 to 25)."""
+    stated = node.attrs.get("output_dtype", 0)
+    require(not stated or stated in DTYPE_OF_ONNX, "output_dtype {} is no dtype of ONNX", stated)
+    if node.op_type == "DequantizeLinear":
+        require_dtype("the zero point", zero, x.dtype)
+    elif stated:
+        require_dtype("the zero point", zero, DTYPE_OF_ONNX[stated])
+    block = node.attrs.get("block_size", 0)
+    require(isinstance(block, int) and block >= 0, "block_size is {}", block)
+    for name, given in (("the scale", scale), ("the zero point", zero)):
+        if given is not None:
+            _require_spread(node, name, given, x, block)
+    if zero is not None and zero.rank and scale.rank:
+        require_shape("the zero point", zero, scale.shape, "one for each scale")
+
+
+def _require_spread(node: Node, name: str, given: Tensor, x: Tensor, block: int) -> None:
+    """Require one number for all of ``x``, one for each place of an axis, or one for each block."""
+    if given.rank == 0:
+        return
+    if given.rank == 1 and not (block and x.rank == 1):
+        # An axis is needed only where there is more than one number.
+        axis = node.attrs.get("axis", 1)
+        inside = isinstance(axis, int) and -x.rank <= axis < x.rank
+        count: int = x.shape[axis] if inside else 1
+        require(
+            given.shape[0] == 1 or given.shape[0] == count,
+            "{} has {} elements; {} has one, or one for each of the {} along axis {}",
+            name,
+            given.shape[0],
+            x,
+            count,
+            axis,
+        )
+        return
+    require(block > 0, "{} has shape {}: of blocks, but there is no block_size", name, given.shape)
+    require_rank(name, given, x.rank)
+    axis = require_axis(node, x.rank, default=1)
+    blocks = -(-x.shape[axis] // block)
+    wanted = (*x.shape[:axis], blocks, *x.shape[axis + 1 :])
+    require_shape(name, given, wanted, f"one for each block of {block} along axis {axis}")
+
+
+@requires("DynamicQuantizeLinear")
+def one_float_tensor(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the operand is float32; every shape fits (ONNX, 11)."""
+    require_dtype("x", x, "float32")
+
+
+@shape_rule("QuantizeLinear", "DequantizeLinear")
+def one_by_one(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Keep the shape; the zero point, the scale or an attribute says the dtype."""
+    x, scale = tensor(types[0]), tensor(types[1])
+    zero = tensor(types[2]) if len(types) > 2 else None
+    stated = int(node.attrs.get("output_dtype", 0))
+    if stated:
+        dtype = DTYPE_OF_ONNX.get(stated)
+        if dtype is None:
+            raise ShapeError(f"output_dtype {stated} is no dtype of ONNX")
+    elif node.op_type == "QuantizeLinear":
+        dtype = "uint8" if zero is None else zero.dtype
+        if zero is None and len(types) > 2 and types[2] is not None:
+            dtype = None
+    else:
+        dtype = None if scale is None else scale.dtype
+    return [None if not dtype else TensorType(dtype, None if x is None else x.shape)]
+
+
+@shape_rule("DynamicQuantizeLinear")
+def with_its_scale(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Keep the shape, as uint8; the scale and the zero point are scalars."""
+    x = tensor(types[0])
+    whole = TensorType("uint8", None if x is None else x.shape)
+    return [whole, TensorType("float32", ()), TensorType("uint8", ())]
+
+
+@reference("DequantizeLinear")
+def dequantize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Compute opsets 10 and 13 as 19, of which they are a part; onnx.reference begins there."""
+    return standard(variant(node, version=max(node.version, 19) if node.version else 0), inputs)
+
+
+_BEYOND = 2.0**20  # more than every integer that is quantised to, within int32
+
+
+@reference("QuantizeLinear")
+def quantize(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Quantise to integers, cutting what lies beyond their range to its ends.
+
+    onnx.reference converts to int32 before it cuts: of an infinity it makes the least integer.
+    """
+    x, scale, *zero = inputs
+    target = dtype_of(zero[0]) if zero and zero[0] is not None else "uint8"
+    target = DTYPE_OF_ONNX[int(node.attrs.get("output_dtype", 0)) or ONNX_DTYPE[target]]
+    if "int" not in target:
+        return standard(node, inputs)
+    precision = numpy_dtype(DTYPE_OF_ONNX[int(node.attrs.get("precision", 0)) or 1])
+    if node.attrs.get("precision", 0):
+        x, scale = x.astype(precision), scale.astype(precision)
+    axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))
+    quotient: Array = x / _spread(scale, x.shape, axis, block)
+    wide = quotient.astype(np.result_type(quotient, np.float32))
+    cut = np.clip(wide, -_BEYOND, _BEYOND)
+    return standard(variant(node, drop=("precision",)), [cut, np.ones((), np.float32), *zero])
+
+
+def _spread(scale: Array, shape: Sequence[int], axis: int, block: int) -> Array:
+    """Return scales with the rank of what they scale, one for each element or to be broadcast."""
+    if scale.size == 1:
+        return scale.reshape(())
+    if scale.ndim == 1 and not (block and len(shape) == 1):
+        return scale.reshape(-1, *(1,) * (len(shape) - 1 - axis % len(shape)))
+    return np.repeat(scale, block, axis).take(range(shape[axis]), axis)

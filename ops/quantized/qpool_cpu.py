@@ -1,0 +1,19 @@
+"""Pooling of quantised values on the CPU device."""
+
+from __future__ import annotations
+
+from subgraph.engine.planner.lowering import Lowering, lowering
+from subgraph.graph.graph import Node
+from subgraph.ops.pool.cpu import emit_bytes
+
+
+@lowering(
+    "FusedQMaxPool",
+    domain="subgraph.cpu",
+    dtypes=("uint8", "int8"),
+    layouts=("plain", "blocked"),
+)
+def max_pool(node: Node, low: Lowering) -> None:
+    """Lower MaxPool between equal scales."""
+    if low.output().size:
+        emit_bytes(node, low)

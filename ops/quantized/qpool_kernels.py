@@ -1,0 +1,92 @@
+"""Pooling of bytes: largest ones, exact, in blocks of 16 channels or in the plain layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import ld_i8, ld_u8, st_i8, vec
+from subgraph.engine.codegen.tile import arg
+from subgraph.ops.pool.kernels import window_taps
+
+_BLOCK = 16
+_WIDE = 32  # bytes of a step over a row
+
+
+def largest(*, dtype: str, blocked: bool) -> Callable[..., None]:
+    """Return the kernel of MaxPool over rows of bytes, or of blocks of 16.
+
+    Words (8 to 25 as in ``conv_kernels.direct``): ``0 x, 1 y, 34 scratch, 35 bytes from one
+    worker's scratch to the next, 36 bytes of one``: all pixels that the windows of a row reach
+    along W, those outside the image, too, in whole vectors. Units: planes * output H.
+    """
+    v, block = vec(dtype, _WIDE), vec(dtype, _BLOCK)
+    load, store, splat, most = v.load, v.store, v.splat, v.max
+    load_block, store_block, most_block = block.load, block.store, block.max
+    load1 = ld_i8 if dtype == "int8" else ld_u8
+    least = -128 if dtype == "int8" else 0
+    pixel = _BLOCK if blocked else 1
+    first_tap, end_tap = window_taps()
+
+    @register_jitable
+    def down(x: int, row: int, first: int, count: int, step: int, to: int) -> None:
+        """Write the largest of ``count`` rows, ``step`` apart from the one at ``x + first``."""
+        at = 0
+        while at < row:
+            if at + _WIDE > row and row >= _WIDE:
+                at = row - _WIDE  # again, in part
+            if at + _WIDE <= row:
+                found = splat(least)
+                for i in range(count):
+                    found = most(load(x + first + i * step + at), found)
+                store(to + at, found)
+                at += _WIDE
+            else:
+                one = least
+                for i in range(count):
+                    one = max(one, load1(x + first + i * step + at))
+                st_i8(to + at, one)
+                at += 1
+
+    @register_jitable
+    def along(row: int, y: int, outputs: int, taps: int, stride: int, dilation: int) -> None:
+        """Write the largest of each window of a row."""
+        j = 0
+        while not blocked and stride == 1 and j + _WIDE <= outputs:
+            found = load(row + j)
+            for k in range(1, taps):
+                found = most(load(row + j + k * dilation), found)
+            store(y + j, found)
+            j += _WIDE
+        while j < outputs:
+            at = row + j * stride * pixel
+            if blocked:
+                sixteen = load_block(at)
+                for k in range(1, taps):
+                    sixteen = most_block(load_block(at + k * dilation * pixel), sixteen)
+                store_block(y + j * pixel, sixteen)
+            else:
+                one = load1(at)
+                for k in range(1, taps):
+                    one = max(one, load1(at + k * dilation))
+                st_i8(y + j, one)
+            j += 1
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        height, width = arg(args, 9), arg(args, 10)
+        oh_n, ow_n, kh, kw = arg(args, 12), arg(args, 13), arg(args, 15), arg(args, 16)
+        dh, row, left = arg(args, 21), width * pixel, arg(args, 25) * pixel
+        scratch = arg(args, 34) + worker * arg(args, 35)
+        for at in range(0, arg(args, 36), _WIDE):
+            store(scratch + at, splat(least))
+        for unit in range(begin, end):
+            plane, oh = unit // oh_n, unit % oh_n
+            h = oh * arg(args, 18) - arg(args, 24)
+            first, last = first_tap(h, dh), end_tap(h, dh, kh, height)
+            x = arg(args, 0) + plane * height * row
+            down(x, row, (h + first * dh) * row, last - first, dh * row, scratch + left)
+            y = arg(args, 1) + unit * ow_n * pixel
+            along(scratch, y, ow_n, kw, arg(args, 19), arg(args, 22))
+
+    return kernel

@@ -1,0 +1,129 @@
+"""QuantizedLSTM on the CPU device: the steps of an LSTM whose recurrence multiplies bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
+from subgraph.graph.graph import Node
+from subgraph.ops.elementwise.expressions import text
+from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.shared.tile_planning import Tiles, round_up, tiles
+
+from .bytes import DOMAIN, per_column
+from .cpu import Cells, activations, emit_steps, padded_gates, strides, team
+
+Array = np.ndarray[Any, Any]
+
+
+@lowering("QuantizedLSTM", domain=DOMAIN, dtypes=("float32",))
+def quantized_lstm(node: Node, low: Lowering) -> None:
+    """Lower an LSTM whose recurrence multiplies bytes."""
+    c = read_byte_cells(node, low)
+    _, batch, _, size, directions = c.sizes
+    x, r, scale, zero = (low.given(k) for k in range(4))
+    # The states of all sequences have one range: they are one unit's.
+    _, of = team(tiles("float32"), 1, batch, 1)
+    row = c.gates * size * of.item
+    between, _, _ = strides(c, directions * row)
+    panels = [*_weights(low, of, r), 0, 0, 0]
+    numbers = _numbers(low, round_up(size, of.lanes), size, r, scale, zero)
+    emit_steps(low, c, of, batch, [x, *between, row], panels, numbers)
+
+
+def read_byte_cells(node: Node, low: Lowering) -> Cells:
+    """Return what a node asks for; its inputs are multiplied already.
+
+    Raises:
+        Unsupported: No kernel does it.
+    """
+    x, r, scale, zero = (low.given(k) for k in range(4))
+    lengths, hidden, cell, holes = (low.optional(k) for k in range(4, 8))
+    steps, batch, _ = x.shape
+    directions, size, _ = r.shape
+    constants = [r, scale, zero, *([] if holes is None else [holes])]
+    if not all(operand.constant for operand in constants):
+        raise Unsupported("QuantizedLSTM with computed weights")
+    if 0 in (steps, batch, size):
+        raise Unsupported("QuantizedLSTM without elements")
+    if lengths is not None:
+        emit_range_check(low, lengths, "sequence_lens", 0, steps)
+    return Cells(
+        kind="LSTM",
+        sizes=(steps, batch, 0, size, directions),
+        x=x,
+        w=x,
+        r=r,
+        bias=None,
+        lengths=lengths,
+        hidden=hidden,
+        cell=cell,
+        peepholes=holes,
+        activations=activations(node, "LSTM", directions),
+        batch_first=False,
+        backwards=text(node.attrs.get("direction", "forward")) == "reverse",
+        linear=False,
+        coupled=bool(node.attrs.get("input_forget", 0)),
+        clip=float(node.attrs.get("clip") or 0.0),
+    )
+
+
+def _weights(low: Lowering, of: Tiles, r: Operand) -> list[Word]:
+    """Return the words of R in panels of bytes, and of the bytes of a direction."""
+    _, hidden, _ = r.shape
+    padded = round_up(hidden, of.lanes)
+    quads = -(-hidden // 4)
+    make = partial(_byte_panels, of=of, padded=padded)
+    return [
+        low.weight(f"recurrence of bytes {padded} {of.width}/{of.lanes}", make, r),
+        quads * 4 * 4 * padded,
+    ]
+
+
+def signed(weights: Array) -> Array:
+    """Return bytes as signed ones: 128 less if they are not."""
+    return (weights ^ 128).view(np.int8) if weights.dtype == np.uint8 else weights
+
+
+def _byte_panels(weights: Array, *, of: Tiles, padded: int) -> Array:
+    """Return panels ``[direction][panel][quad][column][4]``; the last has what is left."""
+    directions, hidden, _ = weights.shape
+    quads = -(-hidden // 4)
+    whole = padded_gates(signed(weights), 4, padded)
+    deep = np.zeros((directions, quads * 4, 4 * padded), np.int8)
+    deep[:, :hidden] = whole
+    split = deep.reshape(directions, quads, 4, 4 * padded).swapaxes(2, 3)
+    found = [
+        np.ascontiguousarray(matrix[:, begin : begin + of.width]).reshape(-1)
+        for matrix in split
+        for begin in range(0, 4 * padded, of.width)
+    ]
+    return np.concatenate(found)
+
+
+def _numbers(
+    low: Lowering, padded: int, hidden: int, r: Operand, scale: Operand, zero: Operand
+) -> list[Word]:
+    """Return the words of scales, sums and zero points of R's columns, of padded gates."""
+
+    def weight(name: str, make: Callable[[Array], Array], source: Operand) -> Weight:
+        def spread(given: Array) -> Array:
+            return np.ascontiguousarray(padded_gates(make(given), 4, padded))
+
+        return low.weight(f"{name} of recurrence of bytes {padded}", spread, source)
+
+    def scales(given: Array) -> Array:
+        return per_column(given, hidden)
+
+    def sums(given: Array) -> Array:
+        found: Array = signed(given).sum(1, dtype=np.int32)
+        return found
+
+    def zeros(given: Array) -> Array:
+        return per_column(signed(given), hidden).astype(np.int32)
+
+    return [weight("scales", scales, scale), weight("sums", sums, r), weight("zeros", zeros, zero)]

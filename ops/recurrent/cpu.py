@@ -1,0 +1,378 @@
+"""LSTM, GRU and RNN on the CPU device: one matrix product for all inputs, then the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.constants import as_it_is
+from subgraph.engine.planner.lowering import (
+    Lowering,
+    Operand,
+    Storage,
+    Unsupported,
+    Weight,
+    Word,
+    lowering,
+)
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.ops.composite.cpu import delegate
+from subgraph.ops.elementwise.cpu import temporary
+from subgraph.ops.elementwise.expressions import text
+from subgraph.ops.elementwise.primitives import primitive
+from subgraph.ops.movement.packing import pack_matrices, packed_size
+from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.shared.tile_planning import Tiles, grain, round_up, tiles
+from subgraph.system import host
+
+from .bytes import B_SCALES, BESIDE
+
+Array = np.ndarray[Any, Any]
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+_USUAL = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
+# What alpha and beta are where they are not given, for activations that take them.
+_DEFAULTS: dict[str, tuple[float, ...]] = {
+    "affine": (1.0, 0.0),
+    "elu": (1.0,),
+    "hardsigmoid": (0.2, 0.5),
+    "leakyrelu": (0.01,),
+    "relu": (),
+    "scaledtanh": (1.0, 1.0),
+    "sigmoid": (),
+    "softplus": (),
+    "softsign": (),
+    "tanh": (),
+    "thresholdedrelu": (1.0,),
+}
+
+
+@attrs.frozen
+class Activations:
+    """The activations of one direction: names in lower case, and alpha and beta of each."""
+
+    names: tuple[str, ...]
+    numbers: tuple[float, ...]
+
+
+@attrs.frozen
+class Cells:
+    """A recurrent operator.
+
+    Attributes:
+        kind: ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
+        sizes: Steps, batch, elements of an input, hidden size, directions.
+        activations: Those of each direction.
+        batch_first: ``layout`` 1: X, Y and the states begin with the batch.
+        backwards: The only direction goes backwards.
+    """
+
+    kind: str
+    sizes: tuple[int, int, int, int, int]
+    x: Operand
+    w: Operand
+    r: Operand
+    bias: Operand | None
+    lengths: Operand | None
+    hidden: Operand | None
+    cell: Operand | None
+    peepholes: Operand | None
+    activations: tuple[Activations, ...]
+    batch_first: bool
+    backwards: bool
+    linear: bool
+    coupled: bool
+    clip: float
+
+    @property
+    def gates(self) -> int:
+        """How many products a hidden element takes."""
+        return _GATES[self.kind]
+
+
+@lowering("LSTM", "GRU", "RNN", dtypes=("float32", "float64"))
+def recurrent(node: Node, low: Lowering) -> None:
+    """Lower a recurrent operator."""
+    emit_cells(low, read_cells(node, low))
+
+
+def read_cells(node: Node, low: Lowering) -> Cells:
+    """Return what a node asks for.
+
+    Raises:
+        Unsupported: No kernel does it.
+    """
+    x, w, r = low.given(0), low.given(1), low.given(2)
+    batch_first = bool(node.attrs.get("layout", 0))
+    steps, batch = reversed(x.shape[:2]) if batch_first else x.shape[:2]
+    directions, hidden = r.shape[0], r.shape[2]
+    lengths = low.optional(4)
+    if lengths is not None and lengths.known is not None and (lengths.known == steps).all():
+        lengths = None
+    constants = [w, r, low.optional(3), low.optional(7)]
+    if any(operand is not None and not operand.constant for operand in constants):
+        raise Unsupported(f"{node.op_type} with computed weights")
+    sizes = (steps, batch, x.shape[2], hidden, directions)
+    if 0 in sizes:
+        raise Unsupported(f"{node.op_type} without elements")
+    if lengths is not None:
+        emit_range_check(low, lengths, "sequence_lens", 0, steps)
+    return Cells(
+        kind=node.op_type,
+        sizes=sizes,
+        x=x,
+        w=w,
+        r=r,
+        bias=low.optional(3),
+        lengths=lengths,
+        hidden=low.optional(5),
+        cell=low.optional(6) if node.op_type == "LSTM" else None,
+        peepholes=low.optional(7) if node.op_type == "LSTM" else None,
+        activations=activations(node, node.op_type, directions),
+        batch_first=batch_first,
+        backwards=text(node.attrs.get("direction", "forward")) == "reverse",
+        linear=node.op_type == "GRU" and bool(node.attrs.get("linear_before_reset", 0)),
+        coupled=node.op_type == "LSTM" and bool(node.attrs.get("input_forget", 0)),
+        clip=float(node.attrs.get("clip") or 0.0),
+    )
+
+
+def activations(node: Node, kind: str, directions: int) -> tuple[Activations, ...]:
+    """Return each direction's; alpha and beta are taken in order by those that have them."""
+    usual = _USUAL[kind]
+    given = [text(name).lower() for name in node.attrs.get("activations") or usual * directions]
+    unknown = [name for name in given if name not in _DEFAULTS]
+    if unknown or len(given) < len(usual) * directions:
+        raise Unsupported(f"{node.op_type} with activations {given}")
+    sources: list[Iterator[float]] = [
+        iter(node.attrs.get(f"activation_{name}") or ()) for name in ("alpha", "beta")
+    ]
+
+    def numbers(name: str) -> list[float]:
+        found = [
+            float(next(source, default))
+            for source, default in zip(sources, _DEFAULTS[name], strict=False)
+        ]
+        return [*found, 0.0, 0.0][:2]
+
+    made: list[Activations] = []
+    for k in range(directions):
+        names = given[k * len(usual) :][: len(usual)]
+        made.append(Activations(tuple(names), tuple(n for name in names for n in numbers(name))))
+    return tuple(made)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def padded_gates(array: Array, gates: int, padded: int) -> Array:
+    """Return ``[..., gates * hidden]`` with every gate padded by zeros."""
+    hidden = array.shape[-1] // gates
+    if hidden == padded:
+        return array
+    split = array.reshape(*array.shape[:-1], gates, hidden)
+    room = np.zeros((*split.shape[:-1], padded), array.dtype)
+    room[..., :hidden] = split
+    return room.reshape(*array.shape[:-1], gates * padded)
+
+
+def _input_weights(weights: Array, *, gates: int, padded: int) -> Array:
+    """Return ``[input, directions * gates * padded]``."""
+    turned = padded_gates(weights.transpose(2, 0, 1), gates, padded)
+    return np.ascontiguousarray(turned.reshape(len(turned), -1))
+
+
+def _input_bias(biases: Array, *, gates: int, padded: int, linear: bool) -> Array:
+    """Return the biases that are added to the inputs: both, but of a linear last gate the first."""
+    size = biases.shape[1] // 2
+    total = biases[:, :size] + biases[:, size:]
+    if linear:
+        own = size // gates
+        total[:, size - own :] = biases[:, size - own : size]
+    return padded_gates(total, gates, padded).reshape(-1)
+
+
+def _last_bias(biases: Array, *, gates: int, padded: int, linear: bool) -> Array:
+    """Return the recurrence bias of GRU's last gate, as far as the inputs do not have it."""
+    hidden = biases.shape[1] // 2 // gates
+    last = biases[:, -hidden:] if linear else np.zeros((len(biases), hidden), biases.dtype)
+    return np.ascontiguousarray(padded_gates(last, 1, padded))
+
+
+def _panels(weights: Array, *, of: Tiles, first: int, last: int, padded: int) -> Array:
+    """Return the recurrence weights of some gates in panels, directions one after another."""
+    hidden = weights.shape[2]
+    part = weights[:, first * hidden : last * hidden].transpose(0, 2, 1)
+    return pack_matrices(padded_gates(part, last - first, padded), of)
+
+
+def _constant(
+    low: Lowering, shape: tuple[int, ...], recipe: str, make: Callable[..., Array], source: Operand
+) -> Operand:
+    """Return what ``make`` gives of a weight as an operand."""
+    made = Operand(f"{source.name}.{recipe}", source.dtype, shape)
+    made.derived = low.weight(recipe, make, source)
+    plain = Weight("plain", as_it_is, (made.derived,))
+    made.storage = Storage("weight", made.nbytes, weight=plain)
+    return made
+
+
+def input_products(low: Lowering, c: Cells, padded: int) -> Operand:
+    """Emit the product of all inputs: ``[first, second of X's dimensions, directions, gates]``."""
+    steps, batch, width, _, directions = c.sizes
+    columns = directions * c.gates * padded
+    inputs = Operand(c.x.name, c.x.dtype, (steps * batch, width), known=c.x.known)
+    inputs.storage, inputs.offset = c.x.storage, c.x.offset
+    make = partial(_input_weights, gates=c.gates, padded=padded)
+    operands = [inputs, _constant(low, (width, columns), f"inputs {padded}", make, c.w)]
+    if c.bias is not None:
+        make = partial(_input_bias, gates=c.gates, padded=padded, linear=c.linear)
+        recipe = f"bias {c.gates} {padded} {int(c.linear)}"
+        operands.append(_constant(low, (columns,), recipe, make, c.bias))
+    products = temporary(low, c.x.dtype, (steps * batch, columns))
+    delegate(low, "Gemm", operands, products)
+    return products
+
+
+def last_bias(low: Lowering, c: Cells, padded: int) -> Word:
+    """Return the recurrence bias of GRU's last gate ``[directions, padded]``."""
+    if c.bias is None:
+        return low.weight("zeros", np.array, np.zeros((c.sizes[4], padded), c.x.dtype))
+    make = partial(_last_bias, gates=c.gates, padded=padded, linear=c.linear)
+    return low.weight(f"last bias {c.gates} {padded} {int(c.linear)}", make, c.bias)
+
+
+# ---------------------------------------------------------------- steps
+
+
+def team(of: Tiles, threads: int, batch: int, directions: int) -> tuple[int, Tiles]:
+    """Return how many sequences a unit takes, and the tile that suits so many."""
+    rows = min(batch, 6)
+    while rows > 1 and directions * -(-batch // rows) < threads:
+        rows = -(-rows // 2)
+    rows = -(-batch // -(-batch // rows))
+    wide = host.isa().registers >= 32
+    # Enough sums to hide the latency of a multiply-add, as many as registers hold.
+    mr, nv = next(
+        (most, nv)
+        for most, nv in (
+            (1, 8),
+            (2, 8 if wide else 4),
+            (4, 6 if wide else 3),
+            (6, 4 if wide else 2),
+        )
+        if rows <= most
+    )
+    return rows, Tiles(of.dtype, of.lanes, mr, nv)
+
+
+@primitive
+def emit_cells(low: Lowering, c: Cells) -> None:
+    """Emit the steps of a recurrent operator.
+
+    Raises:
+        Unsupported: This device has no kernel for it.
+    """
+    _, batch, _, hidden, directions = c.sizes
+    rows, of = team(tiles(c.x.dtype), low.threads, batch, directions)
+    padded = round_up(hidden, of.lanes)
+    products = input_products(low, c, padded)
+    first_gates = 2 if c.kind == "GRU" else c.gates
+    panels: list[Word] = []
+    for first, last in ((0, first_gates), (first_gates, c.gates)):
+        if first == last:
+            panels += [0, 0]
+            continue
+        make = partial(_panels, of=of, first=first, last=last, padded=padded)
+        recipe = f"recurrence {first} {last} {c.gates} {padded} {of.width}/{of.lanes}"
+        size = packed_size((last - first) * padded, hidden, of)
+        panels += [low.weight(recipe, make, c.r), size * of.item]
+    panels.append(last_bias(low, c, padded) if c.linear else 0)
+    between, _, _ = strides(c, directions * c.gates * padded * of.item)
+    inputs: list[Word] = [products, *between, c.gates * padded * of.item]
+    emit_steps(low, c, of, rows, inputs, panels)
+
+
+def emit_steps(
+    low: Lowering,
+    c: Cells,
+    of: Tiles,
+    rows: int,
+    inputs: Sequence[Word],
+    panels: Sequence[Word],
+    byte_words: Sequence[Word] = (),
+) -> None:
+    """Emit `recurrent_kernels.cells`.
+
+    Args:
+        low: Where to.
+        c: The cell.
+        of: The tile of its recurrence.
+        rows: Sequences of a unit.
+        inputs: What was made of the inputs, and its strides.
+        panels: The words of the recurrence's weights and of GRU's bias.
+        byte_words: Further words where these weights are bytes.
+    """
+    steps, batch, _, hidden, directions = c.sizes
+    padded = round_up(hidden, of.lanes)
+    holes: Word = 0
+    if c.peepholes is not None:
+        holes = low.weight(f"peepholes {padded}", partial(_holes, padded=padded), c.peepholes)
+    beside = rows * (padded + BESIDE) if byte_words else 0
+    room = (c.gates + 3) * rows * padded * of.item + beside
+    scratch = low.scratch(room, per_worker=True)
+    outputs = dict(enumerate(low.outputs))
+    places: list[Word] = [*panels, holes]
+    _, between_states, between_y = strides(c, hidden * of.item)
+    places += [c.hidden or 0, c.cell or 0, *between_states, outputs.get(0, 0), *between_y]
+    places += [outputs.get(1, 0), (outputs.get(2, 0) if c.kind == "LSTM" else 0), c.lengths or 0]
+    together = len(set(c.activations)) == 1
+    for first in range(1 if together else directions):
+        count = directions if together else 1
+        own = c.activations[first]
+        words: list[Word] = [*inputs, *places, steps, batch, hidden, padded]
+        words += [first, int(c.backwards), rows, scratch, scratch.nbytes, c.clip, *own.numbers]
+        if byte_words:
+            words += [0] * (B_SCALES - len(words))
+        kernel = Kernel(
+            "subgraph.ops.recurrent.kernels",
+            "cells",
+            dtype=of.dtype,
+            lanes=of.lanes,
+            rows=of.mr,
+            nv=of.nv,
+            kind=c.kind,
+            activations=own.names,
+            linear=c.linear,
+            coupled=c.coupled,
+            peepholes=c.peepholes is not None,
+            clip=c.clip != 0.0,
+            **({"weights": "int8"} if byte_words else {}),
+        )
+        units = count * -(-batch // rows)
+        flops = 2 * count * steps * batch * c.gates * hidden * hidden
+        moved = c.r.nbytes // directions * count * steps
+        words += byte_words
+        low.emit(kernel, words, units, grain=grain(units, flops), flops=flops, bytes=moved)
+
+
+def _holes(weights: Array, *, padded: int) -> Array:
+    return np.ascontiguousarray(padded_gates(weights, 3, padded))
+
+
+def strides(c: Cells, item: int) -> tuple[list[int], list[int], list[int]]:
+    """Return the strides of X's products, of states and of Y, in bytes of ``item`` an element.
+
+    They are those between steps and sequences; sequences and directions; all three.
+    """
+    steps, batch, _, _, directions = c.sizes
+    if c.batch_first:
+        inputs, states, y = (1, steps), (directions, 1), (directions, steps * directions, 1)
+    else:
+        inputs, states, y = (batch, 1), (1, batch), (directions * batch, 1, batch)
+    scaled = [[step * item for step in of] for of in (inputs, states, y)]
+    return scaled[0], scaled[1], scaled[2]

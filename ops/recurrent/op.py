@@ -1,0 +1,384 @@
+"""RNN, GRU and LSTM in full, for the reference.
+
+onnx.reference knows one activation for each gate (RNN: two) and ignores ``activations``,
+``activation_alpha``, ``activation_beta``, ``clip``, ``input_forget`` and ``sequence_lens``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import ShapeError, UnsupportedOpError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.reference import attributes
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_dtype,
+    require_rank,
+    require_shape,
+    require_within,
+    requires,
+)
+from subgraph.ops.elementwise.expressions import text
+from subgraph.ops.elementwise.op import Types, Values, tensor
+
+Array = np.ndarray[Any, Any]
+Activation = Callable[[Array], Array]
+# (x, state) -> state; the first entry of a state is the hidden state
+Cell = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
+
+
+# Rows of W for each hidden element, and activations of a direction.
+_GATES = {"LSTM": (4, 3), "GRU": (3, 2), "RNN": (1, 1)}
+
+
+@requires("RNN", "GRU", "LSTM")
+def recurrent_operands(
+    node: Node, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None,
+    lengths: Tensor | None = None, h: Tensor | None = None, c: Tensor | None = None,
+    p: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless weights and states have the sizes that X and R name (1 to 22)."""
+    for name, given in (("X", x), ("W", w), ("R", r)):
+        require_rank(name, given, 3)
+        require_dtype(name, given, x.dtype)
+    require(node.op_type == "LSTM" or (c is None and p is None), "inputs 6 and 7 are LSTM's")
+    layout = node.attrs.get("layout", 0)
+    require(layout in (0, 1), "layout is {}, neither 0 nor 1", layout)
+    steps, batch = x.shape[1::-1] if layout else x.shape[:2]
+    directions, hidden = require_directions(node), r.shape[2]
+    rows = _GATES[node.op_type][0] * hidden
+    stated = node.attrs.get("hidden_size", hidden)
+    require(stated == hidden, "hidden_size is {}, R {} has {}", stated, list(r.shape), hidden)
+    why = f"of {directions} direction(s), the inputs of X and the states of R"
+    require_shape("W", w, (directions, rows, x.shape[2]), why)
+    require_shape("R", r, (directions, rows, hidden), why)
+    require_shape("B", b, (directions, 2 * rows), why)
+    require_dtype("B", b, x.dtype)
+    require_states(node, (directions, batch, hidden), (h, c, p), x.dtype, swapped=bool(layout))
+    require_lengths(lengths, steps, batch)
+
+
+def require_directions(node: Node) -> int:
+    """Return how many directions the node's attributes ask for; its activations fit them.
+
+    Raises:
+        ShapeError: there is no such direction, or activations are missing.
+    """
+    direction = text(node.attrs.get("direction") or "forward")
+    # "foward" is the default of GRU-1, misspelt in the standard.
+    names = ("forward", "foward", "reverse", "bidirectional")
+    require(direction in names, "direction {!r} is none of {}", direction, names)
+    directions = 2 if direction == "bidirectional" else 1
+    given = node.attrs.get("activations") or ()
+    each = _GATES.get(node.op_type, _GATES["LSTM"])[1]
+    require(
+        not given or len(given) >= each * directions,
+        "activations lists {} functions; {} direction(s) need {} each",
+        len(given),
+        directions,
+        each,
+    )
+    return directions
+
+
+def require_states(
+    node: Node,
+    state: tuple[int, int, int],
+    given: tuple[Tensor | None, Tensor | None, Tensor | None],
+    dtype: str,
+    *,
+    swapped: bool = False,
+) -> None:
+    """Require initial states of a shape, and peepholes.
+
+    Args:
+        node: The node.
+        state: Directions, batch, hidden size.
+        given: Initial hidden and cell states, and peepholes.
+        dtype: That of all of them.
+        swapped: Whether states begin with the batch.
+    """
+    directions, batch, hidden = state
+    shape = (batch, directions, hidden) if swapped else state
+    why = f"of {directions} direction(s), the sequences of X and the states of R"
+    h, c, p = given
+    require_shape("initial_h", h, shape, why)
+    require_shape("initial_c", c, shape, why)
+    require_shape("P", p, (directions, 3 * hidden), why)
+    for name, operand in (("initial_h", h), ("initial_c", c), ("P", p)):
+        require_dtype(name, operand, dtype)
+
+
+def require_lengths(lengths: Tensor | None, steps: int, batch: int) -> None:
+    """Require a length within the steps for each sequence, where lengths are given."""
+    require_dtype("sequence_lens", lengths, "int32")
+    require_shape("sequence_lens", lengths, (batch,), "one for each sequence")
+    require_within("sequence_lens", lengths, 0, steps)
+
+
+@shape_rule("GRU", "LSTM", "RNN")
+def states(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give every hidden state, and the last one of each kind."""
+    x, r = tensor(types[0]), tensor(types[2])
+    if x is None or x.shape is None:
+        return [None if x is None else TensorType(x.dtype)] * 3
+    if len(x.shape) != 3:
+        raise ShapeError(f"a sequence of rank {len(x.shape)}; it has 3 dimensions")
+    hidden: Dim = node.attrs.get("hidden_size")
+    if hidden is None and r is not None and r.shape is not None:
+        hidden = r.shape[-1]
+    both = node.attrs.get("direction", "forward") in ("bidirectional", b"bidirectional")
+    length, batch, count = x.shape[0], x.shape[1], 2 if both else 1
+    if node.attrs.get("layout", 0):
+        batch, length = length, batch
+        last = TensorType(x.dtype, [batch, count, hidden])
+        return [TensorType(x.dtype, [batch, length, count, hidden]), last, last]
+    last = TensorType(x.dtype, [count, batch, hidden])
+    return [TensorType(x.dtype, [length, count, batch, hidden]), last, last]
+
+
+def _sigmoid(x: Array) -> Array:
+    return 0.5 * (np.tanh(0.5 * x) + 1.0)
+
+
+# Name in lower case -> function of x, alpha, beta; defaults of those that it takes (they are those
+# of the operators of that name).
+_ACTIVATIONS: Mapping[str, tuple[Callable[[Array, float, float], Array], tuple[float, ...]]] = {
+    "relu": (lambda x, a, b: np.maximum(x, 0), ()),
+    "tanh": (lambda x, a, b: np.tanh(x), ()),
+    "sigmoid": (lambda x, a, b: _sigmoid(x), ()),
+    "affine": (lambda x, a, b: a * x + b, (1.0, 0.0)),
+    "leakyrelu": (lambda x, a, b: np.where(x < 0, a * x, x), (0.01,)),
+    "thresholdedrelu": (lambda x, a, b: np.where(x > a, x, 0), (1.0,)),
+    "scaledtanh": (lambda x, a, b: a * np.tanh(b * x), (1.0, 1.0)),
+    "hardsigmoid": (lambda x, a, b: np.clip(a * x + b, 0, 1), (0.2, 0.5)),
+    "elu": (lambda x, a, b: np.where(x < 0, a * np.expm1(np.minimum(x, 0)), x), (1.0,)),
+    "softsign": (lambda x, a, b: x / (1 + np.abs(x)), ()),
+    "softplus": (lambda x, a, b: np.logaddexp(x, x.dtype.type(0)), ()),
+}
+
+
+def activations(
+    given: Mapping[str, Any], defaults: tuple[str, ...], directions: int
+) -> list[list[Activation]]:
+    """Return the activations, one list for each direction; alpha and beta are taken in order."""
+    names: Sequence[Any] = given.get("activations") or defaults * directions
+    if len(names) < len(defaults) * directions:
+        raise ShapeError(
+            f"activations lists {len(names)} functions; {directions} direction(s) need "
+            f"{len(defaults)} each"
+        )
+    alphas = iter(given.get("activation_alpha") or ())
+    betas = iter(given.get("activation_beta") or ())
+    made: list[Activation] = [
+        _activation(str(n), alphas, betas) for n in names[: len(defaults) * directions]
+    ]
+    clip = given.get("clip")
+    if clip:
+        made = [partial(_clipped, function, float(clip)) for function in made]
+    return [made[k * len(defaults) :][: len(defaults)] for k in range(directions)]
+
+
+def _activation(name: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
+    known = _ACTIVATIONS.get(name.lower())
+    if known is None:
+        raise UnsupportedOpError(
+            f"activation {name!r} is unknown; use one of {', '.join(sorted(_ACTIVATIONS))}"
+        )
+    function, defaults = known
+    sources = (alphas, betas)
+    a, b = [
+        next(source, defaults[k]) if k < len(defaults) else 0.0 for k, source in enumerate(sources)
+    ]
+    return lambda x: function(x, a, b)
+
+
+def _clipped(function: Activation, limit: float, x: Array) -> Array:
+    return function(np.clip(x, -limit, limit))
+
+
+@attrs.frozen
+class _Inputs:
+    """The inputs in layout 0, in at least single precision; ``h`` and ``c`` are initial states."""
+
+    x: Array
+    w: Array
+    r: Array
+    b: Array
+    lengths: Array
+    h: Array
+    c: Array
+    p: Array
+
+
+def _prepare(inputs: Sequence[Any], given: Mapping[str, Any], gates: int) -> _Inputs:
+    padded: list[Any] = [*inputs, *[None] * (8 - len(inputs))]
+    x: Array = padded[0]
+    w, r, b, lengths, h, c, p = padded[1:8]
+    precision = np.float64 if x.dtype == np.float64 else np.float32
+    swap = bool(given.get("layout"))
+    x = np.swapaxes(x, 0, 1) if swap else x
+    if x.ndim != 3 or w.ndim != 3 or r.ndim != 3:
+        raise ShapeError("X, W and R need three dimensions each")
+    directions, hidden = r.shape[0], r.shape[2]
+    steps, batch = x.shape[:2]
+
+    def take(value: Any, shape: tuple[int, ...], swapped: bool = False) -> Array:
+        if value is None:
+            return np.zeros(shape, precision)
+        value = np.swapaxes(value, 0, 1) if swapped else value
+        if value.shape != shape:
+            raise ShapeError(f"an input has shape {value.shape} where {shape} is expected")
+        widened: Array = value.astype(precision)
+        return widened
+
+    state = (directions, batch, hidden)
+    return _Inputs(
+        x.astype(precision),
+        take(w, (directions, gates * hidden, x.shape[2])),
+        take(r, (directions, gates * hidden, hidden)),
+        take(b, (directions, 2 * gates * hidden)),
+        np.full(batch, steps) if lengths is None else np.asarray(lengths).reshape(batch),
+        take(h, state, swap),
+        take(c, state, swap),
+        take(p, (directions, 3 * hidden)),
+    )
+
+
+def scan(
+    x: Array, lengths: Array, cell: Cell, state: tuple[Array, ...], backwards: bool
+) -> tuple[Array, tuple[Array, ...]]:
+    """Run ``cell`` along axis 0; a row keeps its state after its length, its output is zero."""
+    steps, batch = x.shape[:2]
+    outputs = np.zeros((steps, batch, state[0].shape[-1]), x.dtype)
+    rows = list(range(batch))
+    for step in range(steps):
+        going = step < lengths
+        at = np.where(going, lengths - 1 - step, step) if backwards else np.full(batch, step)
+        following = cell(x[at, rows], state)
+        state = tuple(
+            np.where(going[:, None], new, old) for new, old in zip(following, state, strict=True)
+        )
+        live = np.flatnonzero(going)
+        outputs[at[going], live] = state[0][going]
+    return outputs, state
+
+
+def _run(
+    inputs: Sequence[Any],
+    given: Mapping[str, Any],
+    gates: int,
+    defaults: tuple[str, ...],
+    make_cell: Callable[[_Inputs, int, Sequence[Activation]], Cell],
+    states: int,
+) -> list[Array]:
+    """Return Y and the last states, as the layout asks."""
+    direction = str(given.get("direction") or "forward")
+    if direction == "foward":  # the default of GRU-1, misspelt in the standard
+        direction = "forward"
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise ShapeError(f"direction {direction!r} is not forward, reverse or bidirectional")
+    held = _prepare(inputs, given, gates)
+    directions = held.w.shape[0]
+    if directions != (2 if direction == "bidirectional" else 1):
+        raise ShapeError(f"W has {directions} direction(s), which {direction!r} does not fit")
+    functions = activations(given, defaults, directions)
+    results: list[Array] = []
+    lasts: list[tuple[Array, ...]] = []
+    for k in range(directions):
+        backwards = direction == "reverse" or k == 1
+        start = (held.h[k], held.c[k])[:states]
+        cell = make_cell(held, k, functions[k])
+        output, last = scan(held.x, held.lengths, cell, start, backwards)
+        results.append(output)
+        lasts.append(last)
+    outputs = [np.stack(results, 1), *(np.stack(parts) for parts in zip(*lasts, strict=True))]
+    if given.get("layout"):
+        first = outputs[0].transpose(2, 0, 1, 3)
+        outputs = [first, *(state.swapaxes(0, 1) for state in outputs[1:])]
+    return [output.astype(inputs[0].dtype) for output in outputs]
+
+
+@reference("RNN")
+def rnn(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return Y and Y_h."""
+
+    def make_cell(held: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
+        w, r, b = held.w[k].T, held.r[k].T, held.b[k].reshape(2, -1).sum(0)
+        return lambda x, state: (functions[0](x @ w + state[0] @ r + b),)
+
+    return _run(inputs, attributes(node), 1, ("Tanh",), make_cell, 1)
+
+
+@reference("GRU")
+def gru(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return Y and Y_h; gates in the order z, r, h."""
+    given = attributes(node)
+    linear = bool(given.get("linear_before_reset"))
+
+    def make_cell(held: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
+        w, r = held.w[k].T, held.r[k].T
+        wb, rb = held.b[k].reshape(2, -1)
+        f, g = functions
+        size = held.r.shape[2]
+
+        def cell(x: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+            h = state[0]
+            xw = x @ w + wb
+            gates = f(xw[:, : 2 * size] + h @ r[:, : 2 * size] + rb[: 2 * size])
+            z, reset = gates[:, :size], gates[:, size:]
+            rh, bh = r[:, 2 * size :], rb[2 * size :]
+            inner = reset * (h @ rh + bh) if linear else (reset * h) @ rh + bh
+            return ((1 - z) * g(xw[:, 2 * size :] + inner) + z * h,)
+
+        return cell
+
+    return _run(inputs, given, 3, ("Sigmoid", "Tanh"), make_cell, 1)
+
+
+@reference("LSTM")
+def lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return Y, Y_h and Y_c; gates in the order i, o, f, c; peepholes i, o, f."""
+    given = attributes(node)
+
+    def make_cell(held: _Inputs, k: int, functions: Sequence[Activation]) -> Cell:
+        w, r, b = held.w[k].T, held.r[k].T, held.b[k].reshape(2, -1).sum(0)
+        return long_memory(
+            lambda x, hidden: x @ w + hidden @ r + b,
+            held.p[k],
+            functions,
+            coupled=bool(given.get("input_forget")),
+        )
+
+    return _run(inputs, given, 4, ("Sigmoid", "Tanh", "Tanh"), make_cell, 2)
+
+
+def long_memory(
+    gates: Callable[[Array, Array], Array],
+    holes: Array,
+    functions: Sequence[Activation],
+    *,
+    coupled: bool,
+) -> Cell:
+    """Return LSTM's cell: ``gates`` gives the sums of all of them for inputs and hidden states."""
+    pi, po, pf = holes.reshape(3, -1)
+    f, g, h = functions
+
+    def cell(x: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        hidden, c = state
+        i, o, forget, new = np.split(gates(x, hidden), 4, axis=-1)
+        i = f(i + pi * c)
+        forget = 1 - i if coupled else f(forget + pf * c)
+        c = forget * c + i * g(new)
+        return f(o + po * c) * h(c), c
+
+    return cell

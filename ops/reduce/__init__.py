@@ -1,0 +1,1 @@
+"""Reductions, running sums and places of extremes."""

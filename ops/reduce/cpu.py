@@ -1,0 +1,257 @@
+"""Reductions on the CPU device: Reduce*, ArgMax, ArgMin, CumSum, LpNormalization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.graph.traced import larger
+from subgraph.graph.types import numpy_dtype
+from subgraph.ops.elementwise.cpu import cast_to, emit_cast, emit_expression, source, temporary
+from subgraph.ops.elementwise.expressions import FLOATS, INTEGERS, Expression
+from subgraph.ops.elementwise.primitives import primitive
+from subgraph.ops.movement.copies_cpu import emit_fill
+from subgraph.ops.movement.cpu import known, known_ints
+from subgraph.ops.movement.layout_turns import blocked_target, settle
+from subgraph.ops.pool.cpu import emit_whole
+from subgraph.ops.shared.strides import collapse, contiguous, normal_axis
+from subgraph.ops.shared.tile_planning import tiles
+
+_OPS = {
+    "ReduceSum": "sum",
+    "ReduceMean": "mean",
+    "ReduceProd": "prod",
+    "ReduceMax": "max",
+    "ReduceMin": "min",
+    "ReduceL1": "l1",
+    "ReduceL2": "l2",
+    "ReduceSumSquare": "sumsq",
+    "ReduceLogSum": "logsum",
+    "ReduceLogSumExp": "sumexp",
+}
+_REAL = frozenset({"mean", "l2", "logsum", "sumexp"})
+_EMPTY = {"mean": math.nan, "logsum": -math.inf, "sumexp": -math.inf}
+_POOLED = {"mean": "average", "max": "maximum", "min": "minimum"}
+_WORK = 8192  # elements reduced that are worth a thread
+
+
+def reduced_axes(low: Lowering, rank: int) -> list[int]:
+    """Return the axes that a Reduce operator reduces."""
+    axes = known_ints(low, 1, "axes")
+    if not axes:
+        return [] if low.node.attrs.get("noop_with_empty_axes", 0) else list(range(rank))
+    return [normal_axis(axis, rank) for axis in axes]
+
+
+@primitive
+def emit_reduction(
+    low: Lowering,
+    op: str,
+    x: Operand,
+    y: Operand,
+    axes: Sequence[int],
+    shifts: Operand | None = None,
+    dtype: str = "",
+) -> None:
+    """Emit the step that reduces ``axes`` of ``x`` into ``y``, both of one dtype.
+
+    Args:
+        low: Where the step goes.
+        op: A name of ``reduce_kernels``.
+        x: What is reduced.
+        y: The results in row-major order of the axes that are kept; its shape does not matter.
+        axes: The axes.
+        shifts: For "sumexp" the maxima, as y.
+        dtype: What the elements are taken for; by default what they are.
+    """
+    if y.size == 0:
+        return
+    count = math.prod(x.shape[a] for a in axes)
+    if count == 0:
+        emit_empty_reduction(low, op, y)
+        return
+    # Kept and reduced dimensions merge among their like only: a second stride tells them apart.
+    marks = contiguous([1 if d in axes else n for d, n in enumerate(x.shape)])
+    marks = tuple(0 if d in axes else m for d, m in enumerate(marks))
+    dims, (steps, kinds) = collapse(x.shape, [contiguous(x.shape), marks])
+    dtype, item = dtype or x.dtype, x.itemsize
+    last_kept = kinds[-1] != 0 or dims == (1,)
+    outside = range(len(dims) - 1)
+    kept = [w for d in outside if kinds[d] for w in (dims[d], steps[d] * item, 0)]
+    others = [w for d in outside if not kinds[d] for w in (dims[d], steps[d] * item, 0)]
+    turns = math.prod(others[::3])
+    words: list[Word] = [x, y, shifts or 0, dims[-1], len(kept) // 3, len(others) // 3, turns]
+    words += [count, *kept, *others]
+    lanes = low.lanes(dtype)
+    factory = "columns" if last_kept else "rows"
+    kernel = Kernel("subgraph.ops.reduce.kernels", factory, dtype=dtype, lanes=lanes, op=op)
+    units = math.prod(kept[::3]) * (-(-dims[-1] // (4 * lanes)) if last_kept else 1)
+    work = count * (4 * lanes if last_kept else 1)
+    low.emit(
+        kernel,
+        words,
+        units,
+        grain=larger(1, _WORK // work),
+        flops=x.size,
+        bytes=x.nbytes + y.nbytes,
+    )
+
+
+def emit_empty_reduction(low: Lowering, op: str, y: Operand) -> None:
+    dtype = numpy_dtype(y.dtype)
+    if op in ("max", "min") and dtype.kind == "b":
+        number = np.array([op == "min"])
+    elif op in ("max", "min") and dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        number = np.array([info.min if op == "max" else info.max], dtype)
+    else:
+        ends = {"max": -math.inf, "min": math.inf, "prod": 1.0}
+        value = {**_EMPTY, **ends}.get(op, 0.0)
+        number = np.array([value]).astype(dtype)
+    emit_fill(low, y, y.size, number)
+
+
+@lowering(*_OPS, layouts=("plain", "blocked"))
+def reduce(node: Node, low: Lowering) -> None:
+    """Lower a Reduce operator."""
+    x, y = low.given(0), low.output()
+    op = _OPS[node.op_type]
+    axes = reduced_axes(low, x.rank)
+    if x.layout == "blocked":
+        if op not in _POOLED or sorted(axes) != list(range(2, x.rank)) or not x.size:
+            raise Unsupported(f"{node.op_type} over axes {axes} in blocks of channels")
+        of = tiles(x.dtype, x.lanes)
+        found = blocked_target(low, of, y)
+        emit_whole(low, x, found, _POOLED[op])
+        settle(low, of, y, found)
+        return
+    if x.dtype not in (*FLOATS, *INTEGERS, "bool"):
+        raise Unsupported(f"{node.op_type} of {x.dtype}")
+    if op in ("sum", "max", "min", "prod", "mean") and x.size == y.size and x.size > 0:
+        low.alias(y, x)
+        return
+    work = x.dtype
+    if work in ("float16", "bfloat16"):
+        work = "float32"
+    elif work in INTEGERS and op in _REAL:
+        work = "float64"
+    given, result = x, y
+    if work != x.dtype:
+        given, result = cast_to(low, x, work), temporary(low, work, y.shape)
+    shifts = None
+    if op == "sumexp" and x.size:
+        shifts = _maxima(low, given, result, axes)
+    dtype = "uint8" if work == "bool" else work
+    emit_reduction(low, op, given, result, axes, shifts, dtype)
+    if result is not y:
+        emit_cast(low, result, y)
+
+
+def _maxima(low: Lowering, x: Operand, y: Operand, axes: Sequence[int]) -> Operand:
+    """Emit the maxima that are taken off before exp; infinite ones count as 0."""
+    found, finite = temporary(low, x.dtype, y.shape), temporary(low, x.dtype, y.shape)
+    emit_reduction(low, "max", x, found, axes)
+    e = Expression()
+    term = e.input(x.dtype)
+    bounded = e("lt", e("abs", term), math.inf)
+    emit_expression(
+        low,
+        e,
+        [source(found)],
+        [(e("where", bounded, term, 0, dtype=x.dtype), finite)],
+    )
+    return finite
+
+
+@lowering("ArgMax", "ArgMin")
+def extreme(node: Node, low: Lowering) -> None:
+    """Lower ArgMax and ArgMin."""
+    x, y = low.given(0), low.output()
+    axis = normal_axis(int(node.attrs.get("axis", 0)), x.rank)
+    if x.dtype in ("float16", "bfloat16"):
+        x = cast_to(low, x, "float32")
+    elif x.dtype not in (*FLOATS, *INTEGERS):
+        raise Unsupported(f"{node.op_type} of {x.dtype}")
+    if y.size == 0:
+        return
+    last = bool(node.attrs.get("select_last_index", 0))
+    size, inner = x.shape[axis] if x.rank else 1, math.prod(x.shape[axis + 1 :])
+    emit_extreme(low, x, y, size, inner, largest=node.op_type == "ArgMax", last=last)
+
+
+def emit_extreme(
+    low: Lowering, x: Operand, y: Operand, size: int, inner: int, *, largest: bool, last: bool
+) -> None:
+    """Emit the step that finds the places of extremes along ``size`` elements, as int64.
+
+    Args:
+        low: Where the step goes.
+        x: What is searched.
+        y: The places.
+        size: Elements along the axis.
+        inner: Elements inside it.
+        largest: Whether the largest or the smallest.
+        last: Which one of equals.
+    """
+    lanes = min(16, low.lanes(x.dtype))
+    along = inner == 1
+    if along:
+        units, cost = x.size // size, size
+    else:
+        lanes *= 4 if inner >= 4 * lanes else 1
+        units, cost = x.size // (size * inner) * -(-inner // lanes), size * lanes
+    kernel = Kernel(
+        "subgraph.ops.reduce.kernels",
+        "extreme_along" if along else "extreme",
+        dtype=x.dtype,
+        lanes=lanes,
+        largest=largest,
+        last=last,
+    )
+    words: list[Word] = [x, y, size, inner]
+    low.emit(kernel, words, units, grain=larger(1, _WORK // cost), bytes=x.nbytes + y.nbytes)
+
+
+@lowering("CumSum", "CumProd")
+def cumulative(node: Node, low: Lowering) -> None:
+    """Lower CumSum and CumProd."""
+    x, y = low.given(0), low.output()
+    axis = normal_axis(int(known(low, 1).reshape(-1)[0]), x.rank)
+    work = "float32" if x.dtype in ("float16", "bfloat16") else x.dtype
+    if work not in (*FLOATS, *INTEGERS):
+        raise Unsupported(f"{node.op_type} of {x.dtype}")
+    if x.size == 0:
+        return
+    result = y if work == x.dtype else temporary(low, work, y.shape)
+    x = cast_to(low, x, work)
+    inner = math.prod(x.shape[axis + 1 :])
+    lanes = low.lanes(work) if inner > 1 else 1
+    op = "sum" if node.op_type == "CumSum" else "prod"
+    kernel = Kernel("subgraph.ops.reduce.kernels", "cumulative", dtype=work, lanes=lanes, op=op)
+    flags = [int(node.attrs.get(name, 0)) for name in ("reverse", "exclusive")]
+    units = math.prod(x.shape[:axis]) * -(-inner // (4 * lanes))
+    size = x.shape[axis] if x.rank else 1
+    grain = larger(1, _WORK // (4 * size * lanes))
+    low.emit(kernel, [x, result, size, inner, *flags], units, grain=grain, bytes=2 * x.nbytes)
+    if result is not y:
+        emit_cast(low, result, y)
+
+
+@lowering("LpNormalization", dtypes=("float32", "float64"))
+def lp_normalization(node: Node, low: Lowering) -> None:
+    """Lower LpNormalization: a reduction, then a division; where the norm is 0 the result is 0."""
+    x, y = low.given(0), low.output()
+    axis = normal_axis(int(node.attrs.get("axis", -1)), x.rank)
+    if x.size == 0:
+        return
+    norms = temporary(low, x.dtype, [1 if d == axis else n for d, n in enumerate(x.shape)])
+    emit_reduction(low, "l1" if int(node.attrs.get("p", 2)) == 1 else "l2", x, norms, [axis])
+    e = Expression()
+    value, norm = e.input(x.dtype), e.input(x.dtype)
+    quotient = e("where", e("eq", norm, 0), 0, e("div", value, norm), dtype=x.dtype)
+    emit_expression(low, e, [source(x), source(norms)], [(quotient, y)])

@@ -1,0 +1,162 @@
+"""Reductions: shape rules, and corrections of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.reference import attributes, standard
+from subgraph.operators.requirements import (
+    Tensor,
+    listed,
+    require,
+    require_axes,
+    require_axis,
+    require_single,
+    requires,
+)
+from subgraph.ops.elementwise.op import Array, Types, Values, tensor
+from subgraph.ops.shared.strides import normal_axis
+
+REDUCTIONS = (
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+)
+
+
+@requires(*REDUCTIONS)
+def reduction_operands(node: Node, x: Tensor, axes: Tensor | None = None) -> None:
+    """Raise ShapeError unless each axis exists, and is named once (ONNX, 1 to 20)."""
+    require_axes(x.rank, listed(node, "axes", axes) or [])
+
+
+@requires("ArgMax", "ArgMin")
+def extreme_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the axis exists and has elements (ONNX, 1 to 13)."""
+    axis = require_axis(node, x.rank)
+    require(x.rank == 0 or x.shape[axis] >= 1, "axis {} has no elements", axis)
+
+
+@requires("CumSum", "CumProd")
+def cumulative_operands(node: Node, x: Tensor, axis: Tensor) -> None:
+    """Raise ShapeError unless the axis is one number and exists (ONNX, 11 to 26)."""
+    require_single("axis", axis, "int64", "int32")
+    require_axes(max(x.rank, 1), listed(node, "axis", axis) or [])
+
+
+def _axes(node: Node, values: Values) -> list[int] | None:
+    """Return the axes as stated, [] for none stated; None while they are not known."""
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        found = values[1]
+        return None if found is None else [int(axis) for axis in found.reshape(-1)]
+    return [int(axis) for axis in node.attrs.get("axes") or ()]
+
+
+@shape_rule(*REDUCTIONS)
+def reduction(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Drop the reduced axes, or keep them with size 1."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [None if x is None else TensorType(x.dtype)]
+    axes = _axes(node, values)
+    keep = bool(node.attrs.get("keepdims", 1))
+    if axes is None:
+        return [TensorType(x.dtype, [None] * len(x.shape) if keep else None)]
+    rank = len(x.shape)
+    if not axes and not node.attrs.get("noop_with_empty_axes", 0):
+        axes = list(range(rank))
+    reduced = {normal_axis(axis, rank) for axis in axes}
+    return [TensorType(x.dtype, _without(x.shape, reduced, keep))]
+
+
+def _without(shape: Sequence[Dim], axes: set[int], keep: bool) -> list[Dim]:
+    return [1 if d in axes else n for d, n in enumerate(shape) if keep or d not in axes]
+
+
+@shape_rule("ArgMax", "ArgMin")
+def extreme(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Drop the axis, or keep it with size 1; the result is int64."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [TensorType("int64")]
+    axis = normal_axis(int(node.attrs.get("axis", 0)), len(x.shape))
+    keep = bool(node.attrs.get("keepdims", 1))
+    return [TensorType("int64", _without(x.shape, {axis}, keep))]
+
+
+@reference("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare")
+def keep_dtype(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Give the dtype of the input; onnx.reference gives NumPy's wider one for integers.
+
+    It refuses logarithms of integers, which were allowed up to opset 26.
+    """
+    x: Array = inputs[0]
+    if node.op_type == "ReduceLogSum" and x.dtype.kind in "iu":
+        inputs = [x.astype(np.float64), *inputs[1:]]
+    return [np.asarray(y).astype(x.dtype) for y in standard(node, inputs)]
+
+
+@reference("CumSum", "CumProd")
+def cumulative(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Accumulate along an axis; onnx.reference takes no axis of shape [1], and loses rank 0."""
+    x, axis = inputs
+    found: Array = standard(node, [x.reshape(x.shape or (1,)), axis.reshape(())])[0]
+    return [found.reshape(x.shape)]
+
+
+@reference("ReduceLogSumExp")
+def log_sum_exp(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Compute log(sum(exp(x))) for every rank; onnx.reference fails for rank 0."""
+    x: Array = inputs[0]
+    given = attributes(node)
+    stated = inputs[1] if len(inputs) > 1 and inputs[1] is not None else given.get("axes")
+    listed = () if stated is None else tuple(int(axis) for axis in np.ravel(stated))
+    axes = listed or None
+    if axes is None and given.get("noop_with_empty_axes", 0):
+        axes = ()
+    wide = x.astype(np.float64)
+    top = np.max(wide, axis=axes, keepdims=True, initial=-np.inf)
+    top = np.where(np.isfinite(top), top, 0.0)
+    total = np.log(np.sum(np.exp(wide - top), axis=axes, keepdims=True)) + top
+    if not given.get("keepdims", 1):
+        total = total.squeeze(axis=axes)
+    return [np.asarray(total).astype(x.dtype)]
+
+
+@reference("LpNormalization")
+def lp_normalization(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Divide by the norm; onnx.reference leaves out the magnitude for p = 1."""
+    x: Array = inputs[0]
+    axis, order = int(node.attrs.get("axis", -1)), int(node.attrs.get("p", 2))
+    wide = x.astype(np.float64)
+    norm = np.linalg.norm(wide, ord=order, axis=axis, keepdims=True)
+    return [np.divide(wide, norm, out=np.zeros_like(wide), where=norm != 0).astype(x.dtype)]
+
+
+@reference("LRN")
+def local_response(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Normalize over neighbouring channels; onnx.reference stops at the batch size."""
+    x: Array = inputs[0]
+    given = attributes(node)
+    size, channels = int(given["size"]), x.shape[1]
+    before, after = (size - 1) // 2, size // 2
+    squares = x.astype(np.float64) ** 2
+    total = np.zeros_like(squares)
+    for c in range(channels):
+        near = squares[:, max(0, c - before) : min(channels, c + after + 1)]
+        total[:, c] = near.sum(axis=1)
+    scale = (given["bias"] + given["alpha"] / size * total) ** given["beta"]
+    return [(x / scale).astype(x.dtype)]

@@ -1,0 +1,234 @@
+"""Reductions, softmax, normalizations and resizing on OPENCL: the CPU's shape work, other kernels.
+
+On a GPU a work-group takes a long row together; on a CPU each work-item has rows of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
+from subgraph.opencl.runtime import ClSource
+from subgraph.ops.elementwise.expressions import INTEGERS
+from subgraph.ops.matmul.opencl import number
+from subgraph.ops.shared.opencl_code import line, register, require
+from subgraph.ops.shared.strides import collapse, contiguous
+
+from .cpu import emit_empty_reduction
+
+Words = list["Word | np.generic[Any]"]
+_TEAM = 128  # work-items of a GPU that share a row
+_LONG = 64  # shorter rows belong to one work-item
+_LEVELS = 4
+
+cl_shared(
+    *("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"),
+    *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin", "CumSum"),
+    *("LpNormalization", "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"),
+    *("InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN"),
+    *("Resize", "Upsample", "CumProd", "Hardmax", "MeanVarianceNormalization", "Einsum"),
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+)
+
+# START, STEP(a, v), JOIN(a, b), END(a)
+_STEPS = {
+    "sum": ("0", "(a) + (v)", "(a) + (b)", "a"),
+    "mean": ("0", "(a) + (v)", "(a) + (b)", "(a) / total"),
+    "prod": ("1", "(a) * (v)", "(a) * (b)", "a"),
+    "max": ("x[0]", "(IS_NAN(a) || a > (v) ? a : (v))", "(IS_NAN(a) || a > (b) ? a : (b))", "a"),
+    "min": ("x[0]", "(IS_NAN(a) || a < (v) ? a : (v))", "(IS_NAN(a) || a < (b) ? a : (b))", "a"),
+    "l1": ("0", "(a) + ((v) < 0 ? -(v) : (v))", "(a) + (b)", "a"),
+    "l2": ("0", "(a) + (v) * (v)", "(a) + (b)", "sqrt(a)"),
+    "sumsq": ("0", "(a) + (v) * (v)", "(a) + (b)", "a"),
+    "logsum": ("0", "(a) + (v)", "(a) + (b)", "log(a)"),
+    "sumexp": ("0", "(a) + exp((v) - shift)", "(a) + (b)", "log(a) + shift"),
+}
+
+
+def _program(dtype: str, **defines: str | int) -> ClSource:
+    defines = {"GROUP": 1, "T": register(dtype), "REAL": int(dtype not in INTEGERS), **defines}
+    return ClSource("reduce/kernels", defines=tuple(sorted(defines.items())))
+
+
+def _team(low: ClLowering, count: int, size: int) -> tuple[int, tuple[int], tuple[int]]:
+    """Return how many work-items share a row, and the ranges over ``count`` rows."""
+    if low.traits.is_gpu and size >= _LONG:
+        return _TEAM, (count * _TEAM,), (_TEAM,)
+    return 1, *line(low, count)
+
+
+@cl_primitive
+def emit_reduction(
+    low: Lowering,
+    op: str,
+    x: Operand,
+    y: Operand,
+    axes: Sequence[int],
+    shifts: Operand | None = None,
+    dtype: str = "",
+) -> None:
+    """Launch a reduction; see the CPU's function of this name."""
+    assert isinstance(low, ClLowering)
+    if y.size == 0:
+        return
+    total = math.prod(x.shape[a] for a in axes)
+    if total == 0:
+        emit_empty_reduction(low, op, y)
+        return
+    require(low, x.dtype)
+    marks = contiguous([1 if d in axes else n for d, n in enumerate(x.shape)])
+    marks = tuple(0 if d in axes else m for d, m in enumerate(marks))
+    dims, (steps, kinds) = collapse(x.shape, [contiguous(x.shape), marks])
+    one = dims == (1,)
+    kept = [d for d in range(len(dims)) if kinds[d] or one]
+    others = [d for d in range(len(dims)) if d not in kept]
+    if max(len(kept), len(others)) > _LEVELS:
+        raise Unsupported(f"a reduction over {len(dims)} dimensions that do not merge")
+    words: Words = [y.size, x, y, shifts or y]
+    for chosen in (kept, others):
+        missing = _LEVELS - len(chosen)
+        words += [*[1] * missing, *(dims[d] for d in chosen)]
+        words += [*[0] * missing, *(steps[d] for d in chosen)]
+    words.append(total)
+    start, step, join, end = _STEPS[op]
+    group, *ranges = _team(low, y.size, total)
+    macros: dict[str, str | int] = {"STEP(a, v)": step, "JOIN(a, b)": join, "END(a)": end}
+    source = _program(
+        dtype or x.dtype, REDUCE=1, START=start, GROUP=group, SHIFTED=int(bool(shifts)), **macros
+    )
+    low.launch(source, "reduce", words, *ranges, flops=x.size, bytes=x.nbytes + y.nbytes)
+
+
+def _variant(kernel: Kernel) -> dict[str, Any]:
+    return dict(kernel.variant)
+
+
+def _ints(words: Sequence[Word]) -> list[int]:
+    return [word for word in words if isinstance(word, int)]
+
+
+@cl_kernel("subgraph.ops.normalization.softmax_kernels", "rows", "columns")
+def softmax(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch Softmax or LogSoftmax."""
+    variant = _variant(kernel)
+    require(low, variant["dtype"])
+    x, y, size, *inner = words
+    assert isinstance(x, Operand)
+    assert isinstance(size, int)
+    rows = x.size // size
+    group, *ranges = _team(low, rows, size)
+    narrow = ("", "float16", "bfloat16").index(variant["narrow"])
+    flags = {"LOG": int(variant["log"]), "NARROW": narrow}
+    source = _program(variant["dtype"], SOFTMAX=1, GROUP=group, **flags)
+    low.launch(source, "softmax", [rows, x, y, size, *(inner or [1])], *ranges)
+
+
+@cl_kernel("subgraph.ops.normalization.kernels", "rows")
+def norm_rows(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch LayerNormalization or RMSNormalization."""
+    variant = _variant(kernel)
+    dtype = variant["dtype"]
+    require(low, dtype)
+    x, y, factor, shift, means, deviations, size, epsilon = words
+    assert isinstance(x, Operand)
+    assert isinstance(size, int)
+    assert isinstance(epsilon, float)
+    rows = x.size // size
+    group, *ranges = _team(low, rows, size)
+    flags = {"BIAS": shift, "MEANS": means, "DEVIATIONS": deviations}
+    source = _program(
+        dtype,
+        NORMALIZE=1,
+        CENTRED=int(variant["centred"]),
+        GROUP=group,
+        **{name: int(not isinstance(word, int)) for name, word in flags.items()},
+    )
+    optional = [y if isinstance(word, int) else word for word in (shift, means, deviations)]
+    arguments: Words = [rows, x, y, factor, *optional, size, number(dtype, epsilon)]
+    low.launch(source, "rows", arguments, *ranges)
+
+
+@cl_kernel("subgraph.ops.normalization.kernels", "groups")
+def norm_groups(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch InstanceNormalization or GroupNormalization."""
+    dtype = _variant(kernel)["dtype"]
+    require(low, dtype)
+    x, y, scale, bias, many, channels, pixels, epsilon, channel_step, group_step = words
+    assert isinstance(x, Operand)
+    assert isinstance(channels, int)
+    assert isinstance(pixels, int)
+    assert isinstance(epsilon, float)
+    rows = x.size // (channels * pixels)
+    group, *ranges = _team(low, rows, pixels)
+    source = _program(dtype, NORMALIZE=1, CENTRED=1, BIAS=1, MEANS=0, DEVIATIONS=0, GROUP=group)
+    arguments: Words = [rows, x, y, scale, bias, many, channels, pixels, number(dtype, epsilon)]
+    low.launch(source, "groups", [*arguments, channel_step, group_step], *ranges)
+
+
+@cl_kernel("subgraph.ops.normalization.kernels", "local")
+def local_response(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch LRN."""
+    dtype = _variant(kernel)["dtype"]
+    require(low, dtype)
+    x = words[0]
+    assert isinstance(x, Operand)
+    numbers = [number(dtype, word) for word in words[6:] if isinstance(word, float)]
+    arguments: Words = [x.size, *words[:6], *numbers]
+    low.launch(_program(dtype, EACH=1), "local_response", arguments, *line(low, x.size))
+
+
+@cl_kernel("subgraph.ops.reduce.kernels", "extreme", "extreme_along")
+def extreme(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch ArgMax or ArgMin."""
+    variant = _variant(kernel)
+    require(low, variant["dtype"])
+    flags = {"LARGEST": int(variant["largest"]), "LAST": int(variant["last"]), "PRODUCT": 0}
+    x, _, size, _ = words
+    assert isinstance(x, Operand)
+    assert isinstance(size, int)
+    rows = x.size // size
+    source = _program(variant["dtype"], WALK=1, **flags)
+    low.launch(source, "extreme", [rows, *words], *line(low, rows))
+
+
+@cl_kernel("subgraph.ops.selection.extremes_kernels", "extremes")
+def extremes(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch the reductions to the largest and to the smallest element."""
+    x, largest, smallest = words[:3]
+    assert isinstance(x, Operand)
+    axes = range(x.rank)
+    for op, found in (("max", largest), ("min", smallest)):
+        assert isinstance(found, Operand)
+        assert found.size == 1, "a device's program is emitted for one thread"
+        emit_reduction(low, op, x, found, axes)
+
+
+@cl_kernel("subgraph.ops.reduce.kernels", "cumulative")
+def cumulative(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch CumSum or CumProd."""
+    variant = _variant(kernel)
+    require(low, variant["dtype"])
+    x = words[0]
+    assert isinstance(x, Operand)
+    rows = x.size // _ints(words)[0]
+    flags = {"LARGEST": 0, "LAST": 0, "PRODUCT": int(variant["op"] == "prod")}
+    source = _program(variant["dtype"], WALK=1, **flags)
+    low.launch(source, "cumulative", [rows, *words], *line(low, rows))
+
+
+@cl_kernel("subgraph.ops.image.resize_kernels", "along", "across")
+def blend(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+    """Launch the weighted sums of a resized axis."""
+    dtype = _variant(kernel)["dtype"]
+    require(low, dtype)
+    y = words[1]
+    assert isinstance(y, Operand)
+    inner = words[8] if len(words) > 8 else 1
+    arguments: Words = [y.size, *words[:8], inner]
+    low.launch(_program(dtype, BLEND=1), "blend", arguments, *line(low, y.size))

@@ -1,0 +1,1 @@
+"""Operators that find how much they give: TopK, NonZero, Unique, NonMaxSuppression, Compress."""

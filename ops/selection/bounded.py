@@ -1,0 +1,217 @@
+"""Operators of "subgraph.cpu" in place of those whose result has as many elements as a run finds.
+
+The pass "BoundShapes" writes ``NonZero(x)`` as ``Trim(BoundedNonZero(x))``: the first gives buffers
+that are always large enough and, as one output more, how much of them counts; ``Trim(buffer,
+count)`` cuts a buffer along ``axis``. The first is planned like every other operator, and a plan is
+only cut between the two (`subgraph.engine.region.region_op`). The inputs and attributes of the
+bounded ones are those of the operators that they stand for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.operator import reference, shape_rule
+from subgraph.operators.reference import evaluate
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_axis,
+    require_dtype,
+    require_rank,
+    require_shape,
+    require_single,
+    requires,
+)
+from subgraph.ops.shared.strides import normal_axis
+
+Array = np.ndarray[Any, Any]
+DOMAIN = "subgraph.cpu"
+PREFIX = "Bounded"
+# The axis along which each output is cut; -1: an attribute says it, None: not at all.
+TRIMMED: dict[str, tuple[int | None, ...]] = {
+    "Compress": (-1,),
+    "NonMaxSuppression": (0,),
+    "NonZero": (1,),
+    "Unique": (-1, 0, None, 0),
+}
+_COUNT = TensorType("int64", (1,))
+Types = Sequence[ValueType | None]
+Values = Sequence[Array | None]
+
+
+def trimmed_axis(node: Node, output: int) -> int | None:
+    """Return the axis along which an output of the operator is cut, None if it is not."""
+    axis = TRIMMED[node.op_type.removeprefix(PREFIX)][output]
+    return int(node.attrs.get("axis") or 0) if axis == -1 else axis
+
+
+def _product(dims: Sequence[Dim]) -> Dim:
+    numbers = [dim for dim in dims if isinstance(dim, int)]
+    return math.prod(numbers) if len(numbers) == len(dims) else None
+
+
+def _shape(type_: ValueType | None) -> tuple[Dim, ...] | None:
+    return type_.shape if isinstance(type_, TensorType) else None
+
+
+def _dtype(type_: ValueType | None) -> str:
+    return type_.dtype if isinstance(type_, TensorType) else "float32"
+
+
+@requires("NonZero")
+@requires("BoundedNonZero", domain=DOMAIN)
+def non_zero_operands(node: Node, x: Tensor) -> None:
+    """Take every tensor."""
+
+
+@requires("Compress")
+@requires("BoundedCompress", domain=DOMAIN)
+def compress_operands(node: Node, x: Tensor, condition: Tensor) -> None:
+    """Raise ShapeError unless each condition is for a slice that there is (ONNX, 9 to 28)."""
+    require_dtype("condition", condition, "bool")
+    require_rank("condition", condition, 1)
+    whole = node.attrs.get("axis") is None
+    size = x.size if whole else x.shape[require_axis(node, x.rank)] if x.rank else 1
+    count = condition.shape[0]
+    require(count <= size, "{} conditions for {} slices", count, size)
+
+
+@requires("Unique")
+@requires("BoundedUnique", domain=DOMAIN)
+def unique_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless the axis exists (ONNX, 11 to 28)."""
+    if node.attrs.get("axis") is not None:
+        require(x.rank >= 1, "a scalar has no axis")
+        require_axis(node, x.rank)
+
+
+@requires("NonMaxSuppression")
+@requires("BoundedNonMaxSuppression", domain=DOMAIN)
+def non_max_suppression_operands(
+    node: Node,
+    boxes: Tensor,
+    scores: Tensor,
+    most: Tensor | None = None,
+    overlap: Tensor | None = None,
+    least: Tensor | None = None,
+) -> None:
+    """Raise ShapeError unless there is a score for each box and class (ONNX, 10 to 11)."""
+    require_rank("scores", scores, 3)
+    shape = (scores.shape[0], scores.shape[2], 4)
+    require_shape("boxes", boxes, shape, "four numbers for each image and score")
+    require_single("max_output_boxes_per_class", most, "int64")
+    require_single("iou_threshold", overlap, "float32")
+    require_single("score_threshold", least, "float32")
+
+
+@requires("Trim", domain=DOMAIN)
+def trim_operands(node: Node, x: Tensor, count: Tensor) -> None:
+    """Raise ShapeError unless the buffer has as many slices as are counted."""
+    require(x.rank >= 1, "a scalar has no axis")
+    size = x.shape[require_axis(node, x.rank)]
+    require_single("count", count, "int64")
+    if count.known is not None:
+        for many in count.known.reshape(-1).tolist():
+            require(0 <= many <= size, "{} slices of {}", many, size)
+
+
+@shape_rule("BoundedNonZero", domain=DOMAIN)
+def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give a column for each element; the standard's columns of a scalar have no rows."""
+    shape = _shape(types[0])
+    places = None if shape is None else (len(shape), _product(shape))
+    return [TensorType("int64", places), _COUNT]
+
+
+@shape_rule("BoundedCompress", domain=DOMAIN)
+def compress(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give as many slices as there are conditions."""
+    shape, conditions = _shape(types[0]), _shape(types[1])
+    if shape is None or conditions is None:
+        return [TensorType(_dtype(types[0])), _COUNT]
+    axis = node.attrs.get("axis")
+    dims = [_product(shape)] if axis is None else list(shape)
+    place = 0 if axis is None else normal_axis(int(axis), len(dims))
+    size, most = dims[place], conditions[0]
+    dims[place] = min(size, most) if isinstance(size, int) and isinstance(most, int) else None
+    return [TensorType(_dtype(types[0]), dims), _COUNT]
+
+
+@shape_rule("BoundedUnique", domain=DOMAIN)
+def unique(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the input's shape, and a number for each slice."""
+    shape, axis = _shape(types[0]), node.attrs.get("axis")
+    numbers = TensorType("int64", (None,))
+    if shape is None:
+        return [TensorType(_dtype(types[0])), numbers, numbers, numbers, _COUNT]
+    dims = (_product(shape),) if axis is None else shape
+    place = 0 if axis is None else normal_axis(int(axis), len(dims))
+    numbers = TensorType("int64", (dims[place],))
+    return [TensorType(_dtype(types[0]), dims), numbers, numbers, numbers, _COUNT]
+
+
+@shape_rule("BoundedNonMaxSuppression", domain=DOMAIN)
+def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give room for every box of every class, or as many as are wanted of each."""
+    shape = _shape(types[1])
+    if shape is None or len(shape) != 3:
+        return [TensorType("int64", (None, 3)), _COUNT]
+    most = shape[2]
+    wanted = values[2] if len(values) > 2 else None
+    if wanted is not None and isinstance(most, int):
+        most = max(0, min(most, int(wanted.reshape(-1)[0])))
+    return [TensorType("int64", (_product((shape[0], shape[1], most)), 3)), _COUNT]
+
+
+@shape_rule("Trim", domain=DOMAIN)
+def trim(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the buffer's shape with the count along the axis."""
+    shape = _shape(types[0])
+    if shape is None:
+        return [TensorType(_dtype(types[0]))]
+    dims = list(shape)
+    axis = normal_axis(int(node.attrs["axis"]), len(dims))
+    count = values[1]
+    dims[axis] = None if count is None else count.reshape(-1).tolist()[0]
+    return [TensorType(_dtype(types[0]), dims)]
+
+
+@reference("Trim", domain=DOMAIN)
+def trimmed(node: Node, inputs: Sequence[Any]) -> list[Array]:
+    """Cut the buffer."""
+    axis = normal_axis(int(node.attrs["axis"]), inputs[0].ndim)
+    whole = (slice(None),) * axis
+    return [inputs[0][(*whole, slice(int(inputs[1].reshape(-1)[0])))]]
+
+
+@reference(*(f"{PREFIX}{name}" for name in TRIMMED), domain=DOMAIN)
+def bounded(node: Node, inputs: Sequence[Any]) -> list[Array | None]:
+    """Compute the operator and fill its outputs up with zeros."""
+    name = node.op_type.removeprefix(PREFIX)
+    plain = Node(name, node.inputs, outputs=len(TRIMMED[name]), version=node.version)
+    plain.attrs = dict(node.attrs)
+    types = [None if a is None else TensorType(a.dtype.name, a.shape) for a in inputs]
+    rule = {"NonZero": non_zero, "Compress": compress, "Unique": unique}
+    sizes = rule.get(name, non_max_suppression)(node, types, inputs)
+    results: list[Array | None] = []
+    count = 0
+    for k, found in enumerate(evaluate(plain, inputs)):
+        axis, size = trimmed_axis(node, k), sizes[k]
+        assert isinstance(size, TensorType)
+        shape = [dim for dim in size.shape or () if isinstance(dim, int)]
+        if axis is None:
+            results.append(found)
+            continue
+        count = found.shape[axis]
+        room = np.zeros(shape, found.dtype)
+        axis = normal_axis(axis, room.ndim)
+        room[(*(slice(None),) * axis, slice(count))] = found
+        results.append(room)
+    return [*results, np.array([count], np.int64)]

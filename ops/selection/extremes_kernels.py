@@ -1,0 +1,57 @@
+"""The largest and the smallest element of an array, in one pass over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import st_f32, vec
+from subgraph.engine.codegen.tile import arg
+
+
+def extremes(*, lanes: int) -> Callable[..., None]:
+    """Return the kernel that finds both extremes of float32; a unit is a run of elements.
+
+    Words: ``0 x  1 largest of each unit  2 smallest  3 elements  4 elements of a unit (the last may
+    have fewer)``. Both are NaN where an element is.
+    """
+    v = vec("float32", lanes)
+    load, load_m, select, mask_n, splat = v.load, v.load_m, v.select, v.mask_n, v.splat
+    larger, smaller, unordered, isnan = v.max, v.min, v.unordered, v.isnan
+    row_largest, row_smallest = v.hmax, v.hmin
+    step, infinite = 4 * lanes, np.inf
+
+    @register_jitable
+    def of_run(x: int, size: int) -> Any:
+        """Return largest, smallest and NaN where there was one, each for all lanes."""
+        a, b, c, d = splat(-infinite), splat(-infinite), splat(infinite), splat(infinite)
+        nan, stop = splat(0), x + 4 * size
+        while x + 4 * step <= stop:
+            e, f, g, h = load(x), load(x + step), load(x + 2 * step), load(x + 3 * step)
+            a, b = larger(larger(a, e), g), larger(larger(b, f), h)
+            c, d = smaller(smaller(c, e), g), smaller(smaller(d, f), h)
+            nan = select(unordered(e, f), splat(np.nan), nan)
+            nan = select(unordered(g, h), splat(np.nan), nan)
+            x += 4 * step
+        while x < stop:
+            mask = mask_n(min(lanes, (stop - x) // 4))
+            e = load_m(x, mask)
+            a = larger(a, select(mask, e, splat(-infinite)))
+            c = smaller(c, select(mask, e, splat(infinite)))
+            nan = select(isnan(e), splat(np.nan), nan)
+            x += step
+        return larger(a, b), smaller(c, d), nan
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size = arg(args, 4)
+        for unit in range(begin, end):
+            first = unit * size
+            count = min(size, arg(args, 3) - first)
+            most, least, nan = of_run(arg(args, 0) + 4 * first, count)
+            st_f32(arg(args, 1) + 4 * unit, row_largest(select(isnan(nan), nan, most)))
+            st_f32(arg(args, 2) + 4 * unit, row_smallest(select(isnan(nan), nan, least)))
+
+    return kernel

@@ -1,0 +1,376 @@
+"""Kernels that find how much they give: NonZero, Compress, Unique, NonMaxSuppression.
+
+They fill buffers that are large enough and write how much of them counts; see
+``ops/selection/bounded.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import ld, memcpy, memset, st, vec
+from subgraph.graph.types import numpy_dtype
+from subgraph.ops.movement.kernels import WORDS, arg, row_copy
+
+Function = Callable[..., Any]
+
+
+def non_zero(*, dtype: str, half: bool) -> Function:
+    """Return the kernel of NonZero.
+
+    Args:
+        dtype: Dtype of the elements; uint16 for those of half precision.
+        half: Whether the elements are floats of 16 bits, whose sign does not count.
+
+    Words: ``0 x, 1 places [rank, size], 2 count, 3 size, 4 rank, 5... dimensions``. One unit.
+    """
+    load, store = ld(dtype), st("int64")
+    item = numpy_dtype(dtype).itemsize
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        x, places, size, rank = arg(args, 0), arg(args, 1), arg(args, 3), arg(args, 4)
+        count = 0
+        for i in range(size):
+            value = load(x + i * item)
+            if half:
+                value &= 0x7FFF
+            if value != 0:
+                rest = i
+                for d in range(rank - 1, -1, -1):
+                    extent = arg(args, 5 + d)
+                    store(places + 8 * (d * size + count), rest % extent)
+                    rest //= extent
+                count += 1
+        store(arg(args, 2), count)
+
+    return kernel
+
+
+def compress(*, item: int) -> Function:
+    """Return the kernel of Compress; ``item``: bytes of an element, at most 8.
+
+    Words: ``0 x, 1 conditions, 2 y, 3 count, 4 sizes outside the axis, 5 size of the axis, 6 bytes
+    of a slice, 7 conditions, 8 slices that y has room for, 9 scratch of an int64 a condition``. One
+    unit.
+    """
+    load, get, store = ld("uint8"), ld("int64"), st("int64")
+    take, put, copy = ld(WORDS[item]), st(WORDS[item]), row_copy(item)
+
+    @register_jitable
+    def find(conditions: int, sought: int, places: int) -> int:
+        """Write where the conditions are true; what is not is written too, and overwritten."""
+        count = 0
+        for i in range(sought):
+            store(places + 8 * count, i)
+            count += int(load(conditions + i) != 0)
+        return count
+
+    @register_jitable
+    def keep_elements(x: int, conditions: int, sought: int, y: int) -> int:
+        """Write the elements wanted, as ``find`` does their places: no branch for each element."""
+        count = 0
+        for i in range(sought):
+            put(y + count * item, take(x + i * item))
+            count += int(load(conditions + i) != 0)
+        return count
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        conditions, size, step, room = arg(args, 1), arg(args, 5), arg(args, 6), arg(args, 8)
+        x, y, places = arg(args, 0), arg(args, 2), arg(args, 9)
+        sought, count, outside = min(size, arg(args, 7)), 0, arg(args, 4)
+        if step != item or outside == 0:
+            count = find(conditions, sought, places)
+        for outer in range(outside):
+            source, target = x + outer * size * step, y + outer * room * step
+            if step == item:
+                count = keep_elements(source, conditions, sought, target)
+            else:
+                for i in range(count):
+                    copy(target + i * step, source + get(places + 8 * i) * step, step)
+        store(arg(args, 3), count)
+
+    return kernel
+
+
+def unique(*, dtype: str, in_order: bool) -> Function:
+    """Return the kernel of Unique: rows are found in a table by their hash, then sorted.
+
+    The table grows with the number of distinct rows: few of them stay in the nearest cache.
+
+    Args:
+        dtype: Dtype of the elements; NaN equals NaN and comes last.
+        in_order: Whether the rows are given in order, not in that of their first appearance.
+
+    Words: ``0 x, 1 y, 2 first places, 3 inverse, 4 counts, 5 count, 6 rows, 7 elements of a row,
+    8 scratch of 2 int64 a row, 9 scratch of 4 a row and 64 more``. One unit.
+    """
+    load, get, put = ld(dtype), ld("int64"), st("int64")
+    item = numpy_dtype(dtype).itemsize
+    load_bits = ld(WORDS[item])
+    turn = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio
+
+    @register_jitable
+    def before(x: int, a: int, b: int, length: int) -> bool:
+        """Whether row a stands before row b."""
+        for i in range(length):
+            p, q = load(x + (a * length + i) * item), load(x + (b * length + i) * item)
+            if p < q or (q != q and p == p):
+                return True
+            if q < p or (p != p and q == q):
+                return False
+        return False
+
+    @register_jitable
+    def same(x: int, y: int, length: int) -> bool:
+        """Whether two rows are equal, given by their addresses."""
+        for i in range(0, length * item, item):
+            p, q = load(x + i), load(y + i)
+            if p != q and (p == p or q == q):
+                return False
+        return True
+
+    @register_jitable
+    def place_of(row: int, length: int, bits: int) -> Any:
+        """Return where in a table of 2**bits a row is sought; equal rows have one place."""
+        found = np.uint64(0)
+        for i in range(0, length * item, item):
+            value, number = load(row + i), np.uint64(load_bits(row + i))
+            if value == 0:
+                number = np.uint64(0)
+            if value != value:
+                number = np.uint64(1)
+            found = (found ^ number) * np.uint64(turn)
+        return np.int64(found >> np.uint64(64 - bits))
+
+    @register_jitable
+    def refill(y: int, length: int, groups: int, table: int, bits: int) -> None:
+        """Put the groups into an empty table."""
+        memset(table, np.int8(-1), 8 << bits)
+        for k in range(groups):
+            at = place_of(y + k * length * item, length, bits)
+            while get(table + 8 * at) >= 0:
+                at = (at + 1) & ((1 << bits) - 1)
+            put(table + 8 * at, k)
+
+    @register_jitable
+    def group(args: int) -> int:
+        """Number the rows' groups as they appear; return how many there are."""
+        x, y, first, inverse = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
+        counts, rows, length, table = arg(args, 4), arg(args, 6), arg(args, 7), arg(args, 9)
+        step, groups, bits = length * item, 0, 6
+        refill(y, length, 0, table, bits)
+        for i in range(rows):
+            row = x + i * step
+            at = place_of(row, length, bits)
+            number = get(table + 8 * at)
+            while number >= 0 and not same(row, y + number * step, length):
+                at = (at + 1) & ((1 << bits) - 1)
+                number = get(table + 8 * at)
+            if number < 0:
+                number = groups
+                groups += 1
+                put(table + 8 * at, number)
+                put(first + 8 * number, i)
+                put(counts + 8 * number, 0)
+                memcpy(y + number * step, row, step)
+                if 2 * groups > 1 << bits:
+                    bits += 1
+                    refill(y, length, groups, table, bits)
+            put(inverse + 8 * i, number)
+            put(counts + 8 * number, get(counts + 8 * number) + 1)
+        return groups
+
+    @register_jitable
+    def merge(x: int, length: int, source: int, target: int, low: int, mid: int, high: int) -> None:
+        i, j = low, mid
+        for k in range(low, high):
+            take = i < mid
+            if take and j < high:
+                take = not before(x, get(source + 8 * j), get(source + 8 * i), length)
+            if take:
+                put(target + 8 * k, get(source + 8 * i))
+                i += 1
+            else:
+                put(target + 8 * k, get(source + 8 * j))
+                j += 1
+
+    @register_jitable
+    def sort(args: int, groups: int) -> None:
+        """Renumber the groups in the order of their rows."""
+        x, y, first, inverse = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
+        counts, rows, length, order = arg(args, 4), arg(args, 6), arg(args, 7), arg(args, 8)
+        spare, step = order + 8 * rows, length * item
+        for k in range(groups):
+            put(order + 8 * k, k)
+        width = 1
+        while width < groups:
+            for low in range(0, groups, 2 * width):
+                middle, high = min(low + width, groups), min(low + 2 * width, groups)
+                merge(y, length, order, spare, low, middle, high)
+            order, spare = spare, order
+            width *= 2
+        for k in range(groups):
+            put(spare + 8 * k, get(first + 8 * get(order + 8 * k)))
+        for k in range(groups):
+            put(first + 8 * k, get(spare + 8 * k))
+            memcpy(y + k * step, x + get(spare + 8 * k) * step, step)
+        for k in range(groups):
+            put(spare + 8 * get(order + 8 * k), k)
+            put(counts + 8 * k, 0)
+        for i in range(rows):
+            number = get(spare + 8 * get(inverse + 8 * i))
+            put(inverse + 8 * i, number)
+            put(counts + 8 * number, get(counts + 8 * number) + 1)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        groups = group(args)
+        if in_order:
+            sort(args, groups)
+        put(arg(args, 5), groups)
+
+    return kernel
+
+
+def suppress(*, centred: bool, lanes: int) -> Function:
+    """Return the kernel that picks the boxes of one class, the best first.
+
+    A candidate is compared with so many picked boxes at once as a vector has lanes.
+
+    Args:
+        centred: Whether a box is (x, y, width, height) of its centre, not two corners.
+        lanes: Lanes of a vector.
+
+    Words: ``0 boxes [batch, boxes, 4], 1 scores [batch, classes, boxes], 2 most (int64, or 0: none
+    are wanted), 3 least overlap that suppresses (float32 or 0), 4 least score (float32 or 0),
+    5 picked [batch * classes, room], 6 how many, 7 boxes, 8 classes, 9 room, 10 scratch, 11 bytes
+    of it for each worker (8 a box; 20 a box and vector for what is picked)``.
+    Units: batch * classes.
+    """
+    v = vec("float32", lanes)
+    fetch, splat, zero, select = v.load, v.splat, v.zero, v.select
+    least, most_of, first_lanes, any_of = v.min, v.max, v.mask_n, v.any
+    load, store, get, put = ld("float32"), st("float32"), ld("int64"), st("int64")
+
+    @register_jitable
+    def corners(box: int) -> tuple[Any, Any, Any, Any]:
+        a, b, c, d = load(box), load(box + 4), load(box + 8), load(box + 12)
+        if centred:
+            half_width, half_height = c / 2, d / 2
+            return a - half_width, b - half_height, a + half_width, b + half_height
+        return min(a, c), min(b, d), max(a, c), max(b, d)
+
+    @register_jitable
+    def keep(box: int, place: int, row: int) -> None:
+        """Note a picked box's corners and area, each in a row of its own."""
+        left, top, right, bottom = corners(box)
+        store(place, left)
+        store(place + row, top)
+        store(place + 2 * row, right)
+        store(place + 3 * row, bottom)
+        store(place + 4 * row, (right - left) * (bottom - top))
+
+    @register_jitable
+    def covered(box: int, kept: int, row: int, count: int, limit: Any) -> bool:
+        """Return whether a box shares more than ``limit`` with one that is picked."""
+        left, top, right, bottom = corners(box)
+        area = splat((right - left) * (bottom - top))
+        a, b, c, d, none, bound = (
+            splat(left),
+            splat(top),
+            splat(right),
+            splat(bottom),
+            zero(),
+            limit,
+        )
+        for k in range(0, count, lanes):
+            at = kept + 4 * k
+            other = fetch(at + 4 * row)
+            width = least(c, fetch(at + 2 * row)) - most_of(a, fetch(at))
+            height = least(d, fetch(at + 3 * row)) - most_of(b, fetch(at + row))
+            shared = width * height
+            meets = (width > none) & (height > none) & (area > none) & (other > none)
+            part = select(meets, shared / (area + other - shared), none)
+            if any_of((part > bound) & first_lanes(count - k)):
+                return True
+        return False
+
+    @register_jitable
+    def before(scores: int, a: int, b: int) -> bool:
+        p, q = load(scores + 4 * a), load(scores + 4 * b)
+        return p > q or (p == q and a < b)
+
+    @register_jitable
+    def sink(scores: int, heap: int, at: int, count: int) -> None:
+        """Move an entry down until none below stands before it."""
+        moving = get(heap + 8 * at)
+        while True:
+            child = 2 * at + 1
+            if child >= count:
+                break
+            if child + 1 < count and before(
+                scores, get(heap + 8 * (child + 1)), get(heap + 8 * child)
+            ):
+                child += 1
+            place = get(heap + 8 * child)
+            if not before(scores, place, moving):
+                break
+            put(heap + 8 * at, place)
+            at = child
+        put(heap + 8 * at, moving)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        boxes, classes, room = arg(args, 7), arg(args, 8), arg(args, 9)
+        most = min(get(arg(args, 2)), room) if arg(args, 2) != 0 else 0
+        limit = splat(load(arg(args, 3))) if arg(args, 3) != 0 else zero()
+        heap = arg(args, 10) + worker * arg(args, 11)
+        kept, row = heap + 8 * boxes, 4 * (boxes + lanes)
+        for unit in range(begin, end):
+            at = arg(args, 0) + unit // classes * boxes * 16
+            scores = arg(args, 1) + unit * boxes * 4
+            picked = arg(args, 5) + unit * room * 8
+            count = 0
+            for i in range(boxes):
+                if arg(args, 4) == 0 or load(scores + 4 * i) > load(arg(args, 4)):
+                    put(heap + 8 * count, i)
+                    count += 1
+            for i in range(count // 2 - 1, -1, -1):
+                sink(scores, heap, i, count)
+            taken = 0
+            while count > 0 and taken < most:
+                best = get(heap)
+                count -= 1
+                put(heap, get(heap + 8 * count))
+                sink(scores, heap, 0, count)
+                if not covered(at + 16 * best, kept, row, taken, limit):
+                    put(picked + 8 * taken, best)
+                    keep(at + 16 * best, kept + 4 * taken, row)
+                    taken += 1
+            put(arg(args, 6) + 8 * unit, taken)
+
+    return kernel
+
+
+def gather_picked() -> Function:
+    """Return the kernel that puts the picks of all classes one after the other.
+
+    Words: ``0 picked, 1 how many, 2 y [room, 3], 3 count, 4 batch * classes, 5 classes,
+    6 room of a class``. One unit.
+    """
+    get, put = ld("int64"), st("int64")
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        y, count = arg(args, 2), 0
+        for unit in range(arg(args, 4)):
+            picked = arg(args, 0) + unit * arg(args, 6) * 8
+            for k in range(get(arg(args, 1) + 8 * unit)):
+                put(y + 24 * count, unit // arg(args, 5))
+                put(y + 24 * count + 8, unit % arg(args, 5))
+                put(y + 24 * count + 16, get(picked + 8 * k))
+                count += 1
+        put(arg(args, 3), count)
+
+    return kernel

@@ -1,0 +1,48 @@
+"""What is chosen from a tensor: TopK, NonZero and NonMaxSuppression.
+
+Their types are told here, so that a process that runs a detector need not load the onnx package.
+"""
+
+from __future__ import annotations
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.operator import infer_by_onnx, shape_rule
+from subgraph.ops.elementwise.op import Types, Values, tensor
+from subgraph.ops.movement.op import stated
+from subgraph.ops.shared.strides import normal_axis
+
+
+@shape_rule("TopK")
+def top(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give the k largest along an axis, and where they stood."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [None if x is None else TensorType(x.dtype), TensorType("int64")]
+    axis = normal_axis(int(node.attrs.get("axis", -1)), len(x.shape))
+    given = stated(node, values, 1, "k")
+    if given is not None and len(given) != 1:
+        raise ShapeError(f"k has {len(given)} elements; it must be one number")
+    k: Dim = None if given is None else given[0]
+    size = x.shape[axis]
+    if isinstance(k, int) and isinstance(size, int) and not 0 <= k <= size:
+        raise ShapeError(f"axis {axis} has {size} elements, {k} are asked for")
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+    return [TensorType(x.dtype, shape), TensorType("int64", shape)]
+
+
+@shape_rule("NonZero")
+def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give an index for each dimension of each element that is not zero."""
+    x = tensor(types[0])
+    rank = None if x is None or x.shape is None else len(x.shape)
+    if rank == 0:
+        return infer_by_onnx(node, types, values)
+    return [TensorType("int64", (rank, None))]
+
+
+@shape_rule("NonMaxSuppression")
+def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give batch, class and box of each that is kept."""
+    return [TensorType("int64", (None, 3))]

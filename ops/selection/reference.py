@@ -1,0 +1,108 @@
+"""Shape, Trilu, Unique, NonMaxSuppression, single numbers: where onnx.reference errs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph.graph import Node
+from subgraph.operators.operator import reference
+from subgraph.operators.reference import standard
+
+Array = np.ndarray[Any, Any]
+
+
+@reference("Shape")
+def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the sizes from ``start`` to ``end``, counted from the back where they are negative.
+
+    What lies before the first dimension or behind the last is brought to it, as in Python's slices.
+    """
+    sizes = np.shape(inputs[0])[node.attrs.get("start", 0) : node.attrs.get("end")]
+    return [np.array(sizes, np.int64)]
+
+
+@reference("TopK", "STFT")
+def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Take single numbers (k, frame_step, frame_length) as a scalar and as a list of one."""
+    given = list(inputs)
+    for k in range(1, len(given)):
+        if given[k] is not None and given[k].dtype.kind in "iu" and given[k].size == 1:
+            given[k] = given[k].reshape((1,) if node.op_type == "TopK" else ())
+    return standard(node, given)
+
+
+@reference("Trilu")
+def trilu(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Keep the upper or lower triangle; NumPy takes no diagonal of 64 bits."""
+    x, k = inputs[0], 0 if len(inputs) < 2 or inputs[1] is None else int(inputs[1].reshape(()))
+    most = sum(x.shape[-2:])
+    keep = np.triu if node.attrs.get("upper", 1) else np.tril
+    return [keep(x, min(max(k, -most), most))]
+
+
+@reference("Unique")
+def unique(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return distinct slices, where each is first, which one each slice is, and how many there are.
+
+    Slices are elements without an axis; they come sorted, or in the order of their first places.
+    """
+    axis = node.attrs.get("axis")
+    y, first, inverse, counts = np.unique(inputs[0], True, True, True, axis=axis)
+    if not node.attrs.get("sorted", 1):
+        order = np.argsort(first)
+        y, first, counts = np.take(y, order, axis or 0), first[order], counts[order]
+        inverse = np.argsort(order)[inverse]
+    numbers = (array.reshape(-1).astype(np.int64) for array in (first, inverse, counts))
+    return [y, *numbers][: len(node.outputs)]
+
+
+@reference("NonMaxSuppression")
+def non_max_suppression(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return (image, class, box) of the boxes picked, int64 [picked, 3]."""
+    boxes, scores, *limits = inputs
+    most, limit, least = ([*limits, None, None, None][k] for k in range(3))
+    wanted = 0 if most is None else int(most.reshape(-1)[0])
+    overlap = boxes.dtype.type(0 if limit is None else limit.reshape(-1)[0])
+    centred = bool(node.attrs.get("center_point_box", 0))
+    found: list[tuple[int, int, int]] = []
+    for image in range(scores.shape[0]):
+        corners = _corners(boxes[image], centred)
+        for kind in range(scores.shape[1]):
+            score = scores[image, kind]
+            good = np.arange(len(score)) if least is None else np.flatnonzero(score > least)
+            order = good[np.argsort(-score[good], kind="stable")]
+            found += [(image, kind, box) for box in _picked(corners, order, overlap, wanted)]
+    return [np.array(found, np.int64).reshape(-1, 3)]
+
+
+def _corners(boxes: Array, centred: bool) -> Array:
+    """Return the lower corner and the upper one of each box, [boxes, 4]."""
+    if centred:
+        half = boxes[:, 2:] / 2
+        return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], 1)
+    one, other = boxes[:, :2], boxes[:, 2:]
+    return np.concatenate([np.minimum(one, other), np.maximum(one, other)], 1)
+
+
+def _picked(corners: Array, order: Array, limit: Any, wanted: int) -> list[int]:
+    """Return boxes in order, but those that share more than ``limit`` with one before."""
+    picked: list[int] = []
+    for box in order.tolist():
+        if len(picked) >= wanted:
+            break
+        if not np.any(_shared(corners[box], corners[picked]) > limit):
+            picked.append(box)
+    return picked
+
+
+def _shared(box: Array, others: Array) -> Array:
+    """Return intersection over union of a box with others; boxes without an area share nothing."""
+    sides = np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2])
+    common = sides[:, 0] * sides[:, 1]
+    area = (box[2] - box[0]) * (box[3] - box[1])
+    areas = (others[:, 2] - others[:, 0]) * (others[:, 3] - others[:, 1])
+    real = (sides > 0).all(1) & (area > 0) & (areas > 0)
+    return np.where(real, common / np.where(real, area + areas - common, 1), 0)

@@ -1,0 +1,1 @@
+"""What the kernels and lowerings of several families share."""

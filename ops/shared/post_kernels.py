@@ -1,0 +1,167 @@
+"""Activations that run over a finished tile while it is in the first cache level.
+
+Cheap bounds (Relu, Clip) are part of the tiles themselves; these are the costly ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import ld_f64, shuffle, vec
+from subgraph.engine.codegen.tile import arg
+from subgraph.engine.codegen.tiling import T_C, T_CJS, T_CRS, T_HI, T_LO, T_TAIL
+from subgraph.engine.codegen.vmath import function
+
+
+def post(*, dtype: str, lanes: int, act: str) -> Callable[..., None]:
+    """Return the kernel ``(tile words, rows, vectors, 0)`` that applies an activation in place.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of one vector.
+        act: ``"Sigmoid"``, ``"Tanh"``, ``"Gelu"``, ``"GeluTanh"``, ``"Silu"``, ``"Softplus"``,
+            ``"Mish"``, ``"Erf"``, ``"HardSwish"``, ``"HardSigmoid"`` (T_LO: alpha, T_HI: beta),
+            ``"LeakyRelu"``, ``"Elu"``, ``"Swish"`` (T_LO: alpha), ``"Linear"`` (``T_LO * x +
+            T_HI``).
+    """
+    v = vec(dtype, lanes)
+    load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
+    apply = _activation(act, v)
+    two, four = _several(act, dtype, lanes, 2), _several(act, dtype, lanes, 4)
+
+    @register_jitable
+    def column(at: int, step: int, rows: int, p: float, q: float) -> None:
+        i = 0
+        while i + 4 <= rows:
+            four(at + i * step, step, p, q)
+            i += 4
+        if i + 2 <= rows:
+            two(at + i * step, step, p, q)
+            i += 2
+        if i < rows:
+            store(at + i * step, apply(load(at + i * step), p, q))
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        rows, vectors = begin, end
+        c, crs, cjs = arg(args, T_C), arg(args, T_CRS), arg(args, T_CJS)
+        tail = arg(args, T_TAIL)
+        p, q = ld_f64(args + 8 * T_LO), ld_f64(args + 8 * T_HI)
+        whole = vectors if tail <= 0 or tail >= lanes else vectors - 1
+        for j in range(whole):
+            column(c + j * cjs, crs, rows, p, q)
+        if whole < vectors:
+            for i in range(rows):
+                at = c + i * crs + whole * cjs
+                store_n(at, tail, apply(load_n(at, tail), p, q))
+
+    return kernel
+
+
+def _several(act: str, dtype: str, lanes: int, count: int) -> Any:
+    """Return ``f(address, step, p, q)`` over 2 or 4 vectors at once: their chains overlap."""
+    one, half = vec(dtype, lanes), vec(dtype, lanes * count // 2)
+    apply = _activation(act, vec(dtype, lanes * count))
+    join = shuffle(dtype, half.lanes, range(2 * half.lanes))
+    halves = [
+        shuffle(dtype, 2 * half.lanes, range(first, first + half.lanes))
+        for first in (0, half.lanes)
+    ]
+    low, high = halves
+    load, store = one.load, one.store
+    if count == 2:
+
+        @register_jitable
+        def run_two(at: int, step: int, p: float, q: float) -> None:
+            both = apply(join(load(at), load(at + step)), p, q)
+            store(at, low(both, both))
+            store(at + step, high(both, both))
+
+        return run_two
+    join_one = shuffle(dtype, lanes, range(2 * lanes))
+    first, second = (shuffle(dtype, 2 * lanes, range(k, k + lanes)) for k in (0, lanes))
+
+    @register_jitable
+    def run_four(at: int, step: int, p: float, q: float) -> None:
+        a = join_one(load(at), load(at + step))
+        b = join_one(load(at + 2 * step), load(at + 3 * step))
+        every = apply(join(a, b), p, q)
+        a, b = low(every, every), high(every, every)
+        store(at, first(a, a))
+        store(at + step, second(a, a))
+        store(at + 2 * step, first(b, b))
+        store(at + 3 * step, second(b, b))
+
+    return run_four
+
+
+def _activation(act: str, v: Any) -> Any:
+    """Return ``f(vector, p, q)`` of an activation."""
+    dtype, lanes = v.dtype, v.lanes
+    splat, fma, largest, smallest, select = v.splat, v.fma, v.max, v.min, v.select
+    unary = {
+        "Sigmoid": "sigmoid",
+        "Tanh": "tanh",
+        "Gelu": "gelu",
+        "Silu": "silu",
+        "Softplus": "softplus",
+        "Erf": "erf",
+    }
+    if act in unary:
+        simple = function(unary[act], dtype, lanes)
+
+        @register_jitable
+        def one(x: Any, p: float, q: float) -> Any:
+            return simple(x)
+
+        return one
+    tanh, sigmoid = function("tanh", dtype, lanes), function("sigmoid", dtype, lanes)
+    softplus, expm1 = function("softplus", dtype, lanes), function("expm1", dtype, lanes)
+
+    @register_jitable
+    def gelu_tanh(x: Any, p: float, q: float) -> Any:
+        # (1 + tanh(u)) / 2 = sigmoid(2 u)
+        inner = x * fma(x * splat(0.07135481627260025), x, splat(1.5957691216057308))
+        return x * sigmoid(inner)
+
+    @register_jitable
+    def mish(x: Any, p: float, q: float) -> Any:
+        return x * tanh(softplus(x))
+
+    @register_jitable
+    def hard_sigmoid(x: Any, p: float, q: float) -> Any:
+        line = fma(x, splat(p), splat(q))
+        return smallest(splat(1.0), largest(splat(0.0), line))
+
+    @register_jitable
+    def hard_swish(x: Any, p: float, q: float) -> Any:
+        return x * hard_sigmoid(x, 1.0 / 6.0, 0.5)
+
+    @register_jitable
+    def leaky_relu(x: Any, p: float, q: float) -> Any:
+        return select(x < splat(0.0), x * splat(p), x)
+
+    @register_jitable
+    def elu(x: Any, p: float, q: float) -> Any:
+        return select(x < splat(0.0), expm1(x) * splat(p), x)
+
+    @register_jitable
+    def swish(x: Any, p: float, q: float) -> Any:
+        return x * sigmoid(x * splat(p))
+
+    @register_jitable
+    def linear(x: Any, p: float, q: float) -> Any:
+        return fma(x, splat(p), splat(q))
+
+    return {
+        "GeluTanh": gelu_tanh,
+        "Mish": mish,
+        "HardSigmoid": hard_sigmoid,
+        "HardSwish": hard_swish,
+        "LeakyRelu": leaky_relu,
+        "Elu": elu,
+        "Swish": swish,
+        "Linear": linear,
+    }[act]

@@ -1,0 +1,1 @@
+"""DFT and STFT."""

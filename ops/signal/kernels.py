@@ -1,0 +1,139 @@
+"""The kernel of DFT and STFT: lines transformed one by one, in double precision.
+
+Stockham's autosort algorithm over the prime factors of the length (fours taken together): no
+reordering, any length, N * (sum of the factors) steps. After C. Van Loan, "Computational Frameworks
+for the Fast Fourier Transform", SIAM 1992.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import ld, st
+from subgraph.graph.types import numpy_dtype
+from subgraph.ops.movement.kernels import arg
+
+_get, _put = ld("float64"), st("float64")
+
+
+@register_jitable
+def fours(a: int, b: int, table: int, size: int, step: int, turn: float) -> None:
+    """One pass of factor four from buffer ``a`` to ``b``; ``turn``: 1 forward, -1 inverse."""
+    parts = size // (4 * step)
+    quarter = 16 * step * parts
+    for p in range(parts):
+        c1, s1 = _get(table + 16 * (p * step)), turn * _get(table + 16 * (p * step) + 8)
+        c2, s2 = c1 * c1 - s1 * s1, 2 * c1 * s1
+        c3, s3 = c2 * c1 - s2 * s1, c2 * s1 + s2 * c1
+        for q in range(step):
+            at = a + 16 * (q + step * p)
+            r0, i0 = _get(at), _get(at + 8)
+            r1, i1 = _get(at + quarter), _get(at + quarter + 8)
+            r2, i2 = _get(at + 2 * quarter), _get(at + 2 * quarter + 8)
+            r3, i3 = _get(at + 3 * quarter), _get(at + 3 * quarter + 8)
+            er, ei, dr, di = r0 + r2, i0 + i2, r0 - r2, i0 - i2
+            fr, fi = r1 + r3, i1 + i3
+            gr, gi = turn * (i1 - i3), -turn * (r1 - r3)
+            to = b + 16 * (q + 4 * step * p)
+            _put(to, er + fr)
+            _put(to + 8, ei + fi)
+            tr, ti = dr + gr, di + gi
+            _put(to + 16 * step, tr * c1 - ti * s1)
+            _put(to + 16 * step + 8, tr * s1 + ti * c1)
+            tr, ti = er - fr, ei - fi
+            _put(to + 32 * step, tr * c2 - ti * s2)
+            _put(to + 32 * step + 8, tr * s2 + ti * c2)
+            tr, ti = dr - gr, di - gi
+            _put(to + 48 * step, tr * c3 - ti * s3)
+            _put(to + 48 * step + 8, tr * s3 + ti * c3)
+
+
+@register_jitable
+def factor(a: int, b: int, table: int, size: int, step: int, radix: int, turn: float) -> None:
+    """One pass of any factor from buffer ``a`` to ``b``."""
+    parts = size // (radix * step)
+    for p in range(parts):
+        for k in range(radix):
+            # w_radix^(j k) times the twiddle of (p, k): both are entries of one table.
+            for q in range(step):
+                real, imaginary = 0.0, 0.0
+                for j in range(radix):
+                    place = (j * k * (size // radix) + p * k * step) % size
+                    c, s = _get(table + 16 * place), turn * _get(table + 16 * place + 8)
+                    at = a + 16 * (q + step * (p + parts * j))
+                    x, y = _get(at), _get(at + 8)
+                    real += x * c - y * s
+                    imaginary += x * s + y * c
+                to = b + 16 * (q + step * (radix * p + k))
+                _put(to, real)
+                _put(to + 8, imaginary)
+
+
+def lines(*, dtype: str) -> Callable[..., Any]:
+    """Return the kernel that transforms lines; elements of ``dtype`` (float32 or float64).
+
+    Words (steps in elements of ``dtype``)::
+
+        0 x  1 y  2 window or 0  3 table of exp(-2 pi i k / N)  4 samples to read  5 N
+        6 results to write  7 numbers of a sample (1 real, 2 complex)  8 numbers of a result
+        9 step between samples  10 between results  11 lines of one outer index
+        12 step of x between outer indices  13 of y  14 of x between lines  15 of y
+        16 whether the input is the first half of a Hermitian line  17 1 forward, -1 inverse
+        18 scratch  19 bytes of it for each worker (32 N)  20 number of factors, then each
+
+    Units: outer indices * lines.
+    """
+    load, store = ld(dtype), st(dtype)
+    item = numpy_dtype(dtype).itemsize
+
+    @register_jitable
+    def read(args: int, x: int, buffer: int) -> None:
+        size, given, numbers = arg(args, 5), arg(args, 4), arg(args, 7)
+        step, window = arg(args, 9) * item, arg(args, 2)
+        for i in range(size):
+            real, imaginary = 0.0, 0.0
+            if i < given:
+                real = float(load(x + i * step))
+                if numbers == 2:
+                    imaginary = float(load(x + i * step + item))
+                if window != 0:
+                    factor = float(load(window + i * item))
+                    real *= factor
+                    imaginary *= factor
+            _put(buffer + 16 * i, real)
+            _put(buffer + 16 * i + 8, imaginary)
+        if arg(args, 16) != 0:
+            for i in range(size // 2 + 1, size):
+                _put(buffer + 16 * i, _get(buffer + 16 * (size - i)))
+                _put(buffer + 16 * i + 8, -_get(buffer + 16 * (size - i) + 8))
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        size, many, numbers, table = arg(args, 5), arg(args, 11), arg(args, 8), arg(args, 3)
+        turn = float(arg(args, 17))
+        scale = 1.0 if turn > 0 else 1.0 / size
+        for unit in range(begin, end):
+            outer, line = unit // many, unit % many
+            a = arg(args, 18) + worker * arg(args, 19)
+            b = a + 16 * size
+            x = arg(args, 0) + (outer * arg(args, 12) + line * arg(args, 14)) * item
+            y = arg(args, 1) + (outer * arg(args, 13) + line * arg(args, 15)) * item
+            read(args, x, a)
+            step = 1
+            for k in range(arg(args, 20)):
+                radix = arg(args, 21 + k)
+                if radix == 4:
+                    fours(a, b, table, size, step, turn)
+                else:
+                    factor(a, b, table, size, step, radix, turn)
+                step *= radix
+                a, b = b, a
+            for i in range(arg(args, 6)):
+                at = y + i * arg(args, 10) * item
+                store(at, _get(a + 16 * i) * scale)
+                if numbers == 2:
+                    store(at + item, _get(a + 16 * i + 8) * scale)
+
+    return kernel

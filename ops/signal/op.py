@@ -1,0 +1,94 @@
+"""DFT and STFT: what operands must satisfy; the shape rule of STFT.
+
+onnx's takes the whole spectrum where ``onesided`` has its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.operator import shape_rule
+from subgraph.operators.requirements import (
+    Tensor,
+    listed,
+    require,
+    require_axes,
+    require_rank,
+    require_shape,
+    require_single,
+    requires,
+)
+
+Array = np.ndarray[Any, Any]
+
+
+@requires("DFT")
+def dft_operands(
+    node: Node, x: Tensor, length: Tensor | None = None, axis: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless the axis is one of real or complex numbers (ONNX, 17 to 20)."""
+    require(x.rank >= 2, "the input has shape {}; it needs two axes", list(x.shape))
+    parts = x.shape[-1]
+    require(1 <= parts <= 2, "the last axis has {} elements: 1 is real, 2 complex", parts)
+    require_single("dft_length", length)
+    for size in listed(node, "dft_length", length) or []:
+        require(size >= 1, "dft_length is {}; it must be at least 1", size)
+    require_single("axis", axis)
+    default = [1] if 0 < node.version < 20 else [-2]
+    found = listed(node, "axis", axis)
+    for place in [] if found is None else require_axes(x.rank, found or default):
+        require(place < x.rank - 1, "axis is {}, that of the numbers' parts", place)
+
+
+@requires("STFT")
+def stft_operands(
+    node: Node, x: Tensor, step: Tensor, window: Tensor | None = None, length: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless frames lie within the signal and have the window's size (17)."""
+    require_rank("signal", x, 2, 3)
+    require(x.rank == 2 or 1 <= x.shape[2] <= 2, "the last axis is neither real nor complex")
+    require_single("frame_step", step)
+    require_single("frame_length", length)
+    steps, found = listed(node, "frame_step", step), listed(node, "frame_length", length)
+    require(all(hop >= 1 for hop in steps or ()), "frame_step is {}; at least 1", steps)
+    if window is not None:
+        require_rank("window", window, 1)
+        found = found or [window.shape[0]]
+    for size in found or ():
+        require(1 <= size <= x.shape[1], "frames of {} in a signal of {}", size, x.shape[1])
+        require_shape("window", window, (size,), "a number for each place of a frame")
+
+
+@shape_rule("STFT")
+def stft(
+    node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
+) -> list[ValueType | None]:
+    """Give ``[batch, frames, frequencies, 2]``."""
+    signal = types[0]
+    if not isinstance(signal, TensorType):
+        return [None]
+    shape = signal.shape or (None, None)
+    if len(shape) not in (2, 3):
+        raise ShapeError(f"the signal must have 2 or 3 dimensions, got {signal}")
+    window = types[2] if len(types) > 2 else None
+    size: Dim = shape[1]
+    if len(types) > 3 and types[3] is not None:
+        size = None if values[3] is None else int(values[3].reshape(-1)[0])
+    elif isinstance(window, TensorType):
+        size = window.shape[0] if window.shape else None
+    frames: Dim = None
+    results: Dim = None
+    if isinstance(size, int):
+        results = size // 2 + 1 if node.attrs.get("onesided", 1) else size
+        hop = None if values[1] is None else int(values[1].reshape(-1)[0])
+        if hop is not None and hop < 1:
+            raise ShapeError(f"the step between frames must be at least 1, got {hop}")
+        if isinstance(shape[1], int) and hop is not None:
+            frames = max(0, 1 + (shape[1] - size) // hop)
+    return [TensorType(signal.dtype, (shape[0], frames, results, 2))]

@@ -1,0 +1,198 @@
+"""Operators on texts, for the reference.
+
+onnx.reference keeps texts in arrays whose elements all have the length of the longest, and lets a
+model set the locale of the process. TfIdfVectorizer walks a tree there, and fills each output in
+Python; its n-grams are looked up here as tuples, and counts that nothing has checked are refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import unicodedata
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.limits import check_memory
+from subgraph.operators.operator import reference
+from subgraph.operators.reference import attributes
+from subgraph.ops.elementwise.expressions import text
+from subgraph.ops.ml.scores import prepared
+
+Array = np.ndarray[Any, Any]
+
+
+@attrs.frozen(eq=False)
+class Pool:
+    """The n-grams of a node.
+
+    Attributes:
+        places: Where each n-gram that counts is counted in a row of the output.
+        lengths: The fewest and the most words of an n-gram.
+        width: Numbers of a row of the output.
+        weights: One for each number of a row, or empty.
+    """
+
+    places: dict[tuple[Any, ...], int]
+    lengths: tuple[int, int]
+    width: int
+    weights: Array
+
+
+def pool_of(node: Node) -> Pool:
+    """Return the n-grams of a TfIdfVectorizer, its numbers checked.
+
+    Raises:
+        ShapeError: they do not agree.
+    """
+    given = attributes(node)
+    words = [int(word) for word in given["pool_int64s"] or ()]
+    pool: Sequence[Any] = words or [text(word) for word in given["pool_strings"] or ()]
+    starts = [*(int(n) for n in given["ngram_counts"]), len(pool)]
+    if any(a > b for a, b in itertools.pairwise([0, *starts])):
+        raise ShapeError(f"ngram_counts {starts[:-1]} are no places in a pool of {len(pool)}")
+    indexes = [int(n) for n in given["ngram_indexes"]]
+    width = max(indexes, default=0) + 1
+    if min(indexes, default=0) < 0:
+        raise ShapeError(f"ngram_indexes begin at {min(indexes)}; they must not be negative")
+    check_memory(width * 16, f"a row of counts for ngram_indexes up to {width - 1}")
+    weights = np.array(given["weights"] or (), np.float32)
+    if 0 < weights.size < width:
+        raise ShapeError(f"{weights.size} weights for n-grams that are counted in {width} places")
+    lengths = int(given["min_gram_length"]), int(given["max_gram_length"])
+    places: dict[tuple[Any, ...], int] = {}
+    number = 0
+    for size, (start, end) in enumerate(itertools.pairwise(starts), 1):
+        for first in range(start, end - size + 1, size):
+            if number >= len(indexes):
+                raise ShapeError(f"ngram_indexes has {len(indexes)} places; the pool has more")
+            if lengths[0] <= size <= lengths[1]:
+                places[tuple(pool[first : first + size])] = indexes[number]
+            number += 1
+    return Pool(places, lengths, width, weights[:width])
+
+
+@reference("TfIdfVectorizer")
+def tfidf_vectorizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return how often each n-gram of the pool occurs in a row of words, or its weight."""
+    given, x = attributes(node), inputs[0]
+    pool = prepared(node, pool_of)
+    skip, mode = int(given["max_skip_count"]), text(given["mode"])
+    if skip < 0:
+        raise ShapeError(f"max_skip_count is {skip}; it must not be negative")
+    if mode not in ("TF", "IDF", "TFIDF"):
+        raise ShapeError(f"mode {mode!r}; it is TF, IDF or TFIDF")
+    if x.ndim > 2 or (x.ndim == 2 and not len(x)):
+        raise ShapeError(f"words of shape {list(x.shape)}; they are one row or several")
+    lines = (x if x.ndim == 2 else x.reshape(1, -1)).tolist()
+    check_memory(len(lines) * pool.width * 16, f"{len(lines)} rows of {pool.width} counts")
+    counts = np.zeros((len(lines), pool.width))
+    for row, words in zip(counts, lines, strict=True):
+        for gram in _grams(words, pool.lengths, skip):
+            place = pool.places.get(gram)
+            if place is not None:
+                row[place] += 1
+    if mode == "IDF":
+        counts = (counts > 0).astype(np.float64)
+    if mode != "TF" and pool.weights.size:
+        counts *= pool.weights
+    return [counts.astype(np.float32).reshape((*x.shape[:-1], pool.width))]
+
+
+def _grams(words: Sequence[Any], lengths: tuple[int, int], skip: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the n-grams of a row, their words up to ``skip`` others apart; words alone once."""
+    # A row has no n-grams of more words than it has.
+    for size in range(max(lengths[0], 1), min(lengths[1], len(words)) + 1):
+        # Words further apart than a row is long form no n-gram.
+        for apart in range(1, min(skip, len(words)) + 2 if size > 1 else 2):
+            reach = apart * (size - 1)
+            if reach >= len(words):
+                break
+            for first in range(len(words) - reach):
+                yield tuple(words[first : first + reach + 1 : apart])
+
+
+def _texts(value: Any) -> Array:
+    """Return an array of texts as one of objects.
+
+    Raises:
+        ShapeError: its elements are no texts.
+    """
+    if value.dtype.kind not in "OUT":
+        raise ShapeError(f"texts are needed, got {value.dtype}")
+    found: Array = value.astype(object)
+    return found
+
+
+def _lengths(texts: Array) -> Array:
+    return np.array([len(item) for item in texts.reshape(-1)], np.int64).reshape(texts.shape)
+
+
+@reference("StringConcat")
+def string_concat(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the texts of two arrays, which broadcast, one behind the other."""
+    a, b = map(_texts, inputs)
+    check_memory(float((_lengths(a) + _lengths(b)).sum()), "the concatenation of texts")
+    return [np.asarray(a + b, dtype=object)]
+
+
+@reference("StringSplit")
+def string_split(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the parts of each text, "" behind those of texts with fewer, and their numbers."""
+    given, x = attributes(node), _texts(inputs[0])
+    delimiter = text(given["delimiter"] or "") or None
+    most = -1 if given["maxsplit"] is None else int(given["maxsplit"])
+    parts = [item.split(delimiter, most) for item in x.reshape(-1)]
+    counts = np.array([len(part) for part in parts], np.int64)
+    width = int(counts.max(initial=0))
+    check_memory(8 * x.size * width, f"{x.size} texts with up to {width} parts")
+    found = np.full((x.size, width), "", dtype=object)
+    for row, part in zip(found, parts, strict=True):
+        row[: len(part)] = part
+    return [found.reshape((*x.shape, width)), counts.reshape(x.shape)]
+
+
+@reference("StringNormalizer")
+def string_normalizer(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return texts without accents and stopwords, in upper or lower case; empty ones are left out.
+
+    The locale is not looked at: Python's case mapping does not depend on it.
+    """
+    given, x = attributes(node), _texts(inputs[0])
+    change = text(given["case_change_action"])
+    if change not in ("LOWER", "UPPER", "NONE"):
+        raise ShapeError(f"case_change_action {change!r}; it is LOWER, UPPER or NONE")
+    if x.ndim not in (1, 2):
+        raise ShapeError(f"texts of shape {list(x.shape)}; they are a vector or a matrix")
+
+    def changed(word: str) -> str:
+        return {"LOWER": word.lower, "UPPER": word.upper}.get(change, lambda: word)()
+
+    stops = {text(word) for word in given["stopwords"] or ()}
+    exact = bool(given["is_case_sensitive"])
+    stops = stops if exact else set(map(changed, stops))
+    found: list[str] = []
+    for item in x.reshape(-1):
+        word = _without_accents(item)
+        word = _without(word, stops) if exact else word
+        word = changed(word)
+        found.append(word if exact else _without(word, stops))
+    if x.ndim == 1 or x.shape[0] == 1:
+        found = [word for word in found if word] or [""]
+        return [np.array(found, dtype=object).reshape((1,) * (x.ndim - 1) + (-1,))]
+    return [np.array(found, dtype=object).reshape(x.shape)]
+
+
+def _without(words: str, stops: AbstractSet[str]) -> str:
+    return " ".join(word for word in words.split(" ") if word not in stops) if stops else words
+
+
+def _without_accents(word: str) -> str:
+    if word.isascii():
+        return word
+    return "".join(c for c in unicodedata.normalize("NFKD", word) if not unicodedata.combining(c))

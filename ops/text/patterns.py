@@ -1,0 +1,386 @@
+"""RegexFullMatch, for the reference: in time that grows with text and pattern, not with 2 to them.
+
+Patterns are RE2's, which promises that; onnx.reference hands them to Python's ``re``, whose digits,
+words and ends of text are others and which goes back and tries again. Here `_Parser` builds a
+nondeterministic automaton, all of whose states are followed at once (Thompson, "Regular Expression
+Search Algorithm", 1968). The syntax is that of https://github.com/google/re2/wiki/Syntax, without
+single bytes and scripts.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.operators.operator import reference
+
+Array = np.ndarray[Any, Any]
+_Test = Callable[[str], bool]
+_MOST_STATES = 20_000
+_MOST_TIMES = 1000  # as RE2 allows
+_DIGITS, _SPACES = frozenset("0123456789"), frozenset("\t\n\f\r ")
+_LOWER, _UPPER = frozenset(map(chr, range(97, 123))), frozenset(map(chr, range(65, 91)))
+_WORDS = _DIGITS | _LOWER | _UPPER | {"_"}
+_CLASSES = {"d": _DIGITS, "s": _SPACES, "w": _WORDS}
+_PRINTED = frozenset(map(chr, range(33, 127)))
+_NAMED = {
+    **{"alnum": _WORDS - {"_"}, "alpha": _LOWER | _UPPER, "digit": _DIGITS, "lower": _LOWER},
+    **{"upper": _UPPER, "word": _WORDS, "space": _SPACES | {"\v"}, "blank": frozenset(" \t")},
+    **{"ascii": frozenset(map(chr, range(128))), "graph": _PRINTED, "print": _PRINTED | {" "}},
+    "cntrl": frozenset(map(chr, (*range(32), 127))),
+    "punct": _PRINTED - _WORDS | {"_"},
+    "xdigit": frozenset("0123456789abcdefABCDEF"),
+}
+_CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+
+
+@reference("RegexFullMatch")
+def regex_full_match(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return whether each text matches as a whole."""
+    automaton = _automaton(str(node.attrs.get("pattern", "")))
+    x: Array = inputs[0]
+    found = [automaton.matches(str(text)) for text in x.reshape(-1)]
+    return [np.array(found, bool).reshape(x.shape)]
+
+
+@cache
+def _automaton(pattern: str) -> _Automaton:
+    try:
+        return _Automaton(_Parser(pattern).whole())
+    except (_Fault, RecursionError) as error:
+        raise ShapeError(f"pattern {pattern!r} is not valid: {error}") from error
+
+
+class _Fault(Exception):
+    """What is wrong with a pattern."""
+
+
+# A part of a pattern: ("test", of a character), ("at", condition), ("all", parts), ("any", ways),
+# ("repeat", part, least, most or None).
+_Part = tuple[Any, ...]
+
+
+class _Parser:
+    """Reads a pattern by recursive descent."""
+
+    def __init__(self, pattern: str) -> None:
+        self._text = pattern
+        self._place = 0
+        self._flags = frozenset[str]()
+
+    def whole(self) -> _Part:
+        """Return the whole pattern."""
+        found = self._ways()
+        if self._place < len(self._text):
+            raise _Fault("unexpected )")
+        return found
+
+    def _peek(self, *wanted: str) -> str:
+        return next((w for w in wanted if self._text.startswith(w, self._place)), "")
+
+    def _take(self, *wanted: str) -> str:
+        """Go past the first of these that comes; return it, "" for none."""
+        found = self._peek(*wanted)
+        self._place += len(found)
+        return found
+
+    def _next(self) -> str:
+        if self._place >= len(self._text):
+            raise _Fault("it ends too early")
+        self._place += 1
+        return self._text[self._place - 1]
+
+    def _until(self, end: str) -> str:
+        at = self._text.find(end, self._place)
+        if at < 0:
+            raise _Fault(f"missing {end}")
+        found, self._place = self._text[self._place : at], at + len(end)
+        return found
+
+    def _ways(self) -> _Part:
+        flags = self._flags  # what a group sets ends with it
+        ways = [self._sequence()]
+        while self._take("|"):
+            ways.append(self._sequence())
+        self._flags = flags
+        return ("any", ways) if len(ways) > 1 else ways[0]
+
+    def _sequence(self) -> _Part:
+        parts: list[_Part] = []
+        while self._place < len(self._text) and not self._peek("|", ")"):
+            if self._take("\\Q"):
+                at = self._text.find("\\E", self._place)
+                quoted = self._text[self._place :] if at < 0 else self._until("\\E")
+                self._place = len(self._text) if at < 0 else self._place
+                parts += [self._one(c) for c in quoted[:-1]]
+                parts += [self._repeated(self._one(c)) for c in quoted[-1:]]
+            elif not self._take("\\E"):
+                parts.append(self._repeated(self._atom()))
+        return ("all", parts)
+
+    def _repeated(self, part: _Part) -> _Part:
+        if part == ("all", []) and self._peek("*", "+", "?"):
+            raise _Fault("nothing to repeat")
+        again = False
+        while True:
+            least, most = 0, None
+            sign = self._take("*", "+", "?")
+            if sign:
+                least, most = int(sign == "+"), 1 if sign == "?" else None
+            elif (counts := self._counts()) is not None:
+                least, most = counts
+            else:
+                return part
+            if again:
+                raise _Fault("a repetition of a repetition")
+            self._take("?")  # whether it is lazy does not matter for a whole match
+            part, again = ("repeat", part, least, most), True
+
+    def _counts(self) -> tuple[int, int | None] | None:
+        """Return the numbers of ``{2}``, ``{2,}``, ``{2,3}``; other braces stand for themselves."""
+        if not self._peek("{"):
+            return None
+        end = self._text.find("}", self._place)
+        first, comma, last = self._text[self._place + 1 : max(end, 0)].partition(",")
+        if not all(part.isascii() and (part.isdigit() or not part) for part in (first, last)):
+            return None
+        if end < 0 or not first:
+            return None
+        self._place = end + 1
+        most = (int(last) if last else None) if comma else int(first)
+        if max(int(first), most or 0) > _MOST_TIMES or (most is not None and most < int(first)):
+            raise _Fault("a repetition that is too long or goes backwards")
+        return int(first), most
+
+    def _atom(self) -> _Part:
+        sign = self._next()
+        match sign:
+            case "(":
+                return self._group()
+            case "[":
+                return "test", self._folded(self._class())
+            case ".":
+                across_lines = "s" in self._flags  # as it is here: flags change on the way
+
+                def any_character(character: str) -> bool:
+                    return across_lines or character != "\n"
+
+                return "test", any_character
+            case "^" | "$":
+                name = {"^": "begin", "$": "end"}[sign]
+                return "at", name + (" of line" if "m" in self._flags else "")
+            case "*" | "+" | "?":
+                raise _Fault("nothing to repeat")
+            case "\\":
+                names = {"A": "begin", "z": "end", "b": "edge", "B": "no edge"}
+                known = self._take(*names)
+                return ("at", names[known]) if known else ("test", self._folded(self._escape()))
+            case _:
+                return self._one(sign)
+
+    def _one(self, character: str) -> _Part:
+        return "test", self._folded(lambda c: c == character)
+
+    def _folded(self, test: _Test) -> _Test:
+        if "i" not in self._flags:
+            return test
+        return lambda c: any(test(form) for form in _forms(c))
+
+    def _group(self) -> _Part:
+        outside = self._flags
+        if self._take("?P<", "?<"):
+            if self._peek("=", "!") or not self._until(">").replace("_", "a").isalnum():
+                raise _Fault("RE2 has no such group")
+        elif self._take("?"):
+            on = True
+            while (sign := self._next()) not in ":)":
+                if sign not in "imsU-":
+                    raise _Fault(f"RE2 has no group (?{sign}")
+                on = on and sign != "-"
+                self._flags = self._flags | {sign} if on else self._flags - {sign}
+            if sign == ")":
+                return "all", []  # the flags hold to the end of the group around
+        found = self._ways()
+        if not self._take(")"):
+            raise _Fault("missing )")
+        self._flags = outside
+        return found
+
+    def _escape(self) -> _Test:
+        """Return the test of what follows a backslash."""
+        sign = self._next()
+        if sign.lower() in _CLASSES:
+            test = self._folded(_CLASSES[sign.lower()].__contains__)
+            return _negated(test) if sign.isupper() else test
+        if sign in "pP":
+            name = self._until("}") if self._take("{") else self._next()
+            turned = (sign == "P") != name.startswith("^")
+            kind = name.removeprefix("^")
+            kinds = {"", "L", "M", "N", "P", "S", "Z", "C", "Any"}
+            if kind not in kinds and not (len(kind) == 2 and kind[0] in kinds):
+                raise _Fault(f"the characters {name!r} are not known")
+            start = "" if kind == "Any" else kind
+            test = self._folded(lambda c: unicodedata.category(c).startswith(start))
+            return _negated(test) if turned else test
+        character = self._character(sign)
+        return lambda c: c == character
+
+    def _character(self, sign: str) -> str:
+        """Return the one character that an escape stands for."""
+        if sign == "x":
+            digits = self._until("}") if self._take("{") else self._next() + self._next()
+            try:
+                return chr(int(digits, 16))
+            except (ValueError, OverflowError) as error:
+                raise _Fault(f"\\x{digits} is no character") from error
+        if sign in "01234567":
+            digits = sign
+            while len(digits) < 3 and self._peek(*"01234567"):
+                digits += self._next()
+            if sign != "0" and len(digits) < 2:
+                raise _Fault("RE2 has no references to groups")
+            return chr(int(digits, 8))
+        if sign in _CONTROLS:
+            return _CONTROLS[sign]
+        if sign in _WORDS - {"_"}:
+            raise _Fault(f"RE2 has no \\{sign}")
+        return sign
+
+    def _class(self) -> _Test:
+        """Return the test of a class of characters, whose bracket was read."""
+        turned = bool(self._take("^"))
+        tests: list[_Test] = []
+        first = True
+        while first or not self._peek("]"):
+            first = False
+            if self._take("[:"):
+                name = self._until(":]")
+                members = _NAMED.get(name.removeprefix("^"))
+                if members is None:
+                    raise _Fault(f"the class [:{name}:] is not known")
+                test = self._folded(members.__contains__)
+                tests.append(_negated(test) if name.startswith("^") else test)
+            elif self._peek(*(f"\\{c}" for c in "dDsSwWpP")):
+                self._next()
+                tests.append(self._escape())
+            else:
+                tests.append(self._range())
+        self._next()
+        found = self._folded(lambda c: any(test(c) for test in tests))
+        return _negated(found) if turned else found
+
+    def _range(self) -> _Test:
+        low = high = self._member()
+        if self._peek("-") and not self._peek("-]"):
+            self._next()
+            high = self._member()
+        if high < low:
+            raise _Fault(f"the range {low}-{high} goes backwards")
+        return lambda c: low <= c <= high
+
+    def _member(self) -> str:
+        sign = self._next()
+        return self._character(self._next()) if sign == "\\" else sign
+
+
+def _forms(c: str) -> set[str]:
+    """Return the character in its cases: k, K and the sign of Kelvin are one."""
+    return {c, c.lower(), c.upper(), c.lower().upper(), c.upper().lower()}
+
+
+def _negated(test: _Test) -> _Test:
+    return lambda c: not test(c)
+
+
+class _Automaton:
+    """States; each is a test of one character, a condition on the place, or a fork."""
+
+    def __init__(self, whole: _Part) -> None:
+        self._tests: list[_Test | str | None] = []
+        self._next: list[list[int]] = []
+        self._end = self._state(None)
+        self._start = self._part(whole, self._end)
+
+    def _state(self, test: _Test | str | None, *following: int) -> int:
+        if len(self._tests) >= _MOST_STATES:
+            raise _Fault(f"it has more than {_MOST_STATES} states")
+        self._tests.append(test)
+        self._next.append(list(following))
+        return len(self._tests) - 1
+
+    def _part(self, part: _Part, following: int) -> int:
+        """Return the first state of a part that ends in ``following``."""
+        match part:
+            case ("all", parts):
+                for inner in reversed(parts):
+                    following = self._part(inner, following)
+                return following
+            case ("any", ways):
+                return self._state(None, *[self._part(way, following) for way in ways])
+            case ("repeat", inner, least, most):
+                return self._repeat(inner, least, most, following)
+            case (_, test):
+                return self._state(test, following)
+            case _:
+                raise AssertionError(part)
+
+    def _repeat(self, inner: _Part, least: int, most: int | None, following: int) -> int:
+        if most is None:
+            again = self._state(None)
+            self._next[again] = [self._part(inner, again), following]
+            following = again
+        else:
+            end = following
+            for _ in range(most - least):
+                following = self._state(None, self._part(inner, following), end)
+        for _ in range(least):
+            following = self._part(inner, following)
+        return following
+
+    def matches(self, text: str) -> bool:
+        """Return whether the whole text matches."""
+        states = self._closure({self._start}, text, 0)
+        for place, c in enumerate(text):
+            reached = {
+                self._next[state][0]
+                for state in states
+                if callable(test := self._tests[state]) and test(c)
+            }
+            if not reached:
+                return False
+            states = self._closure(reached, text, place + 1)
+        return self._end in states
+
+    def _closure(self, states: set[int], text: str, place: int) -> set[int]:
+        """Return the states with all that are reached without a character."""
+        found, waiting = set(states), list(states)
+        while waiting:
+            state = waiting.pop()
+            test = self._tests[state]
+            if callable(test) or (test is not None and not _holds(test, text, place)):
+                continue
+            more = [following for following in self._next[state] if following not in found]
+            found.update(more)
+            waiting += more
+        return found
+
+
+def _holds(condition: str, text: str, place: int) -> bool:
+    before, after = text[place - 1 : place] if place else "", text[place : place + 1]
+    match condition:
+        case "begin":
+            return place == 0
+        case "end":
+            return place == len(text)
+        case "begin of line":
+            return before in ("", "\n")
+        case "end of line":
+            return after in ("", "\n")
+        case _:
+            return ((before in _WORDS) != (after in _WORDS)) == (condition == "edge")

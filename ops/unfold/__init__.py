@@ -1,0 +1,1 @@
+"""Operators that unfold or fold windows: DeformConv, Col2Im, MaxUnpool, AffineGrid."""

@@ -1,0 +1,175 @@
+"""Operators that unfold or fold windows on the CPU: DeformConv, Col2Im, MaxUnpool, AffineGrid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Node
+from subgraph.graph.types import numpy_dtype
+from subgraph.ops.composite.cpu import delegate, viewed
+from subgraph.ops.elementwise.cpu import temporary
+from subgraph.ops.movement.copies_cpu import emit_copy, emit_fill
+from subgraph.ops.movement.cpu import known_ints
+from subgraph.ops.movement.geometry import ints, triple
+from subgraph.ops.shared.range_check_cpu import emit_range_check
+from subgraph.ops.shared.strides import contiguous
+
+Array = np.ndarray[Any, Any]
+_FLOATS = ("float32", "float64")
+_WORK = 2048  # pixels that are worth a thread
+
+
+def _whole(node: Node, name: str, usual: Sequence[int]) -> list[int]:
+    """Return an attribute of whole numbers, one for each axis."""
+    given = [int(v) for v in node.attrs.get(name) or usual]
+    if len(given) != len(usual):
+        raise Unsupported(f"{node.op_type} with {name}={given}")
+    return given
+
+
+@lowering("DeformConv", dtypes=_FLOATS)
+def deform_conv(node: Node, low: Lowering) -> None:
+    """Lower DeformConv of two dimensions: columns of samples, and a product for each group."""
+    x, weight, offset, y = low.given(0), low.given(1), low.given(2), low.output()
+    bias, mask = low.optional(3), low.optional(4)
+    if x.rank != 4:
+        raise Unsupported(f"DeformConv of {x.rank - 2} dimensions")
+    if y.size == 0 or x.size == 0:
+        raise Unsupported("DeformConv of an empty image")
+    images, channels = x.shape[:2]
+    outputs, each, *window = weight.shape
+    groups, offsets = (int(node.attrs.get(name, 1)) for name in ("group", "offset_group"))
+    taps, places = math.prod(window), math.prod(y.shape[2:])
+    columns = temporary(low, x.dtype, (images, groups, each * taps, places))
+    words: list[Word] = [x, offset, mask or 0, columns, *x.shape[1:], offsets, *window]
+    words += [*y.shape[2:], *_whole(node, "strides", (1, 1))]
+    words += [*_whole(node, "pads", (0, 0, 0, 0))[:2], *_whole(node, "dilations", (1, 1))]
+    name, masked = "deform_columns", mask is not None
+    kernel = Kernel("subgraph.ops.unfold.kernels", name, dtype=x.dtype, masked=masked)
+    grain = max(1, _WORK // max(places * channels // offsets, 1))
+    low.emit(kernel, words, images * offsets * taps, grain=grain, bytes=5 * columns.nbytes)
+    left = viewed(low, weight, (groups, outputs // groups, each * taps))
+    shape = (images, groups, outputs // groups, places)
+    if bias is None:
+        delegate(low, "MatMul", [left, columns], viewed(low, y, shape))
+        return
+    product = temporary(low, x.dtype, shape)
+    delegate(low, "MatMul", [left, columns], product)
+    added = viewed(low, bias, (groups, outputs // groups, 1))
+    delegate(low, "Add", [product, added], viewed(low, y, shape))
+
+
+@lowering("Col2Im", dtypes=_FLOATS)
+def col_to_im(node: Node, low: Lowering) -> None:
+    """Lower Col2Im of up to three dimensions: one unit is a channel of an image."""
+    x, y = low.given(0), low.output()
+    image, block = known_ints(low, 1, "image_shape"), known_ints(low, 2, "block_shape")
+    if image is None or block is None or not 1 <= len(image) == len(block) <= 3:
+        raise Unsupported("Col2Im without its shapes, or of more than three dimensions")
+    rank = len(image)
+    strides, dilations = (_whole(node, name, (1,) * rank) for name in ("strides", "dilations"))
+    pads = _whole(node, "pads", (0,) * (2 * rank))
+    windows = [
+        (image[d] + pads[d] + pads[rank + d] - dilations[d] * (block[d] - 1) - 1) // strides[d] + 1
+        for d in range(rank)
+    ]
+    if y.size == 0:
+        return
+    if x.shape[2] != math.prod(windows) or x.shape[1] % math.prod(block) or min(windows) < 1:
+        raise Unsupported(f"Col2Im of {x.shape} to {image} by {block}")
+    emit_sums(low, x, y, image, block, windows, strides, pads[:rank], dilations)
+
+
+def emit_sums(
+    low: Lowering,
+    columns: Operand,
+    y: Operand,
+    image: Sequence[int],
+    block: Sequence[int],
+    windows: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    bias: Operand | None = None,
+) -> None:
+    """Emit the step that adds columns of windows up to images.
+
+    Args:
+        low: Where the step goes.
+        columns: What the taps of all windows have: [images, channels, taps, windows].
+        y: [images, channels, *image].
+        image: Sizes of an image, up to three axes.
+        block: Taps of a window along each axis.
+        windows: Windows along each axis.
+        strides: From window to window along each axis.
+        pads: Before the image along each axis.
+        dilations: From tap to tap along each axis.
+        bias: What is added to each channel.
+    """
+    words: list[Word] = [columns, y]
+    words += [*triple(image, 1), *triple(block, 1), *triple(windows, 1), *triple(strides, 1)]
+    words += [*triple(pads, 0), *triple(dilations, 1)]
+    words += [bias or 0, y.shape[1]]
+    lanes, stride = low.lanes(y.dtype), strides[-1] if strides[-1] <= 2 else 0
+    kernel = Kernel(
+        "subgraph.ops.unfold.kernels", "columns_to_image", dtype=y.dtype, lanes=lanes, stride=stride
+    )
+    pixels = math.prod(image)
+    nbytes = columns.nbytes + y.nbytes
+    low.emit(kernel, words, y.size // pixels, grain=max(1, _WORK // pixels), bytes=nbytes)
+
+
+@lowering("AffineGrid", dtypes=_FLOATS)
+def affine_grid(node: Node, low: Lowering) -> None:
+    """Lower AffineGrid of a known size: a product with the places of the plain grid."""
+    theta, y = low.given(0), low.output()
+    size = known_ints(low, 1, "size")
+    if size is None or y.size == 0:
+        raise Unsupported("AffineGrid of a size that is computed at run time, or empty")
+    space, corners = size[2:], bool(node.attrs.get("align_corners", 0))
+    lines = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in space]
+    # The first row of theta is the last axis: x, then y, then z.
+    axes = [axis.reshape(-1) for axis in np.meshgrid(*lines, indexing="ij")][::-1]
+    places = np.stack([*axes, np.ones_like(axes[0])]).astype(numpy_dtype(theta.dtype))
+    grid = Operand(f"{node.name}.grid", theta.dtype, places.shape)
+    low.known(grid, places)
+    rank, count = len(space), places.shape[1]
+    turned = temporary(low, theta.dtype, (theta.shape[0], rank, count))
+    delegate(low, "MatMul", [theta, grid], turned)
+    shape = (theta.shape[0], count, rank)
+    steps = (rank * count, 1, count)
+    emit_copy(low, turned, y, shape, steps, contiguous(shape), item=theta.itemsize)
+
+
+@lowering("MaxUnpool", dtypes=_FLOATS)
+def unpool(node: Node, low: Lowering) -> None:
+    """Lower MaxUnpool: elements scattered over zeros, with which a larger output begins."""
+    x, places, y = low.given(0), low.given(1), low.output()
+    rank = x.rank - 2
+    kernel, strides = ints(node, "kernel_shape", rank, 1), ints(node, "strides", rank, 1)
+    pads = ints(node, "pads", 2 * rank, 0)
+    image = [
+        (x.shape[2 + d] - 1) * strides[d] - pads[d] - pads[rank + d] + kernel[d]
+        for d in range(rank)
+    ]
+    shape = (*x.shape[:2], *image)
+    if places.shape != x.shape or any(n > m for n, m in zip(shape, y.shape, strict=True)):
+        raise Unsupported(f"places {places.shape} of {shape} in an output {y.shape}")
+    if y.size == 0:
+        return
+    zero = np.zeros(1, x.dtype)
+    zeros = temporary(low, x.dtype, (math.prod(shape),))
+    emit_fill(low, zeros, zeros.size, zero)
+    emit_range_check(low, places, "I", 0, zeros.size - 1)
+    spread = y if y.shape == shape else temporary(low, x.dtype, shape)
+    flat = [zeros, viewed(low, places, (x.size,)), viewed(low, x, (x.size,))]
+    delegate(low, "ScatterElements", flat, viewed(low, spread, zeros.shape), axis=0)
+    if spread is not y:
+        emit_fill(low, y, y.size, zero)
+        emit_copy(low, spread, y, shape, contiguous(shape), contiguous(y.shape), item=x.itemsize)

@@ -1,0 +1,170 @@
+"""Operators that unfold or fold windows and blocks: what operands must satisfy, shape rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.operators.operator import shape_rule
+from subgraph.operators.requirements import (
+    FLOATS,
+    Tensor,
+    choice,
+    is_known,
+    known_numbers,
+    numbers,
+    require,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+    whole_number,
+)
+from subgraph.ops.conv.op import MOST, require_filters, require_image, windows_of
+from subgraph.ops.elementwise.op import Types, Values, tensor
+from subgraph.ops.shared.strides import product
+
+
+@requires("DeformConv")
+def deform_conv_operands(
+    node: Node,
+    x: Tensor,
+    w: Tensor,
+    offset: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> None:
+    """Raise ShapeError unless there are offsets for each tap of each window (19 to 22)."""
+    require_dtype("X", x, *FLOATS)
+    for name, operand in (("W", w), ("offset", offset), ("B", bias), ("mask", mask)):
+        require_dtype(name, operand, x.dtype)
+    require_filters(node, x, w, bias)
+    offsets = whole_number(node, "offset_group", 1, least=1)
+    channels, count = x.shape[1], x.rank - 2
+    require(
+        channels % offsets == 0,
+        "{} channels do not divide into {} offset groups",
+        channels,
+        offsets,
+    )
+    given = windows_of(node, count)
+    taps, places = offsets, list[int]()
+    for k, (size, each) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True)):
+        taps = taps * each
+        room = size + sum(given.pads[k]) - (each - 1) * given.dilations[k] - 1
+        places.append(room // given.strides[k] + 1)
+    why = "for each tap of each window of each offset group"
+    require_shape("offset", offset, (x.shape[0], taps * count, *places), f"{count} {why}")
+    require_shape("mask", mask, (x.shape[0], taps, *places), f"one {why}")
+
+
+@requires("Col2Im")
+def col_to_im_operands(node: Node, x: Tensor, image: Tensor, block: Tensor) -> None:
+    """Raise ShapeError unless columns are the blocks of such an image (ONNX Col2Im, 18)."""
+    require_rank("input", x, 3)
+    for name, operand in (("image_shape", image), ("block_shape", block)):
+        require_dtype(name, operand, "int64")
+        require_rank(name, operand, 1)
+    count = image.shape[0]
+    require_shape("block_shape", block, (count,), "as many as image_shape has")
+    if not is_known(count):
+        return
+    given = windows_of(node, count)
+    sizes, taps = known_numbers(image), known_numbers(block)
+    if sizes is None or taps is None:
+        return
+    windows: list[int] = []
+    for k, (size, each) in enumerate(zip(sizes, taps, strict=True)):
+        require(size >= 1 and each >= 1, "blocks of {} in an image of {}", taps, sizes)
+        room = size + sum(given.pads[k]) - (each - 1) * given.dilations[k] - 1
+        require(room >= 0, "blocks of {} do not fit into an image of {}", taps, sizes)
+        windows.append(room // given.strides[k] + 1)
+    total, held = math.prod(windows), math.prod(taps)
+    require(
+        x.shape[1] % held == 0,
+        "{} rows of columns; blocks of {} have {} elements a channel",
+        x.shape[1],
+        taps,
+        held,
+    )
+    require(x.shape[2] == total, "{} columns; the image has {} blocks", x.shape[2], total)
+
+
+@requires("MaxUnpool")
+def max_unpool_operands(
+    node: Node, x: Tensor, indices: Tensor, output_shape: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless there is an index for each element, into the output (9 to 22).
+
+    An ``output_shape`` is no smaller than what kernel, strides and pads give.
+    """
+    require_dtype("X", x, *FLOATS)
+    require_dtype("I", indices, "int64")
+    require_image(x)
+    require_shape("I", indices, x.shape, "one for each element of the input")
+    count = x.rank - 2
+    require(bool(node.attrs.get("kernel_shape")), "kernel_shape is missing")
+    kernel = numbers(node, "kernel_shape", count, 1, 1, MOST)
+    given = windows_of(node, count)
+    image: list[int] = [
+        (size - 1) * given.strides[k] - sum(given.pads[k]) + kernel[k]
+        for k, size in enumerate(x.shape[2:])
+    ]
+    total = x.shape[0] * x.shape[1]
+    for size in image:
+        require(size >= 0, "windows of {} make an image of {}", kernel, image)
+        total = total * size
+    _require_output_shape(output_shape, (*x.shape[:2], *image))
+    known = indices.known
+    if known is not None and known.size and not known.dtype.hasobject:
+        least, most = known.min(), known.max()
+        fits = least >= 0 and most < total
+        require(fits, "indices from {} to {} into {} elements", least, most, total)
+
+
+def _require_output_shape(output_shape: Tensor | None, least: Sequence[int]) -> None:
+    if output_shape is None:
+        return
+    require_dtype("output_shape", output_shape, "int64")
+    require_shape("output_shape", output_shape, (len(least),), "a size for each dimension")
+    given = known_numbers(output_shape)
+    if given is None:
+        return
+    fits = all(a == b for a, b in zip(given[:2], least[:2], strict=True))
+    fits = fits and all(a >= b for a, b in zip(given[2:], least[2:], strict=True))
+    require(fits, "output_shape is {}; windows make {}", given, list(least))
+
+
+@requires("DepthToSpace", "SpaceToDepth")
+def blocks_of_pixels_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless channels, or rows and columns, divide into blocks (1 to 13)."""
+    require_rank("input", x, 4)
+    size = whole_number(node, "blocksize", least=1, most=MOST)
+    choice(node, "mode", "DCR", "DCR", "CRD")
+    deep = node.op_type == "DepthToSpace"
+    parts, split = (size * size, x.shape[1:2]) if deep else (size, x.shape[2:])
+    for dim in split:
+        require(dim % parts == 0, "dimension {} of {} is no multiple of {}", dim, x, parts)
+
+
+@shape_rule("DepthToSpace", "SpaceToDepth")
+def blocks_of_pixels(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Move a square of pixels into the channels, or back."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [None if x is None else TensorType(x.dtype, (None,) * 4)]
+    size = int(node.attrs["blocksize"])
+    batch, channels, *space = x.shape
+    if node.op_type == "SpaceToDepth":
+        deep = product((channels, size * size))
+        return [TensorType(x.dtype, [batch, deep, *(_divided(dim, size) for dim in space)])]
+    wide = [product((dim, size)) for dim in space]
+    return [TensorType(x.dtype, [batch, _divided(channels, size * size), *wide])]
+
+
+def _divided(dim: Dim, parts: int) -> Dim:
+    if not isinstance(dim, int):
+        return dim if parts == 1 else None
+    return dim // parts

@@ -1,0 +1,1 @@
+"""Passes that undo control flow: known conditions, loops and sequences."""

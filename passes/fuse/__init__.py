@@ -1,0 +1,1 @@
+"""Fusions: patterns of nodes become one node that a kernel computes."""

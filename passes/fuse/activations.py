@@ -1,0 +1,113 @@
+"""Activations that exporters write as chains of primitives; see also ``fuse_transformer.gelu``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from subgraph.graph.graph import Node, Value
+from subgraph.passes._patterns import FLOATS, Context, Match, dtype_of, is_op
+
+
+def near(a: float | None, b: float) -> bool:
+    """Return whether a number is another one as far as exporters write it."""
+    return a is not None and math.isclose(a, b, rel_tol=1e-4)
+
+
+def bounds(context: Context, node: Node) -> tuple[float, float] | None:
+    """Return the bounds of a Clip, of every version; None if they are computed."""
+    if 0 < node.version < 11:
+        low, high = node.attrs.get("min", -math.inf), node.attrs.get("max", math.inf)
+        return float(low), float(high)
+    found = [-math.inf, math.inf]
+    for k, value in enumerate(node.inputs[1:3]):
+        if value is not None:
+            number = context.scalar(value)
+            if number is None:
+                return None
+            found[k] = number
+    return found[0], found[1]
+
+
+def activation(
+    nodes: Sequence[Node], op_type: str, x: Value | None, version: int, **attributes: float | str
+) -> Match:
+    """Return the match of an activation: a plain node of the standard, of one input."""
+    return Match(
+        tuple(nodes), op_type, (x,), attributes, "", version=version, arity=1, opaque=False
+    )
+
+
+def silu(context: Context, node: Node) -> Match | None:
+    """Match ``x * sigmoid(x)`` and ``x * hard_sigmoid(x)``."""
+    if not is_op(node, "Sigmoid", "HardSigmoid") or dtype_of(node.outputs[0]) not in FLOATS:
+        return None
+    x, user = node.inputs[0], _product(context, node.outputs[0], node.inputs[0])
+    if user is None:
+        return None
+    nodes = (node, user)
+    if node.op_type == "Sigmoid":
+        return activation(nodes, "Swish", x, version=24, alpha=1.0)
+    alpha, beta = (float(node.attrs.get(k, d)) for k, d in (("alpha", 0.2), ("beta", 0.5)))
+    if not near(alpha, 1 / 6) or not near(beta, 0.5):
+        return None
+    return activation(nodes, "HardSwish", x, version=14)
+
+
+def hard_swish(context: Context, node: Node) -> Match | None:
+    """Match ``x * clip(x + 3, 0, 6) / 6``, the sixth taken before or after the product."""
+    if not is_op(node, "Clip") or dtype_of(node.outputs[0]) not in FLOATS:
+        return None
+    shifted = node.inputs[0]
+    add = None if shifted is None else shifted.producer
+    if shifted is None or add is None or not is_op(add, "Add") or context.user(shifted) is not node:
+        return None
+    for x, three in (add.inputs, add.inputs[::-1]):
+        if not near(context.scalar(three), 3.0):
+            continue
+        clipped = node.outputs[0]
+        first = _product(context, clipped, x) or _sixth(context, clipped)
+        if first is None or bounds(context, node) != (0.0, 6.0):
+            return None
+        part = first.outputs[0]
+        last = _sixth(context, part) if x in first.inputs else _product(context, part, x)
+        if last is None or dtype_of(x) != dtype_of(clipped):
+            return None
+        return activation((add, node, first, last), "HardSwish", x, version=14)
+    return None
+
+
+def mish(context: Context, node: Node) -> Match | None:
+    """Match ``x * tanh(softplus(x))``."""
+    if not is_op(node, "Softplus") or dtype_of(node.outputs[0]) not in FLOATS:
+        return None
+    tanh = context.user(node.outputs[0])
+    if tanh is None or not is_op(tanh, "Tanh"):
+        return None
+    last = _product(context, tanh.outputs[0], node.inputs[0])
+    if last is None:
+        return None
+    return activation((node, tanh, last), "Mish", node.inputs[0], version=18)
+
+
+def _product(context: Context, value: Value, x: Value | None) -> Node | None:
+    """Return the one user of a value if it multiplies it by x."""
+    user = context.user(value)
+    fits = user is not None and is_op(user, "Mul") and context.other(user, value) is x
+    return user if fits and value is not x else None
+
+
+def _sixth(context: Context, value: Value) -> Node | None:
+    """Return the one user of a value if it divides it by six."""
+    user = context.user(value)
+    if user is None:
+        return None
+    if is_op(user, "Div") and user.inputs[0] is value:
+        return user if near(context.scalar(user.inputs[1]), 6.0) else None
+    fits = is_op(user, "Mul") and near(context.scalar(context.other(user, value)), 1 / 6)
+    return user if fits else None
+
+
+ACTIVATIONS = (silu, hard_swish, mish)
+# Operators of which a graph has one row at least, if any of these is to match.
+NEEDED = (("Sigmoid", "Mul"), ("HardSigmoid", "Mul"), ("Clip", "Add", "Mul"), ("Softplus", "Tanh"))

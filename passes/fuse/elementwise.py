@@ -1,0 +1,166 @@
+"""The property "cpu_elementwise": chains of elementwise operators become one loop.
+
+A node joins the group of its users if they all are in one group, so that nothing computed inside is
+needed elsewhere, and if its result has the shape of the group's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import Shape
+from subgraph.partition.property import SubgraphProperty, register_property
+from subgraph.partition.selector import Reject, SubgraphSelector
+from subgraph.passes._patterns import (
+    Context,
+    Match,
+    dtype_of,
+    fused_node,
+    is_op,
+    shape_of,
+    static_size,
+)
+
+_TEXT = (
+    "Abs Neg Sign Floor Ceil Round Sqrt Reciprocal Exp Log Erf Sin Cos Tan Tanh Sigmoid "
+    "HardSigmoid HardSwish Relu LeakyRelu PRelu Elu Selu Celu Gelu Mish Softplus Softsign "
+    "Swish ThresholdedRelu Add Sub Mul Div Pow Max Min Sum Mean And Or Xor Not Equal Greater "
+    "GreaterOrEqual Less LessOrEqual Where Clip Cast IsNaN IsInf QuantizeLinear DequantizeLinear"
+)
+_OPERATORS = frozenset(_TEXT.split(" "))
+_DTYPES = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)) | {
+    "float32",
+    "float64",
+    "bool",
+}
+_MAX_NODES = 24
+_MAX_INPUTS = 10
+
+
+class _Group:
+    """Nodes that run in one loop; the root gives the result."""
+
+    def __init__(self, root: Node, shape: Shape) -> None:
+        self.shape = shape
+        self.nodes = [root]
+        self.inputs: dict[Value, None] = {v: None for v in root.inputs if v is not None}
+
+    def add(self, node: Node) -> bool:
+        """Take a node unless the group would become too large."""
+        inputs = dict(self.inputs)
+        inputs.pop(node.outputs[0], None)
+        inputs.update((v, None) for v in node.inputs if v is not None)
+        if len(self.nodes) >= _MAX_NODES or len(inputs) > _MAX_INPUTS:
+            return False
+        self.nodes.append(node)
+        self.inputs = inputs
+        return True
+
+
+def groups(context: Context) -> Iterator[_Group]:
+    """Yield the groups of several nodes."""
+    group_of: dict[Node, _Group] = {}
+    found: list[_Group] = []
+    for node in reversed(context.graph.nodes):
+        if not _fits(node) or context.is_weight(node.outputs[0]):
+            continue
+        shape = shape_of(node.outputs[0])
+        assert shape is not None
+        group = _group_of_users(context, node, group_of)
+        if group is not None and group.shape == shape and group.add(node):
+            group_of[node] = group
+            continue
+        group_of[node] = _Group(node, shape)
+        found.append(group_of[node])
+    return (group for group in found if len(group.nodes) > 1)
+
+
+def _fits(node: Node) -> bool:
+    if not is_op(node, *_OPERATORS) or len(node.outputs) != 1 or not node.inputs:
+        return False
+    if "axis" in node.attrs or "broadcast" in node.attrs:
+        return False
+    if node.op_type in ("QuantizeLinear", "DequantizeLinear") and not _one_scale(node):
+        return False
+    values = [*node.outputs, *(v for v in node.inputs if v is not None)]
+    shape = shape_of(node.outputs[0])
+    return shape is not None and None not in shape and all(dtype_of(v) in _DTYPES for v in values)
+
+
+def _one_scale(node: Node) -> bool:
+    """Return whether a conversion between bytes and float32 has one scale for the whole tensor."""
+    if node.attrs.get("block_size", 0) or static_size(shape_of(node.inputs[1])) != 1:
+        return False
+    kinds = {dtype_of(node.inputs[0]), dtype_of(node.outputs[0])}
+    return "float32" in kinds and bool(kinds & {"int8", "uint8"})
+
+
+def _group_of_users(context: Context, node: Node, group_of: Mapping[Node, _Group]) -> _Group | None:
+    value = node.outputs[0]
+    if not value.uses or value in context.outputs:
+        return None
+    users = {group_of.get(user) for user in value.uses}
+    return users.pop() if len(users) == 1 else None
+
+
+class _Selector(SubgraphSelector):
+    """Selects the group of the node asked about."""
+
+    def __init__(self, owner: ElementwiseProperty) -> None:
+        self._owner = owner
+        self._members: frozenset[Node] = frozenset()
+
+    def select(self, node: Node) -> bool | Reject:
+        self._members = self._owner.members(node)
+        return bool(self._members)
+
+    def select_input(self, node: Node, input_node: Node) -> bool | Reject:
+        return input_node in self._members
+
+    def select_output(self, node: Node, output_node: Node) -> bool | Reject:
+        return output_node in self._members
+
+    def filter(self, candidates: list[Node]) -> list[Node]:
+        return candidates if len(candidates) == len(self._members) else []
+
+
+class ElementwiseProperty(SubgraphProperty):
+    """Fuses chains of elementwise operators."""
+
+    name = "cpu_elementwise"
+    min_size = 2
+    constant_weights = False  # the pass ConstantsToParameters came before
+
+    def __init__(self) -> None:
+        """Begin without a graph."""
+        self._graph: Graph | None = None
+        self._members: dict[Node, frozenset[Node]] = {}
+
+    def members(self, node: Node) -> frozenset[Node]:
+        """Return the group of a node, empty for one that stays alone."""
+        if self._graph is not node.graph and node.graph is not None:
+            self._graph = node.graph
+            self._members = {}
+            for group in groups(Context(node.graph)):
+                inside = frozenset(group.nodes)
+                self._members.update((member, inside) for member in group.nodes)
+        return self._members.get(node, frozenset())
+
+    def create_subgraph_selector(self) -> SubgraphSelector:
+        """Return a fresh selector."""
+        return _Selector(self)
+
+    def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | None:
+        """Return the fused node of a region."""
+        if len(subgraph.outputs) != 1:
+            return None
+        inputs = tuple(subgraph.inputs)
+        match = Match(tuple(subgraph.nodes), "FusedElementwise", inputs, arity=len(inputs))
+        return fused_node(subgraph, match)
+
+
+@register_property("cpu_elementwise")
+def elementwise_property() -> SubgraphProperty:
+    """Return the property that fuses elementwise chains."""
+    return ElementwiseProperty()

@@ -1,0 +1,93 @@
+"""The pass "FloatProducts": products of bytes for which there are no integer kernels.
+
+QLinearMatMul of two computed operands, as attention has them: integer kernels hold one side packed,
+which only weights can be. ConvInteger of each channel by itself: they sum over many. The bytes less
+their zero points are multiplied as float32, exactly while sums have less than 259 terms, and scaled
+and rounded once, as QLinearMatMul says.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import ONNX_DTYPE, Shape
+from subgraph.operators.operator import infer_types
+from subgraph.passes._patterns import Context, dtype_of, is_op, shape_of, static_size
+from subgraph.transform.pass_manager import register_pass
+
+_TERMS = 258  # products of two bytes less their zero points whose sum float32 holds exactly
+
+
+@register_pass("FloatProducts")
+def float_products(graph: Graph) -> Graph:
+    """Return a copy of ``graph`` in which such products are float32 between conversions."""
+    graph = graph.clone()
+    context = Context(graph)
+    replaced: dict[Value, Value] = {}
+    for node in graph.nodes:
+        if is_op(node, "QLinearMatMul") and not context.is_weight(node.inputs[3]):
+            a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (
+                value if value is None else replaced.get(value, value) for value in node.inputs
+            )
+            single = (a_scale, a_zero, b_scale, b_zero, y_scale, y_zero)
+            if not all(static_size(shape_of(number)) == 1 for number in single):
+                continue
+            left, right = _unscaled(node, a, a_zero, ()), _unscaled(node, b, b_zero, ())
+            product = _made(node, "MatMul", left, right)
+            a_wide, b_wide, y_wide = (_wide(node, each) for each in (a_scale, b_scale, y_scale))
+            scaled = _made(node, "Mul", product, _made(node, "Mul", a_wide, b_wide))
+            replaced[node.outputs[0]] = _made(node, "QuantizeLinear", scaled, y_wide, y_zero)
+        elif is_op(node, "ConvInteger"):
+            sums = _depthwise(node, context)
+            if sums is not None:
+                replaced[node.outputs[0]] = sums
+    graph.rewire(replaced)
+    return graph
+
+
+def _depthwise(node: Node, context: Context) -> Value | None:
+    """Return the sums of a ConvInteger whose groups have one channel each, None for others."""
+    x, weight, zero, own = (*node.inputs, None, None)[:4]
+    shape = [] if weight is None else [d for d in shape_of(weight) or () if isinstance(d, int)]
+    if weight is None or not context.is_weight(weight) or len(shape) < 3 or shape[1] != 1:
+        return None
+    if int(node.attrs.get("group", 1)) < 2 or math.prod(shape[2:]) > _TERMS:
+        return None
+    each = None if own is None else shape_of(own)
+    if not (zero is None or shape_of(zero) == ()) or each not in (None, (), (shape[0],)):
+        return None
+    left = _unscaled(node, x, zero, ())
+    right = _unscaled(node, weight, own, each or ())
+    product = _made(node, "Conv", left, right, **node.attrs)
+    return _made(node, "Cast", product, to=ONNX_DTYPE["int32"])
+
+
+def _unscaled(node: Node, bytes_: Value | None, zero: Value | None, scales: Shape) -> Value:
+    """Return bytes less their zero point as float32, whose scales are 1 along the first axis."""
+    ones = _made(node, "Constant", value=np.ones([int(d or 0) for d in scales], np.float32))
+    inputs = [bytes_, ones] if zero is None else [bytes_, ones, zero]
+    return _made(node, "DequantizeLinear", *inputs, axis=0)
+
+
+def _wide(node: Node, scale: Value | None) -> Value | None:
+    """Return a scale as float32."""
+    if dtype_of(scale) == "float32":
+        return scale
+    return _made(node, "Cast", scale, to=ONNX_DTYPE["float32"])
+
+
+def _made(node: Node, op_type: str, *inputs: Value | None, **attributes: object) -> Value:
+    notes = node.metadata or {}
+    made = Node(
+        op_type,
+        inputs,
+        version=13,
+        attrs=attributes,
+        metadata={**notes, "origin": notes.get("origin", node.name)},
+    )
+    types = [None if value is None else value.type for value in inputs]
+    made.outputs[0].type = infer_types(made, types)[0]
+    return made.outputs[0]

@@ -1,0 +1,1 @@
+"""The pass that expands Gradient, and its rules."""

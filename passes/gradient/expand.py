@@ -1,0 +1,161 @@
+"""The pass "ExpandGradient": Gradient nodes of ai.onnx.preview.training become ordinary nodes.
+
+A Gradient node names values of the graph around it (``xs``, ``zs``, ``y``), so it has a meaning
+only where these names are; ``sg.load`` runs the pass at once. The part of the graph between the
+named values is taken at the node's inputs (copied where they are other values), then walked
+backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from subgraph.errors import ModelError, UnsupportedOpError
+from subgraph.graph.copies import copy_node
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.transform.pass_manager import register_pass
+
+from .rules import CONSTANT, ones_like, op, zeros_like
+from .windows import RULES
+
+_DOMAIN = "ai.onnx.preview.training"
+
+
+@register_pass("ExpandGradient")
+def expand_gradient(graph: Graph) -> Graph:
+    """Return a copy in which derivatives are computed by ordinary nodes.
+
+    Raises:
+        ModelError: a name is not a value of the graph.
+        UnsupportedOpError: an operator between them has no derivative here.
+    """
+    graph = graph.clone()
+    waiting = [node for node in graph.nodes if _is_gradient(node)]
+    if not waiting:
+        return graph
+    named = {value.name: value for value in graph.values()}
+    done: dict[Value, Value] = {}
+    while waiting:
+        ready = [node for node in waiting if not _waits(node, waiting, named, done)]
+        if not ready:
+            raise ModelError(
+                f"Gradient nodes {[n.name for n in waiting][:4]} wait for each other's results"
+            )
+        for node in ready:
+            for output, value in zip(node.outputs, _expanded(node, named, done), strict=False):
+                done[output] = value
+            waiting.remove(node)
+    graph.rewire(done)
+    graph.remove_unused()
+    return graph
+
+
+def _is_gradient(node: Node) -> bool:
+    return node.op_type == "Gradient" and node.domain == _DOMAIN
+
+
+def _names(node: Node, attribute: str) -> list[str]:
+    given = node.attrs.get(attribute, ())
+    return [str(given)] if isinstance(given, (str, bytes)) else [str(name) for name in given]
+
+
+def _find(node: Node, name: str, named: dict[str, Value], done: dict[Value, Value]) -> Value:
+    value = named.get(name)
+    if value is None:
+        raise ModelError(f"node {node.name!r} (Gradient): the graph has no value named {name!r}")
+    return done.get(value, value)
+
+
+def _waits(
+    node: Node, waiting: Sequence[Node], named: dict[str, Value], done: dict[Value, Value]
+) -> bool:
+    target = _find(node, _names(node, "y")[0], named, done)
+    between = _between(target, ())
+    return any(other in between for other in waiting)
+
+
+def _between(target: Value, stops: Iterable[Value]) -> list[Node]:
+    """Return the nodes that ``target`` needs, in topological order, without what makes stops."""
+    stop = set(stops)
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = []
+    if target.producer is not None and target not in stop:
+        stack.append((target.producer, False))
+    while stack:
+        node, leaving = stack.pop()
+        if leaving:
+            order.append(node)
+            continue
+        if node in seen:
+            continue
+        seen.add(node)
+        stack.append((node, True))
+        for value in node.sources:
+            if value not in stop and value.producer is not None and value.producer not in seen:
+                stack.append((value.producer, False))
+    return order
+
+
+def _expanded(node: Node, named: dict[str, Value], done: dict[Value, Value]) -> list[Value]:
+    names = _names(node, "xs")
+    wanted = [_find(node, name, named, done) for name in (*names, *_names(node, "zs"))]
+    target = _find(node, _names(node, "y")[0], named, done)
+    given = [done.get(v, v) if v is not None else None for v in node.inputs]
+    if len(given) != len(wanted) or None in given:
+        raise ModelError(
+            f"node {node.name!r} (Gradient): {len(given)} inputs for {len(wanted)} names"
+        )
+    at = {old: new for old, new in zip(wanted, given, strict=True) if new is not None}
+    steps = _between(target, wanted)
+    if any(old is not new for old, new in at.items()):
+        steps, target = _copied(steps, target, at)
+    xs = [at[value] for value in wanted[: len(names)]]
+    return _backwards(node, steps, target, xs)
+
+
+def _copied(
+    steps: Sequence[Node], target: Value, at: dict[Value, Value]
+) -> tuple[list[Node], Value]:
+    """Return the steps anew over other values of the variables."""
+    values = dict(at)
+    for step in steps:
+        for source in step.sources:
+            values.setdefault(source, source)  # constants and what else comes from outside
+    for step in steps:
+        for output in step.outputs:
+            values[output] = Value("", output.type)
+    return [_unnamed(copy_node(step, values)) for step in steps], values[target]
+
+
+def _unnamed(node: Node) -> Node:
+    node.name = ""
+    return node
+
+
+def _backwards(
+    gradient: Node, steps: Sequence[Node], target: Value, xs: Sequence[Value]
+) -> list[Value]:
+    """Return the derivative of the target's sum with respect to each variable."""
+    active = set(xs)
+    for step in steps:
+        if step.op_type not in CONSTANT and any(value in active for value in step.sources):
+            active.update(step.outputs)
+    grads: dict[Value, Value] = {target: ones_like(target)}
+    for step in reversed(steps):
+        arrived = [grads.get(output) for output in step.outputs]
+        if not any(output in active for output in step.outputs) or not any(arrived):
+            continue
+        rule = RULES.get(step.op_type) if not step.domain else None
+        if rule is None or step.captures:
+            raise UnsupportedOpError(
+                f"node {gradient.name!r} (Gradient): the derivative of {step.op_type} "
+                f"(node {step.name!r}) is not defined; known: {', '.join(sorted(RULES))}"
+            )
+        found = rule(step, step.inputs, step.outputs, arrived)
+        for value, grad in zip(step.inputs, found, strict=False):
+            if value is None or grad is None or value not in active:
+                continue
+            known = grads.get(value)
+            grads[value] = grad if known is None else op("Add", known, grad)
+    return [grads[x] if x in grads else zeros_like(x) for x in xs]

@@ -1,0 +1,387 @@
+"""How the derivative of a result passes back through an operator, for the pass "ExpandGradient".
+
+A rule gets a node, the values behind its inputs and outputs, and the derivative with respect to
+each output (None where there is none); it builds the derivatives with respect to the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import UnsupportedOpError
+from subgraph.graph.graph import Node, Value
+from subgraph.graph.types import TensorType
+from subgraph.operators.builder import operator
+from subgraph.operators.reference import attributes
+
+Maybe = Value | None
+Rule = Callable[[Node, Sequence[Maybe], Sequence[Value], Sequence[Maybe]], Sequence[Maybe]]
+
+
+def op(op_type: str, *inputs: Any, **attrs: Any) -> Value:
+    """Return the result of a new node."""
+    value: Value = operator(op_type)(*inputs, **attrs)
+    return value
+
+
+def zeros_like(value: Value) -> Value:
+    """Return zeros of the shape and dtype of a value."""
+    return op("Sub", value, value)
+
+
+def ones_like(value: Value) -> Value:
+    """Return ones of the shape and dtype of a value."""
+    one = op("CastLike", np.array(1.0, np.float32), value)
+    return op("Expand", one, op("Shape", value))
+
+
+def sum_to(grad: Value, like: Value) -> Value:
+    """Return a derivative summed over what broadcasting had repeated."""
+    if isinstance(like.type, TensorType) and like.type.is_static and grad.type == like.type:
+        return grad
+    shape, wanted = op("Shape", grad), op("Shape", like)
+    missing = op("Unsqueeze", op("Sub", op("Size", shape), op("Size", wanted)), [0])
+    ones = op("ConstantOfShape", missing, value=np.array([1], np.int64))
+    full = op("Concat", ones, wanted, axis=0)
+    repeated = op("NonZero", op("Not", op("Equal", full, shape)))
+    axes = op("Reshape", repeated, [-1])
+    total = op("ReduceSum", grad, axes, keepdims=1, noop_with_empty_axes=1)
+    return op("Reshape", total, wanted)
+
+
+def _number(value: float, like: Value) -> Value:
+    return op("CastLike", np.array(value, np.float64), like)
+
+
+def _given(value: Maybe) -> Value:
+    assert value is not None
+    return value
+
+
+def _unary(derivative: Callable[[Value, Value], Value]) -> Rule:
+    """Return the rule of an elementwise function from dy/dx as a function of x and y."""
+
+    def rule(
+        node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+    ) -> Sequence[Maybe]:
+        return [op("Mul", _given(grads[0]), derivative(_given(inputs[0]), outputs[0]))]
+
+    return rule
+
+
+def _binary(derivatives: Callable[[Value, Value, Value, Value], tuple[Value, Value]]) -> Rule:
+    """Return the rule of a broadcasting operator from (a, b, y, dy) to both derivatives."""
+
+    def rule(
+        node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+    ) -> Sequence[Maybe]:
+        a, b = _given(inputs[0]), _given(inputs[1])
+        da, db = derivatives(a, b, outputs[0], _given(grads[0]))
+        return [sum_to(da, a), sum_to(db, b)]
+
+    return rule
+
+
+def _div(a: Value, b: Value, y: Value, dy: Value) -> tuple[Value, Value]:
+    return op("Div", dy, b), op("Neg", op("Div", op("Mul", dy, y), b))
+
+
+def _pow(a: Value, b: Value, y: Value, dy: Value) -> tuple[Value, Value]:
+    lower = op("Pow", a, op("Sub", b, _number(1, b)))
+    da = op("Mul", dy, op("Mul", op("CastLike", b, a), lower))
+    # The logarithm of what is not positive has no part in the derivative.
+    positive = op("Greater", a, _number(0, a))
+    safe = op("Where", positive, a, _number(1, a))
+    db = op("CastLike", op("Mul", dy, op("Mul", y, op("Log", safe))), b)
+    return da, db
+
+
+def _positive(x: Value) -> Value:
+    return op("CastLike", op("Greater", x, _number(0, x)), x)
+
+
+def _leaky(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    x, dy = _given(inputs[0]), _given(grads[0])
+    alpha = _number(float(attributes(node)["alpha"]), x)
+    slope = op("Where", op("Less", x, _number(0, x)), alpha, _number(1, x))
+    return [op("Mul", dy, slope)]
+
+
+def _extreme(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    dy, rest = _given(grads[0]), None
+    found: list[Maybe] = []
+    for value in map(_given, inputs):  # the first of equal inputs takes the derivative
+        mine = op("Equal", value, outputs[0])
+        if rest is not None:
+            mine = op("And", mine, rest)
+        rest = op("Not", mine) if rest is None else op("And", rest, op("Not", mine))
+        found.append(sum_to(op("Mul", dy, op("CastLike", mine, dy)), value))
+    return found
+
+
+def _sum(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    dy = _given(grads[0])
+    if node.op_type == "Mean":
+        dy = op("Div", dy, _number(len(inputs), dy))
+    return [sum_to(dy, _given(value)) for value in inputs]
+
+
+def _swap(value: Value) -> Value:
+    rank = value.type.rank if isinstance(value.type, TensorType) else None
+    if rank is None:
+        raise UnsupportedOpError("the derivative of MatMul needs the ranks of its inputs")
+    perm = list(range(rank))
+    perm[-2:] = [rank - 1, rank - 2]
+    return op("Transpose", value, perm=perm)
+
+
+def _matmul(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    a, b, dy = _given(inputs[0]), _given(inputs[1]), _given(grads[0])
+    ranks = [v.type.rank if isinstance(v.type, TensorType) else None for v in (a, b)]
+    if 1 in ranks:
+        # A vector is a matrix of one row (left) or one column (right) whose axis goes afterwards.
+        wide_a = op("Unsqueeze", a, [0]) if ranks[0] == 1 else a
+        wide_b = op("Unsqueeze", b, [1]) if ranks[1] == 1 else b
+        axes = [k for k, rank in zip((-2, -1), ranks, strict=True) if rank == 1]
+        wide = op("Unsqueeze", dy, axes)
+    else:
+        wide_a, wide_b, wide = a, b, dy
+    da = op("MatMul", wide, _swap(wide_b))
+    db = op("MatMul", _swap(wide_a), wide)
+    if ranks[0] == 1:
+        da = op("Squeeze", sum_to(da, wide_a), [0])
+    if ranks[1] == 1:
+        db = op("Squeeze", sum_to(db, wide_b), [1])
+    return [sum_to(da, a), sum_to(db, b)]
+
+
+def _gemm(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    given = attributes(node)
+    a, b, dy = _given(inputs[0]), _given(inputs[1]), _given(grads[0])
+    left, right = int(given["transA"]), int(given["transB"])
+    scaled = op("Mul", dy, _number(float(given["alpha"]), dy))
+    if left:
+        da = op("Gemm", b, scaled, transA=right, transB=1)
+    else:
+        da = op("Gemm", scaled, b, transB=1 - right)
+    if right:
+        db = op("Gemm", scaled, a, transA=1, transB=left)
+    else:
+        db = op("Gemm", a, scaled, transA=1 - left)
+    if len(inputs) < 3 or inputs[2] is None:
+        return [da, db]
+    return [da, db, sum_to(op("Mul", dy, _number(float(given["beta"]), dy)), inputs[2])]
+
+
+def _reshaped(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    return [op("Reshape", _given(grads[0]), op("Shape", _given(inputs[0])), allowzero=1)]
+
+
+def _expand(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    return [sum_to(_given(grads[0]), _given(inputs[0]))]
+
+
+def _transpose(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    perm = node.attrs.get("perm")
+    if perm is None:
+        return [op("Transpose", _given(grads[0]))]
+    return [op("Transpose", _given(grads[0]), perm=[int(k) for k in np.argsort(perm)])]
+
+
+def _reduce(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    x, dy, y = _given(inputs[0]), _given(grads[0]), outputs[0]
+    axes: Any = inputs[1] if len(inputs) > 1 else node.attrs.get("axes")
+    if not attributes(node)["keepdims"]:
+        if axes is None:
+            dy = op("Reshape", dy, op("ConstantOfShape", op("Shape", op("Shape", x)), value=_ONE))
+        else:
+            dy = op("Unsqueeze", dy, axes if isinstance(axes, Value) else list(axes))
+    if node.op_type == "ReduceMean":
+        count = op("Div", op("Size", x), op("Size", y))
+        dy = op("Div", dy, op("CastLike", count, dy))
+    return [op("Expand", dy, op("Shape", x))]
+
+
+_ONE = np.array([1], np.int64)
+
+
+def _concat(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    axis = int(node.attrs.get("axis", 1))
+    places = [op("Gather", op("Shape", _given(v)), [axis], axis=0) for v in inputs]
+    if len(places) == 1:
+        return [grads[0]]
+    lengths = op("Concat", *places, axis=0)
+    parts: Sequence[Value] = operator("Split")(
+        _given(grads[0]), lengths, axis=axis, outputs=len(places)
+    )
+    return parts
+
+
+def _split(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    filled = [zeros_like(y) if g is None else g for y, g in zip(outputs, grads, strict=True)]
+    return [op("Concat", *filled, axis=int(node.attrs.get("axis", 0)))]
+
+
+def _softmax(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    if node.version < 13:
+        raise UnsupportedOpError(f"the derivative of {node.op_type} before opset 13 is not defined")
+    y, dy, axis = outputs[0], _given(grads[0]), int(attributes(node)["axis"])
+    if node.op_type == "LogSoftmax":
+        total = op("ReduceSum", dy, [axis])
+        return [op("Sub", dy, op("Mul", op("Exp", y), total))]
+    total = op("ReduceSum", op("Mul", dy, y), [axis])
+    return [op("Mul", y, op("Sub", dy, total))]
+
+
+def _where(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    condition, a, b = map(_given, inputs)
+    dy = _given(grads[0])
+    nothing = zeros_like(dy)
+    da = op("Where", condition, dy, nothing)
+    return [None, sum_to(da, a), sum_to(op("Where", condition, nothing, dy), b)]
+
+
+def _gather(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    x, indices, dy = _given(inputs[0]), _given(inputs[1]), _given(grads[0])
+    if int(node.attrs.get("axis", 0)) != 0:
+        raise UnsupportedOpError("the derivative of Gather is defined along axis 0 only")
+    places = op("Cast", op("Unsqueeze", indices, [-1]), to=7)
+    return [op("ScatterND", zeros_like(x), places, dy, reduction="add"), None]
+
+
+def _cast(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    return [op("CastLike", _given(grads[0]), _given(inputs[0]))]
+
+
+def _first(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    return [grads[0]]
+
+
+def _global_pool(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    x, y, dy = _given(inputs[0]), outputs[0], _given(grads[0])
+    count = op("CastLike", op("Div", op("Size", x), op("Size", y)), dy)
+    return [op("Expand", op("Div", dy, count), op("Shape", x))]
+
+
+def _erf(x: Value, y: Value) -> Value:
+    bell = op("Exp", op("Neg", op("Mul", x, x)))
+    return op("Mul", bell, _number(2 / np.sqrt(np.pi), x))
+
+
+def _one_minus(x: Value) -> Value:
+    return op("Sub", _number(1, x), x)
+
+
+RULES: Mapping[str, Rule] = {
+    "Identity": _first,
+    "Dropout": _first,
+    "Neg": _unary(lambda x, y: _number(-1, x)),
+    "Exp": _unary(lambda x, y: y),
+    "Log": _unary(lambda x, y: op("Reciprocal", x)),
+    "Sqrt": _unary(lambda x, y: op("Div", _number(0.5, x), y)),
+    "Reciprocal": _unary(lambda x, y: op("Neg", op("Mul", y, y))),
+    "Sin": _unary(lambda x, y: op("Cos", x)),
+    "Cos": _unary(lambda x, y: op("Neg", op("Sin", x))),
+    "Tanh": _unary(lambda x, y: _one_minus(op("Mul", y, y))),
+    "Sigmoid": _unary(lambda x, y: op("Mul", y, _one_minus(y))),
+    "Softplus": _unary(lambda x, y: op("Sigmoid", x)),
+    "Relu": _unary(lambda x, y: _positive(x)),
+    "Abs": _unary(lambda x, y: op("Sign", x)),
+    "Erf": _unary(_erf),
+    "LeakyRelu": _leaky,
+    "Add": _binary(lambda a, b, y, dy: (dy, dy)),
+    "Sub": _binary(lambda a, b, y, dy: (dy, op("Neg", dy))),
+    "Mul": _binary(lambda a, b, y, dy: (op("Mul", dy, b), op("Mul", dy, a))),
+    "Div": _binary(_div),
+    "Pow": _binary(_pow),
+    "Max": _extreme,
+    "Min": _extreme,
+    "Sum": _sum,
+    "Mean": _sum,
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Reshape": _reshaped,
+    "Flatten": _reshaped,
+    "Squeeze": _reshaped,
+    "Unsqueeze": _reshaped,
+    "Expand": _expand,
+    "Transpose": _transpose,
+    "ReduceSum": _reduce,
+    "ReduceMean": _reduce,
+    "Concat": _concat,
+    "Split": _split,
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "Where": _where,
+    "Gather": _gather,
+    "Cast": _cast,
+    "CastLike": _cast,
+    "GlobalAveragePool": _global_pool,
+}
+
+# Results of these do not change with small changes of their inputs.
+CONSTANT = frozenset(
+    {
+        "ArgMax",
+        "ArgMin",
+        "Ceil",
+        "Constant",
+        "ConstantOfShape",
+        "Equal",
+        "Floor",
+        "Greater",
+        "GreaterOrEqual",
+        "IsInf",
+        "IsNaN",
+        "Less",
+        "LessOrEqual",
+        "NonZero",
+        "Not",
+        "OneHot",
+        "Range",
+        "Round",
+        "Shape",
+        "Sign",
+        "Size",
+        "And",
+        "Or",
+        "Xor",
+    }
+)

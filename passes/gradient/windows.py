@@ -1,0 +1,168 @@
+"""How derivatives pass back through windows: convolutions of every kind, pools; see `RULES`.
+
+Shapes must be static: paddings are numbers. A convolution's derivative with respect to its input is
+a transposed convolution, that with respect to its weight a convolution of the input by the
+derivative, with channels and batch exchanged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import UnsupportedOpError
+from subgraph.graph.graph import Node, Value
+from subgraph.graph.types import TensorType
+from subgraph.operators.reference import attributes
+
+from .rules import RULES as SIMPLE
+from .rules import Maybe, Rule, op
+
+
+@attrs.frozen
+class _Window:
+    """Sizes of a window over an image; ``ends``: pads after, without what no window reaches."""
+
+    kernel: list[int]
+    strides: list[int]
+    dilations: list[int]
+    starts: list[int]
+    ends: list[int]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Attributes of the transposed convolution that spreads windows over the image."""
+        least = [min(e, 0) for e in self.ends]
+        pads = [*self.starts, *(max(e, 0) for e in self.ends)]
+        rest = [-e for e in least]
+        return {
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "pads": pads,
+            "output_padding": rest,
+        }
+
+
+def _static(value: Value, name: str) -> tuple[int, ...]:
+    if not isinstance(value.type, TensorType) or not value.type.is_static:
+        raise UnsupportedOpError(f"the derivative of {name} needs static shapes")
+    return tuple(dim for dim in value.type.shape or () if isinstance(dim, int))
+
+
+def _window(node: Node, kernel: Sequence[int], x: Value, y: Value) -> _Window:
+    """Return the window of a node; automatic paddings and ceil_mode follow from the sizes."""
+    sizes, made = (_static(v, node.op_type)[2:] for v in (x, y))
+    given, rank = attributes(node), len(sizes)
+    strides = list(given.get("strides") or [1] * rank)
+    dilations = list(given.get("dilations") or [1] * rank)
+    # How far the windows reach, and so how much padding they see in all.
+    reach = [
+        (o - 1) * s + (k - 1) * d + 1
+        for o, s, k, d in zip(made, strides, kernel, dilations, strict=True)
+    ]
+    auto = given.get("auto_pad") or "NOTSET"
+    auto = auto.decode() if isinstance(auto, bytes) else str(auto)
+    if auto == "NOTSET":
+        starts = list((given.get("pads") or [0] * 2 * rank)[:rank])
+    elif auto == "VALID":
+        starts = [0] * rank
+    else:
+        needed = [max(r - n, 0) for r, n in zip(reach, sizes, strict=True)]
+        starts = [(n + (auto == "SAME_LOWER")) // 2 for n in needed]
+    ends = [r - n - b for r, n, b in zip(reach, sizes, starts, strict=True)]
+    return _Window(list(kernel), strides, dilations, starts, ends)
+
+
+def _conv(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    x, w, dy = inputs[0], inputs[1], grads[0]
+    assert x is not None
+    assert w is not None
+    assert dy is not None
+    sizes, weight = _static(x, "Conv"), _static(w, "Conv")
+    groups, rank = int(attributes(node)["group"] or 1), len(sizes) - 2
+    window = _window(node, weight[2:], x, outputs[0])
+    dx = op("ConvTranspose", dy, w, group=groups, **window.options)
+    wide = op("Pad", x, [0, 0, *window.starts, 0, 0, *window.ends])
+    space = _static(wide, "Conv")[2:]
+    each = sizes[1] // groups
+    spatial = list(range(2, rank + 2))
+    # [N, G * C, ...] to [C, G * N, ...]: each group convolves its own channels, over the batch.
+    split = op("Reshape", wide, [sizes[0], groups, each, *space])
+    turned = op("Transpose", split, perm=[2, 1, 0, *(d + 1 for d in spatial)])
+    rows = op("Reshape", turned, [each, groups * sizes[0], *space])
+    columns = op("Transpose", dy, perm=[1, 0, *spatial])
+    steps = {"strides": window.dilations, "dilations": window.strides}
+    found = op("Conv", rows, columns, group=groups, **steps)
+    dw = op("Transpose", found, perm=[1, 0, *spatial])
+    if len(inputs) < 3 or inputs[2] is None:
+        return [dx, dw]
+    return [dx, dw, op("ReduceSum", dy, [0, *spatial], keepdims=0)]
+
+
+def _average_pool(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    """Spread what arrives at each window evenly over the elements that it counts."""
+    x, dy = inputs[0], grads[0]
+    assert x is not None
+    assert dy is not None
+    given, sizes = attributes(node), _static(x, "AveragePool")
+    window = _window(node, given["kernel_shape"], x, outputs[0])
+    counts = _counts(window, sizes[2:], _static(outputs[0], "AveragePool")[2:], given)
+    share = op("Div", dy, op("CastLike", counts, dy))
+    ones = np.ones((sizes[1], 1, *window.kernel), np.float32)
+    spread = op("CastLike", ones, dy)
+    return [op("ConvTranspose", share, spread, group=sizes[1], **window.options)]
+
+
+def _counts(
+    window: _Window, sizes: Sequence[int], made: Sequence[int], given: Mapping[str, Any]
+) -> np.ndarray[Any, Any]:
+    """Return how many elements each window divides by."""
+    include = bool(given.get("count_include_pad"))
+    rank = len(sizes)
+    pads = list(given.get("pads") or [0] * 2 * rank)
+    total = np.ones((1,) * rank)
+    for axis, (size, count) in enumerate(zip(sizes, made, strict=True)):
+        starts = np.arange(count) * window.strides[axis] - window.starts[axis]
+        taps = starts[:, None] + np.arange(window.kernel[axis]) * window.dilations[axis]
+        # Padding that ceil_mode adds does not count.
+        last = size + (max(pads[axis + rank], 0) if include else 0)
+        first = -window.starts[axis] if include else 0
+        counted = ((taps >= first) & (taps < last)).sum(1)
+        total = total * counted.reshape([-1 if d == axis else 1 for d in range(rank)])
+    return np.maximum(total, 1).astype(np.float32)
+
+
+def _max_pool(
+    node: Node, inputs: Sequence[Maybe], outputs: Sequence[Value], grads: Sequence[Maybe]
+) -> Sequence[Maybe]:
+    """Give what arrives at each window to its largest element."""
+    x, dy = inputs[0], grads[0]
+    assert x is not None
+    assert dy is not None
+    kept = {k: v for k, v in node.attrs.items() if k != "storage_order"}
+    pooled = Node("MaxPool", [x], outputs=2, version=max(node.version, 12), attrs=kept)
+    for made in pooled.outputs:
+        made.type = outputs[0].type
+    indices = pooled.outputs[1]
+    indices.type = TensorType("int64", _static(outputs[0], "MaxPool"))
+    size = math.prod(_static(x, "MaxPool"))
+    flat = op("CastLike", np.zeros(size, np.float32), dy)
+    places = op("Reshape", indices, [-1, 1])
+    spread = op("ScatterND", flat, places, op("Reshape", dy, [-1]), reduction="add")
+    return [op("Reshape", spread, op("Shape", x), allowzero=1)]
+
+
+RULES: Mapping[str, Rule] = {
+    **SIMPLE,
+    "AveragePool": _average_pool,
+    "Conv": _conv,
+    "MaxPool": _max_pool,
+}

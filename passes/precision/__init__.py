@@ -1,0 +1,1 @@
+"""Passes that change the dtype in which a graph is computed."""

@@ -1,0 +1,168 @@
+"""The pass "ConvertPrecision": floats of one dtype are computed in another, bodies included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import PassError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import (
+    ONNX_DTYPE,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    ValueType,
+    canonical_dtype,
+    numpy_dtype,
+)
+from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
+from subgraph.transform.pass_manager import register_pass
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+# Attributes that name a dtype by its ONNX number.
+_DTYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type")
+
+
+@register_pass("ConvertPrecision")
+@attrs.frozen
+class ConvertPrecision:
+    """Compute in ``target`` what the model computes in ``source``.
+
+    Inputs and outputs of the model keep their dtypes, and parameters stay the same objects: a Cast
+    stands behind each, so an update of a weight goes through it. Regions that run by the default
+    op are converted inside, and keep their weights; those that run by an op of their own are left
+    as they are, between Casts, since the op was made for their dtype.
+
+    Attributes:
+        source: The dtype of the model, for example "float16".
+        target: The dtype to compute in.
+    """
+
+    source: str = attrs.field(default="float16", converter=canonical_dtype)
+    target: str = attrs.field(default="float32", converter=canonical_dtype)
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Return the converted graph.
+
+        Raises:
+            PassError: one of the dtypes is no float.
+        """
+        for dtype in (self.source, self.target):
+            if dtype not in _FLOATS:
+                raise PassError(f"ConvertPrecision is for {', '.join(_FLOATS)}; got {dtype!r}")
+        copy = graph.clone()
+        wanted = [v.type for v in copy.outputs]
+        for level in copy.levels():
+            self._convert(level, is_body=level is not copy)
+        return self._with_old_outputs(copy, wanted)
+
+    def _convert(self, level: Graph, *, is_body: bool) -> None:
+        replacements: dict[Value, Value] = {}
+        version = level.opsets.get("", 13)
+        made = {value for node in level.nodes for value in node.outputs}
+        kept = {} if is_body else dict.fromkeys(level.inputs)
+        for value in list(level.values()):
+            if value in made or self._converted(value.type) == value.type:
+                continue
+            if value.parameter is None and value not in kept:
+                value.type = self._converted(value.type)  # what a body is given
+            elif isinstance(value.type, TensorType):
+                replacements[value] = self._cast(value, self.target, version)
+        for node in level.nodes:
+            if node.subgraph is None:
+                self._convert_node(node)
+            elif runs_by_default(node.op):
+                self._convert_region(node, node.subgraph)
+            else:
+                self._fence(node, replacements, version)
+        level.rewire(replacements)
+
+    def _convert_region(self, node: Node, inner: Graph) -> None:
+        """Convert the inner graph; its weights stay weights, with their Casts inside."""
+        copy = inner.clone()
+        for level in copy.levels():
+            self._convert(level, is_body=True)
+        pairs = zip(node.inputs, inner.inputs, strict=True)
+        node.inputs = tuple(_own_weight(outer, formal) for outer, formal in pairs)
+        self._convert_node(node)
+        node.subgraph = copy
+        if node.op is not None:
+            node.op = DefaultSubgraphOp(copy)
+
+    def _convert_node(self, node: Node) -> None:
+        for value in node.outputs:
+            value.type = self._converted(value.type)
+        for key in list(node.attrs):
+            node.attrs[key] = self._attribute(key, node.attrs[key])
+
+    def _attribute(self, key: str, value: Any) -> Any:
+        if getattr(value, "dtype", None) == numpy_dtype(self.source):
+            array: np.ndarray[Any, Any] = value.astype(numpy_dtype(self.target))
+            array.flags.writeable = False
+            return array
+        if key in _DTYPE_ATTRIBUTES and value == ONNX_DTYPE[self.source]:
+            return ONNX_DTYPE[self.target]
+        return value
+
+    def _fence(self, node: Node, replacements: dict[Value, Value], version: int) -> None:
+        """Keep a region as it is: its own dtypes at its inputs and outputs."""
+        assert node.subgraph is not None, "only regions are fenced"
+        inputs: list[Value | None] = []
+        for outer, formal in zip(node.inputs, node.subgraph.inputs, strict=True):
+            value = _own_weight(outer, formal)
+            if value is not None and value in replacements:
+                type_ = value.type
+                value = Node("Identity", [value], version=1).outputs[0]  # not what replaces it
+                value.type = type_
+            elif value is not None and formal.type != value.type == self._converted(formal.type):
+                value = self._cast(value, self.source, version)
+            inputs.append(value)
+        for value in node.outputs:
+            if self._converted(value.type) != value.type and isinstance(value.type, TensorType):
+                replacements[value] = self._cast(value, self.target, version)
+        node.inputs = tuple(inputs)
+
+    def _cast(self, value: Value, dtype: str, version: int) -> Value:
+        node = Node("Cast", [value], version=version, attrs={"to": ONNX_DTYPE[dtype]})
+        shape = value.type.shape if isinstance(value.type, TensorType) else None
+        node.outputs[0].type = TensorType(dtype, shape)
+        return node.outputs[0]
+
+    def _converted(self, type_: ValueType | None) -> ValueType | None:
+        if isinstance(type_, TensorType) and type_.dtype == self.source:
+            return TensorType(self.target, type_.shape)
+        if isinstance(type_, SequenceType):
+            return SequenceType(self._converted(type_.element))
+        if isinstance(type_, OptionalType):
+            return OptionalType(self._converted(type_.element))
+        return type_
+
+    def _with_old_outputs(self, graph: Graph, wanted: Iterable[ValueType | None]) -> Graph:
+        outputs: list[Value] = []
+        for value, type_ in zip(graph.outputs, wanted, strict=True):
+            if value.type != type_ and isinstance(type_, TensorType):
+                back = self._cast(value, self.source, graph.opsets.get("", 13))
+                back.name, value.name = value.name, ""
+                value = back
+            outputs.append(value)
+        return Graph(
+            graph.inputs,
+            outputs,
+            graph.name,
+            nodes=graph.nodes,
+            attrs=graph.attrs,
+            opsets=graph.opsets,
+            metadata=graph.metadata,
+            doc=graph.doc,
+        )
+
+
+def _own_weight(outer: Value | None, formal: Value) -> Value | None:
+    """Return a region's weight as a value of its own: other users take it from a Cast."""
+    if outer is None or formal.parameter is None:
+        return outer
+    return Value(outer.name, outer.type, parameter=outer.parameter)

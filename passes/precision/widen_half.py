@@ -1,0 +1,91 @@
+"""The pass "WidenHalf": operators that a device computes in float32 only get their halves widened.
+
+A model in float16 or bfloat16 keeps its types: a Cast stands before such an operator and another
+behind it, so each result is rounded once, as the standard's types say. Weights are widened when
+they are reformatted.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from subgraph.engine.planner.lowering import LOWERINGS, LoweringRule
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import ONNX_DTYPE, TensorType
+from subgraph.operators.operator import operator_key
+from subgraph.system.registry import Registry
+from subgraph.transform.pass_manager import apply_pass, register_pass
+
+_HALVES = frozenset({"float16", "bfloat16"})
+_CAST_VERSION = 13
+
+
+@register_pass("WidenHalf")
+@attrs.frozen
+class WidenHalf:
+    """Let operators without kernels for halves work in float32.
+
+    Attributes:
+        rules: The device's lowerings, which say what has kernels.
+    """
+
+    rules: Registry[LoweringRule] = LOWERINGS
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Return a copy with a Cast before such an operator and another behind it."""
+        graph = apply_pass(graph, "ExpandFunctions")
+        widened: dict[Value, Value] = {}
+        replacements: dict[Value, Value] = {}
+        for node in graph.nodes:
+            if not self._wants_float32(node, replacements):
+                continue
+            node.inputs = tuple(_widened(v, widened, replacements) for v in node.inputs)
+            for value in node.outputs:
+                dtype = _half(value)
+                if dtype:
+                    assert isinstance(value.type, TensorType)
+                    value.type = TensorType("float32", value.type.shape)
+                    replacements[value] = _cast(value, dtype)
+        # What a widened node reads of another goes through both conversions.
+        graph.rewire(replacements)
+        return graph
+
+    def _wants_float32(self, node: Node, narrowed: dict[Value, Value]) -> bool:
+        if node.domain or node.subgraph is not None or node.bodies or not node.inputs:
+            return False
+        first = node.inputs[0]
+        dtype = "" if first is None else _half(narrowed.get(first, first))
+        rule = self.rules.find(operator_key(node.op_type, node.domain)) if dtype else None
+        return (
+            rule is not None
+            and all(isinstance(value.type, TensorType) for value in node.outputs)
+            and rule.dtypes is not None
+            and dtype not in rule.dtypes
+            and "float32" in rule.dtypes
+        )
+
+
+def _half(value: Value | None) -> str:
+    type_ = None if value is None else value.type
+    return type_.dtype if isinstance(type_, TensorType) and type_.dtype in _HALVES else ""
+
+
+def _widened(
+    value: Value | None, widened: dict[Value, Value], narrowed: dict[Value, Value]
+) -> Value | None:
+    """Return a value in float32; one that a node before gives in it is rounded all the same."""
+    if value is None:
+        return None
+    held = narrowed.get(value, value)
+    if not _half(held):
+        return value
+    if held not in widened:
+        widened[held] = _cast(held, "float32")
+    return widened[held]
+
+
+def _cast(value: Value, dtype: str) -> Value:
+    node = Node("Cast", [value], version=_CAST_VERSION, attrs={"to": ONNX_DTYPE[dtype]})
+    assert isinstance(value.type, TensorType)
+    node.outputs[0].type = TensorType(dtype, value.type.shape)
+    return node.outputs[0]

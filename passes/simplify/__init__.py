@@ -1,0 +1,1 @@
+"""Passes that make a graph smaller or plainer and keep what it means."""

@@ -1,0 +1,70 @@
+"""The pass "BoundShapes": operators that find how much they give become a bounded one and a cut."""
+
+from __future__ import annotations
+
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import TensorType
+from subgraph.operators.operator import infer_types
+from subgraph.passes._patterns import DOMAIN
+from subgraph.transform.pass_manager import register_pass
+
+# The axis along which each output is cut: see ``ops/selection/bounded.py``. -1: the attribute
+# "axis".
+_CUT: dict[str, tuple[int | None, ...]] = {
+    "Compress": (-1,),
+    "NonMaxSuppression": (0,),
+    "NonZero": (1,),
+    "Unique": (-1, 0, None, 0),
+}
+
+
+@register_pass("BoundShapes")
+def bound_shapes(graph: Graph) -> Graph:
+    """Return a copy in which NonZero, Compress, Unique and NonMaxSuppression have known sizes."""
+    graph = graph.clone()
+    replaced: dict[Value, Value] = {}
+    for node in graph.nodes:
+        if not node.domain and node.op_type in _CUT:
+            replaced.update(_bounded(node))
+    graph.rewire(replaced)
+    return graph
+
+
+def _bounded(node: Node) -> dict[Value, Value]:
+    """Return what stands for each output of a node."""
+    note = {**(node.metadata or {}), "origin": (node.metadata or {}).get("origin", node.name)}
+    axes = _CUT[node.op_type]
+    made = Node(
+        f"Bounded{node.op_type}",
+        node.inputs,
+        outputs=len(axes) + 1,
+        name=f"{node.name}.bounded",
+        domain=DOMAIN,
+        version=node.version,
+        attrs=node.attrs,
+        metadata=note,
+    )
+    types = infer_types(made, [None if v is None else v.type for v in made.inputs])
+    for value, type_ in zip(made.outputs, types, strict=True):
+        value.type = type_
+    most = made.inputs[2] if len(made.inputs) > 2 else None
+    if node.op_type == "NonMaxSuppression" and most is not None and most.parameter is not None:
+        made.outputs[0].type = TensorType("int64", (None, 3))  # its content may change
+    found: dict[Value, Value] = {}
+    for k, old in enumerate(node.outputs):
+        axis = axes[k]
+        if axis is None:
+            found[old] = made.outputs[k]
+            continue
+        cut = Node(
+            "Trim",
+            [made.outputs[k], made.outputs[-1]],
+            name=f"{node.name}.trimmed{k}",
+            domain=DOMAIN,
+            version=1,
+            attrs={"axis": int(node.attrs.get("axis") or 0) if axis == -1 else axis},
+            metadata=note,
+        )
+        cut.outputs[0].type = old.type
+        found[old] = cut.outputs[0]
+    return found

@@ -1,0 +1,203 @@
+"""The passes "ConstantFolding" and "ConstantsToParameters".
+
+Folding computes what depends on nothing but constants and known shapes, by the operators'
+reference implementation. Parameters are not constants: they can be assigned while the model runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import SubgraphError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.naming import fresh_name
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import TensorType, dtype_of, numpy_dtype
+from subgraph.operators.evaluation import evaluate
+from subgraph.operators.operator import infer_types
+from subgraph.partition.constants import constant_array
+from subgraph.transform.pass_manager import register_pass
+
+from .cse import RANDOM
+
+Array = np.ndarray[Any, Any]
+
+# Their results can be far larger than their inputs; not computed unless the size is known before.
+_GROWING = frozenset(
+    {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
+)
+
+
+@register_pass("ConstantFolding")
+@attrs.frozen
+class ConstantFolding:
+    """Replace nodes whose inputs are all known by Constant nodes.
+
+    Attributes:
+        size_limit: Results of more bytes are left to be computed.
+        parameters: Whether parameters count as constants. The result then no longer follows them
+            when they are assigned.
+    """
+
+    size_limit: int = 1 << 20
+    parameters: bool = False
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Return a copy of ``graph`` with its constants folded, bodies included."""
+        graph = graph.clone()
+        outside: dict[Value, Array] = {}
+        for level in graph.levels():
+            known = self._known(level, outside)
+            level.rewire(self._fold(level, known))
+            for node in level.nodes:
+                captured = iter(node.captures)
+                for inner in (v for body in node.bodies for v in body.captures):
+                    array = _constant(next(captured))
+                    if array is not None:
+                        outside[inner] = array
+        for level in reversed(graph.levels()):
+            level.remove_unused()
+        return graph
+
+    def _known(self, graph: Graph, outside: Mapping[Value, Array]) -> dict[Value, Array]:
+        known = {value: outside[value] for value in graph.captures if value in outside}
+        if self.parameters:
+            inputs = set(graph.inputs)
+            for node in graph.nodes:
+                for value in node.sources:
+                    if value.parameter is not None and value not in inputs:
+                        known[value] = value.parameter.array
+        return known
+
+    def _fold(self, graph: Graph, known: dict[Value, Array]) -> dict[Value, Value]:
+        replaced: dict[Value, Value] = {}
+        for value in graph.captures:
+            if value in known and value.uses:
+                version = next((node.version for node in value.uses if not node.domain), 0)
+                replaced[value] = _constant_node(value, known[value], version)
+        for node in graph.nodes:
+            constant = _constant(node.outputs[0]) if len(node.outputs) == 1 else None
+            if constant is not None:
+                known[node.outputs[0]] = constant
+                continue
+            results = self._evaluate(node, known)
+            for value, array in zip(node.outputs, results, strict=False):
+                if array is not None:
+                    known[value] = array
+                    replaced[value] = _constant_node(value, array, node.version)
+        return replaced
+
+    def _evaluate(self, node: Node, known: Mapping[Value, Array]) -> Sequence[Array | None]:
+        """Return the arrays of the node's outputs, None for what is not to be replaced."""
+        if node.domain or node.subgraph is not None or node.captures or node.op_type in RANDOM:
+            return ()
+        if node.op_type in ("Shape", "Size"):
+            return _by_shape(node)
+        if node.op_type == "Constant" or any(isinstance(v, Graph) for v in node.attrs.values()):
+            return ()
+        if not any(v is not None for v in node.inputs):
+            return ()
+        if any(v is not None and v not in known for v in node.inputs):
+            return ()
+        arrays = [None if v is None else known[v] for v in node.inputs]
+        if not self._fits(node, arrays):
+            return ()
+        try:
+            results = evaluate(node, arrays)
+        except SubgraphError:
+            # It is no error before it runs: the node may stand in a branch that is never taken.
+            return ()
+        if not all(isinstance(r, np.ndarray) and r.nbytes <= self.size_limit for r in results):
+            return ()
+        return results
+
+    def _fits(self, node: Node, arrays: Sequence[Array | None]) -> bool:
+        types = [None if a is None else TensorType(dtype_of(a), a.shape) for a in arrays]
+        try:
+            found = infer_types(node, types, arrays)
+        except SubgraphError:
+            return False
+        for type_ in found:
+            if not isinstance(type_, TensorType) or type_.shape is None:
+                if node.op_type in _GROWING:
+                    return False
+                continue
+            size = math.prod(dim for dim in type_.shape if isinstance(dim, int))
+            if size * numpy_dtype(type_.dtype).itemsize > self.size_limit:
+                return False
+            if not type_.is_static and node.op_type in _GROWING:
+                return False
+        return True
+
+
+def _by_shape(node: Node) -> Sequence[Array | None]:
+    """Return the result of Shape or Size, whose input's elements do not matter."""
+    type_ = node.inputs[0].type if node.inputs and node.inputs[0] is not None else None
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return ()
+    dims = type_.shape[node.attrs.get("start", 0) : node.attrs.get("end", len(type_.shape))]
+    if node.op_type == "Size":
+        dims = type_.shape
+    numbers = [dim for dim in dims if isinstance(dim, int)]
+    if len(numbers) < len(dims):
+        return ()
+    result = math.prod(numbers) if node.op_type == "Size" else numbers
+    return (np.array(result, dtype=np.int64),)
+
+
+def _constant(value: Value) -> Array | None:
+    """Return the array of a Constant node's output; None for every other value."""
+    return None if value.producer is None else constant_array(value.producer)
+
+
+def _constant_node(value: Value, array: Array, version: int) -> Value:
+    """Return the output of a Constant node that is to stand for ``value``."""
+    array = array.view()
+    array.flags.writeable = False
+    node = Node("Constant", outputs=1, version=version or 13, attrs={"value": array})
+    made = node.outputs[0]
+    made.type = TensorType(dtype_of(array), array.shape)
+    if value.producer is not None:
+        made.name = value.name
+        if len(value.producer.outputs) == 1:
+            node.name = value.producer.name
+    return made
+
+
+@register_pass("ConstantsToParameters")
+@attrs.frozen
+class ConstantsToParameters:
+    """Replace Constant nodes by parameters, which can then be assigned and converted as weights.
+
+    Attributes:
+        min_size: Constants of fewer elements stay.
+    """
+
+    min_size: int = 0
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Return a copy of ``graph``; a constant that is a graph output stays, to have its name."""
+        graph = graph.clone()
+        taken = set(graph.parameters)
+        count: dict[str, int] = {}
+        for level in graph.levels():
+            outputs = set(level.outputs)
+            lifted: dict[Value, Value] = {}
+            for node in level.nodes:
+                array = _constant(node.outputs[0]) if len(node.outputs) == 1 else None
+                if array is None or array.size < self.min_size or node.outputs[0] in outputs:
+                    continue
+                name = node.outputs[0].name
+                name = fresh_name(name, taken, count) if name in taken else name
+                taken.add(name)
+                parameter = Parameter.adopt(name, array)
+                lifted[node.outputs[0]] = Value(
+                    node.outputs[0].name, parameter.type, parameter=parameter
+                )
+            level.rewire(lifted)
+        return graph

@@ -1,0 +1,97 @@
+"""The pass "CommonSubexpressionElimination": equal nodes over equal inputs become one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.transform.pass_manager import register_pass
+
+# Each node of these gives something else although its inputs are the same.
+RANDOM = frozenset(
+    {
+        "Bernoulli",
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    }
+)
+_DOMAINS = frozenset({"", "ai.onnx.ml"})
+
+
+@register_pass("CommonSubexpressionElimination")
+def common_subexpression_elimination(graph: Graph) -> Graph:
+    """Return a copy in which equal nodes of the standard's operators are one.
+
+    Nodes with bodies, subgraph nodes, random ones and Dropout in training stay as they are, and so
+    do nodes that the user sent to different devices ("affinity").
+    """
+    graph = graph.clone()
+    for level in graph.levels():
+        level.rewire(_replacements(level))
+    return graph
+
+
+def _replacements(graph: Graph) -> dict[Value, Value]:
+    first: dict[Any, Node] = {}
+    replaced: dict[Value, Value] = {}
+    inputs = set(graph.inputs)
+    for node in graph.nodes:
+        key = _key(node, replaced, inputs)
+        if key is None:
+            continue
+        known = first.setdefault(key, node)
+        if known is not node:
+            replaced.update(zip(node.outputs, known.outputs, strict=True))
+    return replaced
+
+
+def _key(node: Node, replaced: dict[Value, Value], ends: set[Value]) -> Any:
+    """Return what two nodes have in common when one can stand for both; None if none can."""
+    if (
+        node.domain not in _DOMAINS
+        or node.subgraph is not None
+        or node.captures
+        or node.op_type in RANDOM
+        or (node.op_type == "Dropout" and len(node.inputs) > 2)
+    ):
+        return None
+    attributes: list[Any] = []
+    for name in sorted(node.attrs):
+        key = _attribute(node.attrs[name])
+        if key is None:
+            return None
+        attributes.append((name, key))
+    inputs = [_source(value, replaced, ends) for value in node.inputs]
+    affinity = None if node.metadata is None else node.metadata.get("affinity")
+    kind = (node.op_type, node.domain, node.version, len(node.outputs), affinity)
+    return (kind, tuple(inputs), tuple(attributes))
+
+
+def _source(value: Value | None, replaced: dict[Value, Value], ends: set[Value]) -> Any:
+    if value is None:
+        return None
+    # A graph input with a default may be given; only another use of that very value is equal.
+    if value.parameter is not None and value not in ends:
+        return value.parameter
+    return replaced.get(value, value)
+
+
+def _attribute(value: Any) -> Any:
+    """Return a key for an attribute's value; None if it has none (a body)."""
+    held: Any = value
+    if isinstance(value, Graph):
+        return None
+    if isinstance(value, np.ndarray):
+        if held.dtype == object:
+            return ("strings", held.shape, tuple(held.ravel().tolist()))
+        return ("array", str(held.dtype), held.shape, held.tobytes())
+    if isinstance(value, (tuple, list)):
+        keys = tuple(_attribute(item) for item in held)
+        return None if None in keys else (tuple, keys)
+    # The text tells 1 from 1.0 and True, and 0.0 from -0.0.
+    return (type(value), repr(value))

@@ -1,0 +1,70 @@
+"""The pass "ExpandFunctions": operators that are defined by others become these.
+
+Those of the standard by the function bodies of its schemas, where no device has kernels for them;
+those that ONNX Runtime has added by the bodies in ``ops/contrib_*.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subgraph.errors import ShapeError, UnsupportedOpError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.operators.functions import expanded
+from subgraph.operators.reference import function_outputs
+from subgraph.transform.pass_manager import register_pass
+
+# Operators without a kernel of their own, whose function bodies have kernels.
+_EXPANDED = frozenset(
+    {
+        *("BlackmanWindow", "CausalConvWithState", "CenterCropPad", "HammingWindow", "HannWindow"),
+        *("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "SwiGLU"),
+    }
+)
+
+
+@register_pass("ExpandFunctions")
+def expand_functions(graph: Graph) -> Graph:
+    """Return a copy in which losses, windows, SwiGLU and more are the operators they stand for."""
+    graph = graph.clone()
+    while True:
+        replaced: dict[Value, Value] = {}
+        for node in graph.nodes:
+            if any(value in replaced for value in node.inputs if value is not None):
+                # What stands for it is made of what stands for its inputs.
+                node.inputs = tuple(v if v is None else replaced.get(v, v) for v in node.inputs)
+            for old, new in zip(node.outputs, _stand_ins(node), strict=False):
+                if new is not None:
+                    replaced[old] = new
+        if not replaced:
+            return graph
+        graph.rewire(replaced)  # a body may hold such operators again
+
+
+def _required(node: Node) -> Value:
+    """Return the first input of a node, in a form that only holds where all inputs fit it."""
+    made = Node(
+        "Required",
+        node.inputs,
+        name=f"{node.name}.required",
+        domain="subgraph.cpu",
+        version=node.version,
+        attrs={**node.attrs, "required_of": node.op_type},
+        metadata=node.metadata,
+    )
+    first = node.inputs[0]
+    made.outputs[0].type = None if first is None else first.type
+    return made.outputs[0]
+
+
+def _stand_ins(node: Node) -> Sequence[Value | None]:
+    """Return what stands for each output of a node; nothing for one that stays."""
+    if not node.domain and node.op_type in _EXPANDED:
+        # A window is made of a number alone, and the size of the result follows from it.
+        alone = len(node.inputs) == 1
+        inputs = node.inputs if alone else [_required(node), *node.inputs[1:]]
+        return function_outputs(node, inputs) or ()
+    try:
+        return expanded(node) or ()
+    except (ShapeError, UnsupportedOpError):
+        return ()  # the reference knows the types then, or says what is wrong

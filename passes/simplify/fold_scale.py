@@ -1,0 +1,219 @@
+"""The pass "FoldScale": scales and shifts of channels go into weights, or become one each.
+
+After a convolution or a transposed one, a BatchNormalization and multiplications and additions of
+one number for each channel (written with Unsqueeze by light models) go into its weight and bias.
+Elsewhere a chain of them becomes one Mul and one Add. Nothing is computed: the new weights are
+nodes on parameters, made by the weight cache and redone when any of the parameters changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.passes._patterns import (
+    DOMAIN,
+    FLOATS,
+    Context,
+    dtype_of,
+    is_op,
+    reshaped,
+    shape_of,
+    weight_node,
+)
+from subgraph.transform.pass_manager import register_pass
+
+
+@register_pass("FoldScale")
+def fold_scale(graph: Graph) -> Graph:
+    """Return a copy of ``graph`` with scales and shifts of channels folded."""
+    graph = graph.clone()
+    context = Context(graph)
+    replaced: dict[Value, Value] = {}
+    done: set[Node] = set()
+    for node in graph.nodes:
+        if node in done or not node.outputs:
+            continue
+        chain = _chain(context, node)
+        if chain is None:
+            continue
+        done.update(chain.nodes)
+        chain.x = replaced.get(chain.x, chain.x)  # a chain may begin where another ends
+        end = chain.nodes[-1].outputs[0]
+        replaced[end] = _folded(chain, end)
+    graph.rewire(replaced)
+    return graph
+
+
+@attrs.define
+class _Chain:
+    """A convolution or nothing, and the scales and shifts after it.
+
+    Attributes:
+        x: What the first node works on.
+        conv: The convolution, None when there is none.
+        channels: Number of channels.
+        nodes: All nodes.
+        steps: For each scale or shift its kind and its weights.
+    """
+
+    x: Value
+    conv: Node | None
+    channels: int
+    nodes: list[Node]
+    steps: list[tuple[str, Node, list[Value]]]
+
+
+def _chain(context: Context, node: Node) -> _Chain | None:
+    if is_op(node, "Conv", "ConvTranspose"):
+        chain = _after_conv(context, node)
+    elif is_op(node, "BatchNormalization"):
+        chain = _after_norm(context, node)
+    else:
+        return None
+    if chain is None:
+        return None
+    while True:
+        at = chain.nodes[-1].outputs[0]
+        user = context.user(at)
+        step = None if user is None else _step(context, user, at, chain.channels)
+        if user is None or step is None:
+            break
+        chain.steps.append(step)
+        chain.nodes.append(user)
+    return chain if chain.steps else None
+
+
+def _after_conv(context: Context, node: Node) -> _Chain | None:
+    x, weight = node.inputs[0], node.inputs[1]
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    shape = shape_of(weight)
+    if x is None or shape is None or dtype_of(x) not in FLOATS:
+        return None
+    channels = shape[_output_axis(node)]
+    if not isinstance(channels, int) or (bias is not None and shape_of(bias) != (channels,)):
+        return None
+    if node.op_type == "ConvTranspose" and node.attrs.get("group", 1) != 1:
+        return None
+    if not context.is_weight(weight) or (bias is not None and not context.is_weight(bias)):
+        return None
+    return _Chain(x, node, channels, [node], [])
+
+
+def _output_axis(conv: Node) -> int:
+    """Return the dimension of a convolution's weight that is its outputs."""
+    return 1 if conv.op_type == "ConvTranspose" else 0
+
+
+def _after_norm(context: Context, node: Node) -> _Chain | None:
+    x = node.inputs[0]
+    shape = shape_of(x)
+    if x is None or shape is None or len(shape) < 2 or not isinstance(shape[1], int):
+        return None
+    step = _step(context, node, x, shape[1])
+    return None if step is None else _Chain(x, None, shape[1], [node], [step])
+
+
+def _step(
+    context: Context, node: Node, at: Value, channels: int
+) -> tuple[str, Node, list[Value]] | None:
+    if is_op(node, "BatchNormalization"):
+        weights = [v for v in node.inputs[1:] if v is not None]
+        plain = not node.attrs.get("training_mode", 0) and node.attrs.get("spatial", 1)
+        plain = plain and (node.version >= 7 or node.attrs.get("is_test", 0) == 1)
+        used = any(v.uses or v in context.outputs for v in node.outputs[1:])
+        if node.inputs[0] is not at or not plain or used or len(weights) != 4:
+            return None
+        if dtype_of(at) not in FLOATS or any(dtype_of(v) != dtype_of(at) for v in weights):
+            return None
+        if any(shape_of(v) != (channels,) for v in weights):
+            return None  # refused when it is planned
+        return ("norm", node, weights) if all(map(context.is_weight, weights)) else None
+    if not is_op(node, "Mul", "Add") or "axis" in node.attrs or dtype_of(at) not in FLOATS:
+        return None
+    other = context.other(node, at)
+    if other is None or other is at or not context.is_weight(other):
+        return None
+    rank = len(shape_of(at) or ())
+    if rank < 3 or not _per_channel(shape_of(other), channels, rank):
+        return None
+    return ("scale" if node.op_type == "Mul" else "shift"), node, [other]
+
+
+def _per_channel(shape: Sequence[object] | None, channels: int, rank: int) -> bool:
+    if shape is None or len(shape) > rank:
+        return False
+    full = [1] * (rank - len(shape)) + list(shape)
+    return full[1] == channels and all(dim == 1 for k, dim in enumerate(full) if k != 1)
+
+
+def _folded(chain: _Chain, end: Value) -> Value:
+    return _into_conv(chain, end) if chain.conv is not None else _into_affine(chain, end)
+
+
+def _into_conv(chain: _Chain, end: Value) -> Value:
+    conv = chain.conv
+    assert conv is not None
+    weight, bias = conv.inputs[1], conv.inputs[2] if len(conv.inputs) > 2 else None
+    rank = len(shape_of(weight) or ())
+    factor, shift = _affine(chain, bias)
+    if factor is not None:
+        axis = _output_axis(conv)
+        column = reshaped(factor, (*(1,) * axis, chain.channels, *(1,) * (rank - 1 - axis)))
+        weight = weight_node("Mul", [weight, column], shape_of(weight))
+    origin = "\n".join(node.name for node in chain.nodes)
+    made = Node(
+        conv.op_type,
+        [chain.x, weight, shift],
+        name=conv.name,
+        version=conv.version,
+        attrs=conv.attrs,
+        metadata={**(conv.metadata or {}), "origin": origin},
+    )
+    conv.name = f"{conv.name}.unfolded"
+    made.outputs[0].type = end.type
+    return made.outputs[0]
+
+
+def _into_affine(chain: _Chain, end: Value) -> Value:
+    factor, shift = _affine(chain, None)
+    rank = len(shape_of(chain.x) or ())
+    shape = (chain.channels, *(1,) * (rank - 2))
+    origin = {"origin": "\n".join(node.name for node in chain.nodes)}
+    at = chain.x
+    for op_type, value in (("Mul", factor), ("Add", shift)):
+        if value is not None:
+            node = Node(
+                op_type,
+                [at, reshaped(value, shape)],
+                name=f"{chain.nodes[0].name}.{op_type}",
+                version=14,
+                metadata=origin,
+            )
+            at = node.outputs[0]
+            at.type = end.type
+    return at
+
+
+def _affine(chain: _Chain, bias: Value | None) -> tuple[Value | None, Value | None]:
+    """Return factor and shift of all steps together, each [channels] or None."""
+    factor: Value | None = None
+    shift = bias
+    size = (chain.channels,)
+    for kind, node, weights in chain.steps:
+        if kind == "norm":
+            epsilon = {"epsilon": float(node.attrs.get("epsilon", 1e-5))}
+            scale, offset, mean, var = weights
+            own = weight_node("BatchNormScale", [scale, var], size, DOMAIN, epsilon)
+            shift = weight_node("ScaledShift", [own, offset, mean, shift], size, DOMAIN)
+            factor = own if factor is None else weight_node("Mul", [factor, own], size)
+        elif kind == "scale":
+            own = reshaped(weights[0], size)
+            shift = None if shift is None else weight_node("Mul", [shift, own], size)
+            factor = own if factor is None else weight_node("Mul", [factor, own], size)
+        else:
+            own = reshaped(weights[0], size)
+            shift = own if shift is None else weight_node("Add", [shift, own], size)
+    return factor, shift

@@ -1,0 +1,125 @@
+"""The pass "IdentityElimination": nodes that give their input as it is go, in bodies too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
+from subgraph.transform.pass_manager import register_pass
+
+
+@register_pass("IdentityElimination")
+def identity_elimination(graph: Graph) -> Graph:
+    """Return a copy without nodes that change nothing.
+
+    These are Identity; Dropout at inference; Cast to the dtype that the input has; Reshape, Flatten
+    and Expand to its shape; Transpose that keeps the order of axes; Concat, Sum, Mean, Max and Min
+    of one input; Pad by nothing. A node that carries an input's or parameter's value to a graph
+    output stays: the output needs its name.
+    """
+    graph = graph.clone()
+    for level in graph.levels():
+        level.rewire(_replacements(level))
+    return graph
+
+
+def _replacements(graph: Graph) -> dict[Value, Value]:
+    outputs = set(graph.outputs)
+    found: dict[Value, Value] = {}
+    for node in graph.nodes:
+        if node.domain or not node.outputs or not _changes_nothing(node):
+            continue
+        made, source = node.outputs[0], node.inputs[0]
+        if source is None:
+            continue
+        source = found.get(source, source)
+        if made in outputs:
+            if source.producer is None or source in outputs:
+                continue
+            outputs.add(source)
+        found[made] = source
+    return found
+
+
+def _changes_nothing(node: Node) -> bool:
+    rule = _RULES.get(node.op_type)
+    if rule is None or not node.inputs or any(value.uses for value in node.outputs[1:]):
+        return False
+    graph = node.graph
+    if len(node.outputs) > 1 and graph is not None:
+        ends = set(graph.outputs)
+        if any(value in ends for value in node.outputs[1:]):
+            return False
+    return rule(node)
+
+
+def _always(node: Node) -> bool:
+    return True
+
+
+def _single(node: Node) -> bool:
+    return len(node.inputs) == 1
+
+
+def _dropout(node: Node) -> bool:
+    if node.version and node.version < 7:
+        return bool(node.attrs.get("is_test", 0))
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return True
+    training = node.inputs[2].producer
+    if training is None or training.op_type != "Constant" or "value" not in training.attrs:
+        return False
+    return not np.asarray(training.attrs["value"]).any()
+
+
+def _cast(node: Node) -> bool:
+    source = node.inputs[0]
+    to = node.attrs.get("to")
+    if source is None or not isinstance(source.type, TensorType) or not isinstance(to, int):
+        return False
+    return DTYPE_OF_ONNX.get(to) == source.type.dtype
+
+
+def _same_shape(node: Node) -> bool:
+    source, made = node.inputs[0], node.outputs[0]
+    if source is None or not isinstance(source.type, TensorType) or source.type != made.type:
+        return False
+    return source.type.shape is not None and None not in source.type.shape
+
+
+def _transpose(node: Node) -> bool:
+    perm = node.attrs.get("perm")
+    if perm is not None:
+        return list(perm) == sorted(perm)
+    source = node.inputs[0]
+    rank = source.type.rank if source is not None and isinstance(source.type, TensorType) else None
+    return rank is not None and rank < 2
+
+
+def _pad(node: Node) -> bool:
+    pads = node.attrs.get("pads", node.attrs.get("paddings"))
+    if pads is None and len(node.inputs) > 1 and node.inputs[1] is not None:
+        producer = node.inputs[1].producer
+        if producer is not None and producer.op_type == "Constant":
+            pads = producer.attrs.get("value")
+    return pads is not None and not np.asarray(pads).any()
+
+
+_RULES: dict[str, Callable[[Node], bool]] = {
+    "Identity": _always,
+    "Dropout": _dropout,
+    "Cast": _cast,
+    "Reshape": _same_shape,
+    "Flatten": _same_shape,
+    "Expand": _same_shape,
+    "Transpose": _transpose,
+    "Concat": _single,
+    "Sum": _single,
+    "Mean": _single,
+    "Max": _single,
+    "Min": _single,
+    "Pad": _pad,
+}

@@ -1,0 +1,559 @@
+"""The face of the devices: `Core` finds them, compiles models for them, imports exported ones.
+
+``sg.compile_model`` and the other functions here use one default Core.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import pkgutil
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from os import PathLike
+from typing import IO, TYPE_CHECKING, Any
+
+from subgraph.devices.calls import (
+    compile_on,
+    compile_queried,
+    ids_of,
+    import_on,
+    known_properties,
+    property_of,
+    query_on,
+    set_properties,
+)
+from subgraph.devices.device import Config, Device, QueryResult, without_defaults
+from subgraph.errors import ConfigError, DeviceError, SubgraphError, file_error
+from subgraph.graph.graph import Graph
+from subgraph.graph.limits import limited, parse_bytes
+from subgraph.operators.operator import Operator, forget_operator, register_operator
+from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.system.collector import paused_gc
+from subgraph.system.forking import free_in_child
+from subgraph.system.registry import defined_at, nearest
+from subgraph.system.trusted_files import open_regular
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+_log = logging.getLogger("subgraph")
+Model = Graph | str | PathLike[str] | bytes | Any
+_GROUP = "subgraph.devices"
+
+
+class Core:
+    """All devices of a process that this object knows, with their options."""
+
+    def __init__(self) -> None:
+        """Find devices: the files of ``subgraph.devices``; installed ones when they are needed."""
+        self._lock = free_in_child(threading.RLock())
+        self._asked_installed = False
+        self._makers: dict[str, tuple[Callable[[], Device], str]] = {}
+        self._devices: dict[str, Device] = {}
+        self._failed: dict[str, str] = {}
+        self._extensions: list[Operator] = []
+        for name in _device_files():
+            self._makers[name] = (partial(_device_of_file, name), f"{_GROUP}.{name.lower()}")
+
+    def _find_installed(self) -> None:
+        """Find the devices of other packages, by their entry points; reading these takes time."""
+        with self._lock:
+            if self._asked_installed:
+                return
+            from importlib.metadata import entry_points
+
+            for point in sorted(entry_points(group=_GROUP), key=lambda p: p.name):
+                owner = f"entry point {point.value}"
+                self._claim(point.name, partial(_loaded, point), owner)
+            self._asked_installed = True
+
+    def _claim(self, name: str, make: Callable[[], Device], owner: str) -> None:
+        known = self._makers.get(name)
+        if known is not None and known[1] != owner:
+            raise DeviceError(f"device {name!r} has two owners: {known[1]} and {owner}; rename one")
+        self._makers[name] = (make, owner)
+
+    def register_device(self, name: str, device: Device | type[Device]) -> None:
+        """Make a device known under ``name``.
+
+        Args:
+            name: Its name, without "." and ":".
+            device: The device, or its class, which is called without arguments at first use.
+
+        Raises:
+            DeviceError: the name is taken or not allowed, or ``device`` is no Device.
+        """
+        given: Any = name
+        if not isinstance(given, str) or not name or any(c in name for c in ".:, "):
+            raise DeviceError(f"device name {name!r} is empty or has one of '.', ':', ',' or space")
+        kind: Any = device if isinstance(device, type) else type(device)
+        if not issubclass(kind, Device):
+            raise DeviceError(f"device {name!r}: {device!r} is no sg.Device, nor a class of them")
+        with self._lock:
+            self._find_installed()
+            self._claim(name, lambda: _made(device), defined_at(kind))
+            self._devices.pop(name, None)
+            self._failed.pop(name, None)
+
+    def unregister_device(self, name: str) -> None:
+        """Forget the device ``name`` if it is there."""
+        with self._lock:
+            self._find_installed()
+            self._makers.pop(name, None)
+            for known in [k for k in self._devices if k.partition(".")[0] == name]:
+                del self._devices[known]
+            self._failed.pop(name, None)
+
+    def add_extension(self, extension: Operator) -> None:
+        """Make a custom operator known: schema, shape rule, reference, and kernels of devices.
+
+        Everything or nothing: where a device that has started refuses its kernel, the operator is
+        as unknown as before. A device that starts later and refuses runs without the kernel.
+
+        Raises:
+            UnsupportedOpError: another owner has the operator's name.
+            DeviceError: a device of its kernels is not known, or takes none.
+        """
+        with self._lock:
+            self._find_installed()
+            for name in extension.kernels:
+                if name not in self._makers:
+                    raise _unknown_device(name, self._makers)
+            known = extension in self._extensions
+            register_operator(extension)
+            taken: list[Device] = []
+            name = ""
+            try:
+                for name, kernel in extension.kernels.items():
+                    device = self._devices.get(name)
+                    if device is not None:  # the others get it when they start
+                        device.add_kernel(extension.key, kernel)
+                        taken.append(device)
+            except Exception as error:
+                if not known:
+                    for device in taken:
+                        device.remove_kernel(extension.key)
+                    forget_operator(extension)
+                if isinstance(error, SubgraphError):
+                    raise
+                raise DeviceError(
+                    f"device {name} cannot take a kernel of {extension.key!r}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            if not known:
+                self._extensions.append(extension)
+
+    @property
+    def available_devices(self) -> list[str]:
+        """Names of the devices that can start; "NAME.0", "NAME.1" where there are several."""
+        names: list[str] = []
+        for name in self.registered_devices:
+            try:
+                device = self.device(name)
+            except DeviceError:
+                continue
+            if device.is_virtual:
+                continue
+            ids = ids_of(device)
+            names += [f"{name}.{i}" for i in ids] if len(ids) > 1 else [name]
+        return names
+
+    @property
+    def registered_devices(self) -> list[str]:
+        """Names of all devices, also of those that cannot start and of HETERO, MULTI, AUTO."""
+        self._find_installed()
+        return sorted(self._makers)
+
+    @property
+    def failed_devices(self) -> dict[str, str]:
+        """The devices that could not start, with the reason."""
+        return dict(self._failed)
+
+    def device(self, name: str) -> Device:
+        """Return the device of that name ("NAME" or "NAME.id"), started.
+
+        Raises:
+            DeviceError: there is none, or it cannot start; why.
+        """
+        with self._lock:
+            found = self._devices.get(name)
+            if found is not None:
+                return found
+            base, _, device_id = name.partition(".")
+            found = self.device(base).with_id(device_id) if device_id else self._start(base)
+            self._devices[name] = found
+            return found
+
+    def _start(self, name: str) -> Device:
+        if name in self._failed:
+            raise DeviceError(self._failed[name])
+        if name not in self._makers:
+            self._find_installed()
+        maker = self._makers.get(name)
+        if maker is None:
+            raise _unknown_device(name, self._makers)
+        try:
+            device = maker[0]()
+            device.name = name
+            device.core = self
+            device.ensure_started()
+            self._extend(device, name)
+        except Exception as error:
+            message = (
+                str(error)
+                if isinstance(error, DeviceError)
+                else (f"device {name} cannot start: {type(error).__name__}: {error}")
+            )
+            self._failed[name] = message
+            # A package that was not asked for at installation is missed by nobody.
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, ImportError):
+                cause = cause.__cause__
+            optional = cause is not None
+            _log.log(logging.INFO if optional else logging.WARNING, "%s", message)
+            raise DeviceError(message) from error
+        return device
+
+    def _extend(self, device: Device, name: str) -> None:
+        """Give a device that has started the kernels of the extensions that are there."""
+        for extension in self._extensions:
+            kernel = extension.kernels.get(name)
+            if kernel is None:
+                continue
+            try:
+                device.add_kernel(extension.key, kernel)
+            except Exception as error:
+                _log.warning(
+                    "device %s runs without the kernel of %r that an extension has for it: %s",
+                    name,
+                    extension.key,
+                    error,
+                )
+
+    def split(self, device_name: str) -> tuple[Device, dict[str, Any]]:
+        """Return the device of a device string and what the string configures.
+
+        "HETERO:A,B" gives HETERO and {"DEVICE_PRIORITIES": "A,B"}.
+
+        Raises:
+            DeviceError: no such device; or a list of devices after one that takes none.
+        """
+        if not isinstance(device_name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DeviceError(f"a device is named by a string, such as 'CPU'; got {device_name!r}")
+        name, colon, rest = device_name.partition(":")
+        device = self.device(name.strip())
+        if not colon:
+            return device, {}
+        if not device.is_virtual:
+            raise DeviceError(f"device {name!r} takes no list of devices, got {device_name!r}")
+        return device, {"DEVICE_PRIORITIES": rest}
+
+    def get_property(self, device_name: str, name: str) -> Any:
+        """Return an option or metric of a device.
+
+        Raises:
+            DeviceError: no such device.
+            ConfigError: no such property; the nearest are listed.
+        """
+        return property_of(self.device(device_name), name)
+
+    def set_property(self, device_name: str | Config, properties: Config | None = None) -> None:
+        """Set options of a device for later compile calls; without a name, of every device.
+
+        Raises:
+            ConfigError: a key is unknown (to every device) or a value is not allowed.
+        """
+        if isinstance(device_name, str):
+            if properties is None:
+                raise ConfigError(f"set_property({device_name!r}) needs the properties to set")
+            set_properties(self.device(device_name), _joined(properties, {}))
+            return
+        devices = [self.device(name) for name in self.available_devices]
+        known = {device: known_properties(device) for device in devices}
+        for key, value in _joined(device_name, {}).items():
+            takers = [d for d in devices if known[d].get(key) == "RW"]
+            if not takers:
+                options = {k for row in known.values() for k, mode in row.items() if mode == "RW"}
+                raise ConfigError(f"no device has a property {key!r}; {nearest(key, options)}")
+            for taker in takers:
+                set_properties(taker, {key: value})
+
+    def query_model(
+        self,
+        model: Model,
+        device_name: str = "AUTO",
+        config: Config | None = None,
+        *,
+        preprocess: Mapping[str, Any] | None = None,
+    ) -> QueryResult:
+        """Return which nodes a device supports, as {node name: device name}; ``.reasons`` too.
+
+        The arguments are those of `compile_model`, which changes the graph as they say before it
+        asks the device.
+        """
+        device, extra = self.split(device_name)
+        full = _joined(config, extra)
+        with _limits_of(device, full):
+            read = read_model(model)
+            graph = without_defaults(_prepared(read, _asked(device, full), preprocess))
+            found = query_on(device, graph, full or None)
+        reasons = dict(getattr(found, "reasons", {}))
+        for node in graph.nodes:
+            if node.name not in found:
+                reasons.setdefault(node.name, f"{device.name} does not list it as supported")
+        return QueryResult(found, reasons)
+
+    def compile_model(
+        self,
+        model: Model,
+        device_name: str = "AUTO",
+        config: Config | None = None,
+        *,
+        preprocess: Mapping[str, Any] | None = None,
+    ) -> CompiledModel:
+        """Compile a model for a device.
+
+        Args:
+            model: A graph, the path or bytes of an ONNX file, or an ``onnx.ModelProto``.
+            device_name: A device, or "HETERO:A,B", "MULTI:A,B", "AUTO", "AUTO:A,B".
+            config: The device's options.
+            preprocess: `Preprocess` by input name, put into the graph before it.
+
+        Raises:
+            DeviceError: no such device, or it cannot start.
+            ConfigError: an option is unknown or its value not allowed.
+            UnsupportedOpError: the device lacks an operator and has no fallback.
+        """
+        with paused_gc():
+            return self._compile_model(model, device_name, config, preprocess)
+
+    def _compile_model(
+        self,
+        model: Model,
+        device_name: str,
+        config: Config | None,
+        preprocess: Mapping[str, Any] | None,
+    ) -> CompiledModel:
+        device, extra = self.split(device_name)
+        full = _joined(config, extra)
+        with _limits_of(device, full):
+            return self._compile_within(read_model(model), device, device_name, full, preprocess)
+
+    def _compile_within(
+        self,
+        graph: Graph,
+        device: Device,
+        device_name: str,
+        full: Config,
+        preprocess: Mapping[str, Any] | None,
+    ) -> CompiledModel:
+        asked = _asked(device, full)
+        graph = _prepared(graph, asked, preprocess)
+        folder = str(asked("CACHE_DIR") or "")
+        weights = without_defaults(graph)
+        if folder and device.caches:
+            from subgraph.devices.model_cache import compile_cached
+
+            model = compile_cached(folder, device, device_name, weights, full, self._compile)
+        else:
+            model = self._compile(device, weights, full)
+        if weights is not graph:
+            model.offer_defaults(graph.inputs)
+        return model
+
+    def _compile(self, device: Device, graph: Graph, config: Config) -> CompiledModel:
+        if not device.fallback:
+            return compile_on(device, graph, config or None)
+        supported = query_on(device, graph, config or None)
+        if all(node.name in supported for node in graph.nodes):
+            result = supported if isinstance(supported, QueryResult) else None
+            return compile_queried(device, graph, config or None, result)
+        from subgraph.devices.plugins.hetero import (
+            HeteroDevice,  # a model that CPU takes needs none of it
+        )
+
+        hetero = self.device("HETERO")
+        assert isinstance(hetero, HeteroDevice), "the name is taken by our own"
+        priorities = [device, *(self.device(name) for name in device.fallback)]
+        return hetero.compile_with_fallback(graph, priorities, config, supported)
+
+    def import_model(
+        self,
+        source: str | PathLike[str] | bytes | IO[bytes],
+        device_name: str = "",
+        config: Config | None = None,
+    ) -> CompiledModel:
+        """Return the model that ``CompiledModel.export_model`` wrote.
+
+        Args:
+            source: Path (its weights are then mapped, not read), bytes or binary stream.
+            device_name: The device to run it; empty: the one that it was compiled for.
+            config: The device's options; ``{"ALLOW_RECOMPILE": False}`` refuses a file that was
+                compiled for another version or other hardware, instead of compiling it anew.
+
+        Raises:
+            BlobError: the file is damaged or does not fit.
+            FileError: it cannot be read; a `BlobError` and an ``OSError`` too.
+        """
+        from subgraph.devices.export import exported_device
+
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            source = io.BytesIO(source)
+        device, extra = self.split(device_name or exported_device(source))
+        full = _joined(config, extra)
+        own = type(device).import_model is not Device.import_model
+        with _limits_of(device, full):
+            if own and isinstance(source, (str, PathLike)):
+                with _opened(source) as stream:
+                    return import_on(device, stream, full or None, str(source))
+            told = source if isinstance(source, (str, PathLike)) else "a stream"
+            return import_on(device, source, full or None, str(told))
+
+
+def _asked(device: Device, config: Config) -> Callable[[str], Any]:
+    """Return what gives an option that Core itself follows; None if the device does not have it."""
+    known = known_properties(device)
+
+    def ask(name: str) -> Any:
+        if name not in known:
+            return None
+        return config[name] if name in config else property_of(device, name)
+
+    return ask
+
+
+def _limits_of(device: Device, config: Config) -> AbstractContextManager[None]:
+    """Return a context in which the limits hold that a device's options set."""
+    asked = _asked(device, config)
+    return limited(
+        parse_bytes(str(asked("MEMORY_LIMIT") or ""), "MEMORY_LIMIT"),
+        int(asked("NODE_LIMIT") or 0),
+        float(asked("COMPILE_TIMEOUT") or 0),
+    )
+
+
+def _joined(config: Config | None, extra: Mapping[str, Any]) -> dict[str, Any]:
+    if config is not None and not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"the config is {config!r}; give a dict, such as {{'NUM_STREAMS': 2}}")
+    for key in config or ():
+        if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"an option is named by a string, such as 'NUM_STREAMS'; got {key!r}")
+    return {**(config or {}), **extra}
+
+
+def _opened(path: str | PathLike[str]) -> IO[bytes]:
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise file_error("read", path, error) from error
+
+
+def _in_float32(graph: Graph) -> Graph:
+    from subgraph.transform.pass_manager import apply_pass
+
+    for source in ("float16", "bfloat16"):
+        graph = apply_pass(graph, "ConvertPrecision", source=source, target="float32")
+    return graph
+
+
+def read_model(model: Model) -> Graph:
+    """Return the graph of whatever stands for a model."""
+    if isinstance(model, Graph):
+        return model
+    from subgraph.onnx_format.file import load
+
+    return load(model)
+
+
+def _made(device: Device | type[Device]) -> Device:
+    return device() if isinstance(device, type) else device
+
+
+@cache
+def _device_files() -> tuple[str, ...]:
+    folder = importlib.import_module(_GROUP).__path__
+    return tuple(sorted(i.name.upper() for i in pkgutil.iter_modules(folder) if i.name[0] != "_"))
+
+
+def _loaded(point: EntryPoint) -> Device:
+    return _made(point.load())
+
+
+def _device_of_file(name: str) -> Device:
+    """Return the device whose class a file of ``subgraph.devices`` defines."""
+    module = importlib.import_module(f"{_GROUP}.{name.lower()}")
+    found = [
+        thing
+        for thing in vars(module).values()
+        if isinstance(thing, type)
+        and issubclass(thing, Device)
+        and thing.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        raise DeviceError(f"{module.__name__} must define one Device, it defines {len(found)}")
+    return found[0]()
+
+
+@cache
+def default_core() -> Core:
+    """Return the Core that ``sg.compile_model`` and its like use."""
+    return Core()
+
+
+def compile_model(
+    model: Model,
+    device_name: str = "AUTO",
+    config: Config | None = None,
+    *,
+    preprocess: Mapping[str, Any] | None = None,
+) -> CompiledModel:
+    """Compile a model on the default core: see `Core.compile_model`."""
+    return default_core().compile_model(model, device_name, config, preprocess=preprocess)
+
+
+def import_model(
+    source: str | PathLike[str] | bytes | IO[bytes],
+    device_name: str = "",
+    config: Config | None = None,
+) -> CompiledModel:
+    """Import an exported model on the default core: see `Core.import_model`."""
+    return default_core().import_model(source, device_name, config)
+
+
+def query_model(
+    model: Model,
+    device_name: str = "AUTO",
+    config: Config | None = None,
+    *,
+    preprocess: Mapping[str, Any] | None = None,
+) -> QueryResult:
+    """Ask which nodes a device supports on the default core: see `Core.query_model`."""
+    return default_core().query_model(model, device_name, config, preprocess=preprocess)
+
+
+# What other frameworks call the devices that OPENCL reaches.
+_OF_OPENCL = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
+
+
+def _prepared(
+    graph: Graph, asked: Callable[[str], Any], preprocess: Mapping[str, Any] | None
+) -> Graph:
+    """Return the graph that a device is given: with its preprocessing, in the asked precision."""
+    if preprocess:
+        from subgraph.runtime.preprocessing import preprocessed
+
+        graph = preprocessed(graph, preprocess)
+    return _in_float32(graph) if asked("INFERENCE_PRECISION") else graph
+
+
+def _unknown_device(name: str, known: Iterable[str]) -> DeviceError:
+    """Return the error for a device that nobody has registered."""
+    if name.partition(".")[0].upper() in _OF_OPENCL:
+        hint = "graphics processors are reached by OPENCL: pip install 'subgraph-ml[opencl]'"
+    else:
+        hint = nearest(name, known)
+    return DeviceError(f"no device named {name!r}; {hint}")

@@ -1,0 +1,521 @@
+"""Devices: what runs a graph, or the part of one that it supports.
+
+A child of `Device` says which nodes it takes (`supports`) and what runs a graph of such nodes
+(`create_op`); query, compile, import, options and metrics have defaults over these two. A device
+with other needs overrides `query_model` and `compile_model` themselves. Which device gets which
+part of a model is not decided here: HETERO does that for all.
+"""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from os import PathLike
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
+
+from subgraph.errors import ConfigError, DeviceError, SubgraphError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
+from subgraph.partition.regions import region_of
+from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.settings import DeviceOptions, check_option, property_access, resolve_options
+from subgraph.system.registry import nearest
+
+if TYPE_CHECKING:
+    from subgraph.devices.core import Core
+    from subgraph.partition.selector import Reject
+    from subgraph.weights.cache import StoredWeights
+
+Config = Mapping[str, Any]
+
+
+class QueryResult(dict[str, str]):
+    """Node name to device name for the nodes that are supported.
+
+    Attributes:
+        reasons: For each other node why it is not.
+        transformed: What `Device.transform` made of the graph, for a compilation that follows.
+        weights: Names of the constants that the device takes as weights of other nodes only.
+        lifted: The graph with these constants as Parameters, which is what to compile; None where
+            there are none.
+    """
+
+    def __init__(
+        self,
+        supported: Mapping[str, str],
+        reasons: Mapping[str, str],
+        transformed: Graph | None = None,
+        weights: AbstractSet[str] = frozenset(),
+        lifted: Graph | None = None,
+    ) -> None:
+        """Take the supported nodes and the reasons of the others."""
+        super().__init__(supported)
+        self.reasons: dict[str, str] = dict(reasons)
+        self.transformed = transformed
+        self.weights = weights
+        self.lifted = lifted
+
+
+class Device:
+    """A device; write a child, register it with ``core.register_device("NAME", MyDevice)``.
+
+    Attributes:
+        name: The name that it is registered under, with the id of one of several: "NAME.0".
+        core: The Core that it is registered with.
+        options_class: Its options, each declared once; a child of `DeviceOptions`.
+        fallback: Devices that take the nodes which this one does not, when it is asked for alone.
+        is_virtual: Whether it runs models on other devices, as HETERO does.
+        concurrent_regions: Whether it runs several regions of one request at the same time, where
+            they do not depend on each other; beside those of other devices they run anyway.
+        caches: Whether ``CACHE_DIR`` keeps its compiled models; False leaves that to others.
+    """
+
+    options_class: ClassVar[type[DeviceOptions]] = DeviceOptions
+    fallback: ClassVar[tuple[str, ...]] = ()
+    is_virtual: ClassVar[bool] = False
+    concurrent_regions: ClassVar[bool] = False
+    caches: ClassVar[bool] = True
+    name: str
+    core: Core | None
+    _settings: dict[str, Any]
+    _start_error: str | None
+    _started: bool
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Prepare the state that a child need not know of."""
+        self = super().__new__(cls)
+        self.name = class_name(cls)
+        self.core = None
+        self._settings = {}
+        self._start_error = None
+        self._started = False
+        return self
+
+    # ------------------------------------------------------------------ what a child writes
+
+    def start(self) -> None:
+        """Find the hardware, before the first use; raise to say why it is not there."""
+
+    def supports(self, node: Node, options: Any) -> bool | Reject:
+        """Return whether the device can run ``node``; a `Reject` says why not.
+
+        ``options`` is an ``options_class``, here and in the following methods.
+        """
+        return False
+
+    def transform(self, graph: Graph, options: Any) -> Graph:
+        """Return the graph as the device wants it: fused, legalized. Query and compile use it.
+
+        A node that stands for several original ones keeps them in its inner graph, or lists their
+        names in ``metadata["origin"]``, separated by newlines.
+        """
+        return graph
+
+    def create_op(self, graph: Graph, options: Any) -> SubgraphOp:
+        """Return what runs ``graph``, all of whose nodes are supported; inputs include weights."""
+        return DefaultSubgraphOp(graph)
+
+    def add_kernel(self, operator: str, kernel: Callable[..., Any]) -> None:
+        """Take a kernel of a custom operator, named "domain::Type"; what it is, the device says.
+
+        Raises:
+            DeviceError: the device takes none.
+        """
+        raise DeviceError(f"device {self.name} takes no kernels for single operators")
+
+    def remove_kernel(self, operator: str) -> None:
+        """Forget a kernel that `add_kernel` took; a device without kernels has nothing to do."""
+
+    def device_ids(self) -> list[str]:
+        """Return the ids of the devices of this kind; [""] where there is one without an id."""
+        return [""]
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the read-only properties; a child adds its own to ``super().metrics()``."""
+        return {
+            "AVAILABLE_DEVICES": self.device_ids(),
+            "FULL_DEVICE_NAME": self.name,
+            "OPTIMIZATION_CAPABILITIES": ["FP32"],
+            "DEVICE_ARCHITECTURE": platform.machine(),
+            "RANGE_FOR_ASYNC_INFER_REQUESTS": (1, 64, 1),
+            "EXPORT_IMPORT": True,
+            "CONCURRENT_REGIONS": self.concurrent_regions,
+        }
+
+    def capability(self) -> dict[str, str]:
+        """Return what an exported model depends on; an import compares it with the file's."""
+        return {"architecture": str(self.metrics().get("DEVICE_ARCHITECTURE", ""))}
+
+    def optimal_requests(self, options: Any) -> int:
+        """Return how many requests at a time make best use of the device."""
+        return 1
+
+    # ------------------------------------------------------------------ what users call
+
+    def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
+        """Return the nodes that the device supports, as {node name: device name}.
+
+        The graph goes through the device's own `transform`; an original node is supported only if
+        everything that it became is. The result has ``.reasons`` for the others.
+        """
+        options = self.options_for(config)
+        transformed = self._transformed(graph, options)
+        known = {n.name for n in graph.nodes}
+        reasons = {n.name: text for n in graph.nodes if (text := own_op(n))}
+        seen = set(reasons)
+        for node in transformed.nodes:
+            names = set(origins(node))
+            names.update((node.name, *region_of(node).split(",")))
+            seen |= names
+            text = own_op(node) or self._refusal(node, options)
+            if text:
+                reasons.update((name, text) for name in names if name not in reasons)
+        _follow_users(graph, seen, reasons)
+        supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
+        return QueryResult(supported, {k: v for k, v in reasons.items() if k in known}, transformed)
+
+    def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
+        """Compile a graph all of whose nodes are supported.
+
+        Raises:
+            UnsupportedOpError: a node is not; names and reasons.
+            ConfigError: an option is unknown or its value not allowed.
+        """
+        from subgraph.devices.calls import query_on, require_support
+
+        found = query_on(self, graph, config)
+        require_support(found, graph, self.name)
+        result = found if isinstance(found, QueryResult) else None
+        return self.compile_supported(graph, config, result)
+
+    def compile_supported(
+        self, graph: Graph, config: Config | None, result: QueryResult | None = None
+    ) -> CompiledModel:
+        """Compile a graph of which `query_model` has said that all nodes are supported."""
+        options = self.options_for(config)
+        transformed = None
+        if result is not None:
+            graph, transformed = result.lifted or graph, result.transformed
+
+        def make_op(inner: Graph) -> SubgraphOp:
+            op = self._op_for(inner, options)
+            if transformed is not None:
+                self._hand_over(op, transformed)
+            return self._guarded(inner, op, options)
+
+        compiled = whole_graph(graph, self.name, make_op)
+        return self._model(compiled, options, source=graph)
+
+    def _model(
+        self,
+        compiled: Graph,
+        options: Any,
+        source: Graph | None = None,
+        stored: StoredWeights | None = None,
+    ) -> CompiledModel:
+        return CompiledModel(
+            compiled,
+            device=self.name,
+            options=options,
+            requests=self.optimal_requests(options),
+            metrics=None if compiled.nodes else {"EXECUTION_DEVICES": [self.name]},
+            source=source,
+            stored=stored,
+            core=self.core,
+        )
+
+    def _transformed(self, graph: Graph, options: DeviceOptions) -> Graph:
+        found: Any = self.transform(graph, options)
+        if not isinstance(found, Graph):
+            raise DeviceError(
+                f"device {self.name}: transform gave {found!r}; it must return a Graph"
+            )
+        return found
+
+    def _refusal(self, node: Node, options: DeviceOptions) -> str:
+        """Return why the device does not run a node, "" if it does."""
+        try:
+            answer = self.supports(node, options)
+        except (SubgraphError, MemoryError):
+            raise
+        except Exception as error:
+            raise DeviceError(
+                f"device {self.name}: supports raised {type(error).__name__}: {error}, given node "
+                f"{node.name!r} ({node.op_type})"
+            ) from error
+        return "" if answer else reason_of(answer, node, self.name)
+
+    def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        op: Any = self.create_op(self._transformed(graph, options), options)
+        if not isinstance(op, SubgraphOp):
+            raise DeviceError(
+                f"device {self.name}: create_op gave {op!r}; it must return a SubgraphOp"
+            )
+        if op.device == SubgraphOp.device:
+            op.device = self.name
+        op.concurrent = op.concurrent or self.concurrent_regions
+        return op
+
+    def _hand_over(self, op: SubgraphOp, transformed: Graph) -> None:
+        """Give an op that transforms by itself what the query has made of the graph already."""
+
+    def _guarded(self, graph: Graph, op: SubgraphOp, options: DeviceOptions) -> SubgraphOp:
+        """Let the devices behind this one take over from an op that fails."""
+        if self.fallback and self.core is not None and options.RUNTIME_FALLBACK:
+            from subgraph.devices.fallback import DeviceFallback
+
+            others = [self.core.device(name) for name in self.fallback]
+            op.fallback = DeviceFallback(graph, op, others, {}, options)
+        return op
+
+    def region_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        """Return what runs a region of an imported model; its nodes are known to be supported."""
+        return self._guarded(graph, self._op_for(graph, options), options)
+
+    def import_graph(
+        self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights
+    ) -> CompiledModel:
+        """Return the model of a partitioned graph that came from a file of this device."""
+        options = self.options_for(config)
+        for node in graph.nodes:
+            if node.subgraph is not None and AFFINITY in (node.metadata or {}):
+                node.op = self.region_op(node.subgraph, options)
+        return self._model(graph, options, stored=stored)
+
+    def import_parts(self, parts: Mapping[str, memoryview], config: Config) -> CompiledModel:
+        """Return the model of a file of several devices, each with an exported model of its own.
+
+        Args:
+            parts: These, by the device's name.
+            config: The device's options, and ``ALLOW_RECOMPILE``.
+        """
+        from subgraph.devices.export import import_model
+
+        return import_model(self, parts.get(self.name) or next(iter(parts.values())), config)
+
+    def recompile(self, graph: Graph, config: Config) -> CompiledModel:
+        """Compile the graph of a file that does not fit as it is."""
+        if self.core is None:
+            return self.compile_model(graph, config)
+        return self.core.compile_model(graph, self.name, config)
+
+    def peer_named(self, name: str) -> Device:
+        """Return this or another device by name.
+
+        Raises:
+            DeviceError: there is none.
+        """
+        if name == self.name:
+            return self
+        if self.core is None:
+            raise DeviceError(f"device {self.name} does not know device {name!r}")
+        return self.core.device(name)
+
+    def import_model(
+        self, stream: str | PathLike[str] | IO[bytes], config: Config | None = None
+    ) -> CompiledModel:
+        """Return the model that ``export_model`` wrote.
+
+        Raises:
+            BlobError: the file is damaged, foreign, or does not fit this device or version.
+        """
+        from subgraph.devices.export import import_model
+
+        return import_model(self, stream, config)
+
+    def get_property(self, name: str) -> Any:
+        """Return an option or a metric.
+
+        Raises:
+            ConfigError: there is none of that name; the nearest are listed.
+        """
+        if name in property_access(self.options_class):
+            return getattr(self.options_for(None), name)
+        if name == "SUPPORTED_PROPERTIES":
+            return self.supported_properties()
+        if name in PROPERTY_LISTS:
+            return listed(name, self.supported_properties())
+        metrics = self.metrics()
+        if name in metrics:
+            return metrics[name]
+        known = self.supported_properties()
+        raise ConfigError(f"{self.name} has no property {name!r}; {nearest(name, known)}")
+
+    def set_property(self, properties: Config) -> None:
+        """Set options for later compile calls; all or, when one is wrong, none.
+
+        Raises:
+            ConfigError: a key is unknown or read-only, or a value is not allowed.
+        """
+        for name in properties:
+            if (
+                name not in property_access(self.options_class)
+                and name in self.supported_properties()
+            ):
+                raise ConfigError(f"{self.name}: property {name!r} can only be read")
+        checked = {
+            name: check_option(self.options_class, self.name, name, value)
+            for name, value in properties.items()
+        }
+        self._settings = {**self._settings, **checked}
+
+    def supported_properties(self) -> dict[str, str]:
+        """Return "RW" or "RO" by name for all options and metrics."""
+        metrics = dict.fromkeys((*self.metrics(), "SUPPORTED_PROPERTIES"), "RO")
+        return {**property_access(self.options_class), **metrics}
+
+    def options_for(self, config: Config | None) -> Any:
+        """Return the options in force for a call with ``config``, as ``options_class``.
+
+        Raises:
+            ConfigError: a key is unknown or a value not allowed.
+        """
+        base = self.name.partition(".")[0]
+        return resolve_options(self.options_class, self.name, [config or {}, self._settings], base)
+
+    # ------------------------------------------------------------------ what Core calls
+
+    def ensure_started(self) -> None:
+        """Start the device if that was not tried yet.
+
+        Raises:
+            DeviceError: it cannot start; the reason of the first try.
+        """
+        if not self._started:
+            self._started = True
+            try:
+                self.start()
+            except Exception as error:
+                self._start_error = f"device {self.name} cannot start: {error}"
+                raise DeviceError(self._start_error) from error
+        if self._start_error is not None:
+            raise DeviceError(self._start_error)
+
+    def with_id(self, device_id: str) -> Device:
+        """Return the device of that id: this one's options, set on their own from now on.
+
+        Raises:
+            DeviceError: there is no such id.
+        """
+        from subgraph.devices.calls import ids_of
+
+        ids = ids_of(self)
+        if device_id not in ids:
+            shown = ", ".join(repr(i) for i in ids if i) or "none: leave the id out"
+            raise DeviceError(f"device {self.name} has no id {device_id!r}; ids: {shown}")
+        other = copy.copy(self)
+        other.name = f"{self.name}.{device_id}"
+        other._settings = {**self._settings, "DEVICE_ID": device_id}
+        return other
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+def origins(node: Node) -> Iterator[str]:
+    """Yield the names of the original nodes that a node of a transformed graph stands for."""
+    if node.subgraph is not None:
+        work = list(node.subgraph.nodes)
+        while work:
+            inner = work.pop()
+            if inner.subgraph is None:
+                yield from _listed(inner)
+            else:
+                work.extend(inner.subgraph.nodes)
+        return
+    yield from _listed(node)
+
+
+def own_op(node: Node) -> str:
+    """Return why no device may take ``node``, a region that runs by a user's op; "" if it may."""
+    if node.op is None or type(node.op) is DefaultSubgraphOp:
+        return ""
+    return f"runs by its own op, {type(node.op).__name__}"
+
+
+def _listed(node: Node) -> list[str]:
+    origin = (node.metadata or {}).get("origin")
+    return origin.split("\n") if origin else [node.name]
+
+
+def reason_of(answer: object, node: Node, device: str) -> str:
+    """Return the text of a refusal."""
+    given = getattr(answer, "reason", "")
+    return str(given) or f"{device} does not run {node.op_type}"
+
+
+def _follow_users(graph: Graph, seen: set[str], reasons: dict[str, str]) -> None:
+    """Nodes that vanished in the transformation (constants, identities) follow their users."""
+    for node in reversed(graph.nodes):
+        if node.name in seen or node.name in reasons:
+            continue
+        refused = [user for user in node.successors() if user.name in reasons]
+        if refused:
+            reasons[node.name] = f"only node {refused[0].name!r} needs it, which is not supported"
+
+
+# The two lists that OpenVINO's guides name, and which properties of SUPPORTED_PROPERTIES they hold.
+PROPERTY_LISTS = {"SUPPORTED_METRICS": "RO", "SUPPORTED_CONFIG_KEYS": "RW"}
+
+
+def listed(name: str, supported: Mapping[str, str]) -> list[str]:
+    """Return the property that `PROPERTY_LISTS` calls ``name``."""
+    return [key for key, access in supported.items() if access == PROPERTY_LISTS[name]]
+
+
+def class_name(kind: type[Device]) -> str:
+    """Return what a device is called before it is registered."""
+    return kind.__name__.removesuffix("Device").upper()
+
+
+def without_defaults(graph: Graph) -> Graph:
+    """Return the graph with inputs that have a default as plain weights.
+
+    Old models list every weight among the inputs; compiled as inputs nothing made of them would be
+    kept. `CompiledModel.offer_defaults` brings the inputs back.
+    """
+    if all(value.parameter is None for value in graph.inputs):
+        return graph
+    copy = graph.clone()
+    copy.inputs = tuple(value for value in copy.inputs if value.parameter is None)
+    return copy
+
+
+def whole_graph(graph: Graph, device: str, make_op: Callable[[Graph], SubgraphOp]) -> Graph:
+    """Return a graph that does the same by one subgraph node with the op ``make_op(inner)``.
+
+    The inner graph's inputs are the graph's, then its other parameters. A graph without nodes is
+    returned as it is.
+    """
+    if not graph.nodes:
+        return graph
+    inner = graph.clone()
+    inputs = set(inner.inputs)
+    weights = [v for v in inner.values() if v.parameter is not None and v not in inputs]
+    outputs = list(dict.fromkeys(v for v in inner.outputs if v.producer is not None))
+    sources = {v: Value(v.name, v.type, parameter=v.parameter) for v in (*inner.inputs, *weights)}
+    outer_outputs = inner.outputs
+    inner.inputs = (*inner.inputs, *weights)
+    inner.outputs = tuple(outputs)
+    node = subgraph_node(
+        inner,
+        make_op(inner),
+        graph.name,
+        inputs=list(sources.values()),
+        metadata={AFFINITY: device},
+    )
+    for value, source in zip(node.outputs, outputs, strict=True):
+        value.name = source.name
+    made = {**sources, **dict(zip(outputs, node.outputs, strict=True))}
+    return Graph(
+        list(sources.values())[: len(graph.inputs)],
+        [made[v] for v in outer_outputs],
+        graph.name,
+        nodes=[node],
+        attrs=graph.attrs,
+        opsets=graph.opsets,
+        metadata=graph.metadata,
+        doc=graph.doc,
+    )

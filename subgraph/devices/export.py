@@ -1,0 +1,571 @@
+"""Exported models: ``model.export_model`` writes one file, ``core.import_model`` reads it back.
+
+The file (see `subgraph.devices.blob`) holds the partitioned graph as ONNX, the weights and what the
+devices made of them, aligned so that an import maps them, and a record of devices, options and
+versions. An import checks all of it. A file that this user has not signed gives its graph and
+weights, checked as `subgraph.onnx_format.file.load` checks a model, and the names of its devices;
+nothing else of it is used. That, and what does not fit this machine or version, is compiled anew
+from the stored graph, if that is allowed.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import attrs
+import numpy as np
+
+from subgraph._version import __version__
+from subgraph.devices.blob import BlobReader, BlobWriter, integer, read_header
+from subgraph.devices.calls import capability_of
+from subgraph.errors import (
+    BlobError,
+    ConfigError,
+    DeviceError,
+    LimitError,
+    ModelError,
+    SubgraphError,
+)
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter, transaction
+from subgraph.graph.types import TensorType, dtype_of, numpy_dtype
+from subgraph.operators.op_checks import is_array
+from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp
+from subgraph.partition.op_note import OP_NOTE
+from subgraph.partition.regions import without_device_regions
+from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.executor_plan import all_parameters
+from subgraph.runtime.settings import DeviceOptions, property_access, unsaved_options
+from subgraph.weights.cache import StoredWeights, WeightEntry
+
+if TYPE_CHECKING:
+    import onnx
+
+    from subgraph.devices.device import Config, Device
+
+Array = np.ndarray[Any, Any]
+Source = str | PathLike[str] | IO[bytes]
+_INLINE_BELOW = 1024
+# Dtypes whose bytes in an array are not those of the file.
+_NOT_RAW = ("string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn")
+ALLOW_RECOMPILE = "ALLOW_RECOMPILE"
+_FOREIGN = (
+    "it is not signed with your key, so that nothing but its graph and weights can be used (export "
+    "it here, or give this machine the key of the machine that wrote it: see docs/devices.md)"
+)
+
+
+def region_nodes(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes of a graph and its bodies that a device compiled."""
+    work = [graph]
+    while work:
+        current = work.pop()
+        for node in current.nodes:
+            if node.subgraph is not None:
+                yield node
+            elif node.attrs:
+                work.extend(node.bodies)
+
+
+def export_model(model: CompiledModel, target: Source, content: str = "") -> None:
+    """Write a compiled model: see `CompiledModel.export_model`.
+
+    Args:
+        model: The model.
+        target: Where to write it.
+        content: Key of what it was compiled from, for `import_model` to ask for; the weights are
+            then left to whoever has that.
+    """
+    for node in region_nodes(model.graph):
+        if not _is_exportable(node):
+            raise BlobError(
+                f"node {node.name!r} runs by {type(node.op).__name__}, which does not say what to "
+                "export: let a registered property make it, and write its to_keep (and restore). "
+                "Or save the graph with sg.save"
+            )
+    writer = BlobWriter()
+    with transaction():  # no parameter changes while weights and what was made of them are written
+        names, model_part, weights = _add_graph(writer, model.graph, with_weights=not content)
+        packed = _add_packed(writer, model.graph, names)
+        renamed = any(name != p.name for p, name in names.items())
+        keeper = _Keeper(writer, names, packed)
+        kept = {} if renamed else _kept(model.graph, keeper)
+    header = {
+        **_described(model, names),
+        "content": content,
+        "renamed": renamed,
+        "kept": kept,
+        "metrics": {k: v for k, v in model.metrics.items() if _is_plain(v)},
+        "capability": {name: _capability(model, name) for name in _devices_of(model)},
+        "requests": model.optimal_requests,
+        "pipeline": [list(stage) for stage in model.pipeline],
+        "model": model_part,
+        "weights": weights,
+        "packed": list(packed.values()),
+    }
+    writer.write(header, target)
+
+
+def _is_exportable(node: Node) -> bool:
+    """Return whether a device made the op of a region, or its property can make it again."""
+    notes = node.metadata or {}
+    if AFFINITY in notes or type(node.op) is DefaultSubgraphOp:
+        return True
+    says_how = node.op is not None and type(node.op).to_keep is not SubgraphOp.to_keep
+    return OP_NOTE in notes and says_how
+
+
+def export_several(
+    model: CompiledModel, parts: Mapping[str, CompiledModel], target: Source
+) -> None:
+    """Write a model that consists of one for each of several devices, by the device's name.
+
+    Raises:
+        BlobError: one of them cannot be exported.
+    """
+    writer = BlobWriter()
+    places: dict[str, dict[str, int]] = {}
+    renamed = False
+    with transaction():  # all hold the same versions of the weights
+        for name, part in parts.items():
+            stream = io.BytesIO()
+            export_model(part, stream)
+            stream.seek(0)
+            renamed |= bool(read_header(stream)["renamed"])
+            places[name] = writer.add(stream.getbuffer())
+    if renamed:  # the models of a file find each other's weights by name
+        export_model(model, target)
+        return
+    writer.write({**_described(model, {}), "models": places}, target)
+
+
+def _described(model: CompiledModel, names: Mapping[Parameter, str]) -> dict[str, Any]:
+    """Return what every file says; ``names`` are those of the parameters in it."""
+    return {
+        "subgraph": __version__,
+        "byteorder": sys.byteorder,
+        "name": model.name,
+        "device": model.device,
+        "options": _plain_options(model.options),
+        "configs": _saved_options(model.configs),
+        "inputs": [[port.name, str(port.type or "?")] for port in model.inputs],
+        "defaults": {
+            # A parameter that only bodies use stands in them, under its own name.
+            p.name: names.get(p.default, p.default.name)
+            for p in model.inputs
+            if p.default is not None
+        },
+        "outputs": [[port.name, str(port.type or "?")] for port in model.outputs],
+    }
+
+
+def _plain_options(options: DeviceOptions) -> dict[str, Any]:
+    access = property_access(options)
+    kept = {key for key, mode in access.items() if mode == "RW"}
+    return _saved_options({k: v for k, v in attrs.asdict(options).items() if k in kept})
+
+
+def _saved_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options, and those of devices among them, without the ones that no file sets."""
+    unsaved = unsaved_options()
+    return {
+        key: _saved_options(cast("Mapping[str, Any]", v)) if isinstance(v, Mapping) else v
+        for key, v in options.items()
+        if key not in unsaved
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(v) for v in cast(Sequence[Any], value))
+    return isinstance(value, (str, int, float, bool))
+
+
+def _devices_of(model: CompiledModel) -> list[str]:
+    found = dict.fromkeys((n.metadata or {}).get(AFFINITY, "") for n in region_nodes(model.graph))
+    return [name for name in found if name]
+
+
+def _capability(model: CompiledModel, name: str) -> dict[str, str]:
+    device = model.known_device(name)
+    return {} if device is None else capability_of(device)
+
+
+def _add_graph(
+    writer: BlobWriter, graph: Graph, *, with_weights: bool
+) -> tuple[dict[Parameter, str], dict[str, int], dict[str, Any]]:
+    """Add the graph and its weights; return the parameters' names in the file, and the places."""
+    from subgraph.onnx_format.writer import GraphWriter
+    from subgraph.operators.protobuf import tensor_to_proto
+
+    converted = GraphWriter(graph, records=False)
+    proto = converted.model()
+    weights: dict[str, Any] = {}
+    for name, array in converted.weights:
+        if array.nbytes < _INLINE_BELOW or dtype_of(array) in _NOT_RAW:
+            proto.graph.initializer.append(tensor_to_proto(array, name))
+            continue
+        if with_weights:
+            weights[name] = writer.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        _add_placeholder(proto, name, array)
+    return converted.names, writer.add(proto.SerializeToString()), weights
+
+
+def _add_placeholder(proto: onnx.ModelProto, name: str, array: Array) -> None:
+    import onnx
+
+    from subgraph.graph.types import ONNX_DTYPE
+
+    tensor = proto.graph.initializer.add(
+        name=name,
+        data_type=ONNX_DTYPE[dtype_of(array)],
+        dims=array.shape,
+        data_location=onnx.TensorProto.EXTERNAL,
+    )
+    tensor.external_data.add(key="location", value="weights")
+
+
+def _add_packed(
+    writer: BlobWriter, graph: Graph, names: Mapping[Parameter, str]
+) -> dict[WeightEntry, dict[str, Any]]:
+    """Add what the regions made of their weights."""
+    packed: dict[WeightEntry, dict[str, Any]] = {}
+    for node in region_nodes(graph):
+        if node.op is None:
+            continue
+        type(node.op).prepare(node.op)
+        for entry in node.op.weights:
+            known = all(p in names for p in entry.parameters)
+            if entry in packed or not known or not entry.parameters:
+                continue
+            array = entry.get()
+            if not is_array(array):  # what an op makes again by itself
+                continue
+            if dtype_of(array) in _NOT_RAW or entry.bytes == 0:
+                continue
+            packed[entry] = {
+                "recipe": entry.recipe,
+                "parameters": [names[p] for p in entry.parameters],
+                "align": entry.align,
+                **_added(writer, array),
+            }
+    return packed
+
+
+def _added(writer: BlobWriter, array: Array) -> dict[str, Any]:
+    """Add an array; return its type and place."""
+    place = writer.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return {"dtype": dtype_of(array), "shape": list(array.shape), "place": place}
+
+
+class _Keeper:
+    """What the regions' ops see of a file that is being written."""
+
+    def __init__(
+        self,
+        writer: BlobWriter,
+        names: Mapping[Parameter, str],
+        packed: Mapping[WeightEntry, dict[str, Any]],
+    ) -> None:
+        self._writer = writer
+        self._names = names
+        self._numbers = {entry: k for k, entry in enumerate(packed)}
+
+    def array(self, array: Array) -> Any:
+        return _added(self._writer, array)
+
+    def weight(self, entry: WeightEntry) -> Any:
+        number = self._numbers.get(entry)
+        if number is not None:
+            return number
+        made = entry.get()
+        for parameter in entry.parameters:
+            own = parameter.array
+            same = made.ctypes.data == own.ctypes.data and made.nbytes == own.nbytes
+            if same and own.flags.c_contiguous and parameter in self._names:
+                return self._names[parameter]
+        # A part of a parameter, or made of constants that the graph holds as nodes.
+        return None if dtype_of(made) in _NOT_RAW else self.array(made)
+
+
+class _KeptFile:
+    """What they see of one that is imported."""
+
+    def __init__(self, reader: BlobReader, parameters: Mapping[str, Parameter]) -> None:
+        self._reader = reader
+        self._parameters = parameters
+
+    def array(self, told: Any) -> Array:
+        if isinstance(told, str):
+            return self._parameters[told].array
+        place = self._packed(told) if isinstance(told, int) else told
+        return _array(self._reader, place["place"], place["dtype"], place["shape"])
+
+    def sources(self, told: Any) -> tuple[Parameter, ...]:
+        if not isinstance(told, int):
+            return ()
+        return tuple(self._parameters[name] for name in self._packed(told)["parameters"])
+
+    def _packed(self, number: int) -> dict[str, Any]:
+        return cast(dict[str, Any], self._reader.header["packed"][number])
+
+
+def _kept(graph: Graph, keeper: _Keeper) -> dict[str, Any]:
+    """Return what the regions' ops keep, by the name of the region, where that is one region's."""
+    nodes = [node for node in region_nodes(graph) if node.op is not None]
+    counts = Counter(node.name for node in nodes)
+    single = [node for node in nodes if counts[node.name] == 1]
+    ops = {node.name: node.op for node in single if node.op is not None}
+    found = {name: type(op).to_keep(op, keeper) for name, op in ops.items()}
+    return {name: kept for name, kept in found.items() if kept is not None}
+
+
+def _restore(graph: Graph, reader: BlobReader) -> None:
+    """Give the regions' ops what they kept."""
+    kept = _table(reader.header, "kept")
+    file = _KeptFile(reader, {p.name: p for p in all_parameters(graph)})
+    for node in region_nodes(graph):
+        found = kept.get(node.name)
+        if node.op is not None and isinstance(found, dict):
+            type(node.op).restore(node.op, cast(dict[str, Any], found), file)
+
+
+def exported_device(source: Source) -> str:
+    """Return the device string that a file was compiled for.
+
+    Raises:
+        BlobError: the file is damaged or no exported model.
+    """
+    device = read_header(source).get("device")
+    if not isinstance(device, str) or not device:
+        raise BlobError("the file does not say its device; name one")
+    return device.partition(":")[0]
+
+
+def import_model(
+    device: Device,
+    source: Source | memoryview,
+    config: Config | None,
+    parameters: Mapping[str, Parameter] | None = None,
+    content: str | None = None,
+) -> CompiledModel:
+    """Read a model: see `Device.import_model`.
+
+    Args:
+        device: The device.
+        source: The file.
+        config: The device's options, and ``ALLOW_RECOMPILE``.
+        parameters: The model is built on these, by name, which hold what the file holds.
+        content: Key that `export_model` was given for the file; None: any.
+    """
+    asked = dict(config or {})
+    allowed = asked.pop(ALLOW_RECOMPILE, True)
+    reader = BlobReader(source)
+    if content is not None and reader.header.get("content") != content:
+        raise BlobError(f"{reader.name} is of another model")
+    try:
+        device = _importer(device, str(reader.header.get("device")))
+        return _imported(device, reader, asked, bool(allowed), parameters)
+    except (BlobError, ConfigError, LimitError):
+        raise
+    except (
+        SubgraphError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
+        raise BlobError(
+            f"{reader.name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _importer(device: Device, told: str) -> Device:
+    """Return HETERO for a file of a device that needed its fallback, else the device."""
+    if device.fallback and told == f"HETERO:{','.join((device.name, *device.fallback))}":
+        return device.peer_named("HETERO")
+    return device
+
+
+def _imported(
+    device: Device,
+    reader: BlobReader,
+    config: dict[str, Any],
+    allowed: bool,
+    parameters: Mapping[str, Parameter] | None,
+) -> CompiledModel:
+    header = reader.header
+    if header.get("byteorder") != sys.byteorder:
+        raise BlobError(f"{reader.name} was written on a machine of another byte order")
+    if "models" in header:
+        return _import_several(device, reader, config, allowed)
+    if parameters is not None and header.get("renamed") is not False:
+        raise BlobError(f"{reader.name} names its weights otherwise than the graph")
+    graph = _read_graph(reader, parameters)
+    problems = _problems(device, header) if reader.own else [_FOREIGN]
+    merged = _merged(device, reader, config)
+    if problems:
+        if not allowed:
+            raise BlobError(f"{reader.name} does not fit: {'; '.join(problems)}")
+        model = device.recompile(without_device_regions(graph), merged)
+        _offer_defaults(model, model.graph, header)
+        return model
+    stored = _stored_weights(reader, graph)
+    model = device.import_graph(graph, merged, header, stored)
+    _restore(model.graph, reader)
+    _offer_defaults(model, graph, header)
+    return model
+
+
+def _import_several(
+    device: Device, reader: BlobReader, config: dict[str, Any], allowed: bool
+) -> CompiledModel:
+    """Return the model of a file that `export_several` has written."""
+    header = reader.header
+    parts = {name: reader.part(place) for name, place in _table(header, "models").items()}
+    if not parts:
+        raise BlobError(f"{reader.name} is damaged: it holds no model")
+    asked = {**_merged(device, reader, config), ALLOW_RECOMPILE: allowed}
+    model = device.import_parts(parts, asked)
+    _offer_defaults(model, model.graph, header)
+    return model
+
+
+def _merged(device: Device, reader: BlobReader, config: Config) -> dict[str, Any]:
+    """Return the options of a file with those of the call over them, if it is of this device.
+
+    Of a file that this user has not signed only the devices' names are taken.
+    """
+    header = reader.header
+    name, _, priorities = str(header.get("device")).partition(":")
+    if name != device.name:
+        return dict(config)
+    if not reader.own:
+        return {**({"DEVICE_PRIORITIES": priorities} if priorities else {}), **config}
+    configs = _table(header, "configs")
+    if "DEVICE_PRIORITIES" in config:  # a device that is not asked for has nothing to be told
+        asked = str(config["DEVICE_PRIORITIES"]).replace(",", " ").split()
+        configs = {name: values for name, values in configs.items() if name in asked}
+    return {**_saved_options({**_table(header, "options"), **configs}), **config}
+
+
+def _offer_defaults(model: CompiledModel, graph: Graph, header: Mapping[str, Any]) -> None:
+    weights = {p.name: p for p in all_parameters(graph)}
+    plain = {value.name: value for value in graph.inputs}
+    defaults = _table(header, "defaults")
+    if not defaults:
+        return
+    listed: list[Value] = []
+    for name, _ in cast(list[list[str]], header["inputs"]):
+        if name in plain:
+            listed.append(plain[name])
+        elif defaults.get(name) in weights:
+            default = weights[defaults[name]]
+            listed.append(Value(name, default.type, parameter=default))
+    model.offer_defaults(listed)
+
+
+def _problems(device: Device, header: Mapping[str, Any]) -> list[str]:
+    """Return what of this machine and version differs from the file's."""
+    problems: list[str] = []
+    if header.get("subgraph") != __version__:
+        problems.append(f"made by Subgraph {header.get('subgraph')}, this is {__version__}")
+    told = str(header.get("device", ""))
+    if told.partition(":")[0] != device.name:
+        problems.append(f"compiled for {told}, not for {device.name}")
+    for name, capability in _table(header, "capability").items():
+        try:
+            now = capability_of(device.peer_named(name))
+        except DeviceError as error:
+            problems.append(str(error))
+            continue
+        was = cast(dict[str, str], capability)
+        changed = [f"{k} {was.get(k)!r}, here {now.get(k)!r}" for k in now if was.get(k) != now[k]]
+        if changed:
+            problems.append(f"compiled for another {name}: {', '.join(changed)}")
+    return problems
+
+
+def _table(header: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = header.get(key)
+    if not isinstance(found, dict):
+        raise BlobError(f"the header is damaged: {key!r} is no table")
+    return cast(dict[str, Any], found)
+
+
+def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) -> Graph:
+    from subgraph.onnx_format.file import load_message
+    from subgraph.onnx_format.reader import GraphReader
+    from subgraph.onnx_format.tensors import TensorReader
+    from subgraph.operators.type_inference import infer_graph
+    from subgraph.partition.op_note import restore_ops
+    from subgraph.system.collector import paused_gc
+
+    places = _table(reader.header, "weights")
+
+    class Mapped(TensorReader):
+        """Finds weights in the file."""
+
+        def _external(self, proto: onnx.TensorProto, dtype: str, shape: tuple[int, ...]) -> Array:
+            known = None if parameters is None else parameters.get(proto.name)
+            if known is not None and known.type == TensorType(dtype, shape):
+                return known.array
+            if proto.name not in places:
+                raise BlobError(f"{reader.name} is damaged: weight {proto.name!r} is missing")
+            part = reader.part(places[proto.name])
+            return self._view(proto, dtype, shape, part, 0, len(part))
+
+    try:
+        with paused_gc():
+            proto = _message(bytes(reader.part(reader.header.get("model"))))
+            if not reader.own:
+                return load_message(proto, Mapped(), "model")
+            graph = GraphReader(proto, Mapped(), "inline", parameters=parameters, lazy=True).read()
+            if any(value.type is None for value in graph.values()):
+                infer_graph(graph, strict=False)
+            restore_ops(graph)
+            return graph
+    except ModelError as error:
+        raise BlobError(f"{reader.name}: its graph cannot be read: {error}") from error
+
+
+def _message(data: bytes) -> onnx.ModelProto:
+    from subgraph.operators.messages import ModelProto
+
+    try:
+        proto: onnx.ModelProto = ModelProto.FromString(data)
+    except Exception as error:  # protobuf has an error of its own
+        raise ModelError(f"not an ONNX model: {error}") from error
+    return proto
+
+
+def _array(reader: BlobReader, place: Any, dtype: str, shape: Sequence[int]) -> Array:
+    held = numpy_dtype(dtype)
+    size = held.itemsize
+    for dim in shape:
+        size *= dim
+    if integer(place, "size") != size or held.hasobject:
+        raise BlobError(f"{reader.name} is damaged: a weight has another size than its type")
+    array = np.frombuffer(reader.part(place), np.uint8).view(held).reshape(tuple(shape))
+    array.flags.writeable = False
+    return array
+
+
+def _stored_weights(reader: BlobReader, graph: Graph) -> StoredWeights:
+    by_name = {p.name: p for p in all_parameters(graph)}
+    stored = StoredWeights()
+    packed = reader.header.get("packed")
+    for item in cast(list[dict[str, Any]], packed if isinstance(packed, list) else []):
+        parameters = tuple(by_name[name] for name in item["parameters"] if name in by_name)
+        if len(parameters) != len(item["parameters"]):
+            continue
+        shape = [int(dim) for dim in item["shape"]]
+        array = _array(reader, item["place"], str(item["dtype"]), shape)
+        stored.add(str(item["recipe"]), parameters, int(item["align"]), array)
+    return stored

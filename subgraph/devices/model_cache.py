@@ -1,0 +1,102 @@
+"""A folder of compiled models, found again by content: the option ``CACHE_DIR``.
+
+The key covers the graph, its weights, the device string, its options, the versions and the host. An
+entry that is damaged, of another model, or not signed by this user is compiled and written anew;
+two processes may share the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from subgraph._version import __version__
+from subgraph.devices.calls import capability_of
+from subgraph.devices.device import Config, Device
+from subgraph.devices.export import ALLOW_RECOMPILE, export_model, import_model
+from subgraph.errors import BlobError, ModelError, SubgraphError
+from subgraph.graph.graph import Graph
+from subgraph.graph.parameters import transaction
+from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.executor_plan import all_parameters
+
+_OPAQUE = ' = opaque "'  # how the text shows an object
+_log = logging.getLogger("subgraph")
+Compile = Callable[[Device, Graph, Config], CompiledModel]
+
+
+def compile_cached(
+    folder: str,
+    device: Device,
+    device_name: str,
+    graph: Graph,
+    config: Mapping[str, Any],
+    compile_model: Compile,
+) -> CompiledModel:
+    """Return the model from ``folder``, or compile it and put it there.
+
+    The parameters of a model from the folder are those of the graph that was given, so updates of
+    them reach it.
+    """
+    options = {key: value for key, value in config.items() if key != "CACHE_DIR"}
+    key = ""
+    try:
+        with transaction():  # no parameter changes between the hash and the import
+            key = cache_key(device, device_name, graph, options)
+            path = Path(folder) / f"{key}.subgraph"
+            if path.exists():
+                return _found(path, key, device, graph, options)
+    except (SubgraphError, OSError) as error:
+        _log.info("model %r is compiled anew: %s", graph.name, error)
+        if not key:
+            return compile_model(device, graph, options)
+    path = Path(folder) / f"{key}.subgraph"
+    model = compile_model(device, graph, options)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        export_model(model, path, key)
+    except (SubgraphError, OSError) as error:
+        _log.warning("model %r cannot be cached in %s: %s", graph.name, folder, error)
+    return model
+
+
+def _found(
+    path: Path, key: str, device: Device, graph: Graph, options: Mapping[str, Any]
+) -> CompiledModel:
+    parameters = all_parameters(graph)
+    known = {p.name: p for p in parameters}
+    if len(known) != len(parameters):
+        raise BlobError("two parameters have the same name")
+    return import_model(device, path, {**options, ALLOW_RECOMPILE: False}, known, key)
+
+
+def cache_key(device: Device, device_name: str, graph: Graph, config: Mapping[str, Any]) -> str:
+    """Return the name of a model in the folder.
+
+    Raises:
+        ModelError: the graph holds what has no text, so it has no name.
+    """
+    from subgraph.text_form.writer import print_graph
+
+    state = hashlib.sha256()
+    facts = {
+        "subgraph": __version__,
+        "numpy": np.__version__,
+        "python": sys.version_info[:2],
+        "device": device_name,
+        "capability": capability_of(device),
+        "options": {k: str(v) for k, v in config.items()},
+    }
+    state.update(json.dumps(facts, sort_keys=True, default=str).encode())
+    text = print_graph(graph, "digest")
+    if _OPAQUE in text:
+        raise ModelError("an attribute is an object that only its own process knows")
+    state.update(text.encode())
+    return state.hexdigest()[:40]

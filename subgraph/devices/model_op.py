@@ -1,0 +1,105 @@
+"""Regions on devices: the op that runs a region by the model which a device made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph.graph import Graph
+from subgraph.graph.parameters import Parameter
+from subgraph.operators.subgraph_op import ProfileEntry, Session, SubgraphOp, fill_outputs
+from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.executor import Cancel
+from subgraph.runtime.runner import is_direct
+
+Array = np.ndarray[Any, Any]
+
+
+def op_of(subgraph: Graph, model: CompiledModel, device: str) -> SubgraphOp:
+    """Return the op of a region that a device compiled: the model's own where it is just one."""
+    node = is_direct(model.graph)
+    graph = model.graph
+    cls = type(model)
+    plain = cls.create_runner is CompiledModel.create_runner
+    plain &= cls.create_stages is CompiledModel.create_stages
+    if node is not None and node.op is not None and plain:
+        same = list(node.inputs) == list(graph.inputs)
+        if same and list(node.outputs) == list(graph.outputs):
+            node.op.keep = model  # with its stored weights
+            model.hand_over()  # to the model of the whole graph
+            return node.op
+    return CompiledModelOp(subgraph, model, device)
+
+
+class CompiledModelOp(SubgraphOp):
+    """Runs a region by the model that a device made of it."""
+
+    def __init__(self, subgraph: Graph, model: CompiledModel, device: str) -> None:
+        """Run ``subgraph`` by ``model``."""
+        super().__init__(subgraph)
+        self.model = model
+        self.device = device
+        # A model made `without_defaults` has its weights inside and takes the other inputs.
+        self.taken: Sequence[int] = range(len(subgraph.inputs))
+        if len(model.graph.inputs) < len(subgraph.inputs):
+            self.taken = [k for k, v in enumerate(subgraph.inputs) if v.parameter is None]
+
+    def forward(self, inputs: list[Any]) -> list[Array]:
+        """Run the region once."""
+        return list(self.session()(inputs))
+
+    def runs_on(self) -> list[str]:
+        """Return the devices that run parts of the model, where it is one of several."""
+        is_virtual = self.model.device.startswith(f"{self.device}:")
+        return self.model.execution_devices if is_virtual else super().runs_on()
+
+    def release(self) -> None:
+        """Let the ops of the device's model go."""
+        super().release()
+        for op in self.model.hand_over():
+            op.release()
+
+    def session(self) -> Session:
+        """Open a runner of the device's model."""
+        return _ModelSession(self)
+
+
+class _ModelSession(Session):
+    """Hands inputs on to a runner; a weight that is the model's own is left out."""
+
+    def __init__(self, op: CompiledModelOp) -> None:
+        super().__init__(op)
+        self._cancel = Cancel()
+        self._runner = op.model.create_runner(self._cancel)
+        self._taken = op.taken
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        items = (inputs[k] for k in self._taken)
+        given = [None if type(item) is Parameter else item for item in items]
+        results = self._runner.run(given)
+        return results if outputs is None else fill_outputs(results, outputs)
+
+    def cancel(self) -> None:
+        self._cancel.request()
+
+    def resume(self) -> None:
+        self._cancel.reset()
+
+    def states(self) -> dict[str, Array]:
+        return self._runner.states()
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        self._runner.set_states(states)
+
+    def measure(self) -> None:
+        assert isinstance(self.op, CompiledModelOp), "it opened this session"
+        states = self._runner.states()
+        self._runner = self.op.model.create_profiler()
+        self._runner.set_states(states)
+
+    def profile(self) -> list[ProfileEntry]:
+        return self._runner.profile()

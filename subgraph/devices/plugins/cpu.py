@@ -1,0 +1,215 @@
+"""CPU: regions as programs of compiled kernels on this machine's cores.
+
+`CpuDevice.transform` lifts constants and fuses (the pass ``CpuFusion``); `supports` asks the
+lowerings by a trial plan; `create_op` hands the graph to `subgraph.engine.region.region_op`. What
+no kernel takes goes to REFERENCE.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+
+from subgraph.devices.device import Device
+from subgraph.engine.planner.lowering import LOWERINGS, lowering
+from subgraph.engine.planner.plan import PlanOptions
+from subgraph.engine.planner.probe import Trial, trial
+from subgraph.engine.program import pool
+from subgraph.engine.region.region_op import CpuSubgraphOp, Guards, RegionOptions
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import TensorType
+from subgraph.operators.schema import contributed
+from subgraph.operators.subgraph_op import SubgraphOp
+from subgraph.partition.regions import without_default_regions
+from subgraph.partition.selector import Reject
+from subgraph.runtime.control_flow import is_branching, is_nested
+from subgraph.runtime.settings import DeviceOptions, option
+from subgraph.system import host
+from subgraph.transform.pass_manager import Checks, apply_pass
+
+_TRIAL = "cpu_trial"
+_GUARDS = "cpu_guards"
+
+
+@attrs.frozen
+class CpuOptions(DeviceOptions):
+    """Options of CPU."""
+
+    INFERENCE_NUM_THREADS: int = option(
+        0, "threads of all streams together; 0: one for each core", minimum=0, maximum=1024
+    )
+    NUM_STREAMS: int = option(
+        0, "requests that run at a time; 0: as PERFORMANCE_HINT says", minimum=0, maximum=1024
+    )
+    FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
+    BLOCKED_LAYOUT: bool = option(True, "let convolutions work in blocks of channels")
+    WINOGRAD: bool = option(True, "allow Winograd convolution, which rounds a little differently")
+    STRASSEN: bool = option(
+        True, "allow Strassen's products by large weights, which round a little differently"
+    )
+    WEIGHTS_PRECISION: str = option(
+        "",
+        "hold float32 weights of products and convolutions in bfloat16: half the memory, sums stay "
+        "float32; empty: as the model says",
+        values=("", "bfloat16"),
+    )
+    TUNE: bool = option(False, "choose kernels by measuring, and keep the choice on disk")
+    PLAN_CACHE_SIZE: int = option(64, "sets of input shapes kept ready to run", minimum=1)
+
+
+class CpuDevice(Device):
+    """This machine's cores."""
+
+    options_class: ClassVar[type[DeviceOptions]] = CpuOptions
+    fallback: ClassVar[tuple[str, ...]] = ("REFERENCE",)
+
+    def transform(self, graph: Graph, options: DeviceOptions) -> Graph:
+        """Return the graph fused, with what the CPU does not run noted in its attrs."""
+        assert isinstance(options, CpuOptions)
+        fused, guards = fuse(graph, options)
+        fused.attrs[_GUARDS] = guards
+        fused.attrs[_TRIAL] = trial(fused, plan_options(options))
+        return fused
+
+    def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:
+        """Return what the trial plan of the node's graph said."""
+        assert node.graph is not None
+        found: Trial | None = node.graph.attrs.get(_TRIAL)
+        reason = None if found is None else found.refused.get(node.name)
+        return True if reason is None else Reject(reason)
+
+    def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        # The op fuses by itself, and anew when a number that a fusion has looked at changes.
+        return self.create_op(graph, options)
+
+    def _hand_over(self, op: SubgraphOp, transformed: Graph) -> None:
+        assert isinstance(op, CpuSubgraphOp)
+        op.adopt(transformed, transformed.attrs.pop(_GUARDS), transformed.attrs.pop(_TRIAL))
+
+    def create_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        """Return the op that runs ``graph``."""
+        assert isinstance(options, CpuOptions)
+        threads = threads_per_stream(options)
+        region = RegionOptions(
+            plan=plan_options(options),
+            pools=_pools(streams(options), threads) if threads > 1 else (),
+            plans=options.PLAN_CACHE_SIZE,
+            profiling=options.ENABLE_PROFILING,
+        )
+        op = CpuSubgraphOp(graph, region, lambda inner: fuse(inner, options))
+        op.device = self.name
+        op.fusion = f"FUSION={options.FUSION}"
+        return op
+
+    def add_kernel(self, operator: str, kernel: Callable[..., Any]) -> None:
+        """Take a lowering, ``(node, low)``, of a custom operator."""
+        domain, _, op_type = operator.rpartition("::")
+        lowering(op_type, domain=domain)(kernel)
+
+    def remove_kernel(self, operator: str) -> None:
+        """Forget the lowering of a custom operator."""
+        LOWERINGS.unregister(operator)
+
+    def optimal_requests(self, options: DeviceOptions) -> int:
+        """Return the number of streams."""
+        assert isinstance(options, CpuOptions)
+        return streams(options)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the read-only properties."""
+        return {
+            **super().metrics(),
+            "FULL_DEVICE_NAME": _processor_name(),
+            "DEVICE_ARCHITECTURE": f"{platform.machine()} {host.isa().name}",
+            "OPTIMIZATION_CAPABILITIES": ["FP32", "FP64", "INT8", "BIN", "EXPORT_IMPORT"],
+            "RANGE_FOR_STREAMS": (1, host.core_count()),
+        }
+
+
+def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
+    """Return the graph as it runs, and the parameters whose content that depends on."""
+    guards: dict[Parameter, int] = {}
+    graph = without_default_regions(graph.clone())
+    # Weights are found by their parameters; what is left are the inputs that change.
+    graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
+    if is_nested(graph):
+        graph = apply_pass(graph, "ReduceSegments", guards=guards)
+        graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
+        _fuse_branches(graph, options, guards)
+    if any(contributed(node.op_type, node.domain) for node in graph.nodes):
+        graph = apply_pass(graph, "ExpandFunctions")
+    if any(_is_half(value) for value in graph.values()):
+        graph = apply_pass(graph, "WidenHalf")
+    if options.FUSION:
+        # The graph is a copy, and what the passes inside make is checked as a whole.
+        with Checks(input=False, output=False):
+            graph = apply_pass(graph, "CpuFusion", guards=guards)
+        graph.verify()
+    return graph, tuple(guards.items())
+
+
+def _fuse_branches(graph: Graph, options: CpuOptions, guards: dict[Parameter, int]) -> None:
+    """Fuse the branches of Ifs as what they become: parts of a program."""
+    for node in graph.nodes:
+        if is_branching(node):
+            for key, body in node.attrs.items():
+                if isinstance(body, Graph):
+                    node.attrs[key], read = fuse(body, options)
+                    guards.update(read)
+
+
+def _is_half(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.dtype in ("float16", "bfloat16")
+
+
+def plan_options(options: CpuOptions) -> PlanOptions:
+    """Return what plans depend on."""
+    properties = {
+        field.name: getattr(options, field.name)
+        for field in attrs.fields(CpuOptions)
+        if field.name in ("WINOGRAD", "STRASSEN", "TUNE", "WEIGHTS_PRECISION")
+    }
+    return PlanOptions(
+        threads=threads_per_stream(options), blocked=options.BLOCKED_LAYOUT, properties=properties
+    )
+
+
+def streams(options: CpuOptions) -> int:
+    """Return how many requests run at a time."""
+    if options.NUM_STREAMS:
+        return options.NUM_STREAMS
+    if options.PERFORMANCE_HINT == "THROUGHPUT":
+        return options.PERFORMANCE_HINT_NUM_REQUESTS or _threads(options)
+    return 1
+
+
+@cache
+def _pools(count: int, threads: int) -> tuple[pool.Pool, ...]:
+    """Return the process-wide threads of so many streams."""
+    return (pool.shared(threads), *(pool.Pool(threads) for _ in range(count - 1)))
+
+
+def _threads(options: CpuOptions) -> int:
+    return options.INFERENCE_NUM_THREADS or host.core_count()
+
+
+def threads_per_stream(options: CpuOptions) -> int:
+    """Return how many threads a request uses."""
+    return max(1, _threads(options) // streams(options))
+
+
+@cache
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,622 @@
+"""HETERO: one model over several devices, cut by the partition mechanism.
+
+"HETERO:A,B,C": every node goes to the first device that supports it, or to the one that its
+``metadata["affinity"]`` names. For each device a property whose selector is "the node's affinity is
+this device" cuts the regions by the ``hetero`` strategy; what replaces a region is the device's
+compiled model. Nodes of REFERENCE stay as they are: the default executor runs them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from subgraph.devices.calls import known_properties, query_on, require_support
+from subgraph.devices.device import Config, Device, QueryResult, without_defaults
+from subgraph.devices.export import region_nodes
+from subgraph.devices.fallback import OPTIONS, DeviceFallback, compile_region, guard
+from subgraph.devices.model_op import CompiledModelOp
+from subgraph.devices.placement import Link, place_by_cost, transfers, value_bytes
+from subgraph.devices.plugins.reference import ReferenceDevice
+from subgraph.devices.profiles import read_profile
+from subgraph.devices.stage_placement import place_in_stages
+from subgraph.devices.virtual import VirtualDevice, listed, split_config
+from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
+from subgraph.graph.graph import Graph, Node
+from subgraph.operators.subgraph_op import (
+    AFFINITY,
+    REGION,
+    DefaultSubgraphOp,
+    SubgraphOp,
+    subgraph_node,
+)
+from subgraph.partition.constants import constants_to_weights
+from subgraph.partition.light_regions import move_light_regions, place_following
+from subgraph.partition.property import SubgraphProperty
+from subgraph.partition.regions import without_default_regions
+from subgraph.partition.replace import Cut, Cutter, put_in
+from subgraph.partition.selector import SubgraphSelector
+from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.control_flow import is_nested
+from subgraph.runtime.settings import DeviceOptions, option
+from subgraph.system.registry import nearest
+from subgraph.transform.pass_manager import apply_pass
+from subgraph.weights.sharing import shared_out
+
+if TYPE_CHECKING:
+    from subgraph.weights.cache import StoredWeights
+
+_log = logging.getLogger("subgraph")
+_REFERENCE = "REFERENCE"
+
+
+@attrs.frozen
+class HeteroOptions(DeviceOptions):
+    """Options of HETERO; those of its devices are given under their names."""
+
+    DEVICE_PRIORITIES: str = option("", "devices in order of priority, separated by commas")
+    PLACEMENT: str = option(
+        "PRIORITY",
+        "by priority; by measured times for the least time of a request (COST) or for the most "
+        "requests a second, in one stage for each device (STAGES)",
+        values=("PRIORITY", "COST", "STAGES"),
+    )
+    PROFILE: str = option(
+        "", "file with measured times, for PLACEMENT=COST and STAGES", saved=False
+    )
+    TRANSFER_LATENCY: float = option(
+        0.0, "seconds that one transfer takes; 0: as measured in PROFILE", minimum=0
+    )
+    TRANSFER_BANDWIDTH: float = option(
+        0.0, "bytes/s between devices; 0: as measured in PROFILE", minimum=0
+    )
+    PIPELINE: bool = option(True, "overlap the devices' stages of different requests")
+
+
+class HeteroDevice(VirtualDevice):
+    """Several devices as one."""
+
+    options_class = HeteroOptions
+
+    def supported_config(self, config: Config | None) -> tuple[HeteroOptions, list[Device]]:
+        """Return the options and the devices in order of priority."""
+        own = {k: v for k, v in (config or {}).items() if k in attrs.fields_dict(HeteroOptions)}
+        options: HeteroOptions = self.options_for(own)
+        devices = [self.peer(name) for name in listed(options.DEVICE_PRIORITIES, self.name)]
+        _split_config(config or {}, options, devices)
+        return options, devices
+
+    def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
+        """Return for each node the device that would run it."""
+        options, devices = self.supported_config(config)
+        configs = _split_config(config or {}, options, devices)
+        return self._affinities(graph, devices, configs, options)
+
+    def _affinities(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+        known: Mapping[str, str] | None = None,
+    ) -> QueryResult:
+        placed, reasons, weights = by_priority(graph, devices, configs, known)
+        if options.PLACEMENT != "PRIORITY":
+            placed.update(self._by_cost(graph, devices, configs, options, placed))
+        self._by_hand(graph, devices, configs, placed)
+        if options.PLACEMENT == "PRIORITY":
+            move_light_regions(
+                graph, placed, lambda n: query_on(self.peer(n), graph, configs.get(n) or None)
+            )
+        following = place_following(graph, placed, weights)
+        left = {name: text for name, text in reasons.items() if name not in placed}
+        return QueryResult(placed, left, weights=following)
+
+    def _by_cost(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+        placed: Mapping[str, str],
+    ) -> dict[str, str]:
+        if not options.PROFILE:
+            raise ConfigError(
+                f"PLACEMENT={options.PLACEMENT} needs PROFILE: a file of measured times, as "
+                "`subgraph profile --devices A,B -o FILE` writes it"
+            )
+        profile = read_profile(options.PROFILE)
+        names = [device.name for device in devices]
+        usable: dict[str, dict[str, float]] = {name: {} for name in names}
+        for device in devices:
+            supported = query_on(device, graph, configs[device.name] or None)
+            known = profile.times.get(device.name, {})
+            usable[device.name] = {n: known[n] for n in supported if n in known}
+        fixed = {n: d for n, d in placed.items() if not any(n in row for row in usable.values())}
+        link = Link(
+            options.TRANSFER_LATENCY or profile.link.latency,
+            options.TRANSFER_BANDWIDTH or profile.link.bandwidth,
+        )
+        if options.PLACEMENT == "STAGES":
+            found = place_in_stages(graph, names, usable, link)
+        else:
+            found = place_by_cost(graph, names, usable, link, fixed)
+        return {name: device for name, device in found.items() if name in placed}
+
+    def _by_hand(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        placed: dict[str, str],
+    ) -> None:
+        """Let nodes go where their metadata says, if the device there supports them."""
+        supported: dict[str, Mapping[str, str]] = {}
+        refused: dict[str, list[str]] = {}
+        for node in graph.nodes:
+            wanted = (node.metadata or {}).get(AFFINITY)
+            if wanted is None or placed.get(node.name) == wanted:
+                continue
+            if wanted not in supported:
+                supported[wanted] = self._query_by_hand(graph, wanted, node, devices, configs)
+            if node.name in getattr(supported[wanted], "weights", ()):
+                continue  # it goes there with the nodes that take it
+            if node.name in supported[wanted]:
+                placed[node.name] = wanted
+            else:
+                refused.setdefault(wanted, []).append(node.name)
+        for device, nodes in refused.items():
+            _log.warning(
+                "%d nodes of %r have affinity %s, which does not support them: %s%s",
+                len(nodes),
+                graph.name,
+                device,
+                ", ".join(nodes[:5]),
+                ", ..." if len(nodes) > 5 else "",
+            )
+
+    def _query_by_hand(
+        self,
+        graph: Graph,
+        wanted: str,
+        node: Node,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+    ) -> Mapping[str, str]:
+        try:
+            device = self.peer(wanted)
+        except DeviceError as error:
+            names = [device.name for device in devices]
+            raise ConfigError(
+                f"node {node.name!r} has affinity {wanted!r}; {nearest(wanted, names)}: {error}"
+            ) from error
+        return query_on(device, graph, configs.get(wanted) or None)
+
+    def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
+        """Cut the graph and compile each region on its device, several at a time.
+
+        Raises:
+            UnsupportedOpError: no device in the list supports a node.
+            ConfigError: an option is unknown to HETERO and its devices.
+        """
+        options, devices = self.supported_config(config)
+        configs = _split_config(config or {}, options, devices)
+        work = graph.clone()
+        self._assign(work, devices, configs, options)
+        return self._cut_and_compile(graph, work, devices, configs, options)
+
+    def compile_with_fallback(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        config: Config,
+        supported: Mapping[str, str],
+    ) -> CompiledModel:
+        """Compile for a device that was asked for alone and does not support everything.
+
+        Args:
+            graph: The model; affinities set by hand do not count.
+            devices: The device and those behind it.
+            config: The configuration of the device.
+            supported: What it has said to support.
+        """
+        first = devices[0]
+        options = self.options_for({"DEVICE_PRIORITIES": ",".join(d.name for d in devices)})
+        if "ENABLE_PROFILING" in known_properties(first):
+            given = first.options_for(config)
+            taken = {name: getattr(given, name) for name in ("ENABLE_PROFILING", *OPTIONS)}
+            options = attrs.evolve(options, **taken)
+        configs = {device.name: dict(config) if device is first else {} for device in devices}
+        whole = without_default_regions(graph)
+        known = supported if whole is graph and not is_nested(graph) else None
+        # Bodies know the constants around them, which shapes inside often depend on.
+        folded = ["ConstantFolding", "CollectSequences"] if is_nested(whole) else []
+        work = apply_pass(whole, folded) if folded else whole.clone()
+        for each in _with_bodies(work):
+            for node in each.nodes:
+                node.metadata = {k: v for k, v in (node.metadata or {}).items() if k != AFFINITY}
+        self._assign(work, devices, configs, options, known)
+        return self._cut_and_compile(graph, work, devices, configs, options)
+
+    def _cut_and_compile(
+        self,
+        graph: Graph,
+        work: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+    ) -> CompiledModel:
+        names = dict.fromkeys((*(d.name for d in devices), *_affinities_in(work)))
+        all_devices = [self.peer(name) for name in names]
+        cut = _cut(work, all_devices)
+        self._compile_regions(cut, all_devices, configs, options)
+        return self._finished(cut, options, configs, source=graph)
+
+    def _assign(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+        known: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write the device of every node, bodies included, into its metadata.
+
+        Constants that go along with what takes them become weights.
+        """
+        work, names = [graph], set(graph.parameters)
+        while work:
+            current = work.pop()
+            placed = self._affinities(current, devices, configs, options, known)
+            known = None
+            if placed.weights:
+                constants_to_weights(current, placed.weights, names)
+                names.update(current.parameters)
+            regions = [node for node in current.nodes if node.subgraph is not None]
+            placed.update((node.name, _REFERENCE) for node in regions)  # by their own ops
+            require_support(placed, current, f"HETERO:{','.join(d.name for d in devices)}")
+            for node in current.nodes:
+                if node.subgraph is not None:
+                    continue
+                node.metadata = {**(node.metadata or {}), AFFINITY: placed[node.name]}
+                if node.attrs and isinstance(self.peer(placed[node.name]), ReferenceDevice):
+                    work.extend(node.bodies)
+        if len(names) > len(graph.parameters):
+            for level in reversed(graph.levels()):
+                level.refresh_parameters()
+
+    def _compile_regions(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+    ) -> None:
+        """Give each region its op; the default ops of regions that a user cut, too."""
+        by_name = {device.name: device for device in devices}
+
+        def compile_one(node: Node) -> None:
+            assert node.subgraph is not None, "region_nodes picked it"
+            device = by_name.get((node.metadata or {}).get(AFFINITY, ""))
+            others = [d for d in devices if d is not device] if options.RUNTIME_FALLBACK else []
+            if isinstance(node.op, CutOp) and device is not None:
+                _compile(node, device, others, configs, options)
+                return
+            preferred = devices if device is None else [device, *others]
+            self._compile_default(node, preferred, configs, options)
+
+        regions: list[Node] = []
+        rest = list(dict.fromkeys((*devices, self.peer(_REFERENCE))))
+        for node in region_nodes(graph):
+            if node.op is None or is_default(node.op):
+                regions.append(node)
+            else:
+                guard(node, rest, configs, options)
+        shared_out(compile_one, regions, min(len(regions), 8))
+
+    def _compile_default(
+        self,
+        node: Node,
+        devices: Sequence[Device],
+        configs: Mapping[str, Config],
+        options: HeteroOptions,
+    ) -> None:
+        """Let devices run a region that would run by the default executor."""
+        assert node.subgraph is not None, "region_nodes picked it"
+        inner = without_defaults(node.subgraph)
+        work = inner.clone()
+        self._assign(work, devices, configs, options)
+        homes = dict.fromkeys((n.metadata or {}).get(AFFINITY, _REFERENCE) for n in work.nodes)
+        single = self.peer(next(iter(homes))) if len(homes) == 1 else None
+        node.metadata = {**(node.metadata or {}), AFFINITY: _REFERENCE, REGION: node.name}
+        if single is None or any(n.subgraph is not None or n.bodies for n in work.nodes):
+            model = self._cut_and_compile(inner, work, devices, configs, options)
+            node.op = CompiledModelOp(node.subgraph, model, self.name)
+        elif not isinstance(single, ReferenceDevice):
+            others = [d for d in devices if d is not single] if options.RUNTIME_FALLBACK else []
+            _compile(node, single, others, configs, options)
+
+    def _finished(
+        self,
+        cut: Graph,
+        options: HeteroOptions,
+        configs: Mapping[str, Config],
+        source: Graph | None = None,
+        stored: StoredWeights | None = None,
+    ) -> CompiledModel:
+        homes = {node: (node.metadata or {}).get(AFFINITY, _REFERENCE) for node in cut.nodes}
+        moved = transfers(cut, homes)
+        return CompiledModel(
+            cut,
+            device=f"{self.name}:{options.DEVICE_PRIORITIES}",
+            options=options,
+            requests=len(set(homes.values())),
+            metrics={
+                "TRANSFERS": len(moved),
+                "TRANSFER_BYTES": sum(value_bytes(value) for value, _, _ in moved),
+                "NUMBER_OF_SUBGRAPHS": sum(1 for _ in region_nodes(cut)),
+            },
+            pipeline=_stages(cut, homes) if options.PIPELINE else (),
+            source=source,
+            stored=stored,
+            configs=configs,
+            core=self.core,
+        )
+
+    def import_graph(
+        self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights
+    ) -> CompiledModel:
+        """Return the model of a graph that was cut before."""
+        options, devices = self.supported_config(config)
+        configs = _split_config(config, options, devices)
+        names = dict.fromkeys((*(d.name for d in devices), *_affinities_in(graph)))
+        all_devices = {name: self.peer(name) for name in names}
+        for node in region_nodes(graph):
+            home = (node.metadata or {}).get(AFFINITY, _REFERENCE)
+            device = all_devices.get(home) or self.peer(home)
+            if node.subgraph is not None and not isinstance(device, ReferenceDevice):
+                others = [d for d in all_devices.values() if d is not device]
+                follow = others if options.RUNTIME_FALLBACK else []
+                node.op = _imported_op(node.subgraph, device, follow, configs, options)
+        self._compile_regions(graph, list(all_devices.values()), configs, options)
+        return self._finished(graph, options, configs, stored=stored)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics."""
+        return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices as one"}
+
+
+def _compile(
+    node: Node,
+    device: Device,
+    others: Sequence[Device],
+    configs: Mapping[str, Config],
+    options: HeteroOptions,
+) -> None:
+    """Give a region its op, made by a device or by the next that can, and that device's name."""
+    assert node.subgraph is not None, "it is a region"
+    node.op, home = compile_region(node.subgraph, device, others, configs, options)
+    node.metadata = {**(node.metadata or {}), AFFINITY: home.name}
+
+
+def _imported_op(
+    subgraph: Graph,
+    device: Device,
+    others: Sequence[Device],
+    configs: Mapping[str, Config],
+    options: HeteroOptions,
+) -> SubgraphOp:
+    """Return what runs a region of a file, not looked into where its device need not; else a mark.
+
+    A device that compiles in its own way, or cannot make the op, is left to `compile_region`.
+    """
+    if type(device).compile_model is not Device.compile_model:
+        return CutOp(subgraph)
+    try:
+        op = device.region_op(subgraph, device.options_for(configs.get(device.name)))
+    except (DeviceError, UnsupportedOpError):
+        return CutOp(subgraph)
+    op.fallback = DeviceFallback(subgraph, op, others, configs, options)
+    return op
+
+
+def _with_bodies(graph: Graph) -> Iterator[Graph]:
+    work = [graph]
+    while work:
+        current = work.pop()
+        yield current
+        work.extend(body for node in current.nodes if node.attrs for body in node.bodies)
+
+
+def by_priority(
+    graph: Graph,
+    devices: Sequence[Device],
+    configs: Mapping[str, Config],
+    known: Mapping[str, str] | None = None,
+) -> tuple[dict[str, str], dict[str, str], dict[str, AbstractSet[str]]]:
+    """Give each node to the first device that supports it; also say why the others refused.
+
+    ``known`` is what the first device said when it was asked before. Constants that a device takes
+    only as weights are not placed; the last result has their names by device.
+    """
+    placed: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    weights: dict[str, AbstractSet[str]] = {}
+    for device in devices:
+        if all(node.name in placed for node in graph.nodes):
+            break
+        if known is not None and device is devices[0]:
+            found = known
+        else:
+            found = query_on(device, graph, configs.get(device.name) or None)
+        shared = _shared(graph, device, devices, configs)
+        weights[device.name] = getattr(found, "weights", frozenset())
+        shared |= weights[device.name]
+        for name in found:
+            if name not in shared:
+                placed.setdefault(name, device.name)
+        for name, reason in getattr(found, "reasons", {}).items():
+            text = f"{device.name}: {reason}"
+            reasons[name] = f"{reasons[name]}; {text}" if name in reasons else text
+    return placed, reasons, weights
+
+
+def _shared(
+    graph: Graph, device: Device, devices: Sequence[Device], configs: Mapping[str, Config]
+) -> set[str]:
+    """Return nodes that a device is not to take as a whole, because others get parts of them.
+
+    The bodies of a node left to the default executor are placed node by node: on devices that come
+    first, and as their metadata says.
+    """
+    rest = any(isinstance(each, ReferenceDevice) for each in devices)
+    if not rest or isinstance(device, ReferenceDevice):
+        return set()
+    before = devices[: list(devices).index(device)]
+
+    def is_shared(body: Graph) -> bool:
+        inside = [node for level in body.levels() for node in level.nodes]
+        wanted = ((node.metadata or {}).get(AFFINITY, device.name) for node in inside)
+        return any(name != device.name for name in wanted) or any(
+            query_on(each, body, configs.get(each.name) or None) for each in before
+        )
+
+    nested = (node for node in graph.nodes if node.attrs and node.bodies)
+    return {node.name for node in nested if any(map(is_shared, node.bodies))}
+
+
+def _split_config(
+    config: Config, options: HeteroOptions, devices: Sequence[Device]
+) -> dict[str, dict[str, Any]]:
+    own = attrs.fields_dict(HeteroOptions)
+    rest = {key: value for key, value in config.items() if key != "CACHE_DIR"}
+    out = split_config(rest, own, devices, "HETERO")
+    if options.ENABLE_PROFILING:
+        for device in devices:
+            if "ENABLE_PROFILING" in known_properties(device):
+                out[device.name].setdefault("ENABLE_PROFILING", True)
+    return out
+
+
+def _affinities_in(graph: Graph) -> Iterable[str]:
+    for node in graph.nodes:
+        name = (node.metadata or {}).get(AFFINITY)
+        if name is not None:
+            yield name
+
+
+class CutOp(DefaultSubgraphOp):
+    """Marks a region cut for a device that is still to compile it."""
+
+
+class AffinitySelector(SubgraphSelector):
+    """Takes the nodes whose affinity is one device."""
+
+    def __init__(self, device: str) -> None:
+        """Select for ``device``."""
+        self._device = device
+
+    def select(self, node: Node) -> bool:
+        """Return whether the node goes to the device; what is a region already stays one."""
+        return node.subgraph is None and (node.metadata or {}).get(AFFINITY) == self._device
+
+    def select_input(self, node: Node, input_node: Node) -> bool:
+        """Return whether the producer goes there too."""
+        return self.select(input_node)
+
+    def select_output(self, node: Node, output_node: Node) -> bool:
+        """Return whether the consumer goes there too."""
+        return self.select(output_node)
+
+
+class AffinityProperty(SubgraphProperty):
+    """Replaces the regions of one device by nodes that the device is to compile."""
+
+    constant_weights = False  # a device folds them itself; `place_following` finds the others
+
+    def __init__(self, device: str) -> None:
+        """Cut for ``device``."""
+        self.name = self._device = device
+
+    def create_subgraph_selector(self) -> SubgraphSelector:
+        """Return a selector of the device's nodes."""
+        return AffinitySelector(self._device)
+
+    def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node:
+        """Return a node that the default executor would run; its op comes after the cut."""
+        return self.make_node(subgraph, f"{self._device}_{subgraph_id}")
+
+    def make_node(self, subgraph: Graph, name: str) -> Node:
+        """Return such a node of that name."""
+        return subgraph_node(subgraph, CutOp(subgraph), name, metadata={AFFINITY: self._device})
+
+
+def _cut(graph: Graph, devices: Sequence[Device]) -> Graph:
+    properties = [AffinityProperty(d.name) for d in devices if not isinstance(d, ReferenceDevice)]
+    if not properties:
+        return graph
+    _take_whole_bodies(graph, properties)
+    graph.attrs["subgraph_property"] = properties
+    cut = apply_pass(graph, "PartitionGraph", strategy="hetero")
+    cut.attrs.pop("subgraph_property", None)
+    return cut
+
+
+def _take_whole_bodies(graph: Graph, properties: Sequence[AffinityProperty]) -> None:
+    """Let a body that is one device's be one region, as a model is: its parts need not touch.
+
+    A loop's counter and condition seldom touch what it computes; each would be a step of a turn.
+    """
+    by_home = {property.name: property for property in properties}
+    count = 0
+    for level in graph.levels():
+        for node in level.nodes:
+            if not node.attrs or node.subgraph is not None:
+                continue
+            for key, body in node.attrs.items():
+                if isinstance(body, Graph) and not any(n.subgraph is not None for n in body.nodes):
+                    homes = set(_affinities_in(body))
+                    owner = by_home.get(homes.pop()) if len(homes) == 1 else None
+                    if owner is not None:
+                        node.attrs[key] = _as_region(body, owner, f"{owner.name}_body_{count}")
+                        count += 1
+                    else:
+                        _leave_out_handed_on(body)
+
+
+def _leave_out_handed_on(body: Graph) -> None:
+    """Let the executor hand on what a body gives as it got it: it costs less than a region."""
+    for node in body.nodes:
+        if node.op_type == "Identity" and not node.domain:
+            ends = node.inputs[0] is not None and node.inputs[0].producer is None
+            if ends and not any(value.consumers for value in node.outputs):
+                node.metadata = {**(node.metadata or {}), AFFINITY: _REFERENCE}
+
+
+def _as_region(body: Graph, owner: AffinityProperty, name: str) -> Graph:
+    piece = Cutter(body).cut_out(body.nodes, name)
+    if piece is None:
+        return body
+    made = owner.make_node(piece.inner, name)
+    return put_in(body, [Cut(body.nodes, piece, made)])[0]
+
+
+def is_default(op: SubgraphOp) -> bool:
+    """Return whether a node's op is the default executor's, which devices may replace."""
+    return type(op) in (DefaultSubgraphOp, CutOp)
+
+
+def _stages(graph: Graph, homes: Mapping[Node, str]) -> list[tuple[str, int, int]]:
+    """Return runs of consecutive nodes of one device; none if there is only one device."""
+    stages: list[tuple[str, int, int]] = []
+    for position, node in enumerate(graph.nodes):
+        home = homes[node]
+        if stages and stages[-1][0] == home:
+            stages[-1] = (home, stages[-1][1], position + 1)
+        else:
+            stages.append((home, position, position + 1))
+    return stages if len(stages) > 1 else []

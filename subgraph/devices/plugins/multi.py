@@ -1,0 +1,435 @@
+"""MULTI: the whole model on each of several devices; requests are spread over them.
+
+"MULTI:A,B" compiles for A and B. Each request is bound to the device that has the fewest for what
+it can bear at a time. When a device fails, its requests move to the others; that is logged once.
+After ``FALLBACK_RETRY`` seconds one run tries the device again, and requests spread anew if it can.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import IO, Any
+
+import attrs
+
+from subgraph.devices.calls import query_on
+from subgraph.devices.device import Config, Device, QueryResult
+from subgraph.devices.export import ALLOW_RECOMPILE, export_several, import_model
+from subgraph.devices.fallback import are_finite, not_finite, stands
+from subgraph.devices.virtual import VirtualDevice, listed, split_config
+from subgraph.errors import (
+    BlobError,
+    ConfigError,
+    DeviceError,
+    SubgraphError,
+)
+from subgraph.graph.graph import Graph
+from subgraph.operators.subgraph_op import DefaultSubgraphOp, ProfileEntry, Session, fill_outputs
+from subgraph.partition.regions import without_device_regions
+from subgraph.runtime.breaker import Breaker
+from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.executor import Cancel, Executor
+from subgraph.runtime.executor_plan import all_parameters
+from subgraph.runtime.runner import Runner
+from subgraph.runtime.settings import DeviceOptions, option
+from subgraph.system.forking import free_in_child
+from subgraph.weights.sharing import shared_out
+
+_log = logging.getLogger("subgraph")
+
+
+@attrs.frozen
+class MultiOptions(DeviceOptions):
+    """Options of MULTI; those of its devices are given under their names."""
+
+    DEVICE_PRIORITIES: str = option("", "devices in order of priority, separated by commas")
+    FALLBACK_FAILURES: int = option(
+        1, "failures of a device in a row after which no request is given to it", minimum=1
+    )
+
+
+class MultiDevice(VirtualDevice):
+    """Several devices, each with the whole model."""
+
+    options_class = MultiOptions
+    caches = False
+
+    def query_model(self, graph: Graph, config: Config | None = None) -> dict[str, str]:
+        """Return the nodes that every device of the list supports."""
+        devices, configs, _ = self._devices(config)
+        reasons: dict[str, str] = {}
+        for device in devices:
+            found = query_on(device, graph, configs[device.name] or None)
+            if device.fallback:
+                continue  # it has devices behind it for what it lacks
+            given = getattr(found, "reasons", {})
+            for node in graph.nodes:
+                if node.name not in found:
+                    text = given.get(node.name, f"{device.name} does not support it")
+                    reasons.setdefault(node.name, text)
+        supported = {n.name: self.name for n in graph.nodes if n.name not in reasons}
+        return QueryResult(supported, reasons)
+
+    def _devices(
+        self, config: Config | None
+    ) -> tuple[list[Device], dict[str, dict[str, Any]], MultiOptions]:
+        config = config or {}
+        own = {k: v for k, v in config.items() if k in attrs.fields_dict(MultiOptions)}
+        options: MultiOptions = self.options_for(own)
+        devices = [self.peer(name) for name in listed(options.DEVICE_PRIORITIES, self.name)]
+        configs = split_config(config, own, devices, self.name)
+        return devices, configs, options
+
+    def compile_model(self, graph: Graph, config: Config | None = None) -> CompiledModel:
+        """Compile the model for every device of the list, all at once.
+
+        Raises:
+            DeviceError: no device could compile it; each one's reason.
+        """
+        devices, configs, options = self._devices(config)
+        core = self.known_core
+
+        def compile_for(device: Device) -> CompiledModel:
+            return core.compile_model(graph, device.name, configs[device.name] or None)
+
+        return MultiModel(graph, _for_each(devices, compile_for, graph.name), options, configs)
+
+    def import_parts(self, parts: Mapping[str, memoryview], config: Config) -> CompiledModel:
+        """Import each device's model; one that is missing is compiled of another's graph.
+
+        The models share their parameters. What the others need not look into stays unread.
+        """
+        wanted = listed(str(config.get("DEVICE_PRIORITIES", "")), self.name)
+        unused = {ALLOW_RECOMPILE, *parts} - set(wanted)
+        own = {key: value for key, value in config.items() if key not in unused}
+        devices, configs, options = self._devices(own)
+        allowed = bool(config.get(ALLOW_RECOMPILE, True))
+        known = [name for name in parts if any(name == device.name for device in devices)]
+        name = known[0] if known else next(iter(parts))
+        first = import_model(
+            self.peer(name), parts[name], {**configs.get(name, {}), ALLOW_RECOMPILE: allowed}
+        )
+        weights = {p.name: p for p in all_parameters(first.graph)}
+
+        def import_for(device: Device) -> CompiledModel:
+            if device.name == name:
+                return first
+            options = configs[device.name]
+            part = parts.get(device.name)
+            try:
+                if part is not None:
+                    strictly = {**options, ALLOW_RECOMPILE: False}
+                    return import_model(device, part, strictly, weights)
+            except BlobError:
+                if not allowed:
+                    raise
+            graph = without_device_regions(first.graph)
+            return self.known_core.compile_model(graph, device.name, options or None)
+
+        models = _for_each(devices, import_for, first.name)
+        return MultiModel(first.graph, models, options, configs)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics."""
+        return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices side by side"}
+
+
+def _for_each(
+    devices: Sequence[Device], make: Callable[[Device], CompiledModel], name: str
+) -> dict[str, CompiledModel]:
+    """Make a model for each device, all at once; warn of those that cannot.
+
+    Raises:
+        DeviceError: none can; each one's reason.
+    """
+    failures: list[str] = []
+
+    def attempt(device: Device) -> CompiledModel | None:
+        try:
+            return make(device)
+        except ConfigError:
+            raise
+        except SubgraphError as error:
+            failures.append(f"{device.name}: {error}")
+            return None
+
+    compiled = shared_out(attempt, devices, len(devices))
+    made = dict(zip((d.name for d in devices), compiled, strict=True))
+    models = {device: model for device, model in made.items() if model is not None}
+    if not models:
+        raise DeviceError(f"no device of MULTI can run {name!r}: {'; '.join(failures)}")
+    for failure in failures:
+        _log.warning("MULTI goes on without a device: %s", failure)
+    return models
+
+
+class MultiModel(CompiledModel):
+    """The compiled models of several devices as one."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        by_device: Mapping[str, CompiledModel],
+        options: MultiOptions,
+        configs: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Spread requests over the models, which are given by the device's name."""
+        models = list(by_device.values())
+        names = [model.device for model in models]
+        super().__init__(
+            graph.clone(),
+            device=f"MULTI:{','.join(names)}",
+            options=options,
+            configs=configs,
+            requests=sum(model.optimal_requests for model in models),
+            source=graph,
+        )
+        self.by_device = dict(by_device)
+        self.models = models
+        self._load = _Load(self.device, models, self.source, options)
+
+    @property
+    def execution_devices(self) -> list[str]:
+        """Names of the devices that run requests now: not of those that have failed."""
+        models = self._load.usable()
+        return list(dict.fromkeys(name for each in models for name in each.execution_devices))
+
+    @property
+    def fallbacks(self) -> dict[str, dict[str, Any]]:
+        """What other devices had to take over, by device, and by region within a device."""
+        found = self._load.failures()
+        for device, model in self.by_device.items():
+            found.update((f"{device}/{name}", told) for name, told in model.fallbacks.items())
+        return found
+
+    def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
+        """Write one file with the models of all devices."""
+        export_several(self, self.by_device, target)
+
+    def create_runner(self, cancel: Cancel) -> Runner:
+        """Return a runner on the least loaded device."""
+        return _MultiRunner(self._load, cancel)
+
+    def create_profiler(self) -> Runner:
+        """Return a measuring runner of the first device that has not failed."""
+        return self._load.usable()[0].create_profiler()
+
+
+class _Load:
+    """Who runs how many requests, and who fails; runners refer to it, not to their model.
+
+    Attributes:
+        options: How failures count.
+        changes: Raised by one whenever a device fails for good, or runs again.
+        any_open: Whether a device has failed for good.
+    """
+
+    def __init__(
+        self, owner: str, models: Sequence[CompiledModel], source: Graph, options: MultiOptions
+    ) -> None:
+        self.options = options
+        self.changes = 0
+        self.any_open = False
+        self._owner = owner
+        self._models = list(models)
+        self._count = dict.fromkeys(models, 0)
+        self._breakers = {model: Breaker(options) for model in models}
+        self._lock = free_in_child(threading.Lock())
+        self._reference = DefaultSubgraphOp(source)
+
+    def take(self, old: CompiledModel | None = None) -> CompiledModel:
+        """Return the model of the device with the least load, and count a request for it.
+
+        Args:
+            old: The model that the request leaves; the request does not count for it.
+        """
+        with self._lock:
+            if old is not None:
+                self._count[old] -= 1
+            model = min(self.usable(), key=lambda m: self._count[m] / m.optimal_requests)
+            self._count[model] += 1
+            return model
+
+    def move(self, old: CompiledModel, new: CompiledModel) -> None:
+        """Count a request for another model."""
+        with self._lock:
+            self._count[old] -= 1
+            self._count[new] += 1
+
+    def give_back(self, model: CompiledModel) -> None:
+        """Count a request less."""
+        with self._lock:
+            self._count[model] -= 1
+
+    def usable(self) -> list[CompiledModel]:
+        """Return the models of the devices that have not failed, in order of priority."""
+        return [m for m in self._models if not self._breakers[m].is_open] or self._models
+
+    def due(self) -> CompiledModel | None:
+        """Return the model of a device that has failed and is to be tried again by this run."""
+        opened = (m for m in self._models if self._breakers[m].is_open)
+        return next((m for m in opened if self._breakers[m].may_try()), None)
+
+    def candidates(self, first: CompiledModel) -> list[CompiledModel]:
+        """Return the models for a run, in the order in which they are asked."""
+        return list(dict.fromkeys((first, *self.usable(), *self._models)))
+
+    def failures(self) -> dict[str, dict[str, Any]]:
+        """Return what has failed, by device."""
+        usable = [model.device for model in self.usable()]
+        return {
+            model.device: {
+                "failures": breaker.failures,
+                "cause": breaker.cause,
+                "open": breaker.is_open,
+                "runs_on": usable if breaker.is_open else [model.device],
+            }
+            for model, breaker in self._breakers.items()
+            if breaker.failures
+        }
+
+    def failed(self, model: CompiledModel, error: Exception, helper: str) -> None:
+        """Count a failure of a device in a run that ``helper`` has made."""
+        breaker = self._breakers[model]
+        new, opened = breaker.failed(error, may_open=len(self._models) > 1)
+        if opened:
+            self._changed()
+            # Not the error: a handler that keeps records would keep the run's arrays.
+            _log.warning(
+                "%s goes on without device %s, which failed: %s (%s)",
+                *(self._owner.partition(":")[0], model.device, breaker.cause, breaker.again),
+            )
+        elif new and not breaker.is_open:
+            _log.warning("device %s failed; %s helps out: %s", model.device, helper, breaker.cause)
+
+    def succeeded(self, model: CompiledModel) -> None:
+        """Note that a device has made a run."""
+        if self._breakers[model].succeeded():
+            self._changed()
+            _log.warning("%s uses device %s again", self._owner.partition(":")[0], model.device)
+
+    def _changed(self) -> None:
+        with self._lock:
+            self.changes += 1
+            self.any_open = any(breaker.is_open for breaker in self._breakers.values())
+
+    def judged(
+        self, inputs: Sequence[Any], results: Sequence[Any]
+    ) -> tuple[DeviceError | None, Sequence[Any]]:
+        """Return what is wrong with results that are not finite, and those of the reference."""
+        right = Executor(self._reference.plan()).run(inputs)
+        return not_finite(self._reference.subgraph, results, right), right
+
+
+class _MultiRunner(Runner):
+    """Runs on one device until it fails, then on the next."""
+
+    def __init__(self, load: _Load, cancel: Cancel) -> None:
+        super().__init__(cancel)
+        self._load = load
+        self._changes = load.changes
+        self._model = load.take()
+        self._failed: list[tuple[CompiledModel, Exception]] = []  # before the first run
+        for model in load.candidates(self._model):
+            try:
+                self._runner = model.create_runner(cancel)
+            except Exception as error:
+                if not self._may_move(error):
+                    raise
+                self._failed.append((model, error.with_traceback(None)))
+                continue
+            load.move(self._model, model)
+            self._model = model
+            return
+        raise self._failed[-1][1]
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        load, first = self._load, self._model
+        if load.changes != self._changes:  # who has failed, or runs again, changes what is best
+            self._changes = load.changes
+            first = load.take(self._model)
+            load.move(first, self._model)  # until it has run there
+        if load.any_open:
+            first = load.due() or first
+        failed, self._failed = self._failed, []
+        if first is self._model:
+            try:
+                results = self._checked(self._model, self._runner, inputs)
+            except Exception as error:
+                if not self._may_move(error):
+                    raise
+                failed.append((first, error))
+            else:
+                self._note(failed)
+                return results
+        return self._run_elsewhere(inputs, first, failed)
+
+    def _run_elsewhere(
+        self,
+        inputs: Sequence[Any],
+        first: CompiledModel,
+        failed: list[tuple[CompiledModel, Exception]],
+    ) -> Sequence[Any]:
+        """Make a run on ``first``, or on the next that can, other than those that have failed."""
+        kept = self.cancel.sessions
+        for model in self._load.candidates(first):
+            if any(model is each for each, _ in failed):
+                continue
+            try:
+                runner = self._runner
+                if model is not self._model:
+                    self.cancel.sessions = []
+                    runner = model.create_runner(self.cancel)
+                    runner.set_states(self._runner.states())
+                results = self._checked(model, runner, inputs)
+            except Exception as error:
+                self.cancel.sessions = kept
+                if not self._may_move(error):
+                    raise
+                failed.append((model, error))
+                continue
+            if model is not self._model:  # what the request had on the other device goes
+                self._load.move(self._model, model)
+                self._model, self._runner = model, runner
+            self._note(failed)
+            return results
+        error = failed[-1][1]
+        for model, earlier in failed[:-1]:
+            error.add_note(f"{model.device} failed before: {earlier}")
+        raise error
+
+    def _may_move(self, error: Exception) -> bool:
+        return self._load.options.RUNTIME_FALLBACK and not stands(error)
+
+    def _checked(
+        self, model: CompiledModel, runner: Runner, inputs: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Make a run of a model; return its results, or the reference's if they are not right."""
+        load = self._load
+        runner.outputs = self.outputs
+        results = runner.run(inputs)
+        if load.options.FALLBACK_CHECK and not are_finite(results) and not runner.states():
+            error, right = load.judged(inputs, results)
+            if error is not None:
+                load.failed(model, error, "REFERENCE")
+                return right if self.outputs is None else fill_outputs(right, self.outputs)
+        load.succeeded(model)
+        return results
+
+    def _note(self, failed: Sequence[tuple[CompiledModel, Exception]]) -> None:
+        for model, error in failed:
+            self._load.failed(model, error, self._model.device)
+
+    def sessions(self) -> dict[str, Session]:
+        return self._runner.sessions()
+
+    def profile(self) -> list[ProfileEntry]:
+        return self._runner.profile()
+
+    def __del__(self) -> None:
+        model = getattr(self, "_model", None)
+        if model is not None:
+            self._load.give_back(model)

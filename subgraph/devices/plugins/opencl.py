@@ -1,0 +1,182 @@
+"""OPENCL: regions as kernel launches on a GPU or any other OpenCL device; PoCL makes the CPU one.
+
+The device finds hardware when it is first used. Graphs are fused and planned as for the CPU; the
+lowerings in ``ops/*_opencl.py`` say which kernels run. What has none goes to the next device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from subgraph.devices.device import Device
+from subgraph.engine.planner.plan import PlanOptions
+from subgraph.engine.planner.probe import refusals
+from subgraph.engine.region.region_op import Guards, RegionOptions
+from subgraph.errors import DeviceError
+from subgraph.graph.graph import Graph, Node
+from subgraph.graph.parameters import Parameter
+from subgraph.opencl.lowering import CL_LOWERINGS, ClLowering, cl_lowering
+from subgraph.opencl.region_op import ClSubgraphOp
+from subgraph.opencl.runtime import ClTraits, Runtime, find_devices, runtime
+from subgraph.opencl.tuning import ClTuning, stored, tuned
+from subgraph.operators.builder import input, operator, parameter
+from subgraph.operators.schema import contributed
+from subgraph.operators.subgraph_op import SubgraphOp
+from subgraph.partition.regions import without_default_regions
+from subgraph.partition.selector import Reject
+from subgraph.runtime.control_flow import is_nested
+from subgraph.runtime.settings import DeviceOptions, option
+from subgraph.transform.pass_manager import apply_pass
+
+_REFUSED = "opencl_refused"
+_TUNED_SIZE = 768
+
+
+@attrs.frozen
+class OpenclOptions(DeviceOptions):
+    """Options of OPENCL."""
+
+    FUSION: bool = option(True, "fuse operators into one kernel where that is possible")
+    KERNELS: str = option(
+        "AUTO",
+        "kernels made for a GPU or a CPU; AUTO: by what the device is",
+        values=("AUTO", "CPU", "GPU"),
+    )
+    TUNE: bool = option(False, "measure sizes of blocks and groups once, and keep the best on disk")
+    PLAN_CACHE_SIZE: int = option(8, "sets of input shapes kept ready to run", minimum=1)
+
+
+class OpenclDevice(Device):
+    """The OpenCL devices of this machine; ``OPENCL`` is the first, ``OPENCL.1`` the second."""
+
+    options_class: ClassVar[type[DeviceOptions]] = OpenclOptions
+    fallback: ClassVar[tuple[str, ...]] = ("CPU", "REFERENCE")
+
+    def start(self) -> None:
+        """Find the devices."""
+        find_devices()
+
+    def add_kernel(self, operator: str, kernel: Callable[..., Any]) -> None:
+        """Take a lowering, ``(node, low)``, of a custom operator."""
+        domain, _, op_type = operator.rpartition("::")
+        cl_lowering(op_type, domain=domain)(kernel)
+
+    def remove_kernel(self, operator: str) -> None:
+        """Forget the lowering of a custom operator."""
+        CL_LOWERINGS.unregister(operator)
+
+    def device_ids(self) -> list[str]:
+        """Return "0", "1", ...: positions among the machine's devices, GPUs first."""
+        try:
+            return [str(k) for k in range(len(find_devices()))]
+        except DeviceError:
+            return []
+
+    def transform(self, graph: Graph, options: DeviceOptions) -> Graph:
+        """Return the graph fused, with what has no kernel noted in its attrs."""
+        assert isinstance(options, OpenclOptions)
+        fused, _ = fuse(graph, options)
+        fused.attrs[_REFUSED] = refusals(fused, self._plan_options(options))
+        return fused
+
+    def supports(self, node: Node, options: DeviceOptions) -> bool | Reject:
+        """Return what the trial plan of the node's graph said."""
+        assert node.graph is not None
+        refused: Mapping[str, str] = node.graph.attrs.get(_REFUSED, {})
+        reason = refused.get(node.name)
+        return True if reason is None else Reject(reason)
+
+    def _op_for(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        # The op fuses by itself, and anew when a number that a fusion has looked at changes.
+        return self.create_op(graph, options)
+
+    def create_op(self, graph: Graph, options: DeviceOptions) -> SubgraphOp:
+        """Return the op that runs ``graph``."""
+        assert isinstance(options, OpenclOptions)
+        region = RegionOptions(
+            plan=self._plan_options(options),
+            plans=options.PLAN_CACHE_SIZE,
+            profiling=options.ENABLE_PROFILING,
+        )
+        op = ClSubgraphOp(graph, region, lambda inner: fuse(inner, options), self._runtime(options))
+        op.device = self.name
+        op.fusion = f"FUSION={options.FUSION}"
+        return op
+
+    def _runtime(self, options: DeviceOptions) -> Runtime:
+        return runtime(int(options.DEVICE_ID or self.get_id() or 0))
+
+    def optimal_requests(self, options: DeviceOptions) -> int:
+        """Return two: while the device works for one, the next one is uploaded."""
+        return 2
+
+    def get_id(self) -> str:
+        """Return the id in the device's name."""
+        return self.name.partition(".")[2]
+
+    def _plan_options(self, options: OpenclOptions) -> PlanOptions:
+        found = self._runtime(options)
+        traits = found.traits
+        if options.KERNELS != "AUTO":
+            traits = attrs.evolve(traits, is_gpu=options.KERNELS == "GPU")
+        if options.TUNE:
+            tuning = tuned(found, lambda choice: _product_seconds(found, traits, choice))
+        else:
+            tuning = stored(found) or ClTuning()
+        return _plan_options(traits, tuning)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the read-only properties."""
+        found = self._runtime(self.options_for(None))
+        capabilities = ["FP32", "EXPORT_IMPORT"]
+        capabilities += ["FP64"] if found.traits.fp64 else []
+        capabilities += ["FP16"] if found.traits.fp16 else []
+        return {
+            **super().metrics(),
+            "FULL_DEVICE_NAME": found.name,
+            "DEVICE_TYPE": "gpu" if found.traits.is_gpu else "cpu",
+            "DEVICE_ARCHITECTURE": found.device.version.strip(),
+            "OPTIMIZATION_CAPABILITIES": capabilities,
+        }
+
+
+def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
+    """Return the graph as it runs, and the parameters whose content that depends on."""
+    guards: dict[Parameter, int] = {}
+    graph = without_default_regions(graph.clone())
+    # Weights are found by their parameters; what is left are the inputs that change.
+    graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
+    if is_nested(graph):
+        graph = apply_pass(graph, "ReduceSegments", guards=guards)
+        graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
+    if any(contributed(node.op_type, node.domain) for node in graph.nodes):
+        graph = apply_pass(graph, "ExpandFunctions")
+    graph = apply_pass(graph, "WidenHalf", rules=CL_LOWERINGS)
+    if options.FUSION:
+        graph = apply_pass(graph, "CpuFusion", guards=guards, integers=False)
+    return graph, tuple(guards.items())
+
+
+def _plan_options(traits: ClTraits, tuning: ClTuning) -> PlanOptions:
+    properties = {"traits": traits, "tuning": tuning}
+    return PlanOptions(blocked=False, properties=properties, lowering=ClLowering)
+
+
+def _product_seconds(found: Runtime, traits: ClTraits, tuning: ClTuning) -> float:
+    """Return the seconds that a product of matrices takes with a tuning, the best of a few."""
+    size = _TUNED_SIZE
+    matrix = np.ones((size, size), np.float32)
+    x = input("x", (size, size), "float32")
+    graph = Graph(inputs=[x], outputs=[operator("MatMul")(x, parameter("w", matrix))])
+    region = RegionOptions(plan=_plan_options(traits, tuning), profiling=True)
+    op = ClSubgraphOp(graph, region, lambda inner: fuse(inner, OpenclOptions()), found)
+    session = op.session()
+    best = float("inf")
+    for _ in range(5):
+        session([matrix])
+        best = min(best, sum(entry.seconds for entry in session.profile()))
+    return best

@@ -1,0 +1,92 @@
+"""What HETERO, MULTI and AUTO share: lists of other devices and their configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from subgraph.devices.calls import known_properties
+from subgraph.devices.device import Config, Device
+from subgraph.errors import ConfigError, DeviceError
+from subgraph.graph.graph import Graph
+from subgraph.partition.regions import without_device_regions
+from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.system.registry import nearest
+
+if TYPE_CHECKING:
+    from subgraph.devices.core import Core
+    from subgraph.weights.cache import StoredWeights
+
+
+class VirtualDevice(Device):
+    """A device that runs models on other devices of its Core."""
+
+    is_virtual = True
+
+    def import_graph(
+        self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights
+    ) -> CompiledModel:
+        """Compile the graph of a file anew: it holds no regions of this device."""
+        return self.compile_model(without_device_regions(graph), config)
+
+    @property
+    def known_core(self) -> Core:
+        """The Core, which knows the other devices."""
+        if self.core is None:
+            raise DeviceError(f"{self.name} must be registered with a Core to find other devices")
+        return self.core
+
+    def peer(self, name: str) -> Device:
+        """Return another device, one that runs models itself.
+
+        Raises:
+            ConfigError: it is a list of devices, too.
+            DeviceError: there is none of that name, or it cannot start.
+        """
+        device = self.known_core.device(name)
+        if device.is_virtual:
+            raise ConfigError(f"{self.name} cannot run {name!r}, which is a list of devices itself")
+        return device
+
+
+def listed(priorities: str, device: str) -> list[str]:
+    """Return the device names of a list "A,B", each once.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    names = [name.strip() for name in priorities.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"{device} needs devices: '{device}:A,B' or DEVICE_PRIORITIES='A,B'")
+    return list(dict.fromkeys(names))
+
+
+def split_config(
+    config: Config, own: Config, devices: Sequence[Device], name: str
+) -> dict[str, dict[str, Any]]:
+    """Return each device's own configuration: nested by its name, or flat keys that it knows.
+
+    Raises:
+        ConfigError: a key is an option of nobody.
+    """
+    out: dict[str, dict[str, Any]] = {device.name: {} for device in devices}
+    for key, value in config.items():
+        if key in out and isinstance(value, dict):
+            out[key].update(value)  # pyright: ignore[reportUnknownArgumentType]
+            continue
+        if key == "DEVICE_PRIORITIES":
+            continue
+        takers = [d for d in devices if key in known_properties(d)]
+        if key not in own and not takers:
+            known = {
+                *own,
+                *out,
+                *(k for d in devices for k in known_properties(d)),
+            }
+            raise ConfigError(
+                f"{name} and its devices have no option {key!r}; {nearest(key, sorted(known))}"
+            )
+        if key != "DEVICE_ID":
+            for device in takers:
+                out[device.name].setdefault(key, value)
+    return out

@@ -1,0 +1,1 @@
+"""Code generation: vectors, register tiles and elementary functions as LLVM IR."""

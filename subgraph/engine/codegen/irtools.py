@@ -1,0 +1,409 @@
+"""Emitting LLVM: types, memory, arithmetic of vectors; what the intrinsics of ``simd`` are made of.
+
+What takes a builder emits instructions with it. Importing this module also teaches numba the
+operators between vectors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import cache
+from inspect import Parameter, Signature
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, models, register_model
+
+from subgraph.system import host
+
+I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+VOID = types.void
+INT64 = types.int64
+
+# dtype -> (numba type of one element in a register, LLVM type, bytes)
+ELEMENTS: dict[str, tuple[Any, Any, int]] = {
+    "float64": (types.float64, F64, 8),
+    "float32": (types.float32, F32, 4),
+    "int64": (types.int64, I64, 8),
+    "uint64": (types.uint64, I64, 8),
+    "int32": (types.int32, I32, 4),
+    "uint32": (types.uint32, I32, 4),
+    "int16": (types.int16, I16, 2),
+    "uint16": (types.uint16, I16, 2),
+    "int8": (types.int8, I8, 1),
+    "uint8": (types.uint8, I8, 1),
+}
+FLOATS = ("float32", "float64")
+Emit = Callable[[Any, Any, Sequence[Any]], Any]
+
+
+def is_float(dtype: str) -> bool:
+    """Return whether a vector dtype is a floating-point one."""
+    return dtype in FLOATS
+
+
+def is_signed(dtype: str) -> bool:
+    """Return whether an integer dtype is signed."""
+    return not dtype.startswith("uint")
+
+
+class VecType(types.Type):
+    """Numba type of ``<lanes x dtype>``; dtype ``"mask"`` is a vector of bits."""
+
+    def __init__(self, dtype: str, lanes: int) -> None:
+        self.dtype_name = dtype
+        self.lanes = lanes
+        super().__init__(name=f"vec({dtype},{lanes})")
+
+    @property
+    def llvm(self) -> Any:
+        element = I1 if self.dtype_name == "mask" else ELEMENTS[self.dtype_name][1]
+        return ir.VectorType(element, self.lanes)
+
+
+@register_model(VecType)
+class _VecModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: VecType) -> None:
+        super().__init__(dmm, fe_type, fe_type.llvm)
+
+
+@cache
+def vec_type(dtype: str, lanes: int) -> VecType:
+    """Return the numba type of a vector (dtype ``"mask"``: of a mask)."""
+    return VecType(dtype, lanes)
+
+
+def define(restype: Any, argtypes: Sequence[Any], emit: Emit) -> Any:
+    """Make an intrinsic from its types and what it emits.
+
+    Args:
+        restype: Numba type of the result, ``VOID`` for none.
+        argtypes: Numba types of the arguments ; numba converts scalars to them.
+        emit: ``emit(builder, context, values)`` returns the LLVM value, or anything when void.
+    """
+    sig = restype(*argtypes)
+
+    def codegen(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        result = emit(builder, context, args)
+        return context.get_dummy_value() if restype is VOID else result
+
+    def typing(_context: Any, *_args: Any) -> Any:
+        return sig, codegen
+
+    # Numba asks the signature for the arity, and takes no variable arguments there.
+    parameters = [Parameter(f"a{i}", Parameter.POSITIONAL_OR_KEYWORD) for i in range(len(argtypes))]
+    context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD)
+    vars(typing)["__signature__"] = Signature([context, *parameters])
+    return intrinsic(typing)
+
+
+def pointer(builder: Any, address: Any, ty: Any) -> Any:
+    """Turn an int64 address into a pointer to ``ty``."""
+    return builder.inttoptr(address, ir.PointerType(ty))
+
+
+def load_at(builder: Any, address: Any, ty: Any, align: int) -> Any:
+    """Emit a load of an LLVM type from an address with a known alignment in bytes."""
+    loaded = builder.load(pointer(builder, address, ty), typ=ty)
+    loaded.align = align
+    return loaded
+
+
+def store_at(builder: Any, address: Any, value: Any, align: int) -> None:
+    """Emit a store of a value to an address with a known alignment in bytes."""
+    stored = builder.store(value, pointer(builder, address, value.type))
+    stored.align = align
+
+
+def call_intrinsic(builder: Any, name: str, ty: Any, args: Sequence[Any]) -> Any:
+    """Emit a call of an LLVM intrinsic (or C function) that returns ``ty``."""
+    fnty = ir.FunctionType(ty, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, fnty, name), args)
+
+
+def suffix(ty: Any) -> str:
+    """Return LLVM's name of a type inside intrinsic names, such as ``v16f32``."""
+    if isinstance(ty, ir.VectorType):
+        return f"v{ty.count}{suffix(ty.element)}"
+    if isinstance(ty, ir.IntType):
+        return f"i{ty.width}"
+    return {ir.HalfType: "f16", ir.FloatType: "f32", ir.DoubleType: "f64"}[type(ty)]
+
+
+def splat_value(builder: Any, value: Any, lanes: int) -> Any:
+    """Emit a vector with one scalar in every lane."""
+    ty = ir.VectorType(value.type, lanes)
+    undef = ir.Constant(ty, ir.Undefined)
+    first = builder.insert_element(undef, value, I32(0))
+    return builder.shuffle_vector(first, undef, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
+def bf16_to_f32(builder: Any, bits: Any) -> Any:
+    """Emit the widening of bfloat16 bits (i16 or a vector of it): exact."""
+    wide, real = (_vector_like(bits.type, t) for t in (I32, F32))
+    return builder.bitcast(builder.shl(builder.zext(bits, wide), wide(_fill(wide, 16))), real)
+
+
+def f32_to_bf16(builder: Any, value: Any) -> Any:
+    """Emit the rounding of float32 to bfloat16 bits, to nearest even; NaN stays a quiet NaN."""
+    wide, narrow = (_vector_like(value.type, t) for t in (I32, I16))
+    bits = builder.bitcast(value, wide)
+    odd = builder.and_(builder.lshr(bits, wide(_fill(wide, 16))), wide(_fill(wide, 1)))
+    rounded = builder.add(bits, builder.add(odd, wide(_fill(wide, 0x7FFF))))
+    quiet = builder.or_(bits, wide(_fill(wide, 0x400000)))
+    nan = builder.fcmp_unordered("uno", value, value)
+    chosen = builder.select(nan, quiet, rounded)
+    return builder.trunc(builder.lshr(chosen, wide(_fill(wide, 16))), narrow)
+
+
+def _vector_like(ty: Any, element: Any) -> Any:
+    return ir.VectorType(element, ty.count) if isinstance(ty, ir.VectorType) else element
+
+
+def _fill(ty: Any, value: Any) -> Any:
+    return [value] * ty.count if isinstance(ty, ir.VectorType) else value
+
+
+def first_lanes(builder: Any, count: Any, lanes: int) -> Any:
+    """Emit the mask of the first ``count`` (int64, any value) of some lanes."""
+    # Narrow lane numbers compare in one instruction; clamping first keeps large counts right.
+    low = builder.select(builder.icmp_signed("<", count, I64(0)), I64(0), count)
+    capped = builder.select(builder.icmp_signed(">", low, I64(lanes)), I64(lanes), low)
+    width = I32 if lanes <= 16 else I16
+    wanted = splat_value(builder, builder.trunc(capped, width), lanes)
+    steps = ir.Constant(ir.VectorType(width, lanes), [width(i) for i in range(lanes)])
+    return builder.icmp_signed("<", steps, wanted)
+
+
+def store_masked(builder: Any, address: Any, value: Any, mask: Any, align: int) -> None:
+    """Emit a store of the lanes of a mask; the rest is not touched in memory.
+
+    Without AVX-512 the instruction is absent, or takes a hundred times as long as a plain store
+    (vmaskmov on AMD): whole vectors are stored plainly, parts lane by lane.
+    """
+    ty = value.type
+    if host.isa().has("avx512vl"):
+        args = [value, pointer(builder, address, ty), I32(align), mask]
+        call_intrinsic(builder, f"llvm.masked.store.{suffix(ty)}.p0", ir.VoidType(), args)
+        return
+    whole = ir.IntType(ty.count)
+    bits = builder.bitcast(mask, whole)
+    every = builder.icmp_unsigned("==", bits, whole(2**ty.count - 1))
+    with builder.if_else(every, likely=True) as (then, otherwise):
+        with then:
+            store_at(builder, address, value, align)
+        with otherwise:
+            for lane in range(ty.count):
+                bit = builder.and_(bits, whole(1 << lane))
+                with builder.if_then(builder.icmp_unsigned("!=", bit, whole(0))):
+                    at = builder.add(address, I64(lane * align))
+                    store_at(builder, at, builder.extract_element(value, I32(lane)), align)
+
+
+def align_stack(function: Any) -> None:
+    """Have LLVM align a function's stack to whole vectors, whatever its caller aligned.
+
+    Else vectors that registers do not suffice for would be kept across two cache lines each, which
+    costs a kernel that keeps many as much as half of its speed. It takes a register for addresses.
+    """
+    function.attributes.add("nounwind")  # without any other, llvmlite does not write this one
+    function.attributes.alignstack = max(16, host.isa().vector_bytes)
+
+
+def store_first(builder: Any, address: Any, value: Any, count: Any, align: int) -> None:
+    """Emit a store of the first ``count`` lanes (int64, any value); the rest is not touched.
+
+    Without masked stores the bits of the count tell which halves, quarters, ... are stored.
+    """
+    lanes = value.type.count
+    if host.isa().has("avx512vl"):
+        store_masked(builder, address, value, first_lanes(builder, count, lanes), align)
+        return
+    with builder.if_else(builder.icmp_signed(">=", count, I64(lanes))) as (then, otherwise):
+        with then:
+            store_at(builder, address, value, align)
+        with otherwise:
+            count = builder.select(builder.icmp_signed("<", count, I64(0)), I64(0), count)
+            while lanes > 1:
+                lanes //= 2
+                low, high = _halves(builder, value)
+                before = builder.block
+                some = builder.icmp_signed("!=", builder.and_(count, I64(lanes)), I64(0))
+                with builder.if_then(some):
+                    store_at(builder, address, low, align)
+                    behind, inside = builder.add(address, I64(lanes * align)), builder.block
+                value, at = builder.phi(low.type), builder.phi(I64)
+                for phi, stored, skipped in ((value, high, low), (at, behind, address)):
+                    phi.add_incoming(skipped, before)
+                    phi.add_incoming(stored, inside)
+                address = at
+
+
+def mask_any(builder: Any, mask: Any) -> Any:
+    whole = ir.IntType(mask.type.count)
+    return builder.icmp_unsigned("!=", builder.bitcast(mask, whole), whole(0))
+
+
+def fold(builder: Any, value: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
+    """Emit a horizontal reduction: halves of the vector are combined until one lane is left."""
+    lanes = value.type.count
+    while lanes > 1:
+        low, high = _halves(builder, value)
+        value, lanes = combine(builder, low, high), lanes // 2
+    return builder.extract_element(value, I32(0))
+
+
+def fold_rows(builder: Any, rows: list[Any], combine: Callable[[Any, Any, Any], Any]) -> Any:
+    """Emit `fold` of as many vectors as they have lanes: one vector of the results."""
+    lanes = rows[0].type.count
+    size = lanes
+    while size > 1:
+        # Parts of ``size`` lanes belong to a row: their halves, of two vectors at a time.
+        low, high = (
+            ir.Constant(
+                ir.VectorType(I32, lanes),
+                [I32(i) for i in range(2 * lanes) if (i % size >= size // 2) == upper],
+            )
+            for upper in (False, True)
+        )
+        rows = [
+            combine(builder, builder.shuffle_vector(a, b, low), builder.shuffle_vector(a, b, high))
+            for a, b in zip(rows[::2], rows[1::2], strict=True)
+        ]
+        size //= 2
+    return rows[0]
+
+
+def _halves(builder: Any, value: Any) -> tuple[Any, Any]:
+    """Emit the first and the second half of a vector."""
+    half = value.type.count // 2
+    undef = ir.Constant(value.type, ir.Undefined)
+    low, high = (
+        ir.Constant(ir.VectorType(I32, half), [I32(start + i) for i in range(half)])
+        for start in (0, half)
+    )
+    return builder.shuffle_vector(value, undef, low), builder.shuffle_vector(value, undef, high)
+
+
+def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Emit ``a * b + c``, fused where the instruction set can (never a library call)."""
+    name = "fma" if host.isa().fma else "fmuladd"
+    return call_intrinsic(builder, f"llvm.{name}.{suffix(a.type)}", a.type, [a, b, c])
+
+
+_FLOAT_BINARY = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv"}
+_INT_BINARY = {"+": "add", "-": "sub", "*": "mul", "&": "and_", "|": "or_", "^": "xor"}
+
+
+def emit_binary(builder: Any, op: str, dtype: str, a: Any, b: Any) -> Any:
+    """Emit an element-wise operator of two vectors."""
+    if is_float(dtype):
+        return getattr(builder, _FLOAT_BINARY[op])(a, b)
+    if op == "/":
+        return (builder.sdiv if is_signed(dtype) else builder.udiv)(a, b)
+    return getattr(builder, _INT_BINARY[op])(a, b)
+
+
+def emit_compare(builder: Any, op: str, dtype: str, a: Any, b: Any) -> Any:
+    """Emit a comparison of two vectors; with NaN only ``!=`` holds."""
+    if is_float(dtype):
+        compare = builder.fcmp_unordered if op == "!=" else builder.fcmp_ordered
+        return compare(op, a, b)
+    return (builder.icmp_signed if is_signed(dtype) else builder.icmp_unsigned)(op, a, b)
+
+
+def emit_convert(builder: Any, value: Any, source: str, target: str) -> Any:
+    """Emit the conversion of a vector between two dtypes."""
+    ty = ir.VectorType(ELEMENTS[target][1], value.type.count)
+    before, after = ELEMENTS[source][2], ELEMENTS[target][2]
+    if is_float(source) and is_float(target):
+        if before == after:
+            return value
+        return builder.fpext(value, ty) if after > before else builder.fptrunc(value, ty)
+    if is_float(source):
+        return (builder.fptosi if is_signed(target) else builder.fptoui)(value, ty)
+    if is_float(target):
+        return (builder.sitofp if is_signed(source) else builder.uitofp)(value, ty)
+    if before == after:
+        return value
+    if after < before:
+        return builder.trunc(value, ty)
+    return (builder.sext if is_signed(source) else builder.zext)(value, ty)
+
+
+# ---------------------------------------------------------------- operators
+
+
+def _same_vectors(args: Sequence[Any], count: int) -> bool:
+    return len(args) == count and all(isinstance(a, VecType) and a == args[0] for a in args)
+
+
+def _register_operator(function: Any, arity: int, emit: Any, result_is_mask: bool) -> None:
+    class Template(AbstractTemplate):
+        def generic(self, args: Any, _kws: Any) -> Any:
+            if not _same_vectors(args, arity):
+                return None
+            mask = vec_type("mask", args[0].lanes)
+            return signature(mask if result_is_mask else args[0], *args)
+
+    infer_global(function)(Template)
+
+    def lowered(_context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return emit(builder, sig.args[0].dtype_name, args)
+
+    lower_builtin(function, *([VecType] * arity))(lowered)
+
+
+def _negate(builder: Any, dtype: str, args: Sequence[Any]) -> Any:
+    return builder.fneg(args[0]) if is_float(dtype) else builder.neg(args[0])
+
+
+def _invert(builder: Any, _dtype: str, args: Sequence[Any]) -> Any:
+    return builder.not_(args[0])
+
+
+def _register_operators() -> None:
+    def binary(op: str) -> Any:
+        def emit(builder: Any, dtype: str, args: Sequence[Any]) -> Any:
+            return emit_binary(builder, op, dtype, args[0], args[1])
+
+        return emit
+
+    def compare(op: str) -> Any:
+        def emit(builder: Any, dtype: str, args: Sequence[Any]) -> Any:
+            return emit_compare(builder, op, dtype, args[0], args[1])
+
+        return emit
+
+    arithmetic = {
+        "+": "add",
+        "-": "sub",
+        "*": "mul",
+        "/": "truediv",
+        "&": "and_",
+        "|": "or_",
+        "^": "xor",
+    }
+    for op, name in arithmetic.items():
+        _register_operator(getattr(operator, name), 2, binary(op), False)
+    comparisons = {
+        "<": "lt",
+        "<=": "le",
+        ">": "gt",
+        ">=": "ge",
+        "==": "eq",
+        "!=": "ne",
+    }
+    for op, name in comparisons.items():
+        _register_operator(getattr(operator, name), 2, compare(op), True)
+    _register_operator(operator.neg, 1, _negate, False)
+    _register_operator(operator.invert, 1, _invert, False)
+
+
+_register_operators()

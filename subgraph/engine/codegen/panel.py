@@ -1,0 +1,175 @@
+"""Panels: contraction tiles that walk down all rows of a product by themselves.
+
+Attention multiplies a block of keys, and then of values, with a panel of queries: sums so short
+that calling a tile (``tile.py``) for every few rows costs a sixth of them. A panel reads its words
+once. Its operands lie as attention has them: B and C are rows of ``vectors`` vectors without gaps,
+and of A either the steps or the rows are adjacent elements. The order of additions is that of a
+contraction tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from subgraph.engine.codegen.emit import Emit, item_bytes
+from subgraph.engine.codegen.strip import most_rows, run_of, strip_sizes, switch
+from subgraph.engine.codegen.tile import arg, put
+from subgraph.engine.codegen.tiling import (
+    LOW_ROWS,
+    T_A,
+    T_ARS,
+    T_B,
+    T_C,
+    T_INIT,
+    T_IRS,
+    T_KIN,
+    T_RBIAS,
+)
+
+_UNROLL = 8  # steps of a round where both operands are read at constants from two registers
+_UNROLL_HIGH = 2  # the same of high tiles: their rounds are long enough
+
+
+class _Panel:
+    """Emits a function over tiles of ``rows`` rows times ``vectors`` vectors, one after another."""
+
+    def __init__(self, e: Emit, t: Any, rows: int, vectors: int, across: bool) -> None:
+        self.e, self.rows, self.vectors, self.across = e, rows, vectors, across
+        self.row = vectors * e.lanes * e.item
+        self.acc = [[e.variable(e.fconst(0.0)) for _ in range(vectors)] for _ in range(rows)]
+        names = (T_A, T_ARS, T_B, T_C, T_INIT, T_IRS, T_KIN, T_RBIAS)
+        self.w = {name: e.word(t, name) for name in names}
+        line = self.w[T_ARS]
+        if across:
+            self.step, self.offsets = line, [e.const(i * e.item) for i in range(rows)]
+        elif rows <= 8:
+            self.step, self.offsets = e.const(e.item), e.multiples(line, rows)
+        else:
+            self.step, self.offsets = (
+                e.const(e.item),
+                [e.b.mul(line, e.const(i)) for i in range(rows)],
+            )
+
+    def run(self, count: Any) -> None:
+        """Emit ``count`` tiles."""
+        e, b, w = self.e, self.e.b, self.w
+        a, c, bias = (e.variable(w[name]) for name in (T_A, T_C, T_RBIAS))
+        height = e.const(self.rows)
+        below = b.mul(e.const(e.item) if self.across else w[T_ARS], height)
+        with e.loop(count):
+            self.sums(e.get(a))
+            self.finish(e.get(c), e.get(bias))
+            e.step(a, below)
+            e.step(c, e.const(self.rows * self.row))
+            with e.when(self.given(e.get(bias))):
+                e.step(bias, e.const(self.rows * e.item))
+
+    def given(self, word: Any) -> Any:
+        """Return whether a word is not 0."""
+        return self.e.b.icmp_signed("!=", word, self.e.const(0))
+
+    def each(self, change: Callable[[int, int, Any], Any]) -> None:
+        """Replace every sum."""
+        for i in range(self.rows):
+            for j in range(self.vectors):
+                self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
+
+    def sums(self, first: Any) -> None:
+        """Emit the sums of a tile: rounds of some steps, then the rest one by one."""
+        e, b = self.e, self.e.b
+        self.each(lambda i, j, v: e.fconst(0.0))
+        a, right = e.variable(first), e.variable(self.w[T_B])
+        unroll = _UNROLL if self.rows <= LOW_ROWS else _UNROLL_HIGH
+        for steps, rounds in (
+            (unroll, b.ashr(self.w[T_KIN], e.const(unroll.bit_length() - 1))),
+            (1, b.and_(self.w[T_KIN], e.const(unroll - 1))),
+        ):
+            with e.loop(rounds):
+                e.put(a, self.round(e.get(a), e.get(right), steps))
+                e.step(right, e.const(steps * self.row))
+
+    def round(self, a: Any, right: Any, steps: int) -> Any:
+        """Emit some steps; return where A goes on."""
+        e, b = self.e, self.e.b
+        # Else LLVM derives each address from the one before: a chain as long as the sums.
+        a, right = e.opaque(a), e.opaque(right)
+        for k in range(steps):
+            at = k * self.row
+            size = e.lanes * e.item
+            vectors = [e.load(b.add(right, e.const(at + j * size))) for j in range(self.vectors)]
+            for i in range(self.rows):
+                ahead = 0 if self.across else k * e.item
+                x = e.broadcast(b.add(b.add(a, self.offsets[i]), e.const(ahead)))
+                for j in range(self.vectors):
+                    e.put(self.acc[i][j], e.fma(x, vectors[j], e.get(self.acc[i][j])))
+                e.fence()
+            if self.across:
+                a = b.add(a, self.step)
+        return a if self.across else b.add(a, e.const(steps * e.item))
+
+    def finish(self, c: Any, bias: Any) -> None:
+        """Emit what is added to the sums, and their stores."""
+        e, b, w = self.e, self.e.b, self.w
+        size = e.lanes * e.item
+
+        def at(i: int, j: int) -> Any:
+            return b.add(c, e.const(i * self.row + j * size))
+
+        with e.when(self.given(bias)):
+            for i in range(self.rows):
+                x = e.broadcast(b.add(bias, e.const(i * e.item)))
+                for j in range(self.vectors):
+                    e.put(self.acc[i][j], b.fadd(e.get(self.acc[i][j]), x))
+                e.fence()  # else LLVM reads all rows first, and has no registers left for them
+        with e.when(self.given(w[T_IRS])):
+            self.each(lambda i, j, v: b.fadd(e.load(at(i, j)), v))
+        with e.when(self.given(w[T_INIT])):
+            factors = [e.load(b.add(w[T_INIT], e.const(j * size))) for j in range(self.vectors)]
+            self.each(lambda i, j, v: e.fma(e.load(at(i, j)), factors[j], v))
+        for i in range(self.rows):
+            for j in range(self.vectors):
+                e.store(e.get(self.acc[i][j]), at(i, j))
+
+
+def panel(*, dtype: str, lanes: int, mr: int, nv: int, across: bool) -> Callable[..., None]:
+    """Return the kernel that computes ``rows x vectors`` vectors of ``C = A B``.
+
+    Its arguments are ``(address of the T_* words, rows, vectors, 0)``; T_A, T_C and T_RBIAS are
+    changed. It reads T_A, T_B, T_C, T_KIN (steps) and
+
+    * T_ARS: bytes between the rows of A, whose steps are adjacent elements; with ``across``
+      between the steps of A, whose rows are,
+    * T_RBIAS: address of one element per row that is added, 0 for none,
+    * T_IRS: whether C is added to what it held (1), or overwritten (0),
+    * T_INIT: address of a row of vectors that C is multiplied with before it is added, 0 for none.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of one vector.
+        mr: Most rows of a tile of ``nv`` vectors; one of fewer vectors has more.
+        nv: Most vectors of a row.
+        across: The rows of A are adjacent elements, not its steps.
+    """
+    item = item_bytes(dtype)
+
+    def emit(e: Emit, t: Any, rows: int, vectors: int, count: Any) -> None:
+        _Panel(e, t, rows, vectors, across).run(count)
+
+    name = "panel_across" if across else "panel"
+    tiles = switch(name, dtype, lanes, strip_sizes(mr, nv), emit)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        left, most = begin, most_rows(mr, nv, end)
+        line = item if across else arg(args, T_ARS)
+        while left > 0:
+            rows, count = run_of(left, most)
+            tiles(args, rows, end, count)
+            done = rows * count
+            left -= done
+            put(args, T_A, arg(args, T_A) + done * line)
+            put(args, T_C, arg(args, T_C) + done * end * lanes * item)
+            if arg(args, T_RBIAS) != 0:
+                put(args, T_RBIAS, arg(args, T_RBIAS) + done * item)
+
+    return kernel

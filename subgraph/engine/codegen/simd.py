@@ -1,0 +1,536 @@
+"""Numba building blocks that kernels are written with: scalars in memory, vectors, register tiles.
+
+Addresses are int64 bytes. ``vec(dtype, lanes)`` returns the operations of one vector type; a kernel
+factory takes the ones it needs into local names and its kernel closes over them::
+
+    def double(*, lanes: int):
+        v = vec("float32", lanes)
+        load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
+
+        def kernel(args, begin, end, worker):
+            x, y = ld_i64(args), ld_i64(args + 8)
+            ...
+            t = load(x + 4 * i)
+            store(y + 4 * i, t + t)
+
+Vectors know ``+ - * / & | ^ ~``, negation and comparisons (which give a mask) among themselves.
+Every operation also works when a vector is wider than the machine's registers. This module is
+imported only when something must be compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from subgraph.engine.codegen.irtools import (
+    ELEMENTS,
+    F16,
+    I1,
+    I8,
+    I16,
+    bf16_to_f32,
+    f32_to_bf16,
+    is_float,
+    is_signed,
+    mask_any,
+)
+from subgraph.engine.codegen.irtools import F32 as F32
+from subgraph.engine.codegen.irtools import F64 as F64
+from subgraph.engine.codegen.irtools import I32 as I32
+from subgraph.engine.codegen.irtools import I64 as I64
+from subgraph.engine.codegen.irtools import INT64 as INT64
+from subgraph.engine.codegen.irtools import VOID as VOID
+from subgraph.engine.codegen.irtools import VecType as VecType
+from subgraph.engine.codegen.irtools import call_intrinsic as call_intrinsic
+from subgraph.engine.codegen.irtools import define as define
+from subgraph.engine.codegen.irtools import emit_binary as emit_binary
+from subgraph.engine.codegen.irtools import emit_compare as emit_compare
+from subgraph.engine.codegen.irtools import emit_convert as emit_convert
+from subgraph.engine.codegen.irtools import emit_fma as emit_fma
+from subgraph.engine.codegen.irtools import first_lanes as first_lanes
+from subgraph.engine.codegen.irtools import fold as fold
+from subgraph.engine.codegen.irtools import fold_rows as fold_rows
+from subgraph.engine.codegen.irtools import load_at as load_at
+from subgraph.engine.codegen.irtools import pointer as pointer
+from subgraph.engine.codegen.irtools import splat_value as splat_value
+from subgraph.engine.codegen.irtools import store_at as store_at
+from subgraph.engine.codegen.irtools import store_first as store_first
+from subgraph.engine.codegen.irtools import store_masked as store_masked
+from subgraph.engine.codegen.irtools import suffix as suffix
+from subgraph.engine.codegen.irtools import vec_type as vec_type
+from subgraph.system import host
+
+# ---------------------------------------------------------------- scalars in memory
+
+
+def _scalar_load(dtype: str) -> Any:
+    numba_type, ty, size = ELEMENTS[dtype]
+    return define(numba_type, [INT64], lambda b, c, a: load_at(b, a[0], ty, size))
+
+
+def _scalar_store(dtype: str) -> Any:
+    numba_type, _, size = ELEMENTS[dtype]
+    return define(VOID, [INT64, numba_type], lambda b, c, a: store_at(b, a[0], a[1], size))
+
+
+_LOADS = {dtype: _scalar_load(dtype) for dtype in ELEMENTS}
+_STORES = {dtype: _scalar_store(dtype) for dtype in ELEMENTS}
+ld_i64, ld_i32, ld_i16, ld_i8 = (_LOADS[d] for d in ("int64", "int32", "int16", "int8"))
+ld_u64, ld_u32, ld_u16, ld_u8 = (_LOADS[d] for d in ("uint64", "uint32", "uint16", "uint8"))
+ld_f32, ld_f64 = _LOADS["float32"], _LOADS["float64"]
+st_i64, st_i32, st_i16, st_i8 = (_STORES[d] for d in ("int64", "int32", "int16", "int8"))
+st_u64, st_u32, st_u16, st_u8 = (_STORES[d] for d in ("uint64", "uint32", "uint16", "uint8"))
+st_f32, st_f64 = _STORES["float32"], _STORES["float64"]
+
+
+def ld(dtype: str) -> Any:
+    """Return the intrinsic that loads one element of a dtype: ``load(address) -> scalar``."""
+    return ld_bool if dtype == "bool" else _LOADS[dtype]
+
+
+def st(dtype: str) -> Any:
+    """Return the intrinsic that stores one element of a dtype: ``store(address, scalar)``."""
+    return st_bool if dtype == "bool" else _STORES[dtype]
+
+
+def _load_bool(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+    return builder.icmp_unsigned("!=", load_at(builder, args[0], I8, 1), I8(0))
+
+
+def _store_bool(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+    store_at(builder, args[0], builder.zext(args[1], I8), 1)
+
+
+ld_bool = define(types.boolean, [INT64], _load_bool)
+st_bool = define(VOID, [INT64, types.boolean], _store_bool)
+
+
+ld_bf16 = define(types.float32, [INT64], lambda b, c, a: bf16_to_f32(b, load_at(b, a[0], I16, 2)))
+st_bf16 = define(
+    VOID,
+    [INT64, types.float32],
+    lambda b, c, a: store_at(b, a[0], f32_to_bf16(b, a[1]), 2),
+)
+ld_f16 = define(types.float32, [INT64], lambda b, c, a: b.fpext(load_at(b, a[0], F16, 2), F32))
+st_f16 = define(
+    VOID, [INT64, types.float32], lambda b, c, a: store_at(b, a[0], b.fptrunc(a[1], F16), 2)
+)
+bits_f32 = define(types.int32, [types.float32], lambda b, c, a: b.bitcast(a[0], I32))
+f32_bits = define(types.float32, [types.int32], lambda b, c, a: b.bitcast(a[0], F32))
+bits_f64 = define(types.int64, [types.float64], lambda b, c, a: b.bitcast(a[0], I64))
+f64_bits = define(types.float64, [types.int64], lambda b, c, a: b.bitcast(a[0], F64))
+
+
+# ---------------------------------------------------------------- control, atomics, memory
+
+KERNEL_FN = ir.FunctionType(ir.VoidType(), [I64, I64, I64, I64])
+
+
+def _call_kernel(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+    builder.call(builder.inttoptr(args[0], KERNEL_FN.as_pointer()), list(args[1:]))
+
+
+call_kernel = define(VOID, [INT64] * 5, _call_kernel)
+
+
+def _atomic(operation: str) -> Any:
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+        return builder.atomic_rmw(operation, pointer(builder, args[0], I64), args[1], "seq_cst")
+
+    return define(INT64, [INT64, INT64], emit)
+
+
+atomic_add, atomic_xchg, atomic_max = _atomic("add"), _atomic("xchg"), _atomic("max")
+
+
+def _cas(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+    pair = builder.cmpxchg(pointer(builder, args[0], I64), args[1], args[2], "seq_cst", "seq_cst")
+    return builder.extract_value(pair, 0)
+
+
+atomic_cas = define(INT64, [INT64] * 3, _cas)
+atomic_load = define(
+    INT64,
+    [INT64],
+    lambda b, c, a: b.load_atomic(pointer(b, a[0], I64), "seq_cst", 8, typ=I64),
+)
+atomic_store = define(
+    VOID,
+    [INT64, INT64],
+    lambda b, c, a: b.store_atomic(a[1], pointer(b, a[0], I64), "seq_cst", 8),
+)
+
+
+def _pause(builder: Any, _context: Any, _args: Sequence[Any]) -> None:
+    text = {"x86_64": "pause", "aarch64": "yield"}.get(host.architecture(), "")
+    fnty = ir.FunctionType(ir.VoidType(), [])
+    builder.call(ir.InlineAsm(fnty, text, "~{memory}", side_effect=True), [])
+
+
+pause = define(VOID, [], _pause)
+
+
+def _prefetch(write: int, locality: int) -> Any:
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        where = pointer(builder, args[0], I8)
+        flags = [I32(write), I32(locality), I32(1)]
+        call_intrinsic(builder, "llvm.prefetch.p0", ir.VoidType(), [where, *flags])
+
+    return define(VOID, [INT64], emit)
+
+
+prefetch, prefetch_l2, prefetch_w = _prefetch(0, 3), _prefetch(0, 2), _prefetch(1, 3)
+
+
+def _memcpy(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+    to, source = (pointer(builder, a, I8) for a in args[:2])
+    call_intrinsic(builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(), [to, source, args[2], I1(0)])
+
+
+def _memset(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+    to = pointer(builder, args[0], I8)
+    call_intrinsic(builder, "llvm.memset.p0.i64", ir.VoidType(), [to, args[1], args[2], I1(0)])
+
+
+memcpy = define(VOID, [INT64, INT64, INT64], _memcpy)
+memset = define(VOID, [INT64, types.int8, INT64], _memset)
+
+
+# ---------------------------------------------------------------- vectors
+
+
+class Vec:
+    """The operations of one vector type; every attribute but the first five is an intrinsic.
+
+    ``max(a, b)`` is ``a if a > b else b`` and ``min`` likewise, one instruction each: ``b`` when
+    either is NaN. ``maximum`` and ``minimum`` pass on the NaN of either operand.
+
+    Attributes:
+        dtype: Element dtype name.
+        lanes: Number of elements.
+        itemsize: Bytes of one element.
+        type: Numba type of the vector.
+        mask_type: Numba type of a mask with as many lanes.
+        zero: ``() -> vec``.
+        splat: ``(scalar) -> vec``.
+        iota: ``() -> vec`` of 0, 1, 2, ….
+        load: ``(address) -> vec``; the address need only be aligned to one element.
+        store: ``(address, vec)``.
+        stream: ``(address, vec)`` past the caches; the address must be aligned to the vector.
+        bcast: ``(address) -> vec`` with the element there in every lane.
+        load_n: ``(address, n) -> vec`` of the first n elements, 0 elsewhere; reads no further.
+        store_n: ``(address, n, vec)``: stores the first n elements only.
+        load_m: ``(address, mask) -> vec``; store_m: ``(address, mask, vec)``.
+        gather: ``(base, indices int32 vec, mask) -> vec``: elements base[index], 0 where masked.
+        fma: ``(a, b, c) -> a * b + c``, fused where the machine can; floats only.
+        max, min, maximum, minimum: ``(a, b) -> vec``.
+        select: ``(mask, a, b) -> vec``.
+        abs, sqrt, floor, ceil, trunc, rint, copysign: as their names say.
+        isnan: ``(vec) -> mask``; unordered: ``(a, b) -> mask`` of the lanes in which either is NaN.
+        shl, shr: ``(vec, scalar or vec count)``; shr keeps the sign of signed dtypes.
+        sum, hmax, hmin: ``(vec) -> scalar`` in a fixed order (halves folded together).
+        prod: the same for products.
+        row_sum, row_max, row_min, row_prod: ``(address) -> vec``: the same of each of as many
+            vectors as there are lanes, one after the other in memory.
+        get: ``(vec, lane) -> scalar``; put: ``(vec, lane, scalar) -> vec``.
+        bits: float vec -> int vec of the same bytes; from_bits: back.
+        mask_n: ``(n) -> mask`` of the first n lanes; mask_bits: ``(bits) -> mask``, the lowest bit
+            is the first lane; any, all: ``(mask) -> bool``.
+    """
+
+    def __init__(self, dtype: str, lanes: int) -> None:
+        self.dtype = dtype
+        self.lanes = lanes
+        self.scalar, self.element, self.itemsize = ELEMENTS[dtype]
+        self.type = vec_type(dtype, lanes)
+        self.mask_type = vec_type("mask", lanes)
+        self.llvm = self.type.llvm
+        self._memory()
+        self._arithmetic()
+        self._reductions()
+        if is_float(dtype):
+            self._floats()
+        else:
+            self._integers()
+
+    def _memory(self) -> None:
+        v, s, m, ty, size = self.type, self.scalar, self.mask_type, self.llvm, self.itemsize
+        lanes = self.lanes
+        steps = ir.Constant(ty, [self.element(i) for i in range(lanes)])
+        self.zero = define(v, [], lambda b, c, a: ty(None))
+        self.iota = define(v, [], lambda b, c, a: steps)
+        self.splat = define(v, [s], lambda b, c, a: splat_value(b, a[0], lanes))
+        self.load = define(v, [INT64], lambda b, c, a: load_at(b, a[0], ty, size))
+        self.store = define(VOID, [INT64, v], lambda b, c, a: store_at(b, a[0], a[1], size))
+        self.stream = define(VOID, [INT64, v], self._stream)
+        self.bcast = define(
+            v,
+            [INT64],
+            lambda b, c, a: splat_value(b, load_at(b, a[0], self.element, size), lanes),
+        )
+        self.mask_n = define(m, [INT64], lambda b, c, a: first_lanes(b, a[0], lanes))
+        self.mask_bits = define(
+            m, [INT64], lambda b, c, a: b.bitcast(b.trunc(a[0], ir.IntType(lanes)), m.llvm)
+        )
+        self.load_m = define(v, [INT64, m], lambda b, c, a: self.emit_load(b, a[0], a[1]))
+        self.store_m = define(
+            VOID, [INT64, m, v], lambda b, c, a: self.emit_store(b, a[0], a[1], a[2])
+        )
+        self.load_n = define(
+            v,
+            [INT64, INT64],
+            lambda b, c, a: self.emit_load(b, a[0], first_lanes(b, a[1], lanes)),
+        )
+        self.store_n = define(
+            VOID,
+            [INT64, INT64, v],
+            lambda b, c, a: store_first(b, a[0], a[2], a[1], size),
+        )
+        index = vec_type("int32", lanes)
+        self.gather = define(v, [INT64, index, m], self._gather)
+        self.get = define(s, [v, INT64], lambda b, c, a: b.extract_element(a[0], a[1]))
+        self.put = define(v, [v, INT64, s], lambda b, c, a: b.insert_element(a[0], a[2], a[1]))
+
+    def _stream(self, builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        stored = builder.store(args[1], pointer(builder, args[0], self.llvm))
+        stored.align = self.itemsize * self.lanes
+        stored.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+
+    def emit_load(self, builder: Any, address: Any, mask: Any) -> Any:
+        """Emit a masked load from an int64 address; masked lanes are 0 and not read."""
+        args = [pointer(builder, address, self.llvm), I32(self.itemsize), mask, self.llvm(None)]
+        return call_intrinsic(builder, f"llvm.masked.load.{suffix(self.llvm)}.p0", self.llvm, args)
+
+    def emit_store(self, builder: Any, address: Any, mask: Any, value: Any) -> None:
+        """Emit a masked store to an int64 address."""
+        store_masked(builder, address, value, mask, self.itemsize)
+
+    def _gather(self, builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+        base, index, mask = args
+        offsets = builder.sext(index, ir.VectorType(I64, self.lanes))
+        scale = splat_value(builder, I64(self.itemsize), self.lanes)
+        addresses = builder.add(splat_value(builder, base, self.lanes), builder.mul(offsets, scale))
+        pointers = builder.inttoptr(
+            addresses, ir.VectorType(ir.PointerType(self.element), self.lanes)
+        )
+        name = f"llvm.masked.gather.{suffix(self.llvm)}.v{self.lanes}p0"
+        args = [pointers, I32(self.itemsize), mask, self.llvm(None)]
+        return call_intrinsic(builder, name, self.llvm, args)
+
+    def _arithmetic(self) -> None:
+        v, m, dtype = self.type, self.mask_type, self.dtype
+
+        def pick(op: str, propagate: bool) -> Any:
+            def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+                chosen = builder.select(
+                    emit_compare(builder, op, dtype, args[0], args[1]), args[0], args[1]
+                )
+                if propagate and is_float(dtype):
+                    nan = builder.fcmp_unordered("uno", args[0], args[0])
+                    chosen = builder.select(nan, args[0], chosen)
+                return chosen
+
+            return define(v, [v, v], emit)
+
+        self.max, self.min = pick(">", False), pick("<", False)
+        self.maximum, self.minimum = pick(">", True), pick("<", True)
+        self.select = define(v, [m, v, v], lambda b, c, a: b.select(a[0], a[1], a[2]))
+        self.any = define(types.boolean, [m], lambda b, c, a: mask_any(b, a[0]))
+        self.all = define(types.boolean, [m], lambda b, c, a: b.not_(mask_any(b, b.not_(a[0]))))
+
+    def _reductions(self) -> None:
+        def reduction(combine: Callable[[Any, Any, Any], Any]) -> Any:
+            def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+                return fold(builder, args[0], combine)
+
+            return define(self.scalar, [self.type], emit)
+
+        def of_rows(combine: Callable[[Any, Any, Any], Any]) -> Any:
+            def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+                steps = (I64(k * self.lanes * self.itemsize) for k in range(self.lanes))
+                at = [builder.add(args[0], step) for step in steps]
+                rows = [load_at(builder, address, self.llvm, self.itemsize) for address in at]
+                return fold_rows(builder, rows, combine)
+
+            return define(self.type, [INT64], emit)
+
+        def extreme(op: str) -> Callable[[Any, Any, Any], Any]:
+            def combine(builder: Any, a: Any, b: Any) -> Any:
+                chosen = builder.select(emit_compare(builder, op, self.dtype, a, b), a, b)
+                if is_float(self.dtype):
+                    nan = builder.fcmp_unordered("uno", a, a)
+                    chosen = builder.select(nan, a, chosen)
+                return chosen
+
+            return combine
+
+        def binary(op: str) -> Callable[[Any, Any, Any], Any]:
+            return lambda b, x, y: emit_binary(b, op, self.dtype, x, y)
+
+        self.sum, self.prod = reduction(binary("+")), reduction(binary("*"))
+        self.hmax, self.hmin = reduction(extreme(">")), reduction(extreme("<"))
+        self.row_sum, self.row_prod = of_rows(binary("+")), of_rows(binary("*"))
+        self.row_max, self.row_min = of_rows(extreme(">")), of_rows(extreme("<"))
+
+    def _floats(self) -> None:
+        v, ty = self.type, self.llvm
+
+        def unary(name: str) -> Any:
+            return define(
+                v,
+                [v],
+                lambda b, c, a: call_intrinsic(b, f"llvm.{name}.{suffix(ty)}", ty, a),
+            )
+
+        self.fma = define(v, [v, v, v], lambda b, c, a: emit_fma(b, *a))
+        self.abs, self.sqrt, self.floor = unary("fabs"), unary("sqrt"), unary("floor")
+        self.ceil, self.trunc, self.rint = unary("ceil"), unary("trunc"), unary("rint")
+        self.copysign = define(
+            v,
+            [v, v],
+            lambda b, c, a: call_intrinsic(b, f"llvm.copysign.{suffix(ty)}", ty, a),
+        )
+        self.isnan = define(
+            self.mask_type, [v], lambda b, c, a: b.fcmp_unordered("uno", a[0], a[0])
+        )
+        self.unordered = define(
+            self.mask_type, [v, v], lambda b, c, a: b.fcmp_unordered("uno", a[0], a[1])
+        )
+        integer = vec_type(f"int{8 * self.itemsize}", self.lanes)
+        self.bits = define(integer, [v], lambda b, c, a: b.bitcast(a[0], integer.llvm))
+        self.from_bits = define(v, [integer], lambda b, c, a: b.bitcast(a[0], ty))
+
+    def _integers(self) -> None:
+        v = self.type
+        right = "ashr" if is_signed(self.dtype) else "lshr"
+        self.shl = define(v, [v, v], lambda b, c, a: b.shl(a[0], a[1]))
+        self.shr = define(v, [v, v], lambda b, c, a: getattr(b, right)(a[0], a[1]))
+
+        def absolute(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+            if not is_signed(self.dtype):
+                return args[0]
+            negative = builder.icmp_signed("<", args[0], self.llvm(None))
+            return builder.select(negative, builder.neg(args[0]), args[0])
+
+        self.abs = define(v, [v], absolute)
+
+
+@cache
+def vec(dtype: str, lanes: int) -> Vec:
+    """Return the operations of vectors with that many elements of a dtype."""
+    return Vec(dtype, lanes)
+
+
+@cache
+def convert(source: str, target: str, lanes: int) -> Any:
+    """Return the intrinsic that converts a vector's elements, as C does.
+
+    Floats beyond the target integer's range give an unspecified value; see ``convert_sat``.
+    """
+    to = vec_type(target, lanes)
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+        return emit_convert(builder, args[0], source, target)
+
+    return define(to, [vec_type(source, lanes)], emit)
+
+
+@cache
+def convert_sat(source: str, target: str, lanes: int) -> Any:
+    """Return the float to integer conversion that clamps to the range; NaN gives 0."""
+    to = vec_type(target, lanes)
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+        kind = "fptosi" if is_signed(target) else "fptoui"
+        name = f"llvm.{kind}.sat.{suffix(to.llvm)}.{suffix(args[0].type)}"
+        return call_intrinsic(builder, name, to.llvm, args)
+
+    return define(to, [vec_type(source, lanes)], emit)
+
+
+@cache
+def load_as(storage: str, dtype: str, lanes: int) -> Any:
+    """Return ``(address) -> vec of dtype`` that reads elements stored in another dtype.
+
+    ``storage`` may also be ``"float16"``, ``"bfloat16"`` or ``"bool"``.
+    """
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+        if storage in ("bfloat16", "float16"):
+            bits = load_at(builder, args[0], ir.VectorType(I16, lanes), 2)
+            return _widen(builder, bits, storage, dtype)
+        name = "uint8" if storage == "bool" else storage
+        raw = load_at(builder, args[0], ir.VectorType(ELEMENTS[name][1], lanes), ELEMENTS[name][2])
+        return emit_convert(builder, raw, name, dtype)
+
+    return define(vec_type(dtype, lanes), [INT64], emit)
+
+
+@cache
+def store_as(dtype: str, storage: str, lanes: int) -> Any:
+    """Return ``(address, vec of dtype)`` that stores elements in another dtype (rounded, cut)."""
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        if storage in ("bfloat16", "float16"):
+            store_at(builder, args[0], _narrow_bits(builder, args[1], dtype, storage), 2)
+            return
+        name = "uint8" if storage == "bool" else storage
+        value = emit_convert(builder, args[1], dtype, name)
+        store_at(builder, args[0], value, ELEMENTS[name][2])
+
+    return define(VOID, [INT64, vec_type(dtype, lanes)], emit)
+
+
+@cache
+def rounded_as(dtype: str, storage: str, lanes: int) -> Any:
+    """Return ``(vec) -> vec`` that rounds elements to float16 or bfloat16 and keeps their dtype."""
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+        return _widen(builder, _narrow_bits(builder, args[0], dtype, storage), storage, dtype)
+
+    return define(vec_type(dtype, lanes), [vec_type(dtype, lanes)], emit)
+
+
+@cache
+def picked(dtype: str, lanes: int) -> Any:
+    """Return ``(x, places int32 vec) -> vec`` of x's elements at places, if `host.permutes`."""
+    v = vec_type(dtype, lanes)
+    name = "avx512.permvar.sf.512" if lanes == 16 else "avx2.permps"
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> Any:
+        return call_intrinsic(builder, f"llvm.x86.{name}", v.llvm, args)
+
+    return define(v, [v, vec_type("int32", lanes)], emit)
+
+
+def _widen(builder: Any, bits: Any, storage: str, dtype: str) -> Any:
+    lanes = bits.type.count
+    if storage == "bfloat16":
+        value = bf16_to_f32(builder, bits)
+    else:
+        half = builder.bitcast(bits, ir.VectorType(F16, lanes))
+        value = builder.fpext(half, ir.VectorType(F32, lanes))
+    return emit_convert(builder, value, "float32", dtype)
+
+
+def _narrow_bits(builder: Any, value: Any, dtype: str, storage: str) -> Any:
+    lanes = value.type.count
+    single = emit_convert(builder, value, dtype, "float32")
+    if storage == "bfloat16":
+        return f32_to_bf16(builder, single)
+    half = builder.fptrunc(single, ir.VectorType(F16, lanes))
+    return builder.bitcast(half, ir.VectorType(I16, lanes))
+
+
+def shuffle(dtype: str, lanes: int, picks: Sequence[int]) -> Any:
+    """Return ``(a, b) -> vec`` of the elements ``picks`` of a followed by b."""
+    mask = ir.Constant(ir.VectorType(I32, len(picks)), [I32(i) for i in picks])
+    v = vec_type(dtype, lanes)
+    return define(
+        vec_type(dtype, len(picks)), [v, v], lambda b, c, a: b.shuffle_vector(a[0], a[1], mask)
+    )

@@ -1,0 +1,537 @@
+"""Register tiles emitted as LLVM vector IR: the inner loops on which the heavy kernels stand.
+
+A *contraction tile* computes ``MR x NV`` vectors of ``C = epilogue(sum A * B)`` with all
+accumulators in registers. The sum runs over three nested segment loops and one inner loop; every
+stride is a runtime value, so one compiled tile serves GEMM (any transposition), direct, 1x1,
+grouped, dilated, first-layer and transposed convolution and the point-wise products of Winograd.
+Rows of A are broadcast, rows of B are vectors. Kernels describe a tile by a block of 64-bit words
+(the ``T_*`` names below) and call it through the address of
+``Kernel("subgraph.engine.codegen.tile", "contraction", ...)``: compiled once, whatever the kernel
+around it.
+
+The order of additions of one output element does not depend on the tile it falls in, so that
+results do not depend on how work is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, register_jitable
+
+from subgraph.engine.codegen.emit import Emit, private_function
+from subgraph.engine.codegen.irtools import I64, INT64, VOID, bf16_to_f32, define, load_at, store_at
+from subgraph.engine.codegen.tiling import (
+    F_HI,
+    F_LO,
+    F_MINUS,
+    LOW_ROWS,
+    T_A,
+    T_AHEAD,
+    T_AKS,
+    T_ARS,
+    T_B,
+    T_BJS,
+    T_BKS,
+    T_C,
+    T_CJS,
+    T_CRS,
+    T_FLAGS,
+    T_HI,
+    T_IJS,
+    T_INIT,
+    T_IRS,
+    T_KEEP,
+    T_KIN,
+    T_KLAST,
+    T_LO,
+    T_MIX,
+    T_N0,
+    T_N1,
+    T_N2,
+    T_PACE,
+    T_RBIAS,
+    T_RES,
+    T_RJS,
+    T_RRS,
+    T_SA0,
+    T_SA1,
+    T_SA2,
+    T_SB0,
+    T_SB1,
+    T_SB2,
+    T_SIGN,
+    T_TAIL,
+    row_counts,
+    tile_rows,
+)
+
+rows_of = register_jitable(tile_rows)
+
+
+# ``arg(block, index)`` is word ``index`` of a block of words; ``put(block, index, value)`` sets it.
+arg: Callable[[int, int], int] = define(
+    INT64, [INT64, INT64], lambda b, c, a: load_at(b, _word(b, *a), I64, 8)
+)
+put: Callable[[int, int, int], None] = define(
+    VOID, [INT64] * 3, lambda b, c, a: store_at(b, _word(b, *a[:2]), a[2], 8)
+)
+
+
+def _word(builder: Any, block: Any, index: Any) -> Any:
+    return builder.add(block, builder.shl(index, I64(3)))
+
+
+_I32 = ir.IntType(32)
+_PTR = ir.PointerType()
+_UNROLL = 2
+_TAPS = 4  # of a depthwise tile, whose weights are held at once
+_LINE = 64  # bytes of a line of the caches
+
+
+class Fetch:
+    """Brings what lies at ``T_AHEAD`` into the second cache, ``T_PACE`` bytes every two steps."""
+
+    def __init__(self, e: Emit, t: Any, step_bytes: int) -> None:
+        """Begin; a step reads so many bytes of B."""
+        self.e, self.ahead = e, e.variable(e.word(t, T_AHEAD))
+        # Steps of more than a line fetch as many each: lines left out cost more than all of them.
+        self.lines = max(1, step_bytes // _LINE)
+        self.every = 2 if self.lines == 1 else 1
+        pace = e.word(t, T_PACE)
+        self.pace = pace if self.every == 2 else e.b.ashr(pace, e.const(1))
+
+    def run(self, step: int) -> None:
+        """Emit what step number ``step`` of a round fetches."""
+        if step % self.every:
+            return
+        e, at = self.e, self.e.get(self.ahead)
+        for line in range(self.lines):
+            e.prefetch(e.b.add(at, e.const(line * _LINE)), near=False)
+        e.step(self.ahead, self.pace)
+
+    def keep(self, t: Any) -> None:
+        """Emit that the words know how far it came."""
+        self.e.put_word(t, T_AHEAD, self.e.get(self.ahead))
+
+
+class _Tile:
+    """The parts that all tiles share: loops over segments, start values, epilogue, stores."""
+
+    def __init__(
+        self,
+        e: Emit,
+        t: Any,
+        mr: int,
+        nv: int,
+        masked: bool,
+        ahead: bool = False,
+        weights: str = "",
+        mixed: bool = False,
+    ) -> None:
+        self.e, self.t, self.mr, self.nv = e, t, mr, nv
+        self.weights = weights
+        self.mix = (e.word(t, T_MIX), e.word(t, T_KEEP), e.word_splat(t, T_SIGN)) if mixed else None
+        self.right_bytes = e.lanes * (2 if weights == "bfloat16" else e.item)  # a vector of B
+        self.fetch = Fetch(e, t, nv * self.right_bytes) if ahead else None
+        self.w = {name: e.word(t, index) for name, index in _LOOP_WORDS.items()}
+        self.mask = e.tail_mask(e.word(t, T_TAIL)) if masked else None
+        b, vector = e.b, self.right_bytes
+        gaps = b.or_(
+            b.xor(self.w["aks"], e.const(e.item)),
+            b.or_(
+                b.xor(self.w["bks"], e.const(nv * vector)), b.xor(self.w["bjs"], e.const(vector))
+            ),
+        )
+        self.dense = b.icmp_signed("==", gaps, e.const(0))
+        self.acc = [[e.variable(e.fconst(0.0)) for _ in range(nv)] for _ in range(mr)]
+
+    def at(self, base: Any, rows: Any, columns: Any, i: int, j: int) -> Any:
+        """Return the address of vector (i, j)."""
+        b, e = self.e.b, self.e
+        row = b.add(base, b.mul(rows, e.const(i)))
+        return b.add(row, b.mul(columns, e.const(j)))
+
+    def lane_mask(self, j: int) -> Any:
+        """Return the mask of vector j of a row, None when it is whole."""
+        return self.mask if j == self.nv - 1 else None
+
+    def each(self, change: Callable[[int, int, Any], Any]) -> None:
+        """Replace every accumulator."""
+        for i in range(self.mr):
+            for j in range(self.nv):
+                self.e.put(self.acc[i][j], change(i, j, self.e.get(self.acc[i][j])))
+
+    def right(self, address: Any, j: int) -> Any:
+        """Load vector j of a row of B, widening what is held in less."""
+        if self.mix is not None:
+            other, keep, sign = self.mix
+            e, b = self.e, self.e.b
+            value = e.fma(sign, e.load(b.add(address, other)), e.load(address))
+            e.store(value, b.add(address, keep))
+            return value
+        if self.weights != "bfloat16":
+            return self.e.load(address, self.lane_mask(j))
+        # Packed weights fill whole vectors.
+        bits = load_at(self.e.b, address, ir.VectorType(ir.IntType(16), self.e.lanes), 2)
+        return bf16_to_f32(self.e.b, bits)
+
+    def start(self) -> None:
+        """Load the accumulators' start values where there are any."""
+        e, t = self.e, self.t
+        init = e.word(t, T_INIT)
+        with e.when(e.b.icmp_signed("!=", init, e.const(0))):
+            irs, ijs = e.word(t, T_IRS), e.word(t, T_IJS)
+            self.each(lambda i, j, v: e.load(self.at(init, irs, ijs, i, j), self.lane_mask(j)))
+
+    def announce(self) -> None:
+        """Prefetch what the end of the tile reads and writes: the sums take long enough."""
+        e, t = self.e, self.t
+        res = e.word(t, T_RES)
+        with e.when(e.b.icmp_signed("!=", res, e.const(0))):
+            rrs, rjs = e.word(t, T_RRS), e.word(t, T_RJS)
+            for i in range(self.mr):
+                for j in range(self.nv):
+                    e.prefetch(self.at(res, rrs, rjs, i, j))
+        for i in range(self.mr):
+            for j in range(self.nv):
+                e.prefetch(self.at(self.w["c"], self.w["crs"], self.w["cjs"], i, j), write=True)
+
+    def loops(
+        self,
+        k_step: Callable[[Any, Any], None],
+        several: Callable[[Any, Any, Any], Any] | None = None,
+    ) -> None:
+        """Run ``k_step(a, b)`` at all addresses of the four loops.
+
+        ``several(at_a, at_b, steps)`` does steps of the inner loop together, where it can, moves
+        the variables of both addresses on and returns how many steps are left.
+        """
+        e, t, b, w = self.e, self.t, self.e.b, self.w
+        a0, b0 = e.variable(e.word(t, T_A)), e.variable(e.word(t, T_B))
+        last = e.word(t, T_KLAST)
+        last = b.select(b.icmp_signed("==", last, e.const(0)), w["kin"], last)
+        with e.loop(e.word(t, T_N0)) as left:
+            kin = b.select(b.icmp_signed("==", left, e.const(1)), last, w["kin"])
+            a1, b1 = e.variable(e.get(a0)), e.variable(e.get(b0))
+            with e.loop(e.word(t, T_N1)):
+                a2, b2 = e.variable(e.get(a1)), e.variable(e.get(b1))
+                with e.loop(e.word(t, T_N2)):
+                    a3, b3 = e.variable(e.get(a2)), e.variable(e.get(b2))
+                    rest = several(a3, b3, kin) if several else kin
+                    with e.loop(b.ashr(rest, e.const(_UNROLL.bit_length() - 1))):
+                        av, bv = e.get(a3), e.get(b3)
+                        for number in range(_UNROLL):
+                            self.fetch_ahead(number)
+                            k_step(av, bv)
+                            av = b.add(av, w["aks"])
+                            bv = b.add(bv, w["bks"])
+                        e.put(a3, av)
+                        e.put(b3, bv)
+                    with e.loop(b.and_(rest, e.const(_UNROLL - 1))):
+                        k_step(e.get(a3), e.get(b3))
+                        e.step(a3, w["aks"])
+                        e.step(b3, w["bks"])
+                    e.step(a2, e.word(t, T_SA2))
+                    e.step(b2, e.word(t, T_SB2))
+                e.step(a1, e.word(t, T_SA1))
+                e.step(b1, e.word(t, T_SB1))
+            e.step(a0, e.word(t, T_SA0))
+            e.step(b0, e.word(t, T_SB0))
+
+    def fetch_ahead(self, step: int) -> None:
+        """Bring some of what comes after B into the second cache, in a step of a round."""
+        if self.fetch is not None:
+            self.fetch.run(step)
+
+    def dense_steps(
+        self, at_a: Any, at_b: Any, steps: Any, dense_step: Callable[[Any, Any, int], None]
+    ) -> Any:
+        """Run the steps of operands without gaps, a block of channels a round; return the rest.
+
+        ``dense_step(a, b, number)`` does one of several steps from one pair of addresses.
+        """
+        e, b = self.e, self.e.b
+        count = b.select(self.dense, steps, e.const(0))
+
+        def run(unroll: int) -> None:
+            # Else LLVM derives each address from the one before: a chain as long as the sums.
+            av, bv = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
+            for number in range(unroll):
+                if unroll > 1:
+                    self.fetch_ahead(number)
+                dense_step(av, bv, number)
+            e.put(at_a, b.add(av, e.const(unroll * e.item)))
+            e.put(at_b, b.add(bv, e.const(unroll * self.nv * self.right_bytes)))
+
+        with e.loop(b.ashr(count, e.const(e.lanes.bit_length() - 1))):
+            run(e.lanes)
+        with e.when(e.flag(count, e.lanes - 1)):
+            left = e.lanes // 2
+            while left:
+                with e.when(e.flag(count, left)):
+                    run(left)
+                left //= 2
+        return b.sub(steps, count)
+
+    def finish(self) -> None:
+        """Add row bias and residual, apply the bounds, store."""
+        e, t, b = self.e, self.t, self.e.b
+        rbias = e.word(t, T_RBIAS)
+        with e.when(b.icmp_signed("!=", rbias, e.const(0))):
+            rows = [e.broadcast(b.add(rbias, e.const(i * e.item))) for i in range(self.mr)]
+            self.each(lambda i, j, v: b.fadd(v, rows[i]))
+        res = e.word(t, T_RES)
+        with e.when(b.icmp_signed("!=", res, e.const(0))):
+            rrs, rjs = e.word(t, T_RRS), e.word(t, T_RJS)
+            self.each(
+                lambda i, j, v: b.fadd(e.load(self.at(res, rrs, rjs, i, j), self.lane_mask(j)), v)
+            )
+        flags = e.word(t, T_FLAGS)
+        with e.when(e.flag(flags, F_LO)):
+            lo = e.word_splat(t, T_LO)
+            self.each(lambda i, j, v: b.select(b.fcmp_ordered(">", lo, v), lo, v))
+        with e.when(e.flag(flags, F_HI)):
+            hi = e.word_splat(t, T_HI)
+            self.each(lambda i, j, v: b.select(b.fcmp_ordered("<", hi, v), hi, v))
+        c, crs, cjs = self.w["c"], self.w["crs"], self.w["cjs"]
+        for i in range(self.mr):
+            for j in range(self.nv):
+                value = e.get(self.acc[i][j])
+                e.store(value, self.at(c, crs, cjs, i, j), self.lane_mask(j))
+
+    def finish_twice(self) -> None:
+        """Add the sums to C, and to T_RES or take them from it, which has the strides of C."""
+        e, t, b = self.e, self.t, self.e.b
+        c, crs, cjs = self.w["c"], self.w["crs"], self.w["cjs"]
+
+        def change(base: Any, operation: Callable[[Any, Any], Any]) -> None:
+            for i in range(self.mr):
+                for j in range(self.nv):
+                    at, mask = self.at(base, crs, cjs, i, j), self.lane_mask(j)
+                    e.store(operation(e.load(at, mask), e.get(self.acc[i][j])), at, mask)
+
+        change(c, b.fadd)
+        other = e.word(t, T_RES)
+        with e.when(b.icmp_signed("!=", other, e.const(0))):
+            minus = e.flag(e.word(t, T_FLAGS), F_MINUS)
+            with e.when(minus):
+                change(other, b.fsub)
+            with e.when(b.not_(minus)):
+                change(other, b.fadd)
+
+
+def _contraction_body(
+    e: Emit,
+    t: Any,
+    mr: int,
+    nv: int,
+    masked: bool,
+    ahead: bool = False,
+    weights: str = "",
+    twice: bool = False,
+    mixed: bool = False,
+) -> None:
+    tile = _Tile(e, t, mr, nv, masked, ahead, weights, mixed)
+    b, w, acc = e.b, tile.w, tile.acc
+    lanes_bytes = tile.right_bytes
+    tile.announce()
+    if not twice:
+        tile.start()
+
+    def k_step(a: Any, at_b: Any) -> None:
+        vectors = [tile.right(b.add(at_b, b.mul(w["bjs"], e.const(j))), j) for j in range(nv)]
+        base = a
+        for i in range(mr):
+            if i and i % 3 == 0:
+                base = b.add(a, b.mul(w["ars"], e.const(i)))
+            x = e.broadcast(b.add(base, b.mul(w["ars"], e.const(i % 3))))
+            for j in range(nv):
+                e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
+            e.hold(acc[i])
+
+    low = mr <= LOW_ROWS
+    offsets = e.multiples(w["ars"], mr) if low else []
+
+    def dense_step(a: Any, at_b: Any, number: int) -> None:
+        step = number * nv * lanes_bytes
+        vectors = [tile.right(b.add(at_b, e.const(step + j * lanes_bytes)), j) for j in range(nv)]
+        for i in range(mr):
+            x = e.broadcast(b.add(b.add(a, offsets[i]), e.const(number * e.item)))
+            for j in range(nv):
+                e.put(acc[i][j], e.fma(x, vectors[j], e.get(acc[i][j])))
+            e.hold(acc[i])
+
+    def dense_steps(at_a: Any, at_b: Any, steps: Any) -> Any:
+        return tile.dense_steps(at_a, at_b, steps, dense_step)
+
+    tile.loops(k_step, dense_steps if low else None)
+    if twice:
+        tile.finish_twice()
+    else:
+        tile.finish()
+
+
+def _depthwise_body(e: Emit, t: Any, mr: int, _nv: int, masked: bool) -> None:
+    tile = _Tile(e, t, mr, 1, masked)
+    b, w, acc = e.b, tile.w, tile.acc
+    tile.start()
+
+    def k_step(a: Any, at_b: Any) -> None:
+        weight = e.load(at_b, tile.lane_mask(0))
+        base = a
+        for i in range(mr):
+            if i and i % 3 == 0:
+                base = b.add(a, b.mul(w["ars"], e.const(i)))
+            x = e.load(b.add(base, b.mul(w["ars"], e.const(i % 3))), tile.lane_mask(0))
+            e.put(acc[i][0], e.fma(x, weight, e.get(acc[i][0])))
+
+    def windows(at_a: Any, at_b: Any, steps: Any) -> Any:
+        """Run `_TAPS` steps a round over pixels side by side: each is loaded once for all rows."""
+        vector = e.lanes * e.item
+        gaps = [b.xor(w[name], e.const(vector)) for name in ("ars", "aks", "bks")]
+        beside = b.icmp_signed("==", b.or_(b.or_(gaps[0], gaps[1]), gaps[2]), e.const(0))
+        rounds = b.select(beside, b.ashr(steps, e.const(_TAPS.bit_length() - 1)), e.const(0))
+        with e.loop(rounds):
+            a, at = e.opaque(e.get(at_a)), e.opaque(e.get(at_b))
+            weights = [e.load(b.add(at, e.const(k * vector))) for k in range(_TAPS)]
+            for p in range(mr + _TAPS - 1):
+                x = e.load(b.add(a, e.const(p * vector)))
+                for i in range(max(0, p - _TAPS + 1), min(mr, p + 1)):
+                    e.put(acc[i][0], e.fma(x, weights[p - i], e.get(acc[i][0])))
+                e.fence()
+            e.put(at_a, b.add(a, e.const(_TAPS * vector)))
+            e.put(at_b, b.add(at, e.const(_TAPS * vector)))
+        return b.sub(steps, b.mul(rounds, e.const(_TAPS)))
+
+    tile.loops(k_step, None if masked else windows)
+    tile.finish()
+
+
+_LOOP_WORDS = {
+    "ars": T_ARS,
+    "aks": T_AKS,
+    "bks": T_BKS,
+    "bjs": T_BJS,
+    "kin": T_KIN,
+    "c": T_C,
+    "crs": T_CRS,
+    "cjs": T_CJS,
+}
+
+
+def contraction(
+    *,
+    dtype: str,
+    lanes: int,
+    mr: int,
+    nv: int,
+    masked: bool,
+    ahead: bool = False,
+    weights: str = "",
+    twice: bool = False,
+    mixed: bool = False,
+) -> Callable[..., None]:
+    """Return the kernel that runs one contraction tile.
+
+    Its arguments are not the usual ones: ``(address of the T_* words, rows, vectors, 0)`` with
+    rows from :func:`row_counts` and ``1 <= vectors <= nv``.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of one vector.
+        mr: Most rows of a tile.
+        nv: Most vectors of a row of a tile.
+        masked: The last vector of every row holds ``T_TAIL`` elements only.
+        ahead: Bring what lies at ``T_AHEAD`` into the second cache meanwhile.
+        weights: ``"bfloat16"``: B is held in it, and widened in registers (packed B only).
+        twice: The sums are added to C, and to ``T_RES`` or, with F_MINUS, taken from it.
+        mixed: B is the sum of what lies at ``T_B`` and, times ``T_SIGN``, ``T_MIX`` bytes further;
+            it is stored ``T_KEEP`` bytes further for the next tiles.
+    """
+    body = partial(_contraction_body, ahead=ahead, weights=weights, twice=twice, mixed=mixed)
+    return dispatcher("tile", body, dtype, lanes, mr, nv, masked)
+
+
+def depthwise(*, dtype: str, lanes: int, mr: int, masked: bool) -> Callable[..., None]:
+    """Return the kernel that runs one tile of pixels times channels, called as ``contraction``.
+
+    The sum multiplies vectors element by element: row i of A is the vector at ``T_A + i * T_ARS``,
+    B one vector per step. ``vectors`` must be 1.
+    """
+    return dispatcher("depthwise", _depthwise_body, dtype, lanes, mr, 1, masked)
+
+
+def dispatcher(
+    name: str,
+    body: Callable[[Emit, Any, int, int, bool], None],
+    dtype: str,
+    lanes: int,
+    mr: int,
+    nv: int,
+    masked: bool,
+    least: int = 1,
+) -> Callable[..., None]:
+    """Return a kernel that calls the function of the tile of a size, all of them in its module.
+
+    Called with the address of the tile's words, rows and vectors; vectors come ``least`` by
+    ``least``.
+    """
+    heights = row_counts(mr)
+
+    def define(module: Any, rows: int, vectors: int) -> Any:
+        full = f"{name}_{dtype}_{lanes}_{rows}x{vectors}{'m' if masked else ''}"
+        function = private_function(module, full)
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        body(Emit(builder, dtype, lanes), function.args[0], rows, vectors, masked)
+        builder.ret_void()
+        return function
+
+    @intrinsic
+    def dispatch(typingctx: Any, block: Any, rows: Any, vectors: Any) -> tuple[Any, Any]:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            index = builder.add(builder.mul(args[2], _i(mr + 1)), args[1])
+            done = builder.append_basic_block("tile_done")
+            switch = builder.switch(index, done)
+            for v in range(least, nv + 1, least):
+                for r in heights:
+                    function = define(builder.module, r, v)
+                    case = builder.append_basic_block("tile")
+                    switch.add_case(_i(v * (mr + 1) + r), case)
+                    with builder.goto_block(case):
+                        builder.call(function, [args[0]])
+                        builder.branch(done)
+            builder.position_at_end(done)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), codegen
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        dispatch(args, begin, end)
+
+    return kernel
+
+
+def stack_words(count: int) -> Any:
+    """Return an intrinsic ``() -> address`` of ``count`` zeroed words on the kernel's stack."""
+
+    @intrinsic
+    def words(typingctx: Any) -> tuple[Any, Any]:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = ir.ArrayType(I64, count)
+            slot = cgutils.alloca_once_value(builder, ir.Constant(kind, None))
+            slot.align = 64
+            return builder.ptrtoint(slot, I64)
+
+        return types.int64(), codegen
+
+    return words
+
+
+def _i(value: int) -> Any:
+    return ir.Constant(I64, value)

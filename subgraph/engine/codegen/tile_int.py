@@ -1,0 +1,338 @@
+"""Register tiles of integer products: 8-bit operands, exact 32-bit sums, requantised in registers.
+
+The integer sister of ``subgraph.engine.codegen.tile``. Rows of A are broadcast four bytes at a
+time, rows of B are vectors of 32-bit sums. Two flavours of a step:
+
+- ``pairs``: A holds 16-bit integers (a byte less its zero point), B bytes or 16-bit integers; two
+  products are added into 32 bits by the multiply-add of pairs (``vpmaddwd``). Exact: nothing can
+  saturate, and zero points leave no correction.
+- ``quads``: A holds unsigned, B signed bytes; four products by the dot product of ``engine.dot``
+  (VNNI). The zero point of A is part of the bias; what a zero point of B is beyond that of signed
+  bytes is taken from the sums, times the sum of the row of A.
+- ``guarded``: operands as for ``quads``; two products are added up in 16 bits (``vpmaddubsw``),
+  then in 32: three instructions where ``pairs`` has four. A sum that saturates in 16 bits is wrong,
+  so the caller names the steps in which one may, from the bytes that they read and the weights:
+  those are taken back and added again exactly.
+
+A tile ends with ``round(sum * scale + shift)`` clamped between bounds, plus a zero point: what
+QLinearConv and QLinearMatMul mean, in the order in which ONNX Runtime computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from llvmlite import ir
+
+from subgraph.engine.codegen.dot import emit_dot4, emit_pairs
+from subgraph.engine.codegen.emit import Emit
+from subgraph.engine.codegen.irtools import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    call_intrinsic,
+    load_at,
+    splat_value,
+    store_at,
+    suffix,
+)
+from subgraph.engine.codegen.tile import dispatcher
+from subgraph.system import host
+
+BLOCK = 16  # channels of a block, outputs of a store
+
+# Words of a tile.
+Q_A = 0  # address of A at row 0
+Q_ARS = 1  # bytes between rows of A
+Q_B = 2  # address of B: read from there on without a gap
+Q_N0, Q_SA0 = 3, 4  # outermost loop: count, bytes in A
+Q_N1, Q_SA1 = 5, 6
+Q_N2, Q_SA2 = 7, 8
+Q_KIN = 9  # double steps of the inner loop (a step is four bytes of A)
+Q_KLAST = 10  # double steps in the last round of the outermost loop
+Q_C = 11  # address of C
+Q_CRS = 12  # bytes between rows of C
+Q_CJS = 13  # bytes between blocks of 16 columns of C
+Q_BIAS = 14  # address of int32 from which sums start, one for each column
+Q_SCALE = 15  # address of float32, one for each column
+Q_SHIFT = 16  # address of float32 added after scaling, one for each column; 0: none
+Q_LOW, Q_HIGH = 17, 18  # bounds of the result without its zero point (float64 bits)
+Q_ZERO = 19  # zero point of the result
+Q_FAULTS = 20  # steps to be corrected (guarded)
+Q_LIST = 21  # address of two words for each: bytes from A at row 0, bytes from B
+Q_ROWS = 22  # address of int32, the sums of rows of A less its zero point; 0: see Q_COLUMNS
+Q_COLUMNS = 23  # address of int32 that columns of B are too large by (not in pairs)
+Q_WORDS = 24
+
+
+def int_tile() -> tuple[int, int, int]:
+    """Return ``(lanes, mr, nv)``: 32-bit lanes, most rows and vectors of a tile."""
+    lanes = max(4, host.lanes("int32"))
+    if host.isa().registers >= 32:
+        return (lanes, 12, 2) if lanes == BLOCK else (lanes, 6, BLOCK // lanes)
+    return (lanes, 6, 2) if lanes == 8 else (lanes, 2, BLOCK // lanes)
+
+
+def emit_joined(builder: Any, vectors: list[Any]) -> Any:
+    """Emit one vector of the elements of several, a power of two of them."""
+    while len(vectors) > 1:
+        count = 2 * vectors[0].type.count
+        picks = ir.Constant(ir.VectorType(I32, count), list(range(count)))
+        vectors = [
+            builder.shuffle_vector(low, high, picks)
+            for low, high in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+    return vectors[0]
+
+
+class Requantizer:
+    """Emits the end of integer sums, the same for all kernels."""
+
+    def __init__(self, builder: Any, lanes: int, output: str, words: tuple[Any, Any, Any]) -> None:
+        """Take the words low, high (bits of float64) and zero point of the result."""
+        self.b = builder
+        self.lanes = lanes
+        self.output = output
+        self.real = ir.VectorType(F32, lanes)
+        low, high = (builder.bitcast(word, ir.DoubleType()) for word in words[:2])
+        self.low = splat_value(builder, builder.fptrunc(low, F32), lanes)
+        self.high = splat_value(builder, builder.fptrunc(high, F32), lanes)
+        self.zero = words[2]
+        # An unbounded float32 result has no bounds that are integers.
+        least = builder.select(
+            builder.fcmp_ordered(">", low, ir.DoubleType()(-512.0)), low, ir.DoubleType()(-512.0)
+        )
+        self.least = builder.add(builder.fptosi(least, I64), self.zero)
+
+    def scaled(self, sums: Any, scale: Any, shift: Any) -> Any:
+        """Return the real values of sums, scaled and shifted."""
+        return self.b.fadd(self.b.fmul(self.b.sitofp(sums, self.real), scale), shift)
+
+    def packed(self, values: list[Any], order: list[int]) -> Any:
+        """Return 16 bytes: rounded to nearest even between the bounds, plus the zero point.
+
+        ``order``: the place among all values that each byte comes from.
+        """
+        b = self.b
+        values = [b.select(b.fcmp_ordered("<", v, self.high), v, self.high) for v in values]
+        if self.lanes == 8 and host.isa().name in ("avx2", "avx512"):
+            return self._packed_lanes(values, order)
+        zero = splat_value(b, b.trunc(self.zero, I32), self.lanes)
+        whole: list[Any] = []
+        for value in values:
+            value = b.select(b.fcmp_ordered(">", value, self.low), value, self.low)
+            whole.append(b.add(self._rounded(value), zero))
+        joined = emit_joined(b, whole)
+        undefined = ir.Constant(joined.type, ir.Undefined)
+        picks = ir.Constant(ir.VectorType(I32, BLOCK), order)
+        return b.trunc(b.shuffle_vector(joined, undefined, picks), ir.VectorType(I8, BLOCK))
+
+    def _rounded(self, value: Any) -> Any:
+        """Return the nearest integers, of two the even one."""
+        b, whole = self.b, ir.VectorType(I32, self.lanes)
+        if self.lanes == 16 and host.isa().name == "avx512":
+            kept, every, current = ir.Constant(whole, ir.Undefined), I16(-1), I32(4)
+            name = "llvm.x86.avx512.mask.cvtps2dq.512"
+            return call_intrinsic(b, name, whole, [value, kept, every, current])
+        value = call_intrinsic(b, f"llvm.rint.{suffix(self.real)}", self.real, [value])
+        return b.fptosi(value, whole)
+
+    def _packed_lanes(self, values: list[Any], order: list[int]) -> Any:
+        """Pack two vectors of eight as AVX2 does: within 128 bits, saturating on the way."""
+        b = self.b
+        words, bytes_ = ir.VectorType(I16, BLOCK), ir.VectorType(I8, 2 * BLOCK)
+        # Too small a number becomes the least integer, which saturates to the lower bound.
+        whole = [
+            call_intrinsic(b, "llvm.x86.avx.cvt.ps2dq.256", ir.VectorType(I32, 8), [v])
+            for v in values
+        ]
+        short = call_intrinsic(b, "llvm.x86.avx2.packssdw", words, whole)
+        zero = splat_value(b, b.trunc(self.zero, I16), BLOCK)
+        short = call_intrinsic(b, "llvm.sadd.sat.v16i16", words, [short, zero])
+        name = "packuswb" if self.output == "uint8" else "packsswb"
+        packed = call_intrinsic(b, f"llvm.x86.avx2.{name}", bytes_, [short, short])
+        four = [0, 4, 1, 5] if order[4] == 4 else [0, 1, 4, 5]
+        quads = b.bitcast(packed, ir.VectorType(I32, 8))
+        picks = ir.Constant(ir.VectorType(I32, 4), four)
+        quads = b.shuffle_vector(quads, ir.Constant(quads.type, ir.Undefined), picks)
+        found = b.bitcast(quads, ir.VectorType(I8, BLOCK))
+        least = splat_value(b, b.trunc(self.least, I8), BLOCK)
+        compare = b.icmp_unsigned if self.output == "uint8" else b.icmp_signed
+        return b.select(compare(">", found, least), found, least)
+
+
+def emit_guarded(builder: Any, a: Any, b: Any) -> Any:
+    """Emit the products of four bytes, unsigned by signed, in vectors of eight 32-bit sums.
+
+    Sums of two products saturate at 16 bits.
+    """
+    byte, word = ir.VectorType(I8, 32), ir.VectorType(I16, 16)
+    both = [builder.bitcast(value, byte) for value in (a, b)]
+    sums = call_intrinsic(builder, "llvm.x86.avx2.pmadd.ub.sw", word, both)
+    return emit_pairs(builder, sums, ir.Constant(word, [1] * 16))
+
+
+def _load_right(e: Emit, at: Any, lanes: int, flavour: str, weights: str) -> Any:
+    b = e.b
+    if flavour != "pairs":
+        return load_at(b, at, ir.VectorType(I32, lanes), 4)
+    if weights == "int16":
+        return load_at(b, at, ir.VectorType(I16, 2 * lanes), 2)
+    return b.sext(load_at(b, at, ir.VectorType(I8, 2 * lanes), 1), ir.VectorType(I16, 2 * lanes))
+
+
+def vector_bytes(flavour: str, weights: str, lanes: int) -> int:
+    """Return the bytes of B that one vector of sums takes in a step."""
+    return 4 * lanes if flavour != "pairs" or weights == "int16" else 2 * lanes
+
+
+def _body(
+    e: Emit, t: Any, rows: int, vectors: int, flavour: str, weights: str, output: str
+) -> None:
+    b, lanes = e.b, e.lanes
+    kind = ir.VectorType(I32, lanes)
+    bias = e.word(t, Q_BIAS)
+    start = [load_at(b, b.add(bias, I64(4 * lanes * j)), kind, 4) for j in range(vectors)]
+    acc = [[e.variable(start[j]) for j in range(vectors)] for _ in range(rows)]
+    if flavour != "pairs":
+        _take_zeros(e, t, acc)
+    ars, size = e.word(t, Q_ARS), vector_bytes(flavour, weights, lanes)
+    right = e.variable(e.word(t, Q_B))
+
+    offsets = _row_offsets(e, ars, rows)
+
+    def step(a: Any, at_b: Any, number: int, *, correct: bool = False) -> None:
+        columns = [
+            _load_right(e, b.add(at_b, I64(size * (number * vectors + j))), lanes, flavour, weights)
+            for j in range(vectors)
+        ]
+        for i in range(rows):
+            at = b.add(b.add(a, offsets[i]), I64(4 * number))
+            x = splat_value(b, load_at(b, at, I32, 1), lanes)
+            for j in range(vectors):
+                held = e.get(acc[i][j])
+                if flavour == "quads":
+                    e.put(acc[i][j], emit_dot4(b, held, x, columns[j]))
+                elif flavour == "guarded":
+                    sums = emit_guarded(b, x, columns[j])
+                    if correct:
+                        held = b.sub(emit_dot4(b, held, x, columns[j]), sums)
+                    else:
+                        held = b.add(held, sums)
+                    e.put(acc[i][j], held)
+                else:
+                    pairs = b.bitcast(x, ir.VectorType(I16, 2 * lanes))
+                    e.put(acc[i][j], b.add(held, emit_pairs(b, pairs, columns[j])))
+            e.fence()
+
+    kin, last = e.word(t, Q_KIN), e.word(t, Q_KLAST)
+    at = [e.variable(e.word(t, Q_A))]
+    with ExitStack() as loops:
+        # Loops close in reverse order; each then moves on its own address.
+        for count, stride in ((Q_N0, Q_SA0), (Q_N1, Q_SA1), (Q_N2, Q_SA2)):
+            left = loops.enter_context(e.loop(e.word(t, count)))
+            if count == Q_N0:
+                kin = b.select(b.icmp_signed("==", left, I64(1)), last, kin)
+            loops.callback(_move, e, t, at[-1], stride)
+            at.append(e.variable(e.get(at[-1])))
+        with e.loop(kin):
+            # Else LLVM derives the address of each row from the one before.
+            a, at_b = e.opaque(e.get(at[-1])), e.opaque(e.get(right))
+            step(a, at_b, 0)
+            step(a, at_b, 1)
+            e.put(at[-1], b.add(a, I64(8)))
+            e.put(right, b.add(at_b, I64(2 * size * vectors)))
+    if flavour == "guarded":
+        place = e.variable(e.word(t, Q_LIST))
+        with e.loop(e.word(t, Q_FAULTS)):
+            fault = e.get(place)
+            a = b.add(e.word(t, Q_A), e.load_i64(fault))
+            at_b = b.add(e.word(t, Q_B), e.load_i64(b.add(fault, I64(8))))
+            step(a, at_b, 0, correct=True)
+            e.put(place, b.add(fault, I64(16)))
+    _finish(e, t, acc, output)
+
+
+def _take_zeros(e: Emit, t: Any, acc: list[list[Any]]) -> None:
+    """Take from the sums what columns of B are too large by, if they are."""
+    b, lanes, sums = e.b, e.lanes, e.word(t, Q_ROWS)
+    kind = ir.VectorType(I32, lanes)
+    with e.when(b.icmp_signed("!=", sums, I64(0))):
+        at = e.word(t, Q_COLUMNS)
+        columns = [load_at(b, b.add(at, I64(4 * lanes * j)), kind, 4) for j in range(len(acc[0]))]
+        for i, row in enumerate(acc):
+            factor = splat_value(b, load_at(b, b.add(sums, I64(4 * i)), I32, 4), lanes)
+            for slot, column in zip(row, columns, strict=True):
+                e.put(slot, b.sub(e.get(slot), b.mul(factor, column)))
+
+
+def _row_offsets(e: Emit, step: Any, rows: int) -> list[Any]:
+    """Return the bytes from row 0 to each row, as few registers with scales as possible."""
+    odd = {k: e.opaque(e.b.mul(step, I64(k))) for k in range(3, rows, 2)}
+    odd[1] = step
+
+    def offset(i: int) -> Any:
+        shift = min((i & -i).bit_length() - 1, 3)
+        whole = i >> shift
+        return e.b.shl(odd[whole], I64(shift)) if whole in odd else e.b.mul(step, I64(i))
+
+    return [offset(i) if i else I64(0) for i in range(rows)]
+
+
+def _move(e: Emit, t: Any, slot: Any, stride: int) -> None:
+    e.step(slot, e.word(t, stride))
+
+
+def _finish(e: Emit, t: Any, acc: list[list[Any]], output: str) -> None:
+    """Requantise the sums and store them."""
+    b, lanes = e.b, e.lanes
+    c, crs, cjs = e.word(t, Q_C), e.word(t, Q_CRS), e.word(t, Q_CJS)
+    vectors = len(acc[0])
+    if output == "int32":
+        for i, row in enumerate(acc):
+            for j in range(vectors):
+                to = b.add(b.add(c, b.mul(crs, I64(i))), I64(4 * lanes * j))
+                store_at(b, to, e.get(row[j]), 4)
+        return
+    end = Requantizer(b, lanes, output, (e.word(t, Q_LOW), e.word(t, Q_HIGH), e.word(t, Q_ZERO)))
+    scale, shift = e.word(t, Q_SCALE), e.word(t, Q_SHIFT)
+    scales = [load_at(b, b.add(scale, I64(4 * lanes * j)), end.real, 4) for j in range(vectors)]
+    slots = [e.variable(end.real(None)) for _ in range(vectors)]
+    with e.when(b.icmp_signed("!=", shift, I64(0))):
+        for j in range(vectors):
+            e.put(slots[j], load_at(b, b.add(shift, I64(4 * lanes * j)), end.real, 4))
+    shifts = [e.get(slot) for slot in slots]
+    group = BLOCK // lanes
+    for i, row in enumerate(acc):
+        values = [end.scaled(e.get(s), scales[j], shifts[j]) for j, s in enumerate(row)]
+        to = b.add(c, b.mul(crs, I64(i)))
+        if output == "float32":
+            for j, value in enumerate(values):
+                store_at(b, b.add(to, I64(4 * lanes * j)), value, 4)
+            continue
+        for j in range(0, vectors, group):
+            packed = end.packed(values[j : j + group], list(range(BLOCK)))
+            store_at(b, b.add(to, b.mul(cjs, I64(j // group))), packed, 1)
+        e.fence()
+
+
+def product_tile(*, flavour: str, weights: str, output: str) -> Callable[..., None]:
+    """Return the kernel that runs one tile: ``(address of the Q_* words, rows, vectors, 0)``.
+
+    Args:
+        flavour: ``"pairs"``, ``"quads"`` or ``"guarded"``, see above.
+        weights: How B is held: ``"int8"``, or ``"int16"`` (``pairs`` only).
+        output: ``"uint8"`` and ``"int8"``; ``"int32"`` for the plain sums; ``"float32"`` for sums
+            that are scaled but not rounded.
+    """
+    lanes, mr, nv = int_tile()
+
+    def body(e: Emit, t: Any, rows: int, vectors: int, _masked: bool) -> None:
+        _body(e, t, rows, vectors, flavour, weights, output)
+
+    name = f"int_{flavour}_{weights}_{output}"
+    return dispatcher(name, body, "float32", lanes, mr, nv, False, max(1, BLOCK // lanes))

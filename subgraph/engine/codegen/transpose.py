@@ -1,0 +1,174 @@
+"""Elements that change places in registers: blocks of ``lanes x lanes``, a few rows, repetitions.
+
+What packs operands, turns layouts and reads masks across their rows is made of the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+
+from subgraph.engine.codegen.irtools import (
+    I32,
+    I64,
+    INT64,
+    VOID,
+    define,
+    first_lanes,
+    load_at,
+    store_at,
+)
+from subgraph.engine.codegen.simd import vec
+
+_LANE_BYTES = 16  # shuffles inside such a part of a register are the cheapest everywhere
+
+
+def _picked(builder: Any, a: Any, b: Any, picks: Sequence[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(I32, len(picks)), [I32(e) for e in picks])
+    return builder.shuffle_vector(a, b, mask)
+
+
+def exchange(builder: Any, rows: list[Any], itemsize: int) -> list[Any]:
+    """Emit the transposition of a square of vectors, one shuffle for each vector and step.
+
+    First every part of 16 bytes with as many rows: to zip the rows of its two halves, as often as
+    row numbers have bits, turns it. Then blocks of parts change places.
+    """
+    lanes = len(rows)
+    part = min(lanes, _LANE_BYTES // itemsize)
+    low = [
+        p + h + e * lanes for p in range(0, lanes, part) for h in range(part // 2) for e in (0, 1)
+    ]
+    high = [e + part // 2 for e in low]
+    for _ in range(part.bit_length() - 1):
+        zipped: list[Any] = []
+        for first in range(0, lanes, part):
+            for i in range(first, first + part // 2):
+                pair = rows[i], rows[i + part // 2]
+                zipped += [_picked(builder, *pair, picks) for picks in (low, high)]
+        rows = zipped
+    step = part
+    while step < lanes:
+        keep = [e if not e & step else e - step + lanes for e in range(lanes)]
+        take = [e + step if not e & step else e + lanes for e in range(lanes)]
+        turned = list(rows)
+        for i in range(lanes):
+            if not i & step:
+                turned[i] = _picked(builder, rows[i], rows[i + step], keep)
+                turned[i + step] = _picked(builder, rows[i], rows[i + step], take)
+        rows, step = turned, step * 2
+    return rows
+
+
+@cache
+def transposer(dtype: str, lanes: int) -> Any:
+    """Return ``turn(source, source step, rows, columns, target, target step)``.
+
+    It copies ``rows x columns`` elements (each at most ``lanes``) so that row i of the source
+    becomes column i of the target; nothing else is read or written. Steps are bytes between rows.
+    """
+    v = vec(dtype, lanes)
+
+    def whole(builder: Any, args: Sequence[Any]) -> None:
+        source, step, _, _, target, to = args
+        rows: list[Any] = []
+        for i in range(lanes):
+            at = builder.add(source, builder.mul(step, I64(i)))
+            rows.append(load_at(builder, at, v.llvm, v.itemsize))
+        for i, row in enumerate(exchange(builder, rows, v.itemsize)):
+            at = builder.add(target, builder.mul(to, I64(i)))
+            stored = builder.store(row, builder.inttoptr(at, ir.PointerType()))
+            stored.align = v.itemsize
+
+    def part(builder: Any, args: Sequence[Any]) -> None:
+        # Rows that are not there lie anywhere: to touch memory that is not mapped takes hundreds
+        # of cycles, even where the mask is empty.
+        source, step, height, width, target, to = args
+        rows: list[Any] = []
+        for i in range(lanes):
+            inside = builder.icmp_signed(">", height, I64(i))
+            count = builder.select(inside, width, I64(0))
+            at = builder.select(inside, builder.add(source, builder.mul(step, I64(i))), source)
+            rows.append(v.emit_load(builder, at, first_lanes(builder, count, lanes)))
+        wanted = first_lanes(builder, height, lanes)
+        for i, row in enumerate(exchange(builder, rows, v.itemsize)):
+            with builder.if_then(builder.icmp_signed(">", width, I64(i))):
+                at = builder.add(target, builder.mul(to, I64(i)))
+                v.emit_store(builder, at, wanted, row)
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        full = I64(lanes)
+        rows = builder.icmp_signed("==", args[2], full)
+        columns = builder.icmp_signed("==", args[3], full)
+        with builder.if_else(builder.and_(rows, columns)) as (then, otherwise):
+            with then:
+                whole(builder, args)
+            with otherwise:
+                part(builder, args)
+
+    return define(VOID, [INT64] * 6, emit)
+
+
+@cache
+def zipper(dtype: str, lanes: int, count: int, apart: bool) -> Any:
+    """Return ``zip(source, target, step)`` for ``count`` rows of ``lanes`` elements.
+
+    It writes elements of the rows in turn: the first of every row, then the second of every row.
+    The rows lie ``step`` bytes apart, what is made of them lies together. With ``apart`` the way
+    back: rows that lie ``step`` bytes apart are made of what lies together.
+    """
+    v = vec(dtype, lanes)
+
+    def at(builder: Any, start: Any, step: Any, k: int) -> Any:
+        return builder.add(start, builder.mul(step, I64(k)))
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        source, target, step = args
+        together = I64(lanes * v.itemsize)
+        steps = (together, step) if apart else (step, together)
+        rows = [
+            load_at(builder, at(builder, source, steps[0], k), v.llvm, v.itemsize)
+            for k in range(count)
+        ]
+        joined = _joined(builder, rows)
+        empty = ir.Constant(joined.type, ir.Undefined)
+        for k in range(count):
+            made = range(k * lanes, (k + 1) * lanes)
+            if apart:
+                picks = [i * count + k for i in range(lanes)]
+            else:
+                picks = [i % count * lanes + i // count for i in made]
+            row = _picked(builder, joined, empty, picks)
+            store_at(builder, at(builder, target, steps[1], k), row, v.itemsize)
+
+    return define(VOID, [INT64] * 3, emit)
+
+
+def _joined(builder: Any, rows: list[Any]) -> Any:
+    """Emit one long vector of vectors."""
+    while len(rows) > 1:
+        size = rows[0].type.count
+        rows += [ir.Constant(rows[0].type, ir.Undefined)] * (len(rows) % 2)
+        rows = [
+            _picked(builder, rows[i], rows[i + 1], range(2 * size)) for i in range(0, len(rows), 2)
+        ]
+    return rows[0]
+
+
+@cache
+def repeater(dtype: str, lanes: int, times: int) -> Any:
+    """Return ``repeat(source, target)``: ``lanes`` elements, each ``times`` times in a row."""
+    v = vec(dtype, lanes)
+
+    def emit(builder: Any, _context: Any, args: Sequence[Any]) -> None:
+        row = load_at(builder, args[0], v.llvm, v.itemsize)
+        empty = ir.Constant(v.llvm, ir.Undefined)
+        for k in range(times):
+            picks = [(k * lanes + i) // times for i in range(lanes)]
+            at = builder.add(args[1], I64(k * lanes * v.itemsize))
+            store_at(builder, at, _picked(builder, row, empty, picks), v.itemsize)
+
+    return define(VOID, [INT64] * 2, emit)

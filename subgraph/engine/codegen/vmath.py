@@ -1,0 +1,550 @@
+"""Elementary functions over vectors, emitted as arithmetic: no calls into a maths library.
+
+``function("exp", dtype, lanes)`` is an intrinsic ``vec -> vec`` for kernels; ``emit(name, builder,
+value)`` is the same for those who emit IR themselves (the epilogues of tiles). Infinities and NaN
+follow IEEE 754; ``tests/engine/test_vmath.py`` states and checks the errors. The polynomials are
+Chebyshev interpolants computed for this file; argument reductions are Cody and Waite's, the scheme
+of the logarithms is that of fdlibm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from llvmlite import binding, ir
+
+from subgraph.engine.codegen.irtools import (
+    F64,
+    I32,
+    call_intrinsic,
+    define,
+    emit_fma,
+    splat_value,
+    suffix,
+    vec_type,
+)
+from subgraph.errors import ConfigError
+from subgraph.system import host
+
+from .vmath_angles import acos, asin, atan, sincos
+from .vmath_power import power_single
+
+
+class _Format:
+    """The numbers of one floating-point format that the functions need."""
+
+    def __init__(self, single: bool) -> None:
+        self.single = single
+        self.bits = 32 if single else 64
+        self.mantissa = 23 if single else 52
+        self.bias = 127 if single else 1023
+        # ln 2 in two parts, the first with zeros at its end: its small multiples are exact.
+        self.ln2_high = 0.693359375 if single else 6.93147180369123816490e-01
+        self.ln2_low = -2.12194440054690583e-4 if single else 1.90821492927058770002e-10
+        self.exp_least = -104.0 if single else -746.0
+        self.exp_most = 89.0 if single else 710.0
+        self.expm1_least = -25.0 if single else -50.0
+        self.exp_normal = 87.0 if single else 708.0  # e**x and e**-x are normal numbers up to here
+        self.least_normal = 2.0**-126 if single else 2.0**-1022
+        self.sqrt_half = 0x3F3504F3 if single else 0x3FE6A09E667F3BCD
+
+
+_SINGLE, _DOUBLE = _Format(True), _Format(False)
+# (e**r - 1 - r) / r**2 for |r| <= ln(2) / 2.
+_EXP = {
+    True: (0.499999934, 0.166665204, 0.0416683909, 0.00836874557, 0.00138145356),
+    False: (
+        0.5,
+        0.16666666666666669,
+        0.04166666666662413,
+        0.008333333333330062,
+        0.0013888888917213717,
+        0.00019841269863053618,
+        2.4801521295954376e-05,
+        2.7557268459997064e-06,
+        2.7620088445409746e-07,
+        2.510038549551032e-08,
+    ),
+}
+# (log(1 + f) - f + f**2 / 2) / f**3 between the square roots of 1/2 and 2.
+_LOG_SINGLE = (
+    0.333333313,
+    -0.24999997,
+    0.200007156,
+    -0.166678026,
+    0.142490581,
+    -0.124256872,
+    0.116854198,
+    -0.114797339,
+    0.0697161183,
+)
+# (log((1 + s) / (1 - s)) / s - 2) / s**2 in powers of s**2.
+_LOG_DOUBLE = (
+    0.6666666666666666,
+    0.4000000000000088,
+    0.28571428570803614,
+    0.22222222391713917,
+    0.18181795640132906,
+    0.15386239702814658,
+    0.13268773138656886,
+    0.13086626147840102,
+)
+# erf(x) / x - 1 in powers of x**2, |x| up to 1 (double).
+_ERF_SMALL = (
+    0.1283791670955126,
+    -0.37612638903183754,
+    0.1128379167095512,
+    -0.02686617064512984,
+    0.0052239776254232985,
+    -0.000854832702193483,
+    0.00012055332902888736,
+    -1.4925647567519332e-05,
+    1.6462045441468418e-06,
+    -1.6364642158167616e-07,
+    1.4792401209404813e-08,
+    -1.216456005728345e-09,
+    8.709045129053106e-11,
+    -4.230945824295338e-12,
+)
+# -log(erfc(t)) / t - 1 for larger t, up to 6 (double).
+_ERF_LARGE = (
+    0.12837930324929545,
+    0.6366183593979604,
+    0.1027795346019184,
+    -0.019149840096447227,
+    -0.00016255281753077566,
+    0.0016197799433163777,
+    -0.0004924116640149381,
+    -7.392856934456933e-05,
+    0.00014708725172721374,
+    -8.542127890581203e-05,
+    3.3893684821510686e-05,
+    -1.0447328429503091e-05,
+    2.6113657009940175e-06,
+    -5.37988828544478e-07,
+    9.17267395120448e-08,
+    -1.2899259906677758e-08,
+    1.4820414048361458e-09,
+    -1.3691237118123421e-10,
+    9.923279927507246e-12,
+    -5.43328791282143e-13,
+    2.1122079183675947e-14,
+    -5.193832419317427e-16,
+    6.070719456365928e-18,
+)
+# erf(x / sqrt(2)) / x for |x| up to _GELU_MOST as a quotient of polynomials in x**2 (relative error
+# 2.2e-8, found by reweighted least squares); beyond it erf is 1 in float32.
+_GELU_MOST = 5.6
+_GELU_OVER = (0.797884544, 0.0678496227, 0.00935414797, 3.37769948e-4, 1.25787058e-5, 4.45995785e-8)
+_GELU_UNDER = (1.0, 0.25170322, 0.0286750981, 1.88523866e-3, 7.33294725e-5, 1.17969616e-6)
+# tanh(x) / x for |x| up to _TANH_MOST likewise (2.1e-8); beyond it tanh is 1 in float32.
+_TANH_MOST = 9.02
+_TANH_OVER = (1.0, 0.133797273, 0.00349404593, 2.05836568e-05, 1.33192906e-08)
+_TANH_UNDER = (1.0, 0.467130423, 0.0258711167, 0.000328311085, 7.7621138e-07)
+
+
+class Expr:
+    """A float vector while it is being computed: Python operators emit instructions."""
+
+    __slots__ = ("builder", "value")
+
+    def __init__(self, builder: Any, value: Any) -> None:
+        self.builder = builder
+        self.value = value
+
+    @property
+    def format(self) -> _Format:
+        element = self.value.type.element
+        return _SINGLE if isinstance(element, ir.FloatType) else _DOUBLE
+
+    def const(self, number: float) -> Expr:
+        """Return a constant of this expression's type."""
+        ty = self.value.type
+        rounded = ir.Constant(ty.element, number)
+        return Expr(self.builder, ir.Constant(ty, [rounded] * ty.count))
+
+    def _operand(self, other: Expr | float) -> Any:
+        return other.value if isinstance(other, Expr) else self.const(other).value
+
+    def _emit(self, instruction: str, *values: Any) -> Expr:
+        return Expr(self.builder, getattr(self.builder, instruction)(*values))
+
+    def __add__(self, other: Expr | float) -> Expr:
+        return self._emit("fadd", self.value, self._operand(other))
+
+    def __sub__(self, other: Expr | float) -> Expr:
+        return self._emit("fsub", self.value, self._operand(other))
+
+    def __rsub__(self, other: float) -> Expr:
+        return self._emit("fsub", self._operand(other), self.value)
+
+    def __mul__(self, other: Expr | float) -> Expr:
+        return self._emit("fmul", self.value, self._operand(other))
+
+    def __truediv__(self, other: Expr | float) -> Expr:
+        return self._emit("fdiv", self.value, self._operand(other))
+
+    def __rtruediv__(self, other: float) -> Expr:
+        return self._emit("fdiv", self._operand(other), self.value)
+
+    def __neg__(self) -> Expr:
+        return self._emit("fneg", self.value)
+
+    def fma(self, factor: Expr | float, addend: Expr | float) -> Expr:
+        """Return ``self * factor + addend``."""
+        values = [self.value, self._operand(factor), self._operand(addend)]
+        return Expr(self.builder, emit_fma(self.builder, *values))
+
+    def polynomial(self, coefficients: Sequence[float]) -> Expr:
+        """Return the polynomial of this with coefficients from the constant upwards (Horner)."""
+        result = self.const(coefficients[-1])
+        for coefficient in coefficients[-2::-1]:
+            result = result.fma(self, coefficient)
+        return result
+
+    def polynomial_in_pairs(self, coefficients: Sequence[float]) -> Expr:
+        """Return :meth:`polynomial` in half as long a chain: pairs of terms, then their squares."""
+        square = self * self
+        pairs = [
+            self.const(pair[0]) if len(pair) == 1 else self.const(pair[1]).fma(self, pair[0])
+            for pair in (coefficients[i : i + 2] for i in range(0, len(coefficients), 2))
+        ]
+        result = pairs.pop()
+        while pairs:
+            result = result.fma(square, pairs.pop())
+        return result
+
+    def compare(self, op: str, other: Expr | float) -> Any:
+        """Return a mask; with NaN it is false, but true for ``"!="``."""
+        compare = self.builder.fcmp_unordered if op == "!=" else self.builder.fcmp_ordered
+        return compare(op, self.value, self._operand(other))
+
+    def where(self, mask: Any, other: Expr | float) -> Expr:
+        """Return this where the mask holds, else the other."""
+        return self._emit("select", mask, self.value, self._operand(other))
+
+    def at_least(self, bound: float) -> Expr:
+        """Return the larger of this and a bound; NaN stays."""
+        return self.const(bound).where(self.compare("<", bound), self)
+
+    def at_most(self, bound: float) -> Expr:
+        """Return the smaller of this and a bound; NaN stays."""
+        return self.const(bound).where(self.compare(">", bound), self)
+
+    def abs(self) -> Expr:
+        return self.libm("fabs")
+
+    def copysign(self, sign: Expr) -> Expr:
+        return self.libm("copysign", sign.value)
+
+    def libm(self, name: str, *more: Any) -> Expr:
+        """Return LLVM's intrinsic of that name: an instruction, or a library call per lane."""
+        ty = self.value.type
+        values = [self.value, *more]
+        return Expr(
+            self.builder, call_intrinsic(self.builder, f"llvm.{name}.{suffix(ty)}", ty, values)
+        )
+
+    # Integers of the same width.
+
+    @property
+    def _integers(self) -> Any:
+        return ir.VectorType(ir.IntType(self.format.bits), self.value.type.count)
+
+    def bits(self) -> Any:
+        """Return the bits as an integer vector."""
+        return self.builder.bitcast(self.value, self._integers)
+
+    def integer(self, number: int) -> Any:
+        """Return an integer constant of the same width."""
+        ty = self._integers
+        return ir.Constant(ty, [ir.Constant(ty.element, number)] * ty.count)
+
+    def like(self, value: Any) -> Expr:
+        """Return an expression over another value."""
+        return Expr(self.builder, value)
+
+    def from_bits(self, bits: Any) -> Expr:
+        return self.like(self.builder.bitcast(bits, self.value.type))
+
+    def nearest(self, scale: float) -> tuple[Expr, Any]:
+        """Return ``rint(self * scale)`` as float and as integer, for results below 2**21.
+
+        Adding 1.5 * 2**mantissa leaves the integer in the low bits; NaN gives some integer.
+        """
+        magic = 1.5 * 2.0**self.format.mantissa
+        shifted = self.fma(scale, magic)
+        offset = self.const(magic).bits()
+        return shifted - magic, self.builder.sub(shifted.bits(), offset)
+
+    def power_of_two(self, exponent: Any) -> Expr:
+        """Return 2**exponent for an integer vector in the range of normal numbers."""
+        f = self.format
+        biased = self.builder.add(exponent, self.integer(f.bias))
+        return self.from_bits(self.builder.shl(biased, self.integer(f.mantissa)))
+
+    def scaled(self, exponent: Any) -> Expr:
+        """Return this times 2**exponent, which AVX-512 does in one instruction."""
+        narrow = ir.VectorType(I32, self.value.type.count)
+        if self.format.bits == 64:
+            exponent = self.builder.trunc(exponent, narrow)
+        ty = self.value.type
+        name = f"llvm.ldexp.{suffix(ty)}.{suffix(narrow)}"
+        return self.like(call_intrinsic(self.builder, name, ty, [self.value, exponent]))
+
+
+def _reduced(x: Expr) -> tuple[Expr, Any, Expr]:
+    """Split x = n * ln 2 + r; return r, n as an integer, and e**r - 1."""
+    f = x.format
+    n, exponent = x.nearest(1.0 / math.log(2.0))
+    r = n.fma(-f.ln2_high, x)
+    r = n.fma(-f.ln2_low, r)
+    return r, exponent, r.polynomial(_EXP[f.single]).fma(r * r, r)
+
+
+def _scales_in_one() -> bool:
+    """Return whether multiplying by a power of two is one instruction that LLVM knows."""
+    return host.isa().has("avx512vl") and binding.llvm_version_info >= (22, 0, 0)
+
+
+def _exp(x: Expr) -> Expr:
+    f = x.format
+    _, exponent, power = _reduced(x.at_least(f.exp_least).at_most(f.exp_most))
+    if _scales_in_one() and x.value.type.count * f.bits >= 128:
+        return (power + 1.0).scaled(exponent)
+    # Two factors: one alone cannot reach the subnormal numbers, nor the largest.
+    half = x.builder.ashr(exponent, x.integer(1))
+    rest = x.builder.sub(exponent, half)
+    return (power + 1.0) * x.power_of_two(half) * x.power_of_two(rest)
+
+
+def _exp_unbounded(x: Expr, sign: float = 1.0, *, coarse: bool = False) -> Expr:
+    """Return e**(sign * x) where that is a normal number, anything where not.
+
+    The exponent is added to the bits of the power, whose lowest bits ``shifted`` keeps. ``coarse``
+    saves a step and adds an error of |x| * 2.8e-9 in single precision, where products are not
+    rounded before their sum.
+    """
+    f, builder = x.format, x.builder
+    magic = 1.5 * 2.0**f.mantissa
+    shifted = x.fma(sign / math.log(2.0), magic)
+    n = shifted - magic
+    x = x if sign > 0 else -x
+    if coarse and f.single and host.isa().fma:
+        r = n.fma(-math.log(2.0), x)
+    else:
+        r = n.fma(-f.ln2_low, n.fma(-f.ln2_high, x))
+    power = r.polynomial_in_pairs((1.0, *_EXP[f.single])).fma(r, 1.0)
+    exponent = builder.shl(shifted.bits(), x.integer(f.mantissa))
+    return x.from_bits(builder.add(power.bits(), exponent))
+
+
+def _exp_flushed(x: Expr) -> Expr:
+    """Return e**x for x up to 87 (float64: 708), 0 (or a subnormal number) below minus that."""
+    if _scales_in_one():
+        return _exp(x)
+    below = x.compare("<", -x.format.exp_normal)
+    return x.const(0.0).where(below, _exp_unbounded(x, coarse=True))
+
+
+def _expm1_negative(x: Expr) -> Expr:
+    """Return e**x - 1 for x <= 0 (and a little above)."""
+    _, exponent, power = _reduced(x.at_least(x.format.expm1_least))
+    scale = x.power_of_two(exponent)
+    return power.fma(scale, scale - 1.0)
+
+
+def _expm1(x: Expr) -> Expr:
+    f = x.format
+    _, exponent, power = _reduced(x.at_least(f.expm1_least).at_most(f.exp_most))
+    # Half of the factor: the whole overflows before the result does.
+    scale = x.power_of_two(x.builder.sub(exponent, x.integer(1)))
+    large = power.fma(scale, scale - 0.5) * 2.0
+    # Where n = 0 the halves would lose the lowest bits of subnormal results.
+    small = x.builder.icmp_signed("==", exponent, x.integer(0))
+    result = power.where(small, large)
+    return x.where(x.compare("==", 0.0), result)
+
+
+def _sigmoid(x: Expr) -> Expr:
+    if not _scales_in_one():
+        bounded = x.at_most(x.format.exp_normal)
+        quotient = x.const(1.0) / (_exp_unbounded(bounded, -1.0) + 1.0)
+        return x.const(0.0).where(x.compare("<", -x.format.exp_normal), quotient)
+    e = _exp(-x.abs())
+    numerator = x.const(1.0).where(x.compare(">=", 0.0), e)
+    return numerator / (e + 1.0)
+
+
+def _tanh(x: Expr) -> Expr:
+    if x.format.single:
+        bounded = x.at_least(-_TANH_MOST).at_most(_TANH_MOST)
+        square = bounded * bounded
+        over = bounded * square.polynomial(_TANH_OVER)
+        return (over / square.polynomial(_TANH_UNDER)).at_least(-1.0).at_most(1.0)
+    e = _expm1_negative(x.abs() * -2.0)
+    result = (-e / (e + 2.0)).copysign(x)
+    # Below this tanh(x) rounds to x; the formula would lose subnormal numbers.
+    return result.where(x.abs().compare(">=", 1e-9), x)
+
+
+def _log(x: Expr) -> Expr:
+    f = x.format
+    tiny = x.compare("<", f.least_normal)
+    lift = f.mantissa + 1
+    y = (x * 2.0**lift).where(tiny, x)
+    lifted = x.const(float(-lift)).where(tiny, 0.0)
+    builder = x.builder
+    offset = builder.sub(y.bits(), x.integer(f.sqrt_half))
+    exponent = builder.ashr(offset, x.integer(f.mantissa))
+    moved = builder.sub(y.bits(), builder.shl(exponent, x.integer(f.mantissa)))
+    n = x.like(builder.sitofp(exponent, x.value.type)) + lifted
+    result = _log_near_one(x.from_bits(moved) - 1.0, n)
+    infinity = x.const(math.inf)
+    result = infinity.where(x.compare("==", math.inf), result)
+    result = (-infinity).where(x.compare("==", 0.0), result)
+    bad = builder.fcmp_unordered("<", x.value, x.const(0.0).value)
+    return x.const(math.nan).where(bad, result)
+
+
+def _log_near_one(g: Expr, n: Expr) -> Expr:
+    """Return log(1 + g) + n ln 2 for 1 + g between the square roots of 1/2 and 2."""
+    f = g.format
+    half_square = g * g * 0.5
+    if f.single:
+        cube = g * g * g
+        tail = g.polynomial(_LOG_SINGLE).fma(cube, n * f.ln2_low)
+        return n.fma(f.ln2_high, (tail - half_square) + g)
+    s = g / (g + 2.0)
+    z = s * s
+    r = z * z.polynomial(_LOG_DOUBLE)
+    tail = (half_square + r).fma(s, n * f.ln2_low)
+    return n.fma(f.ln2_high, g - (half_square - tail))
+
+
+def _log1p(x: Expr) -> Expr:
+    # log(1 + x) = log(u) + (x - (u - 1)) / u, where u is 1 + x rounded.
+    u = x + 1.0
+    correction = (x - (u - 1.0)) / u
+    infinite = u.compare("==", math.inf)
+    result = _log(u) + x.const(0.0).where(infinite, correction)
+    pole = x.compare("==", -1.0)
+    result = x.const(-math.inf).where(pole, result)
+    return x.where(x.abs().compare("<", 2.0**-30 if x.format.single else 2.0**-60), result)
+
+
+def _erf(x: Expr) -> Expr:
+    if x.format.single:
+        return _erf_single(x, math.sqrt(2.0))
+    t = x.abs()
+    square = x * x
+    small = square.polynomial(_ERF_SMALL).fma(x, x)
+    bounded = t.at_most(6.0)
+    exponent = bounded.polynomial(_ERF_LARGE).fma(bounded, bounded)
+    large = (-_expm1_negative(-exponent)).copysign(x)
+    return large.where(t.compare(">", 1.0), small)
+
+
+def _erf_single(x: Expr, scale: float) -> Expr:
+    """Return erf(scale * x / sqrt(2)) of float32: the coefficients take the scale in."""
+    most = _GELU_MOST / scale
+    bounded = x.at_least(-most).at_most(most)
+    square = bounded * bounded
+    over = [c * scale ** (2 * k + 1) for k, c in enumerate(_GELU_OVER)]
+    under = [c * scale ** (2 * k) for k, c in enumerate(_GELU_UNDER)]
+    quotient = bounded * square.polynomial_in_pairs(over) / square.polynomial_in_pairs(under)
+    return x.const(1.0).copysign(x).where(x.abs().compare(">=", most), quotient)
+
+
+def _silu(x: Expr) -> Expr:
+    if _scales_in_one():
+        return x * _sigmoid(x)
+    most = x.format.exp_normal
+    quotient = x / (_exp_unbounded(x.at_most(most), -1.0) + 1.0)
+    # Where the exponential has no end the product is 0; NaN, as written, of -inf.
+    return quotient.where(x.compare(">=", -most), x * 0.0)
+
+
+def _gelu(x: Expr) -> Expr:
+    half = x * 0.5
+    if not x.format.single:
+        return half.fma(_erf(x * math.sqrt(0.5)), half)
+    return half.fma(_erf_single(x, 1.0), half)
+
+
+def _softplus(x: Expr) -> Expr:
+    # max(x, 0) + log1p(e**-|x|)
+    zero = x.const(0.0)
+    positive = zero.where(x.compare("<", 0.0), x)
+    return positive + _log1p(_exp(-x.abs()))
+
+
+_FUNCTIONS: dict[str, Callable[[Expr], Expr]] = {
+    "exp": _exp,
+    "exp_flushed": _exp_flushed,
+    "expm1": _expm1,
+    "log": _log,
+    "log1p": _log1p,
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "erf": _erf,
+    "sin": lambda x: sincos(x, 0),
+    "cos": lambda x: sincos(x, 1),
+    "asin": asin,
+    "acos": acos,
+    "atan": atan,
+    "silu": _silu,
+    "gelu": _gelu,
+    "softplus": _softplus,
+}
+NAMES = tuple(sorted(_FUNCTIONS))
+
+
+def emit(name: str, builder: Any, value: Any) -> Any:
+    """Emit a function of a float32 or float64 vector (or scalar) and return the LLVM value.
+
+    Raises:
+        ConfigError: There is no function of that name.
+    """
+    if name not in _FUNCTIONS:
+        raise ConfigError(f"no vector function {name!r}; there are {', '.join(NAMES)}")
+    if isinstance(value.type, ir.VectorType):
+        return _FUNCTIONS[name](Expr(builder, value)).value
+    lanes = _FUNCTIONS[name](Expr(builder, splat_value(builder, value, 1))).value
+    return builder.extract_element(lanes, I32(0))
+
+
+@cache
+def function(name: str, dtype: str, lanes: int) -> Any:
+    """Return the intrinsic ``(vec) -> vec`` of an elementary function.
+
+    Args:
+        name: One of ``NAMES``.
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of the vector.
+    """
+    v = vec_type(dtype, lanes)
+    return define(v, [v], lambda b, c, a: emit(name, b, a[0]))
+
+
+@cache
+def power(dtype: str, lanes: int) -> Any:
+    """Return the intrinsic ``(vec, vec) -> vec`` of ``x ** y``.
+
+    float32 is computed in float64 as e**(y log|x|); float64 calls the maths library lane by lane.
+    """
+    v = vec_type(dtype, lanes)
+    return define(v, [v, v], lambda b, c, a: emit_power(b, a[0], a[1]))
+
+
+def emit_power(builder: Any, x: Any, y: Any) -> Any:
+    """Emit ``x ** y`` of float32 or float64 vectors, as `power` says, and return the LLVM value.
+
+    The exponents of float32 may be float64.
+    """
+    if x.type.element == F64:
+        return call_intrinsic(builder, f"llvm.pow.{suffix(x.type)}", x.type, [x, y])
+    return power_single(Expr(builder, x), Expr(builder, y)).value

@@ -1,0 +1,1 @@
+"""The planner: from a graph with sizes to steps over placed memory."""

@@ -1,0 +1,527 @@
+"""Bound plans: a plan with a request's memory, its argument words at their addresses, ready to run.
+
+The words are a copy of those that `subgraph.engine.planner.laid_out` made of the plan. A run
+patches only
+the addresses that moved: usually none, since small inputs and outputs are copied to places of
+their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from subgraph.engine.planner.constants import made
+from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch
+from subgraph.engine.planner.lowering import Operand, Storage
+from subgraph.engine.planner.plan import HostStep, Item, Plan
+from subgraph.engine.planner.stored_program import StoredProgram
+from subgraph.engine.planner.template import Instance, Template
+from subgraph.engine.program import layout
+from subgraph.engine.program.addresses import address_of
+from subgraph.engine.program.pool import Pool
+from subgraph.engine.program.program import Program, Step
+from subgraph.engine.program.reports import SLOT_WORDS, ReportSlot
+from subgraph.engine.program.result_memory import ResultMemory
+from subgraph.engine.toolchain import loader, toolchain
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.parameters import Snapshot
+from subgraph.graph.types import numpy_dtype
+from subgraph.operators.reference import evaluate
+from subgraph.operators.subgraph_op import DefaultSubgraphOp, ProfileEntry, fill_outputs
+from subgraph.system import guard_pages, guard_report
+from subgraph.system.large_pages import aligned_empty, mapped_empty
+from subgraph.weights.cache import Changes, WeightEntry
+from subgraph.weights.mapped_files import release
+from subgraph.weights.sharing import shared_out
+
+Array = np.ndarray[Any, Any]
+# Copying that much costs less than asking an array for its address and patching words.
+STAGED = 16384
+_WORTH_THREADS = 1 << 22  # bytes of weights
+_LARGE = 1 << 25  # bytes of weights beside which a linker's own memory counts
+
+
+class Arena:
+    """A request's memory, shared by the plans that it runs one after another."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.memory = aligned_empty((0,), np.dtype(np.uint8), 64)
+        self.address = 0
+
+    def reserve(self, nbytes: int) -> None:
+        """Have at least that many bytes; the address may change."""
+        if guard_pages.MODE:
+            return  # each bound plan has an arena of its own
+        if nbytes > self.memory.nbytes:
+            self.memory = aligned_empty((0,), np.dtype(np.uint8), 64)
+            self.memory = mapped_empty(nbytes)
+            self.address = self.memory.ctypes.data
+
+
+class _GuardedArena(Arena):
+    """The memory of one bound plan, each storage between guard pages."""
+
+    def __init__(self, areas: Sequence[tuple[int, int]], nbytes: int) -> None:
+        self.memory = guard_pages.mapped(areas, nbytes)
+        self.address = self.memory.ctypes.data
+
+
+class BoundPlan:
+    """A plan bound to an arena; runs for one request at a time.
+
+    Attributes:
+        plan: What was bound: a plan, or a program that came without one.
+        only: The program that is all of it; None where the reference computes between programs.
+        inputs: What goes in.
+        outputs: What comes out, in order.
+        epoch: Snapshot that the weights' addresses are of, None before the first.
+    """
+
+    def __init__(
+        self, plan: Plan | Instance | StoredProgram, laid: LaidOut, arena: Arena, pool: Pool | None
+    ) -> None:
+        """Copy the argument words; compile or load the kernels that are not yet there."""
+        self.plan = plan
+        self._entries = laid.entries
+        self.epoch: int | None = None
+        guarded = guard_pages.MODE
+        self._arena = _GuardedArena(laid.areas, laid.arena_bytes) if guarded else arena
+        self._arena_at = -1
+        self._arena_patch = laid.arena
+        kernels = [*(step[0] for step in laid.steps), *(k for k, _ in laid.kernels)]
+        addresses = toolchain.addresses(kernels)
+        if guard_pages.MODE:
+            begins = [begin for _, begin, *_ in laid.steps]
+            self._words = guard_pages.argument_blocks(laid.words, begins)
+        else:
+            self._words = _aligned_words(laid.words)
+        self._slot: ReportSlot | None = None
+        if laid.reports:
+            slot: Array = np.zeros(SLOT_WORDS, np.int64)
+            self._words[laid.slot] = slot.ctypes.data
+            self._slot = ReportSlot(slot, laid.reports)
+        for kernel, patch in laid.kernels:
+            patch.put(self._words, addresses[kernel])
+        self._entry_patches: list[tuple[WeightEntry, Patch]] = []
+        self._held: list[Array] = []
+        for weight, patch in laid.weights:
+            if isinstance(weight, WeightEntry):
+                self._entry_patches.append((weight, patch))
+            else:
+                assert not isinstance(weight, Numbers), "an instance holds arrays"
+                self._held.append(self._hold(weight, patch))
+        self._changes = Changes([entry for entry, _ in self._entry_patches])
+        self._entry_arrays: list[Array | None] = [None] * len(self._entry_patches)
+        self.inputs: list[BoundEnd] = []
+        self.outputs: list[BoundEnd] = []
+        self._place_ends(laid.inputs, laid.outputs)
+        self._threads = 1 if pool is None else pool.size
+        self._segments = self._make_segments(laid, pool, addresses)
+        first = self._segments[0]
+        self.only = first if len(self._segments) == 1 and isinstance(first, Program) else None
+        self._run_staged = self._make_staged()
+        if guard_pages.MODE:
+            guard_report.watch(self)
+
+    # ------------------------------------------------------------------ preparation
+
+    @property
+    def entries(self) -> tuple[ProfileEntry, ...]:
+        """What is known of every step for a profile."""
+        return self._entries()
+
+    @property
+    def template(self) -> Template | None:
+        """The template of which this is an instance."""
+        return self.plan.template if isinstance(self.plan, Instance) else None
+
+    def become(self, instance: Instance) -> None:
+        """Take the numbers of another instance of the same template; the weights stay."""
+        template, numbers = instance.template, instance.numbers
+        self.plan, self._entries = instance, instance.entries
+        template.words.fill(self._words, numbers)
+        for k, weight, patch in template.moved_weights(numbers):
+            self._move_weight(k, weight, patch)
+        self._arena_patch, self._arena_at = template.arena(numbers), -1
+        if guard_pages.MODE:
+            self._arena = _GuardedArena(template.areas(numbers), instance.arena_bytes)
+        self._place_ends(*template.ends(numbers))
+        self._segments[0].resize(template.rows.filled(numbers))
+        self._run_staged = self._make_staged()
+
+    def _move_weight(self, k: int, weight: WeightEntry | Array, patch: Patch) -> None:
+        """Let the words of weight ``k`` of the program point elsewhere."""
+        if not isinstance(weight, WeightEntry):
+            self._held[k - len(self._entry_patches)] = self._hold(weight, patch)
+            return
+        self._entry_patches[k] = weight, patch
+        array = self._entry_arrays[k]
+        if array is not None:
+            patch.put(self._words, array.ctypes.data)
+
+    def _hold(self, array: Array, patch: Patch) -> Array:
+        array = guard_pages.copied(array) if guard_pages.MODE else array
+        patch.put(self._words, array.ctypes.data)
+        return array
+
+    def _place_ends(self, inputs: Sequence[End], outputs: Sequence[End]) -> None:
+        """Give small inputs and outputs places of their own; prepare patches for the others."""
+        there = {bound.end: bound for bound in (*self.inputs, *self.outputs)}
+        self.inputs, self.outputs = (
+            [there.get(end) or BoundEnd(end, self._words) for end in ends]
+            for ends in (inputs, outputs)
+        )
+
+    def _make_segments(
+        self, laid: LaidOut, pool: Pool | None, addresses: Mapping[Kernel, int]
+    ) -> list[Any]:
+        """Return programs, and between them the nodes that the reference computes."""
+        base = self._words.ctypes.data
+        steps = [
+            Step(addresses[kernel], base + 8 * begin, units, grain)
+            for kernel, begin, units, grain in laid.steps
+        ]
+        segments: list[Any] = []
+        hosts = [item for item in self._plan_items() if isinstance(item, HostStep)]
+        begin = 0
+        for end, host in zip(laid.breaks, hosts, strict=True):
+            if end > begin:
+                segments.append(Program(steps[begin:end], self._threads, pool, tiny=laid.tiny))
+            segments.append(host)
+            begin = end
+        if begin < len(steps) or not segments:
+            segments.append(Program(steps[begin:], self._threads, pool, tiny=laid.tiny))
+        return segments
+
+    def _make_staged(self) -> Callable[[Sequence[Any]], list[Array]] | None:
+        """Return what runs a small plan, None for others.
+
+        One program, and places of their own for all that goes in and comes out: nothing to patch.
+        """
+        ends = (*self.inputs, *self.outputs)
+        if self.only is None or any(end.stage is None for end in ends):
+            return None
+        execute = self.only.function
+        if self._slot is not None:
+            execute = partial(_run_and_check, execute, self._slot)
+        stages = [(end.stage, end.position) for end in self.inputs]
+        copies = [end.stage.copy for end in self.outputs]
+        if len(stages) == len(copies) == 1:
+            return _one_to_one(*stages[0], execute, copies[0])
+
+        def run(inputs: Sequence[Any]) -> list[Array]:
+            for stage, position in stages:
+                stage[...] = inputs[position]
+            execute()
+            return [copy() for copy in copies]
+
+        return run
+
+    def _plan_items(self) -> Sequence[Item]:
+        return self.plan.items if isinstance(self.plan, Plan) else ()
+
+    # ------------------------------------------------------------------ runs
+
+    def refresh(self, snapshot: Snapshot) -> None:
+        """Take the weights as ``snapshot``, which is pinned, has them."""
+        work = self._changes.since(snapshot)
+        first = self.epoch is None
+        size = self._weight_bytes() if first else 0
+        if size >= _LARGE:
+            loader.rest()  # the kernels are linked, and the memory is needed
+        if self._threads > 1 and size >= _WORTH_THREADS:
+            shared_out(self._take, work, self._threads)
+        else:
+            for k in work:
+                self._take(k)
+        self._changes.taken(snapshot)
+        self.epoch = snapshot.epoch
+
+    def _take(self, k: int) -> None:
+        """Make a weight anew if it has changed, and note where it lies."""
+        entry, patch = self._entry_patches[k]
+        array = entry.get()
+        if array is not self._entry_arrays[k]:
+            self._entry_arrays[k] = array
+            patch.put(self._words, array.ctypes.data)
+            release(entry.parameters, array)
+
+    def _weight_bytes(self) -> int:
+        return sum(p.array.nbytes for entry, _ in self._entry_patches for p in entry.parameters)
+
+    def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
+        """Run the plan; the weights are fresh.
+
+        Args:
+            inputs: One item for each input of the graph.
+            outputs: Arrays to write into, None for new ones.
+
+        Returns:
+            One array for each output, which the caller owns.
+        """
+        if self._arena_at != self._arena.address:
+            self.settle()
+        if outputs is None and self._run_staged is not None:
+            return self._run_staged(inputs)
+        return self._run(inputs, outputs, self._walk if self.only is None else self.only.run)
+
+    def _run(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Array | None] | None,
+        execute: Callable[[], object],
+    ) -> list[Array]:
+        for end in self.inputs:
+            end.enter(inputs[end.position])
+        given = outputs or [None] * len(self.outputs)
+        results = [end.target(array) for end, array in zip(self.outputs, given, strict=True)]
+        if self._slot is not None:
+            self._slot.clear()
+        execute()
+        for end in self.outputs:
+            end.leave(results)
+        for end in (*self.inputs, *self.outputs):
+            end.forget()
+        self.check_reports()
+        return results if outputs is None else fill_outputs(results, outputs)
+
+    def check_reports(self) -> None:
+        """Raise the error that a kernel of the last run has reported, if there is one.
+
+        Raises:
+            ShapeError: a value that a kernel took as an index or a count was out of range.
+        """
+        if self._slot is not None:
+            self._slot.check()
+
+    def _walk(self) -> None:
+        for segment in self._segments:
+            if isinstance(segment, Program):
+                segment.run()
+            else:
+                self._values().compute(segment)
+
+    def _values(self) -> _Reader:
+        assert isinstance(self.plan, Plan), "only a plan has values outside of its program"
+        return _Reader(self.plan, self._arena.memory, self.inputs, self.outputs)
+
+    def run_timed(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
+    ) -> tuple[list[Array], list[float]]:
+        """Run as `run` does; return the seconds that each item of the plan took, too.
+
+        Those that were skipped have NaN.
+        """
+        seconds: list[float] = []
+
+        def execute() -> None:
+            for segment in self._segments:
+                if isinstance(segment, Program):
+                    _, times = segment.run_timed()
+                    taken = np.where(times[:, 0], (times[:, 1] - times[:, 0]) * 1e-9, np.nan)
+                    seconds.extend(map(float, taken))
+                else:
+                    start = time.perf_counter()
+                    self._values().compute(segment)
+                    seconds.append(time.perf_counter() - start)
+
+        self.settle()
+        return self._run(inputs, outputs, execute), seconds
+
+    def running_steps(self) -> list[guard_report.RunningStep]:
+        """Return the steps that run at this moment, for the report of a fault."""
+        names = [
+            f"node {e.node!r} ({e.op_type}), kernel {e.kernel}"
+            for e in self.entries
+            if e.kernel != "reference"
+        ]
+        found: list[guard_report.RunningStep] = []
+        base, first = self._words.ctypes.data, 0
+        for program in (each for each in self._segments if isinstance(each, Program)):
+            for step in program.running():
+                begin = (int(program.rows[step, 1]) - base) // layout.WORD
+                words = guard_pages.readable(self._words, begin).tolist()
+                text = names[first + step] if first + step < len(names) else program.rows[step]
+                found.append(guard_report.RunningStep(f"step {first + step}: {text}", words))
+            first += len(program.rows)
+        return found
+
+    def cancel(self) -> None:
+        """End a run before its next step, also one that is yet to start."""
+        for segment in self._segments:
+            if isinstance(segment, Program):
+                segment.cancel()
+
+    def clear(self) -> None:
+        """Forget `cancel`."""
+        for segment in self._segments:
+            if isinstance(segment, Program):
+                segment.clear()
+
+    def settle(self) -> None:
+        """Point to where the arena lies now."""
+        if self._arena_at != self._arena.address:
+            self._arena_patch.put(self._words, self._arena.address)
+            self._arena_at = self._arena.address
+
+
+def _run_and_check(execute: Callable[[], object], slot: ReportSlot) -> None:
+    execute()
+    slot.check()
+
+
+def _one_to_one(
+    stage: Array, position: int, execute: Callable[[], object], copy: Callable[[], Array]
+) -> Callable[[Sequence[Any]], list[Array]]:
+    """Return what runs a small plan of one input and one output, where loops would cost most."""
+
+    def run(inputs: Sequence[Any]) -> list[Array]:
+        stage[...] = inputs[position]
+        execute()
+        return [copy()]
+
+    return run
+
+
+class BoundEnd:
+    """An input or output of a bound plan: a place of its own, or words to patch.
+
+    Attributes:
+        end: What it is.
+        position: Which one.
+        type: Its dtype and shape.
+        nbytes: Its size.
+        stage: Its place; None: where the caller's array lies.
+        current: What a run works on.
+    """
+
+    def __init__(self, end: End, words: Array) -> None:
+        """Give a small one a place."""
+        self.end = end
+        self.position = end.position
+        self.type = end.dtype, end.shape
+        self.nbytes = end.nbytes
+        self.stage: Any = None
+        self._shape = end.shape
+        self._patch = end.patch
+        self._words = words
+        self._dtype = numpy_dtype(end.dtype)
+        self._address = -1
+        self._results = ResultMemory(end.shape, self._dtype, end.nbytes)
+        self.current: Any = None
+        if end.nbytes <= STAGED:
+            self.settle()
+
+    def settle(self) -> Array:
+        """Return its place, which it has from now on."""
+        if self.stage is None:
+            self.stage = aligned_empty(self._shape, self._dtype, 64)
+            self._point_to(self.stage.ctypes.data)
+        stage: Array = self.stage
+        return stage
+
+    def _point_to(self, address: int) -> None:
+        if address != self._address:
+            self._patch.put(self._words, address)
+            self._address = address
+
+    def enter(self, array: Array) -> None:
+        """Let the program read ``array``."""
+        if self.stage is not None:
+            self.stage[...] = array
+            self.current = self.stage
+            return
+        copies = guard_pages.MODE
+        self.current = guard_pages.copied(array) if copies else np.ascontiguousarray(array)
+        self._point_to(address_of(self.current))
+
+    def target(self, given: Array | None) -> Array:
+        """Return the array into which the program writes; ``given`` if it can be that."""
+        if self.stage is not None:
+            self.current = self.stage
+            staged: Array = self.stage
+            return staged
+        fits = (
+            given is not None
+            and given.flags.c_contiguous
+            and given.dtype == self._dtype
+            and given.shape == self._shape
+        )
+        if guard_pages.MODE:
+            fits = False
+        array = given if fits and given is not None else self._results.take()
+        self._point_to(address_of(array))
+        self.current = array
+        return array
+
+    def forget(self) -> None:
+        """Let go of the caller's arrays."""
+        self.current = None
+
+    def leave(self, results: list[Array]) -> None:
+        """Take the result out of the output's own place."""
+        if self.stage is not None:
+            results[self.position] = self.stage.copy()
+
+
+class _Reader:
+    """Arrays over the memory of a bound plan, for steps that Python computes."""
+
+    def __init__(
+        self, plan: Plan, arena: Array, inputs: Sequence[BoundEnd], outputs: Sequence[BoundEnd]
+    ) -> None:
+        self._plan = plan
+        self._arena = arena
+        self._inputs = {end.position: end for end in inputs}
+        self._outputs = {end.position: end for end in outputs}
+
+    def array(self, operand: Operand) -> Array:
+        """Return an operand's content; in the plain layout."""
+        if operand.known is not None:
+            return operand.known
+        if operand.parameter is not None:
+            return operand.parameter.array
+        root, offset = self._plan.place_of(operand)
+        if root.weight is not None:
+            return made(root.weight).reshape(operand.shape)
+        memory = self._memory(root)
+        dtype = numpy_dtype(operand.dtype)
+        return memory[offset : offset + operand.nbytes].view(dtype).reshape(operand.shape)
+
+    def _memory(self, root: Storage) -> Array:
+        if root.kind == "arena":
+            return self._arena[self._plan.offsets[root] :]
+        if root.kind == "constant":
+            assert root.array is not None
+            return _bytes(root.array)
+        ends = self._inputs if root.kind == "input" else self._outputs
+        return _bytes(ends[root.index].current)
+
+    def compute(self, step: HostStep) -> None:
+        """Compute a node by the reference."""
+        node = step.node
+        arrays = [None if o is None else self.array(o) for o in step.inputs]
+        results: Sequence[Any]
+        if node.subgraph is not None:
+            results = DefaultSubgraphOp(node.subgraph).forward(arrays)
+        else:
+            results = evaluate(node, arrays)
+        for operand, result in zip(step.outputs, results, strict=True):
+            if operand is not None and operand.size:
+                np.copyto(self.array(operand), result, casting="no")
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _aligned_words(words: Array) -> Array:
+    array = aligned_empty((max(len(words), 1),), np.dtype(np.int64), 64)
+    array[: len(words)] = words
+    return array

@@ -1,0 +1,207 @@
+"""If in a plan: the steps of both branches, of which a run makes those of one.
+
+Before the steps of each branch stands one that looks at the condition, and by which the walker goes
+past them (`subgraph.engine.program.branch_kernels`). Both branches write their results to the same
+places. What one of them makes of a value from outside, in another layout, or of a weight, is not
+there if the other one runs, so nobody else may use it.
+
+A program takes branches whose results have the same types. If they do not, or if the sizes at hand
+fit one branch only, as in a model that has one network for each sampling rate, the plan is made for
+what the condition comes to, if that is compared with an input; else the If is run by the default
+executor, and each branch is a region by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from subgraph.engine.planner.layouts import copying
+from subgraph.engine.planner.lowering import EmittedStep, Operand, Storage
+from subgraph.engine.planner.plan import HostStep, UnknownShapeError, mentioned
+from subgraph.engine.program.layout import BRANCH_GRAIN
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.errors import SubgraphError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import numpy_dtype
+
+if TYPE_CHECKING:
+    from subgraph.engine.planner.plan import Planner
+
+BRANCH = Kernel("subgraph.engine.program.branch_kernels", "branch")
+# By these a condition follows from an input that selects: few contents of it will ever come.
+_SELECTING = frozenset({"And", "Cast", "Equal", "Identity", "Not", "Or", "Reshape", "Squeeze"})
+
+
+class UnplannedBranchError(UnknownShapeError):
+    """An If cannot be a part of a program.
+
+    Attributes:
+        reason: Why.
+    """
+
+    of_all_contents: ClassVar[bool] = False
+
+    def __init__(self, node: Node, inputs: Sequence[int], reason: str) -> None:
+        super().__init__(node, inputs)
+        self.reason = reason
+        self.args = (f"node {node.name!r} ({node.op_type}): {reason}",)
+
+
+def branches_of(node: Node) -> Iterator[tuple[bool, tuple[Graph, Sequence[Value]]]]:
+    """Yield for each branch of an If when it runs, and its graph with what that captures."""
+    captures = iter(node.captures)
+    for key, body in node.attrs.items():
+        if isinstance(body, Graph):
+            captured = [next(captures) for _ in body.captures]
+            yield key == "then_branch", (body, captured)
+
+
+def plan_if(planner: Planner, node: Node) -> None:
+    """Plan an If; the nodes before it are planned.
+
+    Raises:
+        UnplannedBranchError: its branches cannot be rows of this program.
+    """
+    decides = node.inputs[0]
+    assert decides is not None, "it is required"
+    condition = planner.arranger.plain(planner.operand(decides))
+    if condition.dtype != "bool" or condition.size != 1:
+        raise UnplannedBranchError(node, (), "its condition is not one truth value")
+    if condition.known is not None:
+        _plan_taken(planner, node, bool(condition.known.reshape(-1)[0]))
+        return
+    slots: list[Operand] = []
+    for when, (body, captured) in branches_of(node):
+        try:
+            _Branch(planner, node, condition, when).plan(body, captured, slots)
+        except SubgraphError as error:
+            reason = error.reason if isinstance(error, UnplannedBranchError) else str(error)
+            needed = list(error.inputs) if isinstance(error, UnknownShapeError) else []
+            needed = needed or _selecting(planner, decides)
+            raise UnplannedBranchError(node, needed, reason) from error
+    planner.operands.update(zip(node.outputs, slots, strict=True))
+
+
+def _plan_taken(planner: Planner, node: Node, taken: bool) -> None:
+    """Plan the branch of a condition that is known, as if it stood in place of the If."""
+    body, captured = next(found for when, found in branches_of(node) if when == taken)
+    try:
+        _plan_nodes(planner, body, captured)
+    except UnknownShapeError as error:
+        raise UnplannedBranchError(node, error.inputs, str(error)) from error
+    for outer, value in zip(node.outputs, body.outputs, strict=True):
+        _stand_for(planner, outer, value)
+
+
+def _plan_nodes(planner: Planner, body: Graph, captured: Sequence[Value]) -> None:
+    for inner, outer in zip(body.captures, captured, strict=True):
+        _stand_for(planner, inner, outer)
+    for node in body.nodes:
+        planner.add(node)
+
+
+def _stand_for(planner: Planner, new: Value, known: Value) -> None:
+    planner.operands[new] = planner.operand(known)
+    if known in planner.partial:
+        planner.partial[new] = planner.partial[known]
+
+
+class _Branch:
+    """One branch in the making."""
+
+    def __init__(self, planner: Planner, node: Node, condition: Operand, when: bool) -> None:
+        self._planner = planner
+        self._items = planner.items
+        self._node = node
+        self._condition = condition
+        self._when = when
+
+    def plan(self, body: Graph, captured: Sequence[Value], slots: list[Operand]) -> None:
+        """Emit its steps; its results go to ``slots``, which the first branch makes."""
+        begin = len(self._items)
+        words = (self._condition, int(self._when), 0)
+        step = EmittedStep(self._node, BRANCH, words, 1, BRANCH_GRAIN, 0, 0)
+        self._items.append(step)
+        kept = self._planner.kept
+        with self._planner.arranger.aside():
+            self._planner.branch_depth += 1
+            _plan_nodes(self._planner, body, captured)
+            self._planner.branch_depth -= 1
+            self._planner.kept = kept
+            made = map(self._planner.operand, body.outputs)
+            results = [self._planner.arranger.plain(operand) for operand in made]
+            if not slots:
+                pairs = zip(self._node.outputs, results, strict=True)
+                slots += [_slot(value.name, result) for value, result in pairs]
+            self._hand_over(results, slots, begin)
+        host = next((item for item in self._items[begin:] if isinstance(item, HostStep)), None)
+        if host is not None:
+            reason = f"{host.node.op_type} in a branch is left to the reference: {host.reason}"
+            raise UnplannedBranchError(self._node, (), reason)
+        rows = len(self._items) - begin - 1
+        if rows:
+            self._items[begin] = attrs.evolve(step, units=rows)
+        else:
+            del self._items[begin]
+
+    def _hand_over(self, results: Sequence[Operand], slots: Sequence[Operand], begin: int) -> None:
+        """Let each result be where both branches leave it: made there, or copied."""
+        before: set[Storage] | None = None
+        for result, slot in zip(results, slots, strict=True):
+            if (result.dtype, result.shape) != (slot.dtype, slot.shape):
+                types = [f"{o.dtype}{list(o.shape)}" for o in (slot, result)]
+                reason = f"its branches give {slot.name!r} as {' and as '.join(types)}"
+                raise UnplannedBranchError(self._node, (), reason)
+            if _is_whole(result):
+                if before is None:
+                    before = _roots(self._items[:begin])
+                assert result.storage is not None, "it is whole"
+                if result.storage not in before:
+                    result.storage.parent = slot.storage
+                    continue
+            if result.size:
+                self._items.append(copying(self._node, result, slot))
+
+
+def _slot(name: str, result: Operand) -> Operand:
+    """Return the place of a result of both branches."""
+    slot = Operand(name, result.dtype, result.shape)
+    slot.storage = Storage("arena", slot.nbytes)
+    return slot
+
+
+def _is_whole(result: Operand) -> bool:
+    """Return whether a result is all of some memory of the arena."""
+    storage = result.storage
+    return (
+        storage is not None
+        and storage.kind == "arena"
+        and storage.parent is None
+        and result.offset == 0
+        and result.nbytes == storage.nbytes
+    )
+
+
+def _roots(items: Sequence[EmittedStep | HostStep]) -> set[Storage]:
+    return {storage.root()[0] for item in items for storage in mentioned(item)}
+
+
+def _selecting(planner: Planner, condition: Value) -> list[int]:
+    """Return the inputs that a condition compares with constants; none if it is anything else."""
+    work, found = [condition], {condition}
+    while work:
+        node = work.pop().producer
+        if node is None:
+            continue
+        if node.op_type not in _SELECTING or node.domain:
+            return []
+        fresh = [value for value in node.sources if value not in found]
+        found.update(fresh)
+        work += fresh
+    given = [planner.operands[value] for value in planner.graph.inputs if value in found]
+    if any(o.size != 1 or numpy_dtype(o.dtype).kind not in "iub" for o in given):
+        return []
+    return [k for k, value in enumerate(planner.graph.inputs) if value in found]

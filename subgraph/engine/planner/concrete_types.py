@@ -1,0 +1,94 @@
+"""Concrete types and known elements of a plan's values, through fused nodes too.
+
+What a fused node gives follows from its inner graph, node by node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import TensorType, ValueType, numpy_dtype
+from subgraph.operators.known_values import from_array, propagate, to_array
+from subgraph.operators.operator import infer_types
+
+Array = np.ndarray[Any, Any]
+# Integer weights up to this size may be shapes, axes, paddings: plans depend on their content.
+SHAPE_LIKE = 256
+# Vectors of bytes up to this size may be zero points: how weights are held depends on them.
+_ZERO_POINTS = 1 << 16
+
+
+def concrete(type_: TensorType) -> tuple[int, ...]:
+    """Return the shape of a type all of whose dimensions are numbers."""
+    if not type_.is_static:
+        raise ShapeError(f"{type_} is not a concrete type")
+    return cast("tuple[int, ...]", type_.shape)
+
+
+def infer_concrete(
+    node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
+) -> list[ValueType | None]:
+    """Return output types; those of a fused node follow from its inner graph."""
+    if node.subgraph is None:
+        return infer_types(node, types, values)
+    known = [None if array is None else from_array(array) for array in values]
+    return _followed(node.subgraph, types, known)[0]
+
+
+def known_concrete(
+    node: Node, known: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    """Return what the first output is, as far as it is known; as `propagate`."""
+    if node.subgraph is None:
+        return propagate(node, known, types)
+    if any(elements is None for elements in known):
+        return None
+    return _followed(node.subgraph, types, known)[1]
+
+
+def _followed(
+    inner: Graph, types: Sequence[ValueType | None], values: Sequence[Array | None]
+) -> tuple[list[ValueType | None], Array | None]:
+    """Return the types of a fused node's outputs, and the elements of the first that are known."""
+    known_types: dict[Value, ValueType | None] = dict(zip(inner.inputs, types, strict=False))
+    known_values: dict[Value, Array | None] = dict(zip(inner.inputs, values, strict=False))
+
+    def type_of(value: Value | None) -> ValueType | None:
+        if value is None:
+            return None
+        found = known_types.get(value)
+        return value.parameter.type if found is None and value.parameter is not None else found
+
+    def elements(value: Value | None) -> Array | None:
+        if value is None:
+            return None
+        if value not in known_values and value.parameter is not None:
+            known_values[value] = (
+                from_array(value.parameter.array) if is_shape_like(value.parameter) else None
+            )
+        return known_values.get(value)
+
+    for inside in inner.nodes:
+        given = [type_of(v) for v in inside.inputs]
+        partial = [elements(v) for v in inside.inputs]
+        arrays = [to_array(p, t) for p, t in zip(partial, given, strict=True)]
+        found = infer_concrete(inside, given, arrays)
+        known_types.update(zip(inside.outputs, found, strict=True))
+        known_values[inside.outputs[0]] = propagate(inside, partial, given)
+    return [type_of(value) for value in inner.outputs], known_values.get(inner.outputs[0])
+
+
+def is_shape_like(parameter: Parameter) -> bool:
+    """Return whether a weight may be a shape, axes, paddings: plans depend on its content."""
+    type_ = parameter.type
+    shape = concrete(type_)
+    if type_.dtype in ("int8", "uint8") and len(shape) <= 1:
+        return math.prod(shape) <= _ZERO_POINTS
+    return math.prod(shape) <= SHAPE_LIKE and numpy_dtype(type_.dtype).kind in "iub"

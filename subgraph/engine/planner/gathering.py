@@ -1,0 +1,78 @@
+"""The order in which a plan takes nodes: those that multiply by one weight follow one another.
+
+A detector's head runs on maps of several sizes with the same weights. Side by side, they find these
+in the caches, and what is made of a weight for a run (`Lowering.kept`) serves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from subgraph.graph.graph import Node
+from subgraph.graph.order import producers
+from subgraph.graph.parameters import Parameter
+
+_WORTH_IT = 1 << 20  # bytes of a weight; others stay in the caches on their own
+
+
+def gathered(nodes: Sequence[Node]) -> Sequence[Node]:
+    """Return ``nodes``, in an order that runs, with convolutions that share a weight side by side.
+
+    Those of which one needs another's result stay apart.
+    """
+    groups = _groups(nodes)
+    while groups:
+        of = {node: members for members in groups for node in members}
+        order: list[Node] = []
+        stuck = _visit(nodes, of, order)
+        if stuck is None:
+            return order
+        groups.remove(stuck)
+    return nodes
+
+
+def _groups(nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
+    """Return the convolutions that share a large weight."""
+    users: dict[Parameter, list[Node]] = {}
+    for node in nodes:
+        if node.op_type not in ("Conv", "FusedConv") or node.inputs[1] is None:
+            continue
+        weight = node.inputs[1].parameter
+        if weight is not None and weight.array.nbytes >= _WORTH_IT:
+            users.setdefault(weight, []).append(node)
+    return [tuple(members) for members in users.values() if len(members) > 1]
+
+
+def _visit(
+    nodes: Iterable[Node], of: Mapping[Node, tuple[Node, ...]], order: list[Node]
+) -> tuple[Node, ...] | None:
+    """Put nodes into ``order``, each with its group and after all that the group needs.
+
+    Returns:
+        None, or a group that needs itself.
+    """
+    there = set(nodes)
+    done: dict[tuple[Node, ...], bool] = {}  # False: on the stack
+    stack: list[tuple[tuple[Node, ...], Iterator[Node]]] = []
+
+    def enter(node: Node) -> bool:
+        members = of.get(node, (node,))
+        if members not in done:
+            done[members] = False
+            needed = [p for each in members for p in producers(each.sources) if p in there]
+            stack.append((members, iter(needed)))
+            return True
+        return done[members]
+
+    for root in nodes:
+        enter(root)
+        while stack:
+            members, needs = stack[-1]
+            need = next(needs, None)
+            if need is None:
+                stack.pop()
+                done[members] = True
+                order.extend(members)
+            elif not enter(need):
+                return next(each for each, _ in reversed(stack) if len(each) > 1)
+    return None

@@ -1,0 +1,315 @@
+"""A plan's argument words, laid out: what all sessions of the plan share, and what a file can keep.
+
+All argument blocks stand in one array of words. Which of them are addresses in the arena, in an
+input, an output or a weight is noted beside it; `subgraph.engine.planner.bound` copies the words
+for a session and puts the addresses in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isnan
+from operator import index
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from subgraph.engine.planner.constants import Weights
+from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
+from subgraph.engine.planner.plan import Item, Plan
+from subgraph.engine.program.reports import Report
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.traced import float_bits, is_traced, larger
+from subgraph.operators.known_values import has_traced
+from subgraph.operators.subgraph_op import ProfileEntry
+from subgraph.partition.regions import region_of
+from subgraph.system import guard_pages
+from subgraph.weights.cache import WeightCache, WeightEntry
+
+Array = np.ndarray[Any, Any]
+_TINY_FLOPS = 2_000_000
+_BLOCK = 8  # argument blocks begin on cache lines
+Row = tuple[Kernel, int, int, int]
+AsArray = Callable[[Sequence[int]], Array]
+
+
+@attrs.frozen(eq=False)
+class Patch:
+    """Words that hold addresses in one piece of memory: where they stand, and how far in."""
+
+    positions: NDArray[np.intp]
+    offsets: NDArray[np.int64]
+
+    def put(self, words: Array, address: int) -> None:
+        """Write the addresses in memory that begins at ``address``."""
+        words[self.positions] = address + self.offsets
+
+
+@attrs.frozen(eq=False)
+class End:
+    """An input or output of the program: what it is, and the words that point into it."""
+
+    position: int
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    patch: Patch
+
+
+@attrs.frozen(eq=False)
+class Numbers:
+    """A constant with traced numbers: what it holds, and the dtype that it is to have."""
+
+    dtype: str
+    array: Array
+
+
+Held = WeightEntry | Array | Numbers
+
+
+@attrs.frozen(eq=False)
+class LaidOut:
+    """A program without addresses; immutable.
+
+    Attributes:
+        words: The argument words, 0 where an address goes.
+        arena: Words that point into the arena.
+        arena_bytes: Size of the arena.
+        inputs: The inputs that are no weights.
+        outputs: The outputs.
+        weights: What the words point to: entries of the weight cache, or arrays that stay.
+        kernels: Kernels that words point to.
+        steps: Kernel, first word, units and grain of every step.
+        breaks: After how many steps a node has to be computed by the reference.
+        entries: Gives what is known of every step for a profile; ``seconds`` is 0.
+        tiny: Whether a run takes some microseconds only.
+        reports: What the steps may report, by number from 1 on.
+        slot: Words that point to the slot for reports.
+        areas: Offset and bytes of each area of the arena, where these stand between guard pages.
+    """
+
+    words: NDArray[np.int64]
+    arena: Patch
+    arena_bytes: int
+    inputs: tuple[End, ...]
+    outputs: tuple[End, ...]
+    weights: tuple[tuple[Held, Patch], ...]
+    kernels: tuple[tuple[Kernel, Patch], ...]
+    steps: tuple[Row, ...]
+    breaks: tuple[int, ...]
+    entries: Callable[[], tuple[ProfileEntry, ...]]
+    tiny: bool
+    reports: tuple[Report, ...]
+    slot: NDArray[np.intp]
+    areas: tuple[tuple[int, int], ...] = ()
+
+
+def _whole_numbers(items: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(items, np.int64)
+
+
+def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) -> LaidOut:
+    """Return the words of a plan.
+
+    Args:
+        plan: The plan.
+        cache: The op's door to the weight cache.
+        as_array: Makes the arrays of words and offsets.
+    """
+    block = _Block(plan, Weights(cache))
+    steps: list[Row] = []
+    breaks: list[int] = []
+    for item in plan.items:
+        if isinstance(item, EmittedStep):
+            steps.append((item.kernel, block.add(item), item.units, item.grain))
+        else:
+            breaks.append(len(steps))
+    if guard_pages.MODE and steps:
+        block.words += [0] * (guard_pages.block_begin(len(block.words), 0) - len(block.words))
+    given = [(k, operand) for k, operand in enumerate(plan.inputs) if operand is not None]
+    return LaidOut(
+        as_array(block.words),
+        block.arena.frozen(as_array),
+        plan.arena_bytes,
+        tuple(_end(k, operand, block.inputs, as_array) for k, operand in given),
+        tuple(_end(k, o, block.outputs, as_array) for k, o in enumerate(plan.outputs)),
+        block.weight_patches(as_array),
+        tuple((kernel, noted.frozen(as_array)) for kernel, noted in block.kernels.items()),
+        tuple(steps),
+        tuple(breaks),
+        partial(entries_of, plan),
+        _is_tiny(plan),
+        tuple(block.reports),
+        np.array(block.slot, np.intp),
+        _areas(plan) if guard_pages.MODE else (),
+    )
+
+
+def _areas(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Return offset and bytes of each area of the arena."""
+    return tuple(
+        (offset + worker * storage.apart, storage.nbytes - (storage.workers - 1) * storage.apart)
+        for storage, offset in plan.offsets.items()
+        for worker in range(storage.workers)
+    )
+
+
+def _end(position: int, operand: Operand, notes: dict[int, _Notes], as_array: AsArray) -> End:
+    patch = notes.get(position, _Notes()).frozen(as_array)
+    return End(position, operand.dtype, operand.shape, operand.nbytes, patch)
+
+
+@attrs.define
+class _Notes:
+    """A `Patch` in the making."""
+
+    positions: list[int] = attrs.field(factory=list[int])
+    offsets: list[int] = attrs.field(factory=list[int])
+
+    def frozen(self, as_array: AsArray) -> Patch:
+        return Patch(np.array(self.positions, np.intp), as_array(self.offsets))
+
+
+class _Block:
+    """Collects argument words and what has to be put in them."""
+
+    def __init__(self, plan: Plan, weights: Weights) -> None:
+        self.plan = plan
+        self.weights = weights
+        self.words: list[int] = []
+        self.arena = _Notes()
+        self.inputs: dict[int, _Notes] = {}
+        self.outputs: dict[int, _Notes] = {}
+        self.kernels: dict[Kernel, _Notes] = {}
+        self.reports: dict[Report, int] = {}
+        self.slot: list[int] = []
+        self._entries: dict[int, _Notes] = {}
+        self._arrays: dict[int, tuple[Array | Numbers, _Notes]] = {}
+
+    def add(self, step: EmittedStep) -> int:
+        """Append a step's words; return where they begin."""
+        if guard_pages.MODE:
+            begin = guard_pages.block_begin(len(self.words), len(step.words))
+        else:
+            begin = -(-len(self.words) // _BLOCK) * _BLOCK
+        self.words += [0] * (begin - len(self.words))
+        for word in step.words:
+            if type(word) is int:  # most words are
+                self.words.append(word)
+            else:
+                self._word(word)
+        return begin
+
+    def weight_patches(self, as_array: AsArray) -> tuple[tuple[Held, Patch], ...]:
+        """Return the weights, with the words that point to each."""
+        entries = [(self.weights.entries[k], n.frozen(as_array)) for k, n in self._entries.items()]
+        # The largest weight is made while the fewest others are there: the least peak of memory.
+        entries.sort(key=lambda item: -sum(p.array.nbytes for p in item[0].parameters))
+        arrays = [(array, notes.frozen(as_array)) for array, notes in self._arrays.values()]
+        return (*entries, *arrays)
+
+    def _word(self, word: Any) -> None:
+        if isinstance(word, (Operand, Scratch)):
+            self._address(word)
+        elif isinstance(word, Weight):
+            self._weight(self.weights.add(word), 0)
+        elif isinstance(word, Kernel):
+            self._note(self.kernels.setdefault(word, _Notes()), 0)
+        elif isinstance(word, float):
+            self.words.append(float_bits(word))
+        elif isinstance(word, Report):
+            self.slot.append(len(self.words))
+            self.words += [0, self.reports.setdefault(word, len(self.reports) + 1)]
+        else:
+            self.words.append(word if is_traced(word) else index(word))
+
+    def _address(self, word: Operand | Scratch) -> None:
+        storage = word.storage
+        assert storage is not None, "a mentioned operand has storage"
+        root, offset = storage.root()
+        offset += word.offset if isinstance(word, Operand) else 0
+        self._located(root, offset, word)
+
+    def _located(self, root: Storage, offset: int, word: Operand | Scratch) -> None:
+        if root.kind == "arena":
+            self._note(self.arena, self.plan.offsets[root] + offset)
+        elif root.kind == "input":
+            self._note(self.inputs.setdefault(root.index, _Notes()), offset)
+        elif root.kind == "output":
+            self._note(self.outputs.setdefault(root.index, _Notes()), offset)
+        elif root.kind == "constant":
+            assert root.array is not None
+            self._constant(root.array, word, offset)
+        elif root.weight is not None:
+            self._weight(self.weights.add(root.weight), offset)
+        else:
+            assert root.parameter is not None, "a weight without a recipe is a parameter"
+            self._weight(self.weights.add_parameter(root.parameter), offset)
+
+    def _constant(self, array: Array, word: Operand | Scratch, offset: int) -> None:
+        known = self._arrays.get(id(array))
+        if known is None:
+            traced = isinstance(word, Operand) and has_traced(array)
+            held = Numbers(word.dtype, array) if traced and isinstance(word, Operand) else array
+            known = self._arrays[id(array)] = held, _Notes()
+        self._note(known[1], offset)
+
+    def _weight(self, found: int | Array, offset: int) -> None:
+        if isinstance(found, int):
+            self._note(self._entries.setdefault(found, _Notes()), offset)
+        else:
+            _, notes = self._arrays.setdefault(id(found), (found, _Notes()))
+            self._note(notes, offset)
+
+    def _note(self, notes: _Notes, offset: int) -> None:
+        notes.positions.append(len(self.words))
+        notes.offsets.append(offset)
+        self.words.append(0)
+
+
+def entries_of(plan: Plan) -> tuple[ProfileEntry, ...]:
+    """Return what is known of every step of a plan before it runs."""
+    return tuple(map(_entry, plan.items))
+
+
+def _entry(item: Item) -> ProfileEntry:
+    if isinstance(item, EmittedStep):
+        kernel = item.kernel.description.removeprefix("subgraph.ops.")
+        moved, flops = item.bytes, item.flops
+    else:
+        kernel, flops = "reference", 0
+        moved = sum(o.nbytes for o in (*item.inputs, *item.outputs) if o is not None)
+    node = item.node
+    return ProfileEntry(
+        node.name, node.op_type, "CPU", kernel, 0.0, moved, flops, region=region_of(node)
+    )
+
+
+def _is_tiny(plan: Plan) -> bool:
+    """Return whether a run takes some microseconds only."""
+    steps = [item for item in plan.items if isinstance(item, EmittedStep)]
+    work = sum(step.flops for step in steps)
+    moved = sum(larger(step.bytes, 64 * step.units) for step in steps)
+    return len(steps) <= 64 and work < _TINY_FLOPS and moved < 200_000
+
+
+def timed(entries: Sequence[ProfileEntry], seconds: Sequence[float]) -> list[ProfileEntry]:
+    """Return the entries of steps with what each took; those of skipped ones, NaN, are left out.
+
+    An If with steps in both branches looks twice at its condition: one entry tells of both.
+    """
+    found: list[ProfileEntry] = []
+    conditions: dict[str, int] = {}
+    for entry, taken in zip(entries, seconds, strict=True):
+        if isnan(taken):
+            continue
+        if entry.op_type == "If" and entry.bytes == 0:
+            first = conditions.setdefault(entry.node, len(found))
+            if first < len(found):
+                found[first] = attrs.evolve(found[first], seconds=found[first].seconds + taken)
+                continue
+        found.append(attrs.evolve(entry, seconds=taken))
+    return found

@@ -1,0 +1,502 @@
+"""Lowering: how an operator becomes steps of a program, one function for each operator.
+
+The files ``ops/<family>_cpu.py`` register a function for each operator they can run. When a plan is
+made for concrete input shapes, the function is called with a `Lowering`: it looks at the operands,
+chooses a kernel and emits steps. Nothing is computed and no memory is placed yet; the memory plan
+does that afterwards, from what the steps read and write.
+
+    @lowering("Neg", dtypes={"float32"})
+    def neg(node: Node, low: Lowering) -> None:
+        x, y = low.given(0), low.output(0)
+        low.in_place(y, x)
+        kernel = Kernel("elementwise_kernels", "unary", op="Neg", dtype=x.dtype)
+        low.emit(kernel, [x, y], units=x.size, grain=16384, bytes=2 * x.nbytes)
+
+Raising `Unsupported` refuses the node with a reason; it then runs on the reference device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.concrete_types import concrete
+from subgraph.engine.program.reports import Report
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.errors import SubgraphError, UnsupportedOpError
+from subgraph.graph.graph import Node
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import TensorType, numpy_dtype
+from subgraph.operators.known_values import settled
+from subgraph.operators.operator import operator_key
+from subgraph.system import guard_pages
+from subgraph.system.registry import Files, Registry, defined_at
+
+Array = np.ndarray[Any, Any]
+Layout = Literal["plain", "blocked"]
+_F = TypeVar("_F", bound=Callable[..., None])
+
+
+class Unsupported(UnsupportedOpError):
+    """A lowering refuses a node; the message says why, for the query's reasons."""
+
+
+class ValueNeeded(SubgraphError):
+    """A lowering must know what an input holds; the node is planned anew for each content.
+
+    Attributes:
+        index: Position of the input.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"the content of input {index} is needed")
+        self.index = index
+
+
+@attrs.define(eq=False)
+class Storage:
+    """Memory of one or several operands (views share it).
+
+    Attributes:
+        kind: Where it lies: in the request's arena, an input or output array of the run, a constant
+            of the plan, or a weight.
+        nbytes: Its size.
+        index: Position among the graph's inputs or outputs, for these kinds.
+        array: The constant.
+        weight: The weight, where it is made by a recipe.
+        parameter: The weight, where it is one as it stands.
+        workers: Number of threads that have an area of it each.
+        apart: Bytes from one worker's area to the next one's.
+        parent: The memory of which this is a part (a part of a concatenation, an output that
+            overwrites an input), or None; it begins ``parent_offset`` bytes in.
+    """
+
+    kind: Literal["arena", "input", "output", "constant", "weight"]
+    nbytes: int
+    index: int = -1
+    array: Array | None = None
+    weight: Weight | None = None
+    parameter: Parameter | None = None
+    workers: int = 1
+    apart: int = 0
+    parent: Storage | None = None
+    parent_offset: int = 0
+
+    def root(self) -> tuple[Storage, int]:
+        """Return the memory of which this is a part, or itself, and where in it this begins."""
+        storage, offset = self, 0
+        while storage.parent is not None:
+            offset += storage.parent_offset
+            storage = storage.parent
+        return storage, offset
+
+    def flatten(self) -> None:
+        """Be a part of the root itself, so that chains of parts are not walked again and again."""
+        if self.parent is not None and self.parent.parent is not None:
+            self.parent, self.parent_offset = self.root()
+
+
+@attrs.define(eq=False)
+class Operand:
+    """A value of the plan: concrete dtype and shape, dense, row-major in its layout.
+
+    Attributes:
+        name: The value's name.
+        dtype: Its dtype.
+        shape: Its logical shape; in layout "blocked" memory is [N, ceil(C / lanes), *spatial,
+            lanes], zero in the channels beyond C.
+        layout: "plain" or "blocked".
+        known: Its content, if the plan knows it (shape arithmetic, small integer weights).
+        parameter: The weight that it is, or None.
+        derived: How it is computed from weights alone, or None: a transposed weight, a folded
+            BatchNormalization. `Lowering.weight` takes it like a parameter.
+        storage: Its memory; an alias takes that of its source.
+        offset: Where in ``storage`` it begins, in bytes.
+        lanes: Channels of a block, in layout "blocked".
+        form: The form in which an earlier node of the plan takes this weight, and what it costs
+            that node; None before.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    layout: Layout = "plain"
+    known: Array | None = None
+    parameter: Parameter | None = None
+    storage: Storage | None = None
+    offset: int = 0
+    lanes: int = 1
+    derived: Weight | None = None
+    form: tuple[str, float] | None = None
+    _type: TensorType | None = attrs.field(default=None, init=False, repr=False)
+
+    @classmethod
+    def of(cls, name: str, type_: TensorType) -> Operand:
+        """Return an operand of a type all of whose dimensions are numbers.
+
+        Raises:
+            ShapeError: a dimension is none.
+        """
+        operand = cls(name, type_.dtype, concrete(type_))
+        operand._type = type_
+        return operand
+
+    @property
+    def type(self) -> TensorType:
+        """Its logical type."""
+        found = self._type
+        if found is None or found.shape is not self.shape:
+            found = self._type = TensorType(self.dtype, self.shape)
+        return found
+
+    @property
+    def constant(self) -> bool:
+        """Whether it is a weight or known: the same in every run until a parameter changes."""
+        return self.parameter is not None or self.derived is not None or self.known is not None
+
+    @property
+    def origin(self) -> Parameter | Weight | Array | None:
+        """What a weight made of it is made of: its parameter, how it is derived, its content."""
+        if self.parameter is not None:
+            return self.parameter
+        return self.known if self.derived is None else self.derived
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return numpy_dtype(self.dtype).itemsize
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements, without the padding of a blocked layout."""
+        return math.prod(self.shape)
+
+    @property
+    def blocks(self) -> int:
+        """Number of channel blocks, in layout "blocked"."""
+        return -(-self.shape[1] // self.lanes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, padding included."""
+        if self.layout == "plain":
+            return self.size * self.itemsize
+        padded = self.shape[0] * self.blocks * self.lanes * math.prod(self.shape[2:])
+        return padded * self.itemsize
+
+
+@attrs.frozen(eq=False)
+class Scratch:
+    """Memory of the steps of one node, or of some; ``per_worker``: an area for each thread.
+
+    Attributes:
+        storage: The memory.
+        per_worker: Whether each thread has an area of it.
+        nbytes: Bytes from one thread's area to the next one's; else the size.
+    """
+
+    storage: Storage
+    per_worker: bool
+    nbytes: int
+
+
+@attrs.frozen(eq=False)
+class Weight:
+    """What a recipe makes of parameters (or of known arrays), kept by the weight cache.
+
+    Attributes:
+        recipe: The recipe's name, part of the cache's key.
+        make: Returns the array of the parameters' arrays.
+        sources: Parameters, constant arrays, or other weights, whose array is made on the way.
+    """
+
+    recipe: str
+    make: Callable[..., Array]
+    sources: tuple[Parameter | Array | Weight, ...]
+
+
+Word = int | float | Operand | Scratch | Weight | Kernel | Report
+
+
+@attrs.frozen(eq=False)
+class EmittedStep:
+    """One kernel call of a plan: see `Lowering.emit`."""
+
+    node: Node
+    kernel: Kernel
+    words: tuple[Word, ...]
+    units: int
+    grain: int
+    flops: int
+    bytes: int
+
+
+@attrs.frozen(eq=False)
+class LoweringRule:
+    """What is registered for an operator."""
+
+    function: Callable[[Node, Lowering], None]
+    dtypes: frozenset[str] | None
+    layouts: frozenset[Layout]
+
+
+LOWERINGS: Registry[LoweringRule] = Registry(
+    "CPU lowering",
+    UnsupportedOpError,
+    Files("subgraph.ops", lambda name: name.endswith("_cpu")),
+)
+
+
+def lowering(
+    *op_types: str,
+    domain: str = "",
+    dtypes: Iterable[str] | None = None,
+    layouts: Iterable[Layout] = ("plain",),
+) -> Callable[[_F], _F]:
+    """Decorate the function that lowers these operators.
+
+    Args:
+        *op_types: Names of operators.
+        domain: Their domain.
+        dtypes: The first input's dtypes that it takes; None: the function decides.
+        layouts: Layouts in which the operands may come.
+    """
+
+    def register(function: _F) -> _F:
+        allowed = None if dtypes is None else frozenset(dtypes)
+        rule = LoweringRule(function, allowed, frozenset(layouts))
+        for op_type in op_types:
+            LOWERINGS.register(operator_key(op_type, domain), rule, defined_at(function))
+        return function
+
+    return register
+
+
+class Lowering:
+    """What a lowering function sees of one node, and where it puts the steps.
+
+    Attributes:
+        node: The node.
+        inputs: Operands of its inputs, None where one is omitted.
+        outputs: Operands of its outputs.
+        threads: How many threads the program may use.
+        kept: Scratch memory that holds what later nodes may need, too, by what it holds: what
+            nodes before this one keep, and what this one adds.
+        steps: The steps emitted so far.
+        primitives: Functions of this device in place of the CPU's primitives, by name.
+        registry: The lowerings of this device.
+        kernels: What the device's kernels are called in messages.
+        copies_outputs: Whether a plan copies outputs that would lie in the memory of others.
+        branches: Whether a run may skip steps, so that an If is a part of the plan.
+        guarded: Whether storages stand between guard pages.
+    """
+
+    copies_outputs: ClassVar[bool] = True
+    branches: ClassVar[bool] = True
+    guarded: ClassVar[bool] = bool(guard_pages.MODE)
+    registry: ClassVar[Registry[LoweringRule]] = LOWERINGS
+    kernels: ClassVar[str] = "CPU"
+    primitives: ClassVar[Mapping[str, Callable[..., None]]] = {}
+
+    @classmethod
+    def rule_of(cls, node: Node) -> LoweringRule:
+        """Return the lowering of a node's operator.
+
+        Raises:
+            Unsupported: there is none.
+        """
+        key = operator_key(node.op_type, node.domain)
+        rule = cls.registry.find(key)
+        if rule is None:
+            raise Unsupported(f"{key} has no {cls.kernels} kernel")
+        return rule
+
+    def __init__(
+        self,
+        node: Node,
+        inputs: Sequence[Operand | None],
+        outputs: Sequence[Operand],
+        *,
+        threads: int = 1,
+        options: dict[str, Any] | None = None,
+        float_block: int = 0,
+        kept: Mapping[Hashable, Scratch] | None = None,
+    ) -> None:
+        """Prepare to lower ``node``.
+
+        Args:
+            node: The node.
+            inputs: Operands of its inputs.
+            outputs: Operands of its outputs.
+            threads: Threads that a step may use.
+            options: The device's properties.
+            float_block: Channels of a block of float32 values; 0: a vector of this machine.
+            kept: What nodes before this one keep for others.
+        """
+        self.node = node
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.threads = threads
+        self.options = options or {}
+        self.float_block = float_block or self.lanes("float32")
+        self.kept: dict[Hashable, Scratch] = dict(kept or {})
+        self.steps: list[EmittedStep] = []
+        self.in_place_pairs: list[tuple[Operand, Operand]] = []
+        self._placed: list[Storage] = []
+
+    def given(self, index: int) -> Operand:
+        """Return the operand of an input that must be there."""
+        operand = self.inputs[index] if index < len(self.inputs) else None
+        if operand is None:
+            raise Unsupported(f"{self.node.op_type} without its input {index}")
+        return operand
+
+    def optional(self, index: int) -> Operand | None:
+        """Return the operand of an input, None where it is omitted."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def output(self, index: int = 0) -> Operand:
+        """Return the operand of an output."""
+        return self.outputs[index]
+
+    def lanes(self, dtype: str) -> int:
+        """Return how many elements of ``dtype`` one vector of this machine holds."""
+        from subgraph.system.host import lanes
+
+        return lanes(dtype)
+
+    def permutes(self, dtype: str) -> bool:
+        """Return whether one instruction puts the elements of a vector in any order."""
+        from subgraph.system.host import permutes
+
+        return permutes(dtype, self.lanes(dtype))
+
+    def block_lanes(self, dtype: str) -> int:
+        """Return the channels of a block of floats, in the blocked layout."""
+        return self.float_block if dtype == "float32" else self.lanes(dtype)
+
+    def emit(
+        self,
+        kernel: Kernel,
+        words: Sequence[Word],
+        units: int,
+        *,
+        grain: int = 0,
+        flops: int = 0,
+        bytes: int = 0,
+    ) -> None:
+        """Add a step.
+
+        Args:
+            kernel: Which kernel.
+            words: Its argument block: whole numbers, floats (passed as the bits of a float64),
+                operands, scratch, weights and kernels (passed as addresses), and a report (two
+                words: the address of a slot, and the report's number).
+            units: Number of work units, >= 0.
+            grain: Least units worth a thread; 0 keeps the step on one thread.
+            flops: Floating-point operations of the whole step, for the profile.
+            bytes: Bytes that it moves, for the profile.
+        """
+        if units > 0:
+            self.steps.append(
+                EmittedStep(self.node, kernel, tuple(words), units, grain, flops, bytes)
+            )
+
+    def report(self, operand: str) -> Report:
+        """Return the argument by which a kernel reports a value of ``operand`` out of range."""
+        return Report(f"node {self.node.name!r} ({self.node.op_type})", operand)
+
+    def scratch(self, nbytes: int, *, per_worker: bool = False) -> Scratch:
+        """Return memory for this node's steps.
+
+        Args:
+            nbytes: Size of the memory, or of each worker's area of it.
+            per_worker: Whether each worker has an area of its own. That of worker w begins at
+                ``w * Scratch.nbytes``, which may be more than ``nbytes``.
+        """
+        workers = self.threads if per_worker else 1
+        if self.guarded:
+            apart = guard_pages.apart(nbytes) if per_worker else nbytes
+        else:
+            nbytes = apart = -(-nbytes // 64) * 64
+        total = (workers - 1) * apart + nbytes
+        return Scratch(Storage("arena", total, workers=workers, apart=apart), per_worker, apart)
+
+    def weight(
+        self, recipe: str, make: Callable[..., Array], *sources: Operand | Parameter | Array
+    ) -> Weight:
+        """Return what ``make`` gives for the arrays of ``sources``, made once for each version.
+
+        Sources are constant operands (`Operand.constant`), parameters or arrays. The recipe's name
+        must tell everything that ``make`` depends on but the sources' content.
+
+        Raises:
+            Unsupported: a source is neither a weight nor known.
+        """
+        found: list[Parameter | Array | Weight] = []
+        for source in sources:
+            held = source.origin if isinstance(source, Operand) else source
+            if held is None:
+                name = source.name if isinstance(source, Operand) else ""
+                raise Unsupported(f"input {name!r} is computed at run time, no weight")
+            if isinstance(held, np.ndarray) and isinstance(source, Operand):
+                held = settled(held, source.dtype)
+            if isinstance(held, np.ndarray) and held.dtype.hasobject:
+                raise Unsupported(f"recipe {recipe!r} of an array of objects")
+            found.append(held)
+        return Weight(recipe, make, tuple(found))
+
+    def alias(self, output: Operand, source: Operand, offset_bytes: int = 0) -> None:
+        """Let ``output`` be a view of ``source``; no step is needed."""
+        output.storage = source.storage
+        output.offset = source.offset + offset_bytes
+        output.known = None
+        output.parameter = None
+
+    def place(self, source: Operand, output: Operand, offset_bytes: int) -> bool:
+        """Let ``source`` be computed in its place inside ``output``, so that no copy is needed.
+
+        For operators that put their inputs side by side, such as Concat.
+
+        Returns:
+            False when that is not possible: the caller has to emit a step that copies.
+        """
+        part, whole = source.storage, output.storage
+        if part is None or whole is None or part.kind != "arena" or whole.kind != "arena":
+            return False
+        if part.parent is not None or whole.root()[0] is part:
+            return False
+        if source.offset or source.nbytes != part.nbytes or output.layout != source.layout:
+            return False
+        part.parent, part.parent_offset = whole, output.offset + offset_bytes
+        self._placed.append(part)
+        return True
+
+    def undo(self) -> None:
+        """Take back what `place` did; the node is lowered in another way."""
+        for part in self._placed:
+            part.parent, part.parent_offset = None, 0
+
+    def known(self, output: Operand, array: Array) -> None:
+        """Say that ``output`` is the constant ``array`` in this plan."""
+        array = np.ascontiguousarray(array).reshape(output.shape)
+        output.known = array
+        output.storage = Storage("constant", output.nbytes, array=array)
+        output.offset = 0
+
+    def in_place(self, output: Operand, source: Operand) -> None:
+        """Allow ``output`` to overwrite ``source`` if nobody needs that afterwards.
+
+        Only right when every element is read before or at the moment its place is written, by the
+        same unit.
+        """
+        self.in_place_pairs.append((output, source))

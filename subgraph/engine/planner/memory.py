@@ -1,0 +1,169 @@
+"""Memory plan: which storage lives when, who may overwrite whom, and where in the arena each lies.
+
+A storage lives from the first to the last step that mentions it. Storages that do not live at the
+same time may share memory; each gets the tightest gap among those that do, largest storages first.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from subgraph.engine.planner.lowering import Operand, Storage
+
+ALIGN = 64
+FOREVER = 1 << 60
+# With more storages, placing by time keeps the cost linear; gaps are then a little larger.
+_MANY = 3000
+
+
+@attrs.define
+class Life:
+    """First and last step that mention a storage."""
+
+    first: int
+    last: int
+
+
+class Lives:
+    """Lives of all arena storages, kept up to date while storages are joined."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._of: dict[Storage, Life] = {}
+
+    def mention(self, storage: Storage, step: int) -> None:
+        """Say that ``step`` reads or writes the storage."""
+        root = storage.root()[0]
+        life = self._of.get(root)
+        if life is None:
+            self._of[root] = Life(step, step)
+        else:
+            life.first = min(life.first, step)
+            life.last = max(life.last, step)
+
+    def keep(self, storage: Storage) -> None:
+        """Say that the storage is needed after the last step."""
+        root = storage.root()[0]
+        life = self._of.setdefault(root, Life(0, 0))
+        life.last = FOREVER
+
+    def of(self, storage: Storage) -> Life | None:
+        """Return the life of the storage's root."""
+        return self._of.get(storage.root()[0])
+
+    def join(self, part: Storage, into: Storage, offset: int) -> None:
+        """Make the root storage ``part`` a part of ``into``."""
+        root = into.root()[0]
+        part.parent, part.parent_offset = into, offset
+        life = self._of.pop(part, None)
+        if life is not None:
+            known = self._of.setdefault(root, life)
+            known.first = min(known.first, life.first)
+            known.last = max(known.last, life.last)
+
+    def items(self) -> Iterable[tuple[Storage, Life]]:
+        """Return root storages with their lives, in order of first mention."""
+        return self._of.items()
+
+
+def join_in_place(pairs: Iterable[tuple[Operand, Operand, int]], lives: Lives) -> int:
+    """Let outputs overwrite inputs where nobody needs these any more.
+
+    Args:
+        pairs: (output, input, step that computes the output), in order of steps.
+        lives: The lives, updated.
+
+    Returns:
+        The number of outputs that overwrite.
+    """
+    joined = 0
+    for output, source, step in pairs:
+        if _may_overwrite(output, source, step, lives):
+            joined += 1
+    return joined
+
+
+def _may_overwrite(output: Operand, source: Operand, step: int, lives: Lives) -> bool:
+    target, memory = output.storage, source.storage
+    if target is None or memory is None or output.offset:
+        return False
+    root, offset = memory.root()
+    offset += source.offset
+    if target.parent is not None or target is root or root.kind != "arena":
+        return False
+    life = lives.of(memory)
+    mine = lives.of(target)
+    if life is None or mine is None or life.last > step or mine.first < step:
+        return False
+    if target.kind == "arena":
+        if offset + output.nbytes > root.nbytes or target.nbytes > root.nbytes - offset:
+            return False
+        lives.join(target, root, offset)
+        return True
+    # An output of the run: the input's whole memory is taken from it instead.
+    if target.kind != "output" or offset or root.nbytes != target.nbytes:
+        return False
+    lives.join(root, target, 0)
+    return True
+
+
+def assign_offsets(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:
+    """Return the offset in the arena of each storage, and the arena's size in bytes.
+
+    Args:
+        sizes: Bytes of each storage.
+        lives: When each lives.
+    """
+    if len(sizes) > _MANY:
+        return _by_time(sizes, lives)
+    order = sorted(range(len(sizes)), key=lambda k: (-sizes[k], k))
+    placed: list[tuple[int, int, Life]] = []  # begin, end, life; sorted by begin
+    offsets = [0] * len(sizes)
+    total = 0
+    for k in order:
+        size = _rounded(sizes[k])
+        begin = _tightest(placed, lives[k], size)
+        insort(placed, (begin, begin + size, lives[k]), key=lambda entry: entry[0])
+        offsets[k] = begin
+        total = max(total, begin + size)
+    return offsets, total
+
+
+def _rounded(nbytes: int) -> int:
+    return max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
+
+
+def _tightest(placed: Sequence[tuple[int, int, Life]], life: Life, size: int) -> int:
+    """Return the begin of the smallest gap that takes ``size``, else the end of what lives."""
+    best, best_room, at = -1, FOREVER, 0
+    for begin, end, other in placed:
+        if other.last < life.first or life.last < other.first:
+            continue
+        room = begin - at
+        if size <= room < best_room:
+            best, best_room = at, room
+        at = max(at, end)
+    return at if best < 0 else best
+
+
+def _by_time(sizes: Sequence[int], lives: Sequence[Life]) -> tuple[list[int], int]:
+    """Place in order of birth into the first gap that fits, freeing what has died before."""
+    offsets = [0] * len(sizes)
+    alive: list[tuple[int, int, int]] = []  # begin, end, last step; sorted by begin
+    total = 0
+    for k in sorted(range(len(sizes)), key=lambda k: lives[k].first):
+        life = lives[k]
+        alive = [entry for entry in alive if entry[2] >= life.first]
+        size = _rounded(sizes[k])
+        at = 0
+        for begin, end, _ in alive:
+            if begin - at >= size:
+                break
+            at = max(at, end)
+        insort(alive, (at, at + size, life.last))
+        offsets[k] = at
+        total = max(total, at + size)
+    return offsets, total

@@ -1,0 +1,674 @@
+"""Plans: a graph for concrete input shapes, as steps over placed memory; made once, run often.
+
+`make_plan` walks the graph once. Types become concrete; what follows from shapes, small weights and
+the inputs' known values is computed now; nodes on weights alone become weights; every other node is
+lowered to steps, or, when its lowering refuses, becomes a `HostStep` that the reference computes.
+Then the memory plan places what is left in one arena. A plan holds no memory of a request:
+`subgraph.engine.planner.bound` binds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.block_width import float_block
+from subgraph.engine.planner.concrete_types import (
+    SHAPE_LIKE,
+    infer_concrete,
+    is_shape_like,
+    known_concrete,
+)
+from subgraph.engine.planner.constants import as_it_is, derive, made, parameters_of
+from subgraph.engine.planner.gathering import gathered
+from subgraph.engine.planner.layouts import Arranger, copying
+from subgraph.engine.planner.lowering import (
+    EmittedStep,
+    Lowering,
+    LoweringRule,
+    Operand,
+    Scratch,
+    Storage,
+    Unsupported,
+    ValueNeeded,
+    Weight,
+)
+from subgraph.engine.planner.memory import Life, Lives, assign_offsets, join_in_place
+from subgraph.errors import ShapeError, SubgraphError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.limits import (
+    check_memory,
+    check_time,
+    enter_run,
+    leave_run,
+    memory_limit,
+    size_in_bytes,
+)
+from subgraph.graph.parameters import Parameter, Versions
+from subgraph.graph.types import TensorType, ValueType, numpy_dtype
+from subgraph.operators.evaluation import evaluate
+from subgraph.operators.known_values import from_array, has_traced, is_arithmetic, to_array
+from subgraph.operators.requirements import check_operands, has_requirement
+from subgraph.runtime.control_flow import is_branching
+from subgraph.system import guard_pages
+
+Array = np.ndarray[Any, Any]
+# Bytes of a value up to which it is computed while planning; larger ones are when the plan runs.
+_AHEAD = 1 << 28
+# Operators whose results can be far larger than their inputs.
+_GROWING = frozenset(
+    {"ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
+)
+_KEY = 32  # elements of an input whose content plans may depend on
+# Operators whose first input has no say in the shape of the result but by its own.
+_OF_DATA = frozenset(
+    {"Expand", "OneHot", "Pad", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK"}
+    | {"Unsqueeze", "Upsample"}
+)
+# Operators whose result has a shape that floats among their inputs decide.
+_SCALED = frozenset({"Resize", "Upsample", "Range"})
+
+_MISFITS = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+@attrs.frozen(eq=False)
+class HostStep:
+    """A node that no lowering takes with these shapes: the reference computes it between steps."""
+
+    node: Node
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand | None, ...]
+    reason: str
+
+
+Item = EmittedStep | HostStep
+
+
+@attrs.frozen
+class PlanOptions:
+    """What a plan depends on beside the graph and the shapes.
+
+    Attributes:
+        threads: Threads that a step may use.
+        blocked: Whether convolutions may work in the blocked layout.
+        properties: The device's options, for lowerings.
+        lowering: What the lowering of a node talks to: whose device's.
+    """
+
+    threads: int = 1
+    blocked: bool = True
+    properties: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    lowering: type[Lowering] = Lowering
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """Steps over placed memory.
+
+    Attributes:
+        items: Steps in order.
+        inputs: Operand of each graph input, None for weights.
+        outputs: Operand of each graph output.
+        offsets: Where in the arena each root storage lies.
+        arena_bytes: Size of the arena.
+        versions: Parameters whose content the plan depends on, as they were read.
+        reorders: Number of layout conversions.
+        in_place: Number of outputs that overwrite an input.
+        lowerings: What became of each node that runs, for inspection.
+    """
+
+    graph: Graph
+    items: tuple[Item, ...]
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand, ...]
+    offsets: dict[Storage, int]
+    arena_bytes: int
+    versions: Versions
+    reorders: int
+    in_place: int
+    lowerings: tuple[Lowering, ...]
+
+    def place_of(self, operand: Operand) -> tuple[Storage, int]:
+        """Return the root storage of an operand and its offset there."""
+        storage = operand.storage
+        assert storage is not None, "every operand that is mentioned has storage"
+        root, offset = storage.root()
+        return root, offset + operand.offset
+
+
+class UnknownShapeError(ShapeError):
+    """A plan depends on values that are not known: its shapes, or how a node is computed.
+
+    Attributes:
+        node: The node that cannot be planned.
+        inputs: Positions of graph inputs whose values would help.
+        of_all_contents: Whether there is to be a plan for each of these values, however many.
+    """
+
+    of_all_contents: ClassVar[bool] = True
+
+    def __init__(self, node: Node, inputs: Sequence[int]) -> None:
+        self.node = node
+        self.inputs = tuple(inputs)
+        super().__init__(
+            f"node {node.name!r} ({node.op_type}): the shape of its output, or how it is computed, "
+            "follows from values that are only known at run time"
+        )
+
+
+def make_plan(
+    graph: Graph,
+    types: Sequence[TensorType | None],
+    values: Mapping[int, Array],
+    options: PlanOptions,
+) -> Plan:
+    """Return the plan of a graph.
+
+    Args:
+        graph: The graph; its nodes may be fused ones.
+        types: Concrete type of each graph input; None for one that is a weight.
+        values: Content of inputs by position, for those on which shapes depend.
+        options: The rest that a plan depends on.
+
+    Raises:
+        UnknownShapeError: a shape depends on values of inputs that were not given.
+        ShapeError: the inputs do not fit the graph.
+        LimitError: what the plan holds at a time is over the memory budget.
+    """
+    return Planner(graph, types, values, options).plan()
+
+
+class Planner:
+    """Makes one plan."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        types: Sequence[TensorType | None],
+        values: Mapping[int, Array],
+        options: PlanOptions,
+    ) -> None:
+        self.graph = graph
+        self.options = options
+        self.operands: dict[Value, Operand] = {}
+        self.partial: dict[Value, Array | None] = {}  # elements as far as they are known
+        self.items: list[Item] = []
+        self.pairs: list[tuple[Operand, Operand, int]] = []
+        self.guards: dict[Parameter, int] = {}
+        self.lowerings: list[Lowering] = []
+        self.kept: dict[Hashable, Scratch] = {}
+        self.memory_limit = memory_limit()
+        self.computed: list[Any] = []  # what was computed ahead
+        self.derived_bytes = 0  # of that, and of weights that are to be computed from weights
+        self.branch_depth = 0  # branches of Ifs that may be skipped around what is planned now
+        self.arranger = Arranger(
+            self.items.append, options.threads, options.blocked, float_block(graph)
+        )
+        self.inputs = [
+            self._input(k, value, types[k], values.get(k)) for k, value in enumerate(graph.inputs)
+        ]
+
+    def _input(
+        self, position: int, value: Value, type_: TensorType | None, known: Array | None
+    ) -> Operand | None:
+        if type_ is None:
+            return None
+        operand = Operand.of(value.name, type_)
+        operand.known = known
+        operand.storage = Storage("input", operand.nbytes, index=position)
+        self.operands[value] = operand
+        if known is not None:
+            self.partial[value] = from_array(known)
+        return operand
+
+    # ------------------------------------------------------------------ values
+
+    def operand(self, value: Value) -> Operand:
+        """Return the operand of a value; a weight's is made at its first use."""
+        found = self.operands.get(value)
+        if found is not None:
+            return found
+        if value.parameter is None:
+            raise ShapeError(f"value {value.name!r} of {self.graph.name!r} comes from nowhere")
+        found = self.operands[value] = self._weight(value.name, value.parameter)
+        return found
+
+    def _weight(self, name: str, parameter: Parameter) -> Operand:
+        operand = Operand.of(name, parameter.type)
+        operand.parameter = parameter
+        operand.storage = Storage("weight", operand.nbytes, parameter=parameter)
+        if is_shape_like(parameter):
+            operand.known = parameter.array
+            self.guards[parameter] = parameter.version
+        return operand
+
+    def _read(self, operand: Operand | None) -> bool:
+        """Know the content of a small weight that decides a shape; False if it is none."""
+        if operand is None or operand.known is not None or operand.size > SHAPE_LIKE:
+            return False
+        if operand.parameter is not None:
+            operand.known = operand.parameter.array
+            read: tuple[Parameter, ...] = (operand.parameter,)
+        elif operand.derived is not None:
+            operand.known = made(operand.derived).reshape(operand.shape)
+            read = parameters_of(operand.derived)
+        else:
+            return False
+        self.guards.update((parameter, parameter.version) for parameter in read)
+        return True
+
+    def _partial(self, value: Value | None) -> Array | None:
+        if value is None:
+            return None
+        if value in self.partial:
+            return self.partial[value]
+        operand = self.operand(value)
+        found = None if operand.known is None else from_array(operand.known)
+        self.partial[value] = found
+        return found
+
+    def _partials(self, node: Node, inputs: Sequence[Operand | None]) -> list[Array | None]:
+        """Return what is known of a node's inputs; of weights that traced sizes meet, all."""
+        found = [self._partial(value) for value in node.inputs]
+        most = max((e.size for e in found if e is not None and has_traced(e)), default=0)
+        for k, (value, operand) in enumerate(zip(node.inputs, inputs, strict=True)):
+            if value is None or operand is None or operand.size > most:
+                continue
+            if found[k] is None and self._read(operand):
+                del self.partial[value]
+                found[k] = self._partial(value)
+        return found
+
+    def assume(self, value: Value, dtype: str, shape: tuple[int, ...]) -> None:
+        """Give a value, whose producer is not planned, a type."""
+        operand = self.operands[value] = Operand(value.name, dtype, shape)
+        operand.storage = Storage("arena", operand.nbytes)
+
+    # ------------------------------------------------------------------ nodes
+
+    def plan(self) -> Plan:
+        """Plan all nodes, then the memory."""
+        for node in gathered(self.graph.nodes):
+            self.add(node)
+        return self.finish()
+
+    def finish(self) -> Plan:
+        """Plan the memory; all nodes are planned."""
+        outputs = self._place_outputs()
+        lives = self._lives(outputs)
+        joined = join_in_place(self.pairs, lives)
+        placed = [(s, life) for s, life in lives.items() if s.kind == "arena"]
+        offsets, total = self.placed([s.nbytes for s, _ in placed], [life for _, life in placed])
+        self._check_total(total + sum(operand.nbytes for operand in outputs) + self.derived_bytes)
+        return Plan(
+            self.graph,
+            tuple(self.items),
+            tuple(self.inputs),
+            outputs,
+            {storage: offset for (storage, _), offset in zip(placed, offsets, strict=True)},
+            total,
+            Versions(self.guards.items()),
+            self.arranger.reorders,
+            joined,
+            tuple(self.lowerings),
+        )
+
+    def _check_total(self, count: int) -> None:
+        if count > self.memory_limit:
+            check_memory(count, f"graph {self.graph.name!r}, for what lives at a time in it,")
+
+    def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
+        """Return where in the arena storages lie, and its size."""
+        if self.options.lowering.guarded:
+            return guard_pages.place(sizes)
+        return assign_offsets(sizes, lives)
+
+    def add(self, node: Node) -> None:
+        """Plan one node; those before it are planned."""
+        check_time(f"planning node {node.name!r} ({node.op_type})")
+        if is_branching(node) and self.options.lowering.branches:
+            from subgraph.engine.planner.branches import plan_if
+
+            plan_if(self, node)
+            return
+        inputs = [None if v is None else self.operand(v) for v in node.inputs]
+        if node.op_type in _SCALED:
+            for operand in inputs[1:]:
+                self._read(operand)
+        given = [operand for operand in inputs if operand is not None]
+        constant_inputs = not node.captures and all(operand.constant for operand in given)
+        if constant_inputs and self._constant_node(node, inputs):
+            return
+        try:
+            outputs = self._outputs(node, inputs)
+        except UnknownShapeError:
+            read = [self._read(operand) for operand in given]
+            if not any(read):
+                raise
+            for value in node.sources:
+                self.partial.pop(value, None)
+            self.add(node)
+            return
+        if outputs is not None:
+            self._lower(node, inputs, outputs)
+
+    def _constant_node(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
+        """Compute a node on constants now, or make its outputs weights; False: it has to run."""
+        if node.bodies or node.op_type in _RANDOM:
+            return False
+        if any(o is not None and o.known is not None and has_traced(o.known) for o in inputs):
+            return False  # it differs from call to call
+        if node.subgraph is not None:
+            self._one_by_one(node, inputs)
+            return True
+        if all(operand is None or operand.known is not None for operand in inputs):
+            if self._is_large(node, inputs):
+                return False
+            arrays = [None if o is None else o.known for o in inputs]
+            results = self._evaluate(node, arrays)
+            if any(r is not None and not isinstance(r, np.ndarray) for r in results):
+                return False
+            for value, result in zip(node.outputs, results, strict=True):
+                if result is not None:
+                    self.operands[value] = constant(value.name, result)
+            return True
+        # What the node gives is compared with this when it is made (`derive`).
+        types = [value.type for value in node.outputs]
+        if not all(isinstance(t, TensorType) and t.is_static for t in types):
+            types = self._infer(node, inputs)
+        if not all(isinstance(t, TensorType) and t.is_static for t in types):
+            return False
+        for k, (value, type_) in enumerate(zip(node.outputs, types, strict=True)):
+            assert isinstance(type_, TensorType)
+            operand = Operand.of(value.name, type_)
+            self._check_size(node, operand.nbytes)
+            self.derived_bytes += operand.nbytes
+            operand.derived = derive(node, inputs, k, type_)
+            operand.storage = Storage(
+                "weight", operand.nbytes, weight=Weight("plain", as_it_is, (operand.derived,))
+            )
+            self.operands[value] = operand
+        return True
+
+    def _is_large(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
+        """Return whether what a node makes of known inputs is too large to be kept in a plan."""
+        given = sum(operand.nbytes for operand in inputs if operand is not None)
+        if given <= _AHEAD >> 8 and node.op_type not in _GROWING:
+            return False
+        types = self._infer(node, inputs)
+        tensors = [type_ for type_ in types if isinstance(type_, TensorType) and type_.is_static]
+        return sum(map(size_in_bytes, tensors)) > _AHEAD
+
+    def _evaluate(self, node: Node, arrays: Sequence[Array | None]) -> list[Any]:
+        enter_run(self.computed)
+        try:
+            results = evaluate(node, arrays)
+        except SubgraphError as error:
+            error.add_note(f"while node {node.name!r} ({node.op_type}) was computed ahead")
+            raise
+        finally:
+            leave_run()
+        self.computed += results
+        self.derived_bytes += sum(r.nbytes for r in results if isinstance(r, np.ndarray))
+        return results
+
+    def _infer(self, node: Node, inputs: Sequence[Operand | None]) -> list[ValueType | None]:
+        known: list[Array | None] = []
+        for value, operand in zip(node.inputs, inputs, strict=True):
+            if operand is None or operand.known is not None:
+                known.append(None if operand is None else operand.known)
+            else:
+                known.append(to_array(self._partial(value), operand.type))
+        return infer_concrete(node, _types_of(inputs), known)
+
+    def _outputs(
+        self, node: Node, inputs: Sequence[Operand | None]
+    ) -> list[tuple[Value, TensorType]] | None:
+        """Return the outputs with concrete types; None when their values became known."""
+        partials = self._partials(node, inputs)
+        types = self._infer(node, inputs)
+        partial = known_concrete(node, partials, _types_of(inputs))
+        self.partial[node.outputs[0]] = partial
+        first = to_array(partial, types[0])
+        if first is not None and len(node.outputs) == 1:
+            assert isinstance(types[0], TensorType), "its elements are known"
+            self.operands[node.outputs[0]] = constant(node.outputs[0].name, first, types[0].dtype)
+            return None
+        outputs: list[tuple[Value, TensorType]] = []
+        for value, type_ in zip(node.outputs, types, strict=True):
+            if not isinstance(type_, TensorType) or not type_.is_static:
+                deciding = node.inputs[1:] if node.op_type in _OF_DATA else node.sources
+                raise UnknownShapeError(node, self._value_inputs(*deciding))
+            self._check_size(node, size_in_bytes(type_))
+            outputs.append((value, type_))
+        return outputs
+
+    def _check_size(self, node: Node, count: int) -> None:
+        if count > self.memory_limit:
+            check_memory(count, f"node {node.name!r} ({node.op_type})")
+
+    def _value_inputs(self, *values: Value | None) -> list[int]:
+        """Return graph inputs whose content these follow from by arithmetic: integers above."""
+        position = {value: k for k, value in enumerate(self.graph.inputs)}
+        found: list[int] = []
+        seen: set[Value] = set()
+        work = [value for value in values if value is not None]
+        while work:
+            value = work.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            operand = self.operands.get(value)
+            if operand is None or operand.size > SHAPE_LIKE:
+                continue
+            if value in position and operand.known is None and operand.size <= _KEY:
+                found.append(position[value])
+            # What follows from more than arithmetic is data: a plan for each would be of no use.
+            if value.producer is not None and is_arithmetic(value.producer):
+                work.extend(value.producer.sources)
+        names = self.graph.inputs
+        whole = [k for k in found if numpy_dtype(self.operands[names[k]].dtype).kind in "iub"]
+        return sorted(whole or found)
+
+    def _lower(
+        self,
+        node: Node,
+        inputs: Sequence[Operand | None],
+        outputs: Sequence[tuple[Value, TensorType]],
+    ) -> None:
+        try:
+            rule = self.options.lowering.rule_of(node)
+            _check_dtype(node, rule, inputs)
+            if node.subgraph is not None and has_requirement(node):
+                _check_fused(node, inputs)
+            low = self._attempt(node, rule, inputs, outputs)
+        except Unsupported as reason:
+            if node.subgraph is not None:
+                self._one_by_one(node, inputs)
+            else:
+                self._on_host(node, inputs, outputs, str(reason))
+            return
+        except ValueNeeded as needed:
+            raise UnknownShapeError(node, self._value_inputs(node.inputs[needed.index])) from None
+        first = len(self.items)
+        self.items += low.steps
+        self.lowerings.append(low)
+        self.kept = low.kept
+        for (value, _), operand in zip(outputs, low.outputs, strict=True):
+            self.operands[value] = operand
+        for output, source in low.in_place_pairs:
+            step = next((k for k, s in enumerate(low.steps) if output in s.words), None)
+            if step is not None:
+                self.pairs.append((output, source, first + step))
+
+    def _one_by_one(self, node: Node, inputs: Sequence[Operand | None]) -> None:
+        """Plan the nodes of a fused node that no kernel takes with these shapes."""
+        inner = node.subgraph
+        assert inner is not None
+        for value, operand in zip(inner.inputs, inputs, strict=True):
+            if operand is not None:
+                self.operands[value] = operand
+        for inside in inner.nodes:
+            self.add(inside)
+        for value, source in zip(node.outputs, inner.outputs, strict=True):
+            self.operands[value] = self.operand(source)
+
+    def _attempt(
+        self,
+        node: Node,
+        rule: LoweringRule,
+        inputs: Sequence[Operand | None],
+        outputs: Sequence[tuple[Value, TensorType]],
+    ) -> Lowering:
+        """Lower in the first layout that the lowering takes."""
+
+        def attempt(given: Sequence[Operand | None], blocked: bool) -> Lowering:
+            made = [self._fresh(value, type_, blocked) for value, type_ in outputs]
+            low = self.options.lowering(
+                node,
+                given,
+                made,
+                threads=self.options.threads,
+                options=dict(self.options.properties),
+                float_block=self.arranger.float_block,
+                kept=self.kept,
+            )
+            try:
+                rule.function(node, low)
+            except SubgraphError:
+                low.undo()
+                raise
+            except _MISFITS as error:
+                # Attributes or shapes that no valid node has: the reference says what is wrong.
+                low.undo()
+                reason = f"its lowering failed: {type(error).__name__}: {error}"
+                raise Unsupported(reason) from error
+            return low
+
+        return self.arranger.lower(node, rule, inputs, [t for _, t in outputs], attempt)
+
+    def _fresh(self, value: Value, type_: TensorType, blocked: bool) -> Operand:
+        operand = Operand.of(value.name, type_)
+        if blocked and operand.rank > 2:
+            self.arranger.make_blocked(operand)
+        operand.storage = Storage("arena", operand.nbytes)
+        return operand
+
+    def _on_host(
+        self,
+        node: Node,
+        inputs: Sequence[Operand | None],
+        outputs: Sequence[tuple[Value, TensorType]],
+        reason: str,
+    ) -> None:
+        plain = tuple(None if o is None else self.arranger.plain(o) for o in inputs)
+        made = tuple(self._fresh(value, type_, False) for value, type_ in outputs)
+        for (value, _), operand in zip(outputs, made, strict=True):
+            self.operands[value] = operand
+        self.items.append(HostStep(node, plain, made, reason))
+
+    # ------------------------------------------------------------------ memory
+
+    def _place_outputs(self) -> tuple[Operand, ...]:
+        """Return the operands of the graph's outputs: each one plain, in storage of its own.
+
+        What an input, a constant or a part of something larger is, or another output, is copied,
+        unless the device finds it where it is.
+        """
+        outputs: list[Operand] = []
+        for position, value in enumerate(self.graph.outputs):
+            operand = self.arranger.plain(self.operand(value))
+            assert operand.storage is not None
+            root, offset = operand.storage.root()
+            whole = offset + operand.offset == 0 and root.nbytes == operand.nbytes
+            own = root.kind == "arena" and whole
+            if not own and self.options.lowering.copies_outputs:
+                root, own = Storage("arena", operand.nbytes), True
+                operand = self._copied(value, operand, root)
+            if own:
+                root.kind, root.index = "output", position
+            outputs.append(operand)
+        return tuple(outputs)
+
+    def _copied(self, value: Value, source: Operand, place: Storage) -> Operand:
+        target = Operand(value.name, source.dtype, source.shape)
+        target.storage = place
+        node = value.producer or Node("Identity", name=value.name)
+        self.items.append(copying(node, source, target))
+        return target
+
+    def _lives(self, outputs: Sequence[Operand]) -> Lives:
+        lives = Lives()
+        mentions = [mentioned(item) for item in self.items]
+        for storages in reversed(mentions):  # those that hold others come after them
+            for storage in storages:
+                storage.flatten()
+        for step, storages in enumerate(mentions):
+            for storage in storages:
+                if storage.root()[0].kind in ("arena", "output"):
+                    lives.mention(storage, step)
+        for operand in outputs:
+            assert operand.storage is not None
+            if operand.storage.root()[0].kind in ("arena", "output"):
+                lives.keep(operand.storage)
+        return lives
+
+
+_RANDOM = {
+    *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"),
+    *("Multinomial", "Bernoulli", "Dropout"),
+}
+
+
+def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
+    """Return the operand of a constant of the plan.
+
+    Args:
+        name: The value's name.
+        array: Its content, which may be traced numbers.
+        dtype: Its dtype; None: that of the array.
+    """
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    operand = Operand(name, dtype or array.dtype.name, array.shape, known=array)
+    operand.storage = Storage("constant", operand.nbytes, array=array)
+    return operand
+
+
+def mentioned(item: Item) -> list[Storage]:
+    """Return the storages that a step reads or writes."""
+    words: Sequence[Any]
+    words = (*item.inputs, *item.outputs) if isinstance(item, HostStep) else item.words
+    found: list[Storage] = []
+    for word in words:
+        storage = None if isinstance(word, (int, float)) else getattr(word, "storage", None)
+        if storage is not None:
+            found.append(storage)
+    return found
+
+
+def _types_of(operands: Sequence[Operand | None]) -> list[TensorType | None]:
+    return [None if operand is None else operand.type for operand in operands]
+
+
+def _check_dtype(node: Node, rule: LoweringRule, inputs: Sequence[Operand | None]) -> None:
+    first = next((o for o in inputs if o is not None), None)
+    if rule.dtypes is not None and first is not None and first.dtype not in rule.dtypes:
+        raise Unsupported(f"{node.op_type} on {first.dtype} has no kernel")
+
+
+def _check_fused(node: Node, inputs: Sequence[Operand | None]) -> None:
+    """Check what a fused node's kernel needs of its operands, beyond what its own nodes need.
+
+    Fusions go by the types that were declared or inferred for the graph; what a file declares of
+    a value need not hold.
+
+    Raises:
+        Unsupported: an operand does not fit; the node's own nodes take it.
+    """
+    try:
+        check_operands(node, _types_of(inputs), [None if o is None else o.known for o in inputs])
+    except ShapeError as error:
+        raise Unsupported(f"the fused form does not hold: {error}") from error

@@ -1,0 +1,480 @@
+"""Plans whose sizes data decide: what a step finds decides how much the following ones work on.
+
+What NonZero finds, or where a Slice begins that a box gives, is only known in the middle of a run.
+Such a plan is traced like a template (`subgraph.engine.planner.template`), with the numbers that
+its own steps compute as dimensions. A step after each of them reads it and fits the rest of the
+program to it (`subgraph.engine.program.size_kernels`), so that the whole is one program, without
+Python in between. Storages have room for what was seen when the plan was made, and for more. What
+needs more room, or takes other decisions, ends the run, and has to be done in another way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import starmap
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from subgraph.engine.planner.bound import Arena, BoundPlan
+from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch, lay_out
+from subgraph.engine.planner.lowering import EmittedStep, Operand, Unsupported
+from subgraph.engine.planner.memory import Life, assign_offsets
+from subgraph.engine.planner.plan import Plan, Planner, PlanOptions, UnknownShapeError
+from subgraph.engine.planner.size_code import SizeCode
+from subgraph.engine.program import layout
+from subgraph.engine.program.pool import Pool
+from subgraph.engine.program.program import Program
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.traced import Trace, is_traced, plain
+from subgraph.graph.types import TensorType, numpy_dtype
+from subgraph.system import guard_pages
+from subgraph.weights.cache import WeightCache
+
+Array = np.ndarray[Any, Any]
+ValueOf = Callable[[Value], Array]
+Place = tuple[int, int]  # which input, which axis
+Pairs = Sequence[tuple[int, int]]
+# Inputs whose content decides a shape, by operator.
+_DECIDING: dict[str, tuple[int, ...]] = {
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trim": (1,),
+}
+_READ = Kernel("subgraph.engine.program.size_kernels", "resize")
+_MOST_NUMBERS = 8  # that a step reads
+_MOST_READS = 32  # of a plan
+_USUAL = 7
+_LEAST_ROOM = 1 << 16  # bytes
+
+
+@attrs.frozen(eq=False)
+class SizedPlan:
+    """A plan with the code that fits it to sizes.
+
+    Attributes:
+        plan: The plan; traced numbers are among its sizes.
+        laid: Its program for the sizes that it was made with.
+        code: The code.
+        patches: What a level changes: a place, the register that goes there, and the word that
+            holds an address to be added, if any. Places are positions: of words, or of sizes.
+        reads: First word, level and item size of each reading step.
+        dims: How many numbers each level reads.
+        growing: The axes of inputs whose sizes differ from turn to turn; level 0 reads them.
+        rooms: Elements that there is room for, of each input that grows.
+        grown: Of each output that grows: the registers of its bytes, and of each growing axis.
+    """
+
+    plan: Plan
+    laid: LaidOut
+    code: SizeCode
+    patches: tuple[_PatchRow, ...]
+    reads: tuple[tuple[int, int], ...]
+    dims: tuple[int, ...]
+    growing: tuple[Place, ...] = ()
+    rooms: Mapping[int, int] = attrs.field(factory=dict[int, int])
+    grown: Mapping[int, tuple[int, dict[int, int]]] = attrs.field(
+        factory=dict[int, tuple[int, dict[int, int]]]
+    )
+
+
+@attrs.frozen
+class _PatchRow:
+    """A number to be put somewhere.
+
+    Attributes:
+        kind: Of what a place is: a word of the program, a size of a step, or an array.
+        place: Which one: (position, 0), (step, column), or (array, element).
+        register: What goes there.
+        base: Position of the word that holds an address to be added; None for none.
+    """
+
+    kind: str
+    place: tuple[int, int]
+    register: int
+    base: int | None = None
+
+
+class _SizedPlanner(Planner):
+    """A planner that lets the program read what it cannot know."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        types: Sequence[TensorType],
+        options: PlanOptions,
+        value_of: ValueOf,
+        growing: Sequence[Place],
+    ) -> None:
+        self.trace = Trace(inline=True)
+        self.dims: list[int] = [len(growing)] if growing else []
+        self._value_of = value_of
+        shapes: list[list[Any]] = [list(type_.shape or ()) for type_ in types]
+        for position, axis in growing:
+            shapes[position][axis] = self.trace.dimension(usual(shapes[position][axis]))
+        sized = [TensorType(t.dtype, shape) for t, shape in zip(types, shapes, strict=True)]
+        super().__init__(graph, sized, {}, options)
+        if growing:
+            self.items.append(EmittedStep(graph.nodes[0], _READ, (0, 0), 1, 0, 0, 0))
+
+    def add(self, node: Node) -> None:
+        """Plan one node; where numbers are missing, they are read before it."""
+        try:
+            super().add(node)
+        except UnknownShapeError:
+            missing = [v for v in self._deciding(node) if self.operand(v).known is None]
+            # What a skipped branch does not read would still be the numbers of an earlier run.
+            if not missing or self.branch_depth:
+                raise
+            for value in missing:
+                self._read_at_run(node, value)
+            self.partial.pop(node.outputs[0], None)
+            super().add(node)
+
+    def _deciding(self, node: Node) -> Iterator[Value]:
+        for k in _DECIDING.get(node.op_type, ()):
+            value = node.inputs[k] if k < len(node.inputs) else None
+            if value is not None:
+                yield value
+
+    def _read_at_run(self, node: Node, value: Value) -> None:
+        operand = self.arranger.plain(self.operand(value))
+        if operand.dtype not in ("int32", "int64") or is_traced(operand.size):
+            raise Unsupported(f"{operand.dtype} as a size")
+        if operand.size > _MOST_NUMBERS or len(self.dims) == _MOST_READS:
+            raise Unsupported("too many numbers that decide sizes")
+        seen = self._value_of(value)
+        numbers: Any = np.empty(operand.shape, object)
+        for index, number in np.ndenumerate(seen):
+            numbers[index] = self.trace.dimension(int(number))
+        step = EmittedStep(node, _READ, (0, operand), 1, 0, 0, 0)
+        self.items.append(step)
+        self.dims.append(int(seen.size))
+        operand.known = numbers
+        self.partial.pop(value, None)
+
+    def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
+        """Give each storage room, and let the plan hold only as long as that is enough."""
+        rooms = [room_for(size) for size in sizes]
+        if guard_pages.MODE:
+            return guard_pages.place(sizes, rooms)
+        return assign_offsets(rooms, lives)
+
+
+def usual(size: int) -> int:
+    """Return for which size a plan is made: small ones take decisions that hold for no other."""
+    return max(size, _USUAL)
+
+
+def room_for(size: int) -> int:
+    """Return how much room there is for something; if that is not known, it has to be enough."""
+    if not is_traced(size):
+        return size
+    room = _room(size)
+    if not size <= room:
+        raise AssertionError("it is, for the sizes of now")
+    return room
+
+
+def _room(size: int) -> int:
+    return max(2 * plain(size), _LEAST_ROOM)
+
+
+def make_sized_plan(
+    graph: Graph,
+    types: Sequence[TensorType],
+    options: PlanOptions,
+    cache: WeightCache,
+    value_of: ValueOf,
+    pairs: Pairs = (),
+) -> SizedPlan | None:
+    """Return the plan of a graph in which data decide sizes.
+
+    Args:
+        graph: The graph; its nodes may be fused ones.
+        types: Concrete type of each input.
+        options: The rest that plans depend on.
+        cache: The op's door to the weight cache.
+        value_of: Returns what a value was in a run: sizes to begin with.
+        pairs: The outputs that are inputs of the next turn, and these; they may grow.
+
+    Returns:
+        None if a part of it is no program, or comes before the numbers that it needs.
+
+    Raises:
+        SubgraphError: it cannot be planned in this way.
+    """
+    growing: list[Place] = []
+    while True:
+        planner = _SizedPlanner(graph, types, options, value_of, growing)
+        plan = planner.plan()
+        more = [place for place in _growing(plan, pairs) if place not in growing]
+        if not more:
+            break
+        growing += more
+    if not planner.dims:
+        return None
+    laid = lay_out(plan, cache, lambda items: np.array([*items, None], object)[:-1])
+    if laid.breaks:
+        return None
+    grown = {made: read for made, read in pairs if any(read == at for at, _ in growing)}
+    if {*grown.values()} != {at for at, _ in growing}:  # one output is two states
+        return None
+    if any(is_traced(o.size) and k not in grown for k, o in enumerate(plan.outputs)):
+        return None
+    return _Layout(plan, laid, planner, growing, grown).sized()
+
+
+def _growing(plan: Plan, pairs: Pairs) -> Iterator[Place]:
+    """Yield the axes of inputs whose sizes are not those of the outputs that follow them."""
+    for made, read in pairs:
+        output, given = plan.outputs[made], plan.inputs[read]
+        if given is None or output.rank != given.rank or output.dtype != given.dtype:
+            raise Unsupported("a state that becomes another type")
+        for axis, (after, before) in enumerate(zip(output.shape, given.shape, strict=True)):
+            if is_traced(after) or plain(after) != plain(before):
+                yield read, axis
+
+
+class _Layout:
+    """Tells the numbers of a laid-out plan from the places that they change."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        laid: LaidOut,
+        planner: _SizedPlanner,
+        growing: Sequence[Place],
+        grown: Mapping[int, int],
+    ) -> None:
+        self._plan = plan
+        self._laid = laid
+        self._planner = planner
+        self._growing = tuple(growing)
+        self._grown = grown
+        self._rooms = {
+            read: max(2 * plain(plan.outputs[made].nbytes), _LEAST_ROOM)
+            for made, read in grown.items()
+        }
+        self._found: list[tuple[str, tuple[int, int], Any, int | None]] = []
+        self._bases = len(laid.words)  # beyond the words stand the addresses of memory
+
+    def sized(self) -> SizedPlan | None:
+        """Return the plan; None if numbers are needed before they are known."""
+        laid = self._laid
+        words = self._plain("word", laid.words)
+        arena = self._patch(laid.arena, 0)
+        outputs = [
+            self._roomy(end, self._grown.get(k), self._patch(end.patch, 1 + k))
+            for k, end in enumerate(laid.outputs)
+        ]
+        inputs = [self._roomy(end, end.position, _fixed(end.patch)) for end in laid.inputs]
+        weights = [self._weight(k, held, patch) for k, (held, patch) in enumerate(laid.weights)]
+        steps: list[tuple[Kernel, int, int, int]] = []
+        for k, (kernel, begin, units, grain) in enumerate(laid.steps):
+            for column, number in ((2, units), (3, grain)):
+                if is_traced(number):
+                    self._found.append(("size", (k, column), number, None))
+            steps.append((kernel, begin, plain(units), plain(grain)))
+        program = attrs.evolve(
+            laid,
+            words=np.concatenate([words, np.zeros(1 + len(outputs), np.int64)]),
+            arena=arena,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            weights=tuple(weights),
+            kernels=tuple(
+                (k, Patch(p.positions, p.offsets.astype(np.int64))) for k, p in laid.kernels
+            ),
+            steps=tuple(steps),
+            entries=tuple,
+            areas=tuple(starmap(_area, laid.areas)),
+        )
+        return self._with_code(program)
+
+    def _with_code(self, program: LaidOut) -> SizedPlan | None:
+        dims = self._planner.dims
+        levels = [level for level, count in enumerate(dims) for _ in range(count)]
+        numbers = [number for _, _, number, _ in self._found]
+        of_outputs = {k: self._of_output(k, read) for k, read in self._grown.items()}
+        for whole, axes in of_outputs.values():
+            numbers += [whole, *axes.values()]
+        code = SizeCode(self._planner.trace, numbers, levels)
+        reads = [k for k, step in enumerate(program.steps) if step[0] is _READ]
+        patches: list[_PatchRow] = []
+        for kind, place, number, base in self._found:
+            register = code.register(number)
+            if self._first_reader(program, kind, place) <= reads[code.level(register)]:
+                return None
+            patches.append(_PatchRow(kind, place, register, base))
+        places = tuple((program.steps[k][1], self._item_size(k)) for k in reads)
+        return SizedPlan(
+            self._plan,
+            program,
+            code,
+            tuple(patches),
+            places,
+            tuple(dims),
+            self._growing,
+            self._rooms,
+            {
+                k: (code.register(whole), {axis: code.register(n) for axis, n in axes.items()})
+                for k, (whole, axes) in of_outputs.items()
+            },
+        )
+
+    def _of_output(self, k: int, read: int) -> tuple[Any, dict[int, Any]]:
+        """Return the bytes of an output that grows, and its sizes along axes that do."""
+        operand = self._plan.outputs[k]
+        axes = [axis for position, axis in self._growing if position == read]
+        return operand.nbytes, {axis: operand.shape[axis] for axis in axes}
+
+    def _roomy(self, end: End, read: int | None, patch: Patch) -> End:
+        """Return an input or output with as much room as it may take."""
+        room = None if read is None else self._rooms.get(read)
+        if room is None:
+            return attrs.evolve(end, patch=patch)
+        if not end.nbytes <= room:
+            raise Unsupported("a state that more than doubles")
+        items = room // numpy_dtype(end.dtype).itemsize
+        return End(end.position, end.dtype, (items,), room, patch)
+
+    def _item_size(self, step: int) -> int:
+        item = self._plan.items[step]
+        assert isinstance(item, EmittedStep)
+        operand = item.words[1]
+        return operand.itemsize if isinstance(operand, Operand) else layout.WORD
+
+    def _first_reader(self, program: LaidOut, kind: str, place: tuple[int, int]) -> int:
+        """Return the first step that reads what stands in a place."""
+        if kind == "size":
+            return place[0]
+        if kind == "word":
+            begins = [begin for _, begin, _, _ in program.steps]
+            return bisect_right(begins, place[0]) - 1
+        positions: list[int] = program.weights[place[0]][1].positions.tolist()
+        return min(self._first_reader(program, "word", (at, 0)) for at in positions)
+
+    def _plain(self, kind: str, items: Array) -> NDArray[np.int64]:
+        for at, number in enumerate(items):
+            if is_traced(number):
+                self._found.append((kind, (at, 0), number, None))
+        return np.array([plain(item) for item in items], np.int64)
+
+    def _patch(self, patch: Patch, base: int) -> Patch:
+        """Return a patch with a word more, which holds the address alone."""
+        at = self._bases + base
+        for position, offset in zip(patch.positions.tolist(), patch.offsets, strict=True):
+            if is_traced(offset):
+                self._found.append(("word", (position, 0), offset, at))
+        offsets = [plain(offset) for offset in patch.offsets]
+        return Patch(np.array([*patch.positions, at], np.intp), np.array([*offsets, 0], np.int64))
+
+    def _weight(self, k: int, held: Any, patch: Patch) -> tuple[Any, Patch]:
+        if isinstance(held, Numbers):
+            if held.dtype != "int64" or is_traced(held.array.size):
+                raise Unsupported(f"a constant of {held.dtype} that follows from data")
+            flat = held.array.reshape(-1)
+            for at, number in enumerate(flat):
+                if is_traced(number):
+                    self._found.append(("array", (k, at), number, None))
+            held = np.array([plain(number) for number in flat], np.int64).reshape(held.array.shape)
+        return held, _fixed(patch)
+
+
+def _area(offset: int, size: int) -> tuple[int, int]:
+    """Return an area of the arena with the room that it may grow to."""
+    room = _room(size) if is_traced(size) else size
+    grown = room - plain(size) if guard_pages.MODE == "end" else 0
+    return plain(offset) - grown, room
+
+
+def _fixed(patch: Patch) -> Patch:
+    """Return a patch whose offsets must not depend on data."""
+    if any(map(is_traced, patch.offsets)):
+        raise Unsupported("a part of an input or weight whose place data decide")
+    return Patch(patch.positions, patch.offsets.astype(np.int64))
+
+
+class SizedProgram(BoundPlan):
+    """A sized plan bound to memory; see `BoundPlan`."""
+
+    def __init__(self, sized: SizedPlan, arena: Arena, pool: Pool | None) -> None:
+        """Write the addresses into code and patches."""
+        changing = [row.place[0] for row in sized.patches if row.kind == "array"]
+        self._changing = {id(sized.laid.weights[k][0]) for k in changing}
+        super().__init__(sized.plan, sized.laid, arena, pool)
+        assert self.only is not None, "it has no breaks"
+        self._registers: Array = sized.code.registers.copy()
+        self._blocks = [
+            self._block(sized, level, item, self.only)
+            for level, (_, item) in enumerate(sized.reads)
+        ]
+        for (begin, _), (block, *_) in zip(sized.reads, self._blocks, strict=True):
+            self._words[begin] = block.ctypes.data
+        self.sized = sized
+        self.sizes: Array = np.zeros(len(sized.growing), np.int64)
+        if sized.growing:
+            self._words[sized.reads[0][0] + 1] = self.sizes.ctypes.data
+
+    def register(self, index: int) -> int:
+        """Return the address of a number that a run computes."""
+        return int(self._registers[index:].ctypes.data)
+
+    def _hold(self, array: Array, patch: Patch) -> Array:
+        if id(array) not in self._changing:
+            return super()._hold(array, patch)
+        copy = guard_pages.copied(array, writable=True) if guard_pages.MODE else array.copy()
+        patch.put(self._words, copy.ctypes.data)
+        return copy
+
+    def _block(
+        self, sized: SizedPlan, level: int, item: int, program: Program
+    ) -> tuple[Array, Array, Array]:
+        """Return what a reading step is told, and the rows of code and patches in it."""
+        base = self._registers.ctypes.data
+        code = sized.code.rows(level, base)
+        patches: Array = np.array(
+            [
+                (
+                    self._place(row.kind, row.place, program),
+                    base + layout.WORD * row.register,
+                    0 if row.base is None else self._words[row.base :].ctypes.data,
+                )
+                for row in sized.patches
+                if sized.code.level(row.register) == level
+            ],
+            np.int64,
+        ).reshape(-1, layout.SIZE_PATCH_WORDS)
+        block: Array = np.zeros(layout.SIZE_WORDS, np.int64)
+        words = {
+            layout.SIZE_READ: base + layout.WORD * sum(sized.dims[:level]),
+            layout.SIZE_COUNT: sized.dims[level],
+            layout.SIZE_ITEM: item,
+            layout.SIZE_STOP: program.cancel_address,
+            layout.SIZE_CODE: code.ctypes.data,
+            layout.SIZE_CODE + layout.WORD: len(code),
+            layout.SIZE_PATCHES: patches.ctypes.data,
+            layout.SIZE_PATCHES + layout.WORD: len(patches),
+        }
+        for offset, value in words.items():
+            block[offset // layout.WORD] = value
+        return block, code, patches
+
+    def _place(self, kind: str, place: tuple[int, int], program: Program) -> int:
+        """Return the address of a place."""
+        if kind == "word":
+            return int(self._words[place[0] :].ctypes.data)
+        if kind == "size":
+            return int(program.rows[place[0], place[1] :].ctypes.data)
+        held: Array = self._held[place[0] - len(self._entry_patches)]
+        return int(held.reshape(-1)[place[1] :].ctypes.data)

@@ -1,0 +1,181 @@
+"""Programs in exported models: argument words laid out for the shapes that a model has run with.
+
+`describe` turns `LaidOut` into plain JSON and one array of whole numbers; `read` makes it again,
+for the same kernels and options. The words are followed as they are, so only files that this user
+has signed are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch
+from subgraph.engine.program.reports import Report
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.engine.toolchain.keys import cache_key
+from subgraph.graph.parameters import Parameter, Snapshot
+from subgraph.graph.types import dtype_of
+from subgraph.operators.subgraph_op import Keeper, KeptFile, ProfileEntry
+from subgraph.system import host
+from subgraph.weights.cache import WeightEntry, sealed
+
+Array = np.ndarray[Any, Any]
+_ALIGN = 64
+
+
+@attrs.frozen(eq=False)
+class StoredProgram:
+    """A program from a file, and what it holds for.
+
+    Attributes:
+        laid: The program.
+        versions: The parameters' versions of which its weights were made.
+        sources: Parameters of which weights were made: the program does not read them.
+    """
+
+    laid: LaidOut
+    versions: Mapping[Parameter, int]
+    sources: tuple[Parameter, ...]
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Return whether it is for inputs of these types."""
+        given = ((end, inputs[end.position]) for end in self.laid.inputs)
+        return all(item.shape == end.shape and dtype_of(item) == end.dtype for end, item in given)
+
+    def holds(self, snapshot: Snapshot) -> bool:
+        """Return whether its weights are those of the snapshot."""
+        for parameter, version in self.versions.items():
+            state = snapshot.states.get(parameter)
+            if (parameter.version if state is None else state.version) != version:
+                return False
+        return True
+
+
+def describe(laid: LaidOut, file: Keeper) -> dict[str, Any] | None:
+    """Return a program as plain JSON; None if a part of it is no program, or cannot be kept."""
+    if laid.breaks:
+        return None
+    weights: list[Any] = []
+    numbers = _Numbers()
+    for weight, patch in laid.weights:
+        assert not isinstance(weight, Numbers), "only templates have them"
+        told = file.weight(weight) if isinstance(weight, WeightEntry) else file.array(weight)
+        if told is None:
+            return None
+        align = weight.align if isinstance(weight, WeightEntry) else _ALIGN
+        weights.append([told, align, numbers.patch(patch)])
+    kernels = dict.fromkeys([*(row[0] for row in laid.steps), *(k for k, _ in laid.kernels)])
+    number = {kernel: k for k, kernel in enumerate(kernels)}
+    isa = host.isa()
+    steps = [x for kernel, *rest in laid.steps for x in (number[kernel], *rest)]
+    description = {
+        "kernels": [[k.module, k.factory, dict(k.variant), cache_key(k, isa)] for k in kernels],
+        "called": [[number[k], numbers.patch(patch)] for k, patch in laid.kernels],
+        "weights": weights,
+        "inputs": [_end(end, numbers) for end in laid.inputs],
+        "outputs": [_end(end, numbers) for end in laid.outputs],
+        "arena": numbers.patch(laid.arena),
+        "arena_bytes": laid.arena_bytes,
+        "tiny": laid.tiny,
+        "reports": [[r.where, r.operand] for r in laid.reports],
+        "slot": numbers.add(laid.slot),
+        "words": numbers.add(laid.words),
+        "steps": numbers.add(np.array(steps, np.int64)),
+        "entries": [attrs.astuple(entry) for entry in laid.entries()],
+    }
+    return {**description, "numbers": file.array(numbers.array())}
+
+
+def read(
+    told: Mapping[str, Any], file: KeptFile, parameters: Sequence[Parameter]
+) -> StoredProgram | None:
+    """Return a program of a file written here; None if the kernels are others now.
+
+    Args:
+        told: What `describe` gave.
+        file: The file.
+        parameters: Those of the region.
+    """
+    isa = host.isa()
+    kernels: list[Kernel] = []
+    for module, factory, variant, key in told["kernels"]:
+        kernel = Kernel(module, factory, **{name: _tuples(v) for name, v in variant.items()})
+        if cache_key(kernel, isa) != key:
+            return None
+        kernels.append(kernel)
+    numbers = file.array(told["numbers"])
+
+    def part(place: Sequence[int]) -> Array:
+        return numbers[place[0] : place[0] + place[1]]
+
+    def patch(place: Sequence[int]) -> Patch:
+        both = part(place)
+        half = len(both) // 2
+        return Patch(both[:half], both[half:])
+
+    def end(entry: Sequence[Any]) -> End:
+        position, dtype, shape, nbytes, place = entry
+        return End(position, dtype, tuple(shape), nbytes, patch(place))
+
+    sources: dict[Parameter, None] = {}
+    weights: list[tuple[WeightEntry | Array, Patch]] = []
+    for where, align, place in told["weights"]:
+        made_of = file.sources(where)
+        sources.update(dict.fromkeys(made_of))
+        weights.append((sealed(file.array(where), align), patch(place)))
+    called: list[tuple[Kernel, Patch]] = [(kernels[k], patch(at)) for k, at in told["called"]]
+    rows: list[list[int]] = part(told["steps"]).reshape(-1, 4).tolist()
+    laid = LaidOut(
+        part(told["words"]),
+        patch(told["arena"]),
+        told["arena_bytes"],
+        tuple(map(end, told["inputs"])),
+        tuple(map(end, told["outputs"])),
+        tuple(weights),
+        tuple(called),
+        tuple((kernels[k], begin, units, grain) for k, begin, units, grain in rows),
+        (),
+        lambda: tuple([ProfileEntry(*entry) for entry in told["entries"]]),
+        told["tiny"],
+        tuple(Report(*entry) for entry in told["reports"]),
+        part(told["slot"]),
+    )
+    versions = {parameter: parameter.version for parameter in parameters}
+    return StoredProgram(laid, versions, tuple(sources))
+
+
+class _Numbers:
+    """Collects whole numbers into one array."""
+
+    def __init__(self) -> None:
+        self._parts: list[Array] = []
+        self._size = 0
+
+    def add(self, *arrays: Array) -> list[int]:
+        """Append; return where it begins and how many there are."""
+        size = sum(len(array) for array in arrays)
+        self._parts += arrays
+        self._size += size
+        return [self._size - size, size]
+
+    def patch(self, patch: Patch) -> list[int]:
+        """Append positions, then offsets."""
+        return self.add(patch.positions, patch.offsets)
+
+    def array(self) -> Array:
+        """Return all of them."""
+        return np.concatenate([np.zeros(0, np.int64), *self._parts]).astype(np.int64, copy=False)
+
+
+def _end(end: End, numbers: _Numbers) -> list[Any]:
+    return [end.position, end.dtype, list(end.shape), end.nbytes, numbers.patch(end.patch)]
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in cast(list[Any], value))
+    return value

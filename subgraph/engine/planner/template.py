@@ -1,0 +1,445 @@
+"""Plan templates: one plan for all sizes of the dimensions that differ from call to call.
+
+Planning walks the graph node by node in Python; sequences that grow and batches that vary would pay
+for it at every new shape. So the plan for the second shape is made with traced numbers
+(`subgraph.graph.traced`) in place of the dimensions that changed. What comes out is laid out once;
+its words, sizes and offsets for other dimensions are then computed by one function, as long as all
+decisions stay what they were. Only the memory plan is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from operator import le
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch, lay_out
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.planner.memory import Life, assign_offsets
+from subgraph.engine.planner.plan import Plan, Planner, PlanOptions
+from subgraph.graph.graph import Graph
+from subgraph.graph.parameters import Versions
+from subgraph.graph.traced import Evaluate, Trace, is_traced, plain
+from subgraph.graph.types import TensorType, numpy_dtype
+from subgraph.operators.subgraph_op import ProfileEntry
+from subgraph.system import guard_pages
+from subgraph.weights.cache import WeightCache
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SEEN = 4  # shapes by which it is told what differs
+_TEMPLATES = 16  # that are kept
+_PLACED = 16  # memory plans that are kept
+_SLACK = 1.125  # how much larger the places of a memory plan may be than what they hold
+_PATIENCE = 8  # plans traced in a row of which none served another shape
+Types = Sequence[TensorType]
+# Where a dimension stands: which input, which axis.
+Place = tuple[int, int]
+
+
+class Instance:
+    """A template's program for certain shapes.
+
+    Attributes:
+        template: The template.
+        numbers: The template's numbers for these shapes.
+    """
+
+    def __init__(self, template: Template, numbers: NDArray[np.int64]) -> None:
+        """Keep the numbers."""
+        self.template = template
+        self.numbers = numbers
+
+    @property
+    def versions(self) -> Versions:
+        """Parameters whose content it depends on, as they were read."""
+        return self.template.versions
+
+    @property
+    def arena_bytes(self) -> int:
+        """Size of the arena."""
+        return self.template.arena_bytes(self.numbers)
+
+    def laid(self) -> LaidOut:
+        """Return the program laid out as a whole."""
+        return self.template.laid_out(self.numbers)
+
+    def entries(self) -> tuple[ProfileEntry, ...]:
+        """Return what is known of every step for a profile."""
+        return self.template.entries(self.numbers)
+
+
+class _Numbers:
+    """Traced numbers of a template, each once, and where the plan has them."""
+
+    def __init__(self) -> None:
+        self.wanted: list[Any] = []
+        self._index: dict[int, int] = {}
+
+    def index(self, number: Any) -> int:
+        """Return which of the wanted numbers this one is."""
+        found = self._index.get(number.number)
+        if found is None:
+            found = self._index[number.number] = len(self.wanted)
+            self.wanted.append(number)
+        return found
+
+    def slots(self, items: NDArray[Any]) -> _Slots:
+        """Return an array of whole numbers, some of them traced, as a form to fill.
+
+        Raises:
+            Unsupported: there are other numbers among them.
+        """
+        flat = items.reshape(-1)
+        if any(isinstance(item, float) for item in flat):
+            raise Unsupported("an array of floats that follow from sizes")
+        at = [k for k, item in enumerate(flat) if is_traced(item)]
+        base = np.array([0 if is_traced(item) else item for item in flat], np.int64)
+        source = [self.index(flat[k]) for k in at]
+        return _Slots(base.reshape(items.shape), np.array(at, np.intp), np.array(source, np.intp))
+
+
+@attrs.frozen(eq=False)
+class _Slots:
+    """Whole numbers, with places that an instance fills."""
+
+    base: NDArray[np.int64]
+    at: NDArray[np.intp]
+    source: NDArray[np.intp]
+
+    @property
+    def fixed(self) -> bool:
+        """Whether they are the same in every instance."""
+        return not len(self.at)
+
+    def fill(self, target: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
+        """Put an instance's numbers into an array that holds the others."""
+        target[self.at] = numbers[self.source]
+
+    def filled(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of an instance."""
+        if self.fixed:
+            return self.base
+        result = self.base.copy()
+        self.fill(result.reshape(-1), numbers)
+        return result
+
+
+class _TracedPlanner(Planner):
+    """A planner whose memory plan is traced as a whole."""
+
+    trace: Trace
+    lives: Sequence[Life] = ()
+
+    def placed(self, sizes: Sequence[int], lives: Sequence[Life]) -> tuple[Sequence[int], int]:
+        """Place as ever, and say that it is to be done again for other sizes."""
+        self.lives = lives
+        known = [plain(size) for size in sizes]
+        found = guard_pages.place(known) if guard_pages.MODE else assign_offsets(known, lives)
+        offsets, total = found
+        *traced, whole = self.trace.places(sizes, [*offsets, total])
+        return traced, whole  # type: ignore[return-value]
+
+
+class Template:
+    """A laid-out plan with places for the numbers that follow from the dimensions.
+
+    Attributes:
+        versions: Parameters whose content it depends on, as they were read.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        laid: LaidOut,
+        lives: Sequence[Life],
+        trace: Trace,
+        types: Types,
+        groups: Sequence[Sequence[Place]],
+    ) -> None:
+        """Take a plan that was traced on ``types``, laid out in arrays of objects."""
+        self.versions = plan.versions
+        self._groups = groups
+        varying = {place for group in groups for place in group}
+        self._fixed = [
+            [None if (k, axis) in varying else dim for axis, dim in enumerate(type_.shape or ())]
+            for k, type_ in enumerate(types)
+        ]
+        self._dtypes = [type_.dtype for type_ in types]
+        self._lives = lives
+        self._placed: tuple[tuple[int, list[int], list[int]], ...] = ()
+        numbers = _Numbers()
+        self._laid = laid
+        self.words = numbers.slots(laid.words)
+        self.rows = numbers.slots(_objects([row[2:] for row in laid.steps], 2))
+        self._arena = numbers.slots(laid.arena.offsets)
+        self._arena_bytes = numbers.slots(_objects([[laid.arena_bytes]], 1))
+        self._areas = numbers.slots(_objects(laid.areas, 2))
+        self._inputs = _Ends(laid.inputs, numbers)
+        self._outputs = _Ends(laid.outputs, numbers)
+        self._weights = [_WeightForm(held, patch, numbers) for held, patch in laid.weights]
+        self._kernels = [
+            (kernel, Patch(patch.positions, patch.offsets.astype(np.int64)))
+            for kernel, patch in laid.kernels
+        ]
+        self._entries = laid.entries()
+        self._counts = numbers.slots(_objects([[e.bytes, e.flops] for e in self._entries], 2))
+        self._evaluate: Evaluate = trace.function(numbers.wanted)
+
+    def instance(self, types: Types) -> Instance | None:
+        """Return the program for inputs of these types; None if the template is not for them."""
+        dims = self._dims(types)
+        if dims is None:
+            return None
+        try:
+            values = self._evaluate(dims, self._place)
+        except (ArithmeticError, ValueError):
+            return None
+        return None if values is None else Instance(self, np.array(values, np.int64))
+
+    def laid_out(self, numbers: NDArray[np.int64]) -> LaidOut:
+        """Return the whole program of an instance."""
+        rows = self.rows.filled(numbers).tolist()
+        steps = zip(self._laid.steps, rows, strict=True)
+        return LaidOut(
+            self.words.filled(numbers),
+            self.arena(numbers),
+            self.arena_bytes(numbers),
+            *self.ends(numbers),
+            tuple(form.filled(numbers) for form in self._weights),
+            tuple(self._kernels),
+            tuple((kernel, begin, *row) for (kernel, begin, *_), row in steps),
+            (),
+            partial(self.entries, numbers),
+            self._laid.tiny,
+            self._laid.reports,
+            self._laid.slot,
+            self.areas(numbers),
+        )
+
+    def arena(self, numbers: NDArray[np.int64]) -> Patch:
+        """Return the words of an instance that point into the arena."""
+        return Patch(self._laid.arena.positions, self._arena.filled(numbers))
+
+    def arena_bytes(self, numbers: NDArray[np.int64]) -> int:
+        """Return the size of an instance's arena."""
+        return int(self._arena_bytes.filled(numbers)[0, 0])
+
+    def areas(self, numbers: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+        """Return offset and bytes of each area of an instance's arena; see `LaidOut.areas`."""
+        return tuple((offset, size) for offset, size in self._areas.filled(numbers).tolist())
+
+    def ends(self, numbers: NDArray[np.int64]) -> tuple[tuple[End, ...], tuple[End, ...]]:
+        """Return the inputs and outputs of an instance."""
+        return self._inputs.filled(numbers), self._outputs.filled(numbers)
+
+    def moved_weights(self, numbers: NDArray[np.int64]) -> list[tuple[int, Any, Patch]]:
+        """Return what differs from instance to instance among the weights: which, what, where."""
+        forms = enumerate(self._weights)
+        return [(k, *form.filled(numbers)) for k, form in forms if not form.fixed]
+
+    def entries(self, numbers: NDArray[np.int64]) -> tuple[ProfileEntry, ...]:
+        """Return what is known of the steps of an instance for a profile."""
+        counts = self._counts.filled(numbers).tolist()
+        return tuple(
+            attrs.evolve(entry, bytes=moved, flops=flops)
+            for entry, (moved, flops) in zip(self._entries, counts, strict=True)
+        )
+
+    def _dims(self, types: Types) -> list[int] | None:
+        """Return the dimensions of the template's groups; None if others differ."""
+        if [type_.dtype for type_ in types] != self._dtypes:
+            return None
+        shapes: list[tuple[Any, ...]] = [type_.shape or () for type_ in types]
+        for shape, fixed in zip(shapes, self._fixed, strict=True):
+            if len(shape) != len(fixed):
+                return None
+            if any(one is not None and one != dim for one, dim in zip(fixed, shape, strict=True)):
+                return None
+        dims: list[int] = []
+        for group in self._groups:
+            sizes = {shapes[position][axis] for position, axis in group}
+            if len(sizes) > 1:
+                return None
+            dims.append(sizes.pop())
+        return dims
+
+    def _place(self, sizes: Sequence[int]) -> Sequence[int]:
+        """Return offsets for storages of these sizes, and the whole: those of a plan that fits."""
+        if guard_pages.MODE:
+            offsets, total = guard_pages.place(sizes)
+            return [*offsets, total]
+        most = _SLACK * sum(sizes)
+        for whole, room, offsets in self._placed:
+            if whole <= most and all(map(le, sizes, room)):
+                return offsets
+        room = [round(size * (1 + _SLACK) / 2) for size in sizes]
+        found, total = assign_offsets(room, self._lives)
+        offsets = [*found, total]
+        self._placed = (sum(room), room, offsets), *self._placed[: _PLACED - 1]
+        return offsets
+
+
+class _Ends:
+    """The inputs or outputs of a template."""
+
+    def __init__(self, ends: Sequence[End], numbers: _Numbers) -> None:
+        width = max((1 + len(end.shape) for end in ends), default=1)
+        rows = [[end.nbytes, *end.shape, *[0] * width][:width] for end in ends]
+        self._ends = ends
+        self._sizes = numbers.slots(_objects(rows, width))
+        self._offsets = [numbers.slots(end.patch.offsets) for end in ends]
+        varying = {int(at) // width for at in self._sizes.at}
+        self._fixed = [
+            self._end(k, row, offsets.base) if offsets.fixed and k not in varying else None
+            for k, (row, offsets) in enumerate(
+                zip(self._sizes.base.tolist(), self._offsets, strict=True)
+            )
+        ]
+
+    def _end(self, k: int, row: Sequence[int], offsets: NDArray[np.int64]) -> End:
+        end = self._ends[k]
+        shape = tuple(row[1 : 1 + len(end.shape)])
+        return End(end.position, end.dtype, shape, row[0], Patch(end.patch.positions, offsets))
+
+    def filled(self, numbers: NDArray[np.int64]) -> tuple[End, ...]:
+        """Return them as they are in an instance; those that are the same in all are one object."""
+        rows = self._sizes.filled(numbers).tolist()
+        return tuple(
+            fixed or self._end(k, row, offsets.filled(numbers))
+            for k, (fixed, row, offsets) in enumerate(
+                zip(self._fixed, rows, self._offsets, strict=True)
+            )
+        )
+
+
+class _WeightForm:
+    """A weight of a template, or a constant that follows from the dimensions."""
+
+    def __init__(self, held: Any, patch: Patch, numbers: _Numbers) -> None:
+        self._held = held
+        self._positions = patch.positions
+        self._offsets = numbers.slots(patch.offsets)
+        self._content = numbers.slots(held.array) if isinstance(held, Numbers) else None
+        self.fixed = self._offsets.fixed and self._content is None
+
+    def filled(self, numbers: NDArray[np.int64]) -> tuple[Any, Patch]:
+        """Return it as it is in an instance."""
+        held = self._held
+        if self._content is not None:
+            content = self._content.filled(numbers).astype(numpy_dtype(held.dtype))
+            held = np.ascontiguousarray(content)
+        return held, Patch(self._positions, self._offsets.filled(numbers))
+
+
+def make_template(
+    graph: Graph,
+    types: Types,
+    groups: Sequence[Sequence[Place]],
+    options: PlanOptions,
+    cache: WeightCache,
+) -> Template | None:
+    """Return a template of a graph; None if a part of the plan is no program.
+
+    Args:
+        graph: The graph; its nodes may be fused ones.
+        types: Concrete type of each input.
+        groups: The dimensions that differ from call to call; those of a group are always equal.
+        options: The rest that plans depend on.
+        cache: The op's door to the weight cache.
+
+    Raises:
+        SubgraphError: the graph cannot be planned for these types, or not traced.
+    """
+    trace = Trace()
+    shapes = [list(type_.shape or ()) for type_ in types]
+    for group in groups:
+        position, axis = group[0]
+        number: Any = trace.dimension(plain(shapes[position][axis]))  # type: ignore[arg-type]
+        for position, axis in group:
+            shapes[position][axis] = number
+    traced = [TensorType(t.dtype, shape) for t, shape in zip(types, shapes, strict=True)]
+    planner = _TracedPlanner(graph, traced, {}, options)
+    planner.trace = trace
+    plan = planner.plan()
+    laid = lay_out(plan, cache, lambda items: np.array([*items, None], object)[:-1])
+    if laid.breaks:
+        return None
+    return Template(plan, laid, planner.lives, trace, types, groups)
+
+
+def _objects(rows: Sequence[Sequence[Any]], width: int) -> NDArray[Any]:
+    """Return rows of numbers, traced ones among them, as an array."""
+    array = np.empty((len(rows), width), object)
+    for k, row in enumerate(rows):
+        array[k] = row
+    return array
+
+
+class Templates:
+    """The templates of one graph: made when shapes differ, used for those that follow.
+
+    Attributes:
+        seen: Types of the inputs for which there was no template, the last ones.
+        traced: How many plans were traced.
+        used: How many programs came from a template that was there.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.traced = 0
+        self.used = 0
+        self._graph: Graph | None = None
+        self._templates: list[Template] = []
+        self.seen: list[Types] = []
+        self._fruitless = 0
+
+    def instance(
+        self, graph: Graph, types: Types, options: PlanOptions, cache: WeightCache
+    ) -> Instance | None:
+        """Return the program for inputs of these types; None: a plan has to be made."""
+        if graph is not self._graph:
+            self._graph, self._templates, self.seen, self._fruitless = graph, [], [], 0
+        for template in self._templates:
+            made = template.instance(types) if template.versions.hold() else None
+            if made is not None:
+                self._templates.remove(template)
+                self._templates.insert(0, template)
+                self.used += 1
+                self._fruitless = 0
+                return made
+        self._see(types)
+        groups = self.groups()
+        if not groups or self._fruitless > _PATIENCE:
+            return None
+        self._fruitless += 1
+        try:
+            traced = make_template(graph, types, groups, options, cache)
+        except Exception:  # whatever code does that is not made for it: the plan is made as ever
+            return None
+        if traced is None:
+            return None
+        self.traced += 1
+        self._templates = [traced, *self._templates[: _TEMPLATES - 1]]
+        return traced.instance(types)
+
+    def _see(self, types: Types) -> None:
+        forms = [(type_.dtype, type_.rank) for type_ in types]
+        if self.seen and [(t.dtype, t.rank) for t in self.seen[-1]] != forms:
+            self.seen.clear()
+        self.seen = [*self.seen[-_SEEN + 1 :], types]
+
+    def groups(self) -> list[list[Place]]:
+        """Return the dimensions that differed among the last shapes; equal ones together."""
+        groups: dict[tuple[Any, ...], list[Place]] = {}
+        for position, type_ in enumerate(self.seen[-1]):
+            for axis in range(type_.rank or 0):
+                sizes = tuple((types[position].shape or ())[axis] for types in self.seen)
+                if len(set(sizes)) > 1:
+                    groups.setdefault(sizes, []).append((position, axis))
+        return list(groups.values())

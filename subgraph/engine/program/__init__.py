@@ -1,0 +1,1 @@
+"""Programs at run time: steps, the thread pool, the memory of results, reports of kernels."""

@@ -1,0 +1,244 @@
+"""Threads that help programs: Python daemon threads inside one compiled loop.
+
+A pool of ``size`` has ``size - 1`` helpers; the calling thread is the first. Helpers spin for some
+microseconds after the last step and then sleep, so that an idle pool costs nothing; they are woken
+on other cores than their caller's (`walker_kernels`). No program ever waits for a helper to come: a
+pool that cannot help (after fork, while another program has it) only makes the program run on fewer
+threads, never stop.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from subgraph.engine.program import layout
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.errors import ConfigError
+from subgraph.system import host
+from subgraph.system.forking import free_in_child
+from subgraph.weights.sharing import start_threads
+
+_MODULE = "subgraph.engine.program.walker_kernels"
+_SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+_JOIN_SECONDS = 1.0
+
+
+def sleeps_in_kernel() -> bool:
+    """Return whether helpers sleep on a futex (Linux) rather than in Python."""
+    return sys.platform == "linux" and host.architecture() in (
+        "x86_64",
+        "aarch64",
+        "riscv64",
+        "ppc64le",
+    )
+
+
+def call(address: int, args: int, begin: int, end: int, worker: int) -> None:
+    """Call a compiled kernel once from Python, without Python's lock."""
+    _SIGNATURE(address)(args, begin, end, worker)
+
+
+@cache
+def _pauses_per_microsecond() -> float:
+    """Measure how many pause instructions this machine does in a microsecond."""
+    spin = Kernel(_MODULE, "spin").address
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        call(spin, 1000, 0, 0, 0)
+        best = min(best, time.perf_counter() - start)
+    return 1e-3 / max(best, 1e-9)
+
+
+def _spin_microseconds() -> float:
+    text = os.environ.get("SUBGRAPH_SPIN_US", "50")
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        raise ConfigError(f"SUBGRAPH_SPIN_US={text!r} is no number of microseconds") from None
+
+
+class _State:
+    """What a pool's threads share: the words in memory and, off Linux, where they sleep."""
+
+    def __init__(self, size: int, in_kernel: bool) -> None:
+        self.size = size
+        self.in_kernel = in_kernel
+        nbytes = layout.pool_bytes(size)
+        self._memory = np.zeros(nbytes + layout.LINE, np.uint8)
+        skip = -self._memory.ctypes.data % layout.LINE
+        self.words: NDArray[np.int64] = self._memory[skip : skip + nbytes].view(np.int64)
+        self.address = self.words.ctypes.data
+        self.wakened = threading.Condition()
+        self.waiting = 0
+
+    def get(self, offset: int) -> int:
+        return int(self.words[offset // layout.WORD])
+
+    def put(self, offset: int, value: int) -> None:
+        self.words[offset // layout.WORD] = value
+
+
+# A helper that is still in compiled code when its pool goes keeps its state alive here.
+_states: set[_State] = set()
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_shared: dict[int, Pool] = {}
+_shared_lock = free_in_child(threading.Lock())
+
+
+class Pool:
+    """A crew of threads for programs.
+
+    Args:
+        size: Number of threads, the caller of a program included.
+        in_kernel: Whether helpers sleep in the operating system's kernel; None: where they can.
+
+    Attributes:
+        size: Number of threads.
+        address: Address of the pool's state, for run blocks; stays the same, also after a fork.
+        started: Whether the helpers run. Programs start them when they need to.
+
+    Raises:
+        ConfigError: The size is not between 1 and 1024.
+    """
+
+    def __init__(self, size: int, in_kernel: bool | None = None) -> None:
+        if not 1 <= size <= layout.MAX_THREADS:
+            raise ConfigError(f"a pool has 1 to {layout.MAX_THREADS} threads, got {size}")
+        self.size = size
+        self.in_kernel = sleeps_in_kernel() if in_kernel is None else in_kernel
+        self._state = _State(size, self.in_kernel)
+        self.address = self._state.address
+        self.started = size == 1
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._wake = 0
+        _pools.add(self)
+
+    def start(self) -> None:
+        """Start the helpers unless they run; a closed pool stays without."""
+        with self._lock:
+            if self.started or self._closed:
+                return
+            state = self._state
+            _reset(state)
+            loop = Kernel(_MODULE, "worker", sleep=self.in_kernel).address
+            wake = Kernel(_MODULE, "wake").address if self.in_kernel else 0
+            self._wake = wake
+            _states.add(state)
+            self._threads = [
+                threading.Thread(
+                    target=_helper, args=(state, loop, k), name=f"subgraph-{k}", daemon=True
+                )
+                for k in range(1, self.size)
+            ]
+            self._threads = start_threads(self._threads)
+            if not self._threads:
+                return  # programs run on their callers' threads; the next one asks again
+            self.started = True
+            weakref.finalize(self, _stop, state, tuple(self._threads), wake).atexit = False
+
+    def rouse(self) -> None:
+        """Before a program runs: start the helpers, and wake those that sleep in Python."""
+        if not self.started:
+            self.start()
+        if self._state.waiting:
+            with self._state.wakened:
+                self._state.wakened.notify_all()
+
+    def close(self) -> None:
+        """End the helpers; programs of this pool then run on their caller's thread alone."""
+        with self._lock:
+            self._closed = True
+            if self.started and self._threads:
+                _stop(self._state, tuple(self._threads), self._wake)
+                self._threads = []
+
+    def forget_threads(self) -> None:
+        """In a forked child: there are no helpers, and nothing is published."""
+        self._lock = threading.Lock()
+        self._state.wakened = threading.Condition()
+        self._state.waiting = 0
+        self._state.words[:] = 0
+        self._threads = []
+        if not self._closed:
+            self.started = self.size == 1
+        _reset(self._state)
+
+
+def _reset(state: _State) -> None:
+    cores = host.core_count()
+    # Helpers without a core of their own would only take the caller's.
+    microseconds = _spin_microseconds() if state.size <= cores else 1.0
+    state.put(layout.POOL_SIZE, state.size)
+    state.put(layout.POOL_SPINS, int(microseconds * _pauses_per_microsecond()))
+
+
+def _helper(state: _State, loop: int, worker: int) -> None:
+    """Body of a helper's thread."""
+    enter: Callable[..., None] = _SIGNATURE(loop)
+    line = layout.POOL_TICKETS + worker * layout.LINE
+    state.put(line + layout.POOL_THREAD, threading.get_native_id())
+    while not state.get(layout.POOL_STOP):
+        # One less than is: a step that was published before it came is looked at, too.
+        enter(state.address, state.get(layout.POOL_SEQUENCE) - 1, 0, worker)
+        if state.in_kernel:
+            continue
+        with state.wakened:
+            state.waiting += 1
+            while not state.get(layout.POOL_STOP) and not state.get(layout.POOL_WALKERS):
+                if state.wakened.wait(timeout=60.0):
+                    break
+            state.waiting -= 1
+
+
+def _stop(state: _State, threads: tuple[threading.Thread, ...], wake: int) -> None:
+    """End helpers; may run while garbage is collected, so that nothing may be compiled here."""
+    state.put(layout.POOL_STOP, 1)
+    if state.in_kernel:
+        call(wake, state.address, 0, 0, 0)
+    else:
+        with state.wakened:
+            state.put(layout.POOL_SEQUENCE, state.get(layout.POOL_SEQUENCE) + 1)
+            state.wakened.notify_all()
+    for thread in threads:
+        if thread.ident is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
+    if not any(thread.is_alive() for thread in threads):
+        _states.discard(state)
+
+
+def shared(size: int) -> Pool:
+    """Return the process-wide pool of that many threads."""
+    with _shared_lock:
+        if size not in _shared:
+            _shared[size] = Pool(size)
+        return _shared[size]
+
+
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
+def _after_fork() -> None:
+    _states.clear()
+    for pool in list(_pools):
+        pool.forget_threads()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

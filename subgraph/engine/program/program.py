@@ -1,0 +1,172 @@
+"""A program: steps (kernel, arguments, units) that one call from Python runs from first to last.
+
+A step with a grain may be spread over a pool's threads, in pieces of at least that many units; a
+step without runs on the caller's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from subgraph.engine.program import layout
+from subgraph.engine.program.entry import entry
+from subgraph.engine.program.pool import Pool, sleeps_in_kernel
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.system import guard_pages
+
+# Nanoseconds. Publishing a step costs about 300; its data must also move between cores.
+_WORTH_SHARING = 4000.0
+_LEAST_PIECE = 1000.0
+
+
+class Step(NamedTuple):
+    """One row of a program.
+
+    Attributes:
+        kernel: Machine address of a kernel.
+        args: Address of its argument words; they must live as long as the program.
+        units: Number of work units.
+        grain: Least units that are worth a thread; 0 keeps the step on one thread. With
+            ``layout.BRANCH_GRAIN`` the units are rows, which the step may have the walker skip.
+    """
+
+    kernel: int
+    args: int
+    units: int
+    grain: int = 0
+
+
+def grain(units: int, nanoseconds: float, least: int = 1) -> int:
+    """Return the grain of a step from an estimate of its time on one thread.
+
+    Args:
+        units: Work units of the step.
+        nanoseconds: What all of them take.
+        least: Units that belong together.
+
+    Returns:
+        Units of the least piece, so that none takes less than a microsecond; 0, one thread, when
+        the whole takes less than sharing it would gain.
+    """
+    if units < 2 or nanoseconds < _WORTH_SHARING:
+        return 0
+    return max(least, 1, round(units * _LEAST_PIECE / nanoseconds))
+
+
+class Program:
+    """Steps in the order in which they run, ready to be called.
+
+    Args:
+        steps: The steps.
+        threads: How many threads a step may be spread over.
+        pool: Whose helpers; None with one thread.
+        tiny: Whether the whole takes some microseconds only, so that letting go of Python's lock
+            would cost more than it gives.
+
+    Attributes:
+        rows: The program's rows, int64 (steps, 4), for inspection.
+        tiny: As it was given.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        threads: int = 1,
+        pool: Pool | None = None,
+        *,
+        tiny: bool = False,
+    ) -> None:
+        self.rows: NDArray[np.int64] = np.array(steps, np.int64).reshape(-1, layout.ROW_WORDS)
+        self._cancel = np.zeros(1, np.int64)
+        self._pool = pool if pool is not None and threads > 1 and pool.size > 1 else None
+        in_kernel = self._pool.in_kernel if self._pool is not None else sleeps_in_kernel()
+        self._walk = Kernel(
+            "subgraph.engine.program.walker_kernels", "walk", sleep=in_kernel
+        ).address
+        self._threads = threads
+        self.tiny = tiny
+        self._times: NDArray[np.int64] = np.zeros(
+            (len(steps) if guard_pages.MODE else 0, 2), np.int64
+        )
+        self._block = self._make_block(self._times.ctypes.data if guard_pages.MODE else 0)
+        self._call = entry(self._block.ctypes.data)
+
+    def _make_block(self, times: int) -> NDArray[np.int64]:
+        block = np.zeros(layout.RUN_WORDS, np.int64)
+        words = {
+            layout.RUN_ROWS: self.rows.ctypes.data,
+            layout.RUN_STEPS: len(self.rows),
+            layout.RUN_POOL: self._pool.address if self._pool is not None else 0,
+            layout.RUN_THREADS: self._threads,
+            layout.RUN_CANCEL: self._cancel.ctypes.data,
+            layout.RUN_TIMES: times,
+            layout.RUN_RELEASE: 0 if self.tiny else 1,
+            layout.RUN_WALK: self._walk,
+        }
+        for offset, value in words.items():
+            block[offset // layout.WORD] = value
+        return block
+
+    def resize(self, sizes: NDArray[np.int64]) -> None:
+        """Give the steps other units and grains, int64 (steps, 2)."""
+        self.rows[:, 2:] = sizes
+
+    def run(self) -> bool:
+        """Run all steps; return False when ``cancel`` ended the run before the last."""
+        self.rouse()
+        return not self._call()
+
+    def rouse(self) -> None:
+        """Wake the threads that it is spread over."""
+        if self._pool is not None:
+            self._pool.rouse()
+
+    @property
+    def block_address(self) -> int:
+        """Address of its run block, for a compiled function that runs it again and again."""
+        return self._block.ctypes.data
+
+    @property
+    def function(self) -> Callable[[], object]:
+        """What `run` calls: with one thread the compiled program itself."""
+        return self.run if self._pool is not None else self._call
+
+    def run_timed(self) -> tuple[bool, NDArray[np.int64]]:
+        """Run all steps and measure each.
+
+        Returns:
+            What ``run`` returns, and the start and end of every step, int64 (steps, 2): nanoseconds
+            of the monotonic clock (``time.perf_counter_ns`` on Linux); 0 for steps not reached.
+        """
+        times = np.zeros((len(self.rows), 2), np.int64)
+        block = self._make_block(times.ctypes.data)
+        self.rouse()
+        return not entry(block.ctypes.data)(), times
+
+    def running(self) -> list[int]:
+        """Return which steps have begun and not ended, where reports of faults ask for it."""
+        return np.flatnonzero(self._times[:, 0] > self._times[:, 1]).tolist()
+
+    @property
+    def cancel_address(self) -> int:
+        """Address of the word that ends a run before its next step once it is not 0."""
+        return self._cancel.ctypes.data
+
+    def cancel(self) -> None:
+        """Make a run stop before its next step, also a run that is yet to start."""
+        self._cancel[0] = 1
+
+    def misfit(self) -> bool:
+        """Return whether sizes of its own ended the run, and forget it."""
+        found = int(self._cancel[0]) == layout.MISFIT
+        if found:
+            self.clear()
+        return found
+
+    def clear(self) -> None:
+        """Forget ``cancel``: the next run goes to the end."""
+        self._cancel[0] = 0

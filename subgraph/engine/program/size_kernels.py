@@ -1,0 +1,165 @@
+"""The compiled function that makes a program fit sizes that its own data decide.
+
+It reads whole numbers that earlier steps have computed, works out from them what the plan worked
+out from the numbers that it was made with (`subgraph.engine.planner.size_code`), and writes the
+results to where the following steps read them. Where a decision of the plan would be another one,
+it ends the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from subgraph.engine.codegen.simd import atomic_cas, bits_f64, ld_f64, ld_i32, ld_i64, st_i64
+from subgraph.engine.program import layout
+
+# As ``layout.SIZE_OPERATIONS`` counts them.
+(_ADD, _SUB, _MUL, _FLOORDIV, _MOD, _MAX, _MIN, _ABS, _AND, _OR, _XOR) = range(11)
+(_SHL, _SHR, _INVERT, _FLOAT, _FADD, _FSUB, _FMUL, _FDIV, _FMAX, _FMIN, _FABS) = range(11, 22)
+(_CEIL, _FLOOR, _TRUNC, _SINGLE, _EQ, _LT, _LE, _FEQ, _FLT, _FLE) = range(22, 32)
+# Of two factors that multiply to less as floats, the product has no more than 64 bits.
+_MOST_WHOLE = 2.0**63 - 2.0**11
+_LEAST = -(1 << 63)
+_STEP = layout.WORD * layout.SIZE_CODE_WORDS
+_PATCH = layout.WORD * layout.SIZE_PATCH_WORDS
+
+
+@register_jitable
+def _whole(code: int, one: int, other: int) -> Any:
+    a, b = ld_i64(one), ld_i64(other)
+    if code == _ADD:
+        return a + b
+    if code == _MUL:
+        return a * b
+    if code == _SUB:
+        return a - b
+    if code == _FLOORDIV:
+        return a // b
+    if code == _MOD:
+        return a % b
+    if code == _MAX:
+        return max(a, b)
+    if code == _MIN:
+        return min(a, b)
+    if code == _ABS:
+        return abs(a)
+    if code == _AND:
+        return a & b
+    if code == _OR:
+        return a | b
+    if code == _XOR:
+        return a ^ b
+    if code == _SHL:
+        return a << b
+    if code == _SHR:
+        return a >> b
+    if code == _INVERT:
+        return ~a
+    return bits_f64(float(a))
+
+
+@register_jitable
+def _overflows(code: int, one: int, other: int) -> Any:
+    """Return whether a result has more than 64 bits, which the sizes of no plan have."""
+    a, b = ld_i64(one), ld_i64(other)
+    if code == _ADD:
+        return ((a ^ (a + b)) & (b ^ (a + b))) < 0
+    if code == _SUB:
+        return ((a ^ b) & (a ^ (a - b))) < 0
+    if code == _MUL:
+        return abs(float(a) * float(b)) >= _MOST_WHOLE
+    if _FLOORDIV <= code <= _MOD:
+        return b == -1 and a == _LEAST
+    if code == _ABS:
+        return a == _LEAST
+    if code == _SHL:
+        return b < 0 or b > 62 or abs(float(a) * 2.0**b) >= _MOST_WHOLE
+    if code == _SHR:
+        return b < 0 or b > 63
+    if _CEIL <= code <= _TRUNC:
+        return not abs(ld_f64(one)) < _MOST_WHOLE
+    return False
+
+
+@register_jitable
+def _floating(code: int, one: int, other: int) -> Any:
+    a, b = ld_f64(one), ld_f64(other)
+    if code == _FADD:
+        return bits_f64(a + b)
+    if code == _FSUB:
+        return bits_f64(a - b)
+    if code == _FMUL:
+        return bits_f64(a * b)
+    if code == _FDIV:
+        return bits_f64(a / b)
+    if code == _FMAX:
+        return bits_f64(b if b > a else a)
+    if code == _FMIN:
+        return bits_f64(b if b < a else a)
+    if code == _FABS:
+        return bits_f64(abs(a))
+    if code == _CEIL:
+        return math.ceil(a)
+    if code == _FLOOR:
+        return math.floor(a)
+    if code == _SINGLE:
+        return bits_f64(np.float64(np.float32(a)))
+    return int(a)
+
+
+@register_jitable
+def _holds(code: int, one: int, other: int) -> Any:
+    if code == _EQ:
+        return ld_i64(one) == ld_i64(other)
+    if code == _LT:
+        return ld_i64(one) < ld_i64(other)
+    if code == _LE:
+        return ld_i64(one) <= ld_i64(other)
+    if code == _FEQ:
+        return ld_f64(one) == ld_f64(other)
+    if code == _FLT:
+        return ld_f64(one) < ld_f64(other)
+    return ld_f64(one) <= ld_f64(other)
+
+
+def resize() -> Callable[..., None]:
+    """Make the function; its arguments are a block, see ``layout.SIZE_READ``, and what is read."""
+
+    def kernel(args: int, _begin: int, _end: int, _worker: int) -> None:
+        block, source = ld_i64(args), ld_i64(args + layout.WORD)
+        register = ld_i64(block + layout.SIZE_READ)
+        wide = ld_i64(block + layout.SIZE_ITEM) == layout.WORD
+        for k in range(ld_i64(block + layout.SIZE_COUNT)):
+            at = register + layout.WORD * k
+            st_i64(at, ld_i64(source + 8 * k) if wide else ld_i32(source + 4 * k))
+        row = ld_i64(block + layout.SIZE_CODE)
+        stop = row + _STEP * ld_i64(block + layout.SIZE_CODE + layout.WORD)
+        while row < stop:
+            code, target = ld_i64(row), ld_i64(row + layout.WORD)
+            one, other = ld_i64(row + 2 * layout.WORD), ld_i64(row + 3 * layout.WORD)
+            if code >= _EQ:
+                if _holds(code, one, other) != (target != 0):
+                    atomic_cas(ld_i64(block + layout.SIZE_STOP), 0, layout.MISFIT)
+                    return
+            elif _overflows(code, one, other):
+                atomic_cas(ld_i64(block + layout.SIZE_STOP), 0, layout.MISFIT)
+                return
+            elif code < _FADD:
+                st_i64(target, _whole(code, one, other))
+            else:
+                st_i64(target, _floating(code, one, other))
+            row += _STEP
+        row = ld_i64(block + layout.SIZE_PATCHES)
+        stop = row + _PATCH * ld_i64(block + layout.SIZE_PATCHES + layout.WORD)
+        while row < stop:
+            base = ld_i64(row + 2 * layout.WORD)
+            value = ld_i64(ld_i64(row + layout.WORD))
+            st_i64(ld_i64(row), value + ld_i64(base) if base != 0 else value)
+            row += _PATCH
+
+    return kernel

@@ -1,0 +1,343 @@
+"""The two compiled functions that run programs: the walker and the loop its helpers sit in.
+
+A *walker* (the thread that calls a program) goes through the steps. A step worth it is published to
+the helpers of the pool: its units are cut into one contiguous region per thread. A region's ticket
+word holds (threads, slices, next slice), so one compare-and-swap both checks that the step is still
+open to this thread and takes the next slices: half of what is left, so that large pieces come first
+and small ones level out what one core does slower than another. Everybody drains his own region
+first, then helps with the others'. The walker waits for slices that were taken, never for a thread:
+a helper that sleeps or was descheduled delays nothing. Whoever holds slices keeps the step open,
+so what was published cannot change under him. A slice is a unit, or so many that their number fits
+in a ticket.
+
+Helpers that sleep are woken on other cores than the walker's. A scheduler that is left to choose
+may queue them behind the walker: on a virtual machine Linux takes a core that its host has put to
+sleep for one that is busy, and the helper comes milliseconds late. So the walker takes its own core
+out of the sleeper's set before it wakes it, and the helper takes it back after its first step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+
+from subgraph.engine.codegen.simd import (
+    I32,
+    I64,
+    VOID,
+    atomic_add,
+    atomic_cas,
+    atomic_load,
+    atomic_store,
+    call_intrinsic,
+    call_kernel,
+    define,
+    ld_i64,
+    pause,
+    pointer,
+    st_i64,
+)
+from subgraph.engine.program import layout
+from subgraph.system import host
+
+Function = Callable[..., Any]
+# Without wrappers for Python a helper compiles in two thirds of the time.
+_helper = njit(
+    nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
+)
+_WAIT, _WAKE = 128, 129  # FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
+_PATIENCE = 20
+_CLOCK_MONOTONIC = {"linux": 1, "darwin": 6}
+
+
+def _emit_futex(builder: Any, operation: int, address: Any, value: Any) -> None:
+    number = _FUTEX[host.architecture()]
+    fnty = ir.FunctionType(I64, [I64], var_arg=True)
+    module = builder.module
+    syscall = module.globals.get("syscall") or ir.Function(module, fnty, "syscall")
+    where = pointer(builder, address, I32)
+    builder.call(syscall, [I64(number), where, I64(operation), value, I64(0), I64(0), I64(0)])
+
+
+def _emit_yield(builder: Any, _context: Any, _args: Any) -> None:
+    call_intrinsic(builder, "sched_yield", I32, [])
+
+
+def _emit_now(builder: Any, _context: Any, _args: Any) -> Any:
+    clock = _CLOCK_MONOTONIC.get(sys.platform)
+    if clock is None:
+        return call_intrinsic(builder, "llvm.readcyclecounter", I64, [])
+    with builder.goto_entry_block():
+        spec = builder.alloca(ir.ArrayType(I64, 2))
+    call_intrinsic(builder, "clock_gettime", I32, [I32(clock), spec])
+    words = [builder.load(builder.gep(spec, [I32(0), I32(i)]), typ=I64) for i in range(2)]
+    return builder.add(builder.mul(words[0], I64(1_000_000_000)), words[1])
+
+
+def _emit_own_core(builder: Any, _context: Any, _args: Any) -> Any:
+    return builder.sext(call_intrinsic(builder, "sched_getcpu", I32, []), I64)
+
+
+def _emit_cores(name: str) -> Any:
+    """Return the emitter of ``name(thread, cores)``, to read or set a thread's cores."""
+
+    def emit(builder: Any, _context: Any, args: Any) -> Any:
+        thread, cores = args
+        where = pointer(builder, cores, I64)
+        size = I64(layout.LINE)
+        failed = call_intrinsic(builder, name, I32, [builder.trunc(thread, I32), size, where])
+        return builder.sext(failed, I64)
+
+    return emit
+
+
+own_core = define(types.int64, [], _emit_own_core)
+get_cores = define(types.int64, [types.int64] * 2, _emit_cores("sched_getaffinity"))
+set_cores = define(types.int64, [types.int64] * 2, _emit_cores("sched_setaffinity"))
+now_ns = define(types.int64, [], _emit_now)
+futex_wait = define(VOID, [types.int64] * 2, lambda b, c, a: _emit_futex(b, _WAIT, a[0], a[1]))
+futex_wake = define(VOID, [types.int64] * 2, lambda b, c, a: _emit_futex(b, _WAKE, a[0], a[1]))
+yield_core = define(VOID, [], _emit_yield if sys.platform != "win32" else lambda b, c, a: None)
+
+
+@_helper
+def _drain(pool: int, region: int, worker: int) -> int:
+    """Take and run slices of one region until none is left; return how many."""
+    ticket = pool + layout.POOL_TICKETS + region * layout.LINE
+    done = 0
+    while True:
+        word = atomic_load(ticket)
+        threads = word >> (2 * layout.TICKET_BITS)
+        slices = (word >> layout.TICKET_BITS) & layout.TICKET_MASK
+        first = word & layout.TICKET_MASK
+        if worker >= threads or first >= slices:
+            return done
+        least = ld_i64(pool + layout.POOL_LEAST)
+        left = slices - first
+        take = max(least, (left + 1) // 2)
+        if left - take < least:
+            take = left
+        # Should another step have come meanwhile, any number up to what is left is right.
+        if atomic_cas(ticket, word, word + take) != word:
+            continue
+        units = ld_i64(pool + layout.POOL_UNITS)
+        size = ld_i64(pool + layout.POOL_SLICE)
+        total = (units + size - 1) // size
+        begin = (total * region // threads + first) * size
+        call_kernel(
+            ld_i64(pool + layout.POOL_KERNEL),
+            ld_i64(pool + layout.POOL_ARGS),
+            begin,
+            min(begin + take * size, units),
+            worker,
+        )
+        done += take
+
+
+@_helper
+def _help(pool: int, worker: int) -> None:
+    """Run what is left of the published step, own region first."""
+    size = ld_i64(pool + layout.POOL_SIZE)
+    done = 0
+    for k in range(size):
+        region = worker + k
+        if region >= size:
+            region -= size
+        done += _drain(pool, region, worker)
+    if done > 0:
+        atomic_add(pool + layout.POOL_REMAINING, -done)
+
+
+def worker(*, sleep: bool) -> Function:
+    """Make the loop of a pool's helper.
+
+    Args:
+        sleep: True when a helper sleeps in the kernel (futex); False when the loop returns once it
+            has been idle for long, and Python waits.
+    """
+
+    def wait(pool: int, seen: int, worker: int) -> int:
+        asleep = pool + layout.POOL_TICKETS + worker * layout.LINE + layout.POOL_ASLEEP
+        atomic_store(asleep, 1)
+        atomic_add(pool + layout.POOL_SLEEPERS, 1)
+        futex_wait(pool + layout.POOL_SEQUENCE, seen & 0xFFFFFFFF)
+        atomic_add(pool + layout.POOL_SLEEPERS, -1)
+        found: int = atomic_load(asleep)
+        atomic_store(asleep, 0)
+        return found
+
+    doze = _helper(wait)
+
+    def kernel(pool: int, seen: int, _end: int, worker: int) -> None:
+        limit = ld_i64(pool + layout.POOL_SPINS)
+        idle = 0
+        rounds = 0
+        placed = False
+        while True:
+            current = atomic_load(pool + layout.POOL_SEQUENCE)
+            if current != seen:
+                seen = current
+                idle = 0
+                rounds = 0
+                if atomic_load(pool + layout.POOL_STOP) != 0:
+                    return
+                _help(pool, worker)
+                if sleep and placed:
+                    set_cores(0, pool + layout.POOL_CORES)
+                    placed = False
+            elif idle < limit:
+                idle += 1
+                pause()
+            elif sleep:
+                placed |= doze(pool, seen, worker) == 2
+                idle = 0
+            elif rounds < _PATIENCE:
+                # The program for which Python sent it may take a while to start.
+                idle = 0
+                rounds += 1
+            elif atomic_load(pool + layout.POOL_WALKERS) == 0:
+                return
+            else:
+                yield_core()
+
+    return kernel
+
+
+def spin() -> Function:
+    """Make the function that pauses as often as its first argument says: how long is a pause?"""
+
+    def kernel(count: int, _begin: int, _end: int, _worker: int) -> None:
+        for _ in range(count):
+            pause()
+
+    return kernel
+
+
+def wake() -> Function:
+    """Make the function that wakes all helpers that sleep on a pool's sequence word."""
+
+    def kernel(pool: int, _begin: int, _end: int, _worker: int) -> None:
+        atomic_add(pool + layout.POOL_SEQUENCE, 1)
+        futex_wake(pool + layout.POOL_SEQUENCE, layout.MAX_THREADS)
+
+    return kernel
+
+
+def walk(*, sleep: bool) -> Function:
+    """Make the walker: runs the program of a run block, alone or with a pool's helpers.
+
+    Args:
+        sleep: Whether helpers sleep in the kernel and must be woken.
+    """
+
+    def place(pool: int) -> None:
+        cores, others = pool + layout.POOL_CORES, pool + layout.POOL_OTHER_CORES
+        own = own_core()
+        if own < 0 or own >= 8 * layout.LINE or get_cores(0, cores) != 0:
+            return
+        some = 0
+        for k in range(layout.LINE // layout.WORD):
+            word = ld_i64(cores + k * layout.WORD)
+            if k == own >> 6:
+                word &= ~(1 << (own & 63))
+            st_i64(others + k * layout.WORD, word)
+            some |= word
+        if some == 0:
+            return
+        for worker in range(1, ld_i64(pool + layout.POOL_SIZE)):
+            line = pool + layout.POOL_TICKETS + worker * layout.LINE
+            if atomic_cas(line + layout.POOL_ASLEEP, 1, 2) == 1:
+                set_cores(ld_i64(line + layout.POOL_THREAD), others)
+
+    place_elsewhere = _helper(place)
+
+    def publish(pool: int, row: int, units: int, threads: int, grain: int) -> None:
+        size = (units >> layout.TICKET_BITS) + 1
+        total = (units + size - 1) // size
+        st_i64(pool + layout.POOL_KERNEL, ld_i64(row + layout.ROW_KERNEL))
+        st_i64(pool + layout.POOL_ARGS, ld_i64(row + layout.ROW_ARGS))
+        st_i64(pool + layout.POOL_UNITS, units)
+        st_i64(pool + layout.POOL_SLICE, size)
+        st_i64(pool + layout.POOL_LEAST, (grain + size - 1) // size)
+        atomic_store(pool + layout.POOL_REMAINING, total)
+        for region in range(threads):
+            slices = total * (region + 1) // threads - total * region // threads
+            word = (threads << (2 * layout.TICKET_BITS)) | (slices << layout.TICKET_BITS)
+            atomic_store(pool + layout.POOL_TICKETS + region * layout.LINE, word)
+        atomic_add(pool + layout.POOL_SEQUENCE, 1)
+        if sleep and atomic_load(pool + layout.POOL_SLEEPERS) > 0:
+            place_elsewhere(pool)
+            futex_wake(pool + layout.POOL_SEQUENCE, layout.MAX_THREADS)
+
+    share_step = _helper(publish)
+
+    def finish(pool: int) -> None:
+        limit = ld_i64(pool + layout.POOL_SPINS)
+        spins = 0
+        while atomic_load(pool + layout.POOL_REMAINING) > 0:
+            if spins < limit:
+                spins += 1
+                pause()
+            else:
+                # The thread with the last slices may be waiting for this very core.
+                yield_core()
+        atomic_store(pool + layout.POOL_BUSY, 0)
+
+    await_rest = _helper(finish)
+
+    def kernel(run: int, _begin: int, _end: int, _worker: int) -> None:
+        row = ld_i64(run + layout.RUN_ROWS)
+        stop = row + layout.WORD * layout.ROW_WORDS * ld_i64(run + layout.RUN_STEPS)
+        pool = ld_i64(run + layout.RUN_POOL)
+        threads = ld_i64(run + layout.RUN_THREADS)
+        cancel = ld_i64(run + layout.RUN_CANCEL)
+        times = ld_i64(run + layout.RUN_TIMES)
+        if pool != 0:
+            threads = min(threads, ld_i64(pool + layout.POOL_SIZE))
+            atomic_add(pool + layout.POOL_WALKERS, 1)
+        else:
+            threads = 1
+        status = 0
+        while row < stop:
+            if atomic_load(cancel) != 0:
+                status = 1
+                break
+            if times != 0:
+                st_i64(times, now_ns())
+            units = ld_i64(row + layout.ROW_UNITS)
+            grain = ld_i64(row + layout.ROW_GRAIN)
+            crew = 1
+            if threads > 1 and grain > 0 and units > grain:
+                crew = min(threads, (units + grain - 1) // grain)
+                # With as many programs as threads each does best alone on its core.
+                if atomic_load(pool + layout.POOL_WALKERS) >= threads or (
+                    atomic_cas(pool + layout.POOL_BUSY, 0, 1) != 0
+                ):
+                    crew = 1
+            if crew > 1:
+                share_step(pool, row, units, crew, grain)
+                _help(pool, 0)
+                await_rest(pool)
+            else:
+                call_kernel(
+                    ld_i64(row + layout.ROW_KERNEL), ld_i64(row + layout.ROW_ARGS), 0, units, 0
+                )
+            if times != 0:
+                st_i64(times + layout.WORD, now_ns())
+                times += 2 * layout.WORD
+            if grain < 0:
+                skipped = ld_i64(ld_i64(row + layout.ROW_ARGS) + layout.BRANCH_SKIP)
+                row += skipped * layout.WORD * layout.ROW_WORDS
+                if times != 0:
+                    times += skipped * 2 * layout.WORD
+            row += layout.WORD * layout.ROW_WORDS
+        if pool != 0:
+            atomic_add(pool + layout.POOL_WALKERS, -1)
+        st_i64(run + layout.RUN_STATUS, status)
+
+    return kernel

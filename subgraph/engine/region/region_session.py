@@ -1,0 +1,292 @@
+"""What runs a region for one request: it chooses the plan for the inputs, and binds it to memory.
+
+Plans are the op's (`region_op`) and shared; memory and what is bound to it are the session's, kept
+for the shapes used last. A region that is planned in parts runs by an executor of its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from operator import is_not, itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from subgraph.engine.planner.bound import Arena, BoundPlan
+from subgraph.engine.planner.laid_out import timed
+from subgraph.engine.planner.plan import Plan, UnknownShapeError
+from subgraph.engine.planner.stored_program import StoredProgram
+from subgraph.engine.planner.template import Instance, Template
+from subgraph.errors import RequestCancelledError
+from subgraph.graph.parameters import Snapshot, epoch, pinned, pinned_snapshot
+from subgraph.operators.subgraph_op import (
+    ProfileEntry,
+    Repeat,
+    RunGiven,
+    RunTurns,
+    Session,
+    Wiring,
+    fill_outputs,
+)
+from subgraph.runtime.executor import Cancel, Executor
+from subgraph.runtime.executor_plan import Plan as Parts
+from subgraph.system.collector import paused_gc
+from subgraph.weights.mapped_files import release
+
+if TYPE_CHECKING:
+    from subgraph.engine.planner.sized_plan import SizedPlan, SizedProgram
+    from subgraph.engine.region.region_op import CpuSubgraphOp
+
+Array = np.ndarray[Any, Any]
+_Key = tuple[Any, ...]
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return a function that picks these items of a list."""
+    if len(positions) > 1:
+        pick = itemgetter(*positions)
+        return lambda items: list(pick(items))
+    return lambda items: [items[k] for k in positions]
+
+
+class CpuSession(Session):
+    """Runs a region for one request.
+
+    Attributes:
+        region: The op.
+        profiling: Whether every step is measured.
+    """
+
+    def __init__(self, op: CpuSubgraphOp) -> None:
+        """Open a session; memory comes with the first run."""
+        super().__init__(op)
+        self.region = op
+        self._chosen: BoundPlan | None = None  # what runs now or ran last
+        self._cancelled = False
+        self.profiling = op.options.profiling
+        self._pool = op.next_pool()
+        self._arena = Arena()
+        self._bound: OrderedDict[_Key, BoundPlan] = OrderedDict()
+        self._profile: list[ProfileEntry] = []
+        self._parts: tuple[Parts, Executor] | None = None
+        self._cancel_parts = Cancel()
+        self._last: BoundPlan | None = None
+        self._shapes: _Key = ()  # all of the key where no content decides
+        weights = [(k, v.parameter) for k, v in enumerate(op.subgraph.inputs) if k not in op.given]
+        self._expected = [parameter for _, parameter in weights]
+        self._weights_of = _picker([k for k, _ in weights])
+        self._given_of = _picker(op.given)
+        self._given_count = len(op.given)
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        """Run the region."""
+        snapshot = pinned_snapshot()
+        if snapshot is None:
+            with pinned(Snapshot(self.region.parameters)):
+                return self(inputs, outputs)
+        if self._expected:
+            if any(map(is_not, self._weights_of(inputs), self._expected)):
+                # A weight given as an array of another shape, in this run alone.
+                results = self.region.by_reference(inputs)
+                return results if outputs is None else fill_outputs(results, outputs)
+            inputs = self._given_of(inputs)
+        return self._run(inputs, outputs)
+
+    def measure(self) -> None:
+        """Measure every step from now on."""
+        self.profiling = True
+
+    def share(self, other: Session) -> None:
+        """Work in the memory of another session."""
+        assert isinstance(other, CpuSession), "of this class"
+        self._arena = other._arena
+
+    def cancel(self) -> None:
+        """End the run before its next step."""
+        self._cancelled = True  # first: what is chosen from now on is not run
+        self._cancel_parts.request()
+        bound = self._chosen
+        if bound is not None:
+            bound.cancel()
+
+    def resume(self) -> None:
+        """Let runs go to their end again."""
+        if self._cancelled:
+            self._cancelled = False
+            self._cancel_parts.reset()
+            if self._chosen is not None:
+                self._chosen.clear()
+            for bound in self._bound.values():
+                bound.clear()
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Do all that comes before a run on inputs of these shapes."""
+        snapshot = Snapshot(self.region.parameters)
+        with pinned(snapshot), paused_gc():
+            self._choose(inputs, snapshot)
+
+    def given_only(self) -> RunGiven:
+        """Return how to run on the inputs that are no weights, under a pinned snapshot."""
+        return self._run
+
+    def repeat(self) -> Repeat:
+        """Return how to run once more on the same shapes and weights."""
+        return self._repeat
+
+    def _repeat(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
+        last = self._last
+        if last is None or last.epoch != epoch() or not self._same(inputs):
+            return None
+        if self._cancelled or self.profiling:
+            return None
+        return last.run(inputs, None)
+
+    def turns(self, wiring: Wiring) -> RunTurns | None:
+        """Return how to run turns of a loop, as long as they have one program."""
+        from subgraph.engine.region.loop_turns import LoopTurns
+
+        return LoopTurns(self, wiring)
+
+    def begin(self, program: BoundPlan) -> None:
+        """Note that a program of `bind_sized` runs now."""
+        self._chosen = program
+        program.clear()
+        if self._cancelled:  # before `cancel` could know what is to be ended
+            raise RequestCancelledError("the request was cancelled while it ran")
+
+    def bind_sized(self, plan: SizedPlan) -> SizedProgram:
+        """Return a plan whose sizes data decide, bound to this session's memory."""
+        from subgraph.engine.planner.sized_plan import SizedProgram
+
+        self._arena.reserve(plan.laid.arena_bytes)
+        return SizedProgram(plan, self._arena, self._pool)
+
+    def _run(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        last = self.ready(inputs)
+        if last is None:
+            return self.run_parts(inputs, outputs)
+        if self.profiling:
+            return self._timed(last, inputs, outputs)
+        return last.run(inputs, outputs)
+
+    def ready(self, inputs: Sequence[Any]) -> BoundPlan | None:
+        """Return what runs these inputs as a whole, its weights fresh; None: they run in parts."""
+        last, snapshot = self._last, pinned_snapshot()
+        assert snapshot is not None, "a request pins one"
+        shapes = tuple([item.shape for item in inputs])
+        if last is not None and last.epoch == snapshot.epoch and shapes == self._shapes:
+            return last
+        # Shapes that take turns, as those of a sequence's items do, come back to their programs.
+        # One that is kept by shapes alone has needed no contents.
+        key: _Key = shapes
+        known = self._bound.get(key)
+        if known is None and self.region.depends_on_values:
+            key = self.region.key(inputs)
+            known = self._bound.get(key)
+        if known is not None and known.epoch == snapshot.epoch:
+            self._bound.move_to_end(key)
+            return self._take(known, key)
+        if self.region.parts() is not None:
+            return None
+        try:
+            with paused_gc():
+                return self._choose(inputs, snapshot)
+        except UnknownShapeError as error:
+            self.region.parts(error)
+            return None
+
+    def run_parts(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
+    ) -> Sequence[Any]:
+        """Run the parts of a graph that cannot be planned as a whole."""
+        parts = self.region.parts()
+        assert parts is not None, "it was cut when it could not be planned"
+        results = self._executor(parts).run(inputs)
+        return results if outputs is None else fill_outputs(results, outputs)
+
+    def _same(self, inputs: Sequence[Any]) -> bool:
+        """Return whether the plan that ran last fits these inputs without a look at values."""
+        if len(inputs) == 1:
+            return bool(inputs[0].shape == self._shapes[0])
+        return tuple([item.shape for item in inputs]) == self._shapes
+
+    def _choose(self, inputs: Sequence[Any], snapshot: Snapshot) -> BoundPlan:
+        region = self.region
+        plan = region.stored_program(inputs, snapshot) or region.plan_for(inputs)
+        key = region.key(inputs)
+        bound = self._bound.get(key)
+        if bound is None or bound.plan is not plan:
+            bound = self._bind(plan)
+            self._bound[key] = bound
+            while len(self._bound) > region.options.plans:
+                self._bound.popitem(last=False)
+        self._bound.move_to_end(key)
+        if bound.epoch != snapshot.epoch:
+            bound.refresh(snapshot)
+        return self._take(bound, key)
+
+    def _take(self, bound: BoundPlan, key: _Key) -> BoundPlan:
+        """Note what runs inputs of this key."""
+        self._shapes = key
+        self._last = bound if len(key) == self._given_count else None
+        self._chosen = bound
+        if self._cancelled:  # before `cancel` could know what is to be ended
+            raise RequestCancelledError("the request was cancelled while it ran")
+        return bound
+
+    def _executor(self, parts: Parts) -> Executor:
+        """Return what runs the parts one after the other in this session."""
+        if self._parts is None or self._parts[0] is not parts:
+            self._cancel_parts.sessions.clear()
+            self._parts = (
+                parts,
+                Executor(
+                    parts,
+                    profiling=self.profiling,
+                    cancel=self._cancel_parts,
+                    home=self.region.device,
+                ),
+            )
+        return self._parts[1]
+
+    def _bind(self, plan: Plan | Instance | StoredProgram) -> BoundPlan:
+        """Return the plan bound to this session's memory."""
+        if isinstance(plan, Instance):
+            spare = self._spare(plan.template)
+            if spare is not None:
+                self._arena.reserve(plan.arena_bytes)
+                spare.become(plan)
+                return spare
+        if isinstance(plan, StoredProgram):
+            laid = plan.laid
+            release(plan.sources, laid.words)
+        else:
+            laid = self.region.laid_out(plan)
+        self._arena.reserve(laid.arena_bytes)
+        return BoundPlan(plan, laid, self._arena, self._pool)
+
+    def _spare(self, template: Template) -> BoundPlan | None:
+        """Take out the oldest program of a template once there are many; it can be made another."""
+        if len(self._bound) < self.region.options.plans:
+            return None
+        found = (key for key, bound in self._bound.items() if bound.template is template)
+        key = next(found, None)
+        return None if key is None else self._bound.pop(key)
+
+    def _timed(
+        self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
+    ) -> Sequence[Any]:
+        results, seconds = bound.run_timed(inputs, outputs)
+        self._profile = timed(bound.entries, seconds)
+        return results
+
+    def profile(self) -> list[ProfileEntry]:
+        """Return what each step of the last run took."""
+        if self._parts is not None:
+            return self._parts[1].profile()
+        return list(self._profile)

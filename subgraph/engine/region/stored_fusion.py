@@ -1,0 +1,144 @@
+"""What fusion decided, in an exported model: fused nodes as groups of a region's own nodes.
+
+An export describes the fused graph by `describe`; an import makes it again by `rebuild`, without
+looking for patterns. A fusion that changed nodes (folded paddings, scales, constants) cannot be
+described so; such a region is fused anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from subgraph.errors import ModelError, SubgraphError
+from subgraph.graph.copies import copy_node, copy_value
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.partition.regions import without_default_regions
+from subgraph.partition.replace import Cutter
+
+Described = list[Any]
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def describe(graph: Graph, fused: Graph) -> Described | None:
+    """Return how ``fused`` was made of the nodes of ``graph``, as plain JSON.
+
+    Returns:
+        Its nodes in order: the name of one that stayed, a table for a fused one. None if these
+        do not give the very same graph again.
+    """
+    from subgraph.text_form.writer import print_graph
+
+    if graph.captures or not all(_is_plain(v) for n in fused.nodes if n.subgraph for v in _held(n)):
+        return None
+    entries = [n.name if n.subgraph is None else _described(n, n.subgraph) for n in fused.nodes]
+    try:
+        found = cast(Described, json.loads(json.dumps(entries)))
+        again = rebuild(graph, found)
+    except (SubgraphError, KeyError):
+        return None
+    same = set(again.parameters.values()) == set(fused.parameters.values())
+    return found if same and print_graph(again, "none") == print_graph(fused, "none") else None
+
+
+def _held(node: Node) -> Sequence[Any]:
+    return list(node.attrs.values())
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in cast(Sequence[Any], value))
+    return isinstance(value, _PLAIN)
+
+
+def _described(node: Node, inner: Graph) -> dict[str, Any]:
+    return {
+        "op": [node.op_type, node.domain, node.version],
+        "name": node.name,
+        "attrs": dict(node.attrs),
+        "metadata": node.metadata,
+        # An input that the operator leaves out, or takes twice, has another name inside.
+        "inputs": [None if value is None else value.name for value in node.inputs],
+        "inside": [value.name for value in inner.inputs],
+        "graph": inner.name,
+        "nodes": [inside.name for inside in inner.nodes],
+    }
+
+
+def rebuild(graph: Graph, entries: Described) -> Graph:
+    """Return the fused graph of a region.
+
+    Args:
+        graph: The region's graph; it stays as it is.
+        entries: What `describe` gave for a graph like it.
+
+    Raises:
+        SubgraphError: the description does not fit the graph.
+        KeyError: it names what the graph does not have.
+        TypeError: it is none.
+        ValueError: it is none.
+    """
+    graph = without_default_regions(graph)
+    given = [value for value in graph.inputs if value.parameter is None]
+    own = {node.name: node for node in graph.nodes}
+    cutter = Cutter(graph, given)
+    values: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            nodes.append(copy_node(own.pop(entry), values))
+        else:
+            members = [own.pop(name) for name in entry["nodes"]]
+            nodes.append(_fused(cutter, members, entry, values))
+    made = Graph(
+        [copy_value(value, values) for value in given],
+        [copy_value(value, values) for value in graph.outputs],
+        graph.name,
+        nodes=nodes,
+        attrs=graph.attrs,
+        opsets=graph.opsets,
+        metadata=graph.metadata,
+        doc=graph.doc,
+    )
+    made.verify()
+    return made
+
+
+def _fused(
+    cutter: Cutter,
+    members: Sequence[Node],
+    entry: Mapping[str, Any],
+    values: dict[Value, Value],
+) -> Node:
+    piece = cutter.cut_out(members, str(entry["graph"]))
+    if piece is None:
+        raise ModelError(f"nobody uses fused node {entry['name']!r}")
+    inner = piece.inner
+    by_name = {v.name: (v, o) for v, o in zip(inner.inputs, piece.inputs, strict=True)}
+    inside: list[Value] = []
+    outside: list[Value | None] = []
+    for name, standing in zip(entry["inputs"], entry["inside"], strict=True):
+        inside.append(by_name[name][0] if name == standing else Value(str(standing)))
+        outside.append(None if name is None else copy_value(by_name[name][1], values))
+    inner.inputs = tuple(inside)
+    op_type, domain, version = entry["op"]
+    node = Node(
+        op_type,
+        outside,
+        outputs=[Value(value.name, value.type) for value in piece.outputs],
+        name=entry["name"],
+        domain=domain,
+        version=version,
+        attrs={key: _tuples(value) for key, value in entry["attrs"].items()},
+        metadata=entry["metadata"],
+        subgraph=inner,
+    )
+    values.update(zip(piece.outputs, node.outputs, strict=True))
+    return node
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in cast(list[Any], value))
+    return value

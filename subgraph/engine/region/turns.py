@@ -1,0 +1,243 @@
+"""Turns: a bound plan run again and again by one call from Python, for the bodies of loops.
+
+A body that is one program, whose values keep their shapes from turn to turn, needs no Python
+between two turns: a compiled loop (`subgraph.engine.program.turn_kernels`) copies what one turn
+made to where the next one reads it, and looks at the condition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from subgraph.engine.planner.bound import BoundPlan
+from subgraph.engine.planner.sized_plan import SizedProgram
+from subgraph.engine.program import layout
+from subgraph.engine.program.entry import entry
+from subgraph.engine.program.program import Program
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.errors import RequestCancelledError
+from subgraph.graph.limits import check_memory, memory_limit
+from subgraph.operators.subgraph_op import Turned, Wiring
+
+Array = np.ndarray[Any, Any]
+_Row = tuple[int, int, int, int, int]
+# Bytes of a value beyond which a copy between two turns costs more than Python does.
+_LARGEST = 1 << 18
+# Turns after which Python has its say, for a signal or for more room.
+_OF_TINY, _OF_OTHERS = 1024, 16
+_CANCELLED, _ENDED = 1, 2
+
+
+class Turns:
+    """A bound plan, and the copies between its turns: all that changes has a place that stays."""
+
+    def __init__(self, bound: BoundPlan, program: Program, wiring: Wiring) -> None:
+        """Wire a plan that is one program; all that changes has its place."""
+        self._bound = bound
+        self._program = program
+        self._wiring = wiring
+        self._sized = bound if isinstance(bound, SizedProgram) else None
+        self._grown: Mapping[int, tuple[int, dict[int, int]]] = {}
+        if self._sized is not None:
+            self._grown = self._sized.sized.grown
+        self._shapes: dict[int, list[int]] = {}  # of inputs that grow
+        self._made = [end.settle() for end in bound.outputs]
+        self._staged: dict[int, Array] = {
+            e.position: e.stage for e in bound.inputs if e.stage is not None
+        }
+        self._others = [end for end in bound.inputs if end.stage is None]
+        unread: Array = np.zeros(1, np.int64)
+        self._number = unread if wiring.number is None else self._staged[wiring.number]
+        self._before = _table([])
+        self._after = self._copies()
+        self._block = np.zeros(layout.TURNS_WORDS, np.int64)
+        self._set(layout.TURNS_INNER, program.block_address)
+        self._set(layout.TURNS_NUMBER, self._number.ctypes.data)
+        if wiring.condition is not None:
+            self._set(layout.TURNS_CONDITION, self._made[wiring.condition].ctypes.data)
+        self._set_rows(layout.TURNS_AFTER, self._after)
+        self._set(layout.RUN_RELEASE, 1)
+        self._set(layout.RUN_WALK, Kernel("subgraph.engine.program.turn_kernels", "turns").address)
+        self._call = entry(self._block.ctypes.data)
+
+    def _set(self, offset: int, value: int) -> None:
+        self._block[offset // layout.WORD] = value
+
+    def _set_rows(self, offset: int, rows: NDArray[np.int64]) -> None:
+        self._set(offset, rows.ctypes.data)
+        self._set(offset + layout.WORD, len(rows))
+
+    def _copies(self) -> NDArray[np.int64]:
+        """Return the copies after each turn: those of scans, whose targets are not known, first."""
+        kept = [self._made[k] for k in self._wiring.scans]
+        rows: list[_Row] = [(a.ctypes.data, 0, a.nbytes, 0, a.nbytes) for a in kept]
+        growing: list[tuple[int, int]] = []  # rows that take their bytes from another one
+        for made, read in self._wiring.states:
+            if read is not None:
+                source, target = self._made[made], self._staged[read]
+                if made in self._grown:
+                    growing.append((len(rows), made))
+                    rows.append((0, 0, layout.WORD, 0, 0))
+                rows.append((source.ctypes.data, target.ctypes.data, source.nbytes, 0, 0))
+        for made, read in self._wiring.states:
+            if made in self._grown:
+                rows += self._sizes_of(made, read)
+        table = _table(rows)
+        for row, made in growing:
+            assert self._sized is not None, "nothing else grows"
+            table[row, 0] = self._sized.register(self._grown[made][0])
+            table[row, 1] = table[row + 1, layout.COPY_BYTES // layout.WORD :].ctypes.data
+        return table
+
+    def _sizes_of(self, made: int, read: int | None) -> list[_Row]:
+        """Return the copies of the sizes that an output has grown to, to where they are read."""
+        sized = self._sized
+        assert sized is not None, "nothing else grows"
+        places = {axis: k for k, (at, axis) in enumerate(sized.sized.growing) if at == read}
+        return [
+            (sized.register(register), sized.sizes[places[axis] :].ctypes.data, layout.WORD, 0, 0)
+            for axis, register in self._grown[made][1].items()
+        ]
+
+    def run(self, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Turned | None:
+        """Make the turns; see `Session.turns`."""
+        self._bound.settle()
+        items = self._enter(inputs)
+        buffers = [_Buffer(self._made[made]) for made in self._wiring.scans]
+        chunk = _OF_TINY if self._program.tiny else _OF_OTHERS
+        done, status = first, 0
+        most = None if limit is None else limit - first
+        self._set(layout.TURNS_DONE, done)
+        while status == 0 and (limit is None or done < limit):
+            stop = done + chunk if limit is None else min(done + chunk, limit)
+            # Twice: while the rows move to where there is more room for them.
+            held = 2 * sum(buffer.bytes_of(stop - first) for buffer in buffers)
+            if held > memory_limit():
+                check_memory(held, f"a loop that stacks the results of {stop} rounds")
+            for k, buffer in enumerate(buffers):
+                buffer.make_room(done - first, stop - first, most)
+                self._after[k, 1] = buffer.address(done - first)
+            self._set(layout.TURNS_LIMIT, stop)
+            self._program.rouse()
+            status = self._call()
+            done = int(self._block[layout.TURNS_DONE // layout.WORD])
+        del items  # the program has read them
+        self._bound.check_reports()
+        if status == _CANCELLED and not self._program.misfit():
+            raise RequestCancelledError("the request was cancelled while it ran")
+        rows = [buffer.rows(done - first) for buffer in buffers]
+        return Turned(self._states(status), rows, done, status != _ENDED)
+
+    def _states(self, status: int) -> list[Array]:
+        """Return the states after the last turn; one that did not end has written to its own."""
+        whole = status != _CANCELLED
+        return [
+            self._state(read, self._made[made] if whole or read is None else self._staged[read])
+            for made, read in self._wiring.states
+        ]
+
+    def _state(self, read: int | None, place: Array) -> Array:
+        """Return what is in a place, in the shape that it has grown to."""
+        if read is None or read not in self._shapes:
+            return place.copy()
+        assert self._sized is not None, "nothing else grows"
+        shape = self._shapes[read]
+        for (position, axis), size in zip(
+            self._sized.sized.growing, self._sized.sizes.tolist(), strict=True
+        ):
+            if position == read:
+                shape[axis] = size
+        return place[: math.prod(shape)].reshape(shape).copy()
+
+    def _enter(self, inputs: Sequence[Any]) -> list[Array]:
+        """Put everything in its place, and list the copies of items; return their arrays."""
+        items: list[Array] = []
+        rows: list[_Row] = []
+        for position, place in self._staged.items():
+            if position in self._wiring.items:
+                items.append(np.ascontiguousarray(inputs[position], place.dtype))
+                at = items[-1].ctypes.data, place.ctypes.data
+                rows.append((*at, place.nbytes, place.nbytes, 0))
+            elif self._sized is not None and position in self._sized.sized.rooms:
+                array = inputs[position]
+                self._shapes[position] = [*array.shape]
+                place[: array.size] = array.reshape(-1)
+            else:
+                place[...] = inputs[position]
+        if self._sized is not None:
+            for k, (position, axis) in enumerate(self._sized.sized.growing):
+                self._sized.sizes[k] = inputs[position].shape[axis]
+        for end in self._others:
+            end.enter(inputs[end.position])
+            items.append(end.current)
+            end.forget()
+        if rows:
+            self._before = _table(rows)
+            self._set_rows(layout.TURNS_BEFORE, self._before)
+        return items
+
+
+class _Buffer:
+    """What all turns give to one scan, as far as there is room."""
+
+    def __init__(self, item: Array) -> None:
+        self._item = item
+        self._rows = np.empty((0, *item.shape), item.dtype)
+
+    def bytes_of(self, turns: int) -> int:
+        """Return what so many turns take."""
+        return turns * self._item.nbytes
+
+    def make_room(self, done: int, stop: int, limit: int | None) -> None:
+        """Have room for ``stop`` turns, of which ``done`` are kept."""
+        if stop > len(self._rows):
+            room = max(stop, 2 * len(self._rows))
+            room = room if limit is None else min(room, limit)
+            rows = np.empty((room, *self._item.shape), self._item.dtype)
+            rows[:done] = self._rows[:done]
+            self._rows = rows
+
+    def address(self, turn: int) -> int:
+        """Return where the item of a turn goes."""
+        return int(self._rows.ctypes.data) + self.bytes_of(turn)
+
+    def rows(self, turns: int) -> Array:
+        """Return the items of so many turns, in memory of their own."""
+        return self._rows if turns == len(self._rows) else self._rows[:turns].copy()
+
+
+def wired(bound: BoundPlan, wiring: Wiring) -> Turns | None:
+    """Return how a bound plan runs in turns; None if values change their types, or are large."""
+    inputs = {end.position: end for end in bound.inputs}
+    number, condition = wiring.number, wiring.condition
+    changing = {read for _, read in wiring.states if read is not None} | {*wiring.items}
+    changing |= set() if number is None else {number}
+    ends = [*(inputs[k] for k in changing), *bound.outputs]
+    if bound.only is None or any(end.nbytes > _LARGEST for end in ends):
+        return None
+    if isinstance(bound, SizedProgram):
+        # What grows is carried, and nothing else.
+        other = [*wiring.scans, *(k for k, j in wiring.states if j is None)]
+        if any(k in bound.sized.grown for k in other):
+            return None
+    pairs = [(bound.outputs[k].type, inputs[j].type) for k, j in wiring.states if j is not None]
+    if any(made != read for made, read in pairs):
+        return None
+    if number is not None and (inputs[number].type[0], inputs[number].nbytes) != ("int64", 8):
+        return None
+    if condition is not None:
+        made = bound.outputs[condition]
+        if (made.type[0], made.nbytes) != ("bool", 1):
+            return None
+    for end in ends:
+        end.settle()
+    return Turns(bound, bound.only, wiring)
+
+
+def _table(rows: Sequence[_Row]) -> NDArray[np.int64]:
+    return np.array(rows, np.int64).reshape(-1, layout.COPY_WORDS)

@@ -1,0 +1,89 @@
+"""The name of one compiled function: a kernel factory and its variant; what programs are made of.
+
+A factory is a plain function in a kernel module. Called with the variant it returns the kernel::
+
+    def direct(*, mr: int, nv: int, lanes: int, act: str):   # in ops/conv/kernels.py
+        ...
+        def kernel(args, begin, end, worker): ...
+        return kernel
+
+    Kernel("conv_kernels", "direct", mr=14, nv=2, lanes=16, act="Relu").address
+
+The kernel is compiled as ``void(int64, int64, int64, int64)``: the address of a block of argument
+words, a range of work units, and the index of the executing thread.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from subgraph.engine.toolchain import toolchain
+from subgraph.graph.traced import pinned
+
+Option = int | float | str | bool | tuple[int | str, ...]
+_UNTRACED = frozenset({bool, float, int, str})
+
+
+class Kernel:
+    """A frozen, hashable specification of one compiled function.
+
+    Args:
+        module: A sibling name in ``subgraph.ops`` (``"conv_kernels"``) or a full dotted name.
+        factory: Name of the factory function in it.
+        **variant: What the factory is called with; constants only.
+
+    Attributes:
+        module: Full dotted name of the module.
+        factory: Name of the factory.
+        variant: Sorted (name, value) pairs.
+    """
+
+    __slots__ = ("_description", "_hash", "factory", "module", "variant")
+
+    def __init__(self, module: str, factory: str, /, **variant: Option) -> None:
+        self.module: Final = module if "." in module else f"subgraph.ops.{module}"
+        self.factory: Final = factory
+        options = list(variant.items())
+        if not _UNTRACED.issuperset(map(type, variant.values())):
+            options = [(name, _plain(option)) for name, option in options]
+        self.variant: Final = tuple(sorted(options))
+        self._description = ""
+        # 1 == True == 1.0, but the factories they make may differ: descriptions tell them apart.
+        self._hash: Final = hash((self.module, factory, self.variant))
+
+    @property
+    def address(self) -> int:
+        """Machine address of the function; compiled or loaded from the cache at first use.
+
+        Raises:
+            KernelError: It cannot be compiled or loaded.
+        """
+        return toolchain.address(self)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Kernel):
+            return NotImplemented
+        return self is other or (
+            self._hash == other._hash and self.description == other.description
+        )
+
+    @property
+    def description(self) -> str:
+        """The kernel as text, the same in every process; part of its cache key."""
+        if not self._description:
+            options = ", ".join(f"{name}={value!r}" for name, value in self.variant)
+            self._description = f"{self.module}.{self.factory}({options})"
+        return self._description
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.description})"
+
+
+def _plain(option: Option) -> Option:
+    """Return an option without traced numbers: a kernel is chosen for the sizes that it names."""
+    if isinstance(option, tuple):
+        return tuple(map(pinned, option))
+    return pinned(option)

@@ -1,0 +1,203 @@
+"""Bringing object code into this process: images as they are, other objects by LLVM's linker.
+
+What the code may call is checked before it is loaded: a missing symbol is an error, never an abort.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from subgraph.engine.toolchain.objectfile import linked
+from subgraph.errors import DeviceError
+from subgraph.weights.mapped_files import release_library
+
+# C library, compiler runtime, what threads sleep on, Python's lock.
+_MATH = (
+    "exp exp2 expm1 log log2 log10 log1p logb pow sqrt cbrt sin cos tan sincos asin acos atan atan2"
+    " sinh cosh tanh asinh acosh atanh erf erfc lgamma tgamma fmod remainder floor ceil trunc round"
+    " roundeven rint nearbyint fabs fmin fmax fma hypot ldexp copysign modf frexp"
+)
+_OTHERS = (
+    "memcpy memmove memset memcmp bcmp syscall sched_yield sched_getcpu sched_getaffinity"
+    " sched_setaffinity clock_gettime __chkstk ___chkstk_ms"
+    " PyEval_SaveThread PyEval_RestoreThread PyLong_AsVoidPtr PyLong_FromLongLong __extendhfsf2"
+    " __truncsfhf2 __truncdfhf2 __extendbfsf2 __truncsfbf2 __truncdfbf2 __divti3 __udivti3 __modti3"
+    " __umodti3 __multi3"
+)
+_ALLOWED = frozenset([*_MATH.split(), *(f"{n}f" for n in _MATH.split()), *_OTHERS.split()])
+
+
+class KernelError(DeviceError):
+    """A kernel cannot be compiled or loaded."""
+
+
+class ObjectCode(NamedTuple):
+    """Compiled code of a function and the names that it needs from outside.
+
+    Attributes:
+        needs: The names.
+        data: An image, or an object file.
+        start: Where in the image the function begins; None for an object file.
+    """
+
+    needs: tuple[str, ...]
+    data: bytes
+    start: int | None = None
+
+
+_ALIGN, _WORD = 64, 8
+_kept: list[Any] = []  # what keeps loaded code in memory
+_numbers = itertools.count()
+
+
+@cache
+def _jit() -> Any:
+    from llvmlite import binding
+
+    return binding.create_lljit_compiler(machine())
+
+
+def machine() -> Any:
+    """Return an LLVM target machine of this host without special instructions."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_default_triple()
+    return target.create_target_machine(opt=3, reloc="pic", codemodel="default")
+
+
+def rest() -> None:
+    """Give LLVM's own code back to the system: tens of megabytes that are only read to link."""
+    if "llvmlite.binding" in sys.modules:
+        release_library("libllvmlite")
+
+
+@cache
+def symbol_address(name: str) -> int:
+    """Return the address of a C symbol in this process, 0 when there is none."""
+    for library in _libraries():
+        try:
+            function = getattr(ctypes.CDLL(library), name)
+        except (AttributeError, OSError, TypeError):
+            continue
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return 0
+
+
+def _libraries() -> Iterator[str | None]:
+    """Yield the names of libraries with what kernels call; to look for one may take a process."""
+    yield None  # all that are loaded
+    if sys.platform.startswith("linux"):
+        yield from ("libm.so.6", "libgcc_s.so.1")
+    import ctypes.util
+
+    for library in ("m", "c", "gcc_s"):
+        yield ctypes.util.find_library(library)
+
+
+def check_symbols(what: str, needs: Iterable[str]) -> None:
+    """Make sure that code needs nothing but what it may use and what there is.
+
+    Raises:
+        KernelError: It does; the message begins with ``what``.
+    """
+    for name in needs:
+        if name not in _ALLOWED and name.removeprefix("_") not in _ALLOWED:
+            raise KernelError(
+                f"{what}: the compiled code calls {name!r}, which kernels may not; "
+                "keep Python objects, exceptions and allocation out of the kernel"
+            )
+        if not symbol_address(name):
+            raise KernelError(f"{what}: {name!r} does not exist in this process")
+
+
+def load(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
+    """Bring compiled code into this process at one go.
+
+    Args:
+        objects: Pairs of the name of a function and the code that defines it.
+
+    Returns:
+        The addresses of the functions.
+
+    Raises:
+        KernelError: One of them needs what it may not use, or is no object file.
+    """
+    for symbol, code in objects:
+        check_symbols(symbol, code.needs)
+    codes = [(symbol, as_image(symbol, code)) for symbol, code in objects]
+    images = [code for _, code in codes if code.start is not None]
+    others = [(symbol, code) for symbol, code in codes if code.start is None]
+    at_images, at_others = iter(_map(images)), iter(_link(others))
+    return [next(at_others if code.start is None else at_images) for _, code in codes]
+
+
+def as_image(symbol: str, code: ObjectCode) -> ObjectCode:
+    """Return code as an image if it can be one, else as it is.
+
+    Raises:
+        KernelError: It does not hold together: the function begins outside of the code.
+    """
+    image = linked(code.data, symbol, code.needs) if code.start is None else None
+    made = code if image is None else ObjectCode(code.needs, image.data, image.start)
+    if made.start is not None and not 0 <= made.start < len(made.data) - _WORD * len(made.needs):
+        raise KernelError(
+            f"{symbol}: the function begins at {made.start} of {len(made.data)} bytes of code and "
+            f"{len(made.needs)} addresses; the object code is damaged: remove it from the cache"
+        )
+    return made
+
+
+def _map(images: Sequence[ObjectCode]) -> list[int]:
+    """Put images into memory that can be executed, and no longer written; return the functions."""
+    if not images:
+        return []
+    places: list[int] = []
+    size = 0
+    for image in images:
+        places.append(size)
+        size += -(-len(image.data) // _ALIGN) * _ALIGN
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for at, image in zip(places, images, strict=True):
+        table = at + len(image.data) - _WORD * len(image.needs)
+        addresses = map(symbol_address, image.needs)
+        memory[at : at + len(image.data)] = image.data
+        struct.pack_into(f"={len(image.needs)}Q", memory, table, *addresses)
+    libc = ctypes.CDLL(None, use_errno=True)
+    pointer, length = ctypes.c_void_p(begin), ctypes.c_size_t(size)
+    if libc.mprotect(pointer, length, mmap.PROT_READ | mmap.PROT_EXEC):
+        reason = os.strerror(ctypes.get_errno())
+        raise KernelError(f"compiled code cannot be made executable: {reason}")
+    # For good, also while the interpreter ends: threads may still be in it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+    return [begin + at + (image.start or 0) for at, image in zip(places, images, strict=True)]
+
+
+def _link(objects: Sequence[tuple[str, ObjectCode]]) -> list[int]:
+    if not objects:
+        return []
+    from llvmlite import binding
+
+    builder = binding.JITLibraryBuilder()
+    try:
+        for symbol, code in objects:
+            builder.add_object_img(code.data).export_symbol(symbol)
+        if not sys.platform.startswith("linux"):
+            builder.add_current_process()  # there the list of needs is not known
+        for name in sorted({name for _, code in objects for name in code.needs}):
+            builder.import_symbol(name, symbol_address(name))
+        tracker = builder.link(_jit(), f"subgraph.{next(_numbers)}")
+    except RuntimeError as error:
+        raise KernelError(f"object code cannot be loaded: {error}") from error
+    _kept.append(tracker)
+    return [int(tracker[symbol]) for symbol, _ in objects]

@@ -1,0 +1,143 @@
+"""Compiled kernels on disk, in the user's cache folder: read whole and checked, written atomically.
+
+What others than this user and root can write is not read: an entry's code runs. Damaged and foreign
+entries count as absent. Processes that write the same entry at once both succeed; a folder that
+cannot be written only costs compiling again. `pruning` bounds its size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+import struct
+from pathlib import Path
+
+from subgraph.engine.toolchain import pruning
+from subgraph.engine.toolchain.loader import ObjectCode
+from subgraph.system.folders import cache_folder as cache_folder
+from subgraph.system.trusted_files import (
+    UntrustedFileError,
+    check_folder,
+    distrust,
+    make_folder,
+    read_trusted,
+    write_trusted,
+)
+
+_MAGIC = b"SGKERN01"
+_PREFIX = struct.Struct("<8s32sI")  # magic, SHA-256 of the rest, length of the JSON header
+_LOG = logging.getLogger("subgraph.engine")
+_warned: set[tuple[str, str]] = set()
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / key[:2] / f"{key}.sgk"
+
+
+def holds(key: str) -> bool:
+    """Return whether there is an entry of a key that may be read, whole or not."""
+    path = _path(key)
+    try:
+        check_folder(cache_folder())
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and distrust(status, path) is None
+
+
+def read(key: str) -> ObjectCode | None:
+    """Return the entry of a key; None when there is none that is whole and of that key.
+
+    Warns once of a folder, or an entry in it, that others can write.
+    """
+    path = _path(key)
+    try:
+        check_folder(cache_folder())
+        raw = read_trusted(path)
+    except UntrustedFileError as error:
+        _warn_of_others(error)
+        return None
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            _LOG.info("ignoring the cache entry %s: %s", path, error)
+        return None
+    try:
+        magic, checksum, length = _PREFIX.unpack_from(raw)
+        rest = raw[_PREFIX.size :]
+        if magic != _MAGIC or hashlib.sha256(rest).digest() != checksum:
+            raise ValueError("wrong header or checksum")
+        header = json.loads(rest[:length])
+        if header["key"] != key:
+            raise ValueError("of another kernel")
+        needs = tuple(str(name) for name in header["needs"])
+        start = None if header.get("start") is None else int(header["start"])
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        _LOG.info("ignoring the cache entry %s: %s", path, error)
+        return None
+    pruning.used(path)
+    return ObjectCode(needs, rest[length:], start)
+
+
+def write(key: str, code: ObjectCode) -> bool:
+    """Keep an entry, whole or not at all; return whether that worked, and warn once if not."""
+    header = json.dumps({"key": key, "needs": code.needs, "start": code.start}).encode()
+    rest = header + code.data
+    raw = _PREFIX.pack(_MAGIC, hashlib.sha256(rest).digest(), len(header)) + rest
+    folder = cache_folder()
+    try:
+        make_folder(folder)
+        check_folder(folder)
+        write_trusted(_path(key), raw)
+        pruning.wrote(folder, len(raw))
+    except UntrustedFileError as error:
+        _warn_of_others(error)
+        return False
+    except OSError as error:
+        _warn(error)
+        return False
+    return True
+
+
+def _warn(error: OSError) -> None:
+    _warn_once(
+        "compiled kernels cannot be kept in %s (%s): every process compiles them again; set "
+        "SUBGRAPH_CACHE_DIR to a folder that can be written",
+        error,
+    )
+
+
+def _warn_of_others(error: UntrustedFileError) -> None:
+    _warn_once(
+        "compiled kernels in %s are not used, every process compiles them again: %s; or set "
+        "SUBGRAPH_CACHE_DIR to a folder of your own",
+        error.strerror or str(error),
+    )
+
+
+def _warn_once(text: str, why: object) -> None:
+    """Log a warning with the folder and a reason; the same text but once for a folder."""
+    folder = str(cache_folder())
+    if (folder, text) not in _warned:
+        _warned.add((folder, text))
+        _LOG.warning(text, folder, why)
+
+
+def writable(*, warn: bool = True) -> bool:
+    """Return whether entries can be written; where not, ``warn`` once."""
+    from tempfile import NamedTemporaryFile
+
+    folder = cache_folder()
+    try:
+        make_folder(folder)
+        check_folder(folder)
+        with NamedTemporaryFile(dir=folder):
+            return True
+    except UntrustedFileError as error:
+        _warn_of_others(error)
+    except OSError as error:
+        if warn:
+            _warn(error)
+    return False

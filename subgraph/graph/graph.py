@@ -1,0 +1,578 @@
+"""The graph: nodes and values in use-def form, with parameters, nested bodies and subgraph nodes.
+
+A `Value` is an edge: a graph input, a parameter, a capture or a node's output. A `Node` applies an
+operator. A `Graph` owns its nodes in topological order. Building an expression with
+`subgraph.ops` makes nodes and values; ``Graph(inputs, outputs)`` collects them. Objects compare by
+identity. Nothing here recurses and every operation is linear, so graphs of a million nodes work.
+
+A body of a control-flow node is a Graph among the node's attributes. What it uses from outside is
+explicit: ``body.captures`` are its own values, and ``node.captures`` lists, body after body in
+attribute order, the outer value behind each. A body that uses an outer parameter has a value of its
+own over the same Parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from subgraph.errors import ModelError
+from subgraph.graph.naming import name_nodes, name_values
+from subgraph.graph.order import producers, topological, without_dead
+from subgraph.graph.parameters import Parameter, ParameterTable
+from subgraph.graph.types import ValueType
+from subgraph.system.collector import paused_gc
+from subgraph.system.registry import nearest
+
+if TYPE_CHECKING:
+    from subgraph.operators.subgraph_op import Fallback, SubgraphOp
+
+
+class Value:
+    """An edge of the graph: what a node gives, or what comes in from outside.
+
+    Attributes:
+        name: Unique among the graph's values; the name of the result, for a graph output.
+        type: Dtype and shape, None while unknown.
+        producer: The node that gives it; None for an input, parameter or capture.
+        parameter: The weight behind it, or None.
+        uses: The node of every use, one entry a use, in topological order; kept by the graph.
+    """
+
+    __slots__ = ("name", "parameter", "producer", "type", "uses")
+
+    def __init__(
+        self,
+        name: str = "",
+        type: ValueType | None = None,
+        *,
+        producer: Node | None = None,
+        parameter: Parameter | None = None,
+    ) -> None:
+        """Make a value; an empty name is filled in when a graph takes the value."""
+        self.name = name
+        self.type = type
+        self.producer = producer
+        self.parameter = parameter
+        self.uses: list[Node] = []
+
+    @property
+    def consumers(self) -> tuple[Node, ...]:
+        """The nodes of the graph that use this value, each once, in topological order."""
+        return tuple(dict.fromkeys(self.uses))
+
+    def __repr__(self) -> str:
+        return f"<Value {self.name!r} {self.type or '?'}>"
+
+
+class Capture(Value):
+    """A body's stand-in for ``outer``, a value of the graph around; made by `capture`.
+
+    A graph that uses one lists it among its captures by itself; the builder of the control-flow
+    operator then connects ``outer``.
+    """
+
+    __slots__ = ("outer",)
+
+    def __init__(self, outer: Value) -> None:
+        """Stand for ``outer``."""
+        super().__init__("", outer.type)
+        self.outer = outer
+
+
+class Node:
+    """An operator applied to values.
+
+    Attributes:
+        name: Unique among the graph's nodes.
+        op_type: The operator's name, ``domain`` and ``version`` say whose and which.
+        inputs: Values in the operator's order; None where an optional input is left out.
+        outputs: Values in the operator's order; ONNX's omitted outputs have unused values.
+        attrs: Attributes by name: int, float, str, bytes, tuples of these, ndarray, Graph, types.
+        captures: Outer values that the bodies among ``attrs`` use (see the module's text).
+        metadata: The user's notes by key ("affinity" among them), kept when the model is saved.
+        subgraph: The inner graph of a subgraph node, None for every other. Never changed after.
+        op: The stateful operator of a subgraph node.
+        fallback: Who runs a property's region when its op fails; set in a compiled model.
+        graph: The graph that owns the node, None before one does.
+    """
+
+    __slots__ = (
+        "attrs",
+        "captures",
+        "domain",
+        "fallback",
+        "graph",
+        "inputs",
+        "metadata",
+        "name",
+        "op",
+        "op_type",
+        "outputs",
+        "subgraph",
+        "version",
+    )
+
+    def __init__(
+        self,
+        op_type: str,
+        inputs: Iterable[Value | None] = (),
+        *,
+        outputs: int | Sequence[Value] = 1,
+        name: str = "",
+        domain: str = "",
+        version: int = 0,
+        attrs: Mapping[str, Any] | None = None,
+        captures: Iterable[Value] = (),
+        metadata: Mapping[str, str] | None = None,
+        subgraph: Graph | None = None,
+        op: SubgraphOp | None = None,
+    ) -> None:
+        """Make a node; ``outputs`` is their number, or values that have no producer yet."""
+        self.name = name
+        self.op_type = op_type
+        self.domain = domain
+        self.version = version
+        self.inputs: tuple[Value | None, ...] = tuple(inputs)
+        if isinstance(outputs, int):
+            self.outputs = tuple(Value(producer=self) for _ in range(outputs))
+        else:
+            self.outputs = tuple(outputs)
+            for value in self.outputs:
+                if value.producer is not None or value.parameter is not None:
+                    raise ModelError(
+                        f"value {value.name!r} cannot be an output of node {name!r} ({op_type}): "
+                        "it has a source already; give each node values of its own"
+                    )
+                value.producer = self
+        self.attrs: dict[str, Any] = {} if attrs is None else dict(attrs)
+        self.captures: tuple[Value, ...] = tuple(captures)
+        self.metadata: dict[str, str] | None = dict(metadata) if metadata else None
+        self.subgraph = subgraph
+        self.op = op
+        self.fallback: Fallback | None = None
+        self.graph: Graph | None = None
+
+    @property
+    def sources(self) -> Iterator[Value]:
+        """All values that the node depends on: its inputs that are given, then its captures."""
+        for value in self.inputs:
+            if value is not None:
+                yield value
+        yield from self.captures
+
+    @property
+    def bodies(self) -> list[Graph]:
+        """Nested graphs among the attributes, in attribute order."""
+        return [value for value in self.attrs.values() if isinstance(value, Graph)]
+
+    def predecessors(self) -> list[Node]:
+        """Return the producers of the inputs and captures, each once, in input order."""
+        return list(dict.fromkeys(v.producer for v in self.sources if v.producer is not None))
+
+    def successors(self) -> list[Node]:
+        """Return the consumers of the outputs, each once, output by output."""
+        return list(dict.fromkeys(n for v in self.outputs for n in v.consumers))
+
+    def __repr__(self) -> str:
+        domain = f"{self.domain}." if self.domain else ""
+        return f"<Node {self.name!r} {domain}{self.op_type}>"
+
+
+class Graph:
+    """A computation: inputs, outputs, nodes in topological order.
+
+    Attributes:
+        name: The model's or body's name.
+        inputs: Input values in order; one with a parameter is optional, its default the parameter.
+        outputs: Output values in order; their names are the names of the results.
+        captures: For a body: values that stand for outer values (see the module's text).
+        attrs: Free attributes, as nnvm's (``"subgraph_property"`` is read by PartitionGraph).
+        opsets: Operator set version by domain as the file stated; empty for a graph built here.
+        metadata: The model's notes by key, kept when saved.
+        doc: The model's description, kept when saved.
+    """
+
+    __slots__ = (
+        "_by_name",
+        "_nodes",
+        "_parameters",
+        "attrs",
+        "captures",
+        "doc",
+        "inputs",
+        "metadata",
+        "name",
+        "opsets",
+        "outputs",
+    )
+
+    def __init__(
+        self,
+        inputs: Iterable[Value] = (),
+        outputs: Iterable[Value] = (),
+        name: str = "graph",
+        *,
+        nodes: Iterable[Node] | None = None,
+        captures: Iterable[Value] = (),
+        attrs: Mapping[str, Any] | None = None,
+        opsets: Mapping[str, int] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        doc: str = "",
+    ) -> None:
+        """Take the nodes between ``inputs`` and ``outputs`` into a graph.
+
+        Without ``nodes`` the graph has what the outputs need. With ``nodes`` it has these too, in
+        the order given as far as that is topological. Nodes that another graph owns are copied.
+
+        Raises:
+            ModelError: a cycle, a name used twice, a value that comes from nowhere.
+        """
+        self.name = name
+        self.inputs = _values(inputs, "inputs")
+        self.outputs = _values(outputs, "outputs")
+        self.captures = tuple(captures)
+        self.attrs: dict[str, Any] = {} if attrs is None else dict(attrs)
+        self.opsets: dict[str, int] = {} if opsets is None else dict(opsets)
+        self.metadata: dict[str, str] = {} if metadata is None else dict(metadata)
+        self.doc = doc
+        self._by_name: dict[str, Node] | None = None
+        ordered = topological([*(nodes or ()), *producers(self.outputs)])
+        if any(node.graph is not None for node in ordered):
+            ordered = self._copy_from(ordered)
+        for node in ordered:
+            node.graph = self
+        self._nodes = tuple(ordered)
+        self._list_captures()
+        self._parameters: dict[str, Parameter] = ParameterTable()
+        self._check_sources(self._refresh())
+
+    def _check_sources(self, values: Iterable[Value]) -> None:
+        known: set[Value] = set()
+        for value in (*self.inputs, *self.captures):
+            if value in known:
+                raise ModelError(f"graph {self.name!r} lists input {value.name!r} twice")
+            known.add(value)
+        for value in values:
+            if value.producer is None and value.parameter is None and value not in known:
+                user = f"node {value.uses[0].name!r}" if value.uses else "its output"
+                raise ModelError(
+                    f"graph {self.name!r}: {user} needs value {value.name!r}, which is no input, "
+                    "parameter or node output of the graph; list it among the graph's inputs (a "
+                    "body takes it with sg.capture)"
+                )
+
+    @classmethod
+    def bare(cls, name: str, opsets: Mapping[str, int]) -> Graph:
+        """Return a graph that has nothing yet: it takes what is copied for it with `fill`."""
+        self = cls.__new__(cls)
+        self.name, self.doc = name, ""
+        self.inputs = self.outputs = self.captures = ()
+        self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
+        self._by_name = None
+        self._nodes = ()
+        self._parameters = ParameterTable()
+        return self
+
+    def fill(self, nodes: Iterable[Node], inputs: Iterable[Value]) -> None:
+        """Take copies that know their owner and uses, in topological order, named: unchecked."""
+        self._nodes = tuple(nodes)
+        self.inputs = tuple(inputs)
+        self._parameters = self._collect_parameters(self.inputs)
+
+    def _list_captures(self) -> None:
+        used = {
+            v: None
+            for node in self._nodes
+            for v in (*node.inputs, *node.captures)
+            if type(v) is Capture
+        }
+        used.update((v, None) for v in self.outputs if type(v) is Capture)
+        if used:
+            self.captures = tuple(dict.fromkeys((*self.captures, *used)))
+
+    def _copy_from(self, nodes: Sequence[Node]) -> list[Node]:
+        from subgraph.graph.copies import copy_nodes, copy_value
+
+        values: dict[Value, Value] = {}
+        self.inputs = tuple(copy_value(v, values) for v in self.inputs)
+        self.captures = tuple(copy_value(v, values) for v in self.captures)
+        copies = copy_nodes(nodes, values)
+        self.outputs = tuple(copy_value(v, values) for v in self.outputs)
+        return copies
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the nodes are in memory; those of an imported region may be read later."""
+        return True
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes in topological order."""
+        return self._nodes
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """The parameters that nodes, bodies or outputs use, or inputs default to, by name."""
+        return self._parameters
+
+    def node(self, name: str) -> Node:
+        """Return the node of that name.
+
+        Raises:
+            ModelError: there is none; the message lists the nearest names.
+        """
+        if self._by_name is None:
+            self._by_name = {node.name: node for node in self._nodes}
+        node = self._by_name.get(name)
+        if node is None:
+            raise ModelError(
+                f"graph {self.name!r} has no node {name!r}; {nearest(name, self._by_name)}"
+            )
+        return node
+
+    def values(self) -> Iterator[Value]:
+        """Yield every value once: inputs, captures, then node by node what is used and made."""
+        # A dict keeps the order; updating it costs a third of what a generator with a set does.
+        found = dict.fromkeys((*self.inputs, *self.captures))
+        for node in self._nodes:
+            for value in node.inputs:
+                if value is not None:
+                    found[value] = None
+            for value in node.captures:
+                found[value] = None
+            for value in node.outputs:
+                found[value] = None
+        found.update(dict.fromkeys(self.outputs))
+        return iter(found)
+
+    def clone(self) -> Graph:
+        """Return a copy: own nodes, values and bodies; parameters and subgraph ops are shared."""
+        return self.clone_with_map()[0]
+
+    def clone_with_map(self) -> tuple[Graph, dict[Value, Value]]:
+        """Return a copy, and the copy's value for each of this graph's values."""
+        from subgraph.graph.copies import copy_nodes, copy_value
+
+        values: dict[Value, Value] = {}
+        with paused_gc():
+            copy = Graph(name=self.name, attrs=self.attrs, opsets=self.opsets, doc=self.doc)
+            copy.metadata = dict(self.metadata)
+            copy.inputs = tuple([copy_value(v, values) for v in self.inputs])
+            copy.captures = tuple([copy_value(v, values) for v in self.captures])
+            # Order, names and parameters are right already: there is nothing to be found out.
+            copy._nodes = tuple(copy_nodes(self._nodes, values, owner=copy))
+            copy.outputs = tuple([copy_value(v, values) for v in self.outputs])
+            copy._parameters = ParameterTable(self._parameters)
+        return copy, values
+
+    def rewire(self, replacements: Mapping[Value, Value]) -> None:
+        """Let every user of each key use its replacement instead; the one way to edit a graph.
+
+        Chains (a to b, b to c) are followed. Nodes behind the new values join the graph; their
+        own inputs are taken as they stand. Nodes that only fed replaced values go. The order
+        stays, new nodes come just before their first user. A graph output keeps its name: the
+        new value takes it over, or, when it is an input, parameter or output itself, an Identity
+        carries it. Linear in the size of the graph.
+
+        Raises:
+            ModelError: the result has a cycle, or a value from nowhere.
+        """
+        if not replacements:
+            return
+        resolve = _Resolver(replacements)
+        before = self._nodes
+        for node in before:
+            if any(v in replacements for v in node.sources):
+                node.inputs = tuple(None if v is None else resolve(v) for v in node.inputs)
+                node.captures = tuple(map(resolve, node.captures))
+        self._rewire_outputs(resolve)
+        ordered = topological([*before, *producers(self.outputs)])
+        suspects = [v.producer for v in replacements if v.producer is not None]
+        self._adopt_nodes(without_dead(ordered, suspects, self.outputs))
+
+    def _rewire_outputs(self, resolve: _Resolver) -> None:
+        taken = {*self.inputs, *self.captures}
+        outputs: list[Value] = []
+        for old in self.outputs:
+            new = resolve(old)
+            if new is not old:
+                if new in taken or new in outputs or new.producer is None:
+                    name, old.name = old.name, ""
+                    identity = Node("Identity", [new], version=1)
+                    new = identity.outputs[0]
+                    new.name, new.type = name, old.type
+                elif new not in self.outputs:
+                    new.name, old.name = old.name, ""
+            outputs.append(new)
+        self.outputs = tuple(outputs)
+
+    def _adopt_nodes(self, nodes: Sequence[Node]) -> None:
+        for node in self._nodes:
+            node.graph = None
+        for node in nodes:
+            node.graph = self
+        self._nodes = tuple(nodes)
+        self._by_name = None
+        self._refresh()
+
+    def levels(self) -> list[Graph]:
+        """Return this graph and its bodies at every depth, each after the one around it."""
+        found: list[Graph] = [self]
+        for graph in found:
+            found.extend(body for node in graph._nodes if node.attrs for body in node.bodies)
+        return found
+
+    def remove_unused(self) -> int:
+        """Drop the nodes on which no output depends; return how many.
+
+        Captures that the bodies of this graph's nodes list and do not use go first.
+        """
+        dropped = sum(_drop_captures(node) for node in self._nodes if node.captures)
+        if dropped:
+            self._refresh()
+        kept = topological(producers(self.outputs))
+        wanted = set(kept)
+        nodes = [node for node in self._nodes if node in wanted]
+        unused = len(self._nodes) - len(nodes)
+        if unused:
+            self._adopt_nodes(nodes)
+        return unused
+
+    def _refresh(self) -> dict[Value, None]:
+        """Recompute consumers and parameters; name what has no name; refuse a double name.
+
+        Returns:
+            All values.
+        """
+        values = self._list_uses()
+        self._parameters = self._collect_parameters(values)
+        self._name_all(values)
+        return values
+
+    def _list_uses(self) -> dict[Value, None]:
+        """Let every value know its uses; return all values, in the order of `values`."""
+        found = dict.fromkeys((*self.inputs, *self.captures))
+        for value in found:
+            value.uses = []
+        for node in self._nodes:
+            for used in node.inputs:
+                if used in found:
+                    used.uses.append(node)
+                elif used is not None:
+                    found[used] = None
+                    used.uses = [node]
+            for value in node.captures:
+                if value not in found:
+                    found[value] = None
+                    value.uses = []
+                value.uses.append(node)
+            for value in node.outputs:
+                if value not in found:
+                    found[value] = None
+                    value.uses = []
+        for value in self.outputs:
+            if value not in found:
+                found[value] = None
+                value.uses = []
+        return found
+
+    def refresh_parameters(self) -> None:
+        """List the parameters anew, after bodies of nodes were replaced."""
+        self._parameters = self._collect_parameters(self.values())
+
+    def _collect_parameters(self, values: Iterable[Value]) -> dict[str, Parameter]:
+        found: dict[str, Parameter] = ParameterTable()
+
+        def add(parameter: Parameter) -> None:
+            known = found.setdefault(parameter.name, parameter)
+            if known is not parameter:
+                raise ModelError(
+                    f"graph {self.name!r} has two different parameters named "
+                    f"{parameter.name!r}; rename one"
+                )
+
+        for value in values:
+            if value.parameter is not None:
+                add(value.parameter)
+        for node in self._nodes:
+            if node.attrs:
+                for body in node.bodies:
+                    for parameter in body.parameters.values():
+                        add(parameter)
+        return found
+
+    def _name_all(self, values: Mapping[Value, None]) -> None:
+        node_names = {node.name for node in self._nodes if node.name}
+        if len(node_names) < len(self._nodes):
+            name_nodes(self._nodes, node_names, self.name)
+        names = {value.name for value in values if value.name}
+        if len(names) < len(values):
+            name_values(list(values), names, self.name)
+
+    def verify(self) -> None:
+        """Check that the graph is well formed; linear.
+
+        Raises:
+            ModelError: names the node and value at fault: order, ownership, sources, uses, names.
+        """
+        from subgraph.operators.verify import verify
+
+        verify(self)
+
+    def __str__(self) -> str:
+        from subgraph.text_form.writer import print_graph
+
+        return print_graph(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Graph {self.name!r}: {len(self._nodes)} nodes, {len(self.inputs)} inputs, "
+            f"{len(self.outputs)} outputs, {len(self._parameters)} parameters>"
+        )
+
+
+def _values(given: Iterable[Value], what: str) -> tuple[Value, ...]:
+    if isinstance(given, Value):
+        raise ModelError(f"the graph's {what} are one value; give a list: [{given.name or 'x'}]")
+    values = tuple(given)
+    for value in values:
+        if not isinstance(value, Value):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(
+                f"the graph's {what} hold {value!r}, which is no value; an operator with several "
+                "outputs gives a tuple: unpack it"
+            )
+    return values
+
+
+class _Resolver:
+    """Follow replacement chains to their ends, remembering them."""
+
+    def __init__(self, replacements: Mapping[Value, Value]) -> None:
+        self._map = dict(replacements)
+
+    def __call__(self, value: Value) -> Value:
+        path: list[Value] = []
+        while (following := self._map.get(value)) is not None and following is not value:
+            path.append(value)
+            if len(path) > len(self._map):
+                raise ModelError(f"replacements of value {value.name!r} run in a circle")
+            value = following
+        for passed in path:
+            self._map[passed] = value
+        return value
+
+
+def _drop_captures(node: Node) -> bool:
+    """Drop the captures that the node's bodies do not use; return whether there were any."""
+    outer = iter(node.captures)
+    kept: list[Value] = []
+    for body in node.bodies:
+        used = {v for v in body.captures if v.uses or v in body.outputs}
+        kept.extend(
+            value for inner, value in zip(body.captures, outer, strict=False) if inner in used
+        )
+        body.captures = tuple(v for v in body.captures if v in used)
+    dropped = len(kept) < len(node.captures)
+    node.captures = tuple(kept)
+    return dropped

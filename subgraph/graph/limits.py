@@ -1,0 +1,276 @@
+"""Budgets: how much memory, how many nodes and how much time a model may take.
+
+What exceeds a budget raises `LimitError` before the memory is allocated or the work is done. The
+budgets in force are those of the innermost `limited` block of this thread, else the environment
+variable ``SUBGRAPH_MEMORY_LIMIT``, else the defaults. ``sg.load`` and the devices' options
+``MEMORY_LIMIT``, ``NODE_LIMIT`` and ``COMPILE_TIMEOUT`` open such blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from subgraph.errors import ConfigError, LimitError
+from subgraph.graph.types import TensorType, numpy_dtype
+from subgraph.system.control_groups import group_files
+
+VARIABLE = "SUBGRAPH_MEMORY_LIMIT"
+# Nodes that the expansion of functions may add. No model of the benchmarks has functions that give
+# more than some thousands.
+NODES = 1 << 18
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# Share of the memory budget that a run may allocate before its live values are counted again.
+_COUNT_EVERY = 16
+_OF_ARRAY = 128  # bytes of an array beside its elements; sequences may hold many small ones
+_SMALL = 1 << 16  # bytes of results that are not compared with any budget
+
+
+class _State(threading.local):
+    """The budgets of a thread, and what its runs hold.
+
+    Attributes:
+        memory: Bytes that live at a time; 0: the process's budget.
+        nodes: Nodes that expansions may add; 0: `NODES`.
+        seconds: Time that was given for loading or compiling, for messages.
+        deadline: Time (monotonic) at which it is over.
+        live: Lists of values of the runs of this thread, the innermost last.
+        allocated: Bytes that were allocated since `live` was counted.
+    """
+
+    memory = 0
+    nodes = 0
+    seconds = 0.0
+    deadline = math.inf
+    allocated = 0.0
+
+    def __init__(self) -> None:
+        self.live: list[list[Any]] = []
+
+
+_state = _State()
+
+
+def parse_bytes(text: str, where: str) -> int:
+    """Return the number of bytes that a text such as "512M" or "1.5 GiB" says; of "" 0.
+
+    Args:
+        text: A number, with K, M, G or T (powers of 1024) behind it or not.
+        where: Whose value it is, for the message.
+
+    Raises:
+        ConfigError: the text says no positive number of bytes.
+    """
+    if not text.strip():
+        return 0
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    count = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
+    if count <= 0:
+        raise ConfigError(
+            f"{where} is {text!r}; it takes a positive number of bytes such as '8G', '512M' or "
+            "'1073741824'"
+        )
+    return count
+
+
+@contextmanager
+def limited(memory: int = 0, nodes: int = 0, seconds: float = 0.0) -> Generator[None]:
+    """Let these budgets hold for this thread inside the block; 0: those around it."""
+    before = (_state.memory, _state.nodes, _state.seconds, _state.deadline)
+    _state.memory = memory or _state.memory
+    _state.nodes = nodes or _state.nodes
+    if seconds and time.monotonic() + seconds < _state.deadline:
+        _state.seconds, _state.deadline = seconds, time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _state.memory, _state.nodes, _state.seconds, _state.deadline = before
+
+
+def budgets() -> tuple[int, int, float]:
+    """Return what `limited` takes, so that another thread works under this one's budgets."""
+    left = _state.deadline - time.monotonic()
+    return _state.memory, _state.nodes, 0.0 if math.isinf(left) else max(left, 1e-9)
+
+
+# ------------------------------------------------------------------ time
+
+
+def check_time(doing: str) -> None:
+    """Raise if the time for loading or compiling is over.
+
+    Raises:
+        LimitError: it is; ``doing`` says what was going on.
+    """
+    if time.monotonic() > _state.deadline:
+        raise LimitError(
+            f"{doing}: the time of {_state.seconds:g} s is over; raise COMPILE_TIMEOUT (of a "
+            "load: timeout=), or simplify the model"
+        )
+
+
+# ------------------------------------------------------------------ nodes
+
+
+def check_nodes(added: int, what: str) -> None:
+    """Raise if an expansion adds more nodes than the budget.
+
+    Args:
+        added: The nodes that it adds to a graph.
+        what: What is expanded, for the message.
+
+    Raises:
+        LimitError: there are too many.
+    """
+    most = _state.nodes or NODES
+    if added > most:
+        raise LimitError(
+            f"{what} gives {added} nodes; the budget is {most}: raise NODE_LIMIT (of a load: "
+            "node_limit=) if the model can be trusted"
+        )
+
+
+# ------------------------------------------------------------------ memory
+
+
+@cache
+def machine_memory() -> int:
+    """Return how many bytes this process may have: of the machine, its control groups, its own."""
+    try:
+        import resource
+
+        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+        allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    except (ImportError, OSError, ValueError):
+        return 1 << 36
+    if allowed > 0:
+        limits.append(allowed)
+    limits += [int(said) for said in map(str.strip, group_files("memory.max")) if said.isdigit()]
+    return min(limits)
+
+
+def memory_limit() -> int:
+    """Return how many bytes values may have that live at a time; the default is half of all.
+
+    Weights that are mapped from a file do not count.
+    """
+    return _state.memory or _of_environment(os.environ.get(VARIABLE, ""))
+
+
+@cache
+def _of_environment(text: str) -> int:
+    return parse_bytes(text, f"environment variable {VARIABLE}") or machine_memory() // 2
+
+
+def check_memory(wanted: float, what: str) -> None:
+    """Raise if what is to be allocated does not fit beside what this thread's runs hold.
+
+    Args:
+        wanted: Bytes. What runs hold is only counted when much was allocated since the last count.
+        what: Who asks for them, for the message.
+
+    Raises:
+        LimitError: the budget does not hold them.
+    """
+    allocated = _state.allocated = _state.allocated + wanted
+    if allocated <= _SMALL or allocated * _COUNT_EVERY <= memory_limit():
+        return
+    _state.allocated = 0.0
+    most = memory_limit()
+    held = _held() if wanted <= most else 0
+    if wanted + held > most:
+        beside = f" beside the {_shown(held)} that are held" if held else ""
+        raise _exceeded(f"{what} asks for {_shown(wanted)}{beside}")
+
+
+def _exceeded(what: str) -> LimitError:
+    return LimitError(
+        f"{what}; the budget is {_shown(memory_limit())}, by default half of the memory: set "
+        f"MEMORY_LIMIT or {VARIABLE} if the model can be trusted"
+    )
+
+
+def _shown(count: float) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 1 << 27 else f"{count / 2**20:,.2f} MiB"
+
+
+def enter_run(values: list[Any]) -> None:
+    """Count ``values``, a list that changes, as held by this thread until `leave_run`."""
+    _state.live.append(values)
+
+
+def leave_run() -> None:
+    """Forget the list of the innermost `enter_run`."""
+    _state.live.pop()
+
+
+def count_results(results: Iterable[Any], what: str) -> None:
+    """Note what an operator has allocated; now and then, compare what is held with the budget.
+
+    Args:
+        results: Its outputs.
+        what: The operator, for the message.
+
+    Raises:
+        LimitError: more is held than the budget allows.
+    """
+    results = list(results)
+    allocated = _state.allocated = _state.allocated + sum(map(_size_of, results))
+    if allocated > _SMALL and allocated * _COUNT_EVERY > memory_limit():
+        _state.allocated = 0.0
+        held = _held(results)
+        if held > memory_limit():
+            raise _exceeded(f"{what}: {_shown(held)} are held after it")
+
+
+def _held(more: Iterable[Any] = ()) -> int:
+    """Return the bytes of all that this thread's runs hold, and of ``more``.
+
+    What several views share counts once; weights and constants, which are read-only, not at all.
+    """
+    found: dict[int, int] = {}
+    work: list[Any] = [*_state.live, *more]
+    while work:
+        value = work.pop()
+        if _is_container(value):
+            if id(value) not in found:
+                found[id(value)] = 8 * len(value)
+                work.extend(value.values() if hasattr(value, "values") else value)
+        elif _is_array(value):
+            while _is_array(value.base):
+                value = value.base
+            found[id(value)] = _OF_ARRAY + (_size_of(value) if value.flags.writeable else 0)
+    return sum(found.values())
+
+
+def _size_of(value: Any) -> int:
+    """Return the bytes of an array, those of its strings among them; of anything else none."""
+    if not _is_array(value):
+        return 0
+    count = int(value.nbytes)
+    if value.dtype == object:
+        count += sum(len(text) for text in value.reshape(-1) if isinstance(text, (str, bytes)))
+    return count
+
+
+def _is_array(value: object) -> TypeGuard[Any]:
+    return isinstance(value, np.ndarray)
+
+
+def _is_container(value: object) -> TypeGuard[Any]:
+    return isinstance(value, (list, tuple, dict))
+
+
+def size_in_bytes(type_: TensorType) -> int:
+    """Return the bytes of a value of this type; dimensions that are not numbers count as one."""
+    dims = [dim for dim in type_.shape or () if isinstance(dim, int)]
+    return math.prod(dims) * numpy_dtype(type_.dtype).itemsize

@@ -1,0 +1,88 @@
+"""Names in a graph: nodes and values without one get one that is free; no two may share one.
+
+`subgraph.graph` names so what it collects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from subgraph.errors import ModelError
+
+if TYPE_CHECKING:
+    from subgraph.graph.graph import Node, Value
+
+
+def name_nodes(nodes: Sequence[Node], names: set[str], graph: str) -> None:
+    """Give each nameless node a name after its operator.
+
+    Raises:
+        ModelError: Two nodes share a name.
+    """
+    seen: set[str] = set()
+    count: dict[str, int] = {}
+    for node in nodes:
+        if not node.name:
+            node.name = fresh_name(node.op_type, names, count)
+        elif node.name in seen:
+            raise ModelError(
+                f"graph {graph!r} has two nodes named {node.name!r}; node names must differ"
+            )
+        seen.add(node.name)
+
+
+def name_values(values: Sequence[Value], names: set[str], graph: str) -> None:
+    """Give each nameless value a name after its producer.
+
+    Raises:
+        ModelError: Two values share a name, and are not the same parameter.
+    """
+    seen: dict[str, Value] = {}
+    count: dict[str, int] = {}
+    positions: dict[Value, int] = {}
+    for value in values:
+        if value.name:
+            other = seen.setdefault(value.name, value)
+            if other is not value and (
+                other.parameter is None or other.parameter is not value.parameter
+            ):
+                raise ModelError(
+                    f"graph {graph!r} has two values named {value.name!r}; value names must differ"
+                )
+            continue
+        node = value.producer
+        if node is None:
+            base = "value"
+        elif len(node.outputs) == 1:
+            base = node.name
+        else:
+            base = f"{node.name}.{_position(node, value, positions)}"
+        if base in names:
+            base = fresh_name(base, names, count)
+        names.add(base)
+        value.name = base
+        seen[base] = value
+
+
+def _position(node: Node, value: Value, positions: dict[Value, int]) -> int:
+    """Return which output of a node a value is; ``positions`` keeps those of nodes seen."""
+    if value not in positions:
+        positions.update((output, k) for k, output in enumerate(node.outputs))
+    return positions[value]
+
+
+def fresh_name(base: str, names: set[str], count: dict[str, int]) -> str:
+    """Return ``base`` with the next number that makes a free name, and take it.
+
+    Args:
+        base: What the name begins with.
+        names: Names that are taken.
+        count: The next number to try by ``base``, so that equal names take linear time.
+    """
+    number = count.get(base, 0)
+    while (name := f"{base}_{number}") in names:
+        number += 1
+    count[base] = number + 1
+    names.add(name)
+    return name

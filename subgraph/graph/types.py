@@ -1,0 +1,228 @@
+"""Types of values: dtype names, tensor, sequence, optional, map; immutable, compared by content.
+
+A dtype is a string, ONNX's name in lower case as NumPy spells it ("float32", "bfloat16",
+"float8_e4m3fn", "int4", "string", ...). `numpy_dtype` gives the array type that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from operator import index
+from types import MappingProxyType
+from typing import Any, TypeGuard
+
+import attrs
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.traced import Traced, is_traced
+
+Dim = int | str | None
+Shape = tuple[Dim, ...]
+
+# ONNX's TensorProto.DataType number of each dtype; the order is that of the standard.
+ONNX_DTYPE = MappingProxyType(
+    {
+        "float32": 1,
+        "uint8": 2,
+        "int8": 3,
+        "uint16": 4,
+        "int16": 5,
+        "int32": 6,
+        "int64": 7,
+        "string": 8,
+        "bool": 9,
+        "float16": 10,
+        "float64": 11,
+        "uint32": 12,
+        "uint64": 13,
+        "complex64": 14,
+        "complex128": 15,
+        "bfloat16": 16,
+        "float8_e4m3fn": 17,
+        "float8_e4m3fnuz": 18,
+        "float8_e5m2": 19,
+        "float8_e5m2fnuz": 20,
+        "uint4": 21,
+        "int4": 22,
+        "float4_e2m1fn": 23,
+        "float8_e8m0fnu": 24,
+        "uint2": 25,
+        "int2": 26,
+        "float6_e2m3fn": 27,
+        "float6_e3m2fn": 28,
+    }
+)
+DTYPE_OF_ONNX = MappingProxyType({number: name for name, number in ONNX_DTYPE.items()})
+_PLAIN = frozenset({int})
+# Types of the dimensions that are numbers, once a shape is made.
+_NUMBERS = frozenset({int, Traced})
+_ALIASES = {"float": "float32", "double": "float64", "half": "float16", "str": "string"}
+
+
+@cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype that holds values of dtype ``name`` (``string`` is object).
+
+    Raises:
+        ShapeError: ``name`` is not a dtype of ONNX.
+    """
+    name = canonical_dtype(name)
+    if name == "string":
+        return np.dtype(object)
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        held: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return held
+
+
+@cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    if dtype.kind in "OUST":
+        return "string"
+    name = dtype.name
+    if name not in ONNX_DTYPE:
+        raise ShapeError(f"dtype {name!r} is not one of ONNX's; use one of {', '.join(ONNX_DTYPE)}")
+    return name
+
+
+def canonical_dtype(dtype: Any) -> str:
+    """Return the dtype's name for a name, an alias ("float"), a NumPy dtype or scalar type.
+
+    Raises:
+        ShapeError: it is not a dtype of ONNX.
+    """
+    if isinstance(dtype, str):
+        if dtype in ONNX_DTYPE:
+            return dtype
+        if dtype in _ALIASES:
+            return _ALIASES[dtype]
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):  # NumPy parses what a str says of fields
+        raise ShapeError(f"{dtype!r} is not a dtype; use one of {', '.join(ONNX_DTYPE)}") from None
+    return _dtype_name(found)
+
+
+def dtype_of(array: np.ndarray[Any, Any]) -> str:
+    """Return the dtype name of an array."""
+    return _dtype_name(array.dtype)
+
+
+# Dimensions of a type. NumPy's arrays have 64 at most.
+MAX_RANK = 1024
+
+
+def _is_plain(dims: object) -> TypeGuard[tuple[int, ...]]:
+    given: Any = dims
+    if given.__class__ is not tuple or len(given) > MAX_RANK:
+        return False
+    return _PLAIN.issuperset(map(type, given)) and min(given, default=0) >= 0
+
+
+def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
+    if dims is None:
+        return None
+    if _is_plain(dims):
+        return dims  # nearly all are
+    if isinstance(dims, str) or not hasattr(dims, "__iter__"):
+        raise ShapeError(f"shape {dims!r} is not a list of dimensions; for one write ({dims!r},)")
+    if isinstance(dims, (list, tuple)) and len(dims) > MAX_RANK:
+        raise ShapeError(f"a shape of {len(dims)} dimensions; the most are {MAX_RANK}")
+    out: list[Dim] = []
+    for dim in dims:
+        if type(dim) is int and dim >= 0:
+            out.append(dim)
+        elif dim is None or isinstance(dim, str):
+            out.append(dim or None)
+        elif is_traced(dim) and dim >= 0:
+            out.append(dim)
+        elif not isinstance(dim, bool) and hasattr(dim, "__index__") and index(dim) >= 0:
+            out.append(index(dim))
+        else:
+            raise ShapeError(
+                f"dimension {dim!r} of shape {dims!r} is not a whole number >= 0, a name or None"
+            )
+    return tuple(out)
+
+
+def _is_static(type_: TensorType) -> bool:
+    return type_.shape is not None and _NUMBERS.issuperset(map(type, type_.shape))
+
+
+@attrs.frozen(slots=True)
+class TensorType:
+    """Type of a tensor: a dtype, and a shape of ints, names (symbolic) or None (unknown).
+
+    ``shape`` None means that even the rank is unknown.
+
+    Attributes:
+        dtype: Name of the element type.
+        shape: The dimensions.
+        is_static: Whether every dimension is a number.
+    """
+
+    dtype: str = attrs.field(converter=canonical_dtype)
+    shape: Shape | None = attrs.field(converter=_shape, default=None)
+    is_static: bool = attrs.field(
+        default=attrs.Factory(_is_static, takes_self=True), init=False, eq=False, repr=False
+    )
+
+    @property
+    def rank(self) -> int | None:
+        """Number of dimensions, None if unknown."""
+        return None if self.shape is None else len(self.shape)
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.dtype}[*]"
+        return f"{self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+
+
+@attrs.frozen(slots=True)
+class SparseTensorType:
+    """Type of a sparse tensor."""
+
+    dtype: str = attrs.field(converter=canonical_dtype)
+    shape: Shape | None = attrs.field(converter=_shape, default=None)
+
+    def __str__(self) -> str:
+        return f"sparse({TensorType(self.dtype, self.shape)})"
+
+
+@attrs.frozen(slots=True)
+class SequenceType:
+    """Type of a sequence; ``element`` None means unknown."""
+
+    element: ValueType | None
+
+    def __str__(self) -> str:
+        return f"seq({self.element or '?'})"
+
+
+@attrs.frozen(slots=True)
+class OptionalType:
+    """Type of an optional value; ``element`` None means unknown."""
+
+    element: ValueType | None
+
+    def __str__(self) -> str:
+        return f"optional({self.element or '?'})"
+
+
+@attrs.frozen(slots=True)
+class MapType:
+    """Type of a map from ``key`` (a dtype) to ``value``."""
+
+    key: str = attrs.field(converter=canonical_dtype)
+    value: ValueType | None = None
+
+    def __str__(self) -> str:
+        return f"map({self.key}, {self.value or '?'})"
+
+
+ValueType = TensorType | SparseTensorType | SequenceType | OptionalType | MapType

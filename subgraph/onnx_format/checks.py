@@ -1,0 +1,92 @@
+"""What a model states, against what the onnx package knows: texts, opsets, operators, attributes.
+
+Used by `subgraph.onnx_format.reader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from subgraph.errors import ModelError, UnsupportedOpError
+from subgraph.operators.messages import AttributeProto, NodeProto, OperatorSetIdProto
+from subgraph.operators.schema import Schema, canonical_domain, get_schema, newest_opset
+
+_KIND_OF = {number: name.lower() for name, number in AttributeProto.AttributeType.items()}
+
+
+def text_of(text: str) -> str:
+    # Protobuf hands out bytes where a string is not UTF-8.
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"the text {text!r} is not UTF-8; the file is damaged")
+    return text
+
+
+def read_opsets(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
+    opsets: dict[str, int] = {}
+    for entry in imports:
+        domain = canonical_domain(text_of(entry.domain))
+        if opsets.setdefault(domain, entry.version) != entry.version:
+            raise ModelError(f"two versions of operator set {domain or 'ai.onnx'!r} are imported")
+        newest = newest_opset(domain)
+        if entry.version < 1 or (newest > 1 and entry.version > newest):
+            raise UnsupportedOpError(
+                f"opset {entry.version} of {domain or 'ai.onnx'} is not known: the onnx package "
+                f"here knows 1 to {newest}; upgrade onnx, or convert the model"
+            )
+    return opsets
+
+
+def version_of(domain: str, opsets: Mapping[str, int], proto: NodeProto) -> int:
+    version = opsets.get(domain)
+    if version is not None:
+        return version
+    if domain == "" or newest_opset(domain) > 1:
+        raise ModelError(
+            f"node {proto.name!r} ({proto.op_type}): the model imports no operator set "
+            f"{domain or 'ai.onnx'!r}"
+        )
+    return 1
+
+
+def refuse_unknown(proto: NodeProto, domain: str, version: int, schema: Schema | None) -> None:
+    """Raise for an operator that its domain, known to onnx, does not have; pass a foreign one."""
+    where = f"node {proto.name!r}: "
+    if schema is not None:
+        raise UnsupportedOpError(
+            f"{where}operator {proto.op_type!r} was taken out of opset {schema.since_version}; "
+            f"the model says opset {version}"
+        )
+    if domain == "" or newest_opset(domain) > 1 or domain == "ai.onnx.preview.training":
+        try:
+            get_schema(proto.op_type, domain, version)
+        except UnsupportedOpError as error:
+            raise UnsupportedOpError(f"{where}{error}") from None
+
+
+def check_node(proto: NodeProto, schema: Schema, held: Mapping[str, Any]) -> None:
+    """Check numbers of inputs and outputs and the attributes against the schema."""
+    given, made = len(proto.input), len(proto.output)
+    where = f"node {proto.name!r} ({proto.op_type}, opset {schema.since_version})"
+    if not schema.min_inputs <= given <= schema.max_inputs:
+        raise ModelError(
+            f"{where} has {given} inputs; it takes {schema.min_inputs} to {schema.max_inputs}"
+        )
+    if not schema.min_outputs <= made <= schema.max_outputs:
+        raise ModelError(
+            f"{where} has {made} outputs; it gives {schema.min_outputs} to {schema.max_outputs}"
+        )
+    for attribute in proto.attribute:
+        known = schema.attributes.get(attribute.name)
+        if known is None:
+            raise ModelError(f"{where} has no attribute {attribute.name!r}")
+        if not attribute.ref_attr_name and _KIND_OF.get(attribute.type) != known.kind:
+            raise ModelError(
+                f"{where}: attribute {attribute.name!r} takes {known.kind}, got "
+                f"{_KIND_OF.get(attribute.type, 'an unknown type')}"
+            )
+    if schema.op_type == "Split" and held.get("num_outputs", made) != made:
+        raise ModelError(f"{where} has {made} outputs and says {held['num_outputs']}")
+    for known in schema.attributes.values():
+        if known.required and known.name not in held:
+            raise ModelError(f"{where} needs the attribute {known.name!r}")

@@ -1,0 +1,409 @@
+"""ONNX files in and out: ``sg.load``, ``sg.save``, ``sg.to_onnx``; the first step of a model's way.
+
+A file is mapped, the bytes of its large tensors are left where they are
+(`subgraph.onnx_format.wire`), the rest goes through the onnx parser and
+`subgraph.onnx_format.reader`; weights become views of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self, cast
+
+from subgraph.errors import InternalError, LimitError, ModelError, SubgraphError, file_error
+from subgraph.graph.graph import Graph
+from subgraph.graph.limits import limited, parse_bytes
+from subgraph.system.collector import paused_gc
+
+if TYPE_CHECKING:
+    import onnx
+
+    from subgraph.onnx_format.reader import Functions
+    from subgraph.onnx_format.tensors import Array, TensorReader
+    from subgraph.onnx_format.wire import Buffer
+
+# Smaller tensors stay in the model's file when weights go to a file of their own.
+_EXTERNAL_FROM = 1024
+# Protobuf's limit, less some room for what is not weights.
+_LIMIT = (1 << 31) - (1 << 20)
+# Alignment of weights in a data file, so that they can be used where they are mapped.
+_ALIGN, _ALIGN_LARGE, _LARGE_FROM = 64, 4096, 1 << 20
+# Field numbers in onnx.proto: ModelProto.graph, GraphProto.initializer.
+_GRAPH, _INITIALIZER = 7, 5
+# Dtypes whose elements are stored otherwise than they lie in an array.
+_NOT_RAW = frozenset(
+    {"string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
+)
+
+
+def load(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | IO[bytes],
+    *,
+    functions: Functions = "inline",
+    folder: str | os.PathLike[str] | None = None,
+    mapped: bool = True,
+    infer_types: bool = True,
+    memory_limit: int | str = 0,
+    node_limit: int = 0,
+    timeout: float = 0.0,
+) -> Graph:
+    """Return the graph of an ONNX model.
+
+    Weights of a file stay in it and are mapped into memory; they are read when first used. The
+    file must not be cut short while the graph lives (`save` over it is fine: it makes a new one).
+
+    Args:
+        model: Path, serialized model, ModelProto, or a file open for reading bytes.
+        functions: Whether calls of model-local functions are replaced by their bodies ("inline")
+            or become subgraph nodes ("keep"). Subgraph nodes that `save` wrote come back as such;
+            their ops are made again by their properties, where these are registered. A region
+            whose property is not gets the default op, and a warning in the log names it.
+        folder: Where external data are; by default the folder of the model's path.
+        mapped: False reads the weights into memory at once.
+        infer_types: Whether to fill in types of values that the file does not state.
+        memory_limit: Bytes that the tensors of the graph may take beside the file, such as "8G";
+            0: ``SUBGRAPH_MEMORY_LIMIT``, else half of the memory.
+        node_limit: Nodes that expanding functions may add; 0: 262,144.
+        timeout: Seconds that loading may take; 0: no limit.
+
+    Raises:
+        ModelError: the model is damaged, incomplete or not well formed.
+        UnsupportedOpError: it uses an operator or opset that is not known.
+        LimitError: it asks for more than the limits.
+        MemoryError: there is not enough memory for it.
+        InternalError: Subgraph failed on a model that `onnx.checker` passes.
+    """
+    place = None if folder is None else Path(folder)
+    memory = parse_bytes(str(memory_limit or ""), "memory_limit")
+    with limited(memory, node_limit, timeout):
+        return _checked(
+            lambda: _load(model, functions, place, mapped), model, _shown(model), infer_types
+        )
+
+
+def load_message(model: onnx.ModelProto, tensors: TensorReader, source: str) -> Graph:
+    """Return the graph of a message whose external tensors are found by ``tensors``: see `load`.
+
+    Args:
+        model: The message.
+        tensors: Gives the arrays of its tensors.
+        source: What errors call it.
+    """
+    from subgraph.onnx_format.reader import GraphReader
+
+    return _checked(lambda: GraphReader(model, tensors, "inline").read(), model, source, True)
+
+
+def _checked(read: Callable[[], Graph], model: Any, source: str, infer_types: bool) -> Graph:
+    """Return the graph that ``read`` gives, its types inferred; every error names ``source``."""
+    from subgraph.partition.op_note import restore_ops
+
+    try:
+        with paused_gc():
+            graph = read()
+            if infer_types:
+                from subgraph.operators.type_inference import infer_graph
+
+                infer_graph(graph, strict=False)
+            restore_ops(graph)
+            if any(node.op_type == "Gradient" for node in graph.nodes):
+                from subgraph.transform.pass_manager import apply_pass
+
+                graph = apply_pass(graph, "ExpandGradient")  # its names mean nothing elsewhere
+            return graph
+    except SubgraphError as error:
+        named = isinstance(error, (LimitError, ModelError, NotImplementedError))
+        if named and repr(source) not in str(error):
+            raise type(error)(f"{source}: {error}") from error
+        raise
+    except RecursionError as error:
+        raise ModelError(f"{source}: bodies or functions are nested too deeply") from error
+    except MemoryError:  # of the machine, not of the model
+        raise
+    except Exception as error:
+        raise _unforeseen(model, source, error) from error
+
+
+def _unforeseen(model: Any, source: str, error: Exception) -> SubgraphError:
+    """Return the error for what no check has foreseen: the file's fault, unless onnx finds none."""
+    import onnx
+
+    kind = type(error).__name__
+    try:
+        onnx.checker.check_model(model, full_check=True)  # pyright: ignore[reportUnknownMemberType]
+    except Exception:
+        return ModelError(f"{source}: not an ONNX model, or damaged: {kind}: {error}")
+    return InternalError(
+        f"{source}: Subgraph failed on a model that onnx.checker passes: {kind}: {error}; please "
+        "report it with the model"
+    )
+
+
+def _shown(model: Any) -> str:
+    if isinstance(model, (str, os.PathLike)):
+        path: str = os.fspath(model)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return path
+    name = getattr(model, "name", None)
+    return name if isinstance(name, str) and name else f"model ({type(model).__name__})"
+
+
+def _load(model: Any, functions: Functions, folder: Path | None, mapped: bool) -> Graph:
+    from subgraph.onnx_format.reader import GraphReader
+    from subgraph.onnx_format.tensors import TensorReader, map_file
+    from subgraph.onnx_format.wire import strip
+    from subgraph.operators.messages import ModelProto
+
+    if functions not in ("inline", "keep"):
+        raise ModelError(f"functions is {functions!r}; it is 'inline' or 'keep'")
+    if isinstance(model, ModelProto):
+        return GraphReader(model, TensorReader(folder), functions).read()
+    buffer: Buffer
+    if isinstance(model, (str, os.PathLike)):
+        path: Path = Path(model)  # pyright: ignore[reportUnknownArgumentType]
+        buffer, folder = map_file(path), folder or path.parent
+    elif isinstance(model, (bytes, bytearray, memoryview)):
+        buffer = bytes(cast(bytes, model))
+    elif hasattr(model, "read"):
+        buffer = model.read()
+        if not isinstance(buffer, bytes):
+            raise ModelError("the file is open for text; open it for bytes ('rb')")
+        name = getattr(model, "name", None)
+        if folder is None and isinstance(name, str):
+            folder = Path(name).parent
+    else:
+        raise ModelError(
+            f"cannot load a {type(model).__name__}; give a path, bytes, a ModelProto or a file"
+        )
+    if (
+        buffer[:8] == b"\x89SUBGRPH"
+    ):  # `subgraph.devices.blob.MAGIC`, which need not be loaded for this
+        raise ModelError(
+            "an exported model, not an ONNX one; core.import_model and `subgraph run` read it"
+        )
+    if buffer[:24] == b"version https://git-lfs.":
+        raise ModelError("a pointer of git-lfs, not the model itself; run git lfs pull")
+    key = os.urandom(8).hex()
+    small, spans = strip(buffer, key)
+    proto = ModelProto.FromString(small)
+    del small
+    tensors = TensorReader(folder, buffer=buffer, key=key, spans=spans, mapped=mapped)
+    return GraphReader(proto, tensors, functions).read()
+
+
+def to_onnx(graph: Graph, *, inline: bool = False) -> onnx.ModelProto:
+    """Return ONNX's message for a graph; each subgraph node becomes a model-local function.
+
+    Args:
+        graph: The graph.
+        inline: As for `save`.
+
+    Raises:
+        ModelError: the graph has no form in ONNX, or is over 2 GB (use `save`).
+    """
+    _check_graph(graph)
+    from subgraph.operators.protobuf import tensor_to_proto
+
+    model, weights = _convert(graph, inline)
+    if sum(array.nbytes for _, array in weights) > _LIMIT:
+        raise ModelError(f"graph {graph.name!r} is over 2 GB, too large for one message: use save")
+    model.graph.initializer.extend(tensor_to_proto(array, name) for name, array in weights)
+    return model
+
+
+def _check_graph(graph: object) -> None:
+    if not isinstance(graph, Graph):
+        raise ModelError(
+            f"{type(graph).__name__} is no sg.Graph; sg.load makes one of a model, and a compiled "
+            "model has its own in the attribute graph"
+        )
+
+
+def save(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    *,
+    external_data: bool | None = None,
+    inline: bool = False,
+) -> None:
+    """Write a graph as an ONNX file; each subgraph node becomes a model-local function.
+
+    The file keeps what a partition decided: names and reasons for `explain`; name, version and
+    options of the properties whose ops `load` makes again. It appears whole or not at all: it is
+    written under another name and then renamed.
+
+    Args:
+        graph: The graph.
+        path: The file.
+        external_data: Whether weights go to a file of their own beside it, ``<path>.data``; None:
+            when the whole is over 2 GB.
+        inline: Whether to write the plain model, without its partition, for readers that know no
+            model-local functions.
+
+    Raises:
+        ModelError: the graph has no form in ONNX, is over 2 GB without external data, or the file
+            cannot be written.
+    """
+    target = _target(path)
+    _check_graph(graph)
+    with paused_gc():
+        model, weights = _convert(graph, inline)
+    total = model.ByteSize() + sum(array.nbytes for _, array in weights)
+    if external_data is None:
+        external_data = total > _LIMIT
+    elif not external_data and total > _LIMIT:
+        raise ModelError(
+            f"graph {graph.name!r} has {total} bytes; an ONNX file holds 2 GB: use external_data"
+        )
+    try:
+        with _Files() as files:
+            if external_data:
+                weights = _write_external(model, weights, files, target)
+            _write_model(model, weights, files.open(target))
+    except OSError as error:
+        raise file_error("write", target, error) from error
+
+
+def _target(path: str | os.PathLike[str]) -> Path:
+    """Return the file to write: what a link points to, never a folder, device or pipe.
+
+    Raises:
+        ModelError: it is one of these, or nothing.
+    """
+    if not os.fspath(path):
+        raise ModelError("cannot write '': the path is empty; give a file's name")
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "no regular file"
+        raise ModelError(f"cannot write {os.fspath(path)!r}: it is {kind}; give a file's name")
+    return target
+
+
+def _convert(graph: Graph, inline: bool) -> tuple[onnx.ModelProto, list[tuple[str, Array]]]:
+    from subgraph.onnx_format.writer import GraphWriter
+
+    if inline:
+        from subgraph.partition.regions import inline_subgraphs
+
+        graph = inline_subgraphs(graph)
+    if any(value.type is None for value in (*graph.inputs, *graph.outputs)):
+        from subgraph.operators.type_inference import infer_graph
+
+        graph = graph.clone()
+        infer_graph(graph, strict=False)
+    writer = GraphWriter(graph)
+    return writer.model(), writer.weights
+
+
+def _write_external(
+    model: onnx.ModelProto, weights: list[tuple[str, Array]], files: _Files, target: Path
+) -> list[tuple[str, Array]]:
+    """Write large weights to the data file; return those that stay in the model."""
+    import onnx
+
+    from subgraph.graph.types import ONNX_DTYPE, dtype_of
+
+    data_path = target.with_name(target.name + ".data")
+    data = files.open(data_path)
+    left: list[tuple[str, Array]] = []
+    for name, array in weights:
+        raw = _raw(array)
+        if raw is None or len(raw) < _EXTERNAL_FROM:
+            left.append((name, array))
+            continue
+        align = _ALIGN_LARGE if len(raw) >= _LARGE_FROM else _ALIGN
+        data.write(bytes(-data.tell() % align))
+        tensor = model.graph.initializer.add(
+            name=name,
+            data_type=ONNX_DTYPE[dtype_of(array)],
+            dims=array.shape,
+            data_location=onnx.TensorProto.EXTERNAL,
+        )
+        place = {"location": data_path.name, "offset": data.tell(), "length": len(raw)}
+        for key, value in place.items():
+            tensor.external_data.add(key=key, value=str(value))
+        data.write(raw)
+    return left
+
+
+def _write_model(model: onnx.ModelProto, weights: list[tuple[str, Array]], file: IO[bytes]) -> None:
+    """Write the model piece by piece, so that weights are never copied into a message."""
+    import onnx
+
+    from subgraph.graph.types import ONNX_DTYPE, dtype_of
+    from subgraph.onnx_format.wire import RAW_DATA, delimited
+    from subgraph.operators.protobuf import tensor_to_proto
+
+    large: list[tuple[bytes, memoryview]] = []
+    for name, array in weights:
+        raw = _raw(array)
+        if raw is None or len(raw) < _EXTERNAL_FROM:
+            model.graph.initializer.append(tensor_to_proto(array, name))
+            continue
+        tensor = onnx.TensorProto(
+            name=name, data_type=ONNX_DTYPE[dtype_of(array)], dims=array.shape
+        )
+        large.append((tensor.SerializeToString() + delimited(RAW_DATA, len(raw)), raw))
+    graph = model.graph.SerializeToString()
+    model.ClearField("graph")
+    pieces = [(delimited(_INITIALIZER, len(head) + len(raw)) + head, raw) for head, raw in large]
+    file.write(model.SerializeToString())
+    file.write(delimited(_GRAPH, len(graph) + sum(len(h) + len(raw) for h, raw in pieces)))
+    file.write(graph)
+    for head, raw in pieces:
+        file.write(head)
+        file.write(raw)
+
+
+def _raw(array: Array) -> memoryview | None:
+    """Return the bytes of an array as ONNX stores them; None where it stores them otherwise."""
+    import numpy as np
+
+    from subgraph.graph.types import dtype_of
+
+    if dtype_of(array) in _NOT_RAW or sys.byteorder == "big":
+        return None
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+class _Files:
+    """Files that appear under their names together, when all are written; none after an error."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[IO[bytes], Path, Path]] = []
+
+    def open(self, target: Path) -> IO[bytes]:
+        """Return a new file that is to become ``target``."""
+        hidden = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+        file = hidden.open("xb")
+        self._open.append((file, hidden, target))
+        return file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                for file, _, _ in self._open:
+                    file.flush()
+                    os.fsync(file.fileno())
+                    file.close()
+                for _, hidden, target in self._open:
+                    os.replace(hidden, target)
+        finally:
+            for file, hidden, _ in self._open:
+                with suppress(OSError):  # of a full disk: it has been said
+                    file.close()
+                with suppress(OSError):
+                    hidden.unlink(missing_ok=True)

@@ -1,0 +1,167 @@
+"""Which operator set versions a graph is saved under: one for each domain, right for every node.
+
+A node's version is the opset under which it is to be read. The file may state another one if the
+operator has the same schema there, or one that differs only by attributes that the node does not
+set and by dtypes that it does not have.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from subgraph.errors import ModelError
+from subgraph.graph.graph import Graph, Node
+from subgraph.graph.types import TensorType
+from subgraph.operators.schema import Schema, canonical_domain, find_schema, newest_opset
+
+# For a graph without nodes any would do.
+_NO_NODES = 13
+# What every runtime of today knows (ONNX 1.17, end of 2024, is opset 22).
+_COMMON = 21
+# ONNX's names of dtypes, where they differ from ours.
+_ONNX_NAMES = {"float32": "float", "float64": "double"}
+
+
+@cache
+def _history() -> dict[tuple[str, str], list[int]]:
+    """Return the versions in which each (domain, operator) changed, ascending."""
+    import onnx.defs
+
+    found: dict[tuple[str, str], list[int]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        key = canonical_domain(schema.domain), schema.name
+        found.setdefault(key, []).append(schema.since_version)
+    return {key: sorted(set(versions)) for key, versions in found.items()}
+
+
+def all_graphs(graph: Graph) -> list[Graph]:
+    """Return the graph, its bodies and the inner graphs of its subgraph nodes, at every depth."""
+    found = [graph]
+    for current in found:
+        for node in current.nodes:
+            if node.attrs:
+                found.extend(node.bodies)
+            if node.subgraph is not None:
+                found.append(node.subgraph)
+    return found
+
+
+def choose_opsets(graph: Graph) -> dict[str, int]:
+    """Return the opset version by domain to save ``graph`` under.
+
+    What ``graph.opsets`` states is kept where it fits; otherwise it is the smallest that does.
+
+    Raises:
+        ModelError: two nodes need versions of one domain that exclude each other.
+    """
+    examples: dict[Any, Node] = {}
+    for current in all_graphs(graph):
+        for node in current.nodes:
+            if node.subgraph is None:
+                examples.setdefault(_kind(node), node)
+    by_domain: dict[str, list[Node]] = {domain: [] for domain in graph.opsets}
+    for node in examples.values():
+        by_domain.setdefault(node.domain, []).append(node)
+    if not by_domain:
+        return {"": _NO_NODES}
+    return {domain: _choose(domain, nodes, graph.opsets) for domain, nodes in by_domain.items()}
+
+
+def _kind(node: Node) -> Any:
+    """Return what decides under which opsets a node holds."""
+    dtypes = tuple([None if v is None else getattr(v.type, "dtype", "") for v in node.inputs])
+    attributes = tuple(node.attrs) if node.attrs else ()
+    return node.domain, node.op_type, node.version, attributes, dtypes
+
+
+def _choose(domain: str, nodes: Sequence[Node], stated: Mapping[str, int]) -> int:
+    low, high = 1, newest_opset(domain) + 1
+    versions: set[int] = set()
+    for node in nodes:
+        version = node.version or newest_opset(domain)
+        history = _history().get((domain, node.op_type))
+        if history is None:
+            versions.add(version)
+            continue
+        at = bisect_right(history, version)
+        since = history[max(at - 1, 0)]
+        low = max(low, since)
+        high = min(high, history[at] if at < len(history) else high)
+        versions.add(since)
+    wanted = stated.get(domain)
+    if newest_opset(domain) == 1 and domain not in {key[0] for key in _history()}:
+        return wanted or max(versions, default=1)
+    if wanted is not None and (low <= wanted < high or _misfit(domain, nodes, wanted) is None):
+        return wanted
+    # Runtimes are slow to take up the newest sets, which often add but dtypes.
+    for older in range(_COMMON, low) if wanted is None and domain == "" else ():
+        if _misfit(domain, nodes, older) is None:
+            return older
+    if low < high:
+        return low
+    for candidate in sorted({low, *versions}, reverse=True):
+        if _misfit(domain, nodes, candidate) is None:
+            return candidate
+    _raise_conflict(domain, nodes, low)
+    raise AssertionError("unreachable")
+
+
+def _misfit(domain: str, nodes: Iterable[Node], version: int) -> Node | None:
+    """Return a node that means something else under opset ``version``, or None."""
+    for node in nodes:
+        own = find_schema(node.op_type, domain, node.version)
+        there = find_schema(node.op_type, domain, version)
+        if own is None or (there is not None and own.since_version == there.since_version):
+            continue
+        if there is None or not _same_meaning(node, own, there) or not _takes(node, there):
+            return node
+    return None
+
+
+def _same_meaning(node: Node, own: Schema, there: Schema) -> bool:
+    if there.deprecated or own.inputs != there.inputs or own.outputs != there.outputs:
+        return False
+    if not there.min_inputs <= len(node.inputs) <= there.max_inputs:
+        return False
+    for name in {*own.attributes, *there.attributes}:
+        ours, theirs = own.attributes.get(name), there.attributes.get(name)
+        if ours is not None and theirs is not None:
+            if (ours.kind, ours.default) != (theirs.kind, theirs.default):
+                return False
+        elif name in node.attrs or (theirs is not None and theirs.required):
+            return False
+    # Split by equal parts has to say how many since it can.
+    return node.op_type != "Split" or len(node.inputs) > 1 or own.inputs == ("input",)
+
+
+def _takes(node: Node, there: Schema) -> bool:
+    """Return whether the operator of an opset takes the dtypes of the node's inputs."""
+    import onnx.defs
+
+    formals = onnx.defs.get_schema(node.op_type, there.since_version, node.domain).inputs
+    for position, value in enumerate(node.inputs):
+        if value is not None and isinstance(value.type, TensorType):
+            dtype = value.type.dtype
+            name = _ONNX_NAMES.get(dtype, dtype.replace("_", ""))
+            if f"tensor({name})" not in formals[min(position, len(formals) - 1)].types:
+                return False
+    return True
+
+
+def _raise_conflict(domain: str, nodes: Iterable[Node], version: int) -> None:
+    node = _misfit(domain, nodes, version)
+    newest = max(nodes, key=_since)
+    assert node is not None, "only called for a conflict"
+    raise ModelError(
+        f"node {node.name!r} ({node.op_type}, opset {node.version}) and node {newest.name!r} "
+        f"({newest.op_type}, opset {newest.version}) have no opset of {domain or 'ai.onnx'!r} in "
+        "common; build both for one version (version=)"
+    )
+
+
+def _since(node: Node) -> int:
+    schema = find_schema(node.op_type, node.domain, node.version)
+    return 0 if schema is None else schema.since_version

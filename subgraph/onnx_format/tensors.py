@@ -1,0 +1,253 @@
+"""Tensors of ONNX files as arrays: mapped from the model's file or from external data files.
+
+Used by the ONNX reader. Everything that a file states is checked against what is there before
+anything is allocated, and no file outside the model's folder is opened.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ModelError, file_error
+from subgraph.graph.limits import check_memory, memory_limit
+from subgraph.graph.types import numpy_dtype
+from subgraph.onnx_format.wire import DOUBLE_DATA, FLOAT_DATA, Buffer, Span
+from subgraph.operators.messages import TensorProto
+from subgraph.operators.protobuf import dtype_from_number, tensor_from_proto
+from subgraph.system.trusted_files import open_regular
+
+Array = np.ndarray[Any, Any]
+
+# Smaller tensors are copied when their place in the file is not aligned for their dtype.
+_COPY_BELOW = 1 << 16
+# Elements that do not fill whole bytes, by their bits.
+_PACKED = {
+    "int4": 4,
+    "uint4": 4,
+    "float4_e2m1fn": 4,
+    "int2": 2,
+    "uint2": 2,
+    "float6_e2m3fn": 6,
+    "float6_e3m2fn": 6,
+}
+_MAX_DENSE = 1 << 31
+
+
+def map_file(path: str | os.PathLike[str], *, inside: Path | None = None) -> mmap.mmap:
+    """Map a regular file for reading.
+
+    Args:
+        path: The file.
+        inside: A folder that it is in; only a file that no other name leads to is mapped then.
+
+    Raises:
+        ModelError: it does not exist, cannot be read, is empty or no regular file, or a link.
+    """
+    shown = repr(os.fspath(path))
+    try:
+        with open_regular(path, follow=inside is None, inside=inside) as file:
+            status = os.fstat(file.fileno())
+            if inside is not None and status.st_nlink > 1:
+                raise ModelError(
+                    f"{shown} has {status.st_nlink} hard links, so it may be a file outside the "
+                    "model's folder; nothing outside it is read: put a copy in its place"
+                )
+            if status.st_size == 0:
+                raise ModelError(f"{shown} is empty")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise file_error("read", path, error) from error
+
+
+class TensorReader:
+    """Makes arrays of tensor messages of one model."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        buffer: Buffer = b"",
+        key: str = "",
+        spans: Sequence[Span] = (),
+        mapped: bool = True,
+    ) -> None:
+        """Read tensors whose bytes `strip` took out of ``buffer``, and files in ``folder``."""
+        self._folder = folder
+        self._buffer = buffer
+        self._key = key
+        self._spans = spans
+        self._mapped = mapped
+        self._files: dict[Path, mmap.mmap] = {}
+        self._held = 0
+
+    def _counted(self, array: Array) -> Array:
+        """Return an array that is no view of a file, counted against the memory budget."""
+        self._count(array.nbytes)
+        return array
+
+    def _count(self, count: int) -> None:
+        # A tensor of a function is read once for each call; few bytes may stand for many.
+        self._held += count
+        if self._held > memory_limit():
+            check_memory(self._held, "what the model's tensors take beside the file")
+
+    def array(self, proto: TensorProto) -> Array:
+        """Return the read-only array of a tensor.
+
+        Raises:
+            ModelError: dims, dtype and data do not fit, or the external file is not allowed,
+                missing or too short.
+        """
+        dtype = dtype_from_number(proto.data_type)
+        shape = tuple(proto.dims)
+        if any(dim < 0 for dim in shape):
+            raise _damaged(proto, f"dims {shape[:8]} are negative")
+        if self._key and len(proto.external_data) == 1:
+            entry = proto.external_data[0]
+            if entry.key == self._key:
+                return self._stripped(proto, dtype, shape, self._spans[int(entry.value)])
+        if proto.data_location == TensorProto.EXTERNAL:
+            return self._external(proto, dtype, shape)
+        return self._counted(tensor_from_proto(proto))
+
+    def _stripped(
+        self, proto: TensorProto, dtype: str, shape: tuple[int, ...], span: Span
+    ) -> Array:
+        allowed = {FLOAT_DATA: ("float32", "complex64"), DOUBLE_DATA: ("float64", "complex128")}
+        if dtype not in allowed.get(span.field, (dtype,)):
+            raise _damaged(proto, f"its data stand in the field of another dtype than {dtype}")
+        return self._view(proto, dtype, shape, self._buffer, span.offset, span.length)
+
+    def _external(self, proto: TensorProto, dtype: str, shape: tuple[int, ...]) -> Array:
+        entries = {entry.key: entry.value for entry in proto.external_data}
+        folder, path = self._allowed(proto, entries.get("location", ""))
+        try:
+            offset = int(entries.get("offset") or 0)
+            length = int(entries["length"]) if "length" in entries else None
+        except ValueError as error:
+            raise _damaged(proto, f"offset or length of its external data: {error}") from error
+        if math.prod(shape) == 0:
+            return _read_only(np.empty(shape, numpy_dtype(dtype)))
+        file = self._files.get(path)
+        if file is None:
+            try:
+                file = self._files[path] = map_file(path, inside=folder)
+            except ModelError as error:
+                raise ModelError(f"tensor {proto.name!r}: {error}") from error
+        if length is None:
+            length = _stored_bytes(dtype, shape)
+        if offset < 0 or length < 0 or offset + length > len(file):
+            raise _damaged(
+                proto,
+                f"its data are bytes {offset} to {offset + length} of {str(path)!r}, "
+                f"which has {len(file)}",
+            )
+        return self._view(proto, dtype, shape, file, offset, length)
+
+    def _allowed(self, proto: TensorProto, location: str) -> tuple[Path, Path]:
+        """Return the model's folder, and the file of ``location``, which must lie in it."""
+        if self._folder is None:
+            raise ModelError(
+                f"tensor {proto.name!r} is in the external file {location!r}, but the model did "
+                "not come from a file; load it by its path, or give folder="
+            )
+        plain = PurePosixPath(location.replace("\\", "/"))
+        outside = (
+            not location
+            or "\0" in location
+            or plain.is_absolute()
+            or bool(PureWindowsPath(location).drive)
+            or ".." in plain.parts
+        )
+        folder = Path(os.path.realpath(self._folder))
+        path = folder if outside else Path(os.path.realpath(folder / plain))
+        if outside or not path.is_relative_to(folder) or path == folder:
+            raise ModelError(
+                f"tensor {proto.name!r}: external data {location!r} is not a file inside the "
+                f"model's folder {str(folder)!r}; nothing outside it is read: put the file itself "
+                "there, no link to it"
+            )
+        return folder, path
+
+    def _view(
+        self,
+        proto: TensorProto,
+        dtype: str,
+        shape: tuple[int, ...],
+        buffer: Buffer | memoryview,
+        offset: int,
+        length: int,
+    ) -> Array:
+        if dtype == "string" or length != _stored_bytes(dtype, shape):
+            raise _damaged(
+                proto, f"{dtype} of dims {shape[:8]} does not fit into {length} bytes of data"
+            )
+        if dtype in _PACKED or dtype == "bool" or sys.byteorder == "big":
+            self._count(math.prod(shape))
+            return _decode(proto, buffer[offset : offset + length])
+        held = numpy_dtype(dtype)
+        array: Array = np.frombuffer(buffer, np.uint8, length, offset)
+        misaligned = offset % held.alignment != 0
+        if not self._mapped or (misaligned and length < _COPY_BELOW):
+            array = self._counted(array.copy())
+        return _read_only(array.view(held).reshape(shape))
+
+    def dense(self, values: TensorProto, indices: TensorProto, dims: Sequence[int]) -> Array:
+        """Return the dense array of a sparse tensor.
+
+        Raises:
+            ModelError: indices are out of range, or the dense array would be over 2 GB.
+        """
+        data, places, shape = self.array(values), self.array(indices), tuple(dims)
+        if any(dim < 0 for dim in shape) or math.prod(shape) * data.itemsize > _MAX_DENSE:
+            raise _damaged(values, f"its dense dims {shape[:8]} are negative or over 2 GB")
+        if data.ndim != 1 or places.dtype != np.int64 or not shape:
+            raise _damaged(values, "a sparse tensor has a list of values and int64 indices")
+        if places.shape == (data.size, len(shape)):
+            if places.size and ((places < 0) | (places >= np.array(shape))).any():
+                raise _damaged(values, f"its indices are outside of dims {shape[:8]}")
+            flat = np.ravel_multi_index(tuple(places.T), shape) if places.size else places[:, 0]
+        elif places.shape == (data.size,):
+            flat = places
+        else:
+            raise _damaged(values, f"it has {data.size} values and indices of {places.shape}")
+        total = math.prod(shape)
+        self._count(total * data.itemsize)
+        if flat.size and (flat.min() < 0 or flat.max() >= total):
+            raise _damaged(values, f"its indices are outside of dims {shape[:8]}")
+        if data.dtype == object:
+            array: Array = np.full(total, "", dtype=object)
+        else:
+            array = np.zeros(total, dtype=data.dtype)
+        array[flat] = data
+        return _read_only(array.reshape(shape))
+
+
+def _stored_bytes(dtype: str, shape: Sequence[int]) -> int:
+    count = math.prod(shape)
+    bits = _PACKED.get(dtype)
+    return -(-count * bits // 8) if bits else count * numpy_dtype(dtype).itemsize
+
+
+def _decode(proto: TensorProto, raw: bytes | memoryview) -> Array:
+    inline = TensorProto(
+        name=proto.name, data_type=proto.data_type, dims=proto.dims, raw_data=bytes(raw)
+    )
+    return tensor_from_proto(inline)
+
+
+def _read_only(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
+
+
+def _damaged(proto: TensorProto, why: str) -> ModelError:
+    return ModelError(f"tensor {proto.name!r} is damaged: {why}")

@@ -1,0 +1,431 @@
+"""From a Graph to ONNX's ModelProto: values to unique names, subgraph nodes to local functions.
+
+First step of ``sg.save``; `subgraph.onnx_format.file` then writes the weights, which are left out
+here. A subgraph node becomes the call of a model-local function of domain "subgraph", a function
+that was kept the call of one under its own name; its notes say what `subgraph.onnx_format.reader`
+needs to make the node again. Parameters that only bodies inside such a
+function use are passed to it as hidden inputs, because functions cannot hold weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import onnx
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    ValueInfoProto,
+)
+from onnx.helper import find_min_ir_version_for, make_opsetid
+
+from subgraph._version import __version__
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter, Snapshot
+from subgraph.onnx_format.kept import kept_of, write_back, write_back_model
+from subgraph.onnx_format.opsets import all_graphs, choose_opsets
+from subgraph.onnx_format.reader import HIDDEN, MARK, RECORD
+from subgraph.operators.protobuf import attr_to_proto, tensor_to_proto, type_to_proto
+from subgraph.operators.schema import find_schema
+from subgraph.operators.subgraph_op import DOMAIN
+from subgraph.partition.op_note import saved_metadata
+from subgraph.partition.record import KEY, PartitionRecord, record_of
+from subgraph.partition.saved import dump_record
+
+# Notes of nodes and functions, and types inside functions, came with this IR version.
+_IR_NOTES = 10
+# Before it, initializers had to be inputs too.
+_IR_PLAIN = 4
+
+
+@attrs.define(eq=False)
+class _Names:
+    """Names of the values of one graph or function in the file."""
+
+    parent: _Names | None = None
+    of: dict[Value, str] = attrs.field(factory=dict[Value, str])
+    weights: dict[Parameter, str] = attrs.field(factory=dict[Parameter, str])
+    taken: set[str] = attrs.field(factory=set[str])
+
+    def fresh(self, name: str) -> str:
+        """Return ``name``, or one like it that nothing here or around has."""
+        unique, number = name, 0
+        while self._has(unique):
+            number += 1
+            unique = f"{name}_{number}"
+        self.taken.add(unique)
+        return unique
+
+    def _has(self, name: str) -> bool:
+        scope: _Names | None = self
+        while scope is not None:
+            if name in scope.taken:
+                return True
+            scope = scope.parent
+        return False
+
+    def weight(self, parameter: Parameter) -> str | None:
+        """Return the name of a parameter here or around."""
+        scope: _Names | None = self
+        while scope is not None:
+            if parameter in scope.weights:
+                return scope.weights[parameter]
+            scope = scope.parent
+        return None
+
+    def __call__(self, value: Value | None) -> str:
+        """Return the name of a value; "" for an omitted input."""
+        if value is None:
+            return ""
+        if value.parameter is not None and value not in self.of:
+            name = self.weight(value.parameter)
+            assert name is not None, f"parameter {value.parameter.name!r} has no place"
+            return name
+        return self.of[value]
+
+
+class GraphWriter:
+    """Converts one graph.
+
+    Then ``weights`` lists what the model's initializers have to hold, ``names`` under which name
+    each parameter is there.
+    """
+
+    def __init__(self, graph: Graph, *, records: bool = True) -> None:
+        """Prepare to convert ``graph``.
+
+        Args:
+            graph: The graph.
+            records: Whether to write the records of partitions, which `explain` reads.
+
+        Raises:
+            ModelError: there is no operator set in which all its nodes hold.
+        """
+        self._graph = graph
+        self._records = records
+        self._opsets = choose_opsets(graph)
+        graphs = all_graphs(graph)
+        used = [p for g in graphs for p in g.parameters.values()]
+        self._states = Snapshot([*used, *(p for g in graphs for p in kept_of(g).unused)]).states
+        self._functions: dict[Graph, FunctionProto] = {}
+        self._function_names: set[tuple[str, str, str]] = set()
+        self._hidden: dict[Graph, list[Parameter]] = {}
+        self._home = self._homes()
+        self._notes = False
+        self.weights: list[tuple[str, Any]] = []
+        self.names: dict[Parameter, str] = {}
+
+    def model(self) -> ModelProto:
+        """Return the model without the initializers of its graph."""
+        graph = self._graph
+        origin: Mapping[str, Any] = graph.attrs.get("onnx", {})
+        proto = ModelProto(
+            producer_name=origin.get("producer_name", "") if origin else "subgraph",
+            producer_version=origin.get("producer_version", "") if origin else __version__,
+            domain=origin.get("domain", ""),
+            model_version=origin.get("model_version", 0),
+            doc_string=graph.doc,
+        )
+        names = _Names()
+        self._fill(proto.graph, graph, names)
+        self.names = dict(names.weights)
+        self.weights = [(name, self._states[p].array) for p, name in names.weights.items()]
+        _add_notes(proto, graph.metadata)
+        _add_notes(proto.graph, {**origin.get("graph_metadata", {}), **self._record(graph)})
+        write_back_model(kept_of(graph), graph, proto)
+        written = {id(function): function for function in self._functions.values()}
+        proto.functions.extend(written.values())
+        calling = (node for graph in all_graphs(graph) for node in graph.nodes)
+        proto.opset_import.extend(self._imports(calling))
+        stated = min(origin.get("ir_version", 0), onnx.IR_VERSION)
+        # A file that states these operator sets under an older version is taken by its word.
+        as_stated = stated and self._opsets == graph.opsets
+        proto.ir_version = max(
+            0 if as_stated else find_min_ir_version_for(proto.opset_import, ignore_unknown=True),
+            _IR_NOTES if self._functions or self._notes else _IR_PLAIN,
+            stated,
+        )
+        return proto
+
+    def _homes(self) -> dict[Parameter, Graph]:
+        """Return the graph that holds each parameter: a body, if no other graph uses it."""
+        homes: dict[Parameter, Graph] = {}
+        work = [self._graph]
+        for graph in work:
+            for parameter in self._used(graph):
+                if homes.setdefault(parameter, graph) is not graph:
+                    homes[parameter] = self._graph
+            work.extend(body for node in graph.nodes if node.attrs for body in node.bodies)
+        return homes
+
+    def _used(self, graph: Graph) -> Iterator[Parameter]:
+        """Yield the parameters that a graph itself uses, not its bodies."""
+        for value in (*graph.inputs, *graph.outputs):
+            if value.parameter is not None:
+                yield value.parameter
+        for node in graph.nodes:
+            for value in node.sources:
+                if value.parameter is not None:
+                    yield value.parameter
+            if node.subgraph is not None:
+                yield from self._hidden_of(node.subgraph)
+
+    def _hidden_of(self, inner: Graph) -> list[Parameter]:
+        """Return the parameters that the function of ``inner`` needs besides its inputs."""
+        if inner not in self._hidden:
+            given = {value.parameter for value in inner.inputs}
+            needed = dict.fromkeys(inner.parameters.values())
+            for node in (node for graph in _bodies(inner) for node in graph.nodes):
+                if node.subgraph is not None:
+                    needed.update(dict.fromkeys(self._hidden_of(node.subgraph)))
+            self._hidden[inner] = [p for p in needed if p not in given]
+        return self._hidden[inner]
+
+    def _fill(self, proto: GraphProto, graph: Graph, names: _Names) -> None:
+        """Write a graph or body; initializers of the outermost graph are left to the caller."""
+        proto.name = graph.name or "graph"
+        body = names.parent is not None
+        if body:
+            proto.doc_string = graph.doc
+            _add_notes(proto, {**graph.metadata, **self._record(graph)})
+        ends = dict.fromkeys((*graph.inputs, *graph.outputs))
+        for value in ends:
+            if value not in names.of and value.parameter is None:
+                names.of[value] = names.fresh(value.name)
+        for value in graph.inputs:
+            if value.parameter is not None:
+                names.of[value] = names.weights[value.parameter] = names.fresh(value.name)
+        self._name_nodes(graph, names)
+        for parameter in dict.fromkeys(self._used(graph)):
+            if self._home.get(parameter) is graph and parameter not in names.weights:
+                names.weights[parameter] = names.fresh(parameter.name)
+        if not body:
+            for parameter, home in self._home.items():
+                if home is graph and parameter not in names.weights:
+                    names.weights[parameter] = names.fresh(parameter.name)
+        kept = kept_of(graph)
+        for parameter in kept.unused:
+            if parameter not in self._home:
+                names.weights[parameter] = names.fresh(parameter.name)
+        self._notes |= any(notes for _, notes in kept.values.values())
+        if body:
+            for parameter, name in names.weights.items():
+                proto.initializer.append(tensor_to_proto(self._states[parameter].array, name))
+        copies = self._copied_outputs(graph, names)  # before bodies inside take their names
+        self._write_nodes(proto.node, graph, names)
+        self._write_types(proto.value_info, graph, names, ends)
+        for value in graph.inputs:
+            proto.input.append(_info(names(value), value))
+        for value, copy in zip(graph.outputs, copies, strict=True):
+            if copy:
+                proto.node.add(op_type="Identity", input=[names(value)], output=[copy])
+            proto.output.append(_info(copy or names(value), value))
+        write_back(kept, proto)
+
+    def _copied_outputs(self, graph: Graph, names: _Names) -> list[str]:
+        """Return for each output the name of a copy that has to be made, empty for none."""
+        seen: set[str] = set()
+        outside = set(graph.captures)
+        copies: list[str] = []
+        for value in graph.outputs:
+            name = names(value)
+            # A model may list a value twice, and give a weight as it is; a body may not.
+            copied = names.parent is not None and (
+                name in seen
+                or value in outside
+                or (value.parameter is not None and value.parameter not in names.weights)
+            )
+            copies.append(names.fresh(value.name) if copied else "")
+            seen.add(name)
+        return copies
+
+    def _name_nodes(self, graph: Graph, names: _Names) -> None:
+        outputs = set(graph.outputs)
+        for node in graph.nodes:
+            schema = None
+            for position, value in enumerate(node.outputs):
+                if value in names.of:
+                    continue
+                if not value.uses and value not in outputs and len(node.outputs) > 1:
+                    schema = schema or find_schema(node.op_type, node.domain, node.version)
+                    auto = f"{node.name}.{position}"
+                    optional = schema is not None and position >= schema.min_outputs
+                    optional = optional and not node.bodies  # which give all their results
+                    if optional and (value.name == auto or value.name.startswith(auto + "_")):
+                        names.of[value] = ""
+                        continue
+                names.of[value] = names.fresh(value.name)
+
+    def _write_types(
+        self, infos: Any, graph: Graph, names: _Names, ends: Mapping[Value, None]
+    ) -> None:
+        for node in graph.nodes:
+            for value in node.outputs:
+                if value.type is not None and value not in ends and names.of[value]:
+                    infos.append(_info(names.of[value], value))
+
+    def _write_nodes(self, protos: Any, graph: Graph, names: _Names) -> None:
+        docs = kept_of(graph).nodes
+        for node in graph.nodes:
+            if node.subgraph is None:
+                proto = protos.add(op_type=node.op_type, domain=node.domain)
+                proto.input.extend([names(v) for v in node.inputs])
+            else:
+                called = self._function(node)
+                proto = protos.add(op_type=called.name, domain=called.domain)
+                if called.overload:
+                    proto.overload = called.overload
+                proto.input.extend([names(v) for v in node.inputs])
+                proto.input.extend(names.weight(p) or "" for p in self._hidden_of(node.subgraph))
+            proto.name = node.name
+            proto.doc_string = docs.get(node.name, "")
+            proto.output.extend([names.of[v] for v in node.outputs])
+            if node.attrs:
+                self._write_attributes(proto, node, names)
+            notes = saved_metadata(node)
+            if notes:
+                self._notes = True
+                _add_notes(proto, notes)
+
+    def _record(self, graph: Graph) -> dict[str, str]:
+        """Return the note that holds the record of a graph's partition, if it has any."""
+        record = record_of(graph.attrs.get(KEY)) if self._records else PartitionRecord()
+        if not record.runs:
+            return {}
+        self._notes = True
+        return {RECORD: dump_record(record)}
+
+    def _write_attributes(self, proto: NodeProto, node: Node, names: _Names) -> None:
+        schema = None
+        if node.subgraph is None:
+            schema = find_schema(node.op_type, node.domain, node.version)
+        kinds = {} if schema is None else schema.attributes
+        captured = iter(node.captures)
+
+        def body(graph: Graph) -> GraphProto:
+            inner = _Names(names)
+            for value in graph.captures:
+                inner.of[value] = names(next(captured))
+            made = GraphProto()
+            self._fill(made, graph, inner)
+            return made
+
+        for name, value in node.attrs.items():
+            kind = kinds[name].kind if name in kinds else None
+            try:
+                proto.attribute.append(attr_to_proto(name, value, kind, body))
+            except (TypeError, ValueError) as error:
+                error.add_note(f"attribute {name!r} of node {node.name!r} ({node.op_type})")
+                raise
+
+    # Functions
+
+    def _function(self, node: Node) -> FunctionProto:
+        """Return the function of a subgraph node; write it if it is new."""
+        inner = node.subgraph
+        assert inner is not None, "only called for subgraph nodes"
+        if inner not in self._functions:
+            self._functions[inner] = self._named(node, self._new_function(node, inner))
+        return self._functions[inner]
+
+    def _named(self, node: Node, proto: FunctionProto) -> FunctionProto:
+        """Give a function its name; of a kept one that says the same as before, return that."""
+        if _is_kept(node):
+            domain, base = node.domain, node.op_type
+            for known in self._functions.values():
+                if (known.domain, known.name) == (domain, base):
+                    proto.domain, proto.name, proto.overload = domain, base, known.overload
+                    if proto == known:
+                        return known
+            proto.domain, proto.name, proto.overload = domain, base, ""
+        else:
+            base = re.sub(r"\W+", "_", node.name or proto.name, flags=re.ASCII) or "subgraph"
+            proto.domain, proto.name = DOMAIN, base
+        number = 0
+        while (proto.domain, proto.name, proto.overload) in self._function_names:
+            number += 1
+            if proto.domain == DOMAIN:
+                proto.name = f"{base}_{number}"
+            else:
+                proto.overload = str(number)
+        self._function_names.add((proto.domain, proto.name, proto.overload))
+        return proto
+
+    def _new_function(self, node: Node, inner: Graph) -> FunctionProto:
+        proto = FunctionProto(name=inner.name, doc_string=inner.doc)
+        names, hidden = _Names(), self._hidden_of(inner)
+        for value in inner.inputs:
+            names.of[value] = names.fresh(value.name)
+            if value.parameter is not None:
+                names.weights.setdefault(value.parameter, names.of[value])
+        outputs = [value for value in inner.outputs if value.producer is not None]
+        for value in dict.fromkeys(outputs):
+            names.of[value] = names.fresh(value.name)
+        for parameter in hidden:
+            names.weights[parameter] = names.fresh(parameter.name)
+        self._name_nodes(inner, names)
+        proto.input.extend(names.of[value] for value in inner.inputs)
+        proto.input.extend(names.weights[parameter] for parameter in hidden)
+        proto.attribute.extend(node.attrs)
+        self._write_nodes(proto.node, inner, names)
+        if not _is_kept(node):
+            self._write_types(proto.value_info, inner, names, {})
+        for value in inner.outputs:
+            made = names(value)
+            if value.producer is None or made in proto.output:
+                copy = names.fresh(value.name)
+                proto.node.add(op_type="Identity", input=[made], output=[copy])
+                made = copy
+            proto.output.append(made)
+        proto.opset_import.extend(self._imports(n for g in _bodies(inner) for n in g.nodes))
+        notes = {
+            MARK: "1",
+            "subgraph.op_type": node.op_type,
+            "subgraph.domain": node.domain,
+            "subgraph.version": str(node.version),
+            "subgraph.graph": inner.name,
+            **self._record(inner),
+        }
+        _add_notes(proto, {**notes, HIDDEN: str(len(hidden))} if hidden else notes)
+        return proto
+
+    def _imports(self, nodes: Iterable[Node]) -> Iterator[OperatorSetIdProto]:
+        """Yield the operator sets of the graph, and of the functions that ``nodes`` call."""
+        found = dict(self._opsets)
+        for node in nodes:
+            if node.subgraph is not None:
+                domain = self._functions[node.subgraph].domain
+                found.setdefault(domain, 1 if domain == DOMAIN else node.version)
+        yield from (make_opsetid(domain, version) for domain, version in found.items())
+
+
+def _is_kept(node: Node) -> bool:
+    """Return whether a subgraph node is the call of a function that was kept, not a region."""
+    foreign = node.domain not in ("", DOMAIN)
+    return foreign and find_schema(node.op_type, node.domain, node.version) is None
+
+
+def _bodies(graph: Graph) -> list[Graph]:
+    """Return the graph and its bodies at every depth, without inner graphs of subgraph nodes."""
+    found = [graph]
+    for current in found:
+        found.extend(body for node in current.nodes if node.attrs for body in node.bodies)
+    return found
+
+
+def _info(name: str, value: Value) -> ValueInfoProto:
+    proto = ValueInfoProto(name=name)
+    if value.type is not None:
+        proto.type.CopyFrom(type_to_proto(value.type))
+    return proto
+
+
+def _add_notes(proto: Any, notes: Mapping[str, str]) -> None:
+    for key, text in notes.items():
+        proto.metadata_props.add(key=key, value=text)

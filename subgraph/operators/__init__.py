@@ -1,0 +1,1 @@
+"""What an operator is: its schema, requirements, type inference and reference semantics."""

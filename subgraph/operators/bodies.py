@@ -1,0 +1,96 @@
+"""What the bodies of If, Loop, Scan and SequenceMap must satisfy: numbers of inputs and outputs.
+
+Everything that looks into bodies counts on it: type inference, passes, plans and the executor.
+"""
+
+from __future__ import annotations
+
+from subgraph.errors import ModelError, ShapeError
+from subgraph.graph.graph import Node
+from subgraph.operators.operator import scanned_inputs
+from subgraph.operators.requirements import check_operands
+
+
+def check_bodies(node: Node) -> None:
+    """Check the bodies of a node of the standard against its inputs, outputs and attributes.
+
+    Raises:
+        ModelError: they do not fit; the message names the node, and both numbers.
+    """
+    check = None if node.domain else _CHECKS.get(node.op_type)
+    if check is not None and node.bodies:
+        check(node)
+
+
+def check_node(node: Node) -> None:
+    """Check the bodies of a node, and the types of its inputs as far as they are known.
+
+    Raises:
+        ModelError: the bodies do not fit.
+        ShapeError: the inputs do not fit.
+    """
+    check_bodies(node)
+    try:
+        check_operands(node, [None if v is None else v.type for v in node.inputs])
+    except ShapeError as error:
+        raise ShapeError(f"node {node.name!r} ({node.op_type}): {error}") from error
+
+
+def _require(node: Node, what: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise ModelError(
+            f"node {node.name!r} ({node.op_type}): it has {found} {what}, {wanted} are needed"
+        )
+
+
+def _check_if(node: Node) -> None:
+    _require(node, "bodies", len(node.bodies), 2)
+    _require(node, "inputs", len(node.inputs), 1)
+    for body in node.bodies:
+        _require(node, f"inputs of body {body.name!r}", len(body.inputs), 0)
+        _require(node, f"outputs of body {body.name!r}", len(body.outputs), len(node.outputs))
+
+
+def _check_loop(node: Node) -> None:
+    body = node.bodies[0]
+    if len(node.inputs) < 2:
+        raise ModelError(f"node {node.name!r} (Loop): inputs M and cond may be empty, not missing")
+    _require(node, "inputs of its body", len(body.inputs), len(node.inputs))
+    # The condition comes first; behind what is carried stands what is scanned.
+    _require(node, "outputs of its body", len(body.outputs), 1 + len(node.outputs))
+    if len(node.outputs) < len(node.inputs) - 2:
+        raise ModelError(
+            f"node {node.name!r} (Loop): {len(node.inputs) - 2} values are carried, but it has "
+            f"{len(node.outputs)} outputs"
+        )
+
+
+def _check_scan(node: Node) -> None:
+    body = node.bodies[0]
+    given = len(node.inputs) - int(node.version == 8)  # its first input are lengths
+    scans = scanned_inputs(node, given)
+    states = given - scans
+    _require(node, "inputs of its body", len(body.inputs), given)
+    _require(node, "outputs of its body", len(body.outputs), len(node.outputs))
+    results = len(body.outputs) - states
+    if results < 0:
+        raise ModelError(
+            f"node {node.name!r} (Scan): {states} states, but {len(body.outputs)} outputs"
+        )
+    counts = {"directions": scans, "scan_input_axes": scans, "scan_input_directions": scans}
+    counts |= {"scan_output_axes": results, "scan_output_directions": results}
+    for name, count in counts.items():
+        numbers = node.attrs.get(name)
+        if numbers:
+            _require(node, name, len(numbers), count)
+            if name.endswith("directions") and not set(numbers) <= {0, 1}:
+                raise ModelError(f"node {node.name!r} (Scan): {name} {numbers}; each is 0 or 1")
+
+
+def _check_map(node: Node) -> None:
+    body = node.bodies[0]
+    _require(node, "inputs of its body", len(body.inputs), len(node.inputs))
+    _require(node, "outputs of its body", len(body.outputs), len(node.outputs))
+
+
+_CHECKS = {"If": _check_if, "Loop": _check_loop, "Scan": _check_scan, "SequenceMap": _check_map}

@@ -1,0 +1,313 @@
+"""Nodes on constants: common operators at once by NumPy, all others by the reference.
+
+So a process that folds what is usual need not load the reference. Each quick function returns the
+node's only output, or None where it is not sure that the reference would give the same: for inputs
+that do not fit, and for what NumPy does in its own way.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import LimitError
+from subgraph.graph.graph import Node
+from subgraph.graph.limits import check_memory, count_results
+from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
+from subgraph.operators.requirements import check_values
+
+Array = np.ndarray[Any, Any]
+Quick = Callable[[Node, Sequence[Any]], "Array | None"]
+_COUNTED = 1 << 12  # bytes from which on a result is counted against the memory budget
+_LARGEST = 1 << 24  # elements that an operator may make of few
+
+
+def evaluate(node: Node, inputs: Sequence[Array | None]) -> list[Any]:
+    """Return the outputs of a node on arrays, None where an input is left out.
+
+    Raises:
+        UnsupportedOpError: nobody defines the operator in this version.
+        ShapeError: the inputs do not fit the operator.
+    """
+    quick = None if node.domain else QUICK.get(node.op_type)
+    if quick is not None:
+        try:
+            check_values(node, inputs)
+            with np.errstate(all="ignore"):  # as on a device: infinities and NaN are results
+                result = quick(node, inputs)
+        except LimitError:
+            raise
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
+            result = None  # inputs that do not fit: the reference says why
+        if result is not None:
+            if result.nbytes > _COUNTED:
+                count_results([result], node.name)
+            return [result]
+    from subgraph.operators.reference import evaluate as by_reference
+
+    return by_reference(node, inputs)
+
+
+def _transpose(node: Node, inputs: Sequence[Any]) -> Array:
+    return np.transpose(inputs[0], node.attrs.get("perm"))
+
+
+def _cast(node: Node, inputs: Sequence[Any]) -> Array | None:
+    x, to = inputs[0], node.attrs.get("to")
+    if not isinstance(to, int) or x.dtype.kind not in "biuf":
+        return None
+    target = numpy_dtype(DTYPE_OF_ONNX[to])
+    if target.kind not in "iuf" or target.isbuiltin != 1 or x.dtype.isbuiltin != 1:
+        return None  # float8 and the like saturate
+    if target.kind in "iu" and x.size and not np.can_cast(x.dtype, target, "safe"):
+        # What an integer type cannot hold is for the reference to say; NaN compares as outside.
+        bounds = np.iinfo(target)
+        if not (x.min() >= bounds.min and x.max() < bounds.max):
+            return None
+    return np.asarray(x.astype(target))
+
+
+def _unsqueeze(node: Node, inputs: Sequence[Any]) -> Array:
+    return np.expand_dims(inputs[0], _numbers(node, inputs, 1, "axes"))
+
+
+def _squeeze(node: Node, inputs: Sequence[Any]) -> Array:
+    return np.asarray(np.squeeze(inputs[0], _numbers(node, inputs, 1, "axes")))
+
+
+def _numbers(node: Node, inputs: Sequence[Any], position: int, name: str) -> Any:
+    """Return what is an attribute in old versions and an input in new ones; None if left out."""
+    if name in node.attrs:
+        return tuple(int(v) for v in node.attrs[name])
+    given = inputs[position] if position < len(inputs) else None
+    return None if given is None else tuple(given.reshape(-1).tolist())
+
+
+def _flatten(node: Node, inputs: Sequence[Any]) -> Array:
+    axis, shape = int(node.attrs.get("axis", 1)), inputs[0].shape
+    axis = axis + len(shape) if axis < 0 else axis
+    result: Array = inputs[0].reshape(math.prod(shape[:axis]), math.prod(shape[axis:]))
+    return result
+
+
+def _expand(node: Node, inputs: Sequence[Any]) -> Array | None:
+    shape = np.broadcast_shapes(inputs[0].shape, tuple(inputs[1].tolist()))
+    return np.array(np.broadcast_to(inputs[0], shape)) if math.prod(shape) <= _LARGEST else None
+
+
+def _tile(node: Node, inputs: Sequence[Any]) -> Array | None:
+    x, repeats = inputs[0], inputs[1].tolist()
+    if len(repeats) != x.ndim or x.size * math.prod(repeats) > _LARGEST:
+        return None
+    return np.tile(x, repeats)
+
+
+def _range(node: Node, inputs: Sequence[Any]) -> Array | None:
+    dtype: np.dtype[Any] = inputs[0].dtype
+    begin, end, step = (int(each.item()) for each in inputs)
+    if dtype.kind != "i" or not step or abs(end - begin) > _LARGEST * abs(step):
+        return None
+    return np.arange(begin, end, step).astype(dtype)
+
+
+def _concat(node: Node, inputs: Sequence[Any]) -> Array | None:
+    if any(each is None for each in inputs) or len({each.dtype for each in inputs}) != 1:
+        return None
+    check_memory(sum(each.nbytes for each in inputs), node.name)
+    result: Array = np.concatenate(inputs, int(node.attrs["axis"]))
+    return result
+
+
+def _slice(node: Node, inputs: Sequence[Any]) -> Array:
+    starts, ends, axes, steps = (
+        _numbers(node, inputs, k, name)
+        for k, name in enumerate(("starts", "ends", "axes", "steps"), 1)
+    )
+    x = inputs[0]
+    place = [slice(None)] * x.ndim
+    axes = range(len(starts)) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        forward = slice(start, end, step)
+        place[axis] = forward if step > 0 else _backward(forward, x.shape[axis])
+    return np.array(x[tuple(place)])
+
+
+def _backward(taken: slice, size: int) -> slice:
+    """Return a backward slice, its ends clamped to places that there are, as ONNX clamps them."""
+    if not size:
+        return slice(0)
+    start, end = (v + size if v < 0 else v for v in (taken.start, taken.stop))
+    first, last = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
+    return slice(first, None if last < 0 else last, taken.step)
+
+
+def _where(node: Node, inputs: Sequence[Any]) -> Array | None:
+    condition: Array
+    x: Array
+    y: Array
+    condition, x, y = inputs
+    return np.where(condition, x, y) if x.dtype == y.dtype and condition.dtype == bool else None
+
+
+def _whole_div(node: Node, inputs: Sequence[Any]) -> Array | None:
+    x, y = inputs
+    if x.dtype.kind != "i" or (x.size and x.min() < 0) or (y.size and y.min() <= 0):
+        return _float_div(node, inputs)
+    return np.asarray(x // y)
+
+
+def _unary(function: Callable[[Any], Any], kinds: str) -> Quick:
+    def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
+        return np.asarray(function(inputs[0])) if inputs[0].dtype.kind in kinds else None
+
+    return apply
+
+
+def _reduction(function: Callable[..., Any]) -> Quick:
+    def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
+        x, axes = inputs[0], _numbers(node, inputs, 1, "axes")
+        if not x.size or x.dtype.kind not in "fi" or node.attrs.get("noop_with_empty_axes", 0):
+            return None
+        keeps = bool(node.attrs.get("keepdims", 1))
+        return np.asarray(function(x, axis=axes or None, keepdims=keeps)).astype(x.dtype)
+
+    return apply
+
+
+def _among(function: Callable[[Any, Any], Any]) -> Quick:
+    def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
+        same = len({each.dtype for each in inputs}) == 1 and inputs[0].dtype.kind in "fi"
+        return np.asarray(functools.reduce(function, inputs)) if same else None
+
+    return apply
+
+
+def _reshape(node: Node, inputs: Sequence[Any]) -> Array | None:
+    shape: Any = node.attrs["shape"] if "shape" in node.attrs else inputs[1].tolist()
+    if 0 in shape:
+        return None
+    result: Array = inputs[0].reshape([int(dim) for dim in shape])
+    return result
+
+
+def _gather(node: Node, inputs: Sequence[Any]) -> Array | None:
+    data, index = inputs
+    axis = int(node.attrs.get("axis", 0))
+    size = data.shape[axis] if data.ndim else 0
+    if index.size and (index.min() < -size or index.max() >= size):
+        return None
+    return np.asarray(np.take(data, index, axis=axis))
+
+
+def _gather_nd(node: Node, inputs: Sequence[Any]) -> Array | None:
+    data, index = inputs
+    if node.attrs.get("batch_dims", 0) or not index.ndim:
+        return None
+    return np.asarray(data[tuple(np.moveaxis(index, -1, 0))])
+
+
+def _scatter_nd(node: Node, inputs: Sequence[Any]) -> Array | None:
+    data, index, updates = inputs
+    if node.attrs.get("reduction", "none") != "none" or not index.ndim:
+        return None
+    if updates.shape != index.shape[:-1] + data.shape[index.shape[-1] :]:
+        return None
+    result: Array = data.copy()
+    result[tuple(np.moveaxis(index, -1, 0))] = updates
+    return result
+
+
+def _scatter_elements(node: Node, inputs: Sequence[Any]) -> Array | None:
+    data, index, updates = inputs
+    if node.attrs.get("reduction", "none") != "none" or index.shape != updates.shape:
+        return None
+    if index.ndim != data.ndim:
+        return None
+    places = list(np.ix_(*(range(size) for size in index.shape)))
+    places[int(node.attrs.get("axis", 0))] = index
+    result: Array = data.copy()
+    result[tuple(places)] = updates
+    return result
+
+
+def _constant_of_shape(node: Node, inputs: Sequence[Any]) -> Array | None:
+    value = node.attrs.get("value")
+    if not isinstance(value, np.ndarray) or math.prod(inputs[0].tolist()) > _LARGEST:
+        return None
+    content: Array = value  # pyright: ignore[reportUnknownVariableType]
+    return np.full([int(dim) for dim in inputs[0]], content.reshape(-1)[0], content.dtype)
+
+
+def _shape(node: Node, inputs: Sequence[Any]) -> Array:
+    start, end = node.attrs.get("start", 0), node.attrs.get("end")
+    return np.array(inputs[0].shape[start:end], np.int64)
+
+
+def _binary(function: Callable[[Any, Any], Any], kinds: str = "fi") -> Quick:
+    def apply(node: Node, inputs: Sequence[Any]) -> Array | None:
+        if "axis" in node.attrs or "broadcast" in node.attrs or inputs[0].dtype.kind not in kinds:
+            return None
+        return np.asarray(function(inputs[0], inputs[1]))
+
+    return apply
+
+
+_float_div = _binary(np.divide, "f")
+
+
+def _constant(node: Node, inputs: Sequence[Any]) -> Array | None:
+    value = node.attrs.get("value")
+    if not isinstance(value, np.ndarray):
+        return None
+    content: Array = value  # pyright: ignore[reportUnknownVariableType]
+    return content.copy()
+
+
+QUICK: dict[str, Quick] = {
+    "Add": _binary(np.add),
+    "And": _binary(np.logical_and, "b"),
+    "Cast": _cast,
+    "Ceil": _unary(np.ceil, "f"),
+    "Concat": _concat,
+    "Constant": _constant,
+    "ConstantOfShape": _constant_of_shape,
+    "Div": _whole_div,
+    "Equal": _binary(np.equal, "fib"),
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Floor": _unary(np.floor, "f"),
+    "Gather": _gather,
+    "GatherND": _gather_nd,
+    "GreaterOrEqual": _binary(np.greater_equal),
+    "Identity": lambda node, inputs: inputs[0],
+    "Less": _binary(np.less),
+    "Max": _among(np.maximum),
+    "Min": _among(np.minimum),
+    "Mul": _binary(np.multiply),
+    "Neg": _unary(np.negative, "fi"),
+    "Not": _unary(np.logical_not, "b"),
+    "Range": _range,
+    "Reciprocal": _unary(np.reciprocal, "f"),
+    "ReduceMax": _reduction(np.max),
+    "ReduceMin": _reduction(np.min),
+    "ReduceProd": _reduction(np.prod),
+    "Reshape": _reshape,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
+    "Shape": _shape,
+    "Size": lambda node, inputs: np.array(inputs[0].size, np.int64),
+    "Slice": _slice,
+    "Sqrt": _unary(np.sqrt, "f"),
+    "Squeeze": _squeeze,
+    "Sub": _binary(np.subtract),
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+    "Where": _where,
+}
+"""By operator of ONNX's own domain."""

@@ -1,0 +1,116 @@
+"""The standard's schemas in the user's cache folder, so that a warm process need not import onnx.
+
+One entry holds every operator in every version, a line each. Its name is a hash of the onnx package
+that is installed and of the code that writes and reads it, so it is never of another: one that is
+not there, or is damaged, is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+
+from subgraph.operators import schema as schemas
+from subgraph.operators.schema import Attribute, Schema
+
+
+@attrs.frozen
+class KeptSchemas:
+    """Schemas as text: ``domain``, operator, version and the rest as JSON, tabs between them.
+
+    Attributes:
+        lines: A newline before and after each; versions of an operator ascend.
+        newest: The newest operator set of each domain.
+    """
+
+    lines: bytes
+    newest: Mapping[str, int]
+
+    def find(self, op_type: str, domain: str, version: int) -> Schema | None:
+        """Return the schema in force at opset ``version``, or None."""
+        start = f"\n{domain}\t{op_type}\t".encode()
+        found: bytes | None = None
+        at = self.lines.find(start)
+        while at >= 0:
+            end = self.lines.index(b"\n", at + 1)
+            since, _, rest = self.lines[at + len(start) : end].partition(b"\t")
+            if int(since) > version:
+                break
+            found = rest
+            at = self.lines.find(start, end)
+        return None if found is None else _from_json(found)
+
+
+@cache
+def kept_schemas() -> KeptSchemas | None:
+    """Return the schemas of the onnx package that is installed; None where none can be kept."""
+    from subgraph.engine.toolchain import objectcache
+    from subgraph.engine.toolchain.loader import ObjectCode
+
+    key = _key()
+    if key is None:
+        return None
+    entry = objectcache.read(key)
+    if entry is None:
+        if not objectcache.writable(warn=False):
+            return None
+        entry = ObjectCode((), _from_package())
+        objectcache.write(key, entry)
+    head, _, lines = entry.data.partition(b"\n")
+    return KeptSchemas(b"\n" + lines, json.loads(head))
+
+
+def _key() -> str | None:
+    """Return a hash of what the entry depends on; None where onnx is laid out otherwise."""
+    spec = find_spec("onnx")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent
+    libraries = sorted(folder.glob("onnx_cpp2py_export.*"))
+    try:
+        parts = [Path(file).read_bytes() for file in (__file__, schemas.__file__)]
+        parts.append((folder / "version.py").read_bytes())
+        for library in libraries:
+            status = library.stat()
+            parts.append(f"{library.name} {status.st_size} {status.st_mtime_ns}".encode())
+    except OSError:
+        return None
+    return hashlib.sha256(b"\0".join(parts)).hexdigest() if libraries else None
+
+
+def _from_package() -> bytes:
+    """Return the entry: a line with the newest operator sets, then one for each schema."""
+    import onnx.defs
+
+    found = map(schemas.from_onnx, onnx.defs.get_all_schemas_with_history())
+    ordered = sorted(found, key=lambda s: (s.domain, s.op_type, s.since_version))
+    newest = {s.domain: schemas.newest_opset(s.domain) for s in ordered}
+    return "\n".join([json.dumps(newest), *map(_line, ordered), ""]).encode()
+
+
+def _line(schema: Schema) -> str:
+    attributes = [attrs.astuple(attribute) for attribute in schema.attributes.values()]
+    dtypes = [None if group is None else sorted(group) for group in schema.input_dtypes]
+    rest = attrs.asdict(schema, recurse=False)
+    rest.update(attributes=attributes, input_dtypes=dtypes)
+    return f"{schema.domain}\t{schema.op_type}\t{schema.since_version}\t{json.dumps(rest)}"
+
+
+def _from_json(text: bytes) -> Schema:
+    told: dict[str, Any] = {key: _tuples(value) for key, value in json.loads(text).items()}
+    attributes = [Attribute(*fields) for fields in told["attributes"]]
+    groups: Iterable[Any] = told["input_dtypes"]
+    told["attributes"] = {attribute.name: attribute for attribute in attributes}
+    told["input_dtypes"] = tuple(None if group is None else frozenset(group) for group in groups)
+    return Schema(**told)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, cast(list[Any], value))) if isinstance(value, list) else value

@@ -1,0 +1,493 @@
+"""Shape arithmetic: small values that follow from shapes and constants, symbols among them.
+
+Type inference carries these along, so that a Reshape by ``Concat(Gather(Shape(x), 0), 12, -1)``
+gets its shape. A value is an object array of elements: numbers, bools, names of symbolic
+dimensions, or None for unknown.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.traced import Traced, is_traced, single
+from subgraph.graph.types import (
+    DTYPE_OF_ONNX,
+    ONNX_DTYPE,
+    Dim,
+    Shape,
+    TensorType,
+    ValueType,
+    numpy_dtype,
+)
+
+Array = np.ndarray[Any, Any]
+Rule = Callable[[Node, Sequence["Array | None"], Sequence[ValueType | None]], "Array | None"]
+
+# Larger values are no shapes.
+LIMIT = 256
+_NO_NUMBERS = frozenset({type(None), str, np.str_})
+
+
+def from_array(array: Array) -> Array | None:
+    """Return the elements of a small array of numbers, None for every other."""
+    if array.size > LIMIT or array.dtype.kind not in "biuf":
+        return array if has_traced(array) else None
+    return array.astype(object)
+
+
+def to_array(known: Array | None, type_: ValueType | None) -> Array | None:
+    """Return a known value as an array of its dtype; None if an element is not a number.
+
+    With traced numbers among its elements it stays an array of objects.
+    """
+    if known is None or not isinstance(type_, TensorType) or type_.dtype == "string":
+        return None
+    kinds = set(map(type, known.ravel().tolist()))
+    if not kinds.isdisjoint(_NO_NUMBERS):
+        return None
+    if Traced in kinds:
+        return known
+    try:
+        return known.astype(numpy_dtype(type_.dtype))
+    except OverflowError:
+        return None  # more than its dtype holds, as the sizes of a damaged model can be
+
+
+def has_traced(array: Array) -> bool:
+    """Return whether traced numbers are among the elements."""
+    return array.dtype.kind == "O" and Traced in map(type, array.ravel().tolist())
+
+
+def settled(array: Array, dtype: str) -> Array:
+    """Return an array of ``dtype`` whose traced numbers, if it has any, are pinned."""
+    return array.astype(numpy_dtype(dtype)) if has_traced(array) else array
+
+
+def dims_of(known: Array | None) -> list[Dim] | None:
+    """Return a known value as dimensions (-1 stays); None if it is no list of them."""
+    if known is None or known.ndim != 1:
+        return None
+    return [item if isinstance(item, (int, str)) else None for item in known]
+
+
+def is_arithmetic(node: Node) -> bool:
+    """Return whether shapes are computed by such operators, and what networks learn is not."""
+    if node.subgraph is not None:
+        return all(map(is_arithmetic, node.subgraph.nodes))
+    return not node.domain and (node.op_type in _RULES or node.op_type in _OTHERS)
+
+
+def propagate(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    """Return what the node's first output is, as far as it is known."""
+    rule = None if node.domain else _RULES.get(node.op_type)
+    if rule is None:
+        return None
+    try:
+        known = rule(node, inputs, types)
+    except (LookupError, ValueError, TypeError, ArithmeticError):
+        # The rules skip checks; a node that does not fit is infer_types's to report.
+        return None
+    if known is None or known.size > LIMIT:
+        return None
+    wide = node.attrs.get("to") == ONNX_DTYPE["float64"] or (
+        isinstance(types[0], TensorType) and types[0].dtype == "float64" if types else False
+    )
+    return known if wide else _map(_single, known)
+
+
+def _single(item: Any) -> Any:
+    # Rounded after every step, as the operators do.
+    return single(item) if isinstance(item, float) else item
+
+
+def _objects(items: Any) -> Array:
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array
+
+
+def _shape_of(type_: ValueType | None) -> Shape | None:
+    return type_.shape if isinstance(type_, TensorType) else None
+
+
+def _shape(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    shape = _shape_of(types[0])
+    if shape is None:
+        return None
+    return _objects(shape[node.attrs.get("start", 0) : node.attrs.get("end", len(shape))])
+
+
+def _size(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    type_ = types[0]
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return None
+    return np.array(math.prod(d for d in type_.shape or () if isinstance(d, int)), dtype=object)
+
+
+def _constant(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    for key in ("value", "value_int", "value_ints", "value_float", "value_floats"):
+        if key in node.attrs:
+            return from_array(np.asarray(node.attrs[key]))
+    return None
+
+
+def _first(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    return inputs[0]
+
+
+# Dtypes in which shapes are computed; the others would have to wrap around or lose digits. Traced
+# numbers stay traced, which `int` and `float` would pin.
+_CASTS: dict[str, Callable[[Any], Any]] = {
+    "int32": math.trunc,
+    "int64": math.trunc,
+    "float32": lambda item: item * 1.0,
+    "float64": lambda item: item * 1.0,
+    "bool": bool,
+}
+
+
+def _cast(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    convert = _CASTS.get(DTYPE_OF_ONNX.get(node.attrs["to"], ""))
+    if convert is None:
+        return None
+
+    def one(item: Any) -> Any:
+        if isinstance(item, str):
+            return item if convert is not bool else None
+        return None if item is None else convert(item)
+
+    return _map(one, inputs[0])
+
+
+def _map(function: Callable[..., Any], *inputs: Array | None) -> Array | None:
+    if any(item is None for item in inputs):
+        return None
+    apply: Any = np.frompyfunc(function, len(inputs), 1)
+    return _as_array(apply(*inputs))
+
+
+def _as_array(result: Any) -> Array:
+    """Return the result of a NumPy function, which is no array where it has no dimensions."""
+    return np.asarray(result, dtype=object)
+
+
+def _axes(node: Node, inputs: Sequence[Array | None]) -> tuple[int, ...] | None:
+    if "axes" in node.attrs:
+        return tuple(node.attrs["axes"])
+    if len(inputs) > 1:
+        return None if inputs[1] is None else tuple(int(axis) for axis in inputs[1].ravel())
+    return ()
+
+
+def _unsqueeze(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    axes = _axes(node, inputs)
+    return None if inputs[0] is None or axes is None else np.expand_dims(inputs[0], axes)
+
+
+def _squeeze(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    data, axes = inputs[0], _axes(node, inputs)
+    if data is None or axes is None:
+        return None
+    if not axes and (len(inputs) < 2 or node.inputs[1] is None):
+        axes = tuple(d for d, size in enumerate(data.shape) if size == 1)
+    return np.squeeze(data, axes)
+
+
+def _gather(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    data, index = inputs
+    if data is None or index is None:
+        return None
+    return _as_array(np.take(data, index.astype(np.int64), axis=node.attrs.get("axis", 0)))
+
+
+def _concat(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    parts: list[Array] = []
+    for known, type_ in zip(inputs, types, strict=True):
+        shape = _shape_of(type_)
+        if known is None and shape is not None and len(shape) == 1 and isinstance(shape[0], int):
+            # Nothing is known but how many.
+            known = np.full(min(shape[0], LIMIT + 1), None, dtype=object)
+        if known is None:
+            return None
+        parts.append(known)
+    return np.concatenate(parts, axis=node.attrs.get("axis", 1))
+
+
+def _slice(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    data = inputs[0]
+    given = zip(inputs[1:], node.inputs[1:], strict=True)
+    if data is None or any(known is None and value is not None for known, value in given):
+        return None
+    if "starts" in node.attrs:
+        told: list[Any] = [node.attrs.get(name) for name in ("starts", "ends", "axes")]
+    else:
+        told = [None if known is None else known.ravel() for known in inputs[1:]]
+    starts, ends, axes, steps = cast(Sequence[Any], [*told, None, None][:4])
+    for k in range(len(starts)):
+        axis = k if axes is None else int(axes[k])
+        step = 1 if steps is None else int(steps[k])
+        places = slice_range(data.shape[axis], starts[k], ends[k], step)
+        data = np.take(data, list(places), axis)
+    return data
+
+
+def _transpose(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    return None if inputs[0] is None else inputs[0].transpose(node.attrs.get("perm"))
+
+
+def slice_size(size: int, start: int, end: int, step: int) -> int:
+    """Return how many elements of an axis Slice takes.
+
+    Raises:
+        ShapeError: the step is 0.
+    """
+    begin, stop = slice_ends(size, start, end, step)
+    return max(-((begin - stop) // step), 0)
+
+
+def slice_range(size: int, start: int, end: int, step: int) -> range:
+    """Return the elements of an axis that Slice takes.
+
+    Raises:
+        ShapeError: the step is 0.
+    """
+    begin, stop = slice_ends(size, start, end, step)
+    return range(begin, stop, step)
+
+
+def slice_ends(size: int, start: int, end: int, step: int) -> tuple[int, int]:
+    """Return where Slice begins on an axis, and before what it stops.
+
+    With a negative step a start before the first element means the first; Python's slices are
+    empty then.
+
+    Raises:
+        ShapeError: the step is 0.
+    """
+    if step == 0:
+        raise ShapeError("a step of 0")
+    if size == 0:
+        return 0, 0
+    start, end = (at + size if at < 0 else at for at in (start, end))
+    first, last = (-1, size - 1) if step < 0 else (0, size)
+    return min(max(start, 0), last), min(max(end, first), last)
+
+
+def _reshape(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    data, shape = inputs
+    if data is None or shape is None or has_traced(shape):
+        return None
+    return data.reshape([int(dim) for dim in shape])
+
+
+def _where(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    return _map(_pick, *inputs)
+
+
+def _pick(condition: Any, one: Any, other: Any) -> Any:
+    return None if condition is None else one if condition else other
+
+
+def _constant_of_shape(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    if inputs[0] is None or has_traced(inputs[0]):
+        return None
+    shape = [int(dim) for dim in inputs[0]]
+    if math.prod(shape) > LIMIT or any(dim < 0 for dim in shape):
+        return None
+    value = np.asarray(node.attrs.get("value", 0.0)).ravel()[0]
+    return np.full(shape, value.item(), dtype=object)
+
+
+def _expand(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    data, shape = inputs
+    if data is None or shape is None or has_traced(shape):
+        return None
+    wanted = np.broadcast_shapes(data.shape, tuple(int(dim) for dim in shape))
+    return np.broadcast_to(data, wanted) if math.prod(wanted) <= LIMIT else None
+
+
+def _range(
+    node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+) -> Array | None:
+    if any(item is None for item in inputs):
+        return None
+    start, limit, delta = (item.item() for item in inputs if item is not None)
+    count = max(math.ceil((limit - start) / delta), 0)
+    if is_traced(count):
+        return None
+    return _objects([start + k * delta for k in range(count)]) if count <= LIMIT else None
+
+
+def _reduce(function: Callable[[Sequence[Any]], Any]) -> Rule:
+    def rule(
+        node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+    ) -> Array | None:
+        data, axes = inputs[0], _axes(node, inputs)
+        if data is None or data.ndim != 1 or axes not in ((), (0,), (-1,)):
+            return None
+        if any(item is None or isinstance(item, str) for item in data):
+            return None
+        result = np.array(function(list(data)), dtype=object)
+        return result.reshape(1) if node.attrs.get("keepdims", 1) else result
+
+    return rule
+
+
+def _elements(function: Callable[..., Any]) -> Rule:
+    """Return the rule of an operator that works element by element."""
+
+    def rule(
+        node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
+    ) -> Array | None:
+        return _map(function, *inputs)
+
+    return rule
+
+
+def _numbers(function: Callable[..., Any]) -> Rule:
+    """Return the rule of an operator that works element by element on numbers alone."""
+
+    def one(*items: Any) -> Any:
+        if any(item is None or isinstance(item, str) for item in items):
+            return None
+        result = function(*items)
+        # Floor and Ceil give floats.
+        return result * 1.0 if function in (math.floor, math.ceil) else result
+
+    return _elements(one)
+
+
+def _mul(a: Any, b: Any) -> Any:
+    for item, other in ((a, b), (b, a)):
+        if item == 1 and not isinstance(item, str):
+            return other
+    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
+        return None
+    return a * b
+
+
+def _divide(a: Any, b: Any) -> Any:
+    if b == 1 and not isinstance(b, str):
+        return a
+    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
+        return None
+    if isinstance(a, int) and isinstance(b, int):
+        # Whole numbers are cut off towards zero.
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return a / b
+
+
+def _add(a: Any, b: Any) -> Any:
+    for item, other in ((a, b), (b, a)):
+        if item == 0 and not isinstance(item, str):
+            return other
+    if a is None or b is None or isinstance(a, str) or isinstance(b, str):
+        return None
+    return a + b
+
+
+def _equal(a: Any, b: Any) -> Any:
+    if a is None or b is None:
+        return None
+    if isinstance(a, str) or isinstance(b, str):
+        # A dimension is never negative; whether two that differ in name are equal is open.
+        if a == b:
+            return True
+        number = b if isinstance(a, str) else a
+        return False if not isinstance(number, str) and number < 0 else None
+    return a == b
+
+
+def _and(a: Any, b: Any) -> Any:
+    return a and b
+
+
+def _or(a: Any, b: Any) -> Any:
+    return a or b
+
+
+# Without a rule, but among shapes all the same.
+_OTHERS = {
+    *("Abs", "Clip", "CumSum", "Flatten", "GatherElements", "GatherND", "OneHot", "Pad", "Pow"),
+    *("Reciprocal", "Round", "ScatterElements", "ScatterND", "Sign", "Split", "Sum", "Tile", "Xor"),
+}
+_RULES: dict[str, Rule] = {
+    "Shape": _shape,
+    "Size": _size,
+    "Constant": _constant,
+    "Identity": _first,
+    "Cast": _cast,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
+    "Gather": _gather,
+    "Concat": _concat,
+    "Slice": _slice,
+    "Reshape": _reshape,
+    "Transpose": _transpose,
+    "Where": _where,
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Range": _range,
+    "ReduceProd": _reduce(math.prod),
+    "ReduceSum": _reduce(sum),
+    "ReduceMax": _reduce(max),
+    "ReduceMin": _reduce(min),
+    "Add": _elements(_add),
+    "Sub": _numbers(operator.sub),
+    "Mul": _elements(_mul),
+    "Div": _elements(_divide),
+    "Mod": _numbers(operator.mod),
+    "Min": _numbers(min),
+    "Max": _numbers(max),
+    "Neg": _numbers(operator.neg),
+    "Floor": _numbers(math.floor),
+    "Ceil": _numbers(math.ceil),
+    "Sqrt": _numbers(math.sqrt),
+    "Equal": _elements(_equal),
+    "Less": _numbers(operator.lt),
+    "Greater": _numbers(operator.gt),
+    "LessOrEqual": _numbers(operator.le),
+    "GreaterOrEqual": _numbers(operator.ge),
+    "Not": _numbers(operator.not_),
+    "And": _numbers(_and),
+    "Or": _numbers(_or),
+}

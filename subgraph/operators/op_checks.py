@@ -1,0 +1,155 @@
+"""Checks of subgraph ops: that they say how they run, their types, the types of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+
+from subgraph.errors import (
+    DeviceError,
+    PartitionError,
+    ShapeError,
+    SubgraphError,
+    UnsupportedOpError,
+)
+from subgraph.graph.graph import Graph, Value
+from subgraph.graph.types import TensorType, ValueType, dtype_of, numpy_dtype
+from subgraph.system.registry import nearest
+from subgraph.weights.cache import WeightCache
+
+if TYPE_CHECKING:
+    from subgraph.operators.subgraph_op import SubgraphOp
+
+Array = np.ndarray[Any, Any]
+# The type of an output, its dtype, and whether a shape fits; None: the type is not known.
+Check = tuple[TensorType, np.dtype[Any], Callable[[tuple[int, ...]], bool]] | None
+
+
+def _base() -> type[SubgraphOp]:
+    from subgraph.operators.subgraph_op import SubgraphOp
+
+    return SubgraphOp
+
+
+def check_op(op: SubgraphOp) -> None:
+    """Refuse an op that cannot run, when it is defined rather than when it runs."""
+    name, kind = type(op).__name__, type(op)
+    base = _base()
+    runs = kind.forward is not base.forward or kind.session is not base.session
+    if not runs and "forward" not in vars(op):
+        near = nearest("forward", {key for key in vars(kind) if not key.startswith("__")})
+        raise PartitionError(
+            f"{name} does not say how it runs: write forward(self, inputs), which returns a "
+            f"list of arrays ({near})"
+        )
+    for attribute, wanted in (("weights", WeightCache), ("subgraph", Graph)):
+        held = getattr(op, attribute)
+        if not isinstance(held, wanted):
+            raise PartitionError(
+                f"{name} has put {held!r} into its attribute {attribute!r}, which holds a "
+                f"{wanted.__name__}; choose another name"
+            )
+
+
+def says_types(op: SubgraphOp) -> bool:
+    """Return whether the op has an `SubgraphOp.infer_types` of its own."""
+    return type(op).infer_types is not _base().infer_types
+
+
+def output_types(op: SubgraphOp, inputs: Sequence[ValueType | None]) -> list[ValueType | None]:
+    """Return what ``op.infer_types`` says, checked.
+
+    Raises:
+        ShapeError: the inputs do not fit, the method raised, or it gave something else than types.
+    """
+    try:
+        given: Any = type(op).infer_types(op, inputs)
+    except SubgraphError:
+        raise
+    except Exception as error:
+        raise ShapeError(
+            f"{type(op).__name__}.infer_types raised {type(error).__name__}: {error}"
+        ) from error
+    wanted = len(op.subgraph.outputs)
+    if not is_list(given):
+        shown = repr(given)
+    elif len(given) != wanted:
+        shown = f"{len(given)} types"
+    else:
+        strange = [t for t in given if t is not None and not isinstance(t, ValueType)]
+        if not strange:
+            return list(given)
+        shown = repr(strange[0])
+    raise ShapeError(
+        f"{type(op).__name__}.infer_types gave {shown} for subgraph {op.subgraph.name!r}; return a "
+        f"list of {wanted} types such as sg.TensorType('float32', (2, 3)), None for one not known"
+    )
+
+
+def checks_for(op: SubgraphOp, inputs: Sequence[Any]) -> list[Check]:
+    """Return what tells whether results fit the types that follow from these inputs.
+
+    Raises:
+        ShapeError: the inputs do not fit the inner graph.
+    """
+    inner = op.subgraph
+    pairs = list(zip(inner.inputs, inputs, strict=True))
+    if not says_types(op) and all(_as_stated(value, item) for value, item in pairs):
+        return [_expected(value.type) for value in inner.outputs]
+    types = [
+        TensorType(dtype_of(item), item.shape) if is_array(item) else value.type
+        for value, item in pairs
+    ]
+    try:
+        return [_expected(type_) for type_ in output_types(op, types)]
+    except UnsupportedOpError:  # nobody knows the types
+        return [None] * len(inner.outputs)
+
+
+def _as_stated(value: Value, item: Any) -> bool:
+    """Return whether an input of an inner graph has the type that the graph states."""
+    check = _expected(value.type)
+    if check is None or not is_array(item):
+        return True
+    return item.dtype == check[1] and check[2](item.shape)
+
+
+def _expected(type_: ValueType | None) -> Check:
+    if not isinstance(type_, TensorType):
+        return None
+    dims = type_.shape
+    dtype = numpy_dtype(type_.dtype)
+    if dims is None:
+        return type_, dtype, lambda shape: True
+    if type_.is_static:
+        return type_, dtype, dims.__eq__
+    known = [(k, dim) for k, dim in enumerate(dims) if isinstance(dim, int)]
+
+    def fits(shape: tuple[int, ...]) -> bool:
+        return len(shape) == len(dims) and all(shape[k] == dim for k, dim in known)
+
+    return type_, dtype, fits
+
+
+def is_array(item: Any) -> TypeGuard[Array]:
+    return isinstance(item, np.ndarray)
+
+
+def is_list(results: Any) -> bool:
+    return isinstance(results, (list, tuple))
+
+
+def wrong_result(op: SubgraphOp, position: int, result: Any, wanted: TensorType) -> DeviceError:
+    value = op.subgraph.outputs[position]
+    dtype = getattr(result, "dtype", None)
+    got = f"a {type(result).__name__}" if dtype is None else f"{dtype}{list(result.shape)}"
+    given = f"{got} for output {value.name!r} of subgraph {op.subgraph.name!r}"
+    return misbehaved(op, given, f"it is {wanted}: return a NumPy array of that type")
+
+
+def misbehaved(op: SubgraphOp, given: str, wanted: str) -> DeviceError:
+    error = DeviceError(f"{type(op).__name__}.forward gave {given}; {wanted}")
+    error.lost = op.device != _base().device
+    return error

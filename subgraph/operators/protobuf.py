@@ -1,0 +1,375 @@
+"""Types, attributes and single nodes to and from ONNX's protobuf messages.
+
+Used by the ONNX file reader and writer and by type inference; loaded only when onnx is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+import numpy as np
+
+from subgraph.errors import ModelError
+from subgraph.graph.graph import Graph, Node
+from subgraph.graph.types import (
+    DTYPE_OF_ONNX,
+    ONNX_DTYPE,
+    MapType,
+    OptionalType,
+    SequenceType,
+    SparseTensorType,
+    TensorType,
+    ValueType,
+)
+from subgraph.operators.messages import (
+    AttributeProto,
+    GraphProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    TypeProto,
+)
+from subgraph.operators.schema import AttributeKind, find_schema
+
+GraphToProto = Callable[[Graph], GraphProto]
+ProtoToGraph = Callable[[GraphProto], Graph]
+
+
+@attrs.frozen(eq=False, slots=True)
+class SparseTensor:
+    """A constant sparse tensor: ``values`` (nnz,), ``indices`` (nnz,) or (nnz, rank), ``shape``."""
+
+    values: np.ndarray[Any, Any]
+    indices: np.ndarray[Any, Any]
+    shape: tuple[int, ...]
+
+
+def type_to_proto(type_: ValueType | None) -> TypeProto:
+    """Return ONNX's message for a type; an empty one for None."""
+    proto = TypeProto()
+    _fill_type(proto, type_)
+    return proto
+
+
+def _fill_type(proto: TypeProto, type_: ValueType | None) -> None:
+    if isinstance(type_, (TensorType, SparseTensorType)):
+        target = proto.tensor_type if isinstance(type_, TensorType) else proto.sparse_tensor_type
+        target.elem_type = ONNX_DTYPE[type_.dtype]
+        if type_.shape is not None:
+            target.shape.SetInParent()
+            for dim in type_.shape:
+                entry = target.shape.dim.add()
+                if isinstance(dim, str):
+                    entry.dim_param = dim
+                elif dim is not None:
+                    entry.dim_value = dim
+    elif isinstance(type_, SequenceType):
+        proto.sequence_type.SetInParent()
+        _fill_type(proto.sequence_type.elem_type, type_.element)
+    elif isinstance(type_, OptionalType):
+        proto.optional_type.SetInParent()
+        _fill_type(proto.optional_type.elem_type, type_.element)
+    elif isinstance(type_, MapType):
+        proto.map_type.key_type = ONNX_DTYPE[type_.key]
+        _fill_type(proto.map_type.value_type, type_.value)
+
+
+def type_from_proto(proto: TypeProto) -> ValueType | None:
+    """Return the type that ONNX's message states, None if it states none.
+
+    Raises:
+        ModelError: the dtype number is not one of ONNX's.
+    """
+    kind = proto.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        target: Any = getattr(proto, kind)
+        if target.elem_type == 0:
+            return None
+        dtype = dtype_from_number(target.elem_type)
+        shape = None
+        if target.HasField("shape"):
+            shape = tuple(_dim_from_proto(dim) for dim in target.shape.dim)
+        return TensorType(dtype, shape) if kind == "tensor_type" else SparseTensorType(dtype, shape)
+    if kind == "sequence_type":
+        return SequenceType(type_from_proto(proto.sequence_type.elem_type))
+    if kind == "optional_type":
+        return OptionalType(type_from_proto(proto.optional_type.elem_type))
+    if kind == "map_type":
+        key = dtype_from_number(proto.map_type.key_type)
+        return MapType(key, type_from_proto(proto.map_type.value_type))
+    return None
+
+
+def dtype_from_number(number: int) -> str:
+    """Return the dtype of a TensorProto.DataType number.
+
+    Raises:
+        ModelError: there is no such number.
+    """
+    try:
+        return DTYPE_OF_ONNX[number]
+    except KeyError:
+        raise ModelError(
+            f"element type {number} is not one of ONNX's (1 to {max(DTYPE_OF_ONNX)}); "
+            "the file is damaged or newer than this version knows"
+        ) from None
+
+
+def _dim_from_proto(dim: Any) -> int | str | None:
+    if dim.HasField("dim_value"):
+        # Some exporters write -1 or a huge number for "unknown".
+        return dim.dim_value if dim.dim_value >= 0 else None
+    # "?" is what ONNX's text form has for "unknown"; exporters write it as a name, several times.
+    return dim.dim_param if dim.dim_param not in ("", "?") else None
+
+
+def tensor_to_proto(array: np.ndarray[Any, Any], name: str = "") -> TensorProto:
+    """Return ONNX's message for an array; object arrays are strings."""
+    if array.dtype.kind in "OUST":
+        proto = TensorProto(name=name, data_type=TensorProto.STRING, dims=array.shape)
+        proto.string_data.extend(
+            s if isinstance(s, bytes) else str(s).encode() for s in array.ravel().tolist()
+        )
+        return proto
+    from onnx import numpy_helper
+
+    return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+
+
+def tensor_from_proto(proto: TensorProto) -> np.ndarray[Any, Any]:
+    """Return a read-only array of an inline tensor message; strings become object arrays of str.
+
+    Raises:
+        ModelError: sizes and data do not fit, or the dtype is unknown.
+    """
+    dtype_from_number(proto.data_type)
+    try:
+        if proto.data_type == TensorProto.STRING:
+            strings = [_text(s) for s in proto.string_data]
+            array = np.array(strings, dtype=object).reshape(tuple(proto.dims))
+        else:
+            array = _array(proto)
+    except (ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise ModelError(
+            f"tensor {proto.name!r} (dtype {DTYPE_OF_ONNX[proto.data_type]}, dims "
+            f"{list(proto.dims)[:8]}) is damaged: {error}"
+        ) from error
+    array.flags.writeable = False
+    return array
+
+
+# Dtypes that lie in a file as in an array, and the field of those that may have one of their own.
+_LYING = {
+    "float32": "float_data",
+    "float64": "double_data",
+    "int32": "int32_data",
+    "int64": "int64_data",
+    "uint64": "",
+    "uint32": "",
+    "int8": "",
+    "uint8": "",
+}
+
+
+def _array(proto: TensorProto) -> np.ndarray[Any, Any]:
+    dtype = DTYPE_OF_ONNX[proto.data_type]
+    field = _LYING.get(dtype)
+    inside = proto.data_location != TensorProto.EXTERNAL and not proto.HasField("segment")
+    if field is not None and inside and sys.byteorder == "little":
+        if proto.HasField("raw_data"):
+            return np.frombuffer(proto.raw_data, dtype).reshape(proto.dims)
+        if field:
+            return np.array(getattr(proto, field), dtype).reshape(proto.dims)
+    from onnx import numpy_helper  # takes a while to import, and few models need it
+
+    return numpy_helper.to_array(proto)
+
+
+def _text(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def attr_to_proto(
+    name: str,
+    value: Any,
+    kind: AttributeKind | None,
+    graph_to_proto: GraphToProto | None = None,
+) -> AttributeProto:
+    """Return ONNX's message for an attribute; ``kind`` is what the schema says, if it is known.
+
+    Raises:
+        ModelError: the value has no form in ONNX.
+    """
+    proto = AttributeProto(name=name)
+    if kind is None:
+        kind = _guess_kind(value)
+    if kind is None or (kind in ("graph", "graphs") and graph_to_proto is None):
+        raise ModelError(f"attribute {name!r} of type {type(value).__name__} has no form in ONNX")
+    proto.type = getattr(AttributeProto, kind.upper())
+    match kind:
+        case "float":
+            proto.f = value
+        case "int":
+            proto.i = int(value)
+        case "string":
+            proto.s = _bytes(value)
+        case "tensor":
+            proto.t.CopyFrom(tensor_to_proto(np.asarray(value)))
+        case "graph":
+            assert graph_to_proto is not None
+            proto.g.CopyFrom(graph_to_proto(value))
+        case "sparse_tensor":
+            _fill_sparse(proto.sparse_tensor, value)
+        case "type_proto":
+            _fill_type(proto.tp, value)
+        case "floats":
+            proto.floats.extend(value)
+        case "ints":
+            proto.ints.extend(int(v) for v in value)
+        case "strings":
+            proto.strings.extend(_bytes(v) for v in value)
+        case "tensors":
+            proto.tensors.extend(tensor_to_proto(np.asarray(v)) for v in value)
+        case "graphs":
+            assert graph_to_proto is not None
+            proto.graphs.extend(graph_to_proto(v) for v in value)
+        case "sparse_tensors":
+            for item in value:
+                _fill_sparse(proto.sparse_tensors.add(), item)
+        case "type_protos":
+            for item in value:
+                _fill_type(proto.type_protos.add(), item)
+    return proto
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _fill_sparse(proto: SparseTensorProto, value: SparseTensor) -> None:
+    proto.values.CopyFrom(tensor_to_proto(value.values))
+    proto.indices.CopyFrom(tensor_to_proto(value.indices))
+    proto.dims.extend(value.shape)
+
+
+_SCALAR_KINDS: Mapping[type, AttributeKind] = {
+    bool: "int",
+    int: "int",
+    float: "float",
+    str: "string",
+    bytes: "string",
+    np.ndarray: "tensor",
+    Graph: "graph",
+    SparseTensor: "sparse_tensor",
+}
+_TYPES = (TensorType, SequenceType, OptionalType, MapType, SparseTensorType)
+
+
+def _guess_kind(value: Any) -> AttributeKind | None:
+    if isinstance(value, _TYPES):
+        return "type_proto"
+    if isinstance(value, (tuple, list)):
+        items = cast("Sequence[Any]", value)
+        kinds: set[AttributeKind | None] = {_guess_kind(item) for item in items}
+        if not kinds:
+            return "ints"
+        if kinds == {"int", "float"}:
+            return "floats"
+        plural: dict[AttributeKind | None, AttributeKind] = {
+            "int": "ints",
+            "float": "floats",
+            "string": "strings",
+            "tensor": "tensors",
+            "graph": "graphs",
+            "sparse_tensor": "sparse_tensors",
+            "type_proto": "type_protos",
+        }
+        return plural.get(kinds.pop()) if len(kinds) == 1 else None
+    for type_, kind in _SCALAR_KINDS.items():
+        if isinstance(value, type_):
+            return kind
+    if isinstance(value, np.integer):
+        return "int"
+    return "float" if isinstance(value, np.floating) else None
+
+
+def attr_from_proto(proto: AttributeProto, graph_from_proto: ProtoToGraph) -> Any:
+    """Return the Python value of an attribute message.
+
+    Raises:
+        ModelError: its type is unknown or its content damaged.
+    """
+    match proto.type:
+        case AttributeProto.FLOAT:
+            return proto.f
+        case AttributeProto.INT:
+            return proto.i
+        case AttributeProto.STRING:
+            return _text(proto.s)
+        case AttributeProto.TENSOR:
+            return tensor_from_proto(proto.t)
+        case AttributeProto.GRAPH:
+            return graph_from_proto(proto.g)
+        case AttributeProto.SPARSE_TENSOR:
+            return sparse_from_proto(proto.sparse_tensor)
+        case AttributeProto.TYPE_PROTO:
+            return type_from_proto(proto.tp)
+        case AttributeProto.FLOATS:
+            return tuple(proto.floats)
+        case AttributeProto.INTS:
+            return tuple(proto.ints)
+        case AttributeProto.STRINGS:
+            return tuple(_text(s) for s in proto.strings)
+        case AttributeProto.TENSORS:
+            return tuple(tensor_from_proto(t) for t in proto.tensors)
+        case AttributeProto.GRAPHS:
+            return tuple(graph_from_proto(g) for g in proto.graphs)
+        case AttributeProto.SPARSE_TENSORS:
+            return tuple(sparse_from_proto(s) for s in proto.sparse_tensors)
+        case AttributeProto.TYPE_PROTOS:
+            return tuple(type_from_proto(t) for t in proto.type_protos)
+        case _:
+            raise ModelError(f"attribute {proto.name!r} has unknown type {proto.type}")
+
+
+def sparse_from_proto(proto: SparseTensorProto) -> SparseTensor:
+    """Return the sparse tensor of a message."""
+    values, indices = tensor_from_proto(proto.values), tensor_from_proto(proto.indices)
+    return SparseTensor(values, indices, tuple(proto.dims))
+
+
+def node_to_proto(node: Node, graph_to_proto: GraphToProto | None = None) -> NodeProto:
+    """Return ONNX's message for a node; omitted inputs have an empty name.
+
+    Raises:
+        ModelError: an attribute has no form in ONNX.
+    """
+    proto = NodeProto(
+        name=node.name,
+        op_type=node.op_type,
+        domain=node.domain,
+        input=["" if v is None else v.name for v in node.inputs],
+        output=[v.name for v in node.outputs],
+    )
+    if node.attrs:
+        schema = find_schema(node.op_type, node.domain, node.version)
+        kinds = {} if schema is None else schema.attributes
+        for name, value in node.attrs.items():
+            kind = kinds[name].kind if name in kinds else None
+            try:
+                proto.attribute.append(attr_to_proto(name, value, kind, graph_to_proto))
+            except (TypeError, ValueError) as error:
+                raise ModelError(
+                    f"node {node.name!r} ({node.op_type}): attribute {name!r} cannot be written "
+                    f"as {kind}: {error}"
+                ) from error
+    for key, text in (node.metadata or {}).items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = key, text
+    return proto

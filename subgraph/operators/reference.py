@@ -1,0 +1,472 @@
+"""The meaning of every operator: one node applied to values in NumPy; what REFERENCE runs.
+
+A node goes to the first of these that knows it: a correction or custom operator in `REFERENCES`,
+``onnx.reference`` (`standard`), the function body in ONNX's schema (`expand`). Constant folding
+and the default executor call `evaluate`; what runs nested graphs (If, Loop, Scan, SequenceMap)
+is the executor.
+
+Values: arrays (ml_dtypes for what NumPy lacks, object arrays of str for strings), lists for
+sequences, dicts for maps, `SparseTensor`, None for an omitted input or an empty optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeGuard, cast
+
+import numpy as np
+
+from subgraph.errors import LimitError, ShapeError, SubgraphError, UnsupportedOpError
+from subgraph.graph.graph import Node, Value
+from subgraph.graph.limits import check_memory, count_results, size_in_bytes
+from subgraph.graph.types import TensorType, ValueType, dtype_of
+from subgraph.operators.operator import REFERENCES, infer_types, operator_key
+from subgraph.operators.requirements import BEYOND, check_values
+from subgraph.operators.schema import find_schema, newest_opset
+
+Array = np.ndarray[Any, Any]
+Compute = Callable[[Sequence[Any]], Sequence[Any]]
+# Attributes of opset 1 that told how memory was shared; they never meant anything for the result.
+_NO_MEANING = frozenset({"consumed_inputs"})
+_PLAIN = (int, float, str, bytes)
+_CACHE_SIZE = 4096
+_COMPILED: dict[Any, tuple[Compute, Any]] = {}
+
+
+def evaluate(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Return the outputs of ``node`` for these input values; one for each of its outputs.
+
+    Args:
+        node: Any operator but If, Loop, Scan, SequenceMap and subgraph nodes.
+        inputs: One value for each of the node's inputs, None where it is omitted.
+
+    Raises:
+        UnsupportedOpError: nobody defines the operator in this version.
+        ShapeError: the inputs do not fit the operator.
+        LimitError: the outputs do not fit into the memory budget.
+    """
+    given = [np.asarray(v) if _is_scalar(v) else v for v in inputs]
+    compute = REFERENCES.find(operator_key(node.op_type, node.domain))
+    try:
+        check_values(node, given)
+        _refuse_huge(node, given)
+        with np.errstate(all="ignore"):
+            outputs = compute(node, given) if compute else standard(node, given)
+    except SubgraphError as error:
+        text = str(error)
+        if text.startswith("node "):
+            raise
+        raise type(error)(f"{_where(node, given)}: {text}") from error
+    except NotImplementedError as error:
+        raise UnsupportedOpError(f"{_where(node, given)}: {_reason(error)}") from error
+    except MemoryError as error:
+        raise LimitError(f"{_where(node, given)} needs too much memory: {error}") from error
+    except Exception as error:
+        raise ShapeError(f"{_where(node, given)} do not fit: {_reason(error)}") from error
+    found = [_normal(v) for v in outputs][: len(node.outputs)]
+    count_results(found, node.name)
+    return found + [None] * (len(node.outputs) - len(found))
+
+
+# Operators whose result may be much larger than all their inputs together.
+_GROWING = frozenset(
+    {
+        *("AffineGrid", "AveragePool", "BlackmanWindow", "CenterCropPad", "Col2Im", "Conv"),
+        *("ConstantOfShape", "ConvInteger", "ConvTranspose", "DFT", "Expand", "EyeLike"),
+        *("HammingWindow", "HannWindow", "LpPool", "MaxPool", "MaxUnpool", "MelWeightMatrix"),
+        *("Multinomial", "OneHot", "Pad", "QLinearConv", "RandomNormal", "RandomUniform", "Range"),
+        *("Resize", "STFT", "Tile", "Upsample"),
+    }
+)
+_FREELY = 1 << 27  # products of sizes up to which nobody looks
+
+
+def _refuse_huge(node: Node, inputs: Sequence[Any]) -> None:
+    """Refuse a result that cannot fit, before anything is allocated."""
+    product = 1
+    for value in inputs:
+        if _is_array(value) and value.size:
+            product *= value.size
+        elif _is_list(value) and node.op_type == "ConcatFromSequence":
+            check_memory(sum(getattr(item, "nbytes", 0) for item in value), _where(node, inputs))
+    if product <= _FREELY and node.op_type not in _GROWING:
+        return
+    types = [_type_of(value) for value in inputs]
+    values = [v if _is_array(v) and v.size <= 4096 else None for v in inputs]
+    if node.op_type == "Range" and not node.domain:
+        counts = [float(np.asarray(v).reshape(-1)[0]) for v in inputs[:3] if v is not None]
+        sizes: list[float] = (
+            [abs(counts[1] - counts[0]) / abs(counts[2]) * 8] if all(counts[2:]) else []
+        )
+    else:
+        found = infer_types(node, types, values)
+        sizes = [float(size_in_bytes(t)) for t in found if isinstance(t, TensorType)]
+    check_memory(sum(sizes), _where(node, inputs))
+
+
+def standard(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the outputs as ``onnx.reference`` or the operator's function body computes them.
+
+    What a correction calls for the part of an operator that needs none.
+    """
+    count = len(inputs)
+    while count and inputs[count - 1] is None and _omitted(node, count - 1):
+        count -= 1
+    given = list(inputs[:count])
+    key = _key(node, given)
+    entry = _COMPILED.get(key)
+    if entry is None:
+        if len(_COMPILED) >= _CACHE_SIZE:
+            _COMPILED.clear()
+        # The attributes are kept: the key holds the identity of those that are arrays.
+        entry = (_compile(node, given), tuple(node.attrs.values()))
+        _COMPILED[key] = entry
+    return entry[0](given)
+
+
+def _omitted(node: Node, position: int) -> bool:
+    return position >= len(node.inputs) or node.inputs[position] is None
+
+
+def _where(node: Node, inputs: Sequence[Any]) -> str:
+    shown = ", ".join(_type_text(v) for v in inputs)
+    domain = f"{node.domain}." if node.domain else ""
+    return f"node {node.name!r} ({domain}{node.op_type}, opset {node.version}): inputs ({shown})"
+
+
+def _type_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if not _is_array(value):
+        return type(value).__name__
+    try:
+        return str(TensorType(dtype_of(value), value.shape))
+    except ShapeError:
+        return f"{value.dtype}{list(value.shape)}"
+
+
+def _is_array(value: object) -> TypeGuard[Array]:
+    return isinstance(value, np.ndarray)
+
+
+def _is_scalar(value: object) -> TypeGuard[Any]:
+    return isinstance(value, np.generic)
+
+
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(value, tuple)
+
+
+def _reason(error: BaseException) -> str:
+    """Return what went wrong at the bottom; onnx.reference wraps errors in wordy ones."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip() or type(error).__name__
+    return text if len(text) <= 400 else f"{text[:400]}…"
+
+
+def _normal(value: Any) -> Any:
+    """Return a result in this module's form: arrays for scalars, object arrays of str."""
+    array: Any = np.asarray(value) if _is_scalar(value) else value
+    if _is_array(array):
+        if array.dtype.kind == "S":
+            decoded: Array = np.char.decode(array, "utf-8")
+            return decoded.astype(object)
+        return array.astype(object) if array.dtype.kind in "UT" else array
+    return [_normal(item) for item in value] if _is_list(value) else value
+
+
+def _key(node: Node, inputs: Sequence[Any]) -> Any:
+    attributes = tuple(
+        (name, type(value).__name__, value if _hashable(value) else id(value))
+        for name, value in node.attrs.items()
+    )
+    types = None
+    if _is_context_dependent(node.op_type, node.domain, node.version):
+        types = tuple(_type_text(v) for v in inputs)
+    given = tuple(v is None for v in inputs)
+    return node.op_type, node.domain, node.version, attributes, given, len(node.outputs), types
+
+
+def _hashable(value: Any) -> bool:
+    if _is_tuple(value):
+        return all(isinstance(v, _PLAIN) for v in value)
+    return isinstance(value, _PLAIN)
+
+
+def _compile(node: Node, inputs: Sequence[Any]) -> Compute:
+    compute = _from_onnx_reference(node, len(inputs))
+    if compute is None:
+        compute = expand(node, inputs)
+    if compute is None:
+        domain = f"{node.domain}." if node.domain else ""
+        raise UnsupportedOpError(
+            f"node {node.name!r}: operator {domain}{node.op_type} of opset {node.version} has no "
+            "definition to run; register one with core.add_extension(...)"
+        )
+    return compute
+
+
+def _from_onnx_reference(node: Node, count: int) -> Compute | None:
+    implementation = _implementation(node.domain, node.op_type, _version(node))
+    if implementation is None:
+        return None
+    from onnx.reference import ReferenceEvaluator
+
+    proto = _proto_with_defaults(node, count)
+    parameters: dict[str, Any] = {
+        "log": _silent,
+        "opsets": {"": newest_opset()} | {node.domain: _version(node)},
+        "verbose": 0,
+        "new_ops": None,
+        "existing_functions": {},
+        "evaluator_cls": ReferenceEvaluator,
+    }
+    try:
+        runner = implementation(proto, parameters)
+    except Exception as error:
+        raise ShapeError(
+            f"node {node.name!r} ({node.op_type}): its attributes do not fit: {_reason(error)}"
+        ) from error
+
+    def compute(inputs: Sequence[Any]) -> Sequence[Any]:
+        return list(runner.run(*inputs))
+
+    return compute
+
+
+def _version(node: Node) -> int:
+    return node.version or newest_opset(node.domain)
+
+
+def _silent(*_: Any) -> None:
+    """Take the log lines of onnx.reference."""
+
+
+@cache
+def _implementation(domain: str, op_type: str, version: int) -> Any:
+    """Return the class of onnx.reference for an operator, None if it has none."""
+    known = _implementations(domain).get(op_type)
+    if known is None:
+        return None
+    versions = [v for v in known if v is not None]
+    if not versions:
+        return known[None]
+    fitting = [v for v in versions if v <= version]
+    return known[max(fitting)] if fitting else None
+
+
+@cache
+def _implementations(domain: str) -> Mapping[str, Mapping[int | None, Any]]:
+    from importlib import import_module
+
+    folder = {
+        "": "",
+        "ai.onnx.ml": ".aionnxml",
+        "ai.onnx.preview": ".aionnx_preview",
+        "ai.onnx.preview.training": ".aionnx_preview_training",
+    }.get(domain)
+    if folder is None:
+        return {}
+    module: Any = import_module(f"onnx.reference.ops{folder}._op_list")
+    known = module._build_registered_operators()
+    return cast(Mapping[str, Mapping[int | None, Any]], known)
+
+
+def _proto_with_defaults(node: Node, count: int) -> Any:
+    """Return the node's message with the defaults of its own version filled in.
+
+    onnx.reference would take the defaults of the newest version.
+    """
+    from subgraph.operators.protobuf import attr_to_proto, node_to_proto
+
+    stand_in = Node(
+        node.op_type,
+        [Value(f"i{k}") if k >= len(node.inputs) or node.inputs[k] else None for k in range(count)],
+        outputs=[Value(f"o{k}") for k in range(len(node.outputs))],
+        name=node.name,
+        domain=node.domain,
+        version=node.version,
+        attrs={k: v for k, v in node.attrs.items() if k not in _NO_MEANING},
+    )
+    proto = node_to_proto(stand_in)
+    schema = find_schema(node.op_type, node.domain, node.version)
+    for name, attribute in ({} if schema is None else schema.attributes).items():
+        default = attribute.default
+        if name not in node.attrs and isinstance(default, (int, float, str, bytes, tuple)):
+            proto.attribute.append(attr_to_proto(name, default, attribute.kind))
+    return proto
+
+
+@cache
+def _is_context_dependent(op_type: str, domain: str, version: int) -> bool:
+    if _implementation(domain, op_type, version or newest_opset(domain)) is not None:
+        return False
+    schema = _onnx_schema(op_type, domain, version)
+    return schema is not None and bool(schema.has_context_dependent_function)
+
+
+@cache
+def _onnx_schema(op_type: str, domain: str, version: int) -> Any:
+    import onnx.defs
+
+    try:
+        return onnx.defs.get_schema(op_type, version or newest_opset(domain), domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def expand(node: Node, inputs: Sequence[Any]) -> Compute | None:
+    """Return how to compute ``node`` by the function body in its schema, None if it has none.
+
+    Raises:
+        UnsupportedOpError: the body holds a control-flow operator.
+    """
+    proto = _function_of(node, [_type_of(v) for v in inputs])
+    if proto is None:
+        return None
+    steps = [_function_step(node, proto, step) for step in proto.node]
+    names_in, names_out = list(proto.input), list(proto.output)
+
+    def compute(given: Sequence[Any]) -> Sequence[Any]:
+        known: dict[str, Any] = {"": None}
+        known.update(dict.fromkeys(names_in))
+        known.update(zip(names_in, given, strict=False))
+        for inner, sources, targets in steps:
+            results = evaluate(inner, [known[name] for name in sources])
+            known.update(zip(targets, results, strict=True))
+        return [known.get(name) for name in names_out]
+
+    return compute
+
+
+def function_outputs(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] | None:
+    """Return what the function body in the operator's schema makes of some inputs.
+
+    The nodes of the body are new; a note tells that they stand for ``node``.
+
+    Args:
+        node: The node.
+        inputs: What it is made of, of the types of the node's inputs.
+
+    Returns:
+        One value for each output of the body, or None if the operator has no such body.
+
+    Raises:
+        UnsupportedOpError: the body holds a control-flow operator.
+    """
+    proto = _function_of(node, [None if v is None else v.type for v in node.inputs])
+    if proto is None:
+        return None
+    notes = {key: note for key, note in (node.metadata or {}).items() if key != BEYOND}
+    known: dict[str, Value | None] = dict.fromkeys(("", *proto.input))
+    known.update(zip(proto.input, inputs, strict=False))
+    for number, step in enumerate(proto.node):
+        inner, sources, targets = _function_step(node, proto, step)
+        made = Node(
+            inner.op_type,
+            [known[name] for name in sources],
+            outputs=len(targets),
+            name=f"{node.name}/{number}",
+            domain=inner.domain,
+            version=inner.version,
+            attrs=inner.attrs,
+            metadata={**notes, "origin": notes.get("origin", node.name)},
+        )
+        types = infer_types(made, [None if v is None else v.type for v in made.inputs])
+        for value, type_ in zip(made.outputs, types, strict=True):
+            value.type = type_
+        known.update(zip(targets, made.outputs, strict=True))
+    return [known.get(name) for name in proto.output]
+
+
+def _function_of(node: Node, given: Sequence[ValueType | None]) -> Any:
+    import onnx
+
+    schema = _onnx_schema(node.op_type, node.domain, _version(node))
+    if schema is None:
+        return None
+    if schema.has_function:
+        return schema.function_body
+    if not schema.has_context_dependent_function:
+        return None
+    from subgraph.operators.protobuf import type_to_proto
+
+    types = [type_to_proto(type_).SerializeToString() for type_ in given]
+    message = _proto_with_defaults(node, len(given)).SerializeToString()
+    body = schema.get_context_dependent_function(message, types)
+    if not body:
+        return None
+    proto = onnx.FunctionProto()
+    proto.ParseFromString(body)
+    return proto
+
+
+def _type_of(value: Any) -> TensorType | None:
+    return TensorType(dtype_of(value), value.shape) if _is_array(value) else None
+
+
+def _function_step(node: Node, function: Any, step: Any) -> tuple[Node, list[str], list[str]]:
+    from subgraph.operators.protobuf import attr_from_proto
+
+    def no_graph(_: Any) -> Any:
+        raise UnsupportedOpError(
+            f"node {node.name!r} ({node.op_type}): its function body has a {step.op_type} inside"
+        )
+
+    attrs: dict[str, Any] = {}
+    for attribute in step.attribute:
+        if not attribute.ref_attr_name:
+            attrs[attribute.name] = attr_from_proto(attribute, no_graph)
+            continue
+        value = _attribute(node, attribute.ref_attr_name)
+        if value is not None:
+            attrs[attribute.name] = value
+    opsets = {entry.domain: entry.version for entry in function.opset_import}
+    inner = Node(
+        step.op_type,
+        [Value(name) if name else None for name in step.input],
+        outputs=len(step.output),
+        name=f"{node.name}/{step.name or step.op_type}",
+        domain=step.domain,
+        version=opsets.get(step.domain, _version(node)),
+        attrs=attrs,
+    )
+    return inner, list(step.input), list(step.output)
+
+
+def _attribute(node: Node, name: str) -> Any:
+    if name in node.attrs:
+        return node.attrs[name]
+    schema = find_schema(node.op_type, node.domain, node.version)
+    known = None if schema is None else schema.attributes.get(name)
+    return None if known is None else known.default
+
+
+def attributes(node: Node) -> dict[str, Any]:
+    """Return the node's attributes with the defaults of its version filled in."""
+    schema = find_schema(node.op_type, node.domain, node.version)
+    known = {} if schema is None else schema.attributes
+    return {name: a.default for name, a in known.items()} | node.attrs
+
+
+def variant(node: Node, *, version: int = 0, drop: Sequence[str] = (), **attrs: Any) -> Node:
+    """Return a stand-in for ``node`` with another version or attributes, for `standard`.
+
+    Corrections use it to express an old form of an operator by a newer one.
+    """
+    kept = {name: value for name, value in node.attrs.items() if name not in drop}
+    return Node(
+        node.op_type,
+        node.inputs,
+        outputs=len(node.outputs),
+        name=node.name,
+        domain=node.domain,
+        version=version or node.version,
+        attrs=kept | attrs,
+    )

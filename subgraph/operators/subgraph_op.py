@@ -1,0 +1,582 @@
+"""Subgraph ops: the stateful operators that run the regions which a partition cut out.
+
+A subgraph node holds its inner graph and a `SubgraphOp`. An accelerator writes a child of it; the
+default one, ``_subgraph_op``, runs the inner graph with the default executor. `subgraph_node`
+makes the node. The executor asks each op for a `Session` per request and calls that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
+
+import attrs
+import numpy as np
+
+from subgraph.errors import (
+    DeviceError,
+    PartitionError,
+    ShapeError,
+)
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import ValueType
+from subgraph.operators.op_checks import (
+    Check,
+    check_op,
+    checks_for,
+    is_array,
+    is_list,
+    misbehaved,
+    output_types,
+    says_types,
+    wrong_result,
+)
+from subgraph.system.forking import free_in_child
+from subgraph.weights.cache import WeightCache, WeightEntry
+
+Array = np.ndarray[Any, Any]
+RunGiven = Callable[..., Sequence[Any]]  # see Session.given_only
+Repeat = Callable[[Sequence[Any]], Sequence[Any] | None]
+Halves = tuple[
+    Callable[[Sequence[Any], "Sequence[Array | None] | None"], Any], Callable[[Any], Sequence[Any]]
+]
+# Takes the inputs, the turn before which to stop (None: until the condition says so), and the
+# number of the first one; see Session.turns.
+RunTurns = Callable[[Sequence[Any], "int | None", int], "Turned | None"]
+_REMEMBERED = 64  # sets of input shapes of a session whose output types are kept
+DOMAIN = "subgraph"
+OP_TYPE = "_subgraph_op"
+# Key of a node's metadata: the device that runs it; set by hand, or by who compiled it.
+AFFINITY = "affinity"
+# Key of a node's metadata in a compiled graph: the region of the user's partition that it was in.
+REGION = "subgraph_region"
+
+
+@attrs.frozen
+class Wiring:
+    """How values go from one turn of a loop to the next: positions of inputs and outputs.
+
+    Attributes:
+        number: The input that takes the number of the turn, None for none.
+        condition: The output that says whether another turn follows; None: always.
+        states: The output and the input of each value that is carried; None where it is not read.
+        items: The inputs that take an item of an array each turn, the first axis' next.
+        scans: The outputs of which those of all turns are kept, along a new first axis.
+    """
+
+    number: int | None
+    condition: int | None
+    states: tuple[tuple[int, int | None], ...]
+    items: tuple[int, ...]
+    scans: tuple[int, ...]
+
+
+@attrs.frozen
+class Turned:
+    """What turns of a loop gave.
+
+    Attributes:
+        states: The last states, as `Wiring` lists them.
+        scans: What all turns gave to each scan.
+        done: The turn that is next.
+        going: Whether the condition lets another one follow.
+    """
+
+    states: list[Array]
+    scans: list[Array]
+    done: int
+    going: bool
+
+
+@attrs.frozen
+class ProfileEntry:
+    """What one node of a run took.
+
+    Attributes:
+        node: The node's name.
+        op_type: Its operator.
+        device: The device that ran it.
+        kernel: The kernel that ran it, "reference" for the reference implementation.
+        seconds: Wall time of the run.
+        bytes: Bytes of its inputs and outputs, 0 if not known.
+        flops: Floating-point operations, 0 if not known.
+        fallback: Why another device than its own ran it; empty if its own did.
+        region: Name of the region of the user's partition that it is in, names separated by commas
+            if one kernel ran nodes of several; empty if it is in none.
+    """
+
+    node: str
+    op_type: str
+    device: str
+    kernel: str
+    seconds: float
+    bytes: int = 0
+    flops: int = 0
+    fallback: str = ""
+    region: str = ""
+
+
+class Session:
+    """One request's door to a subgraph op: memory of its own, used by one thread at a time.
+
+    The default one calls ``op.forward``. An op that keeps buffers per request returns a child of
+    this from `SubgraphOp.session`.
+    """
+
+    def __init__(self, op: SubgraphOp) -> None:
+        """Open a door to ``op``."""
+        self.op = op
+        self._given = [k for k, v in enumerate(op.subgraph.inputs) if v.parameter is None]
+        self._checks: dict[tuple[Any, ...], list[Check]] = {}
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        """Run the op.
+
+        Args:
+            inputs: One item for each input of the inner graph: an array with any strides; a weight
+                comes as its Parameter.
+            outputs: Arrays to write results into, None where the op shall make one.
+
+        Returns:
+            One array for each output; the caller owns them.
+
+        Raises:
+            ShapeError: the inputs do not fit the inner graph.
+            DeviceError: the results do not have the types that follow from these inputs.
+        """
+        items = [inputs[k] for k in self._given]
+        key = tuple([(x.dtype, x.shape) if is_array(x) else None for x in items])
+        checks = self._checks.get(key)
+        if checks is None:
+            if len(self._checks) >= _REMEMBERED:
+                self._checks.clear()
+            checks = self._checks[key] = checks_for(self.op, inputs)
+        results = self.op.forward(list(inputs))
+        if not is_list(results):
+            given = f"a {type(results).__name__}"
+            raise misbehaved(self.op, given, "return a list of arrays, one for each output")
+        if len(results) != len(checks):
+            wanted = f"its subgraph {self.op.subgraph.name!r} has {len(checks)} outputs"
+            raise misbehaved(self.op, f"{len(results)} results", wanted)
+        for position, (result, check) in enumerate(zip(results, checks, strict=True)):
+            if check is None:
+                continue
+            type_, dtype, fits = check
+            if getattr(result, "dtype", None) != dtype or not fits(result.shape):
+                raise wrong_result(self.op, position, result, type_)
+        return results if outputs is None else fill_outputs(results, outputs)
+
+    def cancel(self) -> None:
+        """Let the run that goes on end as soon as it can; its results are not used.
+
+        Called from another thread, maybe before the op has begun: it holds until `resume`. Does
+        nothing unless the op knows how.
+        """
+
+    def resume(self) -> None:
+        """Forget `cancel`: a new run is about to begin."""
+
+    def states(self) -> dict[str, Array]:
+        """Return what the op keeps of a request from one run to the next, by name; none here.
+
+        Another device, and later another run, goes on from these arrays. After a run that raised
+        they are those from before that run.
+        """
+        return {}
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        """Let the next run go on from what `states` of another session gave; {}: from the start.
+
+        Raises:
+            DeviceError: the op does not keep such states.
+        """
+        if states:
+            names = ", ".join(map(repr, states))
+            raise DeviceError(
+                f"op {type(self.op).__name__} of device {self.op.device} keeps no states, so it "
+                f"cannot go on from {names} of subgraph {self.op.subgraph.name!r}"
+            )
+
+    def share(self, other: Session) -> None:
+        """Work in the memory of another session of this class, if that saves any.
+
+        Called before the first run. The two belong to one request and never run at the same time;
+        nothing may be kept in that memory from one run to the next.
+        """
+
+    def given_only(self) -> RunGiven | None:
+        """Return a function that runs the op on the inputs that are no weights, None without one.
+
+        It takes these arrays, and ``outputs`` as a call of the session does; a snapshot is pinned.
+        """
+        return None
+
+    def repeat(self) -> Repeat | None:
+        """Return a function that does over what the last run did, None where there is none.
+
+        It takes what the function of `given_only` takes, with no snapshot pinned, and returns its
+        results; None, at once, if shapes or parameters are not those of the last run.
+        """
+        return None
+
+    def halves(self) -> Halves | None:
+        """Return how to run what `given_only` runs in two halves, None where it is one piece.
+
+        The first starts the run and returns at once; the second takes what the first gave and
+        returns the results. Between them other requests use the first half's thread.
+        """
+        return None
+
+    def turns(self, wiring: Wiring) -> RunTurns | None:
+        """Return how to run what `given_only` runs turn after turn, None where there is no way.
+
+        It takes the inputs of the first turn, of which there is one at least; those of
+        ``wiring.items`` as whole arrays. It may stop before any turn, which then has to be made by
+        itself, and returns None, with nothing done, if all have to be: values change their shapes,
+        or do not fit into memory.
+
+        Raises:
+            RequestCancelledError: `cancel` was called meanwhile.
+        """
+        return None
+
+    def measure(self) -> None:
+        """Measure the nodes inside from now on, if the op can."""
+
+    def profile(self) -> list[ProfileEntry]:
+        """Return what the nodes inside took in the last run; empty if the op does not measure."""
+        return []
+
+
+def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> list[Any]:
+    """Return ``results`` with those copied into ``outputs`` for which an array is given.
+
+    Raises:
+        ShapeError: an array has another shape than the result of this run.
+    """
+    filled: list[Any] = []
+    for position, (result, target) in enumerate(zip(results, outputs, strict=True)):
+        if target is not None and target is not result:
+            if target.shape != np.shape(result):
+                raise ShapeError(
+                    f"output {position} has shape {np.shape(result)} in this run, the array to "
+                    f"write it into has {target.shape}"
+                )
+            np.copyto(target, result, casting="equiv")  # the target's byte order may differ
+            result = target
+        filled.append(result)
+    return filled
+
+
+def owner(value: Any) -> Any:
+    """Return the array in whose memory an array lies: itself, or what it is a view of."""
+    while isinstance(getattr(value, "base", None), np.ndarray):
+        value = value.base
+    return value
+
+
+def apart(value: Any, held: set[int]) -> Any:
+    """Return a result that shares no memory with the arrays of ``held``, by identity of owners."""
+    if _is_list(value):
+        return [apart(item, held) for item in value]
+    return value.copy() if hasattr(value, "base") and id(owner(value)) in held else value
+
+
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+class SubgraphOp:
+    """A stateful operator that runs the inner graph of a subgraph node.
+
+    Write a child with `forward` to run regions on an accelerator. Several requests call `forward`
+    at once from their threads; keep per-call data in local variables, or per request in a
+    `Session`.
+
+    Attributes:
+        subgraph: The inner graph. Its inputs stand for the node's inputs one to one; an input that
+            is a weight has its Parameter. Nobody changes it.
+        weights: The cache for what `forward` makes of parameters.
+        device: Name of the device that runs it, for profiles.
+        fallback: Who runs the subgraph when this op fails; set by HETERO and by devices that have
+            others behind them.
+        concurrent: Whether regions of one request may run on it at the same time as others of its
+            device; those of different devices do.
+        keep: Something that must live as long as the op, such as the file of its weights.
+    """
+
+    device = "default"
+    fallback: Fallback | None = None
+    concurrent = False
+    keep: Any = None
+    _users = 0
+
+    def __init__(self, subgraph: Graph) -> None:
+        """Take the inner graph."""
+        self.subgraph = subgraph
+        self.weights = WeightCache()
+
+    def runs_on(self) -> list[str]:
+        """Return the devices that run the region."""
+        return [self.device]
+
+    def use(self) -> None:
+        """Note that one more compiled model runs this op."""
+        self._users += 1
+
+    def leave(self) -> bool:
+        """Note that a compiled model runs it no more; return whether it was the last one."""
+        self._users -= 1
+        return self._users == 0
+
+    def release(self) -> None:
+        """Let go of what would be made again: no compiled model runs this op any more.
+
+        Graphs refer to their nodes and back, so the op itself stays until Python looks for cycles.
+        """
+        self.weights.clear()
+
+    def forward(self, inputs: list[Any]) -> list[Array]:
+        """Compute the outputs.
+
+        Args:
+            inputs: One item for each input of ``subgraph``: an array, or for a weight its
+                Parameter, whose ``array`` is the state that this run has to use.
+
+        Returns:
+            One array for each output of ``subgraph``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how it runs: write forward")
+
+    def infer_types(self, inputs: Sequence[ValueType | None]) -> Sequence[ValueType | None]:
+        """Return the types of the outputs for these types of the inputs.
+
+        They follow from the inner graph. Override it where the accelerator's results differ, for
+        example in a size that it pads.
+
+        Args:
+            inputs: One for each input of ``subgraph``, None where it is not known; a weight's is
+                that of its Parameter.
+
+        Raises:
+            ShapeError: the inputs do not fit the inner graph.
+        """
+        from subgraph.operators.type_inference import retype
+
+        return [value.type for value in retype(self.subgraph, inputs)[0].outputs]
+
+    def session(self) -> Session:
+        """Return a new session; each request has one for each of its subgraph nodes."""
+        return Session(self)
+
+    def prepare(self) -> None:
+        """Make what can be made before the first run; an export writes the weights made here."""
+
+    def to_keep(self, file: Keeper) -> dict[str, Any] | None:
+        """Return what an exported model keeps of the op beside its weights: plain JSON, or None."""
+        return None
+
+    def restore(self, kept: Mapping[str, Any], file: KeptFile) -> None:
+        """Take what `to_keep` gave when this user exported the model; ignore what does not fit."""
+
+
+def runs_by_default(op: SubgraphOp | None) -> bool:
+    """Return whether the default executor runs a subgraph node of this op."""
+    return op is None or type(op) is DefaultSubgraphOp
+
+
+class Keeper(Protocol):
+    """An exported model that is being written, as an op sees it."""
+
+    def array(self, array: Array) -> Any:
+        """Put an array into the file; return plain JSON that finds it again."""
+        ...
+
+    def weight(self, entry: WeightEntry) -> Any:
+        """Return plain JSON that finds what an entry of the cache holds now; None: it cannot."""
+        ...
+
+
+class KeptFile(Protocol):
+    """A file of this user's own that is being imported, as an op sees it."""
+
+    def array(self, told: Any) -> Array:
+        """Return what `Keeper.array` or `Keeper.weight` has put there."""
+        ...
+
+    def sources(self, told: Any) -> tuple[Parameter, ...]:
+        """Return the parameters of which the weight was made; none if it is one of them."""
+        ...
+
+
+class Fallback(Protocol):
+    """Who takes a subgraph over when its op fails."""
+
+    @property
+    def replacement(self) -> SubgraphOp | None:
+        """The op that has taken over, until the own one is tried again; None: it has not."""
+        ...
+
+    @property
+    def failures(self) -> int:
+        """How often the op has failed."""
+        ...
+
+    @property
+    def cause(self) -> str:
+        """What the op said when it failed last."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """Why another device runs the subgraph; empty while its own does."""
+        ...
+
+    def session(self, op: SubgraphOp) -> Session | None:
+        """Return a session that another device may run; None where the op's own will do."""
+        ...
+
+    def recover(self, error: Exception, session: Session) -> Session | None:
+        """Return what makes the run in which ``session`` failed and later ones, None: nothing."""
+        ...
+
+    def instead(self, op: SubgraphOp, error: Exception) -> Session | None:
+        """Return what makes the runs of an op that cannot open a session, None: nothing."""
+        ...
+
+
+def fallback_of(node: Node) -> Fallback | None:
+    """Return who takes a subgraph node over when its op fails."""
+    return node.fallback or (None if node.op is None else node.op.fallback)
+
+
+def open_session(op: SubgraphOp, fallback: Fallback | None = None) -> Session:
+    """Return a new session of the op, or one that minds what has taken over from it.
+
+    Raises:
+        Exception: what the op's ``session`` raised, where no other device can run it.
+    """
+    fallback = fallback or op.fallback
+    if fallback is None:
+        return open_own(op)
+    try:
+        return fallback.session(op) or open_own(op)
+    except Exception as error:
+        session = fallback.instead(op, error)
+        if session is None:
+            raise
+        return session
+
+
+def open_own(op: SubgraphOp) -> Session:
+    """Return a new session of the op itself.
+
+    Like all methods that the framework calls on ops, but ``forward``, it is looked up in the class:
+    an attribute of this name, such as a runtime's session, does not shadow it.
+    """
+    return type(op).session(op)
+
+
+class DefaultSubgraphOp(SubgraphOp):
+    """The op ``_subgraph_op``: runs the inner graph node by node with the default executor."""
+
+    def __init__(self, subgraph: Graph) -> None:
+        """Take the inner graph; it is prepared at the first run."""
+        super().__init__(subgraph)
+        self._plan: Any = None
+        self._lock = free_in_child(threading.Lock())
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        """Run the inner graph; sequences come and go as lists."""
+        return list(self.session()(inputs))
+
+    def session(self) -> Session:
+        """Return an executor of the inner graph."""
+        return _ExecutorSession(self)
+
+    def plan(self) -> Any:
+        """Return the prepared steps of the inner graph, shared by all sessions."""
+        from subgraph.runtime.executor_plan import Plan
+
+        with self._lock:
+            if self._plan is None:
+                self._plan = Plan(self.subgraph)
+            return self._plan
+
+
+class _ExecutorSession(Session):
+    """Runs the inner graph of a `DefaultSubgraphOp`."""
+
+    def __init__(self, op: DefaultSubgraphOp) -> None:
+        from subgraph.runtime.executor import Executor
+
+        super().__init__(op)
+        self._executor = Executor(op.plan())
+
+    def __call__(
+        self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
+    ) -> Sequence[Any]:
+        results = self._executor.run(inputs)
+        return results if outputs is None else fill_outputs(results, outputs)
+
+    def profile(self) -> list[ProfileEntry]:
+        return self._executor.profile()
+
+
+def subgraph_node(
+    subgraph: Graph,
+    op: SubgraphOp | None = None,
+    name: str = "",
+    *,
+    inputs: Sequence[Value | None] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Node:
+    """Return a node that runs ``subgraph``.
+
+    Args:
+        subgraph: The inner graph.
+        op: What runs it; None: the default executor.
+        name: The node's name; empty: the graph that takes the node chooses.
+        inputs: The outer values that the inner inputs stand for. None: values of the same name and
+            type as the inner inputs, over the same parameters, which the partition replaces; the
+            outputs then have the names of the inner ones too.
+        metadata: Notes for the node.
+
+    Raises:
+        PartitionError: ``op`` is no SubgraphOp, does not say how it runs, or its ``__init__`` has
+            left out its parent's.
+    """
+    if op is not None and not isinstance(op, SubgraphOp):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PartitionError(
+            f"op of a subgraph node is {op!r}; give a SubgraphOp made of the inner graph, as in "
+            "sg.subgraph_node(subgraph, op=MyOp(subgraph))"
+        )
+    if op is not None and not hasattr(op, "subgraph"):
+        raise PartitionError(
+            f"{type(op).__name__}.__init__ does not call super().__init__(subgraph), so the op "
+            "has no subgraph; call it first"
+        )
+    if op is not None:
+        check_op(op)
+    types = [value.type for value in subgraph.outputs]
+    if op is not None and says_types(op):
+        types = output_types(op, [value.type for value in subgraph.inputs])
+    names = [value.name if inputs is None else "" for value in subgraph.outputs]
+    outputs = [Value(name, type_) for name, type_ in zip(names, types, strict=True)]
+    if inputs is None:
+        inputs = [Value(v.name, v.type, parameter=v.parameter) for v in subgraph.inputs]
+    return Node(
+        OP_TYPE,
+        inputs,
+        outputs=outputs,
+        name=name,
+        domain=DOMAIN,
+        version=1,
+        metadata=metadata,
+        subgraph=subgraph,
+        op=DefaultSubgraphOp(subgraph) if op is None else op,
+    )

@@ -1,0 +1,501 @@
+"""Types of all values of a graph, through the bodies of control-flow operators; symbolic.
+
+`infer_graph` fills in the types of a graph in place; ``sg.load`` and the pass "InferTypes" call
+it. One node is `subgraph.op.infer_types`'s task; `subgraph.operators.known_values` carries shape
+arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ModelError, ShapeError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import Dim, OptionalType, SequenceType, Shape, TensorType, ValueType
+from subgraph.operators.bodies import check_node
+from subgraph.operators.known_values import dims_of, from_array, propagate, to_array
+from subgraph.operators.op_checks import output_types, says_types
+from subgraph.operators.operator import infer_types, scanned_inputs
+from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
+
+Array = np.ndarray[Any, Any]
+# How often the body of a Loop is looked at before the shapes that still change are given up.
+_ROUNDS = 3
+
+
+def infer_graph(
+    graph: Graph, *, strict: bool = True, known: Mapping[Value, Array | None] | None = None
+) -> Mapping[Value, Array | None]:
+    """Fill in the types of the values of ``graph`` and of its bodies, in place; linear.
+
+    Args:
+        graph: The graph. Stated types stay where they say more than what is found.
+        strict: Whether contradictions are errors; otherwise what is stated gives way, and what
+            does not fit is left unknown.
+        known: Elements of values from outside (see `subgraph.operators.known_values`).
+
+    Returns:
+        The elements of the graph's values, where they were found.
+
+    Raises:
+        ShapeError: strict, and types do not fit an operator or what the graph states.
+    """
+    inference = _Inference(graph, strict, dict(known or {}))
+    inference.run()
+    return inference.known
+
+
+def retype(
+    graph: Graph,
+    types: Sequence[ValueType | None],
+    known: Sequence[Array | None] = (),
+    *,
+    strict: bool = True,
+) -> tuple[Graph, list[Array | None]]:
+    """Return the inner graph of a subgraph node with the types that follow from its inputs.
+
+    Args:
+        graph: The inner graph; it stays as it is.
+        types: Types of the node's inputs; where one is None, that of the inner input holds.
+        known: Elements of the node's inputs, as far as they are known.
+        strict: As for `infer_graph`.
+
+    Returns:
+        ``graph`` itself if it has these types already, else a copy with the new ones; and the
+        elements of its outputs, where they were found.
+
+    Raises:
+        ShapeError: strict, and the types do not fit an operator inside.
+    """
+    pairs = zip(graph.inputs, types, strict=True)
+    given = [type_ if v.parameter is None else v.parameter.type for v, type_ in pairs]
+    plain = zip(graph.inputs, known, strict=False)
+    elements = [k for value, k in plain if k is not None and value.parameter is None]
+    same = all(t in (None, v.type) for v, t in zip(graph.inputs, given, strict=True))
+    if same and not elements and all(value.type is not None for value in graph.outputs):
+        return graph, [None] * len(graph.outputs)
+    copy, values = graph.clone_with_map()
+    changed: dict[Value, ValueType | None] = {}
+    outside: dict[Value, Array | None] = {}
+    for position, (value, type_) in enumerate(zip(copy.inputs, given, strict=True)):
+        held = known[position] if position < len(known) and value.parameter is None else None
+        if held is not None:
+            outside[value] = held
+        if held is not None or type_ not in (None, value.type):
+            changed[value] = value.type
+            value.type = type_ or value.type
+    inference = _Inference(copy, strict, outside, changed)
+    inference.run()
+    found = [inference.known.get(value) for value in copy.outputs]
+    same = all(new.type == old.type for old, new in values.items())
+    return graph if same else copy, found
+
+
+def region_types(
+    node: Node, inner: Graph, types: Sequence[ValueType | None]
+) -> list[ValueType | None]:
+    """Return the types of a subgraph node's outputs for these types of its inputs.
+
+    Raises:
+        ShapeError: they do not fit an operator inside.
+    """
+    if node.op is not None:
+        return output_types(node.op, types)
+    return [value.type for value in retype(inner, types)[0].outputs]
+
+
+class _Inference:
+    """One walk over a graph.
+
+    With ``changed`` the types that the graph states are those of other inputs: they hold only
+    where nothing that a node takes is among the values in ``changed``, which have their old types
+    there.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        strict: bool,
+        known: dict[Value, Array | None],
+        changed: dict[Value, ValueType | None] | None = None,
+    ) -> None:
+        self._graph = graph
+        self._strict = strict
+        self.known = known
+        self._changed = changed
+        # The default of an optional input is not what it will be; that of an inner graph's input
+        # is the weight that it stands for.
+        inner = changed is not None
+        self._inputs = {v for v in graph.inputs if not inner or v.parameter is None}
+        self.known.update((value, None) for value in self._inputs if value not in known)
+
+    def run(self) -> None:
+        for node in self._graph.nodes:
+            types = [None if v is None else v.type for v in node.inputs]
+            known = [self._elements(v) for v in node.inputs]
+            changed = self._changed
+            if changed is None or not any(value in changed for value in node.sources):
+                self._infer(node, types, known)
+                continue
+            before = [value.type for value in node.outputs]
+            for value in node.outputs:
+                value.type = None
+            for body in node.bodies:
+                _forget_types(body)
+            self._infer(node, types, known)
+            same_dtypes = all(
+                _shapeless(value.type) == _shapeless(changed[value])
+                for value in node.sources
+                if value in changed
+            )
+            for value, old in zip(node.outputs, before, strict=True):
+                if value.type is None and same_dtypes:
+                    value.type = _shapeless(old)
+                if value.type != old or self.known.get(value) is not None:
+                    changed[value] = old
+
+    def _infer(
+        self, node: Node, types: Sequence[ValueType | None], known: Sequence[Array | None]
+    ) -> None:
+        if node.subgraph is not None:
+            self._region(node, node.subgraph, types, known)
+            return
+        try:
+            found = self._node(node, types, known)
+        except ShapeError:
+            if self._strict:
+                raise
+            found = [None] * len(node.outputs)
+        self._set(node, found)
+        elements = propagate(node, known, types)
+        if elements is not None:
+            self.known[node.outputs[0]] = elements
+
+    def _region(
+        self,
+        node: Node,
+        inner: Graph,
+        types: Sequence[ValueType | None],
+        known: Sequence[Array | None],
+    ) -> None:
+        """Type a subgraph node: by its inner graph, unless its op says otherwise."""
+        op = node.op
+        own = op is not None and says_types(op)
+        try:
+            typed, elements = retype(inner, types, known, strict=self._strict and not own)
+            found = [value.type for value in typed.outputs]
+            if own and op is not None:
+                found = output_types(op, types)
+        except ShapeError as error:
+            if self._strict:
+                error.add_note(f"in subgraph node {node.name!r}")
+                raise
+            typed, found, elements = inner, [None] * len(node.outputs), []
+        if typed is not inner:
+            node.subgraph = typed
+            if op is not None and runs_by_default(op):
+                node.op = DefaultSubgraphOp(typed)
+        for value, type_ in zip(node.outputs, found, strict=True):
+            if type_ is not None:
+                stated = None if own or typed is not inner else value.type
+                value.type = type_ if stated is None else merge(stated, type_) or type_
+        self.known.update(
+            (v, k) for v, k in zip(node.outputs, elements, strict=False) if k is not None
+        )
+
+    def _elements(self, value: Value | None) -> Array | None:
+        if value is None:
+            return None
+        if value not in self.known and value.parameter is not None:
+            self.known[value] = from_array(value.parameter.array)
+        return self.known.get(value)
+
+    def _array(self, value: Value | None, known: Array | None) -> Array | None:
+        if value is None:
+            return None
+        if value.parameter is not None and value not in self._inputs:
+            return value.parameter.array
+        return to_array(known, value.type)
+
+    def _node(
+        self,
+        node: Node,
+        types: Sequence[ValueType | None],
+        known: Sequence[Array | None],
+    ) -> Sequence[ValueType | None]:
+        if node.attrs and node.bodies:
+            return self._control_flow(node, types)
+        if not node.domain and len(known) > 0:
+            partial = _by_partial_shape(node, types, known)
+            if partial is not None:
+                return [partial]
+        arrays = [self._array(v, k) for v, k in zip(node.inputs, known, strict=True)]
+        return infer_types(node, types, arrays)
+
+    def _set(self, node: Node, found: Sequence[ValueType | None]) -> None:
+        for value, type_ in zip(node.outputs, found, strict=False):
+            if type_ is None or type_ is value.type:
+                continue
+            if value.type is None:
+                value.type = type_
+                continue
+            merged = merge(value.type, type_)
+            if merged is not None:
+                value.type = merged
+            elif self._strict:
+                raise ShapeError(
+                    f"node {node.name!r} ({node.op_type}): output {value.name!r} is stated as "
+                    f"{value.type}, but its inputs give {type_}"
+                )
+            else:
+                value.type = type_
+
+    # Control flow
+
+    def _control_flow(
+        self, node: Node, types: Sequence[ValueType | None]
+    ) -> Sequence[ValueType | None]:
+        check_node(node)
+        captured = iter(node.captures)
+        outside: dict[Value, Array | None] = {}
+        for body in node.bodies:
+            for inner in body.captures:
+                outer = next(captured)
+                inner.type = _better(inner.type, outer.type)
+                outside[inner] = self._elements(outer)
+        if node.op_type == "If" and not node.domain:
+            for body in node.bodies:
+                infer_graph(body, strict=self._strict, known=outside)
+            branches = [[value.type for value in body.outputs] for body in node.bodies]
+            for pair in zip(*branches, strict=True):
+                _check_dtype(node, "the branches give", *pair)
+            return [_either(*pair) for pair in zip(*branches, strict=True)]
+        if node.op_type == "Loop" and not node.domain:
+            return self._loop(node, node.bodies[0], types, outside)
+        if node.op_type == "Scan" and not node.domain and node.version >= 9:
+            return self._scan(node, node.bodies[0], types, outside)
+        for body in node.bodies:
+            infer_graph(body, strict=self._strict, known=outside)
+        return []
+
+    def _loop(
+        self,
+        node: Node,
+        body: Graph,
+        types: Sequence[ValueType | None],
+        outside: dict[Value, Array | None],
+    ) -> Sequence[ValueType | None]:
+        count = len(body.inputs) - 2
+        stated: Sequence[ValueType | None] = [TensorType("int64", ()), TensorType("bool", ())]
+        for value, type_ in zip(body.inputs, stated, strict=False):
+            value.type = _better(value.type, type_)
+        carried = self._iterate(
+            node, list(types[2:]), body.inputs[2:], slice(1, 1 + count), outside
+        )
+        scanned = [_stacked(value.type, None, 0) for value in body.outputs[1 + count :]]
+        return [*carried, *scanned]
+
+    def _scan(
+        self,
+        node: Node,
+        body: Graph,
+        types: Sequence[ValueType | None],
+        outside: dict[Value, Array | None],
+    ) -> Sequence[ValueType | None]:
+        scans = scanned_inputs(node, min(len(types), len(body.inputs)))
+        states = len(body.inputs) - scans
+        axes = node.attrs.get("scan_input_axes", (0,) * scans)
+        length: Dim = None
+        for value, type_, axis in zip(body.inputs[states:], types[states:], axes, strict=False):
+            if isinstance(type_, TensorType) and type_.shape is not None:
+                dims = list(type_.shape)
+                length = dims.pop(axis)
+                value.type = _better(value.type, TensorType(type_.dtype, dims))
+        initial = list(types[:states])
+        carried = self._iterate(node, initial, body.inputs[:states], slice(0, states), outside)
+        results = body.outputs[states:]
+        axes = node.attrs.get("scan_output_axes", (0,) * len(results))
+        scanned = [_stacked(v.type, length, a) for v, a in zip(results, axes, strict=False)]
+        return [*carried, *scanned]
+
+    def _iterate(
+        self,
+        node: Node,
+        types: list[ValueType | None],
+        inputs: Sequence[Value],
+        results: slice,
+        outside: dict[Value, Array | None],
+    ) -> list[ValueType | None]:
+        """Infer the body until the types that go around hold for every turn; return them."""
+        body = node.bodies[0]
+        made = [value for inner in body.nodes for value in inner.outputs]
+        stated = [value.type for value in made]
+        for turn in range(_ROUNDS + 1):
+            for value, type_ in zip(inputs, types, strict=False):
+                # A body may take an optional where a turn gives what it holds.
+                if value.type is None or type(value.type) is type(type_):
+                    value.type = type_
+            infer_graph(body, strict=self._strict, known=outside)
+            for before, value in zip(types, body.outputs[results], strict=False):
+                _check_dtype(node, "a turn begins and ends with", before, value.type)
+            after = [
+                _either(before, value.type) if before is not None else value.type
+                for before, value in zip(types, body.outputs[results], strict=False)
+            ]
+            if after == types:
+                break
+            types = after if turn < _ROUNDS - 1 else [_shapeless(type_) for type_ in after]
+            for value, type_ in zip(made, stated, strict=True):
+                value.type = type_
+        return types
+
+
+def _by_partial_shape(
+    node: Node, types: Sequence[ValueType | None], known: Sequence[Array | None]
+) -> TensorType | None:
+    """Return the output type where the shape operand has symbols; None: not such a node."""
+    at = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}.get(node.op_type)
+    if at is None or len(known) <= at:
+        return None
+    dims = dims_of(known[at])
+    if dims is None or all(isinstance(dim, int) for dim in dims):
+        return None
+    if node.op_type == "ConstantOfShape":
+        value = node.attrs.get("value")
+        return TensorType("float32" if value is None else np.asarray(value).dtype, dims)
+    data = types[0]
+    if not isinstance(data, TensorType):
+        return None
+    if node.op_type == "Expand":
+        return TensorType(data.dtype, _broadcast(data.shape, dims))
+    return TensorType(data.dtype, _reshaped(data.shape, dims, bool(node.attrs.get("allowzero", 0))))
+
+
+def _reshaped(shape: Shape | None, dims: list[Dim], allow_zero: bool) -> list[Dim]:
+    """Return the shape of a Reshape to ``dims``, of which 0 copies and -1 takes what is left."""
+    if not allow_zero:
+        for axis, dim in enumerate(dims):
+            if dim == 0:
+                dims[axis] = shape[axis] if shape is not None and axis < len(shape) else None
+    if -1 not in dims:
+        return dims
+    at = dims.index(-1)
+    dims[at] = None
+    if shape is None or None in shape:
+        return dims
+    left = list(shape)
+    for axis, dim in enumerate(dims):
+        if axis == at or isinstance(dim, int):
+            continue
+        if dim not in left:
+            return dims
+        left.remove(dim)
+    names = [dim for dim in left if isinstance(dim, str)]
+    total = math.prod(dim for dim in left if isinstance(dim, int))
+    rest = math.prod(dim for axis, dim in enumerate(dims) if isinstance(dim, int) and axis != at)
+    if rest and not names and total % rest == 0:
+        dims[at] = total // rest
+    elif len(names) == 1 and total == rest:
+        dims[at] = names[0]
+    return dims
+
+
+def _broadcast(shape: Shape | None, dims: list[Dim]) -> list[Dim] | None:
+    if shape is None:
+        return None
+    out: list[Dim] = []
+    for axis in range(1, max(len(shape), len(dims)) + 1):
+        a = shape[-axis] if axis <= len(shape) else 1
+        b = dims[-axis] if axis <= len(dims) else 1
+        if a == b or b == 1:
+            out.append(a)
+        elif a == 1:
+            out.append(b)
+        else:
+            out.append(next((dim for dim in (a, b) if isinstance(dim, int)), None))
+    return out[::-1]
+
+
+def _stacked(type_: ValueType | None, length: Dim, axis: int) -> ValueType | None:
+    if not isinstance(type_, TensorType):
+        return None
+    if type_.shape is None:
+        return type_
+    dims = list(type_.shape)
+    dims.insert(axis if axis >= 0 else len(dims) + 1 + axis, length)
+    return TensorType(type_.dtype, dims)
+
+
+def _forget_types(body: Graph) -> None:
+    """Drop the types that a body has from what is around it."""
+    for level in body.levels():
+        for value in level.captures:
+            value.type = None
+        for node in level.nodes:
+            for value in node.outputs:
+                value.type = None
+
+
+def _shapeless(type_: ValueType | None) -> ValueType | None:
+    return TensorType(type_.dtype) if isinstance(type_, TensorType) else type_
+
+
+def _check_dtype(node: Node, what: str, *types: ValueType | None) -> None:
+    """Raise ModelError if a value has several dtypes: nobody could plan what uses it."""
+    found = sorted({type_.dtype for type_ in types if isinstance(type_, TensorType)})
+    if len(found) > 1:
+        raise ModelError(
+            f"node {node.name!r} ({node.op_type}): {what} {' and '.join(found)}; it must be one"
+        )
+
+
+def _either(*types: ValueType | None) -> ValueType | None:
+    """Return the type of a value that has one of these types."""
+    first = types[0] if types else None
+    if all(type_ == first for type_ in types):
+        return first
+    tensors = [type_ for type_ in types if isinstance(type_, TensorType)]
+    if len(tensors) < len(types) or len({t.dtype for t in tensors}) > 1:
+        return None
+    shapes = [t.shape for t in tensors if t.shape is not None]
+    if len(shapes) < len(tensors) or len({len(shape) for shape in shapes}) > 1:
+        return TensorType(tensors[0].dtype)
+    dims = [dim[0] if len(set(dim)) == 1 else None for dim in zip(*shapes, strict=True)]
+    return TensorType(tensors[0].dtype, dims)
+
+
+def _better(stated: ValueType | None, found: ValueType | None) -> ValueType | None:
+    if stated is None or found is None:
+        return stated or found
+    return merge(stated, found) or found
+
+
+def merge(stated: ValueType, found: ValueType) -> ValueType | None:
+    """Return the type that says all that both say; None if they contradict each other."""
+    if isinstance(stated, TensorType) and isinstance(found, TensorType):
+        if stated.dtype != found.dtype:
+            return None
+        if stated.shape is None or found.shape is None:
+            return found if stated.shape is None else stated
+        if len(stated.shape) != len(found.shape):
+            return None
+        dims: list[Dim] = []
+        for a, b in zip(stated.shape, found.shape, strict=True):
+            if isinstance(a, int) and isinstance(b, int) and a != b:
+                return None
+            dims.append(b if isinstance(b, int) or a is None else a)
+        return stated if tuple(dims) == stated.shape else TensorType(stated.dtype, dims)
+    if type(stated) is not type(found):
+        return None
+    if isinstance(stated, (SequenceType, OptionalType)) and isinstance(
+        found, (SequenceType, OptionalType)
+    ):
+        if stated.element is None or found.element is None:
+            return found if stated.element is None else stated
+        element = merge(stated.element, found.element)
+        return None if element is None else type(stated)(element)
+    return found

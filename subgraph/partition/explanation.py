@@ -1,0 +1,359 @@
+"""Why a node is in its subgraph, or in none: `explain` reads what the partition has recorded.
+
+The record (`subgraph.partition.record`) is compact; paths that would have closed a cycle are
+searched for only when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from subgraph.errors import PartitionError
+from subgraph.graph.graph import Graph, Node
+from subgraph.operators.subgraph_op import REGION
+from subgraph.partition.asking import METHODS, SELECT
+from subgraph.partition.record import (
+    CAPPED,
+    KEY,
+    MADE,
+    REFUSED,
+    SMALL,
+    UNUSED,
+    PartitionRecord,
+    Run,
+)
+from subgraph.partition.selector import Reject
+from subgraph.system.registry import nearest
+
+_MOST_REFUSALS = 6
+
+
+@attrs.frozen
+class Explanation:
+    """Why a node is where it is; ``str()`` gives it in words.
+
+    Attributes:
+        node: The node's name.
+        op_type: Its operator.
+        subgraph: Name of the subgraph node that holds it, None if it is in none.
+        property: Name of the property whose region it is in; None if in none.
+        reasons: One sentence for each thing that decided; the most telling first.
+    """
+
+    node: str
+    op_type: str
+    subgraph: str | None
+    property: str | None
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        where = "no subgraph" if self.subgraph is None else f"subgraph {self.subgraph!r}"
+        head = f"{self.node!r} ({self.op_type}) is in {where}"
+        if not self.reasons:
+            return head
+        more = "".join(f"\n  {reason}" for reason in self.reasons[1:])
+        return f"{head}: {self.reasons[0]}{more}"
+
+
+def explain(graph: Graph, node: Node | str) -> Explanation:
+    """Say why a node is in its subgraph, or in none: who refused, over which edge, for what reason.
+
+    Args:
+        graph: A graph that PartitionGraph gave.
+        node: A node, or its name: one that stayed outside, one inside a subgraph, or one of a body.
+
+    Raises:
+        PartitionError: the graph was not partitioned, or has no such node.
+    """
+    found = _find(graph, node)
+    if found is None:
+        name = node if isinstance(node, str) else node.name
+        names = [known.name for _, known, _ in _everywhere(graph)]
+        raise PartitionError(
+            f"graph {graph.name!r} has no node {name!r}, outside or inside of its subgraphs; "
+            f"{nearest(name, names)}"
+        )
+    where, target, holders = found
+    record = where.attrs.get(KEY)
+    if not isinstance(record, PartitionRecord):
+        raise PartitionError(
+            f"graph {where.name!r} has no record of a partition; explain the graph that "
+            'apply_pass(graph, "PartitionGraph") or optimize_for returned'
+        )
+    region = (target.metadata or {}).get(REGION)
+    if holders or region:
+        return _inside(record, target, holders, region)
+    if target.subgraph is not None:
+        return _subgraph_node(record, target)
+    return _outside(record, where, target)
+
+
+def _everywhere(graph: Graph) -> Iterator[tuple[Graph, Node, tuple[Node, ...]]]:
+    """Yield nodes with the graph that was cut and the subgraph nodes around them, outermost first.
+
+    Nodes of the graph itself come before those inside.
+    """
+    work: list[tuple[Graph, Graph, tuple[Node, ...]]] = [(graph, graph, ())]
+    while work:
+        following: list[tuple[Graph, Graph, tuple[Node, ...]]] = []
+        for where, current, holders in work:
+            for node in current.nodes:
+                yield where, node, holders
+                if node.subgraph is not None:
+                    following.append((where, node.subgraph, (*holders, node)))
+                if node.attrs:
+                    for body in node.bodies:
+                        following.append((where if holders else body, body, holders))
+        work = following
+
+
+def _find(graph: Graph, node: Node | str) -> tuple[Graph, Node, tuple[Node, ...]] | None:
+    same_name = None
+    for found in _everywhere(graph):
+        if found[1] is node:
+            return found
+        name = node if isinstance(node, str) else node.name
+        if same_name is None and found[1].name == name:
+            if isinstance(node, str):
+                return found
+            same_name = found
+    return same_name
+
+
+def _inside(
+    record: PartitionRecord, target: Node, holders: Sequence[Node], region: str | None
+) -> Explanation:
+    """Explain a node of a subgraph node.
+
+    Args:
+        record: What the partition has recorded.
+        target: The node.
+        holders: The subgraph nodes around it, outermost first; devices add some of their own.
+        region: The subgraph node that held it before a device compiled it with nodes around.
+    """
+    around = {holder.name: holder for holder in holders}
+    for run in record.runs:
+        for position, note in enumerate(run.regions):
+            if note.fate != MADE or (note.node not in around and note.node != region):
+                continue
+            number = run.number(target.name)
+            if number is None:
+                told: tuple[str, ...] = (f"property {run.property!r} put it there",)
+            elif run.region[number] != position:
+                continue
+            else:
+                told = (_how(run, number, note.start),)
+                if note.node in around:
+                    told += tuple(_apart(run, number, _Place(target, around[note.node])))
+            return Explanation(target.name, target.op_type, note.node, run.property, told)
+    reason = "it was there before the graph was partitioned"
+    return Explanation(target.name, target.op_type, region or holders[0].name, None, (reason,))
+
+
+def _how(run: Run, number: int, start: int) -> str:
+    name = run.names[number]
+    source = run.via[number]
+    forced = ", as the option include says" if run.forced.get(name) == "included" else ""
+    if source == number or source < 0:
+        return f"property {run.property!r} started the region here{forced}"
+    if run.strategy == "hetero":
+        return (
+            f"property {run.property!r} took it{forced}: the region grown from "
+            f"{run.names[start]!r} was the largest"
+        )
+    return (
+        f"property {run.property!r} took it{forced} as a neighbour of {run.names[source]!r}; the "
+        f"region started at {run.names[start]!r}"
+    )
+
+
+def _subgraph_node(record: PartitionRecord, target: Node) -> Explanation:
+    inner = target.subgraph
+    assert inner is not None
+    for run in record.runs:
+        for note in run.regions:
+            if note.fate == MADE and note.node == target.name:
+                reason = (
+                    f"it is itself a subgraph of {note.size} nodes, which property "
+                    f"{run.property!r} started at {run.names[note.start]!r}"
+                )
+                return Explanation(target.name, target.op_type, None, run.property, (reason,))
+    reason = f"it held a subgraph of {len(inner.nodes)} nodes before the graph was partitioned"
+    return Explanation(target.name, target.op_type, None, None, (reason,))
+
+
+def _outside(record: PartitionRecord, graph: Graph, target: Node) -> Explanation:
+    by_property: dict[str, list[str]] = {}
+    for run in record.runs:
+        number = run.number(target.name)
+        if number is None:
+            continue
+        reasons = list(_reasons(run, number, graph, target))
+        # A later round of a property knows best, if a region of its came to the node at all.
+        met = number in run.given_up or number in run.filtered or run.region[number] >= 0
+        if met or not by_property.get(run.property):
+            by_property[run.property] = reasons
+    several = len(by_property) > 1
+    lines: list[str] = []
+    for name, reasons in by_property.items():
+        told = reasons or ["no region reached it"]
+        lines += [f"property {name!r}: {reason}" if several else reason for reason in told]
+    if not lines:
+        lines = ["it was made after the partition"]
+    return Explanation(target.name, target.op_type, None, None, tuple(lines))
+
+
+def _reasons(run: Run, number: int, graph: Graph, target: Node) -> Iterator[str]:
+    if run.forced.get(target.name) == "excluded":
+        yield "the option exclude names it"
+        return
+    yield from _apart(run, number, _Place(target))
+    if number in run.filtered:
+        why = f": {_words(run.dropped[number])}" if number in run.dropped else ""
+        yield f"filter of selector {run.selector} dropped it from the region's candidates{why}"
+    if run.region[number] >= 0:
+        yield _fate(run, run.region[number])
+        return
+    yield from _refusals(run, number)
+
+
+def _refusals(run: Run, number: int) -> Iterator[str]:
+    """Yield the noes about a node: those with a user's own words first, each reason once."""
+    found: dict[Any, str] = {}
+    for method, source, answer in run.refusals_of(number):
+        own = isinstance(answer, Reject) and bool(answer.where)
+        said = _words(answer) if isinstance(answer, Reject) else repr(answer)
+        # The reasons of our own selectors are the same whatever was asked.
+        key = (own, said, method if own or not isinstance(answer, Reject) else "")
+        found[key] = _refusal(run, number, method, source, answer)
+    order = sorted(dict(reversed(found.items())), key=lambda key: not key[0])
+    yield from (found[key] for key in order[:_MOST_REFUSALS])
+    if len(order) > _MOST_REFUSALS:
+        yield f"and {len(order) - _MOST_REFUSALS} reasons more"
+
+
+def _refusal(run: Run, number: int, method: int, source: int, answer: Any) -> str:
+    names = run.names
+    call = f"{run.selector}.{METHODS[method]}"
+    if method == SELECT:
+        what = f"{call}({names[number]!r})"
+    else:
+        what = f"{call}({names[source]!r}, {names[number]!r})"
+    if isinstance(answer, Reject):
+        return f"{what} refused: {_words(answer)}"
+    return f"{what} said {answer!r}"
+
+
+def _words(refusal: Reject) -> str:
+    return f"{refusal.reason} ({refusal.where})" if refusal.where else refusal.reason
+
+
+def _fate(run: Run, position: int) -> str:
+    note = run.regions[position]
+    region = f"its region of {note.size} node{'s' * (note.size > 1)}"
+    if note.size > 1:
+        region += f" from {run.names[note.start]!r}"
+    match note.fate:
+        case fate if fate == SMALL:
+            return f"{region} is smaller than min_size {run.min_size}"
+        case fate if fate == CAPPED:
+            return f"{region} was not among the {run.max_subgraphs} largest (max_subgraphs)"
+        case fate if fate == REFUSED:
+            why = f": {_words(note.why)}" if note.why is not None else ""
+            return f"property {run.property!r} refused {region}{why}"
+        case fate if fate == UNUSED:
+            return f"nothing uses what {region} computes"
+        case _:
+            return f"{region} became {note.node!r}"
+
+
+@attrs.frozen
+class _Place:
+    """Where a node is in the partitioned graph: in a subgraph node, or outside."""
+
+    target: Node
+    holder: Node | None = None
+
+    @property
+    def node(self) -> Node:
+        """The node of the partitioned graph that it is, or that holds it."""
+        return self.holder or self.target
+
+    def neighbours(self) -> list[Node]:
+        """Return the nodes of the partitioned graph at the other ends of its own edges."""
+        if self.holder is None:
+            return [*self.target.predecessors(), *self.target.successors()]
+        inner = self.holder.subgraph
+        assert inner is not None, "only subgraph nodes hold others"
+        given = dict(zip(inner.inputs, self.holder.inputs, strict=True))
+        outer = [given.get(value) for value in self.target.sources]
+        found = [v.producer for v in outer if v is not None and v.producer is not None]
+        for value, result in zip(self.holder.outputs, inner.outputs, strict=True):
+            if result.producer is self.target:
+                found += value.consumers
+        return found
+
+
+def _apart(run: Run, number: int, place: _Place) -> Iterator[str]:
+    """Yield why a node is not in the regions beside it: the cycle that each would have closed."""
+    beside: dict[int, None] = {}
+    if number in run.given_up:
+        beside[run.given_up[number]] = None
+    for node in place.neighbours():
+        position = _region_of(run, node)
+        if position >= 0 and run.region[number] >= 0:
+            beside[position] = None
+    beside.pop(run.region[number], None)
+    for position in beside:
+        path = _detour(run, position, place)
+        if path:
+            start = run.names[run.regions[position].start]
+            shown = " -> ".join(map(repr, path))
+            yield f"with it the region from {start!r} would have closed a cycle: {shown}"
+        elif position == run.given_up.get(number):
+            yield "a region gave it up: with it the region would have closed a cycle"
+
+
+def _region_of(run: Run, node: Node) -> int:
+    """Return the position of the region that a node of the partitioned graph is, or was in."""
+    if node.subgraph is not None:
+        made = (k for k, note in enumerate(run.regions) if note.node == node.name)
+        return next(made, -1)
+    number = run.number(node.name)
+    return -1 if number is None else run.region[number]
+
+
+def _detour(run: Run, position: int, place: _Place) -> list[str]:
+    """Return the names along a path between a region and a node that runs outside of both."""
+    if position >= len(run.regions):
+        return []
+    graph = place.node.graph
+    assert graph is not None, "explain looks at nodes of graphs"
+    members = [node for node in graph.nodes if _region_of(run, node) == position]
+    members = [node for node in members if node is not place.node]
+    path = find_detour(members, [place.node]) or find_detour([place.node], members)
+    return [node.name for node in path]
+
+
+def find_detour(first: Iterable[Node], last: Iterable[Node]) -> list[Node]:
+    """Return a shortest path from ``first`` to ``last`` over another node; empty if none."""
+    sources, targets = dict.fromkeys(first), frozenset(last)
+    before: dict[Node, Node] = {}
+    level = list(sources)
+    while level:
+        following: list[Node] = []
+        for node in level:
+            for other in node.successors():
+                if other in targets and node not in sources:
+                    path = [other, node]
+                    while path[-1] not in sources:
+                        path.append(before[path[-1]])
+                    return path[::-1]
+                if other not in before and other not in sources and other not in targets:
+                    before[other] = node
+                    following.append(other)
+        level = following
+    return []

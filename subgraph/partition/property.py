@@ -1,0 +1,264 @@
+"""Properties: how regions are found and what replaces them; what an accelerator says of itself.
+
+A `SubgraphProperty` gives the selector and makes the subgraph node. ``graph.attrs
+["subgraph_property"]`` holds one, or a list in order of priority, for the pass PartitionGraph;
+`optimize_for` applies one by name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar, overload
+
+from subgraph.errors import PartitionError
+from subgraph.graph.graph import Graph, Node
+from subgraph.partition.selector import (
+    SELECTORS,
+    ContainOpSelector,
+    Reject,
+    SelectorFactory,
+    SubgraphSelector,
+)
+from subgraph.system.registry import Registry, defined_at, nearest
+
+
+class SubgraphProperty:
+    """Tells how regions are found and what becomes of them. A child overrides what it needs.
+
+    Attributes:
+        name: What messages, records and default node names call it; empty: the registered name,
+            else the class's.
+        strategy: Order of growth, "selector" or "hetero"; the pass's option wins.
+        min_size: Regions of fewer nodes are left as they were; the pass's option wins.
+        max_subgraphs: Only that many regions, the largest, are made; None: all; the option wins.
+        constant_weights: Whether what a region takes from constants (Constant nodes, and what
+            follows from them or from shapes alone) reaches its op as Parameters. Its selectors see
+            the Parameter too, and are not asked about these nodes.
+        version: Version of what it makes, which files keep; loading says where it differs.
+        options: Names of the options of its own, which ``pre_partition`` gets; set in the class,
+            others are refused. None: not said, every option reaches ``pre_partition``.
+    """
+
+    name: str = ""
+    constant_weights: bool = True
+    version: str = ""
+    strategy: str = "selector"
+    min_size: int = 1
+    max_subgraphs: int | None = None
+    options: ClassVar[Sequence[str] | None] = None
+
+    def create_subgraph_selector(self) -> SubgraphSelector:
+        """Return a fresh selector; called for every node at which a region might start."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how regions are found: write "
+            "create_subgraph_selector"
+        )
+
+    def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node | Reject | None:
+        """Return the node that replaces a region, or None or a Reject to leave it as it was.
+
+        The default node, of op ``_subgraph_op``, runs the inner graph with the default executor.
+
+        Args:
+            subgraph: The region. Its inputs have types; one that is a weight has its parameter.
+            subgraph_id: Number of the region, unique in the pass.
+        """
+        from subgraph.operators.subgraph_op import subgraph_node
+
+        return subgraph_node(subgraph, name=f"{property_name(self)}_{subgraph_id}")
+
+    def pre_partition(self, graph: Graph, options: Mapping[str, Any]) -> Graph | None:
+        """Look at the graph before it is cut, or raise to refuse it.
+
+        Also called when a saved partition is loaded, before `create_subgraph_node` makes its ops
+        again: with the graph as it was before the cut, and the options of then.
+
+        Args:
+            graph: What will be partitioned; it must not be changed.
+            options: All options of the pass, the property's own among them.
+
+        Returns:
+            None, or another graph to partition instead.
+        """
+        return None
+
+    def post_partition(self, graph: Graph) -> Graph | None:
+        """Look at the partitioned graph; return None, or another graph to go on with."""
+        return None
+
+    def saved_options(self) -> Mapping[str, Any]:
+        """Return what of the property's own state a saved partition has to keep, plain JSON.
+
+        Loading makes the property by its registered name, without arguments, and gives these to
+        ``pre_partition`` among the options.
+        """
+        return {}
+
+
+class SelectorProperty(SubgraphProperty):
+    """The default property around a selector that stands alone."""
+
+    def __init__(self, selector: SelectorFactory | SubgraphSelector, name: str = "") -> None:
+        """Take the selector's class or function; an instance is copied for every start node."""
+        self.selector = selector
+        if isinstance(selector, SubgraphSelector):
+            self.name = name or type(selector).__name__
+        else:
+            self.name = name or getattr(selector, "__name__", type(selector).__name__)
+
+    def create_subgraph_selector(self) -> SubgraphSelector:
+        """Return a fresh selector."""
+        if not isinstance(self.selector, SubgraphSelector):
+            return self.selector()
+        if isinstance(self.selector, ContainOpSelector):
+            return self.selector  # it has no state
+        fresh = copy.copy(self.selector)
+        fresh.reset()
+        return fresh
+
+
+PropertyFactory = Callable[[], SubgraphProperty]
+_P = TypeVar("_P", bound=PropertyFactory)
+
+
+def _discover() -> None:
+    from importlib.metadata import entry_points
+
+    from subgraph.system.registry import Files
+
+    # Pattern properties stand beside the passes.
+    Files("subgraph.passes", lambda name: not name.startswith("_")).load_all()
+    for entry in entry_points(group="subgraph.properties"):
+        try:
+            factory: Any = entry.load()
+            PROPERTIES.register(entry.name, factory, f"entry point {entry.value}")
+            _names.setdefault(factory, entry.name)
+        except Exception as error:
+            raise PartitionError(
+                f"property {entry.name!r} (entry point {entry.value}) cannot be loaded: {error}; "
+                "repair or uninstall the package that declares it"
+            ) from error
+
+
+PROPERTIES: Registry[PropertyFactory] = Registry("property", PartitionError, _discover)
+_names: dict[Any, str] = {}
+
+
+@overload
+def register_property(name: str) -> Callable[[_P], _P]: ...
+@overload
+def register_property(name: str, cls: _P) -> _P: ...
+def register_property(name: str, cls: PropertyFactory | None = None) -> Any:
+    """Give a property class (or a function that makes a property) a name.
+
+    With the class left out, returns a decorator.
+
+    Raises:
+        PartitionError: another property has the name, or ``cls`` cannot be called.
+    """
+    if cls is None:
+        return partial(register_property, name)
+    if not callable(cls):
+        raise PartitionError(
+            f"property {name!r}: {cls!r} makes no properties; give the class, or a function that "
+            "returns one"
+        )
+    PROPERTIES.register(name, cls, defined_at(cls))
+    _names[cls] = name
+    return cls
+
+
+def property_name(owner: SubgraphProperty) -> str:
+    """Return the name of a property for messages, records and node names."""
+    return owner.name or _names.get(type(owner)) or type(owner).__name__
+
+
+def saved_name(owner: SubgraphProperty) -> str:
+    """Return the name by which a file names a property: a registered one, if it has any."""
+    names = [name for name in (owner.name, _names.get(type(owner), "")) if name]
+    registered = (name for name in names if PROPERTIES.find(name, named_only=True) is not None)
+    return next(registered, property_name(owner))
+
+
+def property_from(given: Any) -> SubgraphProperty:
+    """Return the property meant by a property, a selector, a class of these, or a name.
+
+    Raises:
+        PartitionError: it is none of these; the message says what was got.
+    """
+    if isinstance(given, SubgraphProperty):
+        return given
+    if isinstance(given, SubgraphSelector):
+        return SelectorProperty(given)
+    if isinstance(given, str):
+        return _by_name(given)
+    if isinstance(given, type):
+        if issubclass(given, SubgraphProperty):
+            return _made(given, given.__name__)
+        if issubclass(given, SubgraphSelector):
+            return SelectorProperty(given)
+    raise PartitionError(
+        f"{given!r} is no property: give a SubgraphProperty, a SubgraphSelector, a class of "
+        "these, or a name that was registered"
+    )
+
+
+def _made(factory: PropertyFactory, name: str) -> SubgraphProperty:
+    try:
+        made: Any = factory()
+    except Exception as error:
+        raise PartitionError(
+            f"property {name!r}: {defined_at(factory)} raised {type(error).__name__}: {error}; "
+            "what takes arguments is given as an object, not by its class or name"
+        ) from error
+    if not isinstance(made, SubgraphProperty):
+        raise PartitionError(
+            f"property {name!r}: {defined_at(factory)} made {made!r}, which is no SubgraphProperty"
+        )
+    return made
+
+
+def _by_name(name: str) -> SubgraphProperty:
+    factory = PROPERTIES.find(name)
+    selector = SELECTORS.find(name)
+    if factory is not None and selector is not None:
+        raise PartitionError(
+            f"{name!r} is a property ({defined_at(factory)}) and a selector "
+            f"({defined_at(selector)}); rename one, or give the object instead of the name"
+        )
+    if factory is not None:
+        made = _made(factory, name)
+        if not made.name and type(made) is not factory:
+            made.name = name
+        return made
+    if selector is not None:
+        return SelectorProperty(selector, name)
+    known = [*PROPERTIES.names(), *SELECTORS.names()]
+    raise PartitionError(f"no property or selector named {name!r}; {nearest(name, known)}")
+
+
+def properties_from(given: Any) -> list[SubgraphProperty]:
+    """Return the properties meant by one item or a list of items; see `property_from`."""
+    if isinstance(given, (list, tuple)):
+        items: list[Any] = list(given)  # pyright: ignore[reportUnknownArgumentType]
+        return [property_from(item) for item in items]
+    return [property_from(given)]
+
+
+def optimize_for(graph: Graph, name: Any, **options: Any) -> Graph:
+    """Partition ``graph`` for an accelerator and return the new graph.
+
+    Args:
+        graph: The graph; it stays as it is.
+        name: A registered property or selector by name, or one of these objects, or a list.
+        **options: Options of the pass PartitionGraph (strategy, min_size, max_subgraphs, include,
+            exclude); others go to the property's ``pre_partition``.
+
+    Raises:
+        PartitionError: the name is unknown, or the selector or property misbehaved.
+    """
+    from subgraph.transform.pass_manager import apply_pass
+
+    return apply_pass(graph, "PartitionGraph", properties=name, **options)

@@ -1,0 +1,256 @@
+"""Regions undone and taken out: `inline_subgraphs` and `region_model`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import attrs
+
+from subgraph.errors import PartitionError
+from subgraph.graph.copies import copy_node, copy_value
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.operators.subgraph_op import (
+    AFFINITY,
+    DOMAIN,
+    OP_TYPE,
+    REGION,
+    ProfileEntry,
+    runs_by_default,
+)
+from subgraph.partition.record import KEY
+
+Weights = Literal["inside", "inputs"]
+_Chooser = Callable[[Node], bool]
+
+
+def inline_subgraphs(graph: Graph) -> Graph:
+    """Return the graph with the nodes of its subgraph nodes in their places, bodies included.
+
+    This undoes a partition. Regions inside regions are inlined too, and so are calls of functions
+    that ``sg.load(..., functions="keep")`` left. Inputs, outputs, parameters, nodes and values keep
+    their names; a node whose name another node outside has gets that of its region before it. The
+    ops of the regions are dropped, and so is the record that `explain` reads.
+
+    Args:
+        graph: The graph; it stays as it is.
+    """
+    found = _inlined(graph, _has_subgraph)
+    found.attrs.pop(KEY, None)
+    return found
+
+
+def without_device_regions(graph: Graph) -> Graph:
+    """Return a compiled model's graph as it was before a device cut it, to compile it again.
+
+    Regions of a user's partition stay; nodes forget the device that ran them.
+    """
+    found = _inlined(graph, _is_device_region)
+    for level in found.levels():
+        for node in level.nodes:
+            if node.metadata:
+                node.metadata.pop(AFFINITY, None)
+    return found
+
+
+def without_default_regions(graph: Graph) -> Graph:
+    """Return the graph with the nodes of regions that the default executor runs in their places.
+
+    A device compiles these nodes with those around them, so that fusions and layouts reach over
+    the borders of regions. Each node notes its region, for `region_of`. The record that `explain`
+    reads stays, and so do regions with an op of their own.
+
+    Args:
+        graph: The graph; it stays as it is, and is returned itself if it has no such region.
+    """
+    nodes = (node for level in graph.levels() for node in level.nodes)
+    if not any(map(_is_default_region, nodes)):
+        return graph
+    return _inlined(graph, _is_default_region, note_regions=True)
+
+
+def region_of(node: Node) -> str:
+    """Return the name of the region of a user's partition that a node of a compiled graph is in.
+
+    Returns:
+        The name, names separated by commas for a fused node of several regions, "" for none.
+    """
+    metadata = node.metadata or {}
+    if REGION in metadata:
+        return metadata[REGION]
+    if node.subgraph is None or AFFINITY in metadata:
+        return ""
+    if node.domain == DOMAIN and node.op_type == OP_TYPE:
+        return node.name
+    names = (region_of(inner) for inner in node.subgraph.nodes)
+    return ",".join(dict.fromkeys(name for name in names if name))
+
+
+def note_region(entries: Sequence[ProfileEntry], node: Node) -> list[ProfileEntry]:
+    """Return profile entries with the region of ``node``; those that name one keep it."""
+    region = region_of(node)
+    return [attrs.evolve(entry, region=entry.region or region) for entry in entries]
+
+
+def _has_subgraph(node: Node) -> bool:
+    return node.subgraph is not None
+
+
+def _is_device_region(node: Node) -> bool:
+    return node.subgraph is not None and AFFINITY in (node.metadata or {})
+
+
+def _is_default_region(node: Node) -> bool:
+    return node.subgraph is not None and runs_by_default(node.op)
+
+
+def _inlined(
+    graph: Graph, goes: _Chooser, *, note_regions: bool = False, region: str = ""
+) -> Graph:
+    values: dict[Value, Value] = {}
+    inputs = [copy_value(v, values) for v in graph.inputs]
+    captures = [copy_value(v, values) for v in graph.captures]
+    inlining = _Inlining(graph, goes, note_regions=note_regions)
+    inlining.add(graph, values, region=region)
+    return Graph(
+        inputs,
+        inlining.outputs(graph, values),
+        graph.name,
+        nodes=inlining.nodes,
+        captures=captures,
+        attrs=graph.attrs,
+        opsets=inlining.opsets,
+        metadata=graph.metadata,
+        doc=graph.doc,
+    )
+
+
+class _Inlining:
+    """Copies of the nodes of a graph, with those of chosen subgraph nodes in their places."""
+
+    def __init__(self, graph: Graph, goes: _Chooser, *, note_regions: bool) -> None:
+        """Begin with no nodes.
+
+        Args:
+            graph: The graph.
+            goes: Whether the nodes of a subgraph node's inner graph take its place.
+            note_regions: Whether these note the outermost subgraph node that held them.
+        """
+        self.nodes: list[Node] = []
+        self.opsets = dict(graph.opsets)
+        self._goes = goes
+        self._note_regions = note_regions
+        self._node_names = {node.name for node in graph.nodes if not goes(node)}
+        self._value_names = {value.name for value in graph.values()}
+
+    def add(
+        self, graph: Graph, values: dict[Value, Value], holder: str = "", region: str = ""
+    ) -> None:
+        """Copy the nodes of ``graph``.
+
+        Args:
+            graph: The graph, or the inner graph of a subgraph node.
+            values: Copies of the values that it takes from outside and gives outside.
+            holder: Name of the subgraph node.
+            region: Name of the outermost subgraph node around it.
+        """
+        for node in graph.nodes:
+            if node.subgraph is not None and self._goes(node):
+                self._inline(node, node.subgraph, values, region or node.name)
+                continue
+            given = {value for value in node.outputs if value in values}
+            copy = copy_node(node, values)
+            for key, held in node.attrs.items():
+                if isinstance(held, Graph):
+                    copy.attrs[key] = _inlined(
+                        held, self._goes, note_regions=self._note_regions, region=region
+                    )
+            if self._note_regions and region:
+                copy.metadata = {**(copy.metadata or {}), REGION: region}
+            if holder:
+                copy.name = _unique(copy.name, holder, self._node_names)
+                for value in node.outputs:
+                    if value not in given:
+                        made = values[value]
+                        made.name = _unique(made.name, holder, self._value_names)
+            self.nodes.append(copy)
+
+    def _inline(self, node: Node, inner: Graph, values: dict[Value, Value], region: str) -> None:
+        self.opsets = {**inner.opsets, **self.opsets}
+        # Nodes may share an inner graph: each gets copies of its own.
+        inside: dict[Value, Value] = {}
+        for formal, actual in zip(inner.inputs, node.inputs, strict=True):
+            if actual is not None:
+                inside[formal] = copy_value(actual, values)
+        for formal, actual in zip(inner.outputs, node.outputs, strict=True):
+            if formal.producer is not None and formal not in inside:
+                inside[formal] = copy_value(actual, values)
+        self.add(inner, inside, node.name, region)
+        for formal, actual in zip(inner.outputs, node.outputs, strict=True):
+            values[actual] = copy_value(formal, inside)
+
+    def outputs(self, graph: Graph, values: dict[Value, Value]) -> list[Value]:
+        """Return the copies of the graph's outputs, each under its name."""
+        found: list[Value] = []
+        for value in graph.outputs:
+            copy = copy_value(value, values)
+            if copy.name != value.name:  # a region hands on an input, or gives one result twice
+                identity = Node("Identity", [copy], version=1)
+                self.nodes.append(identity)
+                copy = values[value] = identity.outputs[0]
+                copy.name, copy.type = value.name, value.type
+            found.append(copy)
+        return found
+
+
+def _unique(name: str, holder: str, taken: set[str]) -> str:
+    """Return a name that is free; empty, for the graph to choose, if its region's does not help."""
+    if name in taken:
+        name = f"{holder}/{name}"
+        if name in taken:
+            return ""
+    taken.add(name)
+    return name
+
+
+def region_model(subgraph: Node | Graph, *, weights: Weights = "inside") -> Graph:
+    """Return a region as a model of its own, for ``sg.compile_model``, ``sg.save``, ``sg.to_onnx``.
+
+    Its ports have the names and the order of the inner graph's inputs and outputs. Parameters are
+    shared with the region, so those inside follow every assignment.
+
+    Args:
+        subgraph: A subgraph node, or an inner graph as ``create_subgraph_node`` gets it.
+        weights: "inside" keeps parameters in the model; its inputs are the other inputs of the
+            region. "inputs" makes every parameter that the region takes an input, so that the model
+            takes what ``SubgraphOp.forward`` gets. Parameters that only bodies of control flow use
+            stay inside.
+
+    Raises:
+        PartitionError: the node is no subgraph node, or ``weights`` is neither of the two.
+    """
+    if weights not in ("inside", "inputs"):
+        raise PartitionError(f"weights is {weights!r}; it is 'inside' or 'inputs'")
+    inner = subgraph.subgraph if isinstance(subgraph, Node) else subgraph
+    if inner is None:
+        raise PartitionError(
+            f"{subgraph!r} is no subgraph node; give one that a partition made, or its subgraph"
+        )
+    copy, values = inner.clone_with_map()
+    inputs: list[Value] = []
+    for value in inner.inputs:
+        mine = values[value]
+        if value.parameter is None:
+            inputs.append(mine)
+        elif weights == "inputs":
+            mine.type, mine.parameter = value.parameter.type, None
+            inputs.append(mine)
+    return Graph(
+        inputs,
+        copy.outputs,
+        subgraph.name,
+        nodes=copy.nodes,
+        attrs=copy.attrs,
+        opsets=copy.opsets,
+        doc=copy.doc,
+    )

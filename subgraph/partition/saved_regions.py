@@ -1,0 +1,116 @@
+"""Regions of a loaded partition: registered properties make their ops again.
+
+`subgraph.partition.op_note` says what a file notes of an op. Only a property that is registered in
+the loading process makes ops: a file cannot bring code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from subgraph.errors import PartitionError, SubgraphError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.partition.driver import call_hook
+from subgraph.partition.op_note import OpNote
+from subgraph.partition.options import Options
+from subgraph.partition.property import SubgraphProperty, property_from
+from subgraph.partition.regions import inline_subgraphs
+from subgraph.partition.replace import Piece, ask_node
+from subgraph.partition.selector import Reject
+
+_log = logging.getLogger("subgraph")
+_SHOWN = 3  # names of regions in a warning
+
+
+def restore_ops(graph: Graph, regions: Sequence[tuple[Node, OpNote]]) -> None:
+    """Let registered properties make the ops of a loaded graph's regions again, in place.
+
+    A region whose property is not registered here, or refuses it now, keeps the default op; its
+    note stays, so that a later load may succeed. Each property's reason is logged once.
+    """
+    whole: list[Graph] = []
+    makers: dict[str, SubgraphProperty | str] = {}
+    failed: dict[tuple[str, str], list[str]] = {}
+    for node, note in regions:
+        key = note.maker()
+        if key not in makers:
+            if not whole:
+                whole.append(inline_subgraphs(graph))
+            makers[key] = _property(note, whole[0])
+        owner = makers[key]
+        why = owner if isinstance(owner, str) else _remake(node, owner, note.id)
+        if why:
+            maker = note.property and f"property {note.property!r}"
+            failed.setdefault((maker or note.op, why), []).append(node.name)
+    for (maker, why), names in failed.items():
+        shown = ", ".join(map(repr, names[:_SHOWN])) + ", ..." * (len(names) > _SHOWN)
+        _log.warning(
+            "graph %r: %d region%s of %s (%s) run%s by the default executor: %s",
+            graph.name,
+            len(names),
+            "s" * (len(names) > 1),
+            maker,
+            shown,
+            "s" * (len(names) == 1),
+            why,
+        )
+
+
+def _property(note: OpNote, whole: Graph) -> SubgraphProperty | str:
+    """Return the property of a note, as ready as it was to cut; or why there is none."""
+    if not note.property:
+        return f"no property made {note.op}, so nothing can make it again"
+    if note.unsaved:
+        names = ", ".join(map(repr, note.unsaved))
+        return f"its option {names} has no form in a file; partition the model again"
+    try:
+        owner = property_from(note.property)
+        if type(owner).pre_partition is not SubgraphProperty.pre_partition:
+            call_hook(owner, "pre_partition", whole, Options.of(note.options))
+    except SubgraphError as error:
+        return f"{error}"
+    if owner.version != note.version:
+        _log.warning(
+            "graph %r was partitioned by version %r of property %r; this is version %r",
+            whole.name,
+            note.version,
+            note.property,
+            owner.version,
+        )
+    return owner
+
+
+def _remake(node: Node, owner: SubgraphProperty, number: int) -> str:
+    """Give a subgraph node the op that the property makes for it; return why not, if not."""
+    inner = node.subgraph
+    assert inner is not None, "only regions have notes"
+    behind = [Value(value.name, value.type) for value in inner.inputs]
+    try:
+        made = ask_node(owner, Piece(inner, behind, list(node.outputs)), number)
+    except PartitionError as error:
+        return f"{error}"
+    except SubgraphError as error:
+        return f"{type(error).__name__}: {error}"
+    if isinstance(made, Reject):
+        return f"it refused: {made.reason}"
+    if made.op is None or made.subgraph is None:
+        return f"create_subgraph_node gave {made.op_type}, which has no op"
+    position = {value.name: k for k, value in enumerate(behind)}
+    taken = [None if v is None else node.inputs[position[v.name]] for v in made.inputs]
+    _take_inputs(node, taken)
+    node.op, node.subgraph = made.op, made.subgraph
+    node.metadata = {**(made.metadata or {}), **(node.metadata or {})}
+    return ""
+
+
+def _take_inputs(node: Node, inputs: Sequence[Value | None]) -> None:
+    if tuple(inputs) == node.inputs:
+        return
+    for value in node.inputs:
+        if value is not None:
+            value.uses.remove(node)
+    for value in inputs:
+        if value is not None:
+            value.uses.append(node)
+    node.inputs = tuple(inputs)

@@ -1,0 +1,158 @@
+"""Where a search runs: the functions as they stand on lists, or their machine code on arrays.
+
+Machine code is up to a hundred times as fast, but it must be loaded, and compiled once on a machine
+that has never done so. Below LOAD nodes Python is quicker than loading, and code serves that is
+loaded; below COMPILE nodes Python is quicker than compiling, and code serves that is in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from subgraph.partition.search.tables import FIELDS, Tables
+
+if TYPE_CHECKING:
+    from subgraph.engine.toolchain.kernel import Kernel
+
+LOADED = 60
+LOAD = 2_000
+COMPILE = 50_000
+
+Ints = NDArray[np.int32]
+
+
+class Machine:
+    """Tables as lists, and what does an operation on them.
+
+    Attributes:
+        tables: The tables. Counters are the search's own, what is told goes through ``told``.
+        run: Does the operation that ``told`` says and returns its result.
+    """
+
+    tables: Tables
+    run: Callable[[], int]
+
+    def __init__(self, count: int, links: int) -> None:
+        """Make tables for ``count`` nodes and ``links`` links."""
+        from subgraph.partition.search.operations import serve
+
+        self.tables = tables = Tables()
+        for name, kind in FIELDS.items():
+            setattr(tables, name, 0 if kind == "int" else [0] * _size(kind, count, links))
+        self.run = lambda: serve(tables)
+
+    def place(self, name: str, size: int) -> None:
+        """Give a table that many entries, all 0."""
+        setattr(self.tables, name, [0] * size)
+
+    def took_over(self, name: str, other: str) -> None:
+        """Note that the search has put the table ``other`` in the place of ``name``."""
+
+    def put(self, name: str, values: Sequence[int] | Ints) -> None:
+        """Fill a table from its beginning."""
+        given = values.tolist() if isinstance(values, np.ndarray) else values
+        getattr(self.tables, name)[: len(given)] = given
+
+    def read(self, name: str, begin: int, end: int) -> list[int]:
+        """Return entries of a table."""
+        table: list[int] = getattr(self.tables, name)
+        return table[begin:end]
+
+
+class CompiledMachine(Machine):
+    """Tables as arrays, and machine code; seen are ``told``, ``asked`` and ``answers`` alone."""
+
+    def __init__(self, kernel: Kernel, count: int, links: int) -> None:
+        """Load the code and make tables for ``count`` nodes and ``links`` links."""
+        from subgraph.engine.program import layout
+        from subgraph.engine.program.entry import entry
+
+        fields = dict(kernel.variant)["tables_at"]
+        assert isinstance(fields, int)
+        self._first = fields // layout.WORD
+        sizes = [0 if kind == "int" else _size(kind, count, links) for kind in FIELDS.values()]
+        ends = np.cumsum(sizes)
+        # Pages that nobody touches take no memory, so tables of the other strategy are free.
+        memory = np.zeros(int(ends[-1]), np.int32)
+        starts = memory.ctypes.data + (ends - sizes) * memory.itemsize
+        self._block = np.zeros(self._first + len(FIELDS), np.int64)
+        self._block[self._first :] = np.where(sizes, starts, 0)
+        self._block[layout.RUN_WALK // layout.WORD] = kernel.address
+        self._arrays: dict[str, Ints] = {}
+        self._memory, self._ends = memory, dict(zip(FIELDS, ends.tolist(), strict=True))
+        self._sizes = dict(zip(FIELDS, sizes, strict=True))
+        self.tables = Tables()
+        for name in ("told", "asked", "answers"):
+            setattr(self.tables, name, self._table(name).data)
+        self.run = entry(self._block.ctypes.data)
+
+    def _table(self, name: str) -> Ints:
+        array = self._arrays.get(name)
+        if array is None:
+            end = self._ends[name]
+            array = self._arrays[name] = self._memory[end - self._sizes[name] : end]
+        return array
+
+    def place(self, name: str, size: int) -> None:
+        """Give a table that many entries, all 0."""
+        array = self._arrays[name] = np.zeros(size, np.int32)
+        self._block[self._first + list(FIELDS).index(name)] = array.ctypes.data
+
+    def took_over(self, name: str, other: str) -> None:
+        """Note that the search has put the table ``other`` in the place of ``name``."""
+        self._arrays[name] = self._arrays[other]
+
+    def put(self, name: str, values: Sequence[int] | Ints) -> None:
+        """Fill a table from its beginning."""
+        self._table(name)[: len(values)] = values
+
+    def read(self, name: str, begin: int, end: int) -> list[int]:
+        """Return entries of a table."""
+        entries: list[int] = self._table(name)[begin:end].tolist()
+        return entries
+
+
+def _size(kind: str, count: int, links: int) -> int:
+    return {"PerNode": count + 2, "PerLink": 2 * links + 4 * count + 16, "Pool": 4}[kind]
+
+
+def make_machine(count: int, links: int, *, compiled: bool | None = None) -> Machine:
+    """Return a machine for a search in a graph of ``count`` nodes and ``links`` links.
+
+    Args:
+        count: How many nodes.
+        links: How many links.
+        compiled: Whether to use machine code; None: if it is worth its price.
+    """
+    if compiled is None:
+        compiled = _is_worth_it(count)
+    return CompiledMachine(_kernel(), count, links) if compiled else Machine(count, links)
+
+
+def _is_worth_it(count: int) -> bool:
+    if count < LOADED or (count < LOAD and not _kernel.cache_info().currsize):
+        return False
+    from subgraph.engine.toolchain import toolchain
+
+    kernel = _kernel()
+    if count >= COMPILE or toolchain.is_loaded(kernel):
+        return True
+    return count >= LOAD and toolchain.is_cached(kernel)
+
+
+@cache
+def _kernel() -> Kernel:
+    from subgraph.engine.program import layout
+    from subgraph.engine.toolchain.kernel import Kernel
+
+    return Kernel(
+        "subgraph.partition.search.search_kernels",
+        "search",
+        result=layout.RUN_STATUS,
+        tables_at=layout.RUN_WORDS * layout.WORD,
+    )

@@ -1,0 +1,179 @@
+"""A search for regions as Python sees it: a graph of links, the operations on it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from subgraph.partition.search import operations
+from subgraph.partition.search.hetero import FULL
+from subgraph.partition.search.machine import Ints, make_machine
+
+# Room for growths at the beginning, in entries a node.
+_ROOM = 8
+
+
+class Links(NamedTuple):
+    """The links of a graph as arrays.
+
+    Attributes:
+        in_ends: For each node the end of its producers in ``ins``.
+        ins: Producers of the nodes, one node after the other, distinct, in input order.
+        out_ends: For each node the end of its consumers in ``outs``.
+        outs: Consumers alike, in topological order.
+    """
+
+    in_ends: Ints
+    ins: Ints
+    out_ends: Ints
+    outs: Ints
+
+    @classmethod
+    def of(cls, in_ends: Ints, ins: Ints) -> Links:
+        """Find the consumers to the producers."""
+        count = len(in_ends)
+        consumers = np.repeat(np.arange(count, dtype=np.int32), np.diff(in_ends, prepend=0))
+        outs = consumers[np.argsort(ins, kind="stable")]
+        out_ends = np.cumsum(np.bincount(ins, minlength=count), dtype=np.int32)
+        return cls(in_ends, ins, out_ends, outs)
+
+
+class Grown(NamedTuple):
+    """What has grown, sorted, and the candidates that had to be given up."""
+
+    members: list[int]
+    given_up: list[int]
+
+
+class Search:
+    """Nodes 0..n-1 in topological order, and the regions among them.
+
+    Attributes:
+        told: What operation is next, its arguments, its results; see `operations`.
+        asked: See `begin_growth`.
+        answers: See `begin_growth`.
+        go_on: Does the operation that is told.
+    """
+
+    def __init__(self, links: Links, *, compiled: bool | None = None) -> None:
+        """Start without regions.
+
+        Args:
+            links: The graph's links.
+            compiled: Whether to use machine code; None: if it is worth its price.
+        """
+        count = len(links.in_ends)
+        machine = make_machine(count, len(links.ins), compiled=compiled)
+        self.count = count
+        self._machine = machine
+        self.told = machine.tables.told
+        self.asked, self.answers = machine.tables.asked, machine.tables.answers
+        self.go_on = machine.run
+        for name, ends, items in (
+            ("in", links.in_ends, links.ins),
+            ("out", links.out_ends, links.outs),
+        ):
+            machine.put(f"{name}_end", ends)
+            machine.put(f"{name}_at", np.concatenate([np.zeros(1, np.int32), ends])[:count])
+            machine.put(f"{name}_links", items)
+        self._do(operations.PREPARE, count)
+
+    def _do(self, operation: int, one: int = 0, two: int = 0) -> int:
+        told = self.told
+        told[0], told[1], told[2] = operation, one, two
+        return self.go_on()
+
+    def choose(self, members: Sequence[int]) -> None:
+        """Make a region of ``members``, sorted free nodes that are convex."""
+        self._machine.put("members", members)
+        self._do(operations.CHOOSE, len(members))
+
+    def shrink(self, members: Sequence[int], keep: int) -> tuple[list[int], list[int]]:
+        """Return a convex, connected part of sorted ``members`` that holds ``keep``, and the rest.
+
+        First the members from which a path leaves and comes back to ``keep`` go; then, in order,
+        those that a path reaches which has left what is kept. What is no longer connected to
+        ``keep`` goes last. Linear.
+        """
+        return self._part(operations.SHRINK, members, keep)
+
+    def components(self, members: Sequence[int]) -> list[list[int]]:
+        """Return the connected parts of sorted ``members``, in the order of their first nodes."""
+        parts: list[list[int]] = []
+        left = list(members)
+        while left:
+            part, left = self._part(operations.COMPONENT, left, left[0])
+            parts.append(part)
+        return parts
+
+    def _part(
+        self, operation: int, members: Sequence[int], keep: int
+    ) -> tuple[list[int], list[int]]:
+        machine = self._machine
+        machine.put("members", members)
+        self._do(operation, len(members), keep)
+        kept, dropped = self.told[1], self.told[2]
+        return machine.read("members", 0, kept), machine.read("moved", 0, dropped)
+
+    def set_free(self, free: Iterable[int]) -> None:
+        """Let the nodes that ``free`` marks with 1 be those that may join regions."""
+        self._machine.put("free", np.fromiter(free, np.int32, self.count))
+
+    def begin_growth(self, start: int) -> int:
+        """Begin to grow a region from the free node ``start``; see `growing`.
+
+        Returns:
+            How many neighbours are ``asked`` about: those of ``told[1]``, its producers or
+            consumers as ``told[2]`` says. To each belongs one of ``answers``, 1 if the region may
+            grow to it, else 0; then `go_on` gives the next number, 0 at the end.
+        """
+        count = self._do(operations.GROW, start)
+        self.told[0] = operations.ANSWER
+        return count
+
+    def grown(self) -> Grown:
+        """Return what has grown."""
+        size, given_up = self.told[1], self.told[2]
+        members = self._machine.read("members", 0, size)
+        return Grown(members, self._machine.read("given", 0, given_up) if given_up else [])
+
+    def take_grown(self) -> None:
+        """Make a region of what has grown."""
+        self._do(operations.TAKE_GROWN)
+
+    def start_roots(self, free: Iterable[int]) -> None:
+        """Let the nodes that ``free`` marks with 1 be those of a device; see `hetero`."""
+        self.set_free(free)
+        self._make_room()
+        self._do(operations.START_ROOTS)
+
+    def largest(self, *, take: bool) -> tuple[int, list[int]] | None:
+        """Return root and members, sorted, of the largest region, None when there is no more.
+
+        Of equals it is the smallest root's.
+
+        Args:
+            take: Make a region of it.
+        """
+        operation = operations.TAKE_LARGEST if take else operations.FIND_LARGEST
+        while (root := self._do(operation)) == FULL:
+            self._make_room()
+        if root < 0:
+            return None
+        return root, self._machine.read("members", 0, self.told[1])
+
+    def _make_room(self) -> None:
+        room = 2 * self._do(operations.COUNT_KEPT) + _ROOM * self.count + 16
+        pairs = [("kept", "new_kept"), ("kept_root", "new_root"), ("kept_next", "new_next")]
+        for _, new in pairs:
+            self._machine.place(new, room)
+        self._do(operations.MOVE_KEPT, room)
+        for name, new in pairs:
+            self._machine.took_over(name, new)
+
+    def take(self, members: Sequence[int]) -> None:
+        """Let ``members`` of the largest region be free no more, after what is left was chosen."""
+        self._machine.put("members", members)
+        self._do(operations.TAKE, len(members))

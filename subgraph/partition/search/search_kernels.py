@@ -1,0 +1,176 @@
+"""The functions of the search as machine code; imported only where numba compiles them.
+
+Numba gets a type for `Tables`, which is the address of a block: of each field in order the address
+of the table or the counter itself. The functions are taken as they stand; where one calls another
+it finds that one compiled.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core.imputils import lower_builtin, lower_getattr_generic, lower_setattr_generic
+from numba.core.typing.templates import (
+    AbstractTemplate,
+    AttributeTemplate,
+    infer_getattr,
+    infer_global,
+    signature,
+)
+from numba.extending import intrinsic, models, register_model
+
+from subgraph.partition.search import (
+    blocks,
+    contraction,
+    growing,
+    hetero,
+    operations,
+    sorting,
+    surroundings,
+    tables,
+    trial,
+)
+
+# Without wrappers for Python a helper compiles in two thirds of the time.
+_helper = njit(
+    nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
+)
+_MODULES = (sorting, contraction, blocks, trial, hetero, surroundings, growing, operations)
+_WORD, _ENTRY = ir.IntType(64), ir.IntType(32)
+_OFFSETS = {name: 8 * k for k, name in enumerate(tables.FIELDS)}
+
+
+class TablesType(types.Type):
+    """Numba's type of `Tables`."""
+
+    def __init__(self) -> None:
+        super().__init__("Tables")
+
+
+class TableType(types.Type):
+    """Numba's type of one table: the address of its entries, which are int32."""
+
+    def __init__(self) -> None:
+        super().__init__("Table")
+
+
+_TABLES, _TABLE = TablesType(), TableType()
+
+
+@register_model(TablesType)
+@register_model(TableType)
+class _Address(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, _WORD)
+
+
+@infer_getattr
+class _Fields(AttributeTemplate):
+    key = TablesType
+
+    def generic_resolve(self, typ: Any, attr: str) -> Any:
+        kind = tables.FIELDS.get(attr)
+        return None if kind is None else types.int64 if kind == "int" else _TABLE
+
+
+def _place(builder: Any, block: Any, attr: str) -> Any:
+    address = builder.add(block, _WORD(_OFFSETS[attr]))
+    return builder.inttoptr(address, ir.PointerType(_WORD))
+
+
+@lower_getattr_generic(TablesType)
+def _get_field(_context: Any, builder: Any, _typ: Any, block: Any, attr: str) -> Any:
+    return builder.load(_place(builder, block, attr))
+
+
+@lower_setattr_generic(TablesType)
+def _set_field(context: Any, builder: Any, sig: Any, args: Any, attr: str) -> None:
+    block, value = args
+    if tables.FIELDS[attr] == "int":
+        value = context.cast(builder, value, sig.args[1], types.int64)
+    builder.store(value, _place(builder, block, attr))
+
+
+@infer_global(operator.getitem)
+class _Get(AbstractTemplate):
+    def generic(self, args: Any, kws: Any) -> Any:
+        return signature(types.int64, _TABLE, types.int64) if args[0] == _TABLE else None
+
+
+@infer_global(operator.setitem)
+class _Set(AbstractTemplate):
+    def generic(self, args: Any, kws: Any) -> Any:
+        whole = types.int64
+        return signature(types.void, _TABLE, whole, whole) if args[0] == _TABLE else None
+
+
+def _entry(builder: Any, table: Any, index: Any) -> Any:
+    pointer = builder.inttoptr(table, ir.PointerType(_ENTRY))
+    return builder.gep(pointer, [index], inbounds=True)
+
+
+@lower_builtin(operator.getitem, TableType, types.int64)
+def _get_entry(_context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+    return builder.sext(builder.load(_entry(builder, *args)), _WORD)
+
+
+@lower_builtin(operator.setitem, TableType, types.int64, types.int64)
+def _set_entry(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+    table, index, value = args
+    builder.store(builder.trunc(value, _ENTRY), _entry(builder, table, index))
+    return context.get_dummy_value()
+
+
+@intrinsic
+def _tables_at(_context: Any, address: Any) -> Any:
+    def emit(_context: Any, _builder: Any, _sig: Any, args: Any) -> Any:
+        return args[0]
+
+    return _TABLES(types.int64), emit
+
+
+@intrinsic
+def _store_result(_context: Any, address: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+        builder.store(args[1], builder.inttoptr(args[0], ir.PointerType(_WORD)))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit
+
+
+def _compiled(function: Any) -> Any:
+    """Return ``function`` for numba, and with it all functions of the search that it calls."""
+    scopes: dict[str, dict[str, Any]] = {module.__name__: {} for module in _MODULES}
+    made: dict[Any, Any] = {}
+    for module in _MODULES:
+        scope = scopes[module.__name__]
+        for name, value in vars(module).items():
+            if inspect.isfunction(value) and value.__module__ in scopes:
+                if value not in made:
+                    own = scopes[value.__module__]
+                    made[value] = _helper(FunctionType(value.__code__, own, value.__name__))
+                scope[name] = made[value]
+            else:
+                scope[name] = value
+    return made[function]
+
+
+def search(*, result: int, tables_at: int) -> Callable[[int, int, int, int], None]:
+    """Return the kernel that does one operation.
+
+    Args:
+        result: Offset of the word in the block that gets the result.
+        tables_at: Offset of the fields.
+    """
+    serve = _compiled(operations.serve)
+
+    def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        _store_result(args + result, serve(_tables_at(args + tables_at)))
+
+    return kernel

@@ -1,0 +1,60 @@
+"""A graph as arrays of integers: what the partition searches; built once for each graph.
+
+Node k is ``graph.nodes[k]``, so numbers are a topological order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, repeat
+from operator import attrgetter
+
+import attrs
+import numpy as np
+
+from subgraph.graph.graph import Graph, Node
+from subgraph.partition.search.search import Links
+
+
+@attrs.define(slots=True)
+class Workspace:
+    """The nodes of a graph and the links between them.
+
+    Attributes:
+        nodes: The node of each number; replaced by its copy when a property has cut the graph.
+        links: From each node to its producers, distinct, in input order (captures last), and back.
+        free: 1 for each node that may join a region: it is in none, and is not excluded.
+        forced: 1 for each node that is taken without asking.
+        names: Name of each node.
+    """
+
+    nodes: list[Node]
+    links: Links
+    free: bytearray
+    forced: bytearray
+    names: list[str]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Workspace:
+        """Number the nodes of ``graph``; nodes that hold a subgraph are not free."""
+        nodes = list(graph.nodes)
+        free = bytearray(node.subgraph is None for node in nodes)
+        names = [node.name for node in nodes]
+        return cls(nodes, _links(nodes), free, bytearray(len(nodes)), names)
+
+
+def _links(nodes: Sequence[Node]) -> Links:
+    """Find who takes values from whom; loops over nodes run in C, not in Python."""
+    count = len(nodes)
+    given = list(map(attrgetter("outputs"), nodes))
+    taken = [(*n.inputs, *n.captures) if n.captures else n.inputs for n in nodes]
+    makers = np.repeat(np.arange(count), np.fromiter(map(len, given), np.int64, count))
+    maker = dict(zip(chain.from_iterable(given), makers.tolist(), strict=True))
+    users = np.repeat(np.arange(count), np.fromiter(map(len, taken), np.int64, count))
+    sources = np.fromiter(map(maker.get, chain.from_iterable(taken), repeat(-1)), np.int64)
+    real = sources >= 0
+    pairs = users[real] * count + sources[real]
+    _, first = np.unique(pairs, return_index=True)
+    pairs = pairs[np.sort(first)]
+    ends = np.cumsum(np.bincount(pairs // count, minlength=count))
+    return Links.of(ends.astype(np.int32), (pairs % count).astype(np.int32))

@@ -1,0 +1,179 @@
+"""Selectors: which nodes a region may hold, said in Python; what the partition asks.
+
+A `SubgraphSelector` answers four questions about nodes. `Reject` is a no with a reason that
+`explain` shows later. `register_selector` gives a selector a name, so that ``optimize_for`` finds
+it. The partition (`subgraph.partition`) puts the questions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from subgraph.errors import PartitionError
+from subgraph.graph.graph import Node
+from subgraph.system.registry import Registry, defined_at
+
+
+class Reject:
+    """A no with its reason: counts as False, and is kept for `explain`.
+
+    Attributes:
+        reason: Why, in the words of who refused.
+        file: Source file of the line that said no.
+        line: Number of that line.
+    """
+
+    __slots__ = ("file", "line", "reason")
+
+    def __init__(self, reason: str, *, depth: int = 0) -> None:
+        """Refuse because of ``reason``; ``depth`` skips that many frames between user and here."""
+        self.reason = reason
+        frame = inspect.currentframe()
+        for _ in range(1 + depth):
+            frame = None if frame is None else frame.f_back
+        self.file = "" if frame is None else frame.f_code.co_filename
+        self.line = 0 if frame is None else frame.f_lineno
+
+    def __bool__(self) -> bool:
+        return False
+
+    @property
+    def where(self) -> str:
+        """``file:line``, empty if not known."""
+        return f"{self.file}:{self.line}" if self.file else ""
+
+    def __repr__(self) -> str:
+        return f"Reject({self.reason!r} at {self.where or '?'})"
+
+
+class SubgraphSelector:
+    """Says which nodes form a region.
+
+    Every start node gets a fresh selector, so it may keep state, and one that does overrides
+    `reset`. Each question is answered with a bool or a `Reject`; anything else is an error. A child
+    overrides what it needs; by default nothing is selected.
+    """
+
+    def select(self, node: Node) -> bool | Reject:
+        """Return whether a region may start at ``node`` (strategy hetero: whether it is taken)."""
+        return False
+
+    def select_input(self, node: Node, input_node: Node) -> bool | Reject:
+        """Return whether the region grows from ``node`` to its producer ``input_node``."""
+        return False
+
+    def select_output(self, node: Node, output_node: Node) -> bool | Reject:
+        """Return whether the region grows from ``node`` to its consumer ``output_node``."""
+        return False
+
+    def filter(self, candidates: list[Node]) -> list[Node] | Reject:
+        """Return which of the nodes found, given in topological order, the region shall keep.
+
+        A `Reject` drops them all.
+        """
+        return candidates
+
+    def reset(self) -> None:
+        """Forget the state: the same object, or a copy of it, serves another start node.
+
+        To override it says that the selector keeps state. Where a node that such a selector took
+        has to be given up, because the region would not be convex with it, the selector is reset
+        (or a fresh one made) and the region grows again from its start without that node.
+        """
+
+
+_rejects: dict[str, Reject] = {}
+
+
+def _other_operator(op_type: str) -> Reject:
+    known = _rejects.get(op_type)
+    if known is None:
+        known = Reject(f"operator {op_type} is not among those selected")
+        known.file = ""
+        _rejects[op_type] = known
+    return known
+
+
+class ContainOpSelector(SubgraphSelector):
+    """Selects the nodes of some operators, wherever they are connected.
+
+    Attributes:
+        op_types: Names of operators: "Conv", or "my.domain::Conv" for one of another domain.
+    """
+
+    def __init__(self, op_types: Iterable[str]) -> None:
+        """Take the operators' names.
+
+        Raises:
+            PartitionError: a single string was given, or what holds no strings.
+        """
+        if isinstance(op_types, str):
+            raise PartitionError(
+                f"ContainOpSelector takes a set of operator names, got the string {op_types!r}; "
+                f"write ContainOpSelector({{{op_types!r}}})"
+            )
+        try:
+            self.op_types = op_types if isinstance(op_types, frozenset) else frozenset(op_types)
+            fits = all(type(name) is str for name in self.op_types)
+        except TypeError:
+            fits = False
+        if not fits:
+            raise PartitionError(
+                f"ContainOpSelector takes a set of operator names, got {op_types!r}"
+            )
+
+    def select(self, node: Node) -> bool | Reject:
+        """Take a node of one of the operators."""
+        op_type = node.op_type
+        if op_type in self.op_types and not node.domain:
+            return True
+        return self._other(node)
+
+    def select_input(self, node: Node, input_node: Node) -> bool | Reject:
+        """Take a producer of one of the operators."""
+        if input_node.op_type in self.op_types and not input_node.domain:
+            return True
+        return self._other(input_node)
+
+    def select_output(self, node: Node, output_node: Node) -> bool | Reject:
+        """Take a consumer of one of the operators."""
+        if output_node.op_type in self.op_types and not output_node.domain:
+            return True
+        return self._other(output_node)
+
+    def _other(self, node: Node) -> bool | Reject:
+        if node.domain:
+            name = f"{node.domain}::{node.op_type}"
+            return name in self.op_types or _other_operator(name)
+        return _other_operator(node.op_type)
+
+    def __repr__(self) -> str:
+        return f"ContainOpSelector({{{', '.join(map(repr, sorted(self.op_types)))}}})"
+
+
+SelectorFactory = Callable[[], SubgraphSelector]
+
+SELECTORS: Registry[SelectorFactory] = Registry("selector", PartitionError)
+
+
+def register_selector(name: str, cls: SelectorFactory | None = None) -> Any:
+    """Give a selector class (or any function that makes a selector) a name.
+
+    With the class left out, returns a decorator. ``optimize_for(graph, name)`` then partitions by
+    it, and the default subgraph node runs the regions.
+
+    Raises:
+        PartitionError: another class has the name, or ``cls`` cannot be called.
+    """
+    if cls is None:
+        return partial(register_selector, name)
+    if not callable(cls):
+        raise PartitionError(
+            f"selector {name!r}: {cls!r} makes no selectors; give the class, or a function that "
+            "returns a fresh selector at every call"
+        )
+    SELECTORS.register(name, cls, defined_at(cls))
+    return cls

@@ -1,0 +1,1 @@
+"""Running graphs: the default executor, compiled models and their requests."""

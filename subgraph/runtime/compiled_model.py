@@ -1,0 +1,398 @@
+"""Compiled models: a graph with subgraph nodes that is ready to run, and its requests.
+
+``model(inputs)`` borrows an idle runner, so calls from many threads run side by side. A run sees
+one `Snapshot` of all parameters, taken anew only when some parameter of the process has changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from subgraph.errors import ConfigError, MissingInputError, ShapeError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter, ParameterTable, Snapshot, State, call_pinned, epoch
+from subgraph.graph.types import TensorType, dtype_of
+from subgraph.operators.subgraph_op import AFFINITY, Repeat, SubgraphOp, fallback_of
+from subgraph.runtime.executor import Cancel
+from subgraph.runtime.executor_plan import Plan
+from subgraph.runtime.infer_request import InferRequest
+from subgraph.runtime.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct, within
+from subgraph.runtime.settings import DeviceOptions, property_access
+from subgraph.runtime.signature import Port, Results, Signature
+from subgraph.runtime.task_executor import TaskExecutor
+from subgraph.system.forking import free_in_child
+from subgraph.system.registry import nearest
+
+if TYPE_CHECKING:
+    from subgraph.devices.core import Core
+    from subgraph.devices.device import Device
+    from subgraph.weights.cache import StoredWeights
+
+Array = np.ndarray[Any, Any]
+
+# A runner, how it runs as a whole, and how it does the same again.
+_Idle = tuple[Runner, Callable[[Sequence[Any]], Any], Repeat | None]
+
+
+class CompiledModel:
+    """A model ready to run; immutable but for its parameters, safe to use from many threads.
+
+    Attributes:
+        graph: The graph that runs: subgraph nodes, and plain nodes for the reference device.
+        device: The device string that it was compiled for.
+        options: The device's options that it was compiled with.
+        parameters: All parameters by name; assign to one and later calls use the new array.
+        inputs: Ports of the inputs; those with a default may be left out.
+        outputs: Ports of the outputs.
+        stored: Weights that came from an exported file, kept for the ops that take them up.
+        metrics: Read-only properties beside the standard ones.
+        pipeline: Where asynchronous runs take turns.
+        configs: Configuration by device.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        device: str = "",
+        options: DeviceOptions | None = None,
+        requests: int = 1,
+        metrics: Mapping[str, Any] | None = None,
+        pipeline: Sequence[tuple[str, int, int]] = (),
+        source: Graph | None = None,
+        stored: StoredWeights | None = None,
+        configs: Mapping[str, Mapping[str, Any]] | None = None,
+        core: Core | None = None,
+    ) -> None:
+        """Make a graph ready to run.
+
+        Args:
+            graph: The graph; subgraph nodes run by their ops, all others by the reference.
+            device: Name of the device that compiled it.
+            options: The options it was compiled with.
+            requests: How many requests at a time make best use of the device.
+            metrics: More read-only properties.
+            pipeline: (device, first step, end) of asynchronous runs, covering all nodes in order;
+                each device runs the steps of one request at a time. Empty: requests do not wait.
+            source: The graph before the partition, kept for export and to compile again.
+            stored: Weights from an exported file.
+            configs: Configuration by device, where several are involved.
+            core: The Core of the devices.
+        """
+        self.graph = graph
+        self.device = device
+        self.options = DeviceOptions() if options is None else options
+        self.stored = stored
+        self.source = graph if source is None else source
+        self._requests = requests
+        self.metrics: dict[str, Any] = dict(metrics or {})
+        self.pipeline = tuple(pipeline)
+        self.configs = {name: dict(values) for name, values in (configs or {}).items()}
+        self._core = core
+        self._signature = Signature(graph.inputs, graph.outputs, graph.name)
+        self._run_positions: list[int] | None = None
+        self._direct = is_direct(graph)
+        self._plan = Plan(graph, parallel=self.options.PARALLEL_REGIONS)
+        self.parameters: dict[str, Parameter] = ParameterTable(
+            (p.name, p) for p in self._plan.parameters
+        )
+        self._snapshot = Snapshot(self._plan.parameters)
+        self._threads: tuple[TaskExecutor, TaskExecutor] | None = None
+        turns = {name: free_in_child(threading.Lock()) for name, _, _ in pipeline}
+        self._pipeline = [(turns[name], begin, end) for name, begin, end in pipeline]
+        self._used = tuple(self._plan.ops())
+        for op in self._used:
+            type(op).use(op)
+        self._idle: list[_Idle] = []
+
+    def __del__(self) -> None:
+        """Free what was made of weights for this model now, not when cycles are looked for."""
+        if "_used" in self.__dict__:  # else the constructor has failed
+            for op in self.hand_over():
+                type(op).release(op)
+
+    def hand_over(self) -> list[SubgraphOp]:
+        """Stop counting as a user of the ops; return those that no other model runs."""
+        used, self._used = self._used, ()
+        return [op for op in used if type(op).leave(op)]
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.graph.name
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Ports of the inputs."""
+        return self._signature.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """Ports of the outputs."""
+        return self._signature.outputs
+
+    def __call__(self, *args: Any, **named: Any) -> Results:
+        """Run the model.
+
+        Args:
+            args: One array for each input, or one dict by name, or one list by position.
+            named: Inputs by name.
+
+        Returns:
+            The outputs by name and by position.
+
+        Raises:
+            MissingInputError, ShapeError: the inputs do not fit.
+            DeviceError: the run failed.
+        """
+        signature = self._signature
+        given = signature.bind(args, named)
+        try:
+            idle = self._idle.pop()
+        except IndexError:
+            idle = self._new_idle()
+        _, run, repeat = idle
+        try:
+            try:
+                results = None if repeat is None else repeat(given)
+            except Exception:  # the whole run says what failed, or lets another device take over
+                results = None
+            if results is None:
+                given, snapshot = self._with_snapshot(given)
+                results = call_pinned(snapshot, run, given)
+        finally:
+            self._idle.append(idle)
+        return Results(signature.output_positions, results)
+
+    def _new_idle(self) -> _Idle:
+        runner = self.create_runner(Cancel())
+        run = self._whole_run(runner)
+        short = run == runner.run and not self._signature.has_defaults
+        return runner, run, runner.repeat if short else None
+
+    def _whole_run(self, runner: Runner) -> Callable[[Sequence[Any]], Any]:
+        if type(self).create_stages is CompiledModel.create_stages:
+            return runner.run
+        stages = self.create_stages(runner)
+
+        def run(inputs: Any) -> Any:
+            for stage in stages:
+                inputs = stage.function(inputs)
+            return inputs
+
+        return run
+
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], Snapshot]:
+        """Check inputs; return them in order with the snapshot that the run has to use."""
+        return self._with_snapshot(self._signature.bind(args, named))
+
+    def _with_snapshot(self, given: list[Any]) -> tuple[list[Any], Snapshot]:
+        snapshot = self._snapshot
+        if snapshot.epoch != epoch():
+            snapshot = self._snapshot = Snapshot(self._plan.parameters)
+        if self._signature.has_defaults:
+            given, snapshot = self._with_defaults(given, snapshot)
+            if self._run_positions is not None:
+                given = [given[k] for k in self._run_positions]
+        return given, snapshot
+
+    def offer_defaults(self, inputs: Sequence[Value]) -> None:
+        """Let callers override weights: ``inputs`` are the model's, those with a default too.
+
+        The graph was compiled with these as weights, so that what is made of them is kept. A run
+        that is given another array sees the parameter as if it were that array.
+        """
+        self._signature = Signature(inputs, self.graph.outputs, self.name)
+        self._run_positions = [k for k, v in enumerate(inputs) if v.parameter is None]
+
+    def _with_defaults(self, given: list[Any], snapshot: Snapshot) -> tuple[list[Any], Snapshot]:
+        """Let an optional input that was given stand for its parameter, in this run alone.
+
+        Whatever was compiled on the parameter, folded weights included, then follows the input.
+        """
+        states: dict[Parameter, State] = {}
+        for position, (port, item) in enumerate(zip(self.inputs, given, strict=True)):
+            default = port.default
+            if item is None or default is None:
+                continue
+            if item.shape == default.type.shape:
+                # A stamp of its own; negative, so that caches do not take it for newer.
+                stamp = -Parameter.adopt(port.name, item).version
+                states[default] = State(stamp, item)
+                given[position] = None
+            elif self._run_positions is not None:
+                raise ShapeError(
+                    f"input {port.name!r} has the default {default.type}, which the model was "
+                    f"compiled for; got shape {item.shape}. Give the input no default to vary it"
+                )
+        if states:
+            own = Snapshot(())
+            own.states = {**snapshot.states, **states}
+            own.epoch = min(state.version for state in states.values())
+            snapshot = own
+        return given, snapshot
+
+    def wrap(self, results: Sequence[Any]) -> Results:
+        """Return the results of a run by name and position."""
+        return Results(self._signature.output_positions, results)
+
+    def preset(
+        self, outputs: Sequence[Array | None] | None, key: str | int, array: Any
+    ) -> Sequence[Array | None] | None:
+        """Return ``outputs`` with ``array`` to be written as output ``key``."""
+        names = [port.name for port in self.outputs]
+        if key not in names and not (isinstance(key, int) and 0 <= key < len(names)):
+            raise MissingInputError(f"the model has no output {key!r}; {nearest(str(key), names)}")
+        position = key if isinstance(key, int) else names.index(key)
+        type_ = self.outputs[position].type
+        if array is not None:
+            _check_preset(names[position], type_, array)
+        changed = list(outputs or [None] * len(names))
+        changed[position] = array
+        return changed if any(a is not None for a in changed) else None
+
+    def create_runner(self, cancel: Cancel) -> Runner:
+        """Return a new runner: sessions and memory for one request. Devices may override it."""
+        profiling = self.options.ENABLE_PROFILING
+        if self._direct is not None and not profiling:
+            return within(DirectRunner(self.graph, self._direct, cancel), self.options)
+        runner = GraphRunner(self._plan, cancel, profiling=profiling, pipeline=self._pipeline)
+        return within(runner, self.options)
+
+    def create_profiler(self) -> Runner:
+        """Return a runner that measures every node. Devices that override runners override it."""
+        return GraphRunner(self._plan, Cancel(), profiling=True)
+
+    def create_stages(self, runner: Runner) -> list[Stage]:
+        """Return the stages of an asynchronous run. Devices with several executors override it."""
+        if self._threads is None:
+            following = TaskExecutor("results", self.optimal_requests)
+            self._threads = TaskExecutor("requests", self.optimal_requests), following
+        return runner.stages(*self._threads)
+
+    def create_infer_request(self) -> InferRequest:
+        """Return a new request with memory of its own."""
+        return InferRequest(self)
+
+    @property
+    def optimal_requests(self) -> int:
+        """How many requests at a time make best use of the device."""
+        return self.options.PERFORMANCE_HINT_NUM_REQUESTS or self._requests
+
+    @property
+    def execution_devices(self) -> list[str]:
+        """Names of the devices that run parts of it, in order of their first node."""
+        found = self.metrics.get("EXECUTION_DEVICES")
+        if found is not None:
+            return list(found)
+        return list(dict.fromkeys(name for node in self.graph.nodes for name in _runs_on(node)))
+
+    @property
+    def fallbacks(self) -> dict[str, dict[str, Any]]:
+        """What other devices had to take over, by region: how often, why, and who runs it now."""
+        found: dict[str, dict[str, Any]] = {}
+        for step in self._plan.all_steps():
+            fallback = step.fallback
+            if fallback is not None and fallback.failures:
+                found[step.node.name] = {
+                    "failures": fallback.failures,
+                    "cause": fallback.cause,
+                    "open": fallback.replacement is not None,
+                    "runs_on": _runs_on(step.node),
+                }
+        return found
+
+    def get_property(self, name: str) -> Any:
+        """Return a property of the compiled model or an option that it was compiled with.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        own: dict[str, Any] = {
+            **self.metrics,
+            "NETWORK_NAME": self.name,
+            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self.optimal_requests,
+            "EXECUTION_DEVICES": self.execution_devices,
+            "FALLBACKS": self.fallbacks,
+            "SUPPORTED_PROPERTIES": self._supported(),
+        }
+        options = property_access(self.options)
+        own["SUPPORTED_METRICS"] = [key for key in self._supported() if key not in options]
+        own["SUPPORTED_CONFIG_KEYS"] = list(options)
+        if name in own:
+            return own[name]
+        if name in options:
+            return getattr(self.options, name)
+        known = [*own, *options]
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"a property is named by a string, such as {known[0]!r}; got {name!r}"
+            )
+        raise ConfigError(f"a compiled model has no property {name!r}; {nearest(name, known)}")
+
+    def _supported(self) -> dict[str, str]:
+        names = ["NETWORK_NAME", "OPTIMAL_NUMBER_OF_INFER_REQUESTS", "EXECUTION_DEVICES"]
+        names += ["FALLBACKS"]
+        names += ["SUPPORTED_PROPERTIES", *self.metrics, *property_access(self.options)]
+        return dict.fromkeys(names, "RO")
+
+    def known_device(self, name: str) -> Device | None:
+        """Return the device of a region, if the model knows its Core."""
+        return None if self._core is None else self._core.device(name)
+
+    def export_model(self, target: str | PathLike[str] | IO[bytes]) -> None:
+        """Write the model, ready to import, to a path (atomically) or a binary stream.
+
+        Raises:
+            BlobError: a subgraph op of the model cannot be exported.
+            OSError: the target cannot be written.
+        """
+        from subgraph.devices.export import export_model
+
+        export_model(self, target)
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(map(str, self.inputs))
+        outputs = ", ".join(map(str, self.outputs))
+        return f"<CompiledModel {self.name!r} on {self.device}: ({inputs}) -> ({outputs})>"
+
+
+def _runs_on(node: Node) -> list[str]:
+    """Return the devices that run a node now; what runs on none of them is REFERENCE's."""
+    op, fallback = node.op, fallback_of(node)
+    own = True
+    while fallback is not None and fallback.replacement is not None:
+        op, own = fallback.replacement, False
+        fallback = op.fallback
+    if op is None or op.device == SubgraphOp.device:
+        return ["REFERENCE"]
+    names = op.runs_on()
+    if not own or names != [op.device]:
+        return names
+    return [(node.metadata or {}).get(AFFINITY, op.device)]
+
+
+def _is_writable(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.flags.writeable
+
+
+def _check_preset(name: str, type_: Any, array: Any) -> None:
+    if not _is_writable(array):
+        raise ShapeError(f"output {name!r}: give a writable NumPy array to write into")
+    if not isinstance(type_, TensorType):
+        return
+    target: Array = array
+    given = TensorType(dtype_of(target), target.shape)
+    fits = type_.shape is None or (
+        len(type_.shape) == target.ndim
+        and all(
+            not isinstance(d, int) or d == s for d, s in zip(type_.shape, target.shape, strict=True)
+        )
+    )
+    if given.dtype != type_.dtype or not fits:
+        raise ShapeError(f"output {name!r} is {type_}, cannot be written into {given}")

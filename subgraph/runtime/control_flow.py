@@ -1,0 +1,344 @@
+"""If, Loop, Scan and SequenceMap for the default executor: they run their bodies' executors.
+
+Each runner takes the node's inputs followed by its captures and gives the node's outputs. A body
+takes its own inputs, then its captures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from subgraph.errors import ShapeError, UnsupportedOpError
+from subgraph.graph.graph import Graph, Node
+from subgraph.graph.limits import check_memory, memory_limit
+from subgraph.graph.types import SequenceType, TensorType, dtype_of, numpy_dtype
+from subgraph.operators.bodies import check_bodies
+from subgraph.operators.operator import scanned_inputs
+from subgraph.operators.requirements import check_values
+from subgraph.operators.subgraph_op import RunTurns, Wiring
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def is_nested(graph: Graph) -> bool:
+    """Return whether a graph has nodes with bodies, or sequences."""
+    return any(
+        (node.attrs and node.bodies) or any(type(v.type) is SequenceType for v in node.outputs)
+        for node in graph.nodes
+    )
+
+
+def is_branching(node: Node) -> bool:
+    """Return whether a node is an If."""
+    return node.op_type == "If" and not node.domain
+
+
+class BodyExecutor(Protocol):
+    """What runs a body."""
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run it on its inputs and captures."""
+        ...
+
+    def turns(self, wiring: Wiring) -> RunTurns | None:
+        """Return how to run it turn after turn at once, None where there is no way."""
+        ...
+
+
+def control_flow(node: Node, bodies: Sequence[BodyExecutor]) -> Run:
+    """Return what runs ``node`` over the executors of its bodies, in attribute order.
+
+    Raises:
+        UnsupportedOpError: the operator has bodies but is none of the standard's four.
+    """
+    check_bodies(node)
+    match (node.domain, node.op_type):
+        case ("", "If"):
+            return _If(node, bodies)
+        case ("", "Loop"):
+            return _Loop(node, bodies[0])
+        case ("", "Scan"):
+            return _ScanBatch(node, bodies[0]) if node.version == 8 else _Scan(node, bodies[0])
+        case ("", "SequenceMap"):
+            return _SequenceMap(node, bodies[0])
+        case ("ai.onnx.preview", "FlexAttention"):
+            from subgraph.runtime.flex_attention import flex_attention
+
+            return flex_attention(node, [body.run for body in bodies])
+        case _:
+            raise UnsupportedOpError(
+                f"node {node.name!r}: operator {node.domain}.{node.op_type} has bodies, and the "
+                "default executor knows only If, Loop, Scan and SequenceMap; let a subgraph op "
+                "of your own run it"
+            )
+
+
+def _flag(value: Any, node: Node, what: str) -> bool:
+    if type(value) is np.ndarray and value.size == 1 and value.dtype == np.bool_:
+        return bool(value.item())
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype != np.bool_:
+        raise ShapeError(
+            f"node {node.name!r} ({node.op_type}): its {what} has shape {list(array.shape)} and "
+            f"dtype {array.dtype}; it must hold one truth value"
+        )
+    return bool(array.reshape(())[()])
+
+
+def _check(node: Node, inputs: Sequence[Any]) -> None:
+    """Check the inputs of a node against what its operator requires."""
+    try:
+        check_values(node, inputs)
+    except ShapeError as error:
+        raise ShapeError(f"node {node.name!r} ({node.op_type}): {error}") from error
+
+
+def _stacked(parts: Sequence[Any] | Array, body: Graph, position: int, axis: int = 0) -> Array:
+    """Stack what the rounds gave along a new axis; of no rounds, an empty array of the type."""
+    if isinstance(parts, np.ndarray):
+        return np.ascontiguousarray(np.moveaxis(parts, 0, axis) if axis else parts)
+    if parts:
+        return np.stack(parts, axis)
+    type_ = body.outputs[position].type
+    if not isinstance(type_, TensorType):
+        return np.empty((0,), np.float32)
+    dims = [d if isinstance(d, int) else 0 for d in type_.shape or ()]
+    dims.insert(axis % (len(dims) + 1), 0)
+    return np.empty(dims, numpy_dtype(type_.dtype))
+
+
+class _If:
+    def __init__(self, node: Node, bodies: Sequence[BodyExecutor]) -> None:
+        self._node = node
+        self._branches: dict[str, tuple[BodyExecutor, slice]] = {}
+        start = 1
+        executors = iter(bodies)
+        for key, value in node.attrs.items():
+            if isinstance(value, Graph):
+                end = start + len(value.captures)
+                self._branches[key] = (next(executors), slice(start, end))
+                start = end
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        taken = _flag(inputs[0], self._node, "condition")
+        body, captures = self._branches["then_branch" if taken else "else_branch"]
+        return body.run(inputs[captures])
+
+
+class _Loop:
+    def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self._node = node
+        self._body = body
+        self._graph = node.bodies[0]
+        self._given = len(node.inputs)
+        self._carried = self._given - 2
+        first = 1 + self._carried
+        self._turns = body.turns(
+            Wiring(
+                number=0,
+                condition=None if self._graph.outputs[0] is self._graph.inputs[1] else 0,
+                states=tuple((1 + k, 2 + k) for k in range(self._carried)),
+                items=(),
+                scans=tuple(range(first, len(self._graph.outputs))),
+            )
+        )
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        _check(self._node, inputs[: self._given])
+        limit = None if inputs[0] is None else int(np.asarray(inputs[0]).reshape(-1)[0])
+        going = inputs[1] is None or _flag(inputs[1], self._node, "condition")
+        carried = list(inputs[2 : self._given])
+        captures = inputs[self._given :]
+        number = held = 0
+        true = np.array(True)
+        turns = self._turns
+        scans: list[list[Any]] = [[] for _ in self._graph.outputs[1 + self._carried :]]
+        first = 1 + self._carried
+        while going and (limit is None or number < limit):
+            given = [np.array(number, np.int64), true, *carried, *captures]
+            turned = None if turns is None else turns(given, limit, number)
+            if turned is not None and turned.done > number:
+                if number == 0 and (turned.done == limit or not turned.going):
+                    return turned.states + turned.scans
+                carried, going = turned.states, turned.going
+                for rows in zip(*turned.scans, strict=True):
+                    held = self._gather(rows, scans, held, turned.done)
+                number = turned.done
+                continue
+            if turned is None:
+                turns = None
+            results = self._body.run(given)
+            number += 1
+            going = _flag(results[0], self._node, "condition")
+            for before, after in zip(carried, results[1:first], strict=True):
+                if getattr(before, "dtype", None) != getattr(after, "dtype", None):
+                    _changed(self._node, before, after)
+            carried = list(results[1:first])
+            if scans:
+                held = self._gather(results[first:], scans, held, number)
+        return carried + [_stacked(p, self._graph, first + k) for k, p in enumerate(scans)]
+
+    def _gather(
+        self, items: Sequence[Any], scans: Sequence[list[Any]], held: int, rounds: int
+    ) -> int:
+        """Keep what a round gives to each scan; return the bytes that are held now."""
+        for parts, item in zip(scans, items, strict=True):
+            parts.append(item)
+            held += int(item.nbytes)
+        _check_held(self._node, held, rounds)
+        return held
+
+
+def _check_held(node: Node, held: int, rounds: int) -> None:
+    """Raise a LimitError if the results of a body cannot be held twice: in parts, and stacked."""
+    if 2 * held > memory_limit():
+        where = f"node {node.name!r} ({node.op_type})"
+        check_memory(2 * held, f"{where}: to stack the {rounds} results of its body so far")
+
+
+def _changed(node: Node, before: Any, after: Any) -> None:
+    """Raise ShapeError if a turn gives another dtype than it began with."""
+    if type(before) is type(after) is np.ndarray:
+        raise ShapeError(
+            f"node {node.name!r} ({node.op_type}): a turn begins with {dtype_of(before)} and ends "
+            f"with {dtype_of(after)}; it must be one"
+        )
+
+
+def _rows(array: Array, axis: int, back: int) -> Array:
+    """Return an array's items along an axis as rows, the last one first if ``back``."""
+    rows = np.moveaxis(array, axis, 0) if axis else array
+    return rows[::-1] if back else rows
+
+
+class _Scan:
+    """Scan since opset 9."""
+
+    def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self._node = node
+        self._body = body
+        self._graph = node.bodies[0]
+        self._given = len(node.inputs)
+        self._scanned = scanned_inputs(node, self._given)
+        self._states = self._given - self._scanned
+        produced = len(self._graph.outputs) - self._states
+        attrs = node.attrs
+        self._in_axes = tuple(attrs.get("scan_input_axes") or (0,) * self._scanned)
+        self._in_back = tuple(attrs.get("scan_input_directions") or (0,) * self._scanned)
+        self._out_axes = tuple(attrs.get("scan_output_axes") or (0,) * produced)
+        self._out_back = tuple(attrs.get("scan_output_directions") or (0,) * produced)
+        self._turns = body.turns(
+            Wiring(
+                number=None,
+                condition=None,
+                states=tuple((k, k) for k in range(self._states)),
+                items=tuple(range(self._states, self._given)),
+                scans=tuple(range(self._states, len(self._graph.outputs))),
+            )
+        )
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        _check(self._node, inputs[: self._given])
+        states = list(inputs[: self._states])
+        scanned = [
+            _rows(array, axis, back)
+            for array, axis, back in zip(
+                inputs[self._states : self._given], self._in_axes, self._in_back, strict=True
+            )
+        ]
+        states, parts = self.scan(states, scanned, inputs[self._given :])
+        outputs = [
+            _stacked(p[::-1] if back else p, self._graph, self._states + k, axis)
+            for k, (p, axis, back) in enumerate(
+                zip(parts, self._out_axes, self._out_back, strict=True)
+            )
+        ]
+        return states + outputs
+
+    def scan(
+        self, states: list[Any], scanned: Sequence[Array], captures: Sequence[Any]
+    ) -> tuple[list[Any], Sequence[Sequence[Any] | Array]]:
+        """Return the last states, and for each scan output what every round gave."""
+        length = min(map(len, scanned))
+        if self._turns is not None and length > 0 and len({*map(len, scanned)}) == 1:
+            turned = self._turns([*states, *scanned, *captures], length, 0)
+            if turned is not None and turned.done == length:
+                return turned.states, turned.scans
+        parts: list[list[Any]] = [[] for _ in self._graph.outputs[self._states :]]
+        held = 0
+        for number, items in enumerate(zip(*scanned, strict=True), 1):
+            results = self._body.run([*states, *map(np.asarray, items), *captures])
+            states = list(results[: self._states])
+            for part, item in zip(parts, results[self._states :], strict=True):
+                part.append(item)
+                held += int(item.nbytes)
+            _check_held(self._node, held, number)
+        return states, parts
+
+
+class _ScanBatch:
+    """Scan of opset 8: a batch axis before the scanned one, and lengths for each row."""
+
+    def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self._node = node
+        self._graph = node.bodies[0]
+        self._given = len(node.inputs)
+        self._scanned = scanned_inputs(node, self._given - 1)
+        self._states = self._given - 1 - self._scanned
+        self._back = tuple(node.attrs.get("directions") or (0,) * self._scanned)
+        inner = Node("Scan", node.inputs[1:], version=9, attrs=node.attrs)
+        self._scan = _Scan(inner, body)
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        _check(self._node, inputs[: self._given])
+        captures = inputs[self._given :]
+        states = inputs[1 : 1 + self._states]
+        scanned = inputs[1 + self._states : self._given]
+        longest = scanned[0].shape[1]
+        rows = scanned[0].shape[0]
+        lengths = [longest] * rows if inputs[0] is None else [int(n) for n in inputs[0]]
+        last: list[list[Any]] = []
+        stacked: list[list[Array]] = []
+        for row, length in enumerate(lengths):
+            items = [
+                array[row, :length][:: -1 if back else 1]
+                for array, back in zip(scanned, self._back, strict=True)
+            ]
+            state, parts = self._scan.scan([s[row] for s in states], items, captures)
+            last.append(state)
+            outputs = (_stacked(p, self._graph, self._states + k) for k, p in enumerate(parts))
+            stacked.append([_padded(array, longest) for array in outputs])
+        columns = (*zip(*last, strict=True), *zip(*stacked, strict=True))
+        return [np.stack(column) for column in columns]
+
+
+def _padded(array: Array, length: int) -> Array:
+    missing = length - array.shape[0]
+    return np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) if missing else array
+
+
+class _SequenceMap:
+    def __init__(self, node: Node, body: BodyExecutor) -> None:
+        self._node = node
+        self._body = body
+        self._graph = node.bodies[0]
+        self._given = len(node.inputs)
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        outputs: list[list[Any]] = [[] for _ in self._graph.outputs]
+        held = 0
+        items = list(inputs)
+        sequences = [k for k in range(self._given) if isinstance(items[k], (list, tuple))]
+        for number in range(len(inputs[0])):
+            for k in sequences:
+                items[k] = inputs[k][number]
+            results = self._body.run(items)
+            for output, item in zip(outputs, results, strict=True):
+                output.append(item)
+            held += sum(int(item.nbytes) for item in results)
+            _check_held(self._node, held, number + 1)
+        return outputs

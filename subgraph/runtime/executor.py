@@ -1,0 +1,467 @@
+"""The default executor: walks a graph node by node in Python.
+
+`Executor` runs a `Plan` for one request: subgraph nodes by the sessions of their ops, bodies of
+control flow by executors of their own, every other node by the reference implementation. The hot
+parts of a model are inside subgraph nodes, so a step here costs about a microsecond. Where the plan
+has a schedule, steps that do not depend on each other run side by side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from subgraph.errors import DeviceError, LimitError, RequestCancelledError, SubgraphError
+from subgraph.graph.graph import Node
+from subgraph.graph.limits import enter_run, leave_run
+from subgraph.graph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
+from subgraph.operators.subgraph_op import (
+    DefaultSubgraphOp,
+    ProfileEntry,
+    RunTurns,
+    Session,
+    SubgraphOp,
+    Turned,
+    Wiring,
+    apart,
+    open_session,
+    owner,
+)
+from subgraph.partition.regions import note_region
+from subgraph.runtime.executor_plan import Plan, Step
+from subgraph.runtime.step_schedule import Scheduler
+
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+_Do = Callable[[list[Any]], None]
+
+
+class Cancel:
+    """A flag that several executors of one request look at between steps.
+
+    Attributes:
+        wanted: Whether the run shall end.
+        sessions: What may be told to end in the middle of a step.
+    """
+
+    __slots__ = ("sessions", "wanted")
+
+    def __init__(self) -> None:
+        """Not cancelled."""
+        self.wanted = False
+        self.sessions: list[Session] = []
+
+    def watch(self, session: Session) -> None:
+        """Let a session know of a request, one that was made already, too."""
+        self.sessions.append(session)
+        if self.wanted:
+            session.cancel()
+
+    def request(self) -> None:
+        """End the run at the next step, of a session that can at its next inner step."""
+        self.wanted = True
+        for session in self.sessions:
+            session.cancel()
+
+    def reset(self) -> None:
+        """Begin a new run; never while one goes on, which would miss a request."""
+        if self.wanted:
+            self.wanted = False
+            for session in self.sessions:
+                session.resume()
+
+
+class Executor:
+    """Runs a plan for one request; one run at a time."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        profiling: bool = False,
+        cancel: Cancel | None = None,
+        into: list[ProfileEntry] | None = None,
+        home: str = "",
+    ) -> None:
+        """Open the sessions of the plan's subgraph nodes.
+
+        Args:
+            plan: The prepared graph.
+            profiling: Whether runs measure every node.
+            cancel: Flag that ends a run between two steps.
+            into: For a body: where a profile of the graph around takes its nodes, too.
+            home: For the parts of a region: its device, to which a profile counts the nodes that
+                only hand values on.
+        """
+        self._home = home
+        self.plan = plan
+        self.profiling = profiling
+        self._into = into
+        # What each step took; steps may run at the same time.
+        self._profiles: list[list[ProfileEntry]] = [[] for _ in plan.steps]
+        self._cancel = cancel or Cancel()
+        self._runs: list[Run] = []
+        self._steps: list[_Do] = []
+        first: dict[tuple[object, type[Session]], Session] = {}
+        for position in range(len(plan.steps)):
+            self._prepare(position, first)
+        self.scheduler = None if plan.schedule is None else Scheduler(plan.schedule)
+        self._template: tuple[Snapshot, list[Any]] | None = None
+        self._direct = None if into is None or profiling else self._make_direct()
+
+    def _make_direct(self) -> Run | None:
+        """Return what runs a body that is one region, without a list of values around it."""
+        session = self._runs[0] if self._runs else None
+        if self.plan.only is None or not isinstance(session, Session):
+            return None
+        given, made = self.plan.only
+        run_given = session.given_only()
+        if run_given is None:
+            return None
+        count = len(self.plan.inputs)
+        if given == tuple(range(count)) and made == tuple(range(len(self.plan.steps[0].outputs))):
+            return run_given
+
+        def run(inputs: Sequence[Any]) -> Sequence[Any]:
+            results = run_given([inputs[k] for k in given])
+            return [results[k] for k in made]
+
+        return run
+
+    def _prepare(self, position: int, first: dict[tuple[object, type[Session]], Session]) -> None:
+        """Say how a step runs on all its inputs, and how on a run's values.
+
+        Sessions of a kind whose steps run one after the other need no more memory than one of them.
+        """
+        step, schedule = self.plan.steps[position], self.plan.schedule
+        if step.op is None:
+            run = self._runner(step, self._profiles[position])
+            self._runs.append(run)
+            self._steps.append(_stepper(step, step.inputs, run))
+            return
+        session = open_session(step.op, step.fallback)
+        if self.profiling:
+            session.measure()
+        self._cancel.watch(session)
+        group = None if schedule is None else schedule.memory_group(position)
+        other = first.setdefault((group, type(session)), session)
+        if other is not session:
+            session.share(other)
+        self._runs.append(session)
+        run_given = None if step.given is None else session.given_only()
+        if run_given is None or step.given is None:
+            self._steps.append(_stepper(step, step.inputs, session.__call__))
+        else:
+            self._steps.append(_stepper(step, step.given, run_given))
+
+    def _runner(self, step: Step, into: list[ProfileEntry]) -> Run:
+        if step.bodies:
+            from subgraph.runtime.control_flow import control_flow
+
+            bodies = [
+                Executor(plan, profiling=self.profiling, cancel=self._cancel, into=into)
+                for plan in step.bodies
+            ]
+            return control_flow(step.node, bodies)
+        from subgraph.operators.reference import evaluate
+        from subgraph.runtime.quick_steps import quick_step
+
+        return quick_step(step.node) or partial(evaluate, step.node)
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run the graph.
+
+        Args:
+            inputs: One item for each input and capture of the graph: an array, a list for a
+                sequence, a Parameter for a weight; None takes the default of an optional input.
+
+        Returns:
+            One item for each output. All parameters read as in the pinned snapshot, or, when none
+            is pinned, as in one taken now.
+
+        Raises:
+            DeviceError: a node failed; its name and the reason.
+        """
+        snapshot = pinned_snapshot()
+        if snapshot is None:
+            with pinned(Snapshot(self.plan.parameters)):
+                return self.run(inputs)
+        if self._direct is not None and not self._cancel.wanted:
+            try:
+                return self._direct(inputs)
+            except LimitError:
+                raise
+            except Exception:  # as a step it says what is wrong, or another device helps
+                pass
+        values = self.start(inputs)
+        if self.scheduler is None:
+            self.run_steps(values)
+        else:
+            self.scheduler.run(self.run_chain, values)
+        return self.finish(values)
+
+    def turns(self, wiring: Wiring) -> RunTurns | None:
+        """Return how the body of a loop runs turn after turn; None if it is not one region.
+
+        Args:
+            wiring: As for a session, of the body's inputs and outputs.
+        """
+        session = self._runs[0] if self._runs else None
+        if self.plan.only is None or not isinstance(session, Session):
+            return None
+        given, made = self.plan.only
+        read: dict[int | None, int | None] = {k: at for at, k in enumerate(given)}
+        items = [read.get(k) for k in wiring.items]
+        run = session.turns(
+            Wiring(
+                read.get(wiring.number),
+                None if wiring.condition is None else made[wiring.condition],
+                tuple((made[k], read.get(j)) for k, j in wiring.states),
+                tuple(k for k in items if k is not None),
+                tuple(made[k] for k in wiring.scans),
+            )
+        )
+        return None if run is None else partial(self._turn, run, session, given)
+
+    def _turn(
+        self,
+        run: RunTurns,
+        session: Session,
+        given: Sequence[int],
+        inputs: Sequence[Any],
+        limit: int | None,
+        first: int,
+    ) -> Turned | None:
+        """Make turns; None where they have to be made one by one, which says what is wrong, too."""
+        if self.profiling or self._runs[0] is not session:  # another device has taken over
+            return None
+        taken = [inputs[k] for k in given]
+        if any(type(item) is not np.ndarray for item in taken):
+            return None
+        try:
+            return run(taken, limit, first)
+        except (LimitError, RequestCancelledError):
+            raise
+        except Exception:
+            return None
+
+    def start(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the values with which a run starts; a snapshot is pinned."""
+        snapshot = pinned_snapshot()
+        assert snapshot is not None, "run() pins one"
+        if self.profiling:
+            for entries in self._profiles:
+                entries.clear()
+        values = self._start_values(snapshot)
+        plain = self.plan.plain_inputs
+        if plain is not None and Parameter not in map(type, inputs):
+            if len(inputs) != len(self.plan.inputs):
+                raise ValueError(f"{len(inputs)} items for {len(self.plan.inputs)} inputs")
+            values[plain] = inputs
+            return values
+        for (slot, object_slot), item in zip(self.plan.inputs, inputs, strict=True):
+            if type(item) is Parameter:
+                values[object_slot or slot] = item
+                values[slot] = item.array
+            elif item is not None:
+                values[slot] = item
+                if object_slot:
+                    values[object_slot] = item
+        return values
+
+    def run_steps(self, values: list[Any], begin: int = 0, end: int | None = None) -> None:
+        """Run the steps from ``begin`` to before ``end`` on the values of `start`."""
+        enter_run(values)
+        try:
+            if self.profiling:
+                self._run_timed(values, range(begin, len(self._steps) if end is None else end))
+            else:
+                self._run_steps(values, begin, end)
+        finally:
+            leave_run()
+
+    def finish(self, values: Sequence[Any]) -> list[Any]:
+        """Return the outputs of a run that has made all its steps."""
+        template = self._template
+        if template is not None and template[0].epoch != epoch():
+            self._template = None  # do not keep arrays alive that were replaced meanwhile
+        results = [values[slot] for slot in self.plan.outputs]
+        if self._into is not None:
+            if self.profiling:
+                self._into.extend(self.profile())
+        elif self.plan.passed:
+            held = {id(owner(values[slot])) for slot, _ in self.plan.inputs}
+            for position in self.plan.passed:
+                results[position] = apart(results[position], held)
+        return results
+
+    def _start_values(self, snapshot: Snapshot) -> list[Any]:
+        template = self._template
+        if template is None or template[0] is not snapshot:
+            values: list[Any] = [None] * self.plan.slots
+            for slot, parameter in self.plan.arrays:
+                values[slot] = parameter.array
+            for slot, parameter in self.plan.objects:
+                values[slot] = parameter
+            template = self._template = (snapshot, values)
+        return template[1].copy()
+
+    def _run_steps(self, values: list[Any], begin: int, end: int | None) -> None:
+        cancel = self._cancel
+        last = len(self._steps) if end is None else end
+        position = begin
+        while position < last:
+            steps = self._steps[position:last] if position or end is not None else self._steps
+            try:
+                for step in steps:
+                    if cancel.wanted:
+                        raise RequestCancelledError("the request was cancelled while it ran")
+                    step(values)
+                    position += 1
+            except Exception as error:
+                self._take_over(error, position)
+
+    def run_chain(self, values: list[Any], positions: Iterable[int]) -> None:
+        """Run some steps in this thread while other threads run others."""
+        if self.profiling:
+            self._run_timed(values, positions)
+            return
+        for position in positions:
+            try:
+                if self._cancel.wanted:
+                    raise RequestCancelledError("the request was cancelled while it ran")
+                self._steps[position](values)
+            except Exception as error:
+                self._take_over(error, position)
+                try:
+                    self._steps[position](values)
+                except Exception as following:
+                    explain_failure(following, self.plan.steps[position].node)
+
+    def _run_timed(self, values: list[Any], positions: Iterable[int]) -> None:
+        for position in positions:
+            step, run = self.plan.steps[position], self._runs[position]
+            entries = self._profiles[position]
+            start = time.perf_counter()
+            try:
+                if self._cancel.wanted:
+                    raise RequestCancelledError("the request was cancelled while it ran")
+                results = run([values[slot] for slot in step.inputs])
+            except Exception as error:
+                run = self._take_over(error, position)
+                try:
+                    results = run([values[slot] for slot in step.inputs])
+                except Exception as following:
+                    explain_failure(following, step.node)
+            seconds = time.perf_counter() - start
+            seconds -= sum(entry.seconds for entry in entries)  # of its bodies
+            for slot, result in zip(step.outputs, results, strict=True):
+                values[slot] = result
+            entries.extend(self._entries(step, run, seconds, values))
+            for slot in step.free:
+                values[slot] = None
+
+    def _take_over(self, error: Exception, position: int) -> Session:
+        """Let another device make the step that failed, and later ones; raise if none can."""
+        step, run = self.plan.steps[position], self._runs[position]
+        session = None
+        if step.fallback is not None and isinstance(run, Session):
+            session = step.fallback.recover(error, run)
+        if session is None:
+            explain_failure(error, step.node)
+        self._direct = None  # what failed once on these shapes is not tried twice at every turn
+        if self.profiling:
+            session.measure()
+        self._cancel.watch(session)
+        self._runs[position] = session
+        self._steps[position] = _stepper(step, step.inputs, session.__call__)
+        return session
+
+    def _entries(
+        self, step: Step, run: Run, seconds: float, values: Sequence[Any]
+    ) -> Iterable[ProfileEntry]:
+        inside = run.profile() if isinstance(run, Session) else []
+        if inside:
+            return note_region(inside, step.node)
+        node, op = step.node, run.op if isinstance(run, Session) else step.op
+        moved = sum(
+            item.nbytes
+            for item in (values[slot] for slot in (*step.inputs, *step.outputs))
+            if isinstance(item, np.ndarray)
+        )
+        device = "REFERENCE" if op is None else op.device
+        kernel = "reference" if op is None else type(op).__name__
+        # Bodies that run on a device are walked here, or, when nobody measures, by that device.
+        inner = {each.device for body in step.bodies for each in body.ops()}
+        if op is None and (inner or (self._home and _is_quick(node))):
+            device, kernel = ",".join(sorted(inner)) or self._home, "executor"
+        state = step.fallback.state if step.fallback is not None else ""
+        entry = ProfileEntry(node.name, node.op_type, device, kernel, seconds, moved, 0, state)
+        return note_region([entry], node)
+
+    def sessions(self) -> dict[str, Session]:
+        """Return the sessions of the graph's subgraph nodes, by the node's name."""
+        runs = zip(self.plan.steps, self._runs, strict=True)
+        return {step.node.name: run for step, run in runs if isinstance(run, Session)}
+
+    def profile(self) -> list[ProfileEntry]:
+        """Return what the nodes took in the last run, in their order; empty unless profiling."""
+        return [entry for entries in self._profiles for entry in entries]
+
+
+def _is_quick(node: Node) -> bool:
+    from subgraph.runtime.quick_steps import gives_size, quick_step
+
+    return quick_step(node) is not None or gives_size(node)
+
+
+def _stepper(step: Step, inputs: Sequence[int], run: Run) -> _Do:
+    """Return what runs a step on the values of a run."""
+    make = _stepper_maker(len(inputs), len(step.outputs), len(step.free))
+    return make(run, *inputs, *step.outputs, *step.free)
+
+
+@cache
+def _stepper_maker(inputs: int, outputs: int, free: int) -> Callable[..., _Do]:
+    """Return what makes steps with so many inputs, outputs and values that die.
+
+    It is written out for these numbers: between two small regions of a model, loops over the slots
+    would take most of the time.
+    """
+    sources, targets, dead = (
+        [f"{letter}{k}" for k in range(count)]
+        for letter, count in (("i", inputs), ("o", outputs), ("f", free))
+    )
+
+    def listed(slots: Sequence[str]) -> str:
+        return f"[{', '.join(f'values[{slot}]' for slot in slots)}]"
+
+    forget = "".join(f"values[{slot}] = " for slot in dead)
+    text = (
+        f"def make({', '.join(('run', *sources, *targets, *dead))}):\n"
+        "    def do(values):\n"
+        f"        {listed(targets)} = run({listed(sources)})\n"
+        f"        {forget}None\n"
+        "    return do\n"
+    )
+    scope: dict[str, Any] = {}
+    exec(text, scope)
+    return cast("Callable[..., _Do]", scope["make"])
+
+
+def explain_failure(error: Exception, node: Node) -> NoReturn:
+    """Raise ``error`` with a note that names the node, as a DeviceError if it is not our own."""
+    graph = "" if node.graph is None else f" of graph {node.graph.name!r}"
+    where = f"node {node.name!r} ({node.op_type}){graph}"
+    if isinstance(error, SubgraphError):
+        error.add_note(f"at {where}")
+        raise error
+    device = "REFERENCE" if node.op is None else node.op.device
+    own = node.op is None or device != SubgraphOp.device or type(node.op) is DefaultSubgraphOp
+    place = f"on device {device!r}" if own else f"in {type(node.op).__name__}.forward"
+    failure = DeviceError(f"{where} failed {place}: {type(error).__name__}: {error}")
+    failure.lost = node.op is not None and device != SubgraphOp.device
+    raise failure from error

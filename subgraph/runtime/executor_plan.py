@@ -1,0 +1,208 @@
+"""Plans of the default executor: a graph prepared once for all requests.
+
+A `Plan` has a slot for each value, a step for each node, what dies after each step, and a schedule
+where regions may run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter
+from subgraph.operators.subgraph_op import DefaultSubgraphOp, SubgraphOp
+from subgraph.runtime.step_schedule import HOST, Schedule, Work, make_schedule
+
+_NONE = 0  # the slot of an omitted input
+
+
+class Step:
+    """One node, prepared: where its inputs are, where its outputs go, what dies after it.
+
+    ``given`` are the inputs of a subgraph node that are no weights; None if a run may replace one
+    of the weights.
+    """
+
+    __slots__ = ("bodies", "fallback", "free", "given", "inputs", "node", "op", "outputs")
+
+    def __init__(
+        self,
+        node: Node,
+        op: SubgraphOp | None,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        given: tuple[int, ...] | None = None,
+        *,
+        parallel: bool = True,
+    ) -> None:
+        """Prepare ``node``; ``op`` is that of a subgraph node."""
+        self.node = node
+        self.op = op
+        self.fallback = None if op is None else node.fallback or op.fallback
+        self.inputs = inputs
+        self.outputs = outputs
+        self.given = given
+        self.free: tuple[int, ...] = ()
+        bodies = node.bodies if node.attrs else ()
+        self.bodies = [Plan(body, parallel=parallel) for body in bodies]
+
+    def work(self) -> Work:
+        """Return what a schedule knows of the step."""
+        op = self.op
+        if op is None or (type(op) is DefaultSubgraphOp and op.device == SubgraphOp.device):
+            return Work(self.inputs, self.outputs, HOST)
+        return Work(self.inputs, self.outputs, op.device, True, op.concurrent)
+
+
+class Plan:
+    """A graph prepared for executors; immutable, shared by all requests.
+
+    Attributes:
+        graph: The graph; it must not change any more.
+        parameters: Every parameter that a run reads: of nodes, bodies and inner graphs.
+        only: Where all of it is one subgraph node: which inputs that takes beside weights, and
+            which of its outputs the graph's are.
+        schedule: Which steps may overlap; None where none may.
+        passed: Positions of outputs that may be in the memory of an input: those that no subgraph
+            node has made.
+    """
+
+    def __init__(self, graph: Graph, *, parallel: bool = True) -> None:
+        """Assign slots and prepare a step for each node.
+
+        Args:
+            graph: The graph.
+            parallel: Whether regions of different devices may run at the same time.
+        """
+        self.graph = graph
+        self._parallel = parallel
+        self.parameters = all_parameters(graph)
+        self.slots = 1
+        self._array_slot: dict[Value, int] = {}
+        self._parameter_slot: dict[Value, int] = {}
+        self.arrays: list[tuple[int, Parameter]] = []  # slots that hold a parameter's array
+        self.objects: list[tuple[int, Parameter]] = []  # slots that hold a parameter itself
+        self._open = {*graph.inputs, *graph.captures}  # what a run may give
+        self.inputs = tuple(
+            (self._new_slot(value), self._slot_of_object(value) if value.parameter else _NONE)
+            for value in (*graph.inputs, *graph.captures)
+        )
+        # Slots of the inputs, one after the other, if none of them may be a weight.
+        whole = any(slot for _, slot in self.inputs)
+        self.plain_inputs = None if whole else slice(1, 1 + len(self.inputs))
+        self.steps = [self._step(node) for node in graph.nodes]
+        self.outputs = tuple(self._slot_of_array(value) for value in graph.outputs)
+        self.schedule = self._schedule() if parallel else None
+        self.only = self._only()
+        self.passed = self._passed()
+        self._mark_deaths()
+
+    def all_steps(self) -> Iterator[Step]:
+        """Yield the steps, those of bodies too."""
+        for step in self.steps:
+            yield step
+            for body in step.bodies:
+                yield from body.all_steps()
+
+    def ops(self) -> Iterator[SubgraphOp]:
+        """Yield the ops of subgraph nodes, those in bodies too."""
+        return (step.op for step in self.all_steps() if step.op is not None)
+
+    def _new_slot(self, value: Value) -> int:
+        slot = self._array_slot[value] = self.slots
+        self.slots += 1
+        if value.parameter is not None:
+            self.arrays.append((slot, value.parameter))
+        return slot
+
+    def _slot_of_array(self, value: Value) -> int:
+        slot = self._array_slot.get(value)
+        return self._new_slot(value) if slot is None else slot
+
+    def _slot_of_object(self, value: Value) -> int:
+        if value.parameter is None:
+            return self._slot_of_array(value)
+        slot = self._parameter_slot.get(value)
+        if slot is None:
+            slot = self._parameter_slot[value] = self.slots
+            self.slots += 1
+            self.objects.append((slot, value.parameter))
+        return slot
+
+    def _step(self, node: Node) -> Step:
+        op = node.op
+        if op is None and node.subgraph is not None:
+            op = DefaultSubgraphOp(node.subgraph)
+        slot_of = self._slot_of_array if op is None else self._slot_of_object
+        inputs = tuple(_NONE if v is None else slot_of(v) for v in node.inputs)
+        given = None if op is None else self._given(node, op, inputs)
+        inputs += tuple(self._slot_of_array(v) for v in node.captures)
+        outputs = tuple(self._slot_of_array(v) for v in node.outputs)
+        return Step(node, op, inputs, outputs, given, parallel=self._parallel)
+
+    def _schedule(self) -> Schedule | None:
+        if len({step.op for step in self.steps if step.op is not None}) < 2:
+            return None
+        return make_schedule([step.work() for step in self.steps], set(self.outputs))
+
+    def _given(self, node: Node, op: SubgraphOp, slots: Sequence[int]) -> tuple[int, ...] | None:
+        given: list[int] = []
+        for outer, inner, slot in zip(node.inputs, op.subgraph.inputs, slots, strict=True):
+            if inner.parameter is None:
+                given.append(slot)
+            elif outer is None or outer.parameter is not inner.parameter or outer in self._open:
+                return None
+        return tuple(given)
+
+    def _only(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        slots = [slot for slot, _ in self.inputs]
+        if len(self.steps) != 1:
+            return None
+        step = self.steps[0]
+        if step.given is None or not {*step.given} <= {*slots}:
+            return None
+        if not {*self.outputs} <= {*step.outputs}:
+            return None
+        input_at, output_at = (
+            {slot: k for k, slot in enumerate(each)} for each in (slots, step.outputs)
+        )
+        return (
+            tuple(input_at[slot] for slot in step.given),
+            tuple(output_at[slot] for slot in self.outputs),
+        )
+
+    def _passed(self) -> tuple[int, ...]:
+        passed = {slot for slot, _ in self.inputs}
+        for step in self.steps:
+            if step.op is None and not passed.isdisjoint(step.inputs):
+                passed.update(step.outputs)
+        return tuple(k for k, slot in enumerate(self.outputs) if slot in passed)
+
+    def _mark_deaths(self) -> None:
+        """Give each step the slots whose last reader it is, so that a run frees what is dead."""
+        made = {slot for step in self.steps for slot in step.outputs}
+        seen = set(self.outputs)
+        if self.schedule is not None:
+            seen.update(self.schedule.readers)  # freed by who reads them last, whoever that is
+        for step in reversed(self.steps):
+            last = {s for s in (*step.inputs, *step.outputs) if s in made and s not in seen}
+            seen |= last
+            step.free = tuple(sorted(last))
+
+
+def all_parameters(graph: Graph) -> tuple[Parameter, ...]:
+    """Return every parameter that a run of ``graph`` reads, in bodies and inner graphs too."""
+    found: dict[Parameter, None] = {}
+    work = [graph]
+    while work:
+        current = work.pop()
+        if not current.is_read:
+            found.update((v.parameter, None) for v in current.inputs if v.parameter is not None)
+            continue
+        found.update((p, None) for p in current.parameters.values())
+        for node in current.nodes:
+            if node.attrs:
+                work.extend(node.bodies)
+            if node.subgraph is not None:
+                work.append(node.subgraph)
+    return tuple(found)

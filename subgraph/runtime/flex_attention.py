@@ -1,0 +1,75 @@
+"""FlexAttention (ai.onnx.preview): attention with bodies that change scores and probabilities.
+
+Stands beside the control-flow operators: the executor of the node's bodies is given to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Graph, Node
+from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
+from subgraph.operators.requirements import check_values
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def flex_attention(node: Node, bodies: Sequence[Run]) -> Run:
+    """Return what computes the node from its inputs and captures.
+
+    Args:
+        node: The FlexAttention node.
+        bodies: What runs each body, in attribute order, on its inputs and captures.
+    """
+    spans: dict[str, tuple[Run, slice]] = {}
+    start = len(node.inputs)
+    names = [name for name, value in node.attrs.items() if isinstance(value, Graph)]
+    for name, graph, run in zip(names, node.bodies, bodies, strict=True):
+        spans[name] = run, slice(start, start + len(graph.captures))
+        start += len(graph.captures)
+
+    def changed(name: str, values: Array, inputs: Sequence[Any]) -> Array:
+        if name not in spans:
+            return values
+        run, span = spans[name]
+        result: Array = run([values, *inputs[span]])[0]
+        if result.shape != values.shape:
+            raise ShapeError(
+                f"node {node.name!r} (FlexAttention): {name} gives shape {result.shape} for "
+                f"{values.shape}; it must keep the shape"
+            )
+        return result.astype(values.dtype, copy=False)
+
+    def compute(inputs: Sequence[Any]) -> Sequence[Any]:
+        query, key, value = inputs[:3]
+        try:
+            check_values(node, (query, key, value))
+        except ShapeError as error:
+            raise ShapeError(f"node {node.name!r} (FlexAttention): {error}") from error
+        groups = query.shape[1] // key.shape[1]
+        precision = _precision(node, query)
+        # The scale goes half on each side, in the input's precision, as in onnx.reference.
+        scale = node.attrs.get("scale") or 1.0 / np.sqrt(max(query.shape[3], 1))
+        root = query.dtype.type(np.sqrt(np.float32(scale)))
+        keys = np.repeat(key, groups, axis=1) * root
+        scores = np.matmul(query * root, keys.swapaxes(-1, -2)).astype(precision)
+        scores = changed("score_mod", scores, inputs)
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        probabilities = powers / powers.sum(axis=-1, keepdims=True)
+        probabilities = changed("prob_mod", probabilities, inputs)
+        values = np.repeat(value, groups, axis=1).astype(precision)
+        return [np.matmul(probabilities, values).astype(value.dtype)]
+
+    return compute
+
+
+def _precision(node: Node, query: Array) -> np.dtype[Any]:
+    number = node.attrs.get("softmax_precision")
+    if number is not None:
+        return numpy_dtype(DTYPE_OF_ONNX[int(number)])
+    return query.dtype if query.dtype.itemsize >= 4 else np.dtype(np.float32)

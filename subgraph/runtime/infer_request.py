@@ -1,0 +1,473 @@
+"""Inference requests: run a compiled model synchronously, asynchronously, in a pool, in asyncio.
+
+A request owns a `Runner`. Each run checks its inputs, takes the model's current `Snapshot` of the
+parameters and keeps it to the end. Asynchronous runs go stage by stage over task executors; when
+the last stage is done the callback runs, then waiters go on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from subgraph.errors import (
+    ConfigError,
+    DeviceError,
+    MissingInputError,
+    RequestCancelledError,
+    RequestError,
+)
+from subgraph.graph.parameters import Snapshot, call_pinned, pinned
+from subgraph.operators.subgraph_op import ProfileEntry
+from subgraph.runtime.executor import Cancel
+from subgraph.runtime.runner import Stage
+from subgraph.runtime.signature import Results
+from subgraph.runtime.task_executor import TaskExecutor, lent
+from subgraph.system.forking import free_in_child
+from subgraph.system.registry import nearest
+
+if TYPE_CHECKING:
+    from subgraph.runtime.compiled_model import CompiledModel
+
+_log = logging.getLogger("subgraph")
+Callback = Callable[..., Any]
+# Callbacks of all models; each has a thread at once, so that none waits for another to end.
+_callbacks = TaskExecutor("callbacks", threads=None)
+
+
+class _Run:
+    """One asynchronous run: its snapshot, its outcome, who waits for it."""
+
+    __slots__ = ("done", "error", "listeners", "process", "results", "snapshot")
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.process = os.getpid()
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+        self.results: Results | None = None
+        self.listeners: list[Callable[[], None]] = []
+
+
+class InferRequest:
+    """One inference at a time, with memory of its own; made by ``create_infer_request``."""
+
+    def __init__(self, model: CompiledModel) -> None:
+        """Open a request of ``model``."""
+        self.model = model
+        self._cancel = Cancel()
+        self._runner = model.create_runner(self._cancel)
+        self._stages = model.create_stages(self._runner)
+        self._lock = free_in_child(threading.Lock())
+        self._busy_in = (
+            0  # the process that runs it; what a forked child inherits does not run there
+        )
+        self._run: _Run | None = None
+        self._last: tuple[list[Any], Snapshot] | None = None
+        self._results: Results | None = None
+        self._inputs: dict[str, Any] = {}
+        self._callback: Callback | None = None
+        self._callback_arguments = 0
+        self._callback_thread: int | None = None
+
+    def infer(self, inputs: Any = None, /, **named: Any) -> Results:
+        """Run the model and return its results.
+
+        Args:
+            inputs: A dict by name, a list by position, or one array; None: as `set_input` said.
+            named: Inputs by name.
+
+        Raises:
+            RequestError: the request is busy.
+            MissingInputError, ShapeError: the inputs do not fit.
+            DeviceError: the run failed.
+            RequestCancelledError: another thread called `cancel`.
+        """
+        given, snapshot = self._last = self._bound(inputs, named)
+        self._begin()
+        self._run = self._results = None
+        try:
+            values = call_pinned(snapshot, self._run_stages, given)
+            self._refuse_if_cancelled()
+            self._results = results = self.model.wrap(values)
+        finally:
+            self._busy_in = 0
+        return results
+
+    def _refuse_if_cancelled(self) -> None:
+        """Raise where the run was to end early: what it gave may not be whole."""
+        if self._cancel.wanted:
+            raise RequestCancelledError("the request was cancelled before it finished")
+
+    def _run_stages(self, state: Any) -> Any:
+        for stage in self._stages:
+            state = stage.function(state)
+        return state
+
+    def _bound(self, inputs: Any, named: Mapping[str, Any]) -> tuple[list[Any], Snapshot]:
+        if inputs is None:
+            return self.model.bind((), {**self._inputs, **named})
+        return self.model.bind((inputs,), named)
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._refuse_if_busy()
+            self._busy_in = os.getpid()
+            self._cancel.reset()
+
+    def _refuse_if_busy(self) -> None:
+        if self.is_busy:
+            raise RequestError(
+                "the request is busy: wait() for it, cancel() it, or use another request"
+            )
+
+    def start_async(self, inputs: Any = None, /, **named: Any) -> None:
+        """Start a run and return at once; inputs as for `infer`. Do not change them meanwhile.
+
+        Raises:
+            RequestError: the request is busy.
+            MissingInputError, ShapeError: the inputs do not fit.
+        """
+        given, snapshot = self._last = self._bound(inputs, named)
+        self._begin()
+        run = self._run = _Run(snapshot)
+        self._results = None
+        try:
+            self._submit(run, 0, given)
+        except BaseException:
+            self._run, self._busy_in = None, 0
+            raise
+
+    def _submit(self, run: _Run, number: int, state: Any) -> None:
+        stage: Stage = self._stages[number]
+
+        def work() -> None:
+            try:
+                self._refuse_if_cancelled()
+                with pinned(run.snapshot):
+                    following = stage.function(state)
+                if number + 1 < len(self._stages):
+                    self._submit(run, number + 1, following)
+                    return
+                self._refuse_if_cancelled()
+                run.results = self.model.wrap(following)
+            except BaseException as error:
+                run.error = error
+            self._complete(run)
+
+        stage.executor.submit(work)
+
+    def _complete(self, run: _Run) -> None:
+        self._results = run.results
+        callback = self._callback
+        self._busy_in = 0  # from here on the callback may start the request again
+        if callback is None:
+            self._release(run)
+        else:
+            try:
+                _callbacks.submit(lambda: self._call_back(run, callback))
+            except DeviceError:  # no thread can be started for callbacks
+                self._call_back(run, callback)
+
+    def _call_back(self, run: _Run, callback: Callback) -> None:
+        self._callback_thread = threading.get_ident()
+        try:
+            callback(*(self, run.error)[: self._callback_arguments])
+        except BaseException as error:
+            _log.exception("the callback of a request of model %r raised", self.model.name)
+            error.add_note(f"raised by the callback of a request of model {self.model.name!r}")
+            if run.error is None:
+                run.error = error
+            else:
+                run.error.add_note(f"and its callback raised {type(error).__name__}: {error}")
+        finally:
+            self._callback_thread = None
+            self._release(run)
+
+    def _release(self, run: _Run) -> None:
+        with self._lock:
+            run.done.set()
+            listeners, run.listeners = run.listeners, []
+        for listener in listeners:
+            listener()
+
+    def wait(self, timeout: float | None = None) -> Results | None:
+        """Wait for the run that `start_async` began, and for its callback.
+
+        Args:
+            timeout: Seconds to wait at most; None: until it is done, 0: only look.
+
+        Returns:
+            The results, or None when the time ran out first.
+
+        Raises:
+            RequestError: no run was started, or it was in the parent of this process.
+            RequestCancelledError: the run was cancelled.
+            Exception: what the run or the callback raised.
+        """
+        run = self._started()
+        inside_callback = self._callback_thread == threading.get_ident()
+        if not inside_callback and not run.done.is_set():
+            with lent():
+                if not run.done.wait(timeout):
+                    return None
+        if run.error is not None:
+            raise run.error
+        return run.results
+
+    def _started(self) -> _Run:
+        run = self._run
+        if run is None:
+            raise RequestError("the request was not started: call start_async() first")
+        if not run.done.is_set() and run.process != os.getpid():
+            raise RequestError(
+                "the request was running when this process was forked, and runs in its parent "
+                "alone: call start_async() again"
+            )
+        return run
+
+    def __await__(self) -> Generator[Any, None, Results]:
+        """Wait in asyncio for the run that `start_async` began; gives its results."""
+        import asyncio
+
+        run = self._started()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def listen() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wake)
+
+        with self._lock:
+            if not run.done.is_set():
+                run.listeners.append(listen)
+            else:
+                future.set_result(None)
+        yield from future
+        if run.error is not None:
+            raise run.error
+        assert run.results is not None, "a run without error has results"
+        return run.results
+
+    def cancel(self) -> None:
+        """Ask a running request to stop between two steps; `wait`, or `infer`, then raises."""
+        with self._lock:
+            if self.is_busy:
+                self._cancel.request()
+
+    def set_callback(self, callback: Callback | None) -> None:
+        """Call ``callback`` when an asynchronous run has ended, in a thread of its own.
+
+        It gets as many of (this request, the error or None) as it takes. What it raises is logged
+        and raised again by `wait`. Callbacks of different requests may run at the same time; none
+        waits for another, and `wait` of this request alone waits for its callback.
+
+        Raises:
+            RequestError: the request is busy.
+            ConfigError: ``callback`` cannot be called.
+        """
+        if callback is not None and not callable(callback):  # pyright: ignore[reportUnnecessaryComparison]
+            raise ConfigError(f"a callback is a function, or None for none; got {callback!r}")
+        with self._lock:
+            self._refuse_if_busy()
+            self._callback = callback
+            self._callback_arguments = 0 if callback is None else _positional(callback)
+
+    @property
+    def results(self) -> Results:
+        """The results of the last run.
+
+        Raises:
+            RequestError: there are none: not started, still busy, or failed.
+        """
+        results = self._results
+        if results is None:
+            state = (
+                "is still running" if self.is_busy else "has no results: it did not run or failed"
+            )
+            raise RequestError(f"the request {state}")
+        return results
+
+    def get_output(self, key: str | int = 0) -> Any:
+        """Return one output of the last run, by name or position."""
+        return self.results[key]
+
+    def set_input(self, key: str | int, value: Any) -> None:
+        """Keep ``value`` for input ``key`` (name or position) for runs without inputs."""
+        with self._lock:
+            self._refuse_if_busy()
+        ports = self.model.inputs
+        names = [port.name for port in ports]
+        name = names[key] if isinstance(key, int) else key
+        if name not in names:
+            raise MissingInputError(f"the model has no input {name!r}; {nearest(name, names)}")
+        self._inputs[name] = value
+
+    def set_output(self, key: str | int, array: Any) -> None:
+        """Let the following runs write output ``key`` into ``array``; None: into a new one.
+
+        Raises:
+            MissingInputError: the model has no such output.
+            ShapeError: the array's dtype or shape can never fit.
+        """
+        with self._lock:
+            self._refuse_if_busy()
+        self._runner.outputs = self.model.preset(self._runner.outputs, key, array)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a run is on its way."""
+        return self._busy_in != 0 and self._busy_in == os.getpid()
+
+    def profile(self) -> list[ProfileEntry]:
+        """Return what each node took in the last run.
+
+        With ``ENABLE_PROFILING`` every run is measured. Without it, the last inputs run once more
+        to be measured.
+
+        Raises:
+            RequestError: the request is busy, or has not run.
+        """
+        with self._lock:
+            self._refuse_if_busy()
+        measured = self._runner.profile()
+        if measured:
+            return measured
+        if self._last is None:
+            raise RequestError("the request has not run: there is nothing to profile")
+        given, snapshot = self._last
+        runner = self.model.create_profiler()
+        with pinned(snapshot):
+            runner.run(given)  # makes plans and weights
+            runner.run(given)
+        return runner.profile()
+
+
+def _positional(callback: Callback) -> int:
+    """Return how many positional arguments, up to two, a callback takes."""
+    try:
+        parameters = inspect.signature(callback).parameters.values()
+    except (TypeError, ValueError):
+        return 0
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return 2
+    return min(2, sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters))
+
+
+class InferQueue:
+    """A pool of requests: start as many runs as you like, each takes the next free request."""
+
+    def __init__(self, model: CompiledModel, jobs: int = 0) -> None:
+        """Make ``jobs`` requests; 0: as many as the model calls optimal.
+
+        Raises:
+            ConfigError: ``jobs`` is no such number.
+        """
+        if not isinstance(jobs, int) or jobs < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"a queue takes the number of its requests, 0 or more; got {jobs!r}")
+        count = jobs or int(model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        self.requests = [model.create_infer_request() for _ in range(count)]
+        self._callback: Callback | None = None
+        self._lock = free_in_child(threading.Lock())
+        self._set_free()
+        for number, request in enumerate(self.requests):
+            request.set_callback(self._ended(number))
+
+    def _set_free(self) -> None:
+        """Begin with every request free and nothing on its way."""
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in range(len(self.requests)):
+            self._free.put(number)
+        self._userdata: list[Any] = [None] * len(self.requests)
+        self._errors: list[BaseException] = []
+        self._pending = 0
+        self._changed = threading.Condition()
+        self._process = os.getpid()
+
+    def _begin_in_child(self) -> None:
+        """In a forked child, forget what its parent has on its way."""
+        if self._process != os.getpid():
+            with self._lock:
+                if self._process != os.getpid():
+                    self._set_free()
+
+    def _ended(self, number: int) -> Callback:
+        def ended(request: InferRequest, error: BaseException | None) -> None:
+            userdata, self._userdata[number] = self._userdata[number], None
+            try:
+                if error is not None:
+                    self._errors.append(error)
+                elif self._callback is not None:
+                    self._callback(request, userdata)
+            except BaseException as raised:
+                self._errors.append(raised)
+            finally:
+                self._free.put(number)
+                with self._changed:
+                    self._pending -= 1
+                    self._changed.notify_all()
+
+        return ended
+
+    def set_callback(self, callback: Callback) -> None:
+        """Call ``callback(request, userdata)`` when a run has ended without error.
+
+        Callbacks of several requests may run at the same time, each in a thread of its own.
+        """
+        self._callback = callback
+
+    def start_async(self, inputs: Any = None, userdata: Any = None) -> None:
+        """Start a run on a free request; waits for one while all are busy."""
+        self._begin_in_child()
+        with lent():
+            number = self._free.get()
+        self._userdata[number] = userdata
+        with self._changed:
+            self._pending += 1
+        try:
+            self.requests[number].start_async(inputs)
+        except BaseException:
+            with self._changed:
+                self._pending -= 1
+            self._free.put(number)
+            raise
+
+    def is_ready(self) -> bool:
+        """Return whether a request is free."""
+        self._begin_in_child()
+        return not self._free.empty()
+
+    def wait_all(self) -> None:
+        """Wait until no run is on its way.
+
+        Raises:
+            Exception: the error of the only run or callback that failed.
+            DeviceError: several failed; the first is its cause, all are its notes.
+        """
+        self._begin_in_child()
+        with lent(), self._changed:
+            self._changed.wait_for(lambda: self._pending == 0)
+        errors, self._errors = self._errors, []
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            summary = DeviceError(f"{len(errors)} runs of the queue failed; the first: {errors[0]}")
+            for error in errors[:10]:
+                summary.add_note(f"{type(error).__name__}: {error}")
+            raise summary from errors[0]
+
+    def __iter__(self) -> Iterator[InferRequest]:
+        """Yield the requests."""
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)

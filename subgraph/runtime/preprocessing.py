@@ -1,0 +1,211 @@
+"""Preprocessing as part of the model: what the caller's data need before the model's own nodes.
+
+``core.compile_model(..., preprocess={"image": Preprocess(...)})`` puts plain operators in front of
+an input, so that every device can run, fuse and partition them (OpenVINO's AddPreprocessing and
+ConvertPrecision).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+import numpy as np
+
+from subgraph.errors import ConfigError, ShapeError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import Dim, TensorType, canonical_dtype, numpy_dtype
+from subgraph.system.registry import nearest
+
+_LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC")
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    if values is None:
+        return ()
+    return tuple(float(v) for v in cast(Sequence[Any], np.atleast_1d(values).tolist()))
+
+
+@attrs.frozen
+class Preprocess:
+    """What to do with an input before the model: in this order, each step left out if not given.
+
+    The data come in ``dtype`` and ``layout``, are converted to the model's dtype, resized, have
+    ``mean`` subtracted, are divided by ``scale`` and brought into the model's layout.
+
+    Attributes:
+        dtype: Dtype of the caller's data, for example "uint8"; empty: the model's.
+        layout: Layout of the caller's data, "NHWC" or "HWC" for a model in NCHW; empty: the same.
+        size: (height, width) of the caller's data: numbers, names, or None for any; resized to the
+            model's by linear interpolation (half-pixel centres). None: the model's own size.
+        mean: One number, or one for each channel.
+        scale: One number, or one for each channel.
+        model_layout: Layout of the model's input.
+    """
+
+    dtype: str = ""
+    layout: str = ""
+    size: tuple[Dim, Dim] | None = None
+    mean: tuple[float, ...] = attrs.field(default=None, converter=_floats)
+    scale: tuple[float, ...] = attrs.field(default=None, converter=_floats)
+    model_layout: str = "NCHW"
+
+
+def preprocessed(graph: Graph, steps: Mapping[str, Any]) -> Graph:
+    """Return a graph with preprocessing before some of its inputs, which keep their names.
+
+    Args:
+        graph: The model; it stays as it is.
+        steps: `Preprocess`, or its fields as a dict, by input name.
+
+    Raises:
+        ConfigError: no such input, or a field is unknown or not possible for it.
+    """
+    copy = graph.clone()
+    by_name = {value.name: value for value in copy.inputs}
+    replacements: dict[Value, Value] = {}
+    outer: dict[Value, Value] = {}
+    for name, wanted in steps.items():
+        value = by_name.get(name)
+        if value is None:
+            raise ConfigError(f"no input {name!r} to preprocess; {nearest(name, by_name)}")
+        chain = _Chain(name, value, _settings(name, wanted))
+        outer[value] = chain.input
+        replacements[value] = chain.build()
+        value.name = ""
+    copy.rewire(replacements)
+    copy.inputs = tuple(outer.get(value, value) for value in copy.inputs)
+    return copy.clone()
+
+
+def _settings(name: str, wanted: Any) -> Preprocess:
+    if isinstance(wanted, Preprocess):
+        return wanted
+    known = attrs.fields_dict(Preprocess)
+    for key in wanted:
+        if key not in known:
+            raise ConfigError(f"preprocessing of {name!r} has no {key!r}; {nearest(key, known)}")
+    return Preprocess(**wanted)
+
+
+class _Chain:
+    """The nodes between the caller's data and the model's input."""
+
+    def __init__(self, name: str, target: Value, settings: Preprocess) -> None:
+        if not isinstance(target.type, TensorType):
+            raise ConfigError(f"input {name!r} is {target.type or 'unknown'}, no tensor")
+        self._name = name
+        self._settings = settings
+        self._type = target.type
+        layout = settings.layout or settings.model_layout
+        for each in (layout, settings.model_layout):
+            if each not in _LAYOUTS:
+                raise ConfigError(f"layout {each!r} of {name!r} is none of {', '.join(_LAYOUTS)}")
+        if sorted(layout) != sorted(settings.model_layout):
+            raise ConfigError(f"{name!r}: layout {layout} cannot become {settings.model_layout}")
+        self._layout = layout
+        try:
+            dtype = canonical_dtype(settings.dtype) if settings.dtype else target.type.dtype
+        except ShapeError as error:
+            raise ConfigError(f"preprocessing of {name!r}: {error}") from error
+        self._needs_layout = bool(settings.layout or settings.size or len(settings.mean) > 1)
+        self._needs_layout |= len(settings.scale) > 1
+        self.input = Value(name, TensorType(dtype, self._outer_shape()))
+
+    def _outer_shape(self) -> tuple[Dim, ...] | None:
+        shape = self._type.shape
+        if shape is None or not self._needs_layout:
+            return shape
+        inner = self._settings.model_layout
+        if len(shape) != len(inner):
+            raise ConfigError(
+                f"input {self._name!r} is {self._type}, which does not have the layout {inner}"
+            )
+        dims = dict(zip(inner, shape, strict=True))
+        if self._settings.size is not None:
+            dims["H"], dims["W"] = self._settings.size
+        return tuple(dims[axis] for axis in self._layout)
+
+    def build(self) -> Value:
+        value = self.input
+        settings = self._settings
+        arithmetic = bool(settings.size or settings.mean or settings.scale)
+        if arithmetic and self._type.dtype not in _FLOATS:
+            raise ConfigError(f"input {self._name!r} is {self._type}: only floats are scaled")
+        if self.input.type != self._type and self._dtype_of(value) != self._type.dtype:
+            from subgraph.graph.types import ONNX_DTYPE
+
+            value = self._node("Cast", [value], 13, {"to": ONNX_DTYPE[self._type.dtype]})
+        permutation = [self._layout.index(axis) for axis in settings.model_layout]
+        if permutation != sorted(permutation):
+            value = self._node("Transpose", [value], 13, {"perm": tuple(permutation)})
+        if settings.size is not None:
+            value = self._resized(value)
+        if settings.mean:
+            value = self._node("Sub", [value, self._per_channel("mean", settings.mean)], 14)
+        if settings.scale:
+            value = self._node("Div", [value, self._per_channel("scale", settings.scale)], 14)
+        if value is self.input:
+            value = self._node("Identity", [value], 16)
+        value.type = self._type
+        return value
+
+    def _dtype_of(self, value: Value) -> str:
+        return value.type.dtype if isinstance(value.type, TensorType) else ""
+
+    def _node(
+        self,
+        op_type: str,
+        inputs: Sequence[Value | None],
+        version: int,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Value:
+        from subgraph.operators.operator import infer_types
+
+        name = f"{self._name}.{op_type.lower()}"
+        node = Node(op_type, inputs, name=name, version=version, attrs=attributes)
+        types = [None if v is None else v.type for v in inputs]
+        known = [None if v is None or not v.parameter else v.parameter.array for v in inputs]
+        result = node.outputs[0]
+        result.name = f"{self._name}.{op_type.lower()}"
+        result.type = infer_types(node, types, known)[0]
+        return result
+
+    def _parameter(self, kind: str, array: np.ndarray[Any, Any]) -> Value:
+        held = Parameter(f"{self._name}.{kind}", array)
+        return Value(held.name, held.type, parameter=held)
+
+    def _per_channel(self, kind: str, values: Sequence[float]) -> Value:
+        array = np.array(values, numpy_dtype(self._type.dtype))
+        if kind == "scale" and not array.all():
+            raise ConfigError(f"scale of input {self._name!r} is zero")
+        if array.size > 1:
+            shape = [1] * len(self._settings.model_layout)
+            axis = self._settings.model_layout.index("C")
+            channels = self._type.shape[axis] if self._type.shape else None
+            if isinstance(channels, int) and channels != array.size:
+                raise ConfigError(
+                    f"input {self._name!r} has {channels} channels, {kind} has {array.size} numbers"
+                )
+            shape[axis] = array.size
+            array = array.reshape(shape)
+        return self._parameter(kind, array)
+
+    def _resized(self, value: Value) -> Value:
+        shape = self._type.shape or ()
+        layout = self._settings.model_layout
+        sizes = dict(zip(layout, shape, strict=True))
+        height, width = sizes["H"], sizes["W"]
+        if not isinstance(height, int) or not isinstance(width, int):
+            raise ConfigError(f"input {self._name!r} is {self._type}: its size must be known")
+        axes = (layout.index("H"), layout.index("W"))
+        wanted = self._parameter("sizes", np.array([height, width], np.int64))
+        attributes = {
+            "mode": "linear",
+            "coordinate_transformation_mode": "half_pixel",
+            "axes": axes,
+        }
+        return self._node("Resize", [value, None, None, wanted], 19, attributes)

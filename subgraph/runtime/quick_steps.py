@@ -1,0 +1,212 @@
+"""Nodes between regions that only hand values on, for the default executor: no checks to pay for.
+
+Each gives what the reference gives. What does not fit goes to the reference, which says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from subgraph.graph.graph import Node
+from subgraph.graph.limits import check_memory
+from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
+from subgraph.operators.evaluation import evaluate
+from subgraph.operators.operator import operator_key
+
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+_SIZING = frozenset({"ConstantOfShape", "Expand", "Range", "Reshape", "Slice"})
+
+
+def quick_step(node: Node) -> Run | None:
+    """Return what runs ``node`` at once; None where the reference has to."""
+    make = _QUICK.get(operator_key(node.op_type, node.domain))
+    return None if make is None else make(node)
+
+
+def gives_size(node: Node) -> bool:
+    """Return whether a node does little but give its result a size: the reference is quick then."""
+    return node.op_type in _SIZING and not node.domain
+
+
+def _is_result(node: Node) -> bool:
+    """Return whether the graph gives away what the node makes; it must be an array of its own."""
+    return node.graph is None or any(value in node.graph.outputs for value in node.outputs)
+
+
+def _constant(node: Node) -> Run | None:
+    if _is_result(node):
+        return None
+    kept: list[Sequence[Any]] = []
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        if not kept:
+            kept.append(evaluate(node, inputs))
+        return kept[0]
+
+    return run
+
+
+def _identity(node: Node) -> Run:
+    return partial(_copied, node) if _is_result(node) else list
+
+
+def _copied(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    value = inputs[0]
+    if type(value) is np.ndarray and value.nbytes > _LARGE:
+        check_memory(value.nbytes, node.name)
+    return [value.copy()] if type(value) in (np.ndarray, list) else evaluate(node, inputs)
+
+
+def _cast(node: Node) -> Run | None:
+    """A loop's condition is cast to what it is by torch's exporter, once a round."""
+    to = DTYPE_OF_ONNX.get(node.attrs.get("to", 0))
+    return None if to is None else partial(_converted, node, numpy_dtype(to), _is_result(node))
+
+
+def _converted(node: Node, dtype: np.dtype[Any], own: bool, inputs: Sequence[Any]) -> Sequence[Any]:
+    value = inputs[0]
+    if type(value) is not np.ndarray:
+        return evaluate(node, inputs)
+    if value.dtype == dtype:
+        return [value.copy() if own else value]
+    if value.dtype.kind in "biu" and dtype.char in _EXACT:
+        if value.nbytes > _LARGE:
+            check_memory(value.size * dtype.itemsize, node.name)
+        return [value.astype(dtype)]
+    return evaluate(node, inputs)
+
+
+def _trim(node: Node) -> Run:
+    """The cut of a buffer by a count (``ops/selection/bounded.py``): a view, unless it is given
+    away.
+
+    A view is given away, too, where it is contiguous, nobody else has the buffer, and not much
+    memory is kept for nothing.
+    """
+    given_away, ours = _is_result(node), _has_alone(node)
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        buffer, count = inputs
+        axis = int(node.attrs["axis"]) % buffer.ndim
+        if not 0 <= count.item() <= buffer.shape[axis]:
+            return evaluate(node, inputs)
+        cut = buffer[(*[slice(None)] * axis, slice(count.item()))]
+        own = ours and cut.flags.c_contiguous and _MOST_KEPT * cut.nbytes >= buffer.nbytes
+        return [cut.copy(order="C") if given_away and not own else cut]
+
+    return run
+
+
+def _has_alone(node: Node) -> bool:
+    """Return whether the first input is made by a node for this one only."""
+    buffer, graph = node.inputs[0], node.graph
+    if buffer is None or buffer.producer is None or graph is None or buffer in graph.outputs:
+        return False
+    return len(buffer.consumers) == 1
+
+
+def _empty(node: Node) -> Run:
+    return lambda inputs: [[]]
+
+
+def _construct(node: Node) -> Run:
+    return lambda inputs: [list(inputs)]
+
+
+def _length(node: Node) -> Run:
+    return lambda inputs: [np.array(len(inputs[0]), np.int64)]
+
+
+def _at(node: Node) -> Run | None:
+    return None if _is_result(node) else partial(_item, node)
+
+
+def _item(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    items, at = inputs[0], int(inputs[1])
+    return [items[at]] if -len(items) <= at < len(items) else evaluate(node, inputs)
+
+
+def _insert(node: Node) -> Run:
+    def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        if len(inputs) == 2 or inputs[2] is None:
+            return [[*inputs[0], inputs[1]]]
+        return evaluate(node, inputs)
+
+    return run
+
+
+def _split(node: Node) -> Run:
+    axis = int(node.attrs.get("axis", 0))
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        array, split = inputs[0], inputs[1] if len(inputs) > 1 else None
+        sizes = None
+        if type(array) is np.ndarray and split is not None and -array.ndim <= axis < array.ndim:
+            sizes = _sizes(array.shape[axis], split)
+        if sizes is None:
+            return evaluate(node, inputs)
+        check_memory(array.nbytes + _OF_ARRAY * len(sizes), node.name)
+        rows = np.moveaxis(array, axis, 0) if axis else array
+        parts: list[Any] = []
+        end = 0
+        for size in sizes:
+            begin, end = end, end + size
+            part = rows[begin:end]
+            parts.append((np.moveaxis(part, 0, axis) if axis else part).copy(order="C"))
+        return [parts]
+
+    return run
+
+
+def _sizes(length: int, split: Any) -> list[int] | None:
+    """Return the sizes of the parts of an axis; None if they do not fit."""
+    if split.ndim == 0:
+        size = int(split)
+        if size <= 0 or length == 0:
+            return None
+        check_memory(_OF_ARRAY * (length // size), "the parts of a sequence")
+        return [min(size, length - begin) for begin in range(0, length, size)]
+    sizes: list[int] = split.tolist() if split.ndim == 1 else []
+    return sizes if sizes and min(sizes) >= 0 and sum(sizes) == length else None
+
+
+def _joined(node: Node) -> Run:
+    axis, stacks = int(node.attrs.get("axis", 0)), bool(node.attrs.get("new_axis", 0))
+    join: Callable[..., Any] = np.stack if stacks else np.concatenate
+
+    def run(inputs: Sequence[Any]) -> Sequence[Any]:
+        items = inputs[0]
+        dtype = items[0].dtype if len(items) else None
+        if dtype is not None and all(item.dtype == dtype for item in items):
+            check_memory(sum(item.nbytes for item in items), node.name)
+            try:
+                return [join(items, axis)]
+            except ValueError:  # the reference says what does not fit
+                pass
+        return evaluate(node, inputs)
+
+    return run
+
+
+_OF_ARRAY = 128  # bytes that an array takes beside its elements
+_LARGE = 1 << 16  # bytes from which on a copy is counted against the memory budget
+_MOST_KEPT = 4  # times a result's own memory
+# What a whole number is converted to without a warning, as C does.
+_EXACT = "?bBhHiIlLqQfd"
+_QUICK: dict[str, Callable[[Node], Run | None]] = {
+    "Cast": _cast,
+    "ConcatFromSequence": _joined,
+    "Constant": _constant,
+    "Identity": _identity,
+    "SequenceAt": _at,
+    "SequenceConstruct": _construct,
+    "SequenceEmpty": _empty,
+    "SequenceInsert": _insert,
+    "SequenceLength": _length,
+    "SplitToSequence": _split,
+    "subgraph.cpu::Trim": _trim,
+}

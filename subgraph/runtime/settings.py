@@ -1,0 +1,269 @@
+"""Typed options of devices: each key declared once, with type, default, range and text.
+
+A device's options are one attrs class, a child of `DeviceOptions`, whose fields are made by
+`option`. Values come, in order of precedence, from the compile call, from ``set_property``, from
+the environment (``SUBGRAPH_<DEVICE>_<KEY>``), and from the default.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import attrs
+
+from subgraph.errors import ConfigError
+from subgraph.graph.limits import NODES, parse_bytes
+from subgraph.system.registry import nearest
+
+_log = logging.getLogger("subgraph")
+
+_O = TypeVar("_O", bound="DeviceOptions")
+_KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+_TRUE = ("1", "yes", "true", "on")
+_FALSE = ("0", "no", "false", "off")
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    values: Sequence[Any] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    read_only: bool = False,
+    check: Callable[[Any, str], Any] | None = None,
+    saved: bool = True,
+) -> Any:
+    """Declare an option: a field of a `DeviceOptions` class, typed by its annotation.
+
+    Args:
+        default: Its default; of the type int, float, bool or str that the annotation says.
+        doc: What it does, in a line.
+        values: The allowed values; None: all within the range.
+        minimum: Least allowed number.
+        maximum: Greatest allowed number.
+        read_only: Whether users may only read it.
+        check: Called with a value and whose it is; raises ConfigError for one that is not allowed.
+        saved: Whether an exported model keeps it; False for what names a file or folder, and for
+            what only whoever imports the model can say.
+    """
+    facts: dict[str, Any] = {"doc": doc, "values": values, "minimum": minimum, "maximum": maximum}
+    facts.update(check=check, saved=saved)
+    return attrs.field(default=default, metadata={**facts, "read_only": read_only})
+
+
+@attrs.frozen
+class DeviceOptions:
+    """Options that every device has."""
+
+    ENABLE_PROFILING: bool = option(False, "measure each node of a run, for request.profile()")
+    PERFORMANCE_HINT: str = option(
+        "LATENCY", "what to optimize for", values=("LATENCY", "THROUGHPUT")
+    )
+    PERFORMANCE_HINT_NUM_REQUESTS: int = option(
+        0, "number of requests that will run at a time; 0: the device's choice", minimum=0
+    )
+    INFERENCE_PRECISION: str = option(
+        "",
+        "compute float16 and bfloat16 in float32; empty: as the model says",
+        values=("", "float32"),
+    )
+    CACHE_DIR: str = option(
+        "", "folder for compiled models, found again by content; empty: none", saved=False
+    )
+    DEVICE_ID: str = option("", "which device of several: the part after the point in NAME.0")
+    MEMORY_LIMIT: str = option(
+        "",
+        "memory of the values that live at a time, such as '8G'; empty: SUBGRAPH_MEMORY_LIMIT, "
+        "else half of all",
+        check=parse_bytes,
+        saved=False,
+    )
+    RUNTIME_FALLBACK: bool = option(
+        True, "run a region on the next device that can when its own fails"
+    )
+    FALLBACK_FAILURES: int = option(
+        3, "failures of a region in a row after which the next device runs it", minimum=1
+    )
+    FALLBACK_RETRY: float = option(
+        30.0, "seconds until a region that failed so often is tried again; 0: never", minimum=0
+    )
+    FALLBACK_CHECK: bool = option(
+        False, "count results with NaN or Inf that the reference does not give as failures"
+    )
+    PARALLEL_REGIONS: bool = option(
+        True, "run regions of different devices that do not depend on each other at the same time"
+    )
+    NODE_LIMIT: int = option(
+        NODES, "nodes that expanding functions may add to a model", minimum=1, saved=False
+    )
+    COMPILE_TIMEOUT: float = option(
+        3600.0,
+        "seconds that loading and compiling a model may take; 0: no limit",
+        minimum=0,
+        saved=False,
+    )
+
+
+_known_fields: dict[type, dict[str, attrs.Attribute[Any]]] = {}
+
+
+def _fields(cls: type[DeviceOptions]) -> dict[str, attrs.Attribute[Any]]:
+    found = _known_fields.get(cls)
+    if found is None:
+        found = _known_fields[cls] = {field.name: field for field in attrs.fields(cls)}
+    return found
+
+
+def option_names(cls: type[DeviceOptions]) -> list[str]:
+    """Return the names of a class's options in the order of declaration."""
+    return list(_fields(cls))
+
+
+def unsaved_options() -> set[str]:
+    """Return the names of the options, of any device, that no exported model keeps or sets."""
+    found: set[str] = set()
+    work: list[type[DeviceOptions]] = [DeviceOptions]
+    while work:
+        cls = work.pop()
+        work.extend(cls.__subclasses__())
+        found.update(name for name, f in _fields(cls).items() if not f.metadata.get("saved", True))
+    return found
+
+
+def property_access(options: DeviceOptions | type[DeviceOptions]) -> dict[str, str]:
+    """Return "RW" or "RO" for each option."""
+    cls = options if isinstance(options, type) else type(options)
+    return {k: "RO" if f.metadata.get("read_only") else "RW" for k, f in _fields(cls).items()}
+
+
+def describe_options(cls: type[DeviceOptions]) -> list[dict[str, Any]]:
+    """Return name, type, default, allowed values and text of each option, for tables."""
+    rows: list[dict[str, Any]] = []
+    for name, field in _fields(cls).items():
+        facts = field.metadata
+        rows.append(
+            {
+                "name": name,
+                "type": _kind(field).__name__,
+                "default": field.default,
+                "allowed": _allowed(field),
+                "read_only": bool(facts.get("read_only")),
+                "doc": facts.get("doc", ""),
+            }
+        )
+    return rows
+
+
+def _kind(field: attrs.Attribute[Any]) -> type:
+    kind = field.type
+    return _KINDS.get(kind, str) if isinstance(kind, str) else (kind or str)
+
+
+def _allowed(field: attrs.Attribute[Any]) -> str:
+    facts = field.metadata
+    if facts.get("values"):
+        return ", ".join(str(value) or "empty" for value in facts["values"])
+    low, high = facts.get("minimum"), facts.get("maximum")
+    if low is None and high is None:
+        return ""
+    return f"{'' if low is None else low}..{'' if high is None else high}"
+
+
+def check_option(cls: type[DeviceOptions], device: str, name: str, value: Any) -> Any:
+    """Return ``value`` as option ``name`` holds it; text is read as the option's type.
+
+    Raises:
+        ConfigError: unknown name (the nearest are listed), read-only, wrong type, out of range.
+    """
+    field = _fields(cls).get(name)
+    if field is None:
+        raise ConfigError(f"{device} has no option {name!r}; {nearest(name, _fields(cls))}")
+    if field.metadata.get("read_only"):
+        raise ConfigError(f"{device}: option {name!r} can only be read")
+    converted = _converted(_kind(field), value)
+    if converted is None or not _in_range(field, converted):
+        allowed = _allowed(field)
+        raise ConfigError(
+            f"{device}: option {name!r} takes {_kind(field).__name__}"
+            f"{f' ({allowed})' if allowed else ''}, got {value!r}"
+        )
+    check = field.metadata.get("check")
+    if check is not None:
+        check(converted, f"{device}: option {name!r}")
+    return converted
+
+
+def _converted(kind: type, value: Any) -> Any:
+    """Return the value as ``kind``, None if it is not one."""
+    if kind is bool:
+        text = str(value).lower() if isinstance(value, (str, int)) else ""
+        return True if text in _TRUE else False if text in _FALSE else None
+    if kind is str:
+        if isinstance(value, str):
+            return value
+        return str(value) if hasattr(value, "__fspath__") else None
+    if isinstance(value, bool):
+        return None
+    try:
+        if kind is int:
+            return int(value) if isinstance(value, str) else value.__index__()
+        return float(value)
+    except (TypeError, ValueError, AttributeError):
+        return None
+
+
+def _in_range(field: attrs.Attribute[Any], value: Any) -> bool:
+    facts = field.metadata
+    values, low, high = facts.get("values"), facts.get("minimum"), facts.get("maximum")
+    if values is not None and value not in values:
+        return False
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def resolve_options(
+    cls: type[_O], device: str, levels: Iterable[Mapping[str, Any]], base: str = ""
+) -> _O:
+    """Return the options in force.
+
+    Args:
+        cls: The device's options class.
+        device: Its name, for messages.
+        levels: Explicit values, the strongest first: compile call, device.
+        base: The name in environment variables; empty: the device's name.
+
+    Raises:
+        ConfigError: a key or value is not allowed.
+    """
+    chosen = environment_options(cls, base or device)
+    for level in reversed(list(levels)):
+        for name, value in level.items():
+            chosen[name] = check_option(cls, device, name, value)
+    return cls(**chosen)
+
+
+def environment_options(cls: type[DeviceOptions], device: str) -> dict[str, Any]:
+    """Return the options that environment variables ``SUBGRAPH_<DEVICE>_<KEY>`` set."""
+    found: dict[str, Any] = {}
+    prefix = f"SUBGRAPH_{device.upper()}_"
+    for name in _fields(cls):
+        text = os.environ.get(prefix + name)
+        if text is not None:
+            where = f"environment variable {prefix + name}"
+            found[name] = check_option(cls, where, name, text)
+    for name in os.environ:
+        if name.startswith(prefix) and name.removeprefix(prefix) not in _fields(cls):
+            _warn_of_unknown(name, device, nearest(name.removeprefix(prefix), _fields(cls)))
+    return found
+
+
+@cache
+def _warn_of_unknown(variable: str, device: str, hint: str) -> None:
+    """Say once that an environment variable looks like an option and is none."""
+    _log.warning(
+        "environment variable %s is ignored: %s has no such option; %s", variable, device, hint
+    )

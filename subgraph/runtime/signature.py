@@ -1,0 +1,339 @@
+"""What a compiled model takes and gives: its ports, the check of inputs, the results of a call.
+
+The check is paid once per set of shapes and dtypes: a call with a set that was accepted before
+costs a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+import numpy as np
+
+from subgraph.errors import MissingInputError, OutputIndexError, ShapeError
+from subgraph.graph.graph import Value
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import (
+    OptionalType,
+    SequenceType,
+    Shape,
+    TensorType,
+    ValueType,
+    dtype_of,
+    numpy_dtype,
+)
+from subgraph.system.registry import nearest
+
+Array = np.ndarray[Any, Any]
+_REMEMBERED = 64  # accepted sets of shapes
+
+
+@attrs.frozen
+class Port:
+    """An input or output: name, type, and for an optional input the Parameter it defaults to."""
+
+    name: str
+    type: ValueType | None
+    default: Parameter | None = None
+
+    @property
+    def shape(self) -> Shape | None:
+        """Sizes, names of sizes, None for unknown ones; None where the rank is not known either."""
+        return self.type.shape if isinstance(self.type, TensorType) else None
+
+    @property
+    def dtype(self) -> str | None:
+        """The elements' dtype, such as ``"float32"``; None for sequences, or unknown."""
+        return self.type.dtype if isinstance(self.type, TensorType) else None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type or '?'}{'' if self.default is None else ' (optional)'}"
+
+
+class Results(Mapping[str, Any]):
+    """What a run gave: a mapping by output name that also takes positions.
+
+    A value that a graph lists several times among its outputs has one name and several positions.
+    """
+
+    __slots__ = ("_positions", "_values")
+
+    def __init__(self, positions: Mapping[str, int], values: Sequence[Any]) -> None:
+        """Wrap the values, in the order of the outputs."""
+        self._positions = positions
+        self._values = values
+
+    def __getitem__(self, key: str | int | Port | Value) -> Any:
+        if isinstance(key, int):
+            try:
+                return self._values[key]
+            except IndexError:
+                raise OutputIndexError(
+                    f"there is no output {key}; the model has {len(self._values)}, counted from 0"
+                ) from None
+        name: Any = key if isinstance(key, str) else getattr(key, "name", key)
+        position = self._positions.get(name)
+        if position is None:
+            raise MissingInputError(
+                f"the model has no output {name!r}; {nearest(str(name), self._positions)}"
+            )
+        return self._values[position]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._positions)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._positions or (isinstance(key, int) and 0 <= key < len(self._values))
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Return the outputs in order."""
+        return tuple(self._values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outputs by name."""
+        return {name: self._values[position] for name, position in self._positions.items()}
+
+    def __repr__(self) -> str:
+        return f"Results({self.to_dict()!r})"
+
+
+class Signature:
+    """The ports of a model and the check of what callers give."""
+
+    def __init__(self, inputs: Sequence[Value], outputs: Sequence[Value], name: str) -> None:
+        """Take the inputs and outputs of the model ``name``."""
+        self.name = name
+        self.inputs = tuple(Port(v.name, v.type, v.parameter) for v in inputs)
+        self.outputs = tuple(Port(v.name, v.type) for v in outputs)
+        self.output_positions = {port.name: k for k, port in enumerate(self.outputs)}
+        self.has_defaults = any(port.default is not None for port in self.inputs)
+        self._positions = {port.name: k for k, port in enumerate(self.inputs)}
+        self._dtypes = [
+            numpy_dtype(p.type.dtype) if isinstance(p.type, TensorType) else None
+            for p in self.inputs
+        ]
+        self._accepted: set[tuple[Any, ...]] = set()
+        self._latest: list[tuple[int, tuple[int, ...], np.dtype[Any]]] = []  # accepted last
+
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """Return what was given, checked, in the order of the inputs; None for a default.
+
+        Raises:
+            MissingInputError: an input is missing, or a name is none of the inputs.
+            ShapeError: dtype or shape of an input do not fit; expected and got.
+        """
+        items = self._ordered(args, named)
+        latest = self._latest  # once: other threads replace it
+        for position, shape, dtype in latest:
+            # Dtypes are compared as objects: they hash slowly.
+            item = items[position]
+            if type(item) is not np.ndarray or item.dtype is not dtype or item.shape != shape:
+                break
+        else:
+            if latest:
+                return items
+        key: list[Any] = []
+        for item in items:
+            if type(item) is not np.ndarray:
+                return self._convert(items)
+            key.append(item.shape)
+            key.append(item.dtype)
+        if tuple(key) not in self._accepted:
+            return self._convert(items)
+        self._latest = [(k, item.shape, item.dtype) for k, item in enumerate(items)]
+        return items
+
+    def _ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        if len(args) == 1 and not named:
+            only: Any = args[0]
+            kind: Any = only.__class__
+            if kind is np.ndarray and len(self.inputs) == 1:
+                return [only]
+            if kind is dict and len(only) == len(self._positions):
+                try:
+                    return list(map(only.__getitem__, self._positions))
+                except KeyError:
+                    return self._by_name((), only)
+            if _is(only, list, tuple):
+                args = only
+            elif _is(only, Mapping):
+                args, named = (), only
+        if not named and len(args) == len(self.inputs):
+            return list(args)
+        return self._by_name(args, named)
+
+    def _by_name(self, args: Sequence[Any], named: Mapping[Any, Any]) -> list[Any]:
+        if len(args) > len(self.inputs):
+            number = f"{len(self.inputs)} input{'s' * (len(self.inputs) != 1)}"
+            raise MissingInputError(
+                f"model {self.name!r} takes {number}, got {len(args)}; it takes {self._shown()}. A "
+                "list gives one item per input: wrap one array as [array]"
+            )
+        items: list[Any] = list(args) + [None] * (len(self.inputs) - len(args))
+        for key, item in named.items():
+            position = self._position(key)
+            if position < len(args):
+                raise MissingInputError(f"input {self.inputs[position].name!r} was given twice")
+            items[position] = item
+        return items
+
+    def _position(self, key: Any) -> int:
+        if isinstance(key, int) and 0 <= key < len(self.inputs):
+            return key
+        name: Any = key if isinstance(key, (str, int)) else getattr(key, "name", key)
+        position = self._positions.get(name)
+        if position is None:
+            raise MissingInputError(
+                f"model {self.name!r} has no input {name!r}; "
+                f"{nearest(str(name), self._positions)}; it takes {self._shown()}"
+            )
+        return position
+
+    def _shown(self) -> str:
+        return ", ".join(map(str, self.inputs)) or "no inputs"
+
+    def _convert(self, items: Sequence[Any]) -> list[Any]:
+        missing = [
+            port.name
+            for port, item in zip(self.inputs, items, strict=True)
+            if item is None and port.default is None and not isinstance(port.type, OptionalType)
+        ]
+        if missing:
+            raise MissingInputError(
+                f"model {self.name!r} was not given input {', '.join(map(repr, missing))}; it "
+                f"takes {self._shown()}"
+            )
+        arrays = [
+            None if item is None else self._array(port, dtype, item)
+            for port, dtype, item in zip(self.inputs, self._dtypes, items, strict=True)
+        ]
+        self._check_shapes(arrays)
+        known = [a for a in arrays if type(a) is np.ndarray]
+        if len(known) == len(arrays):
+            if len(self._accepted) >= _REMEMBERED:
+                self._accepted.clear()
+            self._accepted.add(tuple(part for a in known for part in (a.shape, a.dtype)))
+            self._latest = [(k, a.shape, a.dtype) for k, a in enumerate(known)]
+        return arrays
+
+    def _array(self, port: Port, dtype: np.dtype[Any] | None, item: Any) -> Any:
+        if dtype is None:
+            return _of_other_type(port, item)
+        array = as_array(item, dtype, port)
+        if array.dtype != dtype:
+            if array.dtype.newbyteorder("=") == dtype:
+                return array.astype(dtype)  # of the other byte order
+            if dtype.kind == "O" and array.dtype.kind in "UST":
+                return array.astype(object)
+            raise ShapeError(
+                f"input {port.name!r} is {port.type}, got {_shape_shown(array)}; convert it, for "
+                f"example with array.astype({dtype.name!r})"
+            )
+        return array
+
+    def _check_shapes(self, arrays: Sequence[Any]) -> None:
+        sizes: dict[str, tuple[int, str]] = {}
+        for port, array in zip(self.inputs, arrays, strict=True):
+            if array is None or not isinstance(port.type, TensorType) or port.type.shape is None:
+                continue
+            expected = port.type.shape
+            if len(expected) != array.ndim:
+                raise ShapeError(
+                    f"input {port.name!r} is {port.type}, got {_shape_shown(array)}; give an array "
+                    f"of {len(expected)} dimensions"
+                )
+            for axis, (dim, size) in enumerate(zip(expected, array.shape, strict=True)):
+                if isinstance(dim, int) and dim != size:
+                    raise ShapeError(
+                        f"input {port.name!r} is {port.type}, got {_shape_shown(array)}; "
+                        f"dimension {axis} must be {dim}"
+                    )
+                if isinstance(dim, str):
+                    known, where = sizes.setdefault(dim, (size, port.name))
+                    if known != size:
+                        raise ShapeError(
+                            f"dimension {dim!r} is {known} in input {where!r} and {size} in input "
+                            f"{port.name!r} ({port.type}, got {_shape_shown(array)})"
+                        )
+
+
+def _shape_shown(array: Array) -> str:
+    return f"{dtype_of(array)}[{', '.join(map(str, array.shape))}]"
+
+
+def _of_other_type(port: Port, item: Any) -> Any:
+    """Check a value that is no tensor: a sequence is a list, an optional its element."""
+    if isinstance(port.type, SequenceType):
+        if not isinstance(item, (list, tuple)):
+            raise ShapeError(
+                f"input {port.name!r} is {port.type}, got {type(item).__name__}; give a list"
+            )
+        inner = Port(port.name, port.type.element)
+        return [_of_other_type(inner, part) for part in cast(Sequence[Any], item)]
+    if isinstance(port.type, OptionalType):
+        return None if item is None else _of_other_type(Port(port.name, port.type.element), item)
+    if isinstance(port.type, TensorType):
+        dtype = numpy_dtype(port.type.dtype)
+        array = as_array(item, dtype, port)
+        if array.dtype != dtype:
+            raise ShapeError(f"input {port.name!r} holds {port.type}, got {_shape_shown(array)}")
+        return array
+    given: Any = item
+    if port.type is not None or isinstance(item, dict):
+        return given
+    if isinstance(item, (list, tuple)) and any(isinstance(part, np.ndarray) for part in given):
+        return list(given)
+    try:
+        return np.asarray(given)
+    except ValueError as error:
+        raise ShapeError(f"input {port.name!r}: no array can be made of it: {error}") from error
+
+
+def as_array(item: Any, dtype: np.dtype[Any], port: Port) -> Array:
+    """Return ``item`` as an array, without a copy where its memory can be shared.
+
+    NumPy arrays, DLPack tensors and buffers keep their dtype. Python numbers and lists take
+    ``dtype`` when that loses nothing but precision.
+
+    Raises:
+        ShapeError: it is none of these, or a Python number does not fit ``dtype``.
+    """
+    if _is(item, np.ndarray):
+        return np.asarray(item)
+    try:
+        python = _is(item, bool, int, float, complex, str, list, tuple)
+        if python and not _is(item, np.generic):
+            return _from_python(item, dtype)
+        if hasattr(item, "__dlpack__"):
+            return np.from_dlpack(item)
+        if hasattr(item, "__array_interface__") or hasattr(item, "__array__"):
+            return np.asarray(item)
+        return np.asarray(memoryview(item))
+    except (TypeError, ValueError, OverflowError, RuntimeError, BufferError) as error:
+        raise ShapeError(
+            f"input {port.name!r} is {port.type}, got a {type(item).__name__} that cannot be read "
+            f"as that: {error}"
+        ) from error
+
+
+def _is(item: Any, *types: type) -> bool:
+    """Ask without narrowing: type checkers know less of a list than of Any."""
+    return isinstance(item, types)
+
+
+def _from_python(item: Any, dtype: np.dtype[Any]) -> Array:
+    array = np.asarray(item)
+    kinds = {"b": "biufcV", "i": "iufcV", "u": "iufcV", "f": "fcV", "c": "c", "U": "O", "S": "O"}
+    if array.dtype != object and dtype.kind not in kinds.get(array.dtype.kind, ""):
+        if array.size == 0:
+            return array.astype(dtype)
+        raise TypeError(f"values of kind {array.dtype.name} would change as {dtype.name}")
+    converted = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(converted, array):
+        raise OverflowError(f"a value does not fit {dtype.name}")
+    return converted

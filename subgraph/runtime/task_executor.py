@@ -1,0 +1,165 @@
+"""Task executors: the threads that run asynchronous requests, stage by stage, and their callbacks.
+
+Threads start when work waits and end with the executor that owns them. After a fork the child
+starts threads of its own. A task that has to wait for another task of its executor says so with
+`lent`: meanwhile another thread runs tasks, so that they cannot wait for each other forever. An
+executor without a maximum starts a thread for every task that finds none free; threads that have
+been idle for `_IDLE_SECONDS` end.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from subgraph.errors import DeviceError
+from subgraph.system.forking import free_in_child
+from subgraph.weights.sharing import start_threads
+
+Task = Callable[[], None]
+# How long a free thread of an executor without a maximum waits for its next task (an estimate:
+# starting a thread takes some 0.1 ms, so keeping it any longer saves nothing that is noticed).
+_IDLE_SECONDS = 10.0
+_local = threading.local()
+
+
+class _State:
+    """What an executor and its threads share; the threads do not hold the executor itself."""
+
+    def __init__(self, threads: int | None) -> None:
+        self.pid = os.getpid()
+        self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        self.allowed = math.inf if threads is None else threads
+        self.patience = _IDLE_SECONDS if threads is None else None
+        self.alive = 0
+        self.idle = 0
+        self.pending = 0  # tasks that no thread has begun
+
+    def put(self, task: Task, name: str) -> None:
+        """Queue a task; start a thread for it if none is free.
+
+        Raises:
+            DeviceError: No thread can be started, and the executor has none, or none that is free
+                and no maximum; the task is not queued.
+        """
+        with self.lock:
+            self.pending += 1
+        try:
+            self.start_if_needed(name)
+        except BaseException:
+            with self.lock:
+                waits = self.patience is None and self.alive > 0
+                self.pending -= not waits
+            if not waits:
+                raise
+        self.tasks.put(task)
+
+    def start_if_needed(self, name: str) -> None:
+        """Start a thread if tasks wait, none is free and one more is allowed.
+
+        Raises:
+            DeviceError: It cannot be started.
+        """
+        with self.lock:
+            if self.idle >= self.pending or self.alive >= self.allowed:
+                return
+            self.alive += 1
+            number = self.alive
+        thread = threading.Thread(
+            target=_work, args=(self,), name=f"subgraph-{name}-{number}", daemon=True
+        )
+        if not start_threads([thread]):
+            with self.lock:
+                self.alive -= 1
+            raise DeviceError(
+                f"no thread can be started for asynchronous runs ({name}); use infer() instead"
+            )
+
+    def next_task(self) -> Task | None:
+        """Return the next task; None: the thread is to end."""
+        with self.lock:
+            self.idle += 1
+        while True:
+            try:
+                task, timed_out = self.tasks.get(timeout=self.patience), False
+            except queue.Empty:
+                task, timed_out = None, True
+            with self.lock:
+                if timed_out and self.pending >= self.idle:
+                    continue  # a task was queued meanwhile that counts on this thread
+                self.idle -= 1
+                if task is None:
+                    self.alive -= 1
+                else:
+                    self.pending -= 1
+            return task
+
+
+def _work(state: _State) -> None:
+    _local.state = state
+    while (task := state.next_task()) is not None:
+        task()
+        del task  # keep nothing of a request alive while waiting
+
+
+def _stop(state: _State) -> None:
+    for _ in range(state.alive):
+        state.tasks.put(None)
+
+
+class TaskExecutor:
+    """Runs tasks in the order given on daemon threads; a task must not raise."""
+
+    def __init__(self, name: str, threads: int | None = 1) -> None:
+        """Make an executor; it has no thread before there is a task.
+
+        Args:
+            name: What its threads are called after.
+            threads: How many tasks run at a time, at least 1; None: all, none waits for another.
+        """
+        self.name = name
+        self.threads = None if threads is None else max(1, threads)
+        self._lock = free_in_child(threading.Lock())
+        self._state = self._new_state()
+
+    def _new_state(self) -> _State:
+        state = _State(self.threads)
+        weakref.finalize(self, _stop, state).atexit = False
+        return state
+
+    def submit(self, task: Task) -> None:
+        """Queue a task.
+
+        Raises:
+            DeviceError: no thread can be started that it needs.
+        """
+        with self._lock:
+            if self._state.pid != os.getpid():
+                self._state = self._new_state()
+            state = self._state
+        state.put(task, self.name)
+
+
+@contextmanager
+def lent() -> Generator[None]:
+    """Let another thread run tasks of this thread's executor while the block waits."""
+    state: _State | None = getattr(_local, "state", None)
+    if state is None or state.pid != os.getpid():
+        yield
+        return
+    with state.lock:
+        state.allowed += 1
+    try:
+        state.start_if_needed("lent")
+        yield
+    finally:
+        with state.lock:
+            state.allowed -= 1
+            if state.alive > state.allowed:
+                state.tasks.put(None)  # one thread too many: the next free one ends

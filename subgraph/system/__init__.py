@@ -1,0 +1,1 @@
+"""What system and machine give: files to trust, forks, memory pages, processors."""

@@ -1,0 +1,269 @@
+"""What this machine can do: vector width, features, caches, cores; asked by kernels and planner.
+
+``SUBGRAPH_ISA`` narrows the instruction set (``avx512``, ``avx2``, ``avx``, ``sse``, ``neon``,
+``scalar``) as far as the host allows; vector widths and the target that kernels are compiled for
+both follow it. ``like-avx512vnni``, ``like-avx512``, ``like-avxvnni`` and ``like-neon`` go further:
+kernels choose widths, tiles and code paths as on such a machine, and the code is generated for this
+one (slowly). That is how kernels for other machines are tested.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from subgraph.errors import ConfigError
+from subgraph.system.control_groups import group_files
+from subgraph.system.processor import processor
+
+# Bytes of one vector register, widest first; "scalar" still uses vectors of one element.
+_X86_LEVELS = {"avx512": 64, "avx2": 32, "avx": 32, "sse": 16, "scalar": 0}
+_ARM_LEVELS = {"neon": 16, "scalar": 0}
+_OTHER_LEVELS = {"scalar": 0}
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
+# What must be switched off so that a host with more behaves like the lower level.
+_ABOVE_AVX2 = ("avx512", "avx10", "amx", "avxvnni", "avxifma", "avxneconvert", "evex512")
+_ABOVE_AVX = (*_ABOVE_AVX2, "avx2", "fma", "fma4", "xop", "f16c", "vaes", "vpclmulqdq")
+_ABOVE_SSE = (*_ABOVE_AVX, "avx")
+# What kernels may assume in an instruction set that is only followed: its level, and features.
+_LIKE = {
+    "like-avx512vnni": ("avx512", frozenset({*_AVX512, "avx2", "avx512vnni"})),
+    "like-avx512": ("avx512", frozenset({*_AVX512, "avx2"})),
+    "like-avxvnni": ("avx2", frozenset({"fma", "avx2", "avxvnni"})),
+    "like-neon": ("neon", frozenset[str]()),
+}
+# Processors (LLVM's names) that multiply vectors of 512 bits in units of 256 bits.
+_UNITS_OF_256_BITS = ("znver4", "cannonlake", "icelake-client", "tigerlake", "rocketlake")
+_ITEM_BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "uint64": 8,
+    "float32": 4,
+    "int32": 4,
+    "uint32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "uint16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+class Isa(NamedTuple):
+    """The instruction set that kernels are compiled for.
+
+    Attributes:
+        name: One of ``avx512 avx2 avx sse neon scalar``.
+        vector_bytes: Bytes of one vector register; 0 when there are no vectors.
+        registers: Number of vector registers.
+        fma: True when a fused multiply-add is one instruction.
+        cpu: CPU name for LLVM.
+        features: LLVM's feature string, sorted.
+        like: Name of an instruction set that is only followed: its shapes, with code for this
+            machine; empty where the machine runs what is named.
+    """
+
+    name: str
+    vector_bytes: int
+    registers: int
+    fma: bool
+    cpu: str
+    features: str
+    like: str = ""
+
+    def has(self, feature: str) -> bool:
+        """Return whether an LLVM feature (``"avx512vnni"``, ``"f16c"``) is switched on."""
+        if self.like:
+            return feature in _LIKE[self.like][1]
+        return f"+{feature}" in self.features.split(",")
+
+
+class Caches(NamedTuple):
+    """Data cache sizes in bytes: level 1 and 2 of one core, level 3 as a core sees it."""
+
+    l1: int
+    l2: int
+    l3: int
+
+
+def architecture() -> str:
+    """Return ``"x86_64"``, ``"aarch64"`` or the machine name that Python reports."""
+    if hasattr(os, "uname"):
+        machine = os.uname().machine.lower()
+    else:
+        import platform  # it takes longer than all else here
+
+        machine = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+
+
+@cache
+def _host_cpu() -> tuple[str, dict[str, bool]]:
+    return processor()
+
+
+def _levels() -> dict[str, int]:
+    return {"x86_64": _X86_LEVELS, "aarch64": _ARM_LEVELS}.get(architecture(), _OTHER_LEVELS)
+
+
+def _supported(features: dict[str, bool]) -> list[str]:
+    if architecture() != "x86_64":
+        return list(_levels())
+    wanted = {
+        "avx512": _AVX512,
+        "avx2": ("avx2", "fma"),
+        "avx": ("avx",),
+        "sse": ("sse2",),
+        "scalar": (),
+    }
+    return [name for name in _X86_LEVELS if all(features.get(f) for f in wanted[name])]
+
+
+def _narrow(name: str, features: dict[str, bool]) -> dict[str, bool]:
+    if architecture() != "x86_64" or name == _supported(features)[0]:
+        return features
+    above = {"avx2": _ABOVE_AVX2, "avx": _ABOVE_AVX}.get(name, _ABOVE_SSE)
+    exact = {"avx", "avx2", "fma", "fma4", "xop", "f16c", "vaes", "vpclmulqdq"}
+    off = {f for f in features if any(f == a if a in exact else f.startswith(a) for a in above)}
+    return {f: on and f not in off for f, on in features.items()}
+
+
+def _followed(supported: list[str]) -> list[str]:
+    """Return the instruction sets whose shapes this machine can follow."""
+    # Shapes of AVX-512 use instructions of AVX2 for their shorter vectors.
+    return [name for name in _LIKE if name == "like-neon" or "avx2" in supported]
+
+
+def available_isas() -> tuple[str, ...]:
+    """Return the instruction set names that this machine can run, widest first."""
+    return tuple(_supported(_host_cpu()[1]))
+
+
+@cache
+def isa_named(name: str) -> Isa:
+    """Return the instruction set of a given name.
+
+    Raises:
+        ConfigError: The machine cannot run it, or the name is unknown.
+    """
+    cpu, features = _host_cpu()
+    supported = _supported(features)
+    if name in _followed(supported):
+        level, claims = _LIKE[name]
+        exact = isa_named(supported[0])
+        bytes_, registers = (_X86_LEVELS | _ARM_LEVELS)[level], 16 if level == "avx2" else 32
+        fma = exact.fma and (level == "neon" or "fma" in claims)
+        return Isa(level, bytes_, registers, fma, exact.cpu, exact.features, name)
+    if name not in supported:
+        raise ConfigError(
+            f"SUBGRAPH_ISA={name!r} cannot run on this machine ({cpu}); "
+            f"use one of {', '.join(supported + _followed(supported))}"
+        )
+    narrowed = _narrow(name, features)
+    text = ",".join(("+" if on else "-") + f for f, on in sorted(narrowed.items()))
+    fma = architecture() == "aarch64" or bool(narrowed.get("fma"))
+    registers = 32 if name in ("avx512", "neon") else 16
+    return Isa(name, _levels()[name], registers, fma, cpu, text)
+
+
+def isa() -> Isa:
+    """Return the instruction set in force: ``SUBGRAPH_ISA``, else the widest of the host."""
+    wanted = os.environ.get("SUBGRAPH_ISA", "").strip().lower()
+    return isa_named(wanted or _widest())
+
+
+def permutes(dtype: str, lanes: int) -> bool:
+    """Return whether one instruction puts the elements of such a vector in any order."""
+    sizes = {"avx2": (8,), "avx512": (8, 16)}.get(isa().name, ())
+    return dtype == "float32" and not isa().like and lanes in sizes
+
+
+def has_vnni() -> bool:
+    """Return whether the instruction set in force multiplies and adds bytes in one instruction."""
+    has = isa().has
+    return has("avxvnni") or (has("avx512vnni") and has("avx512vl"))
+
+
+@cache
+def _widest() -> str:
+    return _supported(_host_cpu()[1])[0]
+
+
+def lanes(dtype: str) -> int:
+    """Return how many elements of a dtype one vector register holds (1 without vectors)."""
+    return max(1, isa().vector_bytes // _ITEM_BYTES[dtype])
+
+
+def halves_cost_half() -> bool:
+    """Return whether a multiplication of half a vector takes half the time of a whole one.
+
+    So it is where vectors of 512 bits pass through units of 256 bits; one that is only followed is
+    made of two.
+    """
+    here = isa()
+    return here.name == "avx512" and (bool(here.like) or here.cpu in _UNITS_OF_256_BITS)
+
+
+def _sysfs_size(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+
+
+@cache
+def caches() -> Caches:
+    """Return the data cache sizes, from sysfs where there is one, else usual sizes."""
+    found = {1: 32 << 10, 2: 1 << 20, 3: 8 << 20}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            level = int((index / "level").read_text())
+            found[level] = _sysfs_size((index / "size").read_text().strip())
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    return Caches(found[1], found[2], found[3])
+
+
+def _quota(limit: str, period: str) -> float:
+    """Return a CPU quota in cores, infinity when it is no limit (``"max"``, ``"-1"``)."""
+    return int(limit) / int(period) if limit.isdigit() else float("inf")
+
+
+def cgroup_cores(root: Path = Path("/")) -> float:
+    """Return the CPU quota of this process's control groups in cores, infinity without one.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are mounted.
+    """
+    quotas = [float("inf")]
+    for said in group_files("cpu.max", root):
+        with suppress(ValueError):
+            limit, period = said.split()[:2]
+            quotas.append(_quota(limit, period))
+    folder = root / "sys/fs/cgroup/cpu"
+    try:
+        words = [(folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")]
+        quotas.append(_quota(words[0].strip(), words[1].strip()))
+    except (OSError, ValueError):
+        pass
+    return min(quotas)
+
+
+@cache
+def _allowed_cores() -> float:
+    """Return the CPU quota, read once: it takes half a millisecond."""
+    return cgroup_cores()
+
+
+def core_count() -> int:
+    """Return how many cores this process may use: affinity and control-group quota, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    return max(1, min(count, int(min(_allowed_cores(), 1 << 16) + 0.5)))

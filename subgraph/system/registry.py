@@ -1,0 +1,219 @@
+"""Registries: one name, one owner; the files of a folder are found, sorted, and loaded on demand.
+
+Ops, passes, selectors, properties and devices each have one. Nothing depends on import order. A
+name that is looked up loads the files in which it stands as a literal, and all others only if these
+do not register it: a process that runs one model needs few of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from subgraph.errors import SubgraphError
+from subgraph.system.forking import free_in_child, held_while_forking
+
+T = TypeVar("T")
+_FUNCTION = b"\n@function("
+# One for all registries: the files of one look into others, in any order.
+_discovery = held_while_forking(threading.RLock())
+
+
+class Files:
+    """The files of a package's folder that register names, each loaded once, when it is needed."""
+
+    def __init__(self, package: str, keep: Callable[[str], bool]) -> None:
+        """Name the folder; ``keep`` says of each file's name whether it is one of them."""
+        self._package = package
+        self._keep = keep
+        self._waiting: dict[str, bytes] | None = None
+
+    def load_all(self) -> None:
+        """Import all, sorted by name."""
+        self._import(sorted(self._texts()))
+
+    def load_naming(self, name: str) -> None:
+        """Import those in which ``name``, without its domain, stands in quotes.
+
+        Of files of functions, whose bodies are full of names, those that define one of the name.
+        """
+        literal = f'"{name.rpartition("::")[2]}"'.encode()
+        defined = [_FUNCTION + literal, _FUNCTION + b"\n    " + literal]
+        found: list[str] = []
+        for file, text in self._texts().items():
+            if literal in text and (_FUNCTION not in text or any(each in text for each in defined)):
+                found.append(file)
+        self._import(sorted(found))
+
+    def _texts(self) -> dict[str, bytes]:
+        """Return the sources of the files not yet imported."""
+        if self._waiting is None:
+            folder = importlib.import_module(self._package).__path__
+            files = [info for info in pkgutil.iter_modules(folder) if self._keep(info.name)]
+            self._waiting = {info.name: _source(info) for info in files}
+        return self._waiting
+
+    def _import(self, files: Iterable[str]) -> None:
+        for file in files:
+            importlib.import_module(f"{self._package}.{file}")
+            self._texts().pop(file, None)
+
+
+def _source(info: pkgutil.ModuleInfo) -> bytes:
+    """Return the source of a module; nothing where it is installed without."""
+    try:
+        return Path(getattr(info.module_finder, "path", ""), f"{info.name}.py").read_bytes()
+    except OSError:
+        return b""
+
+
+class Registry(Generic[T]):
+    """Names to owners of one kind ("pass", "device", ...); looked up names say what is near."""
+
+    def __init__(
+        self,
+        kind: str,
+        error: type[SubgraphError],
+        discover: Callable[[], None] | Files | None = None,
+    ) -> None:
+        """Make an empty registry.
+
+        Args:
+            kind: What it holds, for messages.
+            error: What it raises.
+            discover: Called once, before the first look-up; or the files that register names.
+        """
+        self.kind = kind
+        self._error = error
+        self._files = discover if isinstance(discover, Files) else None
+        self._discover = discover.load_all if isinstance(discover, Files) else discover
+        self._sought: set[str] = set()
+        self._named: set[str] = set()
+        self._discovering = False
+        self._entries: dict[str, tuple[T, str]] = {}
+        self._lock = free_in_child(threading.RLock())
+
+    def register(self, name: str, value: T, owner: str, *, replace: bool = False) -> None:
+        """Give ``name`` to ``value``; ``owner`` says where it is defined.
+
+        Raises:
+            SubgraphError: another owner has the name; the message names both.
+        """
+        with self._lock:
+            known = self._entries.get(name)
+            if known is not None and known[1] != owner and not replace:
+                raise self._error(
+                    f"{self.kind} {name!r} has two owners: {known[1]} and {owner}; rename one"
+                )
+            self._entries[name] = (value, owner)
+
+    def unregister(self, name: str) -> None:
+        """Forget ``name`` if it is there."""
+        with self._lock:
+            self._entries.pop(name, None)
+
+    def get(self, name: str) -> T:
+        """Return what is registered as ``name``.
+
+        Raises:
+            SubgraphError: nothing is; the message lists the nearest names.
+        """
+        found = self.find(name)
+        if found is None:
+            raise self._error(f"no {self.kind} named {name!r}; {nearest(name, self.names())}")
+        return found
+
+    def find(self, name: str, *, named_only: bool = False) -> T | None:
+        """Return what is registered as ``name``, or None.
+
+        Args:
+            name: The name.
+            named_only: Whether to load only the files in which ``name`` stands as a literal, for a
+                registry in which many names are not expected to be.
+        """
+        if not named_only:
+            self._load(name)
+        elif name not in self._named:
+            self._load_naming(name)
+        entry = self._entries.get(name)
+        return None if entry is None else entry[0]
+
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        self._load()
+        return sorted(self._entries)
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Yield names and values, sorted by name."""
+        for name in self.names():
+            yield name, self._entries[name][0]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.find(name) is not None
+
+    def _load_naming(self, name: str) -> None:
+        """Load the files in which ``name`` stands as a literal."""
+        with _discovery:
+            if self._files is not None and self._discover is not None and not self._discovering:
+                self._discovering = True
+                try:
+                    self._files.load_naming(name)
+                finally:
+                    self._discovering = False
+                self._named.add(name)
+
+    def _load(self, name: str | None = None) -> None:
+        """Load what may register ``name``; without one, everything."""
+        if self._discover is None or name in self._sought:
+            return
+        with _discovery:
+            if self._discover is None or self._discovering:
+                return  # another thread was first, or the files being loaded look into themselves
+            self._discovering = True
+            try:
+                if self._files is not None and name is not None:
+                    self._files.load_naming(name)
+                if name is None or self._files is None or name not in self._entries:
+                    self._discover()
+                    self._discover = None
+                else:
+                    self._sought.add(name)
+            finally:
+                self._discovering = False
+
+
+def defined_at(thing: object) -> str:
+    """Return file and qualified name of a class or function, as the owner of its name.
+
+    The file, not the module, tells owners apart: one file may be imported and run as a script.
+    """
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    members = [thing, *vars(thing).values()] if isinstance(thing, type) else [thing]
+    for member in members:
+        code = getattr(member, "__code__", None)
+        if code is not None:
+            return f"{code.co_filename}:{name}"
+    module = getattr(thing, "__module__", type(thing).__module__)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return f"{file or module}:{name}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a phrase that says which known names are near ``name``, for error messages."""
+    names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if not close:
+        folded = {n.lower(): n for n in names}
+        close = [folded[m] for m in difflib.get_close_matches(name.lower(), folded, n=3)]
+    if close:
+        return f"did you mean {' or '.join(repr(n) for n in close)}?"
+    if not names:
+        return "none is registered"
+    shown = ", ".join(names[:12])
+    return f"known: {shown}{', …' if len(names) > 12 else ''}"

@@ -1,0 +1,1 @@
+"""The text form of graphs: written by ``str(graph)``, read by ``sg.parse``."""

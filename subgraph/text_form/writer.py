@@ -1,0 +1,308 @@
+"""The text form of a graph, ``str(graph)``; `subgraph.text_form.parser` reads it back.
+
+    graph "net" opsets {"" = 17} {
+      input %x: float32[N, 3, 8, 8]
+      weight %w: float32[4, 3, 3, 3] = @w
+      %y: float32[N, 4, 8, 8] = Conv@11(%x, %w, -) "conv" {pads = [1, 1, 1, 1]}
+      return %y
+    }
+    parameter @w: float32[4, 3, 3, 3] = base64 "..."
+
+Deterministic and linear. Bodies and inner graphs of subgraph nodes stand inside their node. Large
+arrays and the record of a partition are left out unless asked for (``data="all"``). Of a stateful
+operator the text holds a note, by which a registered property makes it again; free attributes of
+the graph that are objects (a property) are not part of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import numpy as np
+
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import (
+    MapType,
+    OptionalType,
+    SequenceType,
+    Shape,
+    SparseTensorType,
+    TensorType,
+    ValueType,
+    dtype_of,
+)
+from subgraph.partition.op_note import saved_metadata
+from subgraph.partition.record import PartitionRecord
+from subgraph.partition.saved import dump_record
+
+Data = Literal["small", "all", "none", "digest"]
+Array = np.ndarray[Any, Any]
+
+# Arrays up to so many elements are written as numbers, up to so many bytes as base64.
+_READABLE = 16
+_SMALL = 4096
+_BARE = re.compile(r"[A-Za-z0-9_.$/\-]+")
+_BARE_DIM = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def print_graph(graph: Graph, data: Data = "small") -> str:
+    """Return the text form of a graph.
+
+    Args:
+        graph: The graph.
+        data: Which arrays are written out: "small" ones (up to 4 KiB), "all", "none"; "digest"
+            is as "small", with the SHA-256 of the others in a comment.
+    """
+    printer = _Printer(data)
+    printer.graph(graph, "")
+    printer.parameters()
+    return "".join(printer.out)
+
+
+def quoted(text: str) -> str:
+    """Return text as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _name(name: str) -> str:
+    return name if _BARE.fullmatch(name) else quoted(name)
+
+
+def type_text(type_: ValueType | None) -> str:
+    """Return the text form of a type."""
+    match type_:
+        case None:
+            return "?"
+        case TensorType():
+            return type_.dtype + _shape_text(type_.shape)
+        case SparseTensorType():
+            return f"sparse({type_.dtype}{_shape_text(type_.shape)})"
+        case SequenceType():
+            return f"seq({type_text(type_.element)})"
+        case OptionalType():
+            return f"optional({type_text(type_.element)})"
+        case MapType():
+            return f"map({type_.key}, {type_text(type_.value)})"
+
+
+def _shape_text(shape: Shape | None) -> str:
+    if shape is None:
+        return "[*]"
+    return "[" + ", ".join(_dim(dim) for dim in shape) + "]"
+
+
+def _dim(dim: int | str | None) -> str:
+    if dim is None:
+        return "?"
+    return dim if isinstance(dim, str) and _BARE_DIM.fullmatch(dim) else json.dumps(dim)
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is made of what JSON holds, keys and all."""
+    work = [value]
+    while work:
+        item = work.pop()
+        if isinstance(item, dict):
+            if not all(isinstance(key, str) for key in item):  # pyright: ignore[reportUnknownVariableType]
+                return False
+            work.extend(item.values())  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(item, list):
+            work.extend(item)  # pyright: ignore[reportUnknownArgumentType]
+        elif not (item is None or isinstance(item, (str, int, float, bool))):
+            return False
+    return True
+
+
+class _Printer:
+    def __init__(self, data: Data) -> None:
+        self.out: list[str] = []
+        self._data = data
+        self._labels: dict[Parameter, str] = {}
+        self._taken: set[str] = set()
+
+    def graph(self, graph: Graph, indent: str) -> None:
+        """Write a graph from the word ``graph`` to its closing brace."""
+        out, inside = self.out, indent + "  "
+        opsets = ", ".join(f"{quoted(k)} = {v}" for k, v in graph.opsets.items())
+        out.append(f"graph {quoted(graph.name)}{f' opsets {{{opsets}}}' if opsets else ''} {{\n")
+        if graph.doc:
+            out.append(f"{inside}doc {quoted(graph.doc)}\n")
+        for key, text in graph.metadata.items():
+            out.append(f"{inside}meta {quoted(key)} = {quoted(text)}\n")
+        for key, held in graph.attrs.items():
+            if isinstance(held, PartitionRecord):
+                if self._data == "all":
+                    out.append(f"{inside}attr {quoted(key)} = json {quoted(dump_record(held))}\n")
+            elif is_plain(held):
+                text = json.dumps(held, ensure_ascii=False)
+                out.append(f"{inside}attr {quoted(key)} = json {quoted(text)}\n")
+        for value in graph.inputs:
+            self._source("input", value, inside)
+        for value in graph.captures:
+            self._source("capture", value, inside)
+        self._weights(graph, inside)
+        for node in graph.nodes:
+            self._node(node, inside)
+        outputs = ", ".join(self._value(v) for v in graph.outputs)
+        out.append(f"{inside}return{' ' if outputs else ''}{outputs}\n{indent}}}")
+
+    def _weights(self, graph: Graph, indent: str) -> None:
+        seen = {value.name for value in (*graph.inputs, *graph.captures)}
+        used = (value for node in graph.nodes for value in node.sources)
+        for values in (used, graph.outputs):
+            for value in values:
+                if value.parameter is not None and value.name not in seen:
+                    seen.add(value.name)
+                    self._source("weight", value, indent)
+
+    def _source(self, word: str, value: Value, indent: str) -> None:
+        label = "" if value.parameter is None else f" = @{_name(self._label(value.parameter))}"
+        self.out.append(f"{indent}{word} {self._typed(value)}{label}\n")
+
+    def _label(self, parameter: Parameter) -> str:
+        label = self._labels.get(parameter)
+        if label is None:
+            label, number = parameter.name, 1
+            while label in self._taken:
+                number += 1
+                label = f"{parameter.name}#{number}"
+            self._taken.add(label)
+            self._labels[parameter] = label
+        return label
+
+    def _value(self, value: Value | None) -> str:
+        return "-" if value is None else "%" + _name(value.name)
+
+    def _typed(self, value: Value) -> str:
+        shown = self._value(value)
+        return shown if value.type is None else f"{shown}: {type_text(value.type)}"
+
+    def _node(self, node: Node, indent: str) -> None:
+        out = self.out
+        made = ", ".join(self._typed(v) for v in node.outputs)
+        domain = f"{_name(node.domain)}::" if node.domain else ""
+        inputs = ", ".join([self._value(v) for v in node.inputs])
+        out.append(
+            f"{indent}{made}{' = ' if made else ''}{domain}{_name(node.op_type)}@{node.version}"
+            f"({inputs}) {quoted(node.name)}"
+        )
+        if node.attrs:
+            out.append(" {")
+            for position, (key, value) in enumerate(node.attrs.items()):
+                out.append(f"{', ' if position else ''}{_name(key)} = ")
+                self._attribute(value, indent + "  ")
+            out.append("}")
+        if node.captures:
+            out.append(f" captures ({', '.join(self._value(v) for v in node.captures)})")
+        metadata = node.metadata if node.op is None else saved_metadata(node)
+        if metadata:
+            notes = ", ".join(f"{quoted(k)} = {quoted(v)}" for k, v in metadata.items())
+            out.append(f" meta {{{notes}}}")
+        if node.subgraph is not None:
+            out.append(" subgraph ")
+            self.graph(node.subgraph, indent)
+        out.append("\n")
+
+    def _attribute(self, value: Any, indent: str) -> None:
+        from subgraph.operators.protobuf import SparseTensor
+
+        item: Any = value
+        match value:
+            case Graph():
+                self.graph(value, indent)
+            case tuple() | list():
+                self.out.append("[")
+                for position, part in enumerate(item):
+                    if position:
+                        self.out.append(", ")
+                    self._attribute(part, indent)
+                self.out.append("]")
+            case np.ndarray():
+                self.out.append(f"tensor {self._array(item)}")
+            case SparseTensor():
+                self.out.append("sparse ")
+                self._attribute((value.values, value.indices, tuple(value.shape)), indent)
+            case _:
+                self.out.append(_scalar(value))
+
+    def _array(self, array: Array) -> str:
+        shown = type_text(TensorType(dtype_of(array), array.shape))
+        return shown + self._content(array)
+
+    def _content(self, array: Array) -> str:
+        """Return " = " and the elements, or nothing if they are to be left out."""
+        small = array.size <= _READABLE or array.nbytes <= _SMALL
+        if self._data == "none" or (self._data in ("small", "digest") and not small):
+            if self._data != "digest":
+                return ""
+            return f" = sha256 {quoted(_digest(array))}"
+        if array.dtype.kind in "OUST":
+            items = (_scalar(s if isinstance(s, bytes) else str(s)) for s in array.ravel().tolist())
+            return f" = [{', '.join(items)}]"
+        numbers = _numbers(array) if array.size <= _READABLE else None
+        if numbers is not None:
+            return f" = [{', '.join(numbers)}]"
+        raw = np.ascontiguousarray(array).tobytes()
+        return f" = base64 {quoted(base64.b64encode(raw).decode())}"
+
+    def parameters(self) -> None:
+        """Write the parameters that the graphs written so far use."""
+        self.out.append("\n")
+        for parameter, label in self._labels.items():
+            renamed = "" if label == parameter.name else f" {quoted(parameter.name)}"
+            self.out.append(
+                f"parameter @{_name(label)}{renamed}: {type_text(parameter.type)}"
+                f"{self._content(parameter.array)}\n"
+            )
+
+
+def _digest(array: Array) -> str:
+    if array.dtype.kind in "OUST":
+        raw = json.dumps([_scalar(s) for s in array.ravel().tolist()]).encode()
+        return hashlib.sha256(raw).hexdigest()
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return hashlib.sha256(data.data).hexdigest()
+
+
+def _numbers(array: Array) -> Iterable[str] | None:
+    """Return the elements as numbers that read back to the same bits; None if they do not."""
+    items = array.ravel()
+    if array.dtype.kind == "b":
+        return [str(int(item)) for item in items]
+    if array.dtype.kind in "iu" or dtype_of(array) in ("int2", "int4", "uint2", "uint4"):
+        return [str(int(item)) for item in items]
+    if array.dtype.kind == "c":
+        return None
+    wide = items.astype(np.float64)
+    if not np.isfinite(wide).all():
+        return None
+    short = array.dtype.kind == "f" and array.dtype.itemsize <= 4
+    return [_float(str(item)) if short else repr(float(item)) for item in items]
+
+
+def _float(text: str) -> str:
+    return text if any(mark in text for mark in ".en") else text + ".0"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, bytes):
+        return f"bytes {quoted(base64.b64encode(value).decode())}"
+    if isinstance(value, np.generic):
+        return _scalar(value.item())
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return repr(value)
+    if value is None:
+        return "none"
+    if isinstance(value, (TensorType, SparseTensorType, SequenceType, OptionalType, MapType)):
+        return f"type {type_text(value)}"
+    return f"opaque {quoted(repr(value))}"

@@ -1,0 +1,1 @@
+"""Tools: the command line, benchmarks, profiles, accuracy, warm-up, ONNX's backend interface."""

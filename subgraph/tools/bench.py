@@ -1,0 +1,217 @@
+"""Benchmarks side by side: Subgraph and its peers on one model, interleaved, in one table.
+
+Every runner is a process of its own, so that start, memory and threads are its own too. They take
+turns; each sample is bracketed by a probe of the machine's speed, and samples from slow phases are
+dropped. What is reported are medians, their spread, how many samples were kept, and ratios.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import ConfigError, DeviceError
+from subgraph.system.registry import nearest
+
+PEERS = {"onnxruntime": "onnxruntime", "openvino": "openvino", "torch": "onnx2torch"}
+_SLOW_PHASE = 1.25  # a sample counts as long as the probe took at most this times its best
+
+
+@attrs.frozen
+class Measured:
+    """What was measured of one runner. Times in seconds, memory in bytes."""
+
+    runner: str
+    median: float
+    low: float
+    high: float
+    kept: int
+    taken: int
+    first_result: float
+    peak_bytes: int
+    difference: float
+
+    def row(self, best_peer: float | None) -> dict[str, Any]:
+        """Return a row for a table; ``best_peer`` is the fastest peer's median."""
+        row: dict[str, Any] = {
+            "runner": self.runner,
+            "median ms": round(self.median * 1e3, 4),
+            "10 %": round(self.low * 1e3, 4),
+            "90 %": round(self.high * 1e3, 4),
+            "kept": f"{self.kept}/{self.taken}",
+            "first result s": round(self.first_result, 3),
+            "peak MB": round(self.peak_bytes / 1e6, 1),
+            "difference": float(f"{self.difference:.2e}"),
+        }
+        if best_peer is not None:
+            row["ratio to best peer"] = round(self.median / best_peer, 3)
+        return row
+
+
+class _Worker:
+    """A runner's process."""
+
+    def __init__(self, runner: str, model: Path, threads: int, inputs: Path) -> None:
+        self.runner = runner.partition(" ")[0]  # without a level
+        command = [sys.executable, "-m", "subgraph.tools.bench_worker", runner, str(model)]
+        self._process = subprocess.Popen(
+            [*command, str(threads), str(inputs)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.ready = self._read()
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            assert self._process.stderr is not None
+            said = self._process.stderr.read().strip().splitlines()[-3:]
+            raise DeviceError(f"the benchmark's runner {self.runner!r} stopped: {' / '.join(said)}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def check_peers(names: Sequence[str]) -> None:
+    """Check that the peers are known and installed.
+
+    Raises:
+        ConfigError: one is not; the message says what to install.
+    """
+    for name in names:
+        if name not in PEERS:
+            raise ConfigError(f"no peer named {name!r}; {nearest(name, PEERS)}")
+        if importlib.util.find_spec(PEERS[name]) is None:
+            raise ConfigError(f"peer {name!r} needs the package {PEERS[name]}: pip install it")
+
+
+def measure(
+    model: Path,
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+    *,
+    peers: Sequence[str] = (),
+    threads: int = 1,
+    rounds: int = 10,
+    seconds: float = 1.0,
+) -> list[Measured]:
+    """Time Subgraph and ``peers`` on a model, taking turns.
+
+    Args:
+        model: An ONNX file.
+        arrays: Inputs by name; the same for all.
+        peers: Names among `PEERS`.
+        threads: Threads that each may use.
+        rounds: How often each has its turn.
+        seconds: About how long each runs in all.
+
+    Returns:
+        Subgraph's figures, then each peer's. ``difference`` is the largest difference of a
+        result from the first peer's (or ours), relative to its largest magnitude.
+
+    Raises:
+        ConfigError: a peer is unknown or not installed.
+        DeviceError: a runner failed; the message has its last words.
+    """
+    check_peers(peers)
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = Path(folder) / "inputs.npz"
+        held: dict[str, Any] = dict(arrays)
+        np.savez(inputs, **held)
+        workers: list[_Worker] = []
+        try:
+            for name in ("subgraph", *peers):
+                workers.append(_started(name, model, threads, inputs))
+            results = [_results(worker, Path(folder)) for worker in workers]
+            samples = _take_turns(workers, rounds, seconds)
+        finally:
+            for worker in workers:
+                worker.close()
+    truth = results[1] if len(results) > 1 else results[0]
+    return [
+        _summary(worker, taken, _difference(found, truth))
+        for worker, taken, found in zip(workers, samples, results, strict=True)
+    ]
+
+
+def _started(name: str, model: Path, threads: int, inputs: Path) -> _Worker:
+    if name != "onnxruntime":
+        return _Worker(name, model, threads, inputs)
+    chooser = _Worker("best_level", model, threads, inputs)
+    chooser.close()
+    return _Worker(f"{name} {chooser.ready['level']}", model, threads, inputs)
+
+
+def _results(worker: _Worker, folder: Path) -> list[np.ndarray[Any, Any]]:
+    path = folder / f"{worker.runner}.npz"
+    worker.ask(save=str(path))
+    with np.load(path) as held:
+        return [held[key] for key in held]
+
+
+def _take_turns(
+    workers: Sequence[_Worker], rounds: int, seconds: float
+) -> list[list[tuple[float, float]]]:
+    once = [float(np.median([s for s, _ in w.ask(run=3, inner=1)["samples"]])) for w in workers]
+    samples: list[list[tuple[float, float]]] = [[] for _ in workers]
+    for _ in range(rounds):
+        for worker, time, taken in zip(workers, once, samples, strict=True):
+            # Runs much shorter than the probe are timed several at once.
+            inner = max(1, int(5e-4 / time))
+            count = max(1, int(seconds / rounds / (time * inner + 1e-3)))
+            taken += worker.ask(run=min(count, 50), inner=inner)["samples"]
+    return samples
+
+
+def _summary(worker: _Worker, taken: Sequence[tuple[float, float]], difference: float) -> Measured:
+    fastest = min(probe for _, probe in taken)
+    kept = [time for time, probe in taken if probe <= fastest * _SLOW_PHASE]
+    low, median, high = (float(q) for q in np.quantile(kept, (0.1, 0.5, 0.9)))
+    ready = worker.ready
+    return Measured(
+        worker.runner,
+        median,
+        low,
+        high,
+        len(kept),
+        len(taken),
+        ready["first_result_s"],
+        ready["peak_bytes"],
+        difference,
+    )
+
+
+def _difference(
+    found: Sequence[np.ndarray[Any, Any]], truth: Sequence[np.ndarray[Any, Any]]
+) -> float:
+    worst = 0.0
+    for ours, theirs in zip(found, truth, strict=True):
+        if ours.size and ours.dtype.kind == "f":
+            scale = max(float(np.abs(theirs).max()), 1e-30)
+            worst = max(worst, float(np.abs(ours - theirs).max()) / scale)
+    return worst
+
+
+def fastest_peer(measured: Sequence[Measured]) -> float | None:
+    """Return the median of the fastest peer, None without peers."""
+    return min((m.median for m in measured[1:]), default=None)

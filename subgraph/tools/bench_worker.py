@@ -1,0 +1,167 @@
+"""One runner of a benchmark in a process of its own: Subgraph or a peer, driven over its pipes.
+
+Started by `subgraph.tools.bench` as ``python -m subgraph.tools.bench_worker RUNNER MODEL THREADS
+INPUTS``.
+Reads one JSON command a line and answers with one JSON line: ``{"run": n}`` gives the seconds of n
+runs, with a fixed probe of the machine's speed before and after each; ``{"save": path}`` writes the
+results. The level of ONNX Runtime is found by a process of its own, ``best_level`` in place of a
+runner: the one that is measured holds the model once.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, Any]
+Runner = Callable[[], list[Any]]
+
+
+def ours(model: Path, threads: int, arrays: Arrays) -> Runner:
+    """Return a run of Subgraph's CPU device."""
+    import subgraph as sg
+
+    compiled = sg.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads})
+    return lambda: list(compiled(arrays).values())
+
+
+def onnxruntime(model: Path, threads: int, arrays: Arrays, level: str) -> Runner:
+    """Return a run of ONNX Runtime at an optimisation level, one of `LEVELS`."""
+    ort: Any = importlib.import_module("onnxruntime")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    session: Any = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return functools.partial(session.run, None, arrays)
+
+
+def best_level(model: Path, threads: int, arrays: Arrays) -> str:
+    """Return the optimisation level at which ONNX Runtime is fastest."""
+    return min(LEVELS, key=lambda level: _median_of(onnxruntime(model, threads, arrays, level)))
+
+
+def openvino(model: Path, threads: int, arrays: Arrays) -> Runner:
+    """Return a run of OpenVINO in float32, tuned for latency."""
+    ov: Any = importlib.import_module("openvino")
+    core = ov.Core()
+    network = core.read_model(str(model))
+    network.reshape({name: array.shape for name, array in arrays.items()})
+    config = {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    request = core.compile_model(network, "CPU", config).create_infer_request()
+    for name, array in arrays.items():
+        request.set_tensor(name, ov.Tensor(array))
+
+    def run() -> list[Any]:
+        request.infer()
+        return [tensor.data for tensor in request.output_tensors]
+
+    return run
+
+
+def torch(model: Path, threads: int, arrays: Arrays) -> Runner:
+    """Return a run of PyTorch on the model that onnx2torch makes."""
+    onnx2torch: Any = importlib.import_module("onnx2torch")
+    pytorch: Any = importlib.import_module("torch")
+    pytorch.set_num_threads(threads)
+    module = onnx2torch.convert(str(model)).eval()
+    tensors = [pytorch.from_numpy(array) for array in arrays.values()]
+
+    def run() -> list[Any]:
+        with pytorch.inference_mode():
+            found: Any = module(*tensors)
+        several: list[Any] = list(found) if isinstance(found, (tuple, list)) else [found]  # pyright: ignore[reportUnknownArgumentType]
+        return [tensor.numpy() for tensor in several]
+
+    return run
+
+
+LEVELS = ("BASIC", "ALL")
+RUNNERS: Mapping[str, Callable[[Path, int, Arrays], Runner]] = {
+    "subgraph": ours,
+    **{f"onnxruntime {level}": functools.partial(onnxruntime, level=level) for level in LEVELS},
+    "openvino": openvino,
+    "torch": torch,
+}
+
+
+def probe() -> float:
+    """Return the seconds of a fixed piece of work: the machine's speed at this moment."""
+    start = time.perf_counter()
+    total = 0
+    for k in range(20_000):
+        total += k
+    return time.perf_counter() - start
+
+
+def _median_of(run: Callable[[], Any], count: int = 5) -> float:
+    run()
+    times: list[float] = []
+    for _ in range(count):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def peak_memory() -> int:
+    """Return the largest resident size of this process so far, in bytes."""
+    # What the system reports of a process begins with the size of the one that started it.
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _answer(command: dict[str, Any], run: Runner) -> dict[str, Any]:
+    if "save" in command:
+        np.savez(command["save"], *run())
+        return {"saved": command["save"]}
+    samples: list[tuple[float, float]] = []
+    before = probe()
+    for _ in range(command["run"]):
+        start = time.perf_counter()
+        for _ in range(command["inner"]):
+            run()
+        seconds = (time.perf_counter() - start) / command["inner"]
+        after = probe()
+        samples.append((seconds, max(before, after)))
+        before = after
+    return {"samples": samples}
+
+
+def main() -> None:
+    """Make the runner, say how long that took until the first result, then obey."""
+    name, model, threads, inputs = sys.argv[1:5]
+    start = time.perf_counter()
+    with np.load(inputs) as held:
+        arrays = {key: held[key] for key in held}
+    if name == "best_level":
+        print(json.dumps({"level": best_level(Path(model), int(threads), arrays)}))
+        return
+    run = RUNNERS[name](Path(model), int(threads), arrays)
+    run()
+    ready = {"first_result_s": time.perf_counter() - start, "peak_bytes": peak_memory()}
+    print(json.dumps(ready), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_answer(json.loads(line), run)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

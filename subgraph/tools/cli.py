@@ -1,0 +1,563 @@
+"""The command ``subgraph``: run, partition, explain, query, compile and describe models.
+
+Part of the face: it parses arguments, calls the public functions, and shows what they return, as
+tables on a terminal or as JSON. Exit status: 0 done, 1 an error that Subgraph reports, 2 wrong
+usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import attrs
+import numpy as np
+
+import subgraph as sg
+from subgraph.errors import PartitionError
+from subgraph.graph.graph import Graph, Node
+from subgraph.graph.types import TensorType
+from subgraph.runtime.settings import describe_options
+from subgraph.system.registry import nearest
+from subgraph.tools.cli_accuracy import accuracy
+from subgraph.tools.cli_inputs import (
+    assignment,
+    at_least,
+    compiled_model,
+    input_arrays,
+    parse_assignments,
+    parse_config,
+)
+from subgraph.tools.cli_measure import bench, profile, warmup
+from subgraph.tools.cli_output import Output, Row, drop_output, op_name, ready_streams
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with ``argv`` (default: the process's arguments); return the exit status."""
+    ready_streams()
+    args = _parser().parse_args(argv)
+    try:
+        for script in getattr(args, "imports", None) or ():
+            runpy.run_path(script)
+        args.command(args)
+        sys.stdout.flush()
+        return 0
+    except BrokenPipeError:  # who read our output has seen enough
+        drop_output()
+        return 0
+    except KeyboardInterrupt:
+        print("subgraph: interrupted", file=sys.stderr)
+        return 130
+    except sg.SubgraphError as error:
+        message = str(error)
+    except MemoryError as error:
+        message = f"out of memory: {error}"
+    except OSError as error:
+        message = error.strerror or str(error)
+        if error.filename is not None:
+            message = f"{error.filename}: {message}"
+    print(f"subgraph: error: {message}", file=sys.stderr)
+    try:
+        if args.json:
+            print(json.dumps({"error": message}))
+        sys.stdout.flush()
+    except OSError:
+        drop_output()
+    return 1
+
+
+# ---------------------------------------------------------------- commands
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run a model on files or random inputs; print the results, or write them to a folder."""
+    out = Output(args)
+    with out.progress("loading and compiling"):
+        model = compiled_model(args)
+        arrays = input_arrays(model.inputs, args.input, parse_assignments(args.dim), args.seed)
+    times: list[float] = []
+    results: Mapping[str, Any] = {}
+    with out.progress("running"):
+        for _ in range(args.repeat):
+            start = time.perf_counter()
+            results = model(arrays)
+            times.append(time.perf_counter() - start)
+    rows = [_describe(name, value) for name, value in results.items()]
+    if args.output is not None:
+        args.output.mkdir(parents=True, exist_ok=True)
+        files = _file_names([row["name"] for row in rows])
+        for row, file in zip(rows, files, strict=True):
+            path = args.output / f"{file}.npy"
+            np.save(path, results[row["name"]], allow_pickle=False)
+            row["file"] = str(path)
+    # The first run plans for these shapes, too.
+    summary: Row = {"runs": len(times), "first_ms": round(times[0] * 1e3, 3)}
+    median = round(float(np.median(times[1:] or times)) * 1e3, 3)
+    if len(times) > 1:
+        summary["median_ms"] = median
+    out.table("results", rows)
+    out.facts(summary)
+    out.finish({"results": rows, **summary, "median_ms": median})
+
+
+def partition(args: argparse.Namespace) -> None:
+    """Cut a model by a selector, property or list of operators; show the subgraphs."""
+    out = Output(args)
+    with out.progress("loading"):
+        graph = sg.load(args.model)
+    with out.progress("partitioning"):
+        cut = _partitioned(graph, args)
+    rows, facts = partition_rows(cut, graph)
+    if args.output is not None:
+        sg.save(cut, args.output)
+    if args.dot is not None:
+        args.dot.write_text(to_dot(cut), encoding="utf-8")
+    out.table("subgraphs", rows)
+    out.facts(facts)
+    outside = [node for node in cut.nodes if node.subgraph is None]
+    reasons = [
+        {"node": node.name, "operator": node.op_type, "why": _why(cut, node)}
+        for node in outside[: args.reasons]
+    ]
+    if reasons:
+        out.table("outside", reasons)
+    if len(outside) > len(reasons):
+        out.line(f"{len(outside) - len(reasons)} more outside (--reasons N shows more)")
+    if args.dot is not None:
+        out.line(f"wrote {args.dot}: draw it with dot -Tsvg {args.dot}")
+    if args.output is not None:
+        out.line(f"wrote {args.output}")
+    out.finish({**facts, "subgraphs": rows, "outside": reasons})
+
+
+def explain(args: argparse.Namespace) -> None:
+    """Say why a node is in its subgraph, or in none."""
+    out = Output(args)
+    with out.progress("loading and partitioning"):
+        cut = _partitioned(sg.load(args.model), args)
+    found = sg.explain(cut, args.node)
+    out.line(str(found))
+    out.finish({**attrs.asdict(found), "explanation": str(found)})
+
+
+def info(args: argparse.Namespace) -> None:
+    """Describe a model: inputs, outputs, operators, weights, and what each device takes."""
+    out = Output(args)
+    with out.progress("loading"):
+        graph = sg.load(args.model)
+    core = sg.default_core()
+    ends = [
+        {"kind": kind, "name": value.name, "type": str(value.type or "?")}
+        for kind, values in (("input", graph.inputs), ("output", graph.outputs))
+        for value in values
+    ]
+    facts: Row = {
+        "name": graph.name,
+        "nodes": len(graph.nodes),
+        "parameters": len(graph.parameters),
+        "parameter_bytes": sum(p.array.nbytes for p in graph.parameters.values()),
+        "opsets": ", ".join(f"{d or 'ai.onnx'} {v}" for d, v in graph.opsets.items()),
+    }
+    takes: dict[str, dict[str, str]] = {}
+    with out.progress("asking the devices"):
+        for device in core.available_devices:
+            base = device.partition(".")[0]
+            if base not in takes and base not in ("REFERENCE", "HETERO", "MULTI", "AUTO"):
+                takes[base] = core.query_model(graph, device)
+    count = Counter(op_name(node) for node in graph.nodes)
+    shares: dict[str, Counter[str]] = {
+        device: Counter(op_name(n) for n in graph.nodes if n.name in names)
+        for device, names in takes.items()
+    }
+    rows = [
+        {"operator": op, "nodes": n, **{d: f"{shares[d][op]}/{n}" for d in shares}}
+        for op, n in sorted(count.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    for device, names in takes.items():
+        facts[f"share_{device}"] = round(len(names) / max(len(graph.nodes), 1), 4)
+    out.facts(facts)
+    out.table("inputs and outputs", ends)
+    out.table("operators (nodes that each device takes)", rows)
+    out.finish({**facts, "values": ends, "operators": rows})
+
+
+def devices(args: argparse.Namespace) -> None:
+    """List the devices of this machine and, with --properties, what can be set and asked."""
+    out = Output(args)
+    core = sg.default_core()
+    available = core.available_devices
+    rows: list[Row] = [
+        {"device": name, "full name": core.get_property(name, "FULL_DEVICE_NAME")}
+        for name in available
+    ]
+    out.table("devices", rows)
+    failed: list[Row] = [{"device": d, "why not": why} for d, why in core.failed_devices.items()]
+    out.table("devices that cannot start", failed)
+    properties: list[Row] = []
+    if args.properties:
+        others = (n for n in core.registered_devices if n not in core.failed_devices)
+        virtual = [name for name in others if core.device(name).is_virtual]
+        for name in (*available, *virtual):
+            properties += _properties(core, name)
+        out.table("properties", properties)
+    out.finish({"devices": rows, "failed": failed, "properties": properties})
+
+
+def _properties(core: sg.Core, device: str) -> list[Row]:
+    """Return the options of a device with what they mean, and its metrics."""
+    options = {row["name"]: row for row in describe_options(core.device(device).options_class)}
+    rows: list[Row] = []
+    for key in core.get_property(device, "SUPPORTED_PROPERTIES"):
+        if key == "SUPPORTED_PROPERTIES":
+            continue
+        option = options.get(key)
+        row: Row = {"device": device, "property": key}
+        row["value"] = _plain(core.get_property(device, key))
+        row["allowed"] = "read only" if option is None else option["allowed"] or option["type"]
+        row["about"] = "" if option is None else option["doc"]
+        rows.append(row)
+    return rows
+
+
+def query(args: argparse.Namespace) -> None:
+    """Say which device takes each node of a model, and why another does not."""
+    out = Output(args)
+    with out.progress("loading and asking"):
+        graph = sg.load(args.model)
+        found = sg.default_core().query_model(graph, args.device, parse_config(args.config))
+    rows = [
+        {
+            "node": node.name,
+            "operator": op_name(node),
+            "device": found.get(node.name, "-"),
+            "why not": str(found.reasons.get(node.name, "")),
+        }
+        for node in graph.nodes
+        if not args.refused or node.name not in found
+    ]
+    out.table(f"nodes on {args.device}", rows)
+    taken = sum(node.name in found for node in graph.nodes)
+    facts: Row = {"taken": taken, "nodes": len(graph.nodes)}
+    out.facts(facts)
+    out.finish({"rows": rows, **facts})
+
+
+def compile_command(args: argparse.Namespace) -> None:
+    """Compile a model and write it to one file that `subgraph run` starts faster from."""
+    out = Output(args)
+    with out.progress("compiling"):
+        model = compiled_model(args)
+        model.export_model(args.output)
+    facts: Row = {"file": str(args.output), "bytes": args.output.stat().st_size}
+    out.facts(facts)
+    out.finish(facts)
+
+
+# ---------------------------------------------------------------- shared steps
+
+
+def _partitioned(graph: Graph, args: argparse.Namespace) -> Graph:
+    options: dict[str, Any] = {}
+    for key in ("strategy", "min_size", "max_subgraphs", "include", "exclude"):
+        value = getattr(args, key)
+        if value is not None:
+            options[key] = value
+    if args.property is not None:
+        return sg.optimize_for(graph, args.property, **options)
+    if args.selector is not None:
+        graph = graph.clone()
+        graph.attrs["subgraph_property"] = args.selector
+        return sg.passes.apply_pass(graph, "PartitionGraph", **options)
+    names = {n.op_type for n in graph.nodes} if not args.ops else set(args.ops.split(","))
+    for name in names:
+        _check_operator(name, graph)
+    graph = graph.clone()
+    graph.attrs["subgraph_property"] = sg.ContainOpSelector(names)
+    return sg.passes.apply_pass(graph, "PartitionGraph", **options)
+
+
+def _check_operator(name: str, graph: Graph) -> None:
+    """Refuse a name without a domain that is no operator: neither ONNX's nor of the graph."""
+    known = {*dir(sg.ops), *(node.op_type for node in graph.nodes)}
+    if name not in known and "::" not in name:
+        raise PartitionError(f"--ops: there is no operator {name!r}; {nearest(name, known)}")
+
+
+def partition_rows(cut: Graph, original: Graph) -> tuple[list[Row], Row]:
+    """Return a row for each subgraph node of ``cut``, and the totals."""
+    rows: list[Row] = []
+    inside = 0
+    for node in cut.nodes:
+        if node.subgraph is None:
+            continue
+        inner = node.subgraph
+        inside += len(inner.nodes)
+        operators = Counter(op_name(n) for n in inner.nodes).most_common(6)
+        weights = sum(value.parameter is not None for value in inner.inputs)
+        rows.append(
+            {
+                "subgraph": node.name,
+                "nodes": len(inner.nodes),
+                "inputs": len(inner.inputs) - weights,
+                "weights": weights,
+                "outputs": len(inner.outputs),
+                "operators": ", ".join(f"{n} {op}" for op, n in operators),
+            }
+        )
+    total = len(original.nodes)
+    facts: Row = {
+        "number_of_subgraphs": len(rows),
+        "nodes_inside": inside,
+        "nodes_outside": sum(node.subgraph is None for node in cut.nodes),
+        "share_inside": round(inside / max(total, 1), 4),
+    }
+    return rows, facts
+
+
+def to_dot(graph: Graph) -> str:
+    """Return the graph in Graphviz's language: a box for each node, a frame for each subgraph."""
+    lines = ["digraph {", "  rankdir=TB; node [shape=box, fontname=Helvetica, fontsize=10];"]
+    ids: dict[Node, str] = {}
+
+    def quote(text: str) -> str:
+        plain = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{plain}"'
+
+    def box(node: Node, indent: str) -> None:
+        ids[node] = f"n{len(ids)}"
+        label = quote(f"{node.op_type}\n{node.name}")
+        lines.append(f"{indent}{ids[node]} [label={label}];")
+
+    ends: dict[Any, str] = {}
+    for node in graph.nodes:
+        if node.subgraph is None:
+            box(node, "  ")
+            ends.update((value, ids[node]) for value in node.outputs)
+            continue
+        lines.append(f"  subgraph cluster_{len(ids)} {{ label={quote(node.name)}; color=blue;")
+        inner_ends: dict[Any, str] = {}
+        for inner in node.subgraph.nodes:
+            box(inner, "    ")
+            inner_ends.update((value, ids[inner]) for value in inner.outputs)
+        lines.append("  }")
+        for inner in node.subgraph.nodes:
+            for value in inner.sources:
+                if value in inner_ends:
+                    lines.append(f"  {inner_ends[value]} -> {ids[inner]};")
+        for outer, value in zip(node.inputs, node.subgraph.inputs, strict=True):
+            for inner in value.consumers:
+                if outer in ends:
+                    lines.append(f"  {ends[outer]} -> {ids[inner]};")
+        for outer, value in zip(node.outputs, node.subgraph.outputs, strict=True):
+            if value in inner_ends:
+                ends[outer] = inner_ends[value]
+    for node in graph.nodes:
+        if node.subgraph is None:
+            lines += [f"  {ends[v]} -> {ids[node]};" for v in node.sources if v in ends]
+    return "\n".join([*lines, "}", ""])
+
+
+def _describe(name: str, value: Any) -> Row:
+    row: Row = {"name": name}
+    if isinstance(value, np.ndarray):
+        array = cast("np.ndarray[Any, Any]", value)
+        row["type"] = str(TensorType(array.dtype, array.shape))
+        if array.size and array.dtype.kind in "fiu":
+            wide = array.astype(np.float64)
+            row |= {
+                "min": float(wide.min()),
+                "mean": float(wide.mean()),
+                "max": float(wide.max()),
+            }
+    else:
+        row["type"] = type(value).__name__
+    return row
+
+
+def _why(cut: Graph, node: Node) -> str:
+    return next(iter(sg.explain(cut, node).reasons), "")
+
+
+def _file_names(names: Sequence[str]) -> list[str]:
+    """Return a file name for each output; two that would be one file get numbers.
+
+    Names that differ in their case only count as one: some file systems do not tell them apart.
+    """
+    found: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or "output"
+        file, number = plain, 1
+        while file.casefold() in taken:
+            number += 1
+            file = f"{plain}_{number}"
+        taken.add(file.casefold())
+        found.append(file)
+    return found
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, (int, float, str, bool)) or value is None else str(value)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"subgraph: error: {message}\ntry: {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="subgraph", description="Bring your accelerator to any ONNX model.")
+    parser.add_argument("--version", action="version", version=f"subgraph {sg.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def command(name: str, function: Callable[[argparse.Namespace], None]) -> Any:
+        text = (function.__doc__ or "").strip()
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=function)
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        sub.add_argument(
+            "--import",
+            dest="imports",
+            action="append",
+            metavar="FILE.py",
+            help="run this file first: it may register selectors, properties, devices, operators",
+        )
+        return sub
+
+    sub = command("run", run)
+    _model(sub, exported=True)
+    _device(sub)
+    _inputs(sub)
+    text = "run N times, and give the median of all but the first"
+    sub.add_argument("--repeat", type=at_least(1), default=1, metavar="N", help=text)
+    sub.add_argument("--output", type=Path, metavar="DIR", help="write each result as .npy")
+
+    sub = command("partition", partition)
+    _model(sub)
+    _cut(sub)
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="save the cut model")
+    sub.add_argument("--dot", type=Path, metavar="FILE", help="write a Graphviz picture")
+    text = "how many of the nodes outside to explain (default 20)"
+    sub.add_argument("--reasons", type=at_least(0), default=20, metavar="N", help=text)
+
+    sub = command("explain", explain)
+    _model(sub)
+    sub.add_argument("node", help="the node's name")
+    _cut(sub)
+
+    _model(command("info", info))
+
+    sub = command("devices", devices)
+    sub.add_argument("--properties", action="store_true", help="list every property")
+
+    sub = command("query", query)
+    _model(sub)
+    _device(sub)
+    sub.add_argument("--refused", action="store_true", help="only nodes that it does not take")
+
+    sub = command("compile", compile_command)
+    _model(sub)
+    _device(sub)
+    text = "the file to write"
+    sub.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=text)
+
+    sub = command("bench", bench)
+    _model(sub)
+    _inputs(sub)
+    sub.add_argument("--vs", default="", metavar="A,B", help="onnxruntime, openvino, torch")
+    text = "threads of each runtime (default 1)"
+    sub.add_argument("--threads", type=at_least(1), default=1, metavar="N", help=text)
+    text = "about how long each runs (default 3)"
+    sub.add_argument("--seconds", type=float, default=3, metavar="S", help=text)
+
+    sub = command("profile", profile)
+    _model(sub, exported=True)
+    _device(sub, "CPU")
+    _inputs(sub)
+    text = "runs to measure (default 10)"
+    sub.add_argument("--repeat", type=at_least(1), default=10, metavar="N", help=text)
+    text = "steps to show (default 25)"
+    sub.add_argument("--top", type=at_least(1), default=25, metavar="N", help=text)
+    sub.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for Perfetto")
+    text = "time each node alone on each of these devices, by priority, and transfers"
+    sub.add_argument("--devices", default="", metavar="A,B", help=text)
+    text = "keep the times of nodes and transfers, by which HETERO places nodes"
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+
+    sub = command("accuracy", accuracy)
+    _model(sub)
+    _inputs(sub)
+    _config(sub)
+    text = "a quantised model of the same network, compared with this one"
+    sub.add_argument("--quantized", type=Path, metavar="FILE", help=text)
+    text = "inputs to compare (default 8)"
+    sub.add_argument("--samples", type=at_least(1), default=8, metavar="N", help=text)
+
+    sub = command("warmup", warmup)
+    text = "models whose kernels to compile (default: small models of every operator family)"
+    sub.add_argument("models", nargs="*", type=Path, help=text)
+    return parser
+
+
+def _inputs(sub: Any) -> None:
+    sub.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        type=assignment,
+        metavar="NAME=SOURCE",
+        help="an input: a .npy or .pb file, or random (the default for all)",
+    )
+    text = "the size of a symbolic dimension of random inputs; INPUT.AXIS is one without a name"
+    sub.add_argument(
+        "--dim", action="append", default=[], type=assignment, metavar="NAME=SIZE", help=text
+    )
+    sub.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
+
+
+def _model(sub: Any, *, exported: bool = False) -> None:
+    text = "an .onnx file, or one that `subgraph compile` wrote" if exported else "an .onnx file"
+    sub.add_argument("model", type=Path, help=text)
+
+
+def _device(sub: Any, default: str = "AUTO") -> None:
+    text = f"CPU, OPENCL, HETERO:OPENCL,CPU, ... (default {default})"
+    sub.add_argument("--device", default=default, help=text)
+    _config(sub)
+
+
+def _config(sub: Any) -> None:
+    sub.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        type=assignment,
+        metavar="KEY=VALUE",
+        help="a device property; `subgraph devices --properties` lists them",
+    )
+
+
+def _cut(sub: Any) -> None:
+    how = sub.add_mutually_exclusive_group()
+    how.add_argument("--ops", metavar="A,B", help="take these operators (default: all)")
+    how.add_argument("--selector", metavar="NAME", help="a registered selector")
+    how.add_argument("--property", metavar="NAME", help="a registered property")
+    sub.add_argument(
+        "--strategy",
+        choices=("selector", "hetero"),
+        help="how regions grow: as MXNet's selectors (default), or the largest first as HETERO's",
+    )
+    sub.add_argument("--min-size", type=int, metavar="N", help="smallest subgraph to make")
+    sub.add_argument("--max-subgraphs", type=int, metavar="N", help="make at most N")
+    sub.add_argument("--include", action="append", metavar="NODE", help="take this node")
+    sub.add_argument("--exclude", action="append", metavar="NODE", help="leave this node")

@@ -1,0 +1,53 @@
+"""The command that shows what less than float32 costs: bfloat16 weights, integer kernels."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import subgraph as sg
+from subgraph.tools.accuracy import Run, is_quantized, measure
+from subgraph.tools.cli_inputs import input_arrays, parse_assignments, parse_config, ports
+from subgraph.tools.cli_output import Output
+
+
+def accuracy(args: argparse.Namespace) -> None:
+    """Compare a model's results in bfloat16 and int8 with those in float32."""
+    out = Output(args)
+    graph = sg.load(args.model)
+    given = parse_config(args.config)
+    quantized = is_quantized(graph)
+    truth_config = {**given, "FUSION": "0"} if quantized else given
+    with out.progress("compiling"):
+        truth = _runner(args.model, truth_config)
+        runs: dict[str, Run] = {
+            "bfloat16 weights": _runner(args.model, {**given, "WEIGHTS_PRECISION": "bfloat16"})
+        }
+        if quantized:
+            runs = {"int8, integer kernels": _runner(args.model, given)}
+        if args.quantized is not None:
+            runs[f"int8, {args.quantized.name}"] = _runner(args.quantized, given)
+    inputs = ports(graph)
+    dims = parse_assignments(args.dim)
+    with out.progress("comparing"):
+        samples = [
+            input_arrays(inputs, args.input, dims, args.seed + k) for k in range(args.samples)
+        ]
+        found = measure(runs, truth, samples)
+    rows = [one.row(name) for name, one in found.items()]
+    what = "its float32 arithmetic" if quantized else "float32"
+    out.table(f"{args.model.name} against {what}, {args.samples} inputs", rows)
+    out.finish({"rows": rows})
+
+
+def _runner(model: Path, config: dict[str, str]) -> Run:
+    compiled = sg.compile_model(model, "CPU", config)
+
+    def run(arrays: Any) -> Sequence[Any]:
+        # A quantised model may name its inputs anew; their order stays.
+        names = [port.name for port in compiled.inputs]
+        return list(compiled(dict(zip(names, arrays.values(), strict=False))).values())
+
+    return run

@@ -1,0 +1,210 @@
+"""What the command line is given: a model to compile or import, arrays from files or random."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import subgraph as sg
+from subgraph.errors import ConfigError, MissingInputError, ModelError, ShapeError
+from subgraph.graph.graph import Graph
+from subgraph.graph.types import TensorType, numpy_dtype
+from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.signature import Port
+from subgraph.system.registry import nearest
+from subgraph.system.trusted_files import open_regular
+
+
+def assignment(text: str) -> str:
+    """Check the form of a ``NAME=VALUE`` argument; a wrong one is wrong usage."""
+    name, equals, _ = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return text
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a converter for arguments that are whole numbers of at least ``least``."""
+
+    def whole(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number of at least {least}, got {text!r}"
+            )
+        return number
+
+    return whole
+
+
+def parse_assignments(texts: Iterable[str]) -> dict[str, str]:
+    """Return ``NAME=VALUE`` texts as a dict.
+
+    Raises:
+        ConfigError: a text has no ``=``.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"expected NAME=VALUE, got {text!r}")
+        found[key] = value
+    return found
+
+
+def parse_config(texts: Iterable[str]) -> dict[str, str]:
+    """Return ``KEY=VALUE`` texts as a configuration; the device converts the values."""
+    return parse_assignments(texts)
+
+
+def compiled_model(args: argparse.Namespace) -> CompiledModel:
+    """Return the model that ``--device`` and ``--config`` ask for, compiled or imported."""
+    core = sg.default_core()
+    config = parse_config(args.config)
+    if args.model.suffix != ".onnx" and _is_exported(args.model):
+        return core.import_model(args.model, args.device, config)
+    return core.compile_model(args.model, args.device, config)
+
+
+def _is_exported(path: Path) -> bool:
+    from subgraph.devices.blob import MAGIC
+
+    with open_regular(path) as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def ports(graph: Graph) -> list[Port]:
+    """Return the inputs of a graph as a compiled model shows them."""
+    return [Port(value.name, value.type, value.parameter) for value in graph.inputs]
+
+
+def input_arrays(
+    inputs: Sequence[Port],
+    sources: Iterable[str],
+    dims: Mapping[str, str],
+    seed: int,
+) -> dict[str, Any]:
+    """Return an array for each input: from the file named in ``sources``, else random.
+
+    A symbolic dimension has the size that ``dims`` gives, one without a name that of
+    ``INPUT.AXIS``, else 1.
+
+    Raises:
+        MissingInputError: a source names no input.
+        ConfigError: a name among ``dims`` is no symbolic dimension, or its size no size.
+        ModelError: a file cannot be read.
+    """
+    sizes = _sizes(inputs, dims)
+    names = [value.name for value in inputs]
+    by_name = parse_assignments(sources)
+    for name in by_name:
+        if name not in names:
+            raise MissingInputError(f"the model has no input {name!r}; {nearest(name, names)}")
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, Any] = {}
+    for value in inputs:
+        source = by_name.get(value.name, "random")
+        if source != "random":
+            arrays[value.name] = _fitting(read_array(Path(source)), value, source)
+        elif value.default is None:
+            arrays[value.name] = _random(value, sizes, rng)
+    return arrays
+
+
+def _sizes(inputs: Sequence[Port], dims: Mapping[str, str]) -> dict[str, int]:
+    types = [value.type for value in inputs if isinstance(value.type, TensorType)]
+    known = {dim for type_ in types for dim in type_.shape or () if isinstance(dim, str)}
+    known |= {
+        f"{value.name}.{axis}"
+        for value in inputs
+        if isinstance(value.type, TensorType)
+        for axis, dim in enumerate(value.type.shape or ())
+        if dim is None
+    }
+    for name, text in dims.items():
+        if name not in known:
+            raise ConfigError(
+                f"--dim {name}={text}: the inputs have no symbolic dimension {name!r}; "
+                f"{nearest(name, sorted(known)) if known else 'they have none at all'}"
+            )
+        if not text.isdecimal():
+            raise ConfigError(f"--dim {name}={text}: the size must be a whole number from 0 on")
+    return {name: int(text) for name, text in dims.items()}
+
+
+def _fitting(array: np.ndarray[Any, Any], value: Port, source: str) -> np.ndarray[Any, Any]:
+    """Check an array from a file against its input, so that the message names the file.
+
+    Raises:
+        ShapeError: its dtype or dimensions do not fit.
+    """
+    if isinstance(value.type, TensorType) and array.dtype.kind not in "OUS":
+        got = TensorType(array.dtype, array.shape)
+        dims = value.type.shape
+        wrong = dims is not None and (
+            len(dims) != array.ndim
+            or any(
+                isinstance(dim, int) and dim != size
+                for dim, size in zip(dims, array.shape, strict=True)
+            )
+        )
+        if got.dtype != value.type.dtype or wrong:
+            raise ShapeError(f"{source}: input {value.name!r} is {value.type}, the file has {got}")
+    return array
+
+
+def read_array(path: Path) -> np.ndarray[Any, Any]:
+    """Read an array from a NumPy file, or from a file with one ONNX TensorProto.
+
+    Raises:
+        ModelError: the file holds neither.
+    """
+    try:
+        if path.suffix == ".pb":
+            import onnx
+
+            from subgraph.operators.protobuf import tensor_from_proto
+
+            proto = onnx.TensorProto()
+            with open_regular(path) as file:
+                proto.ParseFromString(file.read())
+            return tensor_from_proto(proto)
+        with open_regular(path) as file:
+            array: np.ndarray[Any, Any] = np.lib.format.read_array(file)
+        return array
+    except OSError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{path}: cannot be read as an array ({error}); give a .npy file, or a .pb file with "
+            "one TensorProto"
+        ) from error
+
+
+def _random(value: Port, sizes: Mapping[str, int], rng: np.random.Generator) -> Any:
+    type_ = value.type
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        raise ShapeError(
+            f"input {value.name!r} has type {type_ or 'unknown'}: no random array can be made; "
+            f"give one with --input {value.name}=file.npy"
+        )
+    shape = [
+        dim if isinstance(dim, int) else sizes.get(dim or f"{value.name}.{axis}", 1)
+        for axis, dim in enumerate(type_.shape)
+    ]
+    dtype = numpy_dtype(type_.dtype)
+    if type_.dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if type_.dtype == "string":
+        return np.full(shape, "text", dtype=object)
+    if dtype.kind in "iu":
+        # Small: as likely to be an index or a token as a quantity.
+        return rng.integers(0, 2, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)

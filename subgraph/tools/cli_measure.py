@@ -1,0 +1,118 @@
+"""Commands that measure: bench against other runtimes, profile by kernel, compile kernels ahead."""
+
+from __future__ import annotations
+
+import argparse
+
+import subgraph as sg
+from subgraph.tools.cli_inputs import compiled_model, input_arrays, parse_assignments, ports
+from subgraph.tools.cli_output import Output, Row, op_name
+
+
+def bench(args: argparse.Namespace) -> None:
+    """Time a model against other runtimes, taking turns, and compare the results."""
+    from subgraph.tools.bench import check_peers, fastest_peer, measure
+
+    out = Output(args)
+    peers = [name for name in args.vs.split(",") if name]
+    check_peers(peers)
+    with out.progress("loading"):
+        inputs = ports(sg.load(args.model))
+        arrays = input_arrays(inputs, args.input, parse_assignments(args.dim), args.seed)
+    with out.progress("measuring"):
+        measured = measure(
+            args.model, arrays, peers=peers, threads=args.threads, seconds=args.seconds
+        )
+    best = fastest_peer(measured)
+    rows = [one.row(best) for one in measured]
+    out.table(f"{args.model.name}, {args.threads} thread(s)", rows)
+    out.finish({"rows": rows})
+
+
+def profile(args: argparse.Namespace) -> None:
+    """Show where the time of a run goes, kernel by kernel, beside what the machine can do.
+
+    With several devices, or a file to keep: what each node and a transfer takes on each of them.
+    """
+    from subgraph.tools.profiling import Limits, cores_of, profile_model, write_trace
+
+    if args.devices or args.output is not None:
+        _profile_nodes(args)
+        return
+    out = Output(args)
+    with out.progress("loading and compiling"):
+        args.config = [*args.config, "ENABLE_PROFILING=1"]
+        model = compiled_model(args)
+        arrays = input_arrays(model.inputs, args.input, parse_assignments(args.dim), args.seed)
+    with out.progress("measuring"):
+        cores = cores_of(model)
+        limits = Limits.measure(cores)
+        entries = profile_model(model, arrays, args.repeat)
+        limits = limits.or_better(Limits.measure(cores))
+    total = sum(entry.seconds for entry in entries)
+    shown = sorted(entries, key=lambda entry: -entry.seconds)[: args.top]
+    rows = [limits.row(entry, total) for entry in shown]
+    if args.trace is not None:
+        write_trace(args.trace, entries)
+    out.table(f"{len(rows)} of {len(entries)} steps, slowest first", rows)
+    facts: Row = {
+        "total_ms": round(total * 1e3, 4),
+        "gflop_per_s": round(sum(e.flops for e in entries) / max(total, 1e-12) / 1e9, 2),
+        "cores": cores,
+        "limit_gflop_per_s": round(limits.flops / 1e9, 1),
+        "limit_gb_per_s_of_memory": round(limits.bytes[max(limits.bytes)] / 1e9, 1),
+    }
+    out.facts(facts)
+    if args.trace is not None:
+        out.line(f"wrote {args.trace}: open it in chrome://tracing or ui.perfetto.dev")
+    out.finish({"steps": rows, **facts})
+
+
+def warmup(args: argparse.Namespace) -> None:
+    """Compile the kernels that models need ahead of their first run, and keep them on disk."""
+    from subgraph.tools.warmup import prepared_graphs, warm
+
+    out = Output(args)
+    graphs = prepared_graphs(args.models)
+    with out.bar("compiling", len(graphs)) as show:
+        compiled = warm(graphs, show)
+    facts: Row = {"models": len(args.models) or "built in", "compiled": compiled}
+    out.facts(facts)
+    out.finish(facts)
+
+
+def _profile_nodes(args: argparse.Namespace) -> None:
+    """Time every node alone on each device, and transfers; HETERO places nodes by these times."""
+    from subgraph.devices.placement import place_by_cost, placement_cost
+    from subgraph.devices.profiles import measure, write_profile
+
+    out = Output(args)
+    core = sg.default_core()
+    graph = sg.load(args.model)
+    arrays = input_arrays(ports(graph), args.input, parse_assignments(args.dim), args.seed)
+    devices = [core.device(name) for name in (args.devices or args.device).split(",")]
+    names = [device.name for device in devices]
+    with out.progress("measuring"):
+        measured = measure(graph, devices, arrays, repeats=args.repeat)
+    times, link = measured.times, measured.link
+    facts: Row = {
+        "transfer us": round(link.latency * 1e6, 2),
+        "transfer GB/s": round(link.bandwidth * 1e-9, 2),
+    }
+    if args.output is not None:
+        write_profile(args.output, measured)
+        facts["file"] = str(args.output)
+    known = [node.name for node in graph.nodes if any(node.name in times[d] for d in names)]
+    if len(known) == len(graph.nodes):
+        first = {n: next(d for d in names if n in times[d]) for n in known}
+        best = place_by_cost(graph, names, times, link)
+        facts["ms by priority"] = placement_cost(graph, first, times, link) * 1e3
+        facts["ms by cost"] = placement_cost(graph, best, times, link) * 1e3
+    rows: list[Row] = [
+        {"node": node.name, "operator": op_name(node)}
+        | {f"{d} us": round(times[d][node.name] * 1e6, 2) for d in names if node.name in times[d]}
+        for node in graph.nodes
+    ]
+    out.table("time of each node alone", rows)
+    out.facts(facts)
+    out.finish({"rows": rows, **facts})

@@ -1,0 +1,189 @@
+"""Profiles of whole runs: time, arithmetic and traffic of each step beside the machine's limits."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.engine.codegen.tiling import (
+    T_A,
+    T_AKS,
+    T_ARS,
+    T_B,
+    T_BJS,
+    T_BKS,
+    T_C,
+    T_CJS,
+    T_CRS,
+    T_KIN,
+    T_N0,
+    T_N1,
+    T_N2,
+    T_WORDS,
+)
+from subgraph.operators.subgraph_op import ProfileEntry
+from subgraph.ops.shared.tile_planning import tiles
+from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.system.host import core_count
+
+_KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+_COPIES = (1 << 17, 1 << 20, 1 << 23, 1 << 27)
+"""The bytes that copies touch whose speed is measured: from a core's own caches to memory."""
+
+
+def cores_of(model: CompiledModel) -> int:
+    """Return how many cores a run of a model may use."""
+    supported: Sequence[str] = model.get_property("SUPPORTED_PROPERTIES")
+    asked = "INFERENCE_NUM_THREADS"
+    return (int(model.get_property(asked)) if asked in supported else 0) or core_count()
+
+
+def profile_model(
+    model: CompiledModel, arrays: Mapping[str, Any], repeats: int = 10
+) -> list[ProfileEntry]:
+    """Return an entry for each step of a run, its time the median of ``repeats`` runs.
+
+    Args:
+        model: A model compiled with ``ENABLE_PROFILING``.
+        arrays: Inputs by name.
+        repeats: Runs that count, after a first one that does not.
+    """
+    request = model.create_infer_request()
+    request.infer(arrays)
+    runs: list[list[ProfileEntry]] = []
+    for _ in range(max(repeats, 1)):
+        request.infer(arrays)
+        runs.append(list(request.profile()))
+    return [
+        attrs.evolve(step[0], seconds=float(np.median([entry.seconds for entry in step])))
+        for step in zip(*runs, strict=True)
+    ]
+
+
+@attrs.frozen
+class Limits:
+    """What cores of this machine can do at once, as measured now.
+
+    Attributes:
+        flops: Float32 operations a second of register-only multiply-add loops, one on each core.
+        bytes: Bytes a second, read and written, of a copy on each core, by the bytes that all
+            copies together touch: small ones stay in a cache.
+    """
+
+    flops: float
+    bytes: Mapping[int, float]
+
+    @classmethod
+    def measure(cls, cores: int) -> Limits:
+        """Measure both on ``cores`` threads at once; takes some tenths of a second."""
+        return cls(_at_once(peak_flops, cores), {n: copy_bandwidth(n, cores) for n in _COPIES})
+
+    def or_better(self, other: Limits) -> Limits:
+        """Return the better of two measurements: what other work on the machine disturbed less."""
+        fastest = {n: max(rate, other.bytes[n]) for n, rate in self.bytes.items()}
+        return Limits(max(self.flops, other.flops), fastest)
+
+    def row(self, entry: ProfileEntry, total: float) -> dict[str, Any]:
+        """Return an entry as a row of a table; ``total`` is the time of all entries."""
+        seconds = max(entry.seconds, 1e-9)
+        size = next((n for n in self.bytes if n >= entry.bytes), max(self.bytes))
+        bound = max(entry.flops / self.flops, entry.bytes / self.bytes[size]) / seconds
+        return {
+            "node": entry.node,
+            "operator": entry.op_type,
+            "device": entry.device,
+            "kernel": entry.kernel,
+            "ms": round(entry.seconds * 1e3, 4),
+            "share": f"{entry.seconds / max(total, 1e-12):.1%}",
+            "GFLOP/s": round(entry.flops / seconds / 1e9, 1) if entry.flops else "",
+            "GB/s": round(entry.bytes / seconds / 1e9, 1) if entry.bytes else "",
+            "of the limit": f"{bound:.0%}" if bound else "",
+        }
+
+
+def peak_flops(repeats: int = 15) -> float:
+    """Return one core's float32 multiply-add peak, operations a second.
+
+    Runs the largest contraction tile over operands that stay in registers and the first cache.
+    """
+    of = tiles("float32")
+    depth, rows, width = 512 // of.nv, of.mr, of.width
+    a, b = np.zeros(rows * 16, np.float32), np.zeros(width, np.float32)
+    c = np.zeros(rows * width, np.float32)
+    words = np.zeros(T_WORDS, np.int64)
+    # Steps of zero bytes: every step reads the same values, nothing but the multiply-adds counts.
+    words[[T_A, T_B, T_C]] = a.ctypes.data, b.ctypes.data, c.ctypes.data
+    words[[T_ARS, T_AKS, T_BKS, T_BJS]] = 64, 0, 0, of.lanes * 4
+    words[[T_N0, T_N1, T_N2, T_KIN]] = 1, 1, 400, depth
+    words[[T_CRS, T_CJS]] = width * 4, of.lanes * 4
+    tile = _KERNEL(of.contraction().address)
+    best = _fastest(lambda: tile(words.ctypes.data, rows, of.nv, 0), repeats)
+    return 2 * 400 * depth * rows * width / best
+
+
+def copy_bandwidth(touched: int, cores: int = 1) -> float:
+    """Return the bytes a second, read and written, of copies on ``cores`` threads at once.
+
+    Args:
+        touched: Bytes that all copies together read and write.
+        cores: How many threads copy, each a part of its own.
+    """
+    part = touched // 2 // cores
+    # Short copies in a row, so that the call of a copy does not count.
+    row = max(1, (1 << 18) // part)
+
+    def rate() -> float:
+        source, target = np.zeros(part, np.uint8), np.ones(part, np.uint8)
+
+        def copies() -> None:
+            for _ in range(row):
+                np.copyto(target, source)
+
+        return 2 * part * row / _fastest(copies, 5)
+
+    return _at_once(rate, cores)
+
+
+def _fastest(do: Callable[[], object], repeats: int) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        do()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def _at_once(rate: Callable[[], float], cores: int) -> float:
+    """Return the sum of what threads measure that run at the same time."""
+    with ThreadPoolExecutor(cores) as threads:
+        return sum(one.result() for one in [threads.submit(rate) for _ in range(cores)])
+
+
+def write_trace(path: Path, entries: Sequence[ProfileEntry]) -> None:
+    """Write entries, one after another, in the trace event format of Chrome and Perfetto."""
+    events: list[dict[str, Any]] = []
+    at = 0.0
+    for entry in entries:
+        duration = entry.seconds * 1e6
+        events.append(
+            {
+                "name": entry.node,
+                "cat": entry.op_type,
+                "ph": "X",
+                "ts": round(at, 3),
+                "dur": round(duration, 3),
+                "pid": 1,
+                "tid": entry.device,
+                "args": {"kernel": entry.kernel, "bytes": entry.bytes, "flops": entry.flops},
+            }
+        )
+        at += duration
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

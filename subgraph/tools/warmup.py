@@ -1,0 +1,57 @@
+"""Compile kernels ahead of time, so that the first run of a model finds them on disk.
+
+Models say best which kernels they need: each is compiled for the CPU and run once on random inputs.
+Without models, small graphs of the usual families stand in for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import subgraph as sg
+from subgraph.engine.toolchain import toolchain
+from subgraph.graph.graph import Graph
+from subgraph.tools.cli_inputs import input_arrays, ports
+from subgraph.tools.warmup_graphs import FAMILIES
+
+Make = Callable[[], Graph]
+
+
+def prepared_graphs(models: Sequence[Path]) -> list[tuple[str, Make]]:
+    """Return names and functions that give the graphs: the models', or those of all families."""
+    return [(path.stem, partial(sg.load, path)) for path in models] or list(FAMILIES.items())
+
+
+def warm(graphs: Sequence[tuple[str, Make]], report: Callable[[int, str], None]) -> int:
+    """Compile the kernels that graphs need on the CPU, for one thread and for all.
+
+    Args:
+        graphs: What `prepared_graphs` gives.
+        report: Called with how many graphs are done, and the graph or kernel at work.
+
+    Returns:
+        How many kernels were compiled; the others were on disk.
+    """
+    compiled = done = 0
+
+    def listener(event: Any) -> None:
+        nonlocal compiled
+        if event.seconds is not None:
+            compiled += 1
+            report(done, event.kernel.description)
+
+    end = toolchain.listen(listener)
+    try:
+        for name, make in graphs:
+            report(done, name)
+            graph = make()
+            for threads in (1, 0):
+                model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
+                model(input_arrays(ports(graph), [], {}, 0))
+            done += 1
+    finally:
+        end()
+    return compiled

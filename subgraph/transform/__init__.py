@@ -1,0 +1,1 @@
+"""Transforms of graphs: the registry of passes, their promises, instruments around them."""

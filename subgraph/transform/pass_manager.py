@@ -1,0 +1,389 @@
+"""Applying passes: the registry, the check of each pass's promise, and instruments around passes.
+
+A pass is a function from Graph to Graph, or a frozen attrs class whose fields are the pass's
+options and whose instances are called with the graph. It never changes the graph that it was given
+and returns one that verifies; `apply_pass` checks both. The files of ``passes/`` register theirs
+with `register_pass` and are found when a name is first looked up.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TextIO, TypeVar, cast
+
+import attrs
+
+from subgraph.errors import PassError, SubgraphError
+from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.limits import check_time
+from subgraph.graph.parameters import changes_by_thread
+from subgraph.system.collector import look_at_new
+from subgraph.system.registry import Files, Registry, defined_at, nearest
+
+Pass = Callable[..., Graph]
+PassLike = str | Pass | type[Any] | Sequence["PassLike"]
+_P = TypeVar("_P", bound=Callable[..., Any])
+
+PASSES: Registry[Pass] = Registry(
+    "pass", PassError, Files("subgraph.passes", lambda name: not name.startswith("_"))
+)
+_names: dict[Any, str] = {}
+
+
+def register_pass(name: str) -> Callable[[_P], _P]:
+    """Decorate a pass: a function Graph -> Graph, or a frozen attrs class with ``__call__``.
+
+    Keyword parameters of the function, or fields of the class, are the pass's options.
+
+    Raises:
+        PassError: another pass has the name.
+    """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        called = getattr(name, "__name__", "MyPass")
+        raise PassError(f'register_pass takes the pass\'s name: @register_pass("{called}")')
+
+    def register(thing: _P) -> _P:
+        PASSES.register(name, thing, defined_at(thing))
+        _names[thing] = name
+        return thing
+
+    return register
+
+
+def pass_name(thing: PassLike) -> str:
+    """Return the name of a pass for messages: as registered, else that of the function or class."""
+    if isinstance(thing, str):
+        return thing
+    known = _names.get(thing) or _names.get(type(thing))
+    return known or getattr(thing, "__name__", None) or type(thing).__name__
+
+
+def apply_pass(
+    graph: Graph,
+    which: PassLike,
+    *,
+    instruments: Iterable[Instrument] = (),
+    **options: Any,
+) -> Graph:
+    """Apply a pass, or several in order, and return the new graph.
+
+    Args:
+        graph: The graph; it stays as it is.
+        which: A registered name, a pass, a pass class, or a list of these.
+        instruments: Active around these passes, besides those of enclosing ``with`` blocks.
+        **options: The pass's options. In a list each goes to the passes that take it.
+
+    Raises:
+        PassError: the name is unknown, an option is, the pass failed with an error that is not
+            Subgraph's own, changed its input, or returned something that does not verify.
+    """
+    if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PassError(f"passes take a Graph, got {graph!r}; sg.load makes one of a model")
+    steps = [(pass_name(p), _callable(p)) for p in _flatten(which)]
+    calls = _with_options(steps, options)
+    with _active(instruments):
+        for name, call in calls:
+            graph = _run(name, call, graph)
+            look_at_new()
+    return graph
+
+
+def _flatten(which: PassLike) -> Iterator[str | Pass]:
+    stack: list[Any] = [which]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, (list, tuple)):
+            stack.extend(reversed(item))  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            yield item
+
+
+def _callable(which: str | Pass) -> Pass:
+    found = PASSES.get(which) if isinstance(which, str) else which
+    if not callable(found):
+        raise PassError(f"{found!r} is not a pass; give a name, a function or a pass object")
+    return found
+
+
+def options_of(which: str | Pass) -> tuple[str, ...] | None:
+    """Return the names of the options that a pass takes; None if it takes any."""
+    parameters = list(inspect.signature(_callable(which)).parameters.values())
+    if not isinstance(which, type) and not inspect.isclass(_callable(which)):
+        parameters = parameters[1:]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return tuple(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+
+def _with_options(
+    steps: Sequence[tuple[str, Pass]], options: Mapping[str, Any]
+) -> list[tuple[str, Pass]]:
+    calls: list[tuple[str, Pass]] = []
+    taken: set[str] = set()
+    known: list[str] = []
+    for name, step in steps:
+        allowed = options_of(step) if options or inspect.isclass(step) else ()
+        mine = {k: v for k, v in options.items() if allowed is None or k in allowed}
+        known.extend(allowed or ())
+        taken.update(mine)
+        calls.append((name, _bind(name, step, mine)))
+    for option in options:
+        if option not in taken:
+            shown = ", ".join(repr(name) for name, _ in steps)
+            raise PassError(f"pass {shown} has no option {option!r}; {nearest(option, known)}")
+    return calls
+
+
+def _bind(name: str, step: Pass, options: Mapping[str, Any]) -> Pass:
+    if inspect.isclass(step):
+        try:
+            return cast(Pass, step(**options))
+        except SubgraphError:
+            raise
+        except Exception as error:
+            raise PassError(
+                f"pass {name!r}: options {dict(options)!r} do not fit: {error}"
+            ) from error
+    return partial(step, **options) if options else step
+
+
+def _run(name: str, call: Pass, graph: Graph) -> Graph:
+    check_time(f"pass {name!r} on graph {graph.name!r}")
+    around = _instruments.get()
+    checks = next((i for i in reversed(around) if isinstance(i, Checks)), _ALL_CHECKS)
+    for instrument in around:
+        instrument.before(name, graph)
+    mark = fingerprint(graph) if checks.input else None
+    changes = changes_by_thread()
+    start = time.perf_counter()
+    try:
+        result: Any = call(graph)
+    except SubgraphError as error:
+        error.add_note(f"in pass {name!r} on graph {graph.name!r}")
+        raise
+    except Exception as error:
+        raise PassError(
+            f"pass {name!r} failed on graph {graph.name!r}: {type(error).__name__}: {error}"
+        ) from error
+    seconds = time.perf_counter() - start
+    if not isinstance(result, Graph):
+        raise PassError(
+            f"pass {name!r} returned {type(result).__name__}, not a Graph; "
+            "a pass returns the new graph (the one it was given, if there is nothing to do)"
+        )
+    if mark is not None and fingerprint(graph) != mark:
+        raise PassError(
+            f"pass {name!r} changed the graph {graph.name!r} that it was given; "
+            "change a clone: new = graph.clone()"
+        )
+    if checks.input and changes_by_thread() != changes:
+        raise PassError(
+            f"pass {name!r} changed parameters of the graph {graph.name!r} that it was given; "
+            "other graphs share them: use a new one, sg.parameter(name, array)"
+        )
+    if checks.output:
+        try:
+            result.verify()
+        except SubgraphError as error:
+            raise PassError(
+                f"pass {name!r} returned a graph that does not verify: {error}"
+            ) from error
+    for instrument in reversed(around):
+        instrument.after(name, graph, result, seconds)
+    return result
+
+
+def fingerprint(graph: Graph) -> int:
+    """Return a number that changes when the graph or a body in it does; linear, in the process.
+
+    Subgraph nodes' inner graphs count as one thing: they are never changed after they are made.
+    """
+    marks: list[int] = []
+    work = [graph]
+    while work:
+        current = work.pop()
+        ends = (*current.inputs, *current.captures, *current.outputs)
+        marks.append(hash((current.name, current.doc, current.inputs, current.outputs, ends)))
+        for held in (current.attrs, current.opsets, current.metadata):
+            marks.extend(hash((key, id(value))) for key, value in held.items())
+        marks.extend(_mark_value(value) for value in current.inputs)
+        for node in current.nodes:
+            marks.append(_mark_node(node))
+            marks.extend(_mark_value(value) for value in node.outputs)
+            if node.attrs:
+                work.extend(node.bodies)
+    return hash(tuple(marks))
+
+
+def _mark_value(value: Value) -> int:
+    return hash((value.name, id(value.type), id(value.parameter), len(value.uses)))
+
+
+def _mark_node(node: Node) -> int:
+    held = tuple((key, id(value)) for key, value in node.attrs.items()) if node.attrs else ()
+    notes = tuple(node.metadata.items()) if node.metadata else ()
+    return hash(
+        (
+            node,
+            node.name,
+            node.op_type,
+            node.domain,
+            node.version,
+            node.inputs,
+            node.outputs,
+            node.captures,
+            held,
+            notes,
+            id(node.graph),
+            id(node.subgraph),
+            id(node.op),
+        )
+    )
+
+
+class Instrument:
+    """Something that looks at passes as they run; a ``with`` block makes it active inside.
+
+    A child overrides `before` and `after`. Instruments are per thread (and per task of asyncio).
+    """
+
+    def before(self, name: str, graph: Graph) -> None:
+        """Called before pass ``name`` gets ``graph``."""
+
+    def after(self, name: str, before: Graph, after: Graph, seconds: float) -> None:
+        """Called after pass ``name`` made ``after`` of ``before`` and its promise was checked."""
+
+    def __enter__(self) -> Self:
+        _instruments.set((*_instruments.get(), self))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        left = list(_instruments.get())
+        left.reverse()
+        left.remove(self)
+        _instruments.set(tuple(reversed(left)))
+
+
+_instruments: ContextVar[tuple[Instrument, ...]] = ContextVar("instruments", default=())
+
+
+@contextmanager
+def _active(instruments: Iterable[Instrument]) -> Generator[None]:
+    token = _instruments.set((*_instruments.get(), *instruments))
+    try:
+        yield
+    finally:
+        _instruments.reset(token)
+
+
+class Checks(Instrument):
+    """Which promises are checked: that the input is untouched, that the output verifies."""
+
+    def __init__(self, *, input: bool = True, output: bool = True) -> None:
+        """Turn each check on or off; the innermost `Checks` counts."""
+        self.input = input
+        self.output = output
+
+
+_ALL_CHECKS = Checks()
+
+
+@attrs.frozen
+class PassTime:
+    """One run of a pass: its name, seconds without the checks, nodes before and after."""
+
+    name: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+
+
+class Timing(Instrument):
+    """Collect how long passes take, in ``times``; ``str()`` gives a table."""
+
+    def __init__(self) -> None:
+        """Start with no times."""
+        self.times: list[PassTime] = []
+
+    def after(self, name: str, before: Graph, after: Graph, seconds: float) -> None:
+        """Note one run."""
+        self.times.append(PassTime(name, seconds, len(before.nodes), len(after.nodes)))
+
+    def __str__(self) -> str:
+        width = max((len(t.name) for t in self.times), default=0)
+        lines = [
+            f"{t.name:<{width}}  {t.seconds * 1e3:10.3f} ms  "
+            f"{t.nodes_before} -> {t.nodes_after} nodes"
+            for t in self.times
+        ]
+        return "\n".join(lines)
+
+
+class Printing(Instrument):
+    """Print the text form of the graph after every pass."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        """Print to ``file``, standard output if None."""
+        self._file = file
+
+    def after(self, name: str, before: Graph, after: Graph, seconds: float) -> None:
+        """Print the result of one run."""
+        print(f"# after {name}\n{after}", file=self._file or sys.stdout)
+
+
+class Diff(Instrument):
+    """Print the difference that every pass makes to the text form, as a unified diff."""
+
+    def __init__(self, file: TextIO | None = None, context: int = 2) -> None:
+        """Print to ``file`` (standard output if None), with that many lines around a change."""
+        self._file = file
+        self._context = context
+
+    def after(self, name: str, before: Graph, after: Graph, seconds: float) -> None:
+        """Print the difference of one run; nothing if there is none."""
+        lines = difflib.unified_diff(
+            str(before).splitlines(),
+            str(after).splitlines(),
+            f"before {name}",
+            f"after {name}",
+            n=self._context,
+            lineterm="",
+        )
+        for line in lines:
+            print(line, file=self._file or sys.stdout)
+
+
+class Hooks(Instrument):
+    """Call functions of the user's before and after every pass."""
+
+    def __init__(
+        self,
+        before: Callable[[str, Graph], None] | None = None,
+        after: Callable[[str, Graph, Graph, float], None] | None = None,
+    ) -> None:
+        """Call ``before(name, graph)`` and ``after(name, graph, result, seconds)``."""
+        self._before = before
+        self._after = after
+
+    def before(self, name: str, graph: Graph) -> None:
+        """Call the user's function."""
+        if self._before is not None:
+            self._before(name, graph)
+
+    def after(self, name: str, before: Graph, after: Graph, seconds: float) -> None:
+        """Call the user's function."""
+        if self._after is not None:
+            self._after(name, before, after, seconds)

@@ -1,0 +1,542 @@
+"""The weight cache: what was made of parameters, kept for everybody, redone when one changes.
+
+A subgraph op asks its `WeightCache` for an array, or any other object, by the recipe that makes it
+and the parameters it is made of. All caches of the process stand over one store: tied weights
+convert once, two models over the same parameters share the result, and it goes when the last op
+that used it goes. An entry belongs to the versions it was made from. Under a pinned `Snapshot` it
+serves exactly the snapshot's versions; an older result lives only as long as a running request
+holds it.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
+from typing import Any, TypeGuard, TypeVar, cast
+
+import attrs
+import numpy as np
+
+from subgraph.graph.parameters import Parameter, Snapshot, State, epoch, pinned_snapshot
+from subgraph.system import guard_pages
+from subgraph.system.forking import free_in_child
+from subgraph.system.large_pages import aligned_empty
+
+Array = np.ndarray[Any, Any]
+Make = Callable[..., Any]
+Close = Callable[[Any], object]
+_T = TypeVar("_T")
+_log = logging.getLogger("subgraph")
+_Key = tuple[str, tuple[Parameter, ...], int]
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+
+
+@attrs.frozen
+class WeightStats:
+    """Counters of the cache.
+
+    Attributes:
+        entries: Results alive, one for each recipe and set of parameters.
+        bytes: Memory that they take beside the parameters.
+        hits: How often a result was there.
+        made: How often one was made for the first time.
+        redone: How often one was made again because a parameter had changed.
+    """
+
+    entries: int
+    bytes: int
+    hits: int
+    made: int
+    redone: int
+
+
+class _Totals:
+    """Counts of the whole process; ``+= 1`` on an attribute is one step under the GIL."""
+
+    __slots__ = ("hits", "made", "redone")
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.made = 0
+        self.redone = 0
+
+
+_totals = _Totals()
+_store: weakref.WeakValueDictionary[_Key, WeightEntry] = weakref.WeakValueDictionary()
+_store_lock = free_in_child(threading.Lock())
+
+
+class _Held:
+    """An older result that is no array: kept until no run can see its versions, then closed."""
+
+    __slots__ = ("_close", "_value")
+
+    def __init__(self, value: Any, close: Close | None) -> None:
+        self._value = value
+        self._close = close
+
+    def __call__(self) -> Any:
+        """Return the result, None once it is closed; as a weak reference would."""
+        return self._value
+
+    def let_go(self) -> None:
+        """Close the result."""
+        value, self._value = self._value, None
+        if value is not None:
+            _close(value, self._close)
+
+    def end_with(self, sources: Sequence[weakref.ref[Array]], states: Sequence[State]) -> None:
+        """Close the result with the first array of ``sources`` that is not one of ``states``.
+
+        A run that sees the result's versions has a snapshot with all these arrays.
+        """
+        current = {id(state.array) for state in states}
+        for source in sources:
+            array = source()
+            if array is None:
+                self.let_go()
+            elif id(array) not in current:
+                weakref.finalize(array, self.let_go)
+
+
+def _close(value: Any, close: Close | None) -> None:
+    """Close a result: by the function that its user gave, else by its method of that name."""
+    own = getattr(value, "close", None)
+    try:
+        if close is not None:
+            close(value)
+        elif callable(own):
+            own()
+    except Exception:
+        _log.warning("closing %r of the weight cache failed", type(value).__name__, exc_info=True)
+
+
+class WeightEntry:
+    """One result of the cache; whoever holds it keeps it alive.
+
+    ``get()`` costs one comparison while no parameter of the process has changed.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_cached",
+        "_close",
+        "_end",
+        "_lock",
+        "_make",
+        "_newest",
+        "_older",
+        "_sources",
+        "align",
+        "hits",
+        "made",
+        "parameters",
+        "recipe",
+        "redone",
+    )
+
+    def __init__(
+        self,
+        recipe: str,
+        make: Make,
+        parameters: tuple[Parameter, ...],
+        align: int,
+        close: Close | None = None,
+    ) -> None:
+        """Prepare an entry; nothing is made before the first `get`."""
+        self.recipe = recipe
+        self.parameters = parameters
+        self.hits = 0
+        self.made = 0
+        self.redone = 0
+        self._make = make
+        self.align = align
+        self._lock = free_in_child(threading.Lock())
+        self._cached: tuple[int, Any] | None = None  # epoch, newest result
+        self._newest: tuple[tuple[int, ...], Any] | None = None
+        self._older: dict[tuple[int, ...], Callable[[], Any]] = {}
+        self._close = close
+        # Of a newest result that is no array: what it was made of, and what closes it at the end.
+        self._sources: tuple[weakref.ref[Array], ...] = ()
+        self._end: weakref.finalize[Any, Any] | None = None
+
+    def get(self) -> Any:
+        """Return the result for the versions that this thread sees; arrays are read-only."""
+        snapshot = pinned_snapshot()
+        now = epoch() if snapshot is None else snapshot.epoch
+        cached = self._cached
+        if cached is not None and cached[0] == now:
+            self.hits += 1
+            _totals.hits += 1
+            return cached[1]
+        newest = self._newest
+        if snapshot is not None and newest is not None and self._sees(snapshot, newest[0]):
+            # Another parameter of the process has changed: true of all entries but a few.
+            self._cached = (now, newest[1])
+            self.hits += 1
+            _totals.hits += 1
+            return newest[1]
+        return self._get_for(snapshot)
+
+    def _sees(self, snapshot: Snapshot, versions: tuple[int, ...]) -> bool:
+        """Return whether a snapshot has these versions of the parameters."""
+        states = snapshot.states
+        for parameter, version in zip(self.parameters, versions, strict=True):
+            seen = states.get(parameter)
+            if seen is None or seen.version != version:
+                return False
+        return True
+
+    def _get_for(self, snapshot: Snapshot | None) -> Any:
+        latest = Snapshot(self.parameters)
+        states: list[State] = []
+        for parameter in self.parameters:
+            seen = None if snapshot is None else snapshot.states.get(parameter)
+            states.append(latest.states[parameter] if seen is None else seen)
+        versions = tuple(state.version for state in states)
+        with self._lock:
+            result = self._find(versions)
+            if result is None:
+                result = self._redo(states)
+                self._keep(versions, states, result)
+            else:
+                self.hits += 1
+                _totals.hits += 1
+            if self._newest is not None and self._newest[0] == versions:
+                self._cached = ((latest if snapshot is None else snapshot).epoch, result)
+        return result
+
+    def _find(self, versions: tuple[int, ...]) -> Any:
+        if self._newest is not None and self._newest[0] == versions:
+            return self._newest[1]
+        older = self._older.get(versions)
+        return None if older is None else older()
+
+    def _redo(self, states: Sequence[State]) -> Any:
+        try:
+            result = self._make(*map(_seen_by_recipe, states))
+        except Exception as error:
+            names = ", ".join(repr(p.name) for p in self.parameters)
+            error.add_note(f"while recipe {self.recipe!r} was applied to parameters {names}")
+            raise
+        if self._newest is None:
+            self.made += 1
+            _totals.made += 1
+        else:
+            self.redone += 1
+            _totals.redone += 1
+        return _sealed_whole(result, self.align)
+
+    def _keep(self, versions: tuple[int, ...], states: Sequence[State], result: Any) -> None:
+        newest = self._newest
+        self._older = {v: ref for v, ref in self._older.items() if ref() is not None}
+        sources = () if _is_array(result) else tuple(weakref.ref(s.array) for s in states)
+        # Snapshots are ordered, so versions of one set of parameters are comparable.
+        if newest is None or versions > newest[0]:
+            if newest is not None:
+                self._older[newest[0]] = self._retired(newest[1], self._sources)
+            self._newest, self._sources = (versions, result), sources
+            if self._end is not None:
+                self._end.detach()
+            self._end = weakref.finalize(self, _close, result, self._close) if sources else None
+        else:
+            self._older[versions] = self._retired(result, sources)
+
+    def _retired(self, result: Any, sources: Sequence[weakref.ref[Array]]) -> Callable[[], Any]:
+        """Return what gives an older result while a running request may use it."""
+        if _is_array(result):
+            return weakref.ref(result)
+        held = _Held(result, self._close)
+        held.end_with(sources, [parameter.published for parameter in self.parameters])
+        return held
+
+    def seed(self, result: Array) -> None:
+        """Take ``result``, read from a file, as made of the present versions; none is copied."""
+        versions = tuple(p.version for p in self.parameters)
+        with self._lock:
+            if self._newest is None:
+                self._newest = (versions, sealed(result, self.align))
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the arrays alive; nothing for a view of a parameter, or for other objects."""
+        with self._lock:
+            alive = [ref() for ref in self._older.values()]
+            if self._newest is not None:
+                alive.append(self._newest[1])
+        sources = [p.array for p in self.parameters]
+        return sum(
+            array.nbytes
+            for result in alive
+            for array in _arrays(result)
+            if not any(np.may_share_memory(array, s) for s in sources)
+        )
+
+
+class Changes:
+    """Which of some entries are out of date: asked of their parameters, which is quick.
+
+    Among many weights that did not change, each entry would be asked, one by one.
+    """
+
+    def __init__(self, entries: Sequence[WeightEntry]) -> None:
+        """Watch ``entries``; at first all are out of date."""
+        self._all = range(len(entries))
+        self._users: dict[Parameter, list[int]] = {}
+        for place, entry in enumerate(entries):
+            for parameter in entry.parameters:
+                self._users.setdefault(parameter, []).append(place)
+        self._epoch: int | None = None
+        self._newest = self._asked = 0
+
+    def since(self, snapshot: Snapshot) -> Sequence[int]:
+        """Return the places of the entries to ask again, under ``snapshot``, which is pinned."""
+        states = snapshot.states
+        stamps = [
+            p.version if (state := states.get(p)) is None else state.version for p in self._users
+        ]
+        self._asked = max(stamps, default=0)
+        if self._epoch is None or snapshot.epoch < self._epoch:
+            return self._all
+        # Stamps only grow: what is newer than all that was seen has changed since.
+        newest = self._newest
+        newer = (u for u, n in zip(self._users.values(), stamps, strict=True) if n > newest)
+        return sorted({place for users in newer for place in users})
+
+    def taken(self, snapshot: Snapshot) -> None:
+        """Note that the entries to ask again were asked."""
+        self._newest, self._epoch = self._asked, snapshot.epoch
+
+
+class WeightCache:
+    """One user's door to the cache; what it asked for stays as long as it does.
+
+    A recipe is known by its name and its function (with the numbers and strings that the function
+    closes over), so two users who chose the same name do not get each other's results. Arrays
+    that a function closes over are not part of the key: pass them as parameters.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        """Make an empty door."""
+        self._entries: dict[_Key, WeightEntry] = {}
+
+    def get(
+        self,
+        recipe: str,
+        make: Callable[..., _T],
+        *parameters: Parameter,
+        align: int = 0,
+        close: Callable[[_T], object] | None = None,
+    ) -> _T:
+        """Return ``make(*arrays of the parameters)``, from the cache when it is there.
+
+        Args:
+            recipe: The result's name, such as a memory layout: "OIhw16i16o".
+            make: Function of the parameters' arrays; it returns an array, a tuple of arrays, or any
+                other object, such as a session or a handle.
+            parameters: All parameters that the result is made of.
+            align: Address of an array is a multiple of this; 0: as it comes.
+            close: Called with a result that is no array when it goes: when the last user of the
+                entry is gone, or another version has replaced it and no run can see the old one
+                any more. None: its method ``close``, if it has one.
+
+        Returns:
+            What was made of the versions that this thread sees (see `pinned`); arrays are
+            read-only.
+        """
+        made: _T = self.entry(recipe, make, *parameters, align=align, close=close).get()
+        return made
+
+    def entry(
+        self,
+        recipe: str,
+        make: Make,
+        *parameters: Parameter,
+        align: int = 0,
+        close: Close | None = None,
+    ) -> WeightEntry:
+        """Return the entry itself, to ask it again at each run without a look-up."""
+        key = (recipe_id(recipe, make), parameters, align)
+        entry = self._entries.get(key)
+        if entry is None:
+            with _store_lock:
+                entry = _store.get(key)
+                if entry is None:
+                    entry = _store[key] = WeightEntry(key[0], make, parameters, align, close)
+                    _seed_from_files(entry, align)
+            self._entries[key] = entry
+        return entry
+
+    def hold(self, entry: WeightEntry) -> None:
+        """Keep an entry that another user has asked for."""
+        self._entries[entry.recipe, entry.parameters, entry.align] = entry
+
+    def __iter__(self) -> Iterator[WeightEntry]:
+        """Yield the entries asked for."""
+        return iter(list(self._entries.values()))
+
+    def stats(self) -> WeightStats:
+        """Return the counters of the entries that this user asked for."""
+        return _stats(list(self._entries.values()))
+
+    def clear(self) -> None:
+        """Let go of all entries."""
+        self._entries.clear()
+
+
+def weight_stats() -> WeightStats:
+    """Return the counters of the whole process; hits, made and redone since its start."""
+    with _store_lock:
+        alive = list(_store.values())
+    stats = _stats(alive)
+    return WeightStats(stats.entries, stats.bytes, _totals.hits, _totals.made, _totals.redone)
+
+
+def _stats(entries: Sequence[WeightEntry]) -> WeightStats:
+    return WeightStats(
+        len(entries),
+        sum(e.bytes for e in entries),
+        sum(e.hits for e in entries),
+        sum(e.made for e in entries),
+        sum(e.redone for e in entries),
+    )
+
+
+class StoredWeights:
+    """Results read from an exported model, taken up by entries that would make the same."""
+
+    def __init__(self) -> None:
+        """Make an empty collection; it works as long as someone holds it."""
+        self._results: dict[_Key, tuple[tuple[int, ...], Array]] = {}
+        with _store_lock:
+            _stored.add(self)
+
+    def add(
+        self, recipe: str, parameters: tuple[Parameter, ...], align: int, result: Array
+    ) -> None:
+        """Offer ``result`` for this recipe while the parameters stay at their versions."""
+        versions = tuple(p.version for p in parameters)
+        self._results[recipe, parameters, align] = (versions, result)
+
+    def find(self, entry: WeightEntry, align: int) -> Array | None:
+        """Return the result for an entry if its parameters are unchanged since."""
+        found = self._results.get((entry.recipe, entry.parameters, align))
+        if found is None or found[0] != tuple(p.version for p in entry.parameters):
+            return None
+        return found[1]
+
+
+_stored: weakref.WeakSet[StoredWeights] = weakref.WeakSet()
+
+
+def _seed_from_files(entry: WeightEntry, align: int) -> None:
+    for stored in list(_stored):
+        found = stored.find(entry, align)
+        if found is not None:
+            entry.seed(found)
+            return
+
+
+def recipe_id(recipe: str, make: Make) -> str:
+    """Return a name for a recipe and its function that is the same in every process."""
+    function: Any = getattr(make, "__func__", make)
+    try:
+        known = _function_ids.get(function)
+        if known is None:
+            # Asked once: a counter that the function closes over must not change its name.
+            known = _function_ids[function] = _function_id(function)
+    except TypeError:  # no weak reference to it
+        known = _function_id(function)
+    return f"{recipe}|{known}"
+
+
+_function_ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def _function_id(function: Any) -> str:
+    parts: list[str] = []
+    while isinstance(function, functools.partial):
+        parts.append(repr([_plain(a) for a in function.args]))
+        parts.append(repr([(k, _plain(v)) for k, v in function.keywords.items()]))
+        function = function.func
+    code: CodeType | None = getattr(function, "__code__", None)
+    if code is None:
+        named = hasattr(function, "__qualname__")
+        owner: Any = function if named else cast(Any, type(function))
+        parts.append(f"{getattr(owner, '__module__', '')}.{getattr(owner, '__qualname__', owner)}")
+        return "|".join(parts)
+    parts.append(f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}")
+    closed: list[Any] = []
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if name not in _rebound(code):
+            closed.append(cell.cell_contents)
+    closed += list(function.__defaults__ or ())
+    keywords: dict[str, Any] = function.__kwdefaults__ or {}
+    closed += list(keywords.values())
+    parts.append(repr([_plain(value) for value in closed]))
+    return "|".join(parts)
+
+
+@functools.lru_cache(maxsize=512)
+def _rebound(code: CodeType) -> frozenset[str]:
+    """Return the names of enclosing functions that the code assigns to (``nonlocal``)."""
+    steps = dis.get_instructions(code)
+    return frozenset(str(step.argval) for step in steps if step.opname == "STORE_DEREF")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_plain(v) for v in value)  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, _PLAIN):
+        return value
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"{getattr(value, '__module__', '')}.{name}"
+
+
+def _seen_by_recipe(state: State) -> Array:
+    """Return a parameter's array; recipes run kernels on it."""
+    return guard_pages.copied(state.array) if guard_pages.MODE else state.array
+
+
+def _is_array(item: Any) -> TypeGuard[Array]:
+    return isinstance(item, (np.ndarray, np.generic))
+
+
+def _is_tuple(item: Any) -> TypeGuard[tuple[Any, ...]]:
+    return type(item) is tuple  # not a child of it, which has more to it than its items
+
+
+def _arrays(result: Any) -> list[Array]:
+    """Return the arrays that a result is, or holds as a tuple."""
+    parts = result if _is_tuple(result) else (result,)
+    return [part for part in parts if _is_array(part)]
+
+
+def _sealed_whole(result: Any, align: int) -> Any:
+    """Return what a recipe made, arrays sealed, those in a tuple too."""
+    if _is_tuple(result):
+        return tuple([_sealed_whole(part, align) for part in result])
+    return sealed(np.asarray(result), align) if _is_array(result) else result
+
+
+def sealed(array: Array, align: int) -> Array:
+    """Return a read-only view of ``array``, of an aligned copy when it is not aligned.
+
+    ``align`` 0 takes it as it is.
+    """
+    if guard_pages.MODE:
+        return guard_pages.copied(array)
+    if align and (not array.flags.c_contiguous or array.ctypes.data % align):
+        copy = aligned_empty(array.shape, array.dtype, align)
+        copy[...] = array
+        array = copy
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,584 @@
+"""Devices: Core, options, metrics, ids, extensions, query, a third party, placement."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.devices import profiles
+from subgraph.devices.device import origins
+from subgraph.devices.placement import Link, place_by_cost, placement_cost, transfers
+from subgraph.devices.profiles import measure, measure_link, read_profile, write_profile
+from subgraph.operators.subgraph_op import ProfileEntry
+from subgraph.system.registry import Registry
+
+Array = np.ndarray[Any, Any]
+X = np.array([[1, -2, 3]], np.float32)
+
+
+def net(name: str = "net") -> sg.Graph:
+    x = sg.input("x", ("N", 3))
+    w = sg.parameter("w", np.arange(12, dtype=np.float32).reshape(3, 4))
+    b = sg.parameter("b", np.ones(4, np.float32))
+    hidden = ops.Relu(ops.Add(ops.MatMul(x, w, name="mm"), b, name="add"), name="relu")
+    return sg.Graph([x], [ops.Sigmoid(hidden, name="sig")], name)
+
+
+@attrs.frozen
+class Options(sg.DeviceOptions):
+    SPEED: int = sg.option(3, "how fast", minimum=1, maximum=9)
+    RATIO: float = sg.option(0.5, "how much", maximum=1)
+    COLOR: str = sg.option("red", "which", values=("red", "blue"))
+    LOUD: bool = sg.option(False, "whether")
+    SERIAL: str = sg.option("A1", "number", read_only=True)
+
+
+class MyDevice(sg.Device):
+    options_class = Options
+    starts = 0
+
+    def start(self) -> None:
+        type(self).starts += 1
+
+    def supports(self, node: sg.Node, options: sg.DeviceOptions) -> bool | sg.Reject:
+        if node.op_type == "Sigmoid":
+            return sg.Reject("no exponential unit")
+        return node.op_type in ("MatMul", "Add", "Relu")
+
+
+@pytest.fixture
+def core() -> sg.Core:
+    made = sg.Core()
+    made.register_device("MYDEV", MyDevice)
+    return made
+
+
+def test_a_device_is_registered_by_class_or_instance(core: sg.Core) -> None:
+    core.register_device("OTHER", MyDevice())
+    assert {"MYDEV", "OTHER", "REFERENCE"} <= set(core.available_devices)
+    assert not {"HETERO", "MULTI", "AUTO"} & set(core.available_devices)
+    assert core.query_model(net(), "OTHER") == {"mm": "OTHER", "add": "OTHER", "relu": "OTHER"}
+    core.register_device("OTHER", MyDevice)  # the same owner
+    with pytest.raises(sg.DeviceError, match=r"two owners: .*reference and .*MyDevice"):
+        core.register_device("REFERENCE", MyDevice)
+    with pytest.raises(sg.DeviceError, match=r"'A\.B'"):
+        core.register_device("A.B", MyDevice)
+    core.unregister_device("OTHER")
+    with pytest.raises(sg.DeviceError, match="no device named 'OTHER'"):
+        core.device("OTHER")
+
+
+def test_an_unknown_device_lists_the_nearest(core: sg.Core) -> None:
+    with pytest.raises(sg.DeviceError, match="did you mean 'MYDEV'"):
+        core.compile_model(net(), "MYDEVV")
+    with pytest.raises(sg.DeviceError, match="takes no list"):
+        core.compile_model(net(), "MYDEV:REFERENCE")
+
+
+def test_query_says_why_not(core: sg.Core) -> None:
+    found = core.query_model(net(), "MYDEV")
+    assert set(found) == {"mm", "add", "relu"}
+    assert found.reasons == {"sig": "no exponential unit"}
+    with pytest.raises(sg.UnsupportedOpError, match=r"'sig' \(Sigmoid\): no exponential unit"):
+        core.compile_model(net(), "MYDEV")
+
+
+def test_what_is_said_to_be_supported_compiles(core: sg.Core) -> None:
+    x = sg.input("x", ("N", 3))
+    weight = np.arange(12, dtype=np.float32).reshape(3, 4)
+    w = sg.parameter("w", weight)
+    graph = sg.Graph([x], [ops.Relu(ops.MatMul(x, w)), x], "part")
+    model = core.compile_model(graph, "MYDEV")
+    results = model(X)
+    np.testing.assert_array_equal(results[0], np.maximum(X @ weight, 0))
+    np.testing.assert_array_equal(results[1], X)
+    assert model.execution_devices == ["MYDEV"]
+    assert model.get_property("NETWORK_NAME") == "part"
+
+
+def test_options_have_an_order_of_precedence(
+    core: sg.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = core.device("MYDEV")
+
+    def now(config: Any = None) -> int:
+        return device.options_for(config).SPEED
+
+    assert now() == 3
+    monkeypatch.setenv("SUBGRAPH_MYDEV_SPEED", "4")
+    assert now() == core.get_property("MYDEV", "SPEED") == 4
+    core.set_property("MYDEV", {"SPEED": 5})
+    assert now() == core.get_property("MYDEV", "SPEED") == 5
+    assert now({"SPEED": 6}) == 6
+    assert now() == 5
+    monkeypatch.setenv("SUBGRAPH_MYDEV_SPEED", "fast")
+    with pytest.raises(sg.ConfigError, match="environment variable SUBGRAPH_MYDEV_SPEED"):
+        now()
+
+
+def test_an_environment_variable_that_is_no_option_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SUBGRAPH_CPU_FUZION", "1")
+    sg.Core().get_property("CPU", "FUSION")
+    assert "SUBGRAPH_CPU_FUZION is ignored" in caplog.text
+    assert "'FUSION'" in caplog.text
+
+
+def test_a_graphics_processor_is_reached_by_opencl() -> None:
+    with pytest.raises(sg.DeviceError, match="reached by OPENCL"):
+        sg.Core().get_property("GPU", "FULL_DEVICE_NAME")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("SPEDE", 1, "did you mean 'SPEED'"),
+        ("SPEED", 0, r"takes int \(1..9\), got 0"),
+        ("SPEED", 2.5, "takes int"),
+        ("SPEED", True, "takes int"),
+        ("SPEED", "many", "takes int"),
+        ("RATIO", 1.5, r"takes float \(..1\), got 1.5"),
+        ("COLOR", "green", r"red, blue"),
+        ("COLOR", 3, "takes str"),
+        ("LOUD", "perhaps", "takes bool"),
+        ("SERIAL", "B2", "only be read"),
+    ],
+)
+def test_wrong_options(core: sg.Core, key: str, value: Any, message: str) -> None:
+    for call in (
+        lambda: core.set_property("MYDEV", {"RATIO": 0.1, key: value}),
+        lambda: core.compile_model(net(), "MYDEV", {key: value}),
+    ):
+        with pytest.raises(sg.ConfigError, match=message):
+            call()
+    assert core.get_property("MYDEV", "RATIO") == 0.5
+
+
+def test_a_configuration_is_a_dict(core: sg.Core) -> None:
+    x = sg.input("x", (2,))
+    with pytest.raises(sg.ConfigError, match="the config is 5; give a dict"):
+        core.compile_model(sg.Graph([x], [sg.ops.Relu(x)]), "CPU", 5)  # type: ignore[arg-type]
+
+
+def test_options_take_text(core: sg.Core) -> None:
+    core.set_property("MYDEV", {"SPEED": "7", "LOUD": "YES", "RATIO": "0.25", "COLOR": "blue"})
+    got = [core.get_property("MYDEV", k) for k in ("SPEED", "LOUD", "RATIO", "COLOR", "SERIAL")]
+    assert got == [7, True, 0.25, "blue", "A1"]
+
+
+def test_set_property_for_all_devices(core: sg.Core) -> None:
+    core.set_property({"SPEED": 8, "PERFORMANCE_HINT": "THROUGHPUT"})
+    assert core.get_property("MYDEV", "SPEED") == 8
+    assert core.get_property("REFERENCE", "PERFORMANCE_HINT") == "THROUGHPUT"
+    with pytest.raises(sg.ConfigError, match="no device has a property 'NOBODY'"):
+        core.set_property({"NOBODY": 1})
+    wrong: Any = 3
+    for call in (
+        lambda: core.set_property("MYDEV", wrong),
+        lambda: core.set_property(wrong),
+        lambda: core.compile_model(net(), "MYDEV", wrong),
+    ):
+        with pytest.raises(sg.ConfigError, match="the config is 3; give a dict"):
+            call()
+    with pytest.raises(sg.ConfigError, match="an option is named by a string"):
+        core.set_property("MYDEV", {wrong: 1})
+    with pytest.raises(sg.DeviceError, match="a device is named by a string"):
+        core.compile_model(net(), wrong)
+
+
+def test_every_supported_property_can_be_read(core: sg.Core) -> None:
+    for name in ("MYDEV", "REFERENCE", "HETERO", "MULTI", "AUTO"):
+        supported = core.get_property(name, "SUPPORTED_PROPERTIES")
+        assert {"AVAILABLE_DEVICES", "FULL_DEVICE_NAME", "RANGE_FOR_ASYNC_INFER_REQUESTS"} <= set(
+            supported
+        )
+        for key in supported:
+            core.get_property(name, key)
+    assert core.get_property("MYDEV", "SUPPORTED_PROPERTIES")["SERIAL"] == "RO"
+    assert "SERIAL" in core.get_property("MYDEV", "SUPPORTED_METRICS")
+    assert "SERIAL" not in core.get_property("MYDEV", "SUPPORTED_CONFIG_KEYS")
+    assert "SPEED" in core.get_property("MYDEV", "SUPPORTED_CONFIG_KEYS")
+    with pytest.raises(sg.ConfigError, match="did you mean 'FULL_DEVICE_NAME'"):
+        core.get_property("MYDEV", "FULL_NAME_DEVICE")
+    model = core.compile_model(net(), "REFERENCE")
+    for key in model.get_property("SUPPORTED_PROPERTIES"):
+        model.get_property(key)
+    assert "NETWORK_NAME" in model.get_property("SUPPORTED_METRICS")
+    assert "DEVICE_ID" in model.get_property("SUPPORTED_CONFIG_KEYS")
+    with pytest.raises(sg.ConfigError, match="did you mean 'NETWORK_NAME'"):
+        model.get_property("NETWORK_NAM")
+
+
+def test_a_device_that_cannot_start_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(sg.Device):
+        tries = 0
+
+        def start(self) -> None:
+            type(self).tries += 1
+            raise OSError("no such chip")
+
+    core = sg.Core()
+    core.register_device("BROKEN", Broken)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert "BROKEN" not in core.available_devices
+    assert caplog.text.count("no such chip") == 1
+    assert core.failed_devices["BROKEN"] == "device BROKEN cannot start: no such chip"
+
+    with pytest.raises(sg.DeviceError, match="cannot start: no such chip"):
+        core.compile_model(net(), "BROKEN")
+    assert Broken.tries == 1
+    core.compile_model(net(), "REFERENCE")
+
+
+def test_a_missing_optional_package_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    class Optional(sg.Device):
+        def start(self) -> None:
+            raise sg.DeviceError("pip install it") from ImportError("none")
+
+    core = sg.Core()
+    core.register_device("OPTIONAL", Optional)
+    with caplog.at_level(logging.WARNING):
+        assert "OPTIONAL" not in core.available_devices
+    assert not caplog.text
+    with pytest.raises(sg.DeviceError, match="pip install it"):
+        core.compile_model(sg.Graph(), "OPTIONAL")
+
+
+def test_threads_wait_while_a_registry_is_filled() -> None:
+    """Several devices compile at the same time, in a process that has not yet loaded any pass."""
+    begun, go = threading.Event(), threading.Event()
+
+    def discover() -> None:
+        begun.set()
+        assert "early" not in registry  # what is loaded may look into the registry itself
+        go.wait(20)
+        registry.register("late", 1, "here")
+
+    registry: Registry[int] = Registry("thing", sg.SubgraphError, discover)
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(registry.get("late"))) for _ in "12"]
+    threads[0].start()
+    begun.wait(20)
+    threads[1].start()
+    threads[1].join(0.05)
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert found == [1, 1]
+
+
+def test_device_ids() -> None:
+    class Twins(MyDevice):
+        def device_ids(self) -> list[str]:
+            return ["0", "1"]
+
+    core = sg.Core()
+    core.register_device("TWINS", Twins)
+    assert {"TWINS.0", "TWINS.1"} <= set(core.available_devices)
+    core.set_property("TWINS.1", {"SPEED": 9})
+    assert [core.get_property(n, "SPEED") for n in ("TWINS", "TWINS.0", "TWINS.1")] == [3, 3, 9]
+    assert core.get_property("TWINS.1", "DEVICE_ID") == "1"
+    assert set(core.query_model(net(), "TWINS.1").values()) == {"TWINS.1"}
+    with pytest.raises(sg.DeviceError, match="no id '7'; ids: '0', '1'"):
+        core.device("TWINS.7")
+    with pytest.raises(sg.DeviceError, match="leave the id out"):
+        core.device("REFERENCE.1")
+
+
+def test_query_goes_through_the_transformation_that_compile_uses() -> None:
+    class Fusing(MyDevice):
+        """Fuses Add and Relu into one node, and knows no MatMul."""
+
+        def transform(self, graph: sg.Graph, options: sg.DeviceOptions) -> sg.Graph:
+            fused = graph.clone()
+            names = [node.name for node in fused.nodes]
+            if "add" in names and "relu" in names:
+                add, relu = fused.node("add"), fused.node("relu")
+                both = sg.Node(
+                    "AddRelu", add.inputs, domain="mine", metadata={"origin": "add\nrelu"}
+                )
+                both.outputs[0].type = relu.outputs[0].type
+                fused.rewire({relu.outputs[0]: both.outputs[0]})
+            return fused
+
+        def supports(self, node: sg.Node, options: sg.DeviceOptions) -> bool | sg.Reject:
+            return node.op_type in self.known
+
+        known: tuple[str, ...] = ("AddRelu",)
+
+    core = sg.Core()
+    device = Fusing()
+    core.register_device("FUSING", device)
+    assert set(core.query_model(net(), "FUSING")) == {"add", "relu"}
+    device.known = ("Relu", "Add", "Sigmoid")  # knows the parts, not what they become
+    found = core.query_model(net(), "FUSING")
+    assert set(found) == {"sig"}
+    assert set(found.reasons) == {"mm", "add", "relu"}
+
+
+def test_origins_of_a_fused_node_are_those_inside() -> None:
+    inner = net("inner")
+    assert sorted(origins(sg.subgraph_node(inner))) == ["add", "mm", "relu", "sig"]
+
+
+def test_an_extension_adds_an_operator() -> None:
+    schema = sg.Schema(
+        "Triple", "test.devices", inputs=("x",), outputs=("y",), min_inputs=1, max_inputs=1,
+        min_outputs=1, max_outputs=1,
+    )  # fmt: skip
+    triple = sg.Operator(schema, lambda node, values: [values[0] * 3], lambda n, t, v: [t[0]])
+    core = sg.Core()
+    core.add_extension(triple)
+    core.add_extension(triple)
+    x = sg.input("x", ("N", 3))
+    graph = sg.Graph([x], [ops.Triple(x)])
+    assert core.compile_model(graph, "REFERENCE")(X)[0].tolist() == (X * 3).tolist()
+    other = sg.Operator(schema, test_device_ids)  # type: ignore[arg-type]
+    with pytest.raises(sg.UnsupportedOpError, match="two owners"):
+        core.add_extension(other)
+
+
+def test_a_failing_compile_leaves_the_device_usable(core: sg.Core) -> None:
+    class Moody(MyDevice):
+        angry = True
+
+        def create_op(self, graph: sg.Graph, options: Any) -> sg.SubgraphOp:
+            if self.angry:
+                raise sg.DeviceError("out of memory")
+            return super().create_op(graph, options)
+
+        def supports(self, node: sg.Node, options: sg.DeviceOptions) -> bool:
+            return True
+
+    device = Moody()
+    core.register_device("MOODY", device)
+    with pytest.raises(sg.DeviceError, match="out of memory"):
+        core.compile_model(net(), "MOODY")
+    device.angry = False
+    assert core.compile_model(net(), "MOODY")(X)[0].shape == (1, 4)
+
+
+# --------------------------------------------------------------------------- a third party
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the distribution of the fixtures as a user would, into a folder of its own."""
+    source = Path(__file__).parent / "fixtures" / "tinyaccel"
+    work = tmp_path_factory.mktemp("tinyaccel")
+    copied = work / "source"
+    for file in source.rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            target = copied / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    command += ["--no-build-isolation", "--disable-pip-version-check"]
+    command += ["--root-user-action=ignore", "--target", str(work / "site"), str(copied)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"pip cannot install the fixture: {done.stderr}")
+    return work / "site"
+
+
+THIRD_PARTY = """
+import io, sys
+import numpy as np
+import subgraph as sg
+from subgraph import ops
+
+core = sg.Core()
+assert {"TINY.0", "TINY.1"} <= set(core.available_devices), core.available_devices
+assert core.failed_devices == {"BROKEN": "device BROKEN cannot start: no such chip on the bus"}
+assert core.get_property("TINY", "TINY_CORES") == 4
+assert core.get_property("TINY", "TINY_SERIAL") == "T-1"
+supported = core.get_property("TINY", "SUPPORTED_PROPERTIES")
+assert (supported["TINY_CORES"], supported["TINY_UNROLL"]) == ("RO", "RW")
+core.set_property("TINY", {"TINY_UNROLL": 4})
+
+x = sg.input("x", ("N", 3))
+w = sg.parameter("w", np.arange(12, dtype=np.float32).reshape(3, 4))
+y = ops.Scale(ops.Relu(ops.MatMul(x, w)), by=2.0)
+alone = sg.Graph([x], [y], "alone")
+mixed = sg.Graph([x], [ops.Sigmoid(y, name="sig"), y], "mixed")
+X = np.array([[1, -2, 3]], np.float32)
+want = np.maximum(X @ w.parameter.array, 0) * 2
+
+def run_all(model):
+    np.testing.assert_allclose(model(X)[len(model.outputs) - 1], want, rtol=1e-6)
+    return model
+
+m = run_all(core.compile_model(alone, "TINY"))
+assert m.get_property("TINY_UNROLL") == 4
+assert m.graph.nodes[0].op.unroll == 4
+blob = io.BytesIO()
+m.export_model(blob)
+import tinyaccel
+calls, real = [], tinyaccel.transposed.__code__
+blob.seek(0)
+again = run_all(core.import_model(blob, "TINY"))
+assert again.graph.nodes[0].op.weights.stats().made == 0, "the transposed weight was in the file"
+again.parameters["w"].assign(again.parameters["w"].array * 3)
+want = want * 3
+run_all(again)
+want = want / 3
+
+found = core.query_model(mixed, "TINY")
+assert found.reasons == {"sig": "TINY has no kernel for Sigmoid"}, found.reasons
+if "hetero" in sys.argv[1:]:
+    for devices in ("TINY,REFERENCE", "TINY.1,REFERENCE", "TINY,CPU,REFERENCE"):
+        h = run_all(core.compile_model(mixed, "HETERO:" + devices, {"TINY_UNROLL": 8}))
+        assert h.execution_devices[0] == devices.split(",")[0]
+        assert h.get_property("TRANSFERS") == 1
+        out = io.BytesIO()
+        h.export_model(out)
+        out.seek(0)
+        run_all(core.import_model(out))
+    cut = sg.optimize_for(mixed, "tiny")
+    assert [n.name for n in cut.nodes if n.subgraph is not None]
+print("fine")
+"""
+
+
+def run_third_party(site: Path, *arguments: str) -> None:
+    code = f"import sys; sys.path.insert(0, {str(site)!r})\n{THIRD_PARTY}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip().endswith("fine")
+
+
+def test_a_third_party_distribution_alone(installed: Path) -> None:
+    run_third_party(installed)
+
+
+def test_a_third_party_distribution_under_hetero(installed: Path) -> None:
+    run_third_party(installed, "hetero")
+
+
+# --------------------------------------------------------------------------- placement by cost
+
+
+def random_costs(seed: int) -> tuple[sg.Graph, list[str], dict[str, dict[str, float]], Link]:
+    rng = random.Random(seed)
+    values = [sg.input("x", (256,))]
+    for k in range(rng.randint(3, 8)):
+        values.append(ops.Add(rng.choice(values), rng.choice(values), name=f"n{k}"))
+    graph = sg.Graph([values[0]], values[1:], "g")
+    devices = ["A", "B", "C"][: rng.choice([2, 2, 3])]
+    times = {
+        d: {n.name: rng.uniform(0, 5e-6) for n in graph.nodes if d == "A" or rng.random() < 0.9}
+        for d in devices
+    }
+    return graph, devices, times, Link(1e-6, 1e9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_cheapest_placement_is_found(seed: int) -> None:
+    graph, devices, times, link = random_costs(seed)
+    found = place_by_cost(graph, devices, times, link)
+    names = [n.name for n in graph.nodes]
+    costs = [
+        placement_cost(graph, dict(zip(names, choice, strict=True)), times, link)
+        for choice in itertools.product(devices, repeat=len(names))
+        if all(name in times[d] for name, d in zip(names, choice, strict=True))
+    ]
+    slack = 1 + 1e-9 if len(devices) == 2 else 1.1
+    assert placement_cost(graph, found, times, link) <= min(costs) * slack
+
+
+def test_fixed_nodes_stay_and_greedy_is_not_better() -> None:
+    graph, devices, times, link = random_costs(3)
+    fixed = {graph.nodes[1].name: devices[1]}
+    found = place_by_cost(graph, devices, times, link, fixed)
+    assert found[graph.nodes[1].name] == devices[1]
+    for seed in range(40):
+        graph, devices, times, link = random_costs(seed)
+        greedy = {
+            n.name: min(devices, key=lambda d, n=n: times[d].get(n.name, 1)) for n in graph.nodes
+        }
+        best = place_by_cost(graph, devices, times, link)
+        worst = placement_cost(graph, greedy, times, link)
+        assert placement_cost(graph, best, times, link) <= worst * (1 + 1e-9)
+
+
+def test_transfers_are_counted_once_for_each_device_that_reads() -> None:
+    x = sg.input("x", (4,))
+    a = ops.Relu(x, name="a")
+    outs = [ops.Neg(a, name="b"), ops.Abs(a, name="c"), ops.Exp(a, name="d")]
+    graph = sg.Graph([x], outs)
+    homes = {"a": "A", "b": "B", "c": "B", "d": "C"}
+    moved = transfers(graph, {n: homes[n.name] for n in graph.nodes})
+    assert sorted((v.name, s, t) for v, s, t in moved) == [(a.name, "A", "B"), (a.name, "A", "C")]
+
+
+def test_measured_times_are_kept_on_disk(tmp_path: Path, core: sg.Core) -> None:
+    devices = [core.device("MYDEV"), core.device("REFERENCE")]
+    profile = measure(net(), devices, {"x": X})
+    assert set(profile.times["MYDEV"]) == {"mm", "add", "relu"}
+    assert set(profile.times["REFERENCE"]) == {"mm", "add", "relu", "sig"}
+    path = tmp_path / "times.json"
+    write_profile(path, profile)
+    assert read_profile(path) == profile
+    text = path.read_text()
+    for bad in (
+        "{}",
+        text.replace("latency", "late"),
+        text.replace('"bandwidth": ', '"bandwidth": -'),
+    ):
+        path.write_text(bad)
+        with pytest.raises(sg.BlobError, match="not a profile"):
+            read_profile(path)
+
+
+def test_a_transfer_is_what_a_run_takes_beside_the_node(
+    core: sg.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(profiles, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    class RemoteSession(sg.Session):
+        """Moves a gigabyte a second, a millisecond later; its node takes far longer."""
+
+        def __call__(self, inputs: Any, outputs: Any = None) -> Any:
+            clock[0] += 2 * (1e-3 + inputs[0].nbytes * 1e-9) + 7
+            return (inputs[0],)
+
+        def profile(self) -> list[ProfileEntry]:
+            return [ProfileEntry("n", "Relu", "REMOTE", "k", 7.0)]
+
+    class RemoteOp(sg.SubgraphOp):
+        def session(self) -> sg.Session:
+            return RemoteSession(self)
+
+    class RemoteDevice(sg.Device):
+        def supports(self, node: sg.Node, options: Any) -> bool:
+            return True
+
+        def create_op(self, graph: sg.Graph, options: Any) -> sg.SubgraphOp:
+            return RemoteOp(graph)
+
+    core.register_device("REMOTE", RemoteDevice)
+    link = measure_link(core.device("REMOTE"))
+    assert link is not None
+    assert link.latency == pytest.approx(1e-3)
+    assert link.bandwidth == pytest.approx(1e9)
+    found = measure(net(), [core.device("REMOTE"), core.device("REFERENCE")], {"x": X})
+    assert found.link.latency == pytest.approx(1e-3)
+    assert set(found.times["REMOTE"].values()) == {7.0}

@@ -1,0 +1,141 @@
+"""MULTI and AUTO: requests spread over devices, a device chosen, devices lost."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph.operators.subgraph_op import Session
+from tests.support.simulated_device import Array, Simulated, X, check, expected, seven, two_devices
+
+devices = pytest.fixture(two_devices)
+
+
+def test_multi_spreads_requests(devices: Any) -> None:
+    core, a, b = devices
+    a.takes = None
+    model = core.compile_model(seven(), "MULTI:A,B")
+    assert model.execution_devices == ["A", "B"]
+    assert model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == 2
+    a.pause = b.pause = 0.01
+    pool = sg.InferQueue(model)
+    got: list[Array] = []
+    pool.set_callback(lambda request, _: got.append(request.results[0]))
+    for _ in range(10):
+        pool.start_async([X])
+    pool.wait_all()
+    assert a.runs >= 3
+    assert b.runs >= 3
+    assert a.runs + b.runs == 10
+    for each in got:
+        np.testing.assert_array_equal(each, expected(seven())[0])
+
+
+def test_multi_goes_on_without_a_lost_device(devices: Any, caplog: Any) -> None:
+    core, a, b = devices
+    a.takes = None
+    model = core.compile_model(seven(), "MULTI:A,B")
+    requests = [model.create_infer_request() for _ in range(4)]
+    a.lost = True
+    with caplog.at_level(logging.WARNING):
+        for request in requests:
+            np.testing.assert_array_equal(request.infer(X)[0], expected(seven())[0])
+    assert caplog.text.count("goes on without device A") == 1
+    b.lost = True
+    with pytest.raises(sg.DeviceError, match="device lost"):
+        requests[0].infer(X)
+
+
+def test_what_a_request_held_on_a_lost_device_is_freed(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Records that pytest keeps hold the error, and so the frames that raised it.
+    monkeypatch.setattr(logging.getLogger("subgraph"), "disabled", True)
+    core, a, _ = devices
+    a.takes = None
+    request = core.compile_model(seven(), "MULTI:A,B").create_infer_request()
+    request.infer(X)
+
+    def held() -> set[str]:
+        gc.collect()
+        # By type: a proxy whose object is gone has no class.
+        sessions = [found for found in gc.get_objects() if issubclass(type(found), Session)]
+        return {session.op.device for session in sessions if session.op.device in ("A", "B")}
+
+    assert held() == {"A"}
+    a.lost = True
+    request.infer(X)
+    assert held() == {"B"}
+
+
+def test_multi_starts_without_a_device_that_cannot(devices: Any, caplog: Any) -> None:
+    core, _, b = devices
+    with caplog.at_level(logging.WARNING):
+        model = core.compile_model(seven(), "MULTI:A,B")
+    assert model.execution_devices == ["B"]
+    assert "MULTI goes on without a device: A" in caplog.text
+    b.takes = {"Relu"}
+    with pytest.raises(sg.DeviceError, match="no device of MULTI can run 'seven'"):
+        core.compile_model(seven(), "MULTI:A,B")
+
+
+def test_auto_takes_the_first_candidate_that_can(devices: Any) -> None:
+    core, _, _ = devices
+    assert core.compile_model(seven(), "AUTO:A,B").device == "B"
+    assert core.compile_model(seven(), "AUTO:B,A").device == "B"
+    with pytest.raises(sg.DeviceError, match="no device can run 'seven'"):
+        core.compile_model(seven(), "AUTO:A")
+    check(core.compile_model(seven()), seven())
+
+
+def test_auto_measures_on_demand(devices: Any) -> None:
+    core, a, _ = devices
+    a.takes = None
+    a.pause = 0.01
+    assert core.compile_model(seven(), "AUTO:A,B", {"MEASURE": True}).device == "B"
+
+
+def test_auto_starts_on_cpu_while_another_compiles() -> None:
+    core = sg.Core()
+    gate = threading.Event()
+
+    class Slow(Simulated):
+        def create_op(self, graph: sg.Graph, options: Any) -> sg.SubgraphOp:
+            gate.wait(20)
+            return super().create_op(graph, options)
+
+    slow = Slow()
+    core.register_device("SLOW", slow)
+    if "CPU" not in core.available_devices:
+        core.register_device("CPU", Simulated())
+    model: Any = core.compile_model(seven(), "AUTO:SLOW,CPU")
+    request = model.create_infer_request()
+    check(model, seven())
+    request.infer(X)
+    assert slow.runs == 0
+    gate.set()
+    assert model.ready.wait(20)
+    check(model, seven())
+    request.infer(X)
+    assert slow.runs == 2
+    assert model.execution_devices == ["SLOW"]
+
+
+def test_auto_stays_on_cpu_when_the_other_fails(caplog: Any) -> None:
+    core = sg.Core()
+    bad = Simulated()
+    bad.refuses_to_compile = True
+    core.register_device("BAD", bad)
+    if "CPU" not in core.available_devices:
+        core.register_device("CPU", Simulated())
+    with caplog.at_level(logging.WARNING):
+        model: Any = core.compile_model(seven(), "AUTO:BAD,CPU")
+        assert model.ready.wait(20)
+    assert "AUTO stays on" in caplog.text
+    check(model, seven())

@@ -1,0 +1,48 @@
+"""What `query_model` answers is what `compile_model` does with the same arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import subgraph as sg
+from subgraph import ops
+from tests.support.simulated_device import Simulated
+
+
+class OnlyFloat32(Simulated):
+    """Takes what gives float32, and leaves the rest to REFERENCE."""
+
+    fallback = ("REFERENCE",)
+
+    def supports(self, node: sg.Node, options: object) -> bool | sg.Reject:
+        type_ = node.outputs[0].type
+        return isinstance(type_, sg.TensorType) and type_.dtype == "float32"
+
+
+def core() -> sg.Core:
+    made = sg.Core()
+    made.register_device("F", OnlyFloat32())
+    return made
+
+
+def test_a_query_takes_preprocessing() -> None:
+    x = sg.input("x", (1, 3, 4, 4))
+    graph = sg.Graph([x], [ops.Relu(x, name="relu")], "net")
+    steps = {"x": sg.Preprocess(dtype="uint8", layout="NHWC", scale=255)}
+    made = core()
+    found = made.query_model(graph, "REFERENCE", preprocess=steps)
+    model = made.compile_model(graph, "REFERENCE", preprocess=steps)
+    assert set(found) == {node.name for node in model.graph.nodes}
+    assert len(found) > 1
+    assert model(np.ones((1, 4, 4, 3), np.uint8))[0].shape == (1, 3, 4, 4)
+
+
+def test_a_query_heeds_the_precision() -> None:
+    x = sg.input("x", (2, 3), "float16")
+    graph = sg.Graph([x], [ops.Tanh(ops.Relu(x, name="relu"), name="tanh")], "net")
+    made = core()
+    assert not made.query_model(graph, "F")
+    found = made.query_model(graph, "F", {"INFERENCE_PRECISION": "float32"})
+    assert {"relu", "tanh"} <= set(found)
+    model = made.compile_model(graph, "F", {"INFERENCE_PRECISION": "float32"})
+    assert "F" in model.execution_devices

@@ -1,0 +1,75 @@
+"""The order of a plan's nodes: it runs, and nodes that multiply by one weight are side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.engine.planner import gathering
+from subgraph.engine.planner.gathering import gathered
+from subgraph.graph.graph import Node
+
+
+@pytest.fixture(autouse=True)
+def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_WORTH_IT", 1)
+
+
+def _weights(count: int) -> list[sg.Value]:
+    return [sg.parameter(f"w{k}", np.ones((2, 2, 1, 1), np.float32)) for k in range(count)]
+
+
+def _runs(order: Sequence[Node]) -> bool:
+    """Return whether each node comes after what it needs."""
+    place = {node: k for k, node in enumerate(order)}
+    return all(place[p] < place[node] for node in order for p in node.predecessors())
+
+
+def test_levels_of_a_head_take_turns() -> None:
+    first, second = _weights(2)
+    maps = [sg.input(f"x{k}", (1, 2, k, k)) for k in (5, 3, 1)]
+    heads = [ops.Conv(ops.Relu(ops.Conv(x, first)), second) for x in maps]
+    graph = sg.Graph(maps, heads)
+    order = gathered(graph.nodes)
+    assert [n.op_type for n in order] == ["Conv"] * 3 + ["Relu"] * 3 + ["Conv"] * 3
+    assert _runs(order)
+
+
+def test_what_needs_itself_keeps_its_order() -> None:
+    (weight,) = _weights(1)
+    x = sg.input("x", (1, 2, 3, 3))
+    graph = sg.Graph([x], [ops.Conv(ops.Relu(ops.Conv(x, weight)), weight)])
+    assert gathered(graph.nodes) == graph.nodes
+
+
+def test_groups_that_need_each_other_crosswise() -> None:
+    """One of both can be gathered: not the other then."""
+    a, b = _weights(2)
+    x, y = (sg.input(name, (1, 2, 3, 3)) for name in "xy")
+    graph = sg.Graph([x, y], [ops.Conv(ops.Conv(x, a), b), ops.Conv(ops.Conv(y, b), a)])
+    order = gathered(graph.nodes)
+    assert _runs(order)
+    weights = [node.inputs[1] for node in order]
+    assert weights in ([a, b, b, a], [b, a, a, b])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100), st.integers(0, 100)), min_size=1))
+def test_every_order_runs(steps: list[tuple[int, int, int]]) -> None:
+    """Of random graphs: each step is an Add or a convolution by one of three weights."""
+    weights = _weights(3)
+    x = sg.input("x", (1, 2, 3, 3))
+    values = [x]
+    for kind, left, right in steps:
+        a, b = values[left % len(values)], values[right % len(values)]
+        values.append(ops.Add(a, b) if kind == 3 else ops.Conv(a, weights[kind]))
+    graph = sg.Graph([x], values[1:])
+    order = gathered(graph.nodes)
+    assert sorted(map(id, order)) == sorted(map(id, graph.nodes))
+    assert _runs(order)

@@ -1,0 +1,92 @@
+"""What memory is given back: the pages of model files, and of the library that links kernels."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llvmlite import binding
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.engine.planner.bound import Arena
+from subgraph.engine.region import region_session
+from subgraph.engine.toolchain import loader
+from subgraph.tools.bench_worker import peak_memory
+from subgraph.weights import mapped_files as mapped
+
+MAPS = """\
+7f0000000000-7f0000003000 r--p 00000000 fe:00 12 /opt/my lib/libtool.so
+7f0000003000-7f0000009000 r-xp 00003000 fe:00 12 /opt/my lib/libtool.so
+7f0000009000-7f000000b000 r--p 00009000 fe:00 12 /opt/my lib/libtool.so
+7f000000b000-7f000000c000 r--p 0000b000 fe:00 12 /opt/my lib/libtool.so
+7f000000c000-7f000000d000 rw-p 0000c000 fe:00 12 /opt/my lib/libtool.so
+7f000000d000-7f000000e000 rw-p 00000000 00:00 0
+7f0000010000-7f0000019000 r-xp 00003000 fe:00 13 /usr/lib/libother.so
+"""
+
+
+def test_only_what_is_as_in_the_file_is_given_back() -> None:
+    base = 0x7F0000000000
+    want = [(base, 0x3000), (base + 0x3000, 0x6000), (base + 0x9000, 0x2000)]
+    assert mapped._clean_parts(MAPS, "libtool") == want
+    assert mapped._clean_parts(MAPS, "libnone") == []
+    # Without a part that was protected after relocation, the last one could be it.
+    without = "\n".join(line for line in MAPS.splitlines() if "0000b000 fe" not in line)
+    assert mapped._clean_parts(without, "libtool") == want[:2]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="done on Linux")
+def test_kernels_are_linked_again_after_the_library_gave_its_pages_back() -> None:
+    x = sg.input("x", shape=(4, 8), dtype="float32")
+    w = np.random.default_rng(3).normal(size=(8, 5)).astype(np.float32)
+    data = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
+    for activation in (ops.Relu, ops.Tanh, ops.Sigmoid):
+        graph = sg.Graph([x], [activation(ops.MatMul(x, sg.parameter("w", w)))])
+        want = sg.compile_model(graph, "REFERENCE")(data)[0]
+        loader.rest()
+        np.testing.assert_allclose(sg.compile_model(graph, "CPU")(data)[0], want, rtol=1e-5)
+    binding.initialize_native_target()  # kernels that are kept linked do not load it
+    assert mapped.release_library("libllvmlite") > 1 << 20
+
+
+def test_the_peak_is_that_of_this_program() -> None:
+    before = peak_memory()
+    assert before > 1 << 20
+    block = np.ones(8 << 20)
+    assert peak_memory() >= block.nbytes
+    if Path("/proc/self/status").exists():
+        assert peak_memory() >= before
+
+
+@pytest.mark.plain_memory
+def test_the_regions_of_a_request_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run one after the other, each with temporary values as large as its input."""
+    arenas: list[Arena] = []
+
+    class Counted(Arena):
+        def __init__(self) -> None:
+            super().__init__()
+            arenas.append(self)
+
+    monkeypatch.setattr(region_session, "Arena", Counted)
+    weights = [
+        np.random.default_rng(k).standard_normal((64, 64)).astype(np.float32) / 8 for k in range(4)
+    ]
+    x = sg.input("x", ("N", 64))
+    first = ops.MatMul(ops.MatMul(x, weights[0]), weights[1])
+    # How many there are is known at run time only: a region ends here.
+    rows = ops.Gather(ops.NonZero(ops.Greater(first, np.float32(0))), np.array(0))
+    last = ops.MatMul(ops.MatMul(ops.Gather(first, rows), weights[2]), weights[3])
+    request = sg.compile_model(sg.Graph([x], [last]), "CPU").create_infer_request()
+    rng = np.random.default_rng(0)
+    for count in (3, 500, 20):
+        array = rng.standard_normal((count, 64)).astype(np.float32)
+        got = request.infer([array])[0]
+        middle = array.astype(np.float64) @ weights[0] @ weights[1]
+        wanted = middle[np.nonzero(middle > 0)[0]] @ weights[2] @ weights[3]
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    assert len(arenas) > 1
+    assert sum(arena.memory.nbytes > 0 for arena in arenas) == 1

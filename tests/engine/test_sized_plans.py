@@ -1,0 +1,420 @@
+"""Bodies of loops in which data decide sizes: CPU makes their turns without Python."""
+
+from __future__ import annotations
+
+import operator
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.engine.planner import sized_plan
+from subgraph.engine.planner.lowering import Unsupported
+from subgraph.engine.planner.size_code import SizeCode
+from subgraph.engine.planner.sized_plan import SizedPlan
+from subgraph.engine.program.program import Program, Step
+from subgraph.engine.region import loop_turns, turns
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.traced import Trace, larger, plain, single, smaller
+from subgraph.operators.subgraph_op import Turned
+from tests.support.peer import check_results, session_of
+
+Array = np.ndarray[Any, Any]
+F4 = np.float32
+
+
+@pytest.fixture(autouse=True)
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[SizedPlan | None]:
+    """The sized plans that were made."""
+    made: list[SizedPlan | None] = []
+    make = sized_plan.make_sized_plan
+
+    def noted(*args: Any) -> SizedPlan | None:
+        found = make(*args)
+        made.append(found)
+        return found
+
+    monkeypatch.setattr(loop_turns, "make_sized_plan", noted)
+    return made
+
+
+@pytest.fixture
+def turned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """From and before which turn each run of a program went."""
+    made: list[tuple[int, int]] = []
+    run = turns.Turns.run
+
+    def noted(self: Any, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Turned | None:
+        found = run(self, inputs, limit, first)
+        if found is not None:
+            made.append((first, found.done))
+        return found
+
+    monkeypatch.setattr(turns.Turns, "run", noted)
+    return made
+
+
+def _loop(
+    body: Callable[[sg.Value], Sequence[sg.Value]], *states: tuple[sg.Value, sg.Value]
+) -> Any:
+    """Return a loop of ``count`` turns; the body takes the turn, and gives states, then scans."""
+    turn, true = sg.input("turn", (), "int64"), sg.input("going", (), "bool")
+    inputs = [turn, true, *(inner for _, inner in states)]
+    graph = sg.Graph(inputs, [ops.Identity(true), *body(turn)], "body")
+    return ops.Loop(
+        sg.input("count", (), "int64"), None, *(outer for outer, _ in states), body=graph
+    )
+
+
+def _inputs(value: Any) -> list[sg.Value]:
+    """Return the inputs that a value depends on, ``count`` first."""
+    found: dict[str, sg.Value] = {}
+    work = [value]
+    while work:
+        current = work.pop()
+        if current.producer is not None:
+            work += current.producer.sources
+        elif current.parameter is None:
+            found[current.name] = current
+    return [found.pop("count"), *(found[name] for name in sorted(found))]
+
+
+def _compare(outputs: Any, *rounds: Sequence[Array], threads: int = 1) -> sg.CompiledModel:
+    values = list(outputs) if isinstance(outputs, tuple) else [outputs]
+    graph = sg.Graph(_inputs(values[0]), values)
+    session = session_of(graph)
+    model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
+    for inputs in rounds:
+        check_results(model, session, inputs, tolerance=1e-5)
+    return model
+
+
+def _scores(*kept: int, size: int = 90) -> Array:
+    """Return rows of which so many elements each are positive."""
+    rng = np.random.default_rng(len(kept))
+    rows = -1 - rng.random((len(kept), size)).astype(F4)
+    for row, count in zip(rows, kept, strict=True):
+        row[rng.permutation(size)[:count]] *= -1
+    return rows
+
+
+def _numbers(*numbers: int) -> list[Array]:
+    return [np.array(number, np.int64) for number in numbers]
+
+
+_FOUND = [
+    [40, 50, 30, 44, 61, 33, 70, 90],
+    [40, 0, 33, 1, 2, 50, 0, 0],
+    [0, 1, 0, 90, 20, 21, 22, 80],
+]
+
+
+def _filtered(turn: sg.Value, operator_: str) -> Any:
+    row = ops.Gather(sg.capture(sg.input("x", (8, 90))), turn, axis=0)
+    mask = ops.Greater(row, F4(0))
+    if operator_ == "Compress":
+        return ops.Compress(row, mask, axis=0)
+    if operator_ == "Unique":
+        return ops.Unique(ops.Round(ops.Mul(ops.Relu(row), F4(40))))
+    return ops.Gather(row, ops.Squeeze(ops.NonZero(mask), np.array([0])))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("operator_", ["NonZero", "Compress", "Unique"])
+@pytest.mark.parametrize("found", _FOUND)
+def test_what_is_found_decides_how_much_follows(
+    found: list[int], operator_: str, threads: int, plans: list[SizedPlan | None]
+) -> None:
+    """Counts of zero and one among them, and turns of none."""
+    total, state = sg.input("total", ()), sg.input("state", ())
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        kept = ops.Exp(_filtered(turn, operator_))
+        first = ops.ReduceSum(kept, keepdims=0)
+        return [ops.Add(state, first), first, ops.Shape(kept), ops.ReduceSum(ops.Tanh(kept))]
+
+    rounds = [[n, np.ones((), F4), _scores(*found)] for n in _numbers(8, 0, 1, 5)]
+    _compare(_loop(body, (total, state)), *rounds, threads=threads)
+    assert any(plan is not None for plan in plans)
+
+
+def test_all_turns_are_made_at_once(turned: list[tuple[int, int]]) -> None:
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        return [ops.ReduceSum(_filtered(turn, "NonZero"), keepdims=0)]
+
+    rounds = [[np.array(8), _scores(*_FOUND[0])] for _ in range(2)]
+    _compare(_loop(body), *rounds)
+    assert turned == [(0, 8)] * 2
+
+
+def test_shapes_that_take_turns(plans: list[SizedPlan | None]) -> None:
+    """Each has its plan; a new one is only made once those before have been worth it."""
+    x = sg.input("x", (8, "n"))
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        row = ops.Gather(sg.capture(x), turn, axis=0)
+        return [ops.ReduceSum(ops.Compress(row, ops.Greater(row, F4(0))), keepdims=0)]
+
+    found = [40, 50, 30, 44, 61, 33, 70, 20]
+    rounds = [[np.array(8), _scores(*found, size=size)] for size in (90, 80, 85, 90, 80, 85)]
+    _compare(_loop(body), *rounds)
+    assert 1 <= len(plans) <= 3
+    assert None not in plans
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_states_that_grow(axis: int, threads: int, turned: list[tuple[int, int]]) -> None:
+    """A cache that attention reads, a state that shrinks beside it, and a scan."""
+    shape = (1, 16) if axis == 0 else (16, 1)
+    x, more = sg.input("x", shape), sg.input("x2", ("m",))
+    dims: tuple[int | str, ...] = ("n", 16) if axis == 0 else (16, "n")
+    grown = sg.input("x1", dims)
+    state, kept, rest = sg.input("s", shape), sg.input("k", dims), sg.input("r", ("q",))
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        longer = ops.Concat(kept, state, axis=axis)
+        pair = [state, ops.Transpose(longer)] if axis == 0 else [ops.Transpose(longer), state]
+        scores = ops.Softmax(ops.MatMul(*pair), axis=1 - axis)
+        read = [scores, longer] if axis == 0 else [longer, scores]
+        following = ops.Tanh(ops.MatMul(*read))
+        fewer = ops.Slice(rest, np.array([1]), np.array([1 << 40]))
+        return [following, longer, fewer, ops.ReduceSum(fewer, keepdims=0)]
+
+    rng = np.random.default_rng(0)
+    rounds = [
+        [n, rng.random(shape).astype(F4), rng.random(held).astype(F4), rng.random(90).astype(F4)]
+        for n, begun in zip(_numbers(30, 0, 1, 60, 44), (1, 3, 9, 20, 1), strict=True)
+        for held in [(begun, 16) if axis == 0 else (16, begun)]
+    ]
+    _compare(_loop(body, (x, state), (grown, kept), (more, rest)), *rounds, threads=threads)
+    assert turned
+
+
+@pytest.mark.parametrize("found", _FOUND)
+def test_what_is_found_is_collected(found: list[int]) -> None:
+    """A state that begins with nothing and grows by what each turn finds, and one that turns."""
+    start, held = sg.input("start", ("n",)), sg.input("held", ("n",))
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        return [ops.Concat(ops.Neg(held), _filtered(turn, "NonZero"), axis=0)]
+
+    begun: list[Array] = [np.zeros(0, F4), np.ones(3, F4), np.ones(50, F4)]
+    rounds = [[n, start, _scores(*found)] for n in _numbers(8, 0, 3) for start in begun]
+    _compare(_loop(body, (start, held)), *rounds)
+
+
+def test_one_output_for_two_states_that_grow() -> None:
+    starts = [sg.input(name, (name,)) for name in ("x1", "x2")]
+    one, two = states = [sg.input(name, (name,)) for name in ("s1", "s2")]
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        longer = ops.Concat(one, ops.Neg(two), np.ones(1, F4), axis=0)
+        return [longer, longer]
+
+    rounds = [[n, np.ones(9, F4), np.ones(4, F4)] for n in _numbers(5, 9)]
+    _compare(_loop(body, *zip(starts, states, strict=True)), *rounds)
+
+
+def test_a_state_that_outgrows_its_room() -> None:
+    """Each turn doubles it, up to more than is copied between turns."""
+    start, held = sg.input("start", ("n",)), sg.input("held", ("n",))
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        return [ops.Concat(held, ops.Tanh(held), axis=0), ops.ReduceSum(held, keepdims=0)]
+
+    rounds = [[n, np.linspace(0.1, 1, 9, dtype=F4)] for n in _numbers(13, 2, 13)]
+    _compare(_loop(body, (start, held)), *rounds)
+
+
+def _boxes(seed: int, count: int = 12) -> Array:
+    rng = np.random.default_rng(seed)
+    first = rng.integers(-3, 30, (count, 2))
+    return np.concatenate([first, first + rng.integers(0, 20, (count, 2))], 1)
+
+
+def test_boxes_cut_out_of_an_image() -> None:
+    """Where a box begins, and how large it is: empty ones, and ones that reach beyond it."""
+
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        box = ops.Gather(sg.capture(sg.input("boxes", (12, 4), "int64")), turn, axis=0)
+        corners = [ops.Gather(box, np.array(ends)) for ends in ([0, 1], [2, 3])]
+        image = sg.capture(sg.input("x", (3, 32, 40)))
+        cut = ops.Slice(image, *corners, np.array([1, 2]))
+        return [ops.ReduceSum(cut, np.array([1, 2]), keepdims=0), ops.Shape(cut)]
+
+    image = np.random.default_rng(0).random((3, 32, 40)).astype(F4)
+    rounds = [[np.array(12), _boxes(seed), image] for seed in range(4)]
+    _compare(_loop(body), *rounds)
+
+
+def test_boxes_that_suppress_each_other(plans: list[SizedPlan | None]) -> None:
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        boxes = sg.capture(sg.input("boxes", (1, 60, 4)))
+        scores = ops.Gather(sg.capture(sg.input("x", (5, 60))), turn, axis=0)
+        kept = ops.NonMaxSuppression(
+            boxes, ops.Unsqueeze(scores, np.array([0, 1])), np.array([20]), np.array([0.5], F4)
+        )
+        best = ops.Gather(scores, ops.Gather(kept, np.array(2), axis=1))
+        return [ops.ReduceMax(best, keepdims=0), ops.ReduceMean(best, keepdims=0)]
+
+    rng = np.random.default_rng(0)
+    corners = rng.random((1, 60, 2)).astype(F4)
+    boxes = np.concatenate([corners, corners + rng.random((1, 60, 2)).astype(F4) / 4], 2)
+    rounds = [[n, boxes, rng.random((5, 60)).astype(F4)] for n in _numbers(5, 3, 5)]
+    _compare(_loop(body), *rounds)
+    assert plans[0] is not None
+
+
+def test_threads_give_the_same_bits() -> None:
+    def body(turn: sg.Value) -> Sequence[sg.Value]:
+        kept = ops.Exp(_filtered(turn, "NonZero"))
+        return [ops.ReduceMean(kept, keepdims=0), ops.ReduceLogSumExp(kept, keepdims=0)]
+
+    outputs = _loop(body)
+    graph = sg.Graph(_inputs(outputs[0]), list(outputs))
+    given = [np.array(8), _scores(*_FOUND[1])]
+    one, two = (sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": n})(given) for n in (1, 2))
+    for found, wanted in zip(one.values(), two.values(), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_weight_that_changes_and_a_condition() -> None:
+    weight = sg.parameter("w", np.full(1, 2, F4))
+    turn, true = sg.input("turn", (), "int64"), sg.input("going", (), "bool")
+    start, state = sg.input("start", (1,)), sg.input("state", (1,))
+    kept = ops.Compress(
+        ops.Gather(sg.capture(sg.input("x", (8, 90))), turn, axis=0), np.ones(90, bool)
+    )
+    found = ops.NonZero(ops.Greater(kept, F4(0)))
+    total = ops.Add(state, ops.Mul(weight, ops.Cast(ops.ReduceSum(ops.Shape(found)), to=1)))
+    body = sg.Graph([turn, true, state], [ops.Less(ops.Squeeze(total), F4(300)), total], "body")
+    y = ops.Loop(sg.input("count", (), "int64"), None, start, body=body)
+    graph = sg.Graph(_inputs(y), [y])
+    model, session = sg.compile_model(graph, "CPU"), session_of(graph)
+    given = [np.array(8), np.zeros(1, F4), _scores(*_FOUND[0])]
+    check_results(model, session, given, tolerance=1e-6)
+    model.parameters["w"].assign(np.full(1, 0.25, F4))
+    check_results(model, session_of(graph), given, tolerance=1e-6)
+
+
+def test_a_loop_of_sizes_is_cancelled() -> None:
+    turn, true = sg.input("turn", (), "int64"), sg.input("going", (), "bool")
+    x, state = sg.input("x", (90,)), sg.input("state", (90,))
+    kept = ops.Gather(state, ops.Squeeze(ops.NonZero(ops.Greater(state, F4(0))), np.array([0])))
+    total = ops.Tanh(ops.ReduceSum(kept, keepdims=0))
+    results = [ops.Identity(true), ops.Add(ops.Mul(state, F4(0.5)), total)]
+    y = ops.Loop(None, np.array(True), x, body=sg.Graph([turn, true, state], results, "body"))
+    request = sg.compile_model(sg.Graph([x], [y]), "CPU").create_infer_request()
+    for _ in range(2):
+        request.start_async([np.arange(90, dtype=F4)])
+        assert request.wait(0.2) is None
+        timer = threading.Timer(0.1, request.cancel)
+        timer.start()
+        with pytest.raises(sg.RequestCancelledError):
+            request.wait(60)
+        timer.join()
+
+
+# ---------------------------------------------------------------------- the code of sizes
+
+
+def _formula(rng: random.Random, numbers: list[Any]) -> Any:
+    """Return a number computed from others, as plans compute sizes."""
+    one, other = rng.choice(numbers), rng.choice(numbers)
+    whole = all(isinstance(plain(n), int) for n in (one, other))
+    simple = [operator.add, operator.sub, operator.mul, operator.truediv, larger, smaller]
+    exact = [operator.floordiv, operator.mod, operator.and_, operator.or_, operator.xor]
+    function = rng.choice(simple + exact if whole else simple)
+    if function in (operator.truediv, operator.floordiv, operator.mod) and not plain(other):
+        return one + 1
+    if function in (larger, smaller) and type(plain(one)) is not type(plain(other)):
+        return one - 3
+    if function is operator.truediv:
+        return single(one / other)
+    if function is operator.mul and abs(plain(one) * plain(other)) > 1e6:
+        return -one
+    return function(one, other)
+
+
+def _trace(seed: int, dims: Sequence[int]) -> tuple[Trace, list[Any]]:
+    rng = random.Random(seed)
+    trace = Trace()
+    numbers: list[Any] = [trace.dimension(dim) for dim in dims]
+    for _ in range(20):
+        numbers.append(_formula(rng, [*numbers, 3, -7, 2.5]))
+        if rng.random() < 0.2:
+            rng.choice([operator.lt, operator.le, operator.eq, operator.gt, operator.ge])(
+                numbers[-1], rng.choice(numbers)
+            )
+    return trace, [n for n in numbers if type(n) is type(numbers[0])]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_code_computes_what_the_trace_does(seed: int) -> None:
+    """Against Python, for the sizes of the trace and others; what it does not know it refuses."""
+    rng = random.Random(-seed)
+    dims = [rng.randrange(1, 40) for _ in range(3)]
+    trace, wanted = _trace(seed, dims)
+    evaluate = trace.function(wanted)
+    try:
+        code = SizeCode(*_trace(seed, dims), [0, 0, 0])
+    except Unsupported:
+        return
+    _, same = _trace(seed, dims)
+    registers = code.registers
+    for others in (dims, *([rng.randrange(1, 40) for _ in dims] for _ in range(20))):
+        try:
+            expected = evaluate(others, lambda sizes: sizes)
+        except (ArithmeticError, ValueError):
+            expected = None
+        held = _run(code, others)
+        assert held == (expected is not None)
+        if expected is None:
+            continue
+        for number, value in zip(same, expected, strict=True):
+            register = code.register(number)
+            found = registers[register : register + 1]
+            found = found.view(np.float64) if isinstance(value, float) else found
+            assert found[0] == value
+
+
+@pytest.mark.parametrize(
+    ("compute", "dims"),
+    [
+        (lambda a, b: a + b, (2**63 - 1, 1)),
+        (lambda a, b: a - b, (-(2**63), 1)),
+        (lambda a, b: a * b, (2**40, 2**40)),
+        (lambda a, b: a * b, (-(2**63), -1)),
+        (lambda a, b: a // b, (-(2**63), -1)),
+        (lambda a, b: a % b, (-(2**63), -1)),
+        (lambda a, b: abs(a) + b, (-(2**63), 1)),
+        (lambda a, b: a << b, (1, 64)),
+    ],
+)
+def test_sizes_beyond_64_bits_end_the_run(compute: Any, dims: tuple[int, int]) -> None:
+    """They would wrap around to sizes that memory is planned for, and that kernels exceed."""
+    trace = Trace(inline=True)
+    a, b = (trace.dimension(size) for size in (6, 3))
+    code = SizeCode(trace, [compute(a, b)], [0, 0])
+    assert _run(code, (7, 5))
+    assert not _run(code, dims)
+
+
+def _run(code: SizeCode, dims: Sequence[int]) -> bool:
+    """Run the code on dimensions; return whether all decisions are what they were."""
+    stop: Array = np.zeros(1, np.int64)
+    given: Array = np.array(dims, np.int64)
+    base = code.registers.ctypes.data
+    rows = code.rows(0, base)
+    words = [base, len(dims), given.itemsize, stop.ctypes.data, rows.ctypes.data, len(rows), 0, 0]
+    block: Array = np.array(words, np.int64)
+    args: Array = np.array([block.ctypes.data, given.ctypes.data], np.int64)
+    kernel = Kernel("subgraph.engine.program.size_kernels", "resize")
+    Program([Step(kernel.address, args.ctypes.data, 1)]).run()
+    return not stop[0]

@@ -1,0 +1,294 @@
+"""Loops whose number of turns is only known when they run: CPU makes the turns without Python."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.engine.region import turns
+from subgraph.engine.region.region_session import CpuSession
+from tests.support.peer import check_results, session_of
+
+Array = np.ndarray[Any, Any]
+F4 = np.float32
+
+
+@pytest.fixture(autouse=True)
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The most turns of every run that was made at once."""
+    made: list[int | None] = []
+    run = turns.Turns.run
+
+    def noted(self: turns.Turns, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Any:
+        found = run(self, inputs, limit, first)
+        made.append(limit)
+        return found
+
+    monkeypatch.setattr(turns.Turns, "run", noted)
+    return made
+
+
+def _random(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(F4)
+
+
+def _compare(graph: sg.Graph, *rounds: Sequence[Array], **config: Any) -> sg.CompiledModel:
+    """Check CPU against ONNX Runtime, on each of these inputs."""
+    session = session_of(graph)
+    model = sg.compile_model(graph, "CPU", config)
+    for inputs in rounds:
+        check_results(model, session, inputs, tolerance=1e-5)
+    return model
+
+
+def _loop(
+    states: Sequence[sg.Value],
+    results: Sequence[sg.Value],
+    going: sg.Value | None = None,
+    turn: sg.Value | None = None,
+) -> sg.Graph:
+    true = sg.input("going", (), "bool")
+    inputs = [turn or sg.input("turn", (), "int64"), true, *states]
+    return sg.Graph(inputs, [ops.Identity(true) if going is None else going, *results], "body")
+
+
+def _counts(*numbers: int) -> list[Array]:
+    return [np.array(number, np.int64) for number in numbers]
+
+
+@pytest.mark.parametrize("size", [3, 60, 300])
+def test_a_number_of_turns_from_an_input(size: int, runs: list[int | None]) -> None:
+    """States of some bytes, of more than a place for a small input takes, too large to copy."""
+    count, x = sg.input("count", (), "int64"), sg.input("x", (size, size))
+    state = sg.input("state", (size, size))
+    weight = sg.parameter("w", _random(size, size, seed=1) / size)
+    stepped = ops.Tanh(ops.Add(ops.MatMul(state, weight), ops.MatMul(weight, state)))
+    y = ops.Loop(count, None, x, body=_loop([state], [stepped]))
+    given = _random(size, size)
+    _compare(sg.Graph([count, x], [y]), *([n, given] for n in _counts(0, 1, 2, 7, 3)))
+    assert runs == ([] if size == 300 else [1, 2, 7, 3])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_scans_and_the_number_of_the_turn(threads: int, runs: list[int | None]) -> None:
+    """More turns than are made at a time, what is kept of each, and an item of a capture each."""
+    count, x = sg.input("count", (), "int64"), sg.input("x", (70, 2, 8))
+    start = sg.input("start", (2, 8))
+    turn, state = sg.input("turn", (), "int64"), sg.input("state", (2, 8))
+    stepped = ops.Tanh(ops.Add(state, ops.Gather(sg.capture(x), turn)))
+    squared = ops.Mul(ops.Cast(turn, to=1), ops.ReduceSum(stepped, keepdims=0))
+    body = _loop([state], [stepped, stepped, squared, ops.Add(turn, turn)], turn=turn)
+    outputs = ops.Loop(count, None, start, body=body)
+    rounds = [[n, _random(70, 2, 8), _random(2, 8)] for n in _counts(0, 1, 70, 33)]
+    graph = sg.Graph([count, x, start], list(outputs))
+    _compare(graph, *rounds, INFERENCE_NUM_THREADS=threads)
+    assert runs == [1, 70, 33]
+
+
+@pytest.mark.parametrize("at_a_time", [7, 1000])
+@pytest.mark.parametrize("most", [None, 5, 3000])
+def test_until_the_condition_ends_it(
+    most: int | None, at_a_time: int, runs: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_OF_TINY", at_a_time)
+    start = sg.input("start", (4,), "int64")
+    state = sg.input("state", (4,), "int64")
+    stepped = ops.Add(state, np.int64(3))
+    going = ops.Less(ops.ReduceMax(stepped, keepdims=0), np.int64(5000))
+    limit = None if most is None else np.array(most, np.int64)
+    outputs = ops.Loop(limit, np.array(True), start, body=_loop([state], [stepped, stepped], going))
+    model = sg.Graph([start], list(outputs))
+    _compare(model, *([np.array([k, 1, 2, 3])] for k in (0, 4000, 9000)))
+    assert len(runs) == 3 or most == 5  # a few turns are unfolded
+
+
+def test_states_that_change_places(runs: list[int | None]) -> None:
+    """One output for two states, an input for another's state, a state that nobody reads."""
+    count = sg.input("count", (), "int64")
+    starts = [sg.input(name, (3,)) for name in "abcde"]
+    a, b, c, d, e = states = [sg.input(f"{name}_", (3,)) for name in "abcde"]
+    total = ops.Add(ops.Add(a, b), c)
+    results = [ops.Identity(b), ops.Identity(a), total, total, ops.Identity(e), ops.Neg(d)]
+    outputs = ops.Loop(count, None, *starts, body=_loop(states, results))
+    rounds = [[n, *(_random(3, seed=k) for k in range(5))] for n in _counts(1, 2, 3, 6)]
+    _compare(sg.Graph([count, *starts], list(outputs)), *rounds)
+    assert runs == [1, 2, 3, 6]
+
+
+def test_states_that_grow(runs: list[int | None]) -> None:
+    """A few small ones are carried by Python, then a program takes over."""
+    count, x = sg.input("count", (), "int64"), sg.input("x", (1, 4))
+    state = sg.input("state", ("rows", 4))
+    row = ops.ReduceSum(state, np.array([0]), keepdims=1)
+    y = ops.Loop(count, None, x, body=_loop([state], [ops.Concat(state, ops.Tanh(row), axis=0)]))
+    given = _random(1, 4)
+    rounds = [[n, given] for n in _counts(0, 1, 9, 5, 60, 40)]
+    _compare(sg.Graph([count, x], [y]), *rounds, PLAN_CACHE_SIZE=4)
+    assert 40 in runs
+
+
+def test_shapes_and_weights_that_change_between_runs(runs: list[int | None]) -> None:
+    count, x = sg.input("count", (), "int64"), sg.input("x", ("rows", 8))
+    state = sg.input("state", ("rows", 8))
+    weight = sg.parameter("w", _random(8, 8, seed=1))
+    y = ops.Loop(count, None, x, body=_loop([state], [ops.Tanh(ops.MatMul(state, weight))]))
+    graph = sg.Graph([count, x], [y])
+    sizes = [1, 5, 3, 5, 900, 2, 1]
+    (number,) = _counts(4)
+    model = _compare(graph, *([number, _random(n, 8)] for n in sizes))
+    assert len(runs) == len(sizes)
+    model.parameters["w"].assign(_random(8, 8, seed=2))
+    session = session_of(graph)
+    for n in sizes:
+        inputs = {"count": number, "x": _random(n, 8, seed=n)}
+        np.testing.assert_allclose(model(inputs)[0], session.run(None, inputs)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("at_a_time", [3, 1000])
+@pytest.mark.parametrize(("backwards", "axis"), [(0, 0), (1, 0), (0, 2), (1, 1)])
+def test_scan_over_a_length_that_is_not_known(
+    backwards: int,
+    axis: int,
+    at_a_time: int,
+    runs: list[int | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_OF_TINY", at_a_time)
+    dims: list[int | str] = [2, 8]
+    dims.insert(axis, "length")
+    start, x = sg.input("start", (2, 8)), sg.input("x", dims)
+    state, item = sg.input("state", (2, 8)), sg.input("item", (2, 8))
+    stepped = ops.Tanh(ops.Add(state, item))
+    outputs = ops.Scan(
+        start,
+        x,
+        body=sg.Graph([state, item], [stepped, ops.Neg(stepped), ops.Exp(item)], "body"),
+        num_scan_inputs=1,
+        scan_input_axes=[axis],
+        scan_input_directions=[backwards],
+        scan_output_axes=[axis, 0],
+        scan_output_directions=[0, backwards],
+    )
+    rounds: list[list[Array]] = []
+    for length in (1, 40, 7):
+        shape = [2, 8]
+        shape.insert(axis, length)
+        rounds.append([_random(2, 8), _random(*shape, seed=length)])
+    _compare(sg.Graph([start, x], list(outputs)), *rounds)
+    assert runs == [1, 40, 7]
+
+
+def test_a_loop_inside_a_loop(runs: list[int | None]) -> None:
+    count, x = sg.input("count", (), "int64"), sg.input("x", (4,))
+    inner, outer = sg.input("inner", (4,)), sg.input("outer", (4,))
+    turned = ops.Tanh(outer)
+    deep = _loop([inner], [ops.Add(ops.Mul(inner, F4(0.5)), sg.capture(turned))])
+    nested = ops.Loop(sg.capture(count), None, turned, body=deep)
+    y = ops.Loop(count, None, x, body=_loop([outer], [nested]))
+    _compare(sg.Graph([count, x], [y]), *([n, _random(4)] for n in _counts(0, 1, 6)))
+    assert runs == [1, *[6] * 6]
+
+
+def test_a_branch_in_a_body(runs: list[int | None]) -> None:
+    count, x = sg.input("count", (), "int64"), sg.input("x", (4,))
+    state = sg.input("state", (4,))
+    chosen = ops.If(
+        ops.Greater(ops.ReduceSum(state, keepdims=0), F4(4)),
+        then_branch=sg.Graph([], [ops.Mul(sg.capture(state), F4(0.25))], "then"),
+        else_branch=sg.Graph([], [ops.Exp(sg.capture(state))], "else"),
+    )
+    y = ops.Loop(count, None, x, body=_loop([state], [chosen]))
+    _compare(sg.Graph([count, x], [y]), *([n, _random(4)] for n in _counts(0, 1, 6)))
+    assert runs == [1, 6]
+
+
+def test_what_the_caller_gets_is_his_own() -> None:
+    count, x = sg.input("count", (), "int64"), sg.input("x", (4,))
+    state = sg.input("state", (4,))
+    outputs = ops.Loop(count, None, x, body=_loop([state], [ops.Neg(state), ops.Identity(state)]))
+    model = sg.compile_model(sg.Graph([count, x], list(outputs)), "CPU")
+    given = _random(4)
+    kept = model([np.array(3), given])
+    first = [np.array(item) for item in kept.values()]
+    for item in kept.values():
+        item += 1
+    for found, wanted in zip(model([np.array(3), given]).values(), first, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_requests_on_several_threads() -> None:
+    count, x = sg.input("count", (), "int64"), sg.input("x", ("rows", 8))
+    state = sg.input("state", ("rows", 8))
+    weight = sg.parameter("w", _random(8, 8, seed=1))
+    y = ops.Loop(count, None, x, body=_loop([state], [ops.Tanh(ops.MatMul(state, weight))]))
+    graph = sg.Graph([count, x], [y])
+    model, session = sg.compile_model(graph, "CPU"), session_of(graph)
+
+    def work(seed: int) -> None:
+        request = model.create_infer_request()
+        for n in range(1, 12):
+            given = {"count": np.array(n), "x": _random(1 + (n + seed) % 5, 8, seed=seed)}
+            wanted = session.run(None, given)[0]
+            np.testing.assert_allclose(request.infer(given)[0], wanted, atol=1e-5)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(8)))
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_loop_without_end_is_cancelled(empty: bool) -> None:
+    """Also one whose body has nothing to compute."""
+    x, state = sg.input("x", (64, 64)), sg.input("state", (64, 64))
+    true = sg.input("going", (), "bool")
+    stepped = ops.Identity(state) if empty else ops.Tanh(state)
+    inputs = [sg.input("turn", (), "int64"), true, state]
+    body = sg.Graph(inputs, [ops.Identity(true), stepped], "body")
+    y = ops.Loop(None, np.array(True), x, body=body)
+    request = sg.compile_model(sg.Graph([x], [y]), "CPU").create_infer_request()
+    request.start_async([_random(64, 64)])
+    assert request.wait(0.2) is None
+    timer = threading.Timer(0.1, request.cancel)
+    timer.start()
+    with pytest.raises(sg.RequestCancelledError):
+        request.wait(60)
+    timer.join()
+
+
+def _without_end() -> sg.Graph:
+    x, state = sg.input("x", ("rows", 8)), sg.input("state", ("rows", 8))
+    true = sg.input("going", (), "bool")
+    inputs = [sg.input("turn", (), "int64"), true, state]
+    body = sg.Graph(inputs, [ops.Identity(true), ops.Tanh(state)], "body")
+    return sg.Graph([x], [ops.Loop(None, np.array(True), x, body=body)])
+
+
+def test_a_loop_that_is_cancelled_before_it_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its body is planned, and before it is found that it was planned."""
+    request = sg.compile_model(_without_end(), "CPU").create_infer_request()
+    ready = CpuSession.ready
+
+    def cancelling(self: CpuSession, inputs: Sequence[Any]) -> Any:
+        request.cancel()
+        return ready(self, inputs)
+
+    monkeypatch.setattr(CpuSession, "ready", cancelling)
+    for rows in (1, 2, 1):
+        request.start_async([_random(rows, 8)])
+        with pytest.raises(sg.RequestCancelledError):
+            assert request.wait(20) is not None, "it turns for ever"
+
+
+def test_results_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBGRAPH_MEMORY_LIMIT", "1M")
+    x, state = sg.input("x", (64, 64)), sg.input("state", (64, 64))
+    outputs = ops.Loop(None, np.array(True), x, body=_loop([state], [ops.Neg(state), state]))
+    model = sg.compile_model(sg.Graph([x], list(outputs)), "CPU")
+    with pytest.raises(sg.LimitError, match="results of"):
+        model([_random(64, 64)])

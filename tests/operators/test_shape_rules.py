@@ -1,0 +1,124 @@
+"""Our shape rules against onnx's inference, node by node, over the graphs of ONNX's own suite."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.errors import ShapeError, SubgraphError
+from subgraph.graph.graph import Graph, Node
+from subgraph.graph.types import TensorType, ValueType
+from subgraph.operators.onnx_inference import infer_node
+from subgraph.operators.operator import SHAPE_RULES, infer_types
+
+PARTS = 4
+
+
+@cache
+def suite() -> list[Any]:
+    from onnx.backend.test.loader import load_model_tests
+
+    return [case for case in load_model_tests(kind="node") if case.model is not None]
+
+
+def says_enough(theirs: ValueType | None, ours: ValueType | None) -> bool:
+    """Whether ours contradicts nothing and knows every number that theirs knows."""
+    if theirs is None or theirs == ours:
+        return True
+    if not isinstance(theirs, TensorType) or not isinstance(ours, TensorType):
+        return False
+    if theirs.dtype != ours.dtype:
+        return False
+    if theirs.shape is None:
+        return True
+    if ours.shape is None or len(ours.shape) != len(theirs.shape):
+        return False
+    pairs = zip(theirs.shape, ours.shape, strict=True)
+    return all(a == b or not isinstance(a, int) for a, b in pairs)
+
+
+def compare(node: Node) -> bool:
+    """Compare one node; return whether we have a rule for it and onnx an answer."""
+    if node.domain or node.bodies or SHAPE_RULES.find(node.op_type) is None:
+        return False
+    types = [None if v is None else v.type for v in node.inputs]
+    values = [None if v is None or v.parameter is None else v.parameter.array for v in node.inputs]
+    try:
+        theirs = infer_node(node, types, values)
+    except ShapeError:
+        with pytest.raises(ShapeError):
+            infer_types(node, types, values)
+        return True
+    ours = infer_types(node, types, values)
+    for a, b in zip(theirs, ours, strict=True):
+        assert says_enough(a, b), f"{node}: onnx gives {a}, we give {b}"
+    return True
+
+
+def graphs(part: int) -> list[Graph]:
+    found: list[Graph] = []
+    for case in suite()[part::PARTS]:
+        try:
+            found.append(sg.load(case.model))
+        except SubgraphError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.filterwarnings("ignore")
+def test_rules_say_what_onnx_says(part: int) -> None:
+    compared = sum(compare(node) for graph in graphs(part) for node in graph.nodes)
+    assert compared > 1000
+
+
+def test_symbolic_dimensions_stay() -> None:
+    x = sg.input("x", ("N", 3, "H", "W"))
+    w = sg.parameter("w", np.zeros((8, 3, 3, 3), np.float32))
+    y = ops.Conv(x, w, pads=(1, 1, 1, 1))
+    assert y.type.shape == ("N", 8, "H", "W")
+    assert ops.Transpose(x, perm=(0, 2, 3, 1)).type.shape == ("N", "H", "W", 3)
+    assert ops.Add(x, sg.input("b", (3, 1, 1))).type.shape == ("N", 3, "H", "W")
+    assert ops.Flatten(sg.input("f", ("N", 4, 5))).type.shape == ("N", 20)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: ops.MatMul(x, sg.input("y", (5, 2))),
+        lambda x: ops.Add(x, sg.input("y", (3,))),
+        lambda x: ops.Concat(x, sg.input("y", (9, 9)), axis=0),
+        lambda x: ops.Reshape(x, sg.parameter("s", [7, -1])),
+        lambda x: ops.Transpose(x, perm=(0, 0)),
+        lambda x: ops.Softmax(x, axis=2),
+        lambda x: ops.Squeeze(x, sg.parameter("a", [0])),
+        lambda x: ops.ReduceSum(x, sg.parameter("a", [5])),
+    ],
+)
+def test_what_does_not_fit_is_refused(build: Any) -> None:
+    with pytest.raises(ShapeError):
+        build(sg.input("x", (2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bid,bjd->bij", [(1, 3, 4), (2, 5, 4)]),  # onnx's inference takes the first operand's size
+        ("bid,bjd->bij", [(2, 3, 4), (1, 5, 4)]),
+        ("...ij,...jk->...ik", [(7, 1, 3, 4), (1, 5, 4, 2)]),
+        ("...ij,jk", [(5, 3, 4), (4, 2)]),
+        ("ji,j->", [(3, 4), (3,)]),
+        ("ii->i", [(3, 3)]),
+        ("b,a", [(2,), (3,)]),
+    ],
+)
+def test_einsum_is_numpys(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    inputs = [sg.input(f"x{k}", shape) for k, shape in enumerate(shapes)]
+    y = ops.Einsum(*inputs, equation=equation)
+    assert isinstance(y.type, TensorType)
+    assert y.type.shape == np.einsum(equation, *map(np.ones, shapes)).shape

@@ -1,0 +1,128 @@
+"""Transposed convolutions to few channels: their phases or taps are channels of one convolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from subgraph.engine.planner.lowering import Layout
+from subgraph.ops.conv import transpose_cpu as conv_transpose_cpu
+from subgraph.ops.shared.tile_planning import tiles
+from tests.support.conv import close, transposed
+from tests.support.kernels import run_node
+
+Array = np.ndarray[Any, Any]
+LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    axes=st.lists(
+        st.tuples(
+            *[st.integers(1, 6), st.integers(1, 5), st.integers(1, 4)], *[st.integers(0, 3)] * 3
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    images=st.integers(1, 2),
+    inputs=st.integers(1, 20),
+    outputs=st.integers(1, 12),
+    with_bias=st.booleans(),
+    layouts=st.tuples(LAYOUTS, LAYOUTS),
+    threads=st.integers(1, 3),
+    cuts=st.lists(st.floats(0, 1), max_size=3),
+    dilation=st.integers(0, 3),
+)
+@example(  # no output reads anything
+    axes=[(1, 1, 2, 1, 0, 1)],
+    images=1,
+    inputs=1,
+    outputs=1,
+    with_bias=True,
+    layouts=("plain", "plain"),
+    threads=1,
+    cuts=[],
+    dilation=0,
+)
+def test_phases_or_taps_as_channels(
+    axes: list[tuple[int, ...]],
+    images: int,
+    inputs: int,
+    outputs: int,
+    with_bias: bool,
+    layouts: tuple[Layout, Layout],
+    threads: int,
+    cuts: list[float],
+    dilation: int,
+) -> None:
+    spread = dilation > 0
+    dilation = 1 if len(axes) == 3 else max(1, dilation)  # phases know none
+    source, kernel, strides, before, after, extra = (list(each) for each in zip(*axes, strict=True))
+    out = [
+        (n - 1) * s + (k - 1) * dilation + 1 - b - a + min(e, s - 1)
+        for n, k, s, b, a, e in zip(source, kernel, strides, before, after, extra, strict=True)
+    ]
+    assume(min(out) > 0)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((images, inputs, *source)).astype(np.float32)
+    w = rng.standard_normal((inputs, outputs, *kernel)).astype(np.float32)
+    bias = rng.standard_normal(outputs).astype(np.float32) if with_bias else None
+    rank = len(axes)
+    wanted = transposed(x, w, strides, [dilation] * rank, before, out, 1)
+    wanted += 0 if bias is None else bias.reshape(-1, *[1] * rank)
+
+    def run(threads: int, cuts: list[float]) -> Array:
+        return run_node(
+            "ConvTranspose",
+            [x, w, bias],
+            [wanted.shape],
+            {
+                "strides": tuple(strides),
+                "pads": (*before, *after),
+                "dilations": (dilation,) * rank,
+            },
+            constant=[1, 2],
+            blocked=[0] if layouts[0] == "blocked" else [],
+            out_layout=layouts[1],
+            threads=threads,
+            cuts=cuts,
+        )[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_transpose_cpu, "_packs", lambda *_: True)
+        patch.setattr(conv_transpose_cpu, "_spreads", lambda *_, **_options: spread)
+        got = run(threads, cuts)
+        assert np.array_equal(got, run(1, []))
+    close(got, wanted)
+
+
+def test_form_that_multiplies_least() -> None:
+    of = tiles("float32")
+    if of.lanes < 8:
+        pytest.skip("a vector has no room for the phases")
+
+    def form(outputs: int, kernel: int, stride: int) -> str:
+        pad = (kernel - stride) // 2
+        sizes = conv_transpose_cpu.Geometry(
+            1, 1, 64, outputs, (1, 9, 9), (1, 9 * stride, 9 * stride), (1, kernel, kernel),
+            (1, stride, stride), (1, 1, 1), (0, pad, pad),
+        )  # fmt: skip
+        per_axis = [
+            conv_transpose_cpu.phases(
+                sizes.target[i], sizes.kernel[i], sizes.strides[i], 1, sizes.pads[i]
+            )
+            for i in range(3)
+        ]
+        if conv_transpose_cpu._spreads(of, sizes, per_axis, plain=False):
+            return "taps"
+        return "phases" if conv_transpose_cpu._packs(of, sizes, per_axis) else "apart"
+
+    # Phases run together on low tiles only.
+    assert form(3, 2, 2) == ("phases" if of.low else "taps")
+    assert form(3, 4, 2) == "taps"
+    assert form(1, 3, 1) == "taps"
+    assert form(32, 4, 2) == "apart"

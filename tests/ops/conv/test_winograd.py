@@ -1,0 +1,333 @@
+"""Winograd convolutions against a float64 scatter in NumPy: every form, and their stated error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.engine.planner import gathering
+from subgraph.engine.planner.lowering import EmittedStep, Weight
+from subgraph.engine.planner.plan import PlanOptions, make_plan
+from subgraph.graph.types import TensorType
+from subgraph.ops.conv import choice as conv_choice
+from subgraph.ops.conv import cpu as conv_cpu
+from subgraph.ops.conv import winograd as conv_winograd
+from subgraph.ops.conv.job import Job
+from subgraph.ops.conv.phases import phases_of
+from subgraph.ops.shared.tile_planning import direct_tiles
+from subgraph.system import host
+from tests.support.conv import close, reference
+from tests.support.kernels import run_node
+
+Array = np.ndarray[Any, Any]
+# Names of algorithms, and the taps along an axis that each is tried with.
+KEPT = [("winograd2", 3), ("winograd4", 3), ("strided2", 3), ("winograd3", 4), ("winograd2", 5)]
+FORMS = [*KEPT, ("fleeting2", 3), ("fleeting4", 3), ("fleeting3", 4), ("fleeting2", 5)]
+LOW = direct_tiles("float32", host.lanes("float32")).low
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 30), st.integers(1, 30)),
+    channels=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    pads=st.tuples(*[st.integers(0, 2)] * 4),
+    images=st.integers(1, 2),
+    act=st.sampled_from(["", "Relu", "Clip", "Silu"]),
+    with_residual=st.booleans(),
+    form=st.sampled_from(FORMS),
+    held=st.sampled_from([1, 100_000, 1 << 24]),
+    threads=st.integers(1, 3),
+    cuts=st.lists(st.floats(0, 1), max_size=3),
+)
+def test_winograd(
+    size: tuple[int, int],
+    channels: tuple[int, int],
+    pads: tuple[int, int, int, int],
+    images: int,
+    act: str,
+    with_residual: bool,
+    form: tuple[str, int],
+    held: int,
+    threads: int,
+    cuts: list[float],
+) -> None:
+    """With every form, and weights that are made in each run ``held`` bytes at a time."""
+    name, taps = form
+    assume(name != "strided2" or LOW)
+    stride = 2 if name == "strided2" else 1
+    source = [max(n, taps - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((images, channels[0], *source)).astype(np.float32)
+    w = rng.standard_normal((channels[1], channels[0], taps, taps)).astype(np.float32)
+    w /= np.sqrt(np.float32(taps**2 * channels[0]))
+    bias = rng.standard_normal(channels[1]).astype(np.float32)
+    wanted = reference(x, w, [stride] * 2, [1, 1], pads, 1) + bias.reshape(-1, 1, 1)
+    added = rng.standard_normal(wanted.shape).astype(np.float32) if with_residual else None
+    if added is not None:
+        wanted += added
+    if act == "Relu":
+        wanted = np.maximum(wanted, 0)
+    elif act == "Clip":
+        wanted = np.clip(wanted, -0.3, 0.7)
+    elif act == "Silu":
+        wanted = wanted / (1 + np.exp(-wanted))
+    numbers = {"activation_alpha": -0.3, "activation_beta": 0.7}
+
+    def run(threads: int, cuts: list[float]) -> Array:
+        return run_node(
+            "FusedConv",
+            [x, w, bias, added],
+            [wanted.shape],
+            {"pads": pads, "strides": (stride,) * 2, "activation": act, **numbers},
+            domain="subgraph.cpu",
+            constant=[1, 2],
+            blocked=[0],
+            out_layout="blocked",
+            threads=threads,
+            cuts=cuts,
+        )[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", lambda job, _: _square_or_direct(job, name, taps))
+        patch.setattr(conv_winograd, "_FLEETING", held)
+        got = run(threads, cuts)
+        assert np.array_equal(got, run(1, []))
+    close(got, wanted, 1e-5)
+
+
+def _square_or_direct(job: Job, form: str, taps: int) -> str:
+    """Small images may leave fewer taps that read something."""
+    return form if job.g.kernel == (1, taps, taps) else "direct"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    step=st.integers(2, 4),
+    kernel=st.tuples(st.integers(3, 13), st.integers(0, 2)),
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    channels=st.tuples(st.integers(1, 5), st.integers(1, 40)),
+    pads=st.tuples(*[st.integers(0, 5)] * 4),
+    images=st.integers(1, 2),
+    relu=st.booleans(),
+    with_residual=st.booleans(),
+    layout=st.sampled_from(["plain", "blocked"]),
+    threads=st.integers(1, 3),
+    cuts=st.lists(st.floats(0, 1), max_size=3),
+)
+def test_phases(
+    step: int,
+    kernel: tuple[int, int],
+    size: tuple[int, int],
+    channels: tuple[int, int],
+    pads: tuple[int, int, int, int],
+    images: int,
+    relu: bool,
+    with_residual: bool,
+    layout: Any,
+    threads: int,
+    cuts: list[float],
+) -> None:
+    """Strided convolutions of few channels, over the phases of the image."""
+    taps = (kernel[0], kernel[0] + kernel[1])
+    source = [max(n, taps[i] - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((images, channels[0], *source)).astype(np.float32)
+    w = rng.standard_normal((channels[1], channels[0], *taps)).astype(np.float32)
+    w /= np.sqrt(np.float32(taps[0] * taps[1] * channels[0]))
+    bias = rng.standard_normal(channels[1]).astype(np.float32)
+    wanted = reference(x, w, [step] * 2, [1, 1], pads, 1) + bias.reshape(-1, 1, 1)
+    added = rng.standard_normal(wanted.shape).astype(np.float32) if with_residual else None
+    if added is not None:
+        wanted += added
+    if relu:
+        wanted = np.maximum(wanted, 0)
+    how = {"pads": pads, "strides": (step,) * 2, "activation": "Relu" if relu else ""}
+    seen: list[bool] = []
+
+    def choose(job: Job, _: object) -> str:
+        seen.append(phases_of(job.g) is not None)
+        return "phases" if seen[-1] else "direct"
+
+    def run(threads: int, cuts: list[float]) -> Array:
+        return run_node(
+            "FusedConv",
+            [x, w, bias, added],
+            [wanted.shape],
+            how,
+            domain="subgraph.cpu",
+            constant=[1, 2],
+            out_layout=layout,
+            threads=threads,
+            cuts=cuts,
+        )[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", choose)
+        got = run(threads, cuts)
+        assume(seen[-1])
+        assert np.array_equal(got, run(1, []))
+    close(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize(("kernel", "step", "pad"), [(7, 2, 3), (11, 4, 2), (11, 4, 0), (6, 2, 2)])
+def test_phases_are_chosen_for_images(kernel: int, step: int, pad: int) -> None:
+    """The convolutions that many networks begin with, and their error."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1, 3, 224, 224)).astype(np.float32)
+    w = (rng.standard_normal((64, 3, kernel, kernel)) / kernel).astype(np.float32)
+    wanted = reference(x, w, [step] * 2, [1, 1], [pad] * 4, 1)
+    how = {"pads": (pad,) * 4, "strides": (step,) * 2}
+    results = [
+        run_node(
+            "Conv", [x, w], [wanted.shape], how, constant=[1], out_layout="blocked",
+            options={"WINOGRAD": on},
+        )[0]
+        for on in (True, False)
+    ]  # fmt: skip
+    for got in results:
+        assert np.abs(got - wanted).max() < 2e-6 * np.abs(wanted).max()
+    if host.lanes("float32") > 1:
+        assert not np.array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("form", ["winograd2", "winograd4", "strided2"])
+@pytest.mark.parametrize("cuts", [[], [0.1, 0.35, 0.8]])
+def test_winograd_of_few_tiles(form: str, cuts: list[float]) -> None:
+    """Threads share the transforms of a single block of tiles: bit for bit what one computes."""
+    if form == "strided2" and not LOW:
+        pytest.skip("tall tiles run it directly")
+    side, stride = {"winograd2": (7, 1), "winograd4": (13, 1), "strided2": (9, 2)}[form]
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((1, 100, side, side)).astype(np.float32)
+    w = (rng.standard_normal((84, 100, 3, 3)) / 30).astype(np.float32)
+    bias = rng.standard_normal(84).astype(np.float32)
+    wanted = reference(x, w, [stride] * 2, [1, 1], [1] * 4, 1) + bias.reshape(-1, 1, 1)
+    added = rng.standard_normal(wanted.shape).astype(np.float32)
+    wanted += added
+    wanted /= 1 + np.exp(-wanted)
+    how = {"pads": (1,) * 4, "strides": (stride,) * 2, "activation": "Silu"}
+
+    def run(threads: int) -> Array:
+        return run_node(
+            "FusedConv",
+            [x, w, bias, added],
+            [wanted.shape],
+            how,
+            domain="subgraph.cpu",
+            constant=[1, 2],
+            threads=threads,
+            cuts=cuts if threads > 1 else [],
+        )[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", lambda job, _: form)
+        alone = run(1)
+        for threads in (2, 3, 8):
+            assert np.array_equal(alone, run(threads))
+    close(alone, wanted, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("form", "taps", "bound"),
+    [
+        ("winograd2", 3, 1e-6),
+        ("winograd4", 3, 6e-6),
+        ("strided2", 3, 2e-6),
+        ("winograd3", 4, 6e-6),
+        ("winograd2", 5, 6e-6),
+        ("fleeting2", 3, 1e-6),
+        ("fleeting4", 3, 6e-6),
+    ],
+)
+def test_winograd_error_is_as_stated(form: str, taps: int, bound: float) -> None:
+    stride = 2 if form == "strided2" else 1
+    if stride == 2 and not LOW:
+        pytest.skip("tall tiles run it directly")
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1, 256, 16, 16)).astype(np.float32)
+    w = (rng.standard_normal((32, 256, taps, taps)) / (16 * taps)).astype(np.float32)
+    wanted = reference(x, w, [stride] * 2, [1, 1], [1] * 4, 1)
+    how = {"pads": (1,) * 4, "strides": (stride,) * 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conv_cpu, "choose", lambda job, _: form)
+        (got,) = run_node("Conv", [x, w], [wanted.shape], how, constant=[1])
+    assert np.abs(got - wanted).max() < bound * np.abs(wanted).max()
+
+
+def test_winograd_can_be_forbidden() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1, 64, 28, 28)).astype(np.float32)
+    w = rng.standard_normal((64, 64, 3, 3)).astype(np.float32)
+    results = [
+        run_node(
+            "Conv", [x, w], [x.shape], {"pads": (1,) * 4}, constant=[1], options={"WINOGRAD": on}
+        )[0]
+        for on in (True, False)
+    ]
+    wanted = reference(x, w, [1, 1], [1, 1], [1] * 4, 1)
+    close(results[1], wanted, 2e-6)
+    if host.lanes("float32") > 1:
+        assert not np.array_equal(results[0], results[1])
+
+
+def test_one_form_of_weights_that_maps_of_several_sizes_share() -> None:
+    """As the head of a detector does: no weight is held in a form for each size."""
+    rng = np.random.default_rng(0)
+    array = rng.standard_normal((64, 64, 3, 3)).astype(np.float32) / np.float32(24)
+    w = sg.parameter("w", array)
+    maps = [sg.input(f"x{side}", (1, 64, side, side)) for side in (40, 12, 5)]
+    graph = sg.Graph(maps, [ops.Conv(x, w, pads=[1] * 4) for x in maps])
+    types = [TensorType("float32", (1, 64, side, side)) for side in (40, 12, 5)]
+    shared = make_plan(graph, [*types], {}, PlanOptions())
+    steps = [item for item in shared.items if isinstance(item, EmittedStep)]
+    words = [word for step in steps for word in step.words if isinstance(word, Weight)]
+    recipes = {word.recipe for word in words if w.parameter in word.sources}
+    assert len(recipes) == 1
+    given = [rng.standard_normal((1, 64, side, side)).astype(np.float32) for side in (40, 12, 5)]
+    results = sg.compile_model(graph, "CPU")(given)
+    for k, x in enumerate(given):
+        close(results[k], reference(x, array, [1, 1], [1, 1], (1, 1, 1, 1), 1))
+
+
+def test_weights_of_large_maps_are_transformed_in_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept as they are for direct convolution, and transformed once for all maps."""
+    monkeypatch.setattr(conv_choice, "_MORE_WEIGHTS", 100_000)
+    monkeypatch.setattr(gathering, "_WORTH_IT", 1000)
+    rng = np.random.default_rng(0)
+    array = rng.standard_normal((64, 64, 3, 3)).astype(np.float32) / np.float32(24)
+    sides = (60, 30, 16)
+    graph, w = _head(array, sides)
+    types: list[TensorType | None] = [TensorType("float32", (1, 64, s, s)) for s in sides]
+    plan = make_plan(graph, types, {}, PlanOptions())
+    steps = [item for item in plan.items if isinstance(item, EmittedStep)]
+    made = [step for step in steps if step.kernel.factory == "winograd_of_panels"]
+    words = [word for step in steps for word in step.words if isinstance(word, Weight)]
+    kept = {word.recipe for word in words if w.parameter in word.sources}
+    if host.lanes("float32") > 1:
+        assert len(made) == 1
+        assert len(kept) == 1
+        assert next(iter(kept)).startswith("conv direct")
+    given = [rng.standard_normal((1, 64, s, s)).astype(np.float32) for s in sides]
+    compiled = sg.compile_model(graph, "CPU")
+    for changed in (array, array[::-1].copy()):
+        assert w.parameter is not None
+        w.parameter.assign(changed)
+        results = compiled(given)
+        for k, x in enumerate(given):
+            first = np.maximum(reference(x, changed, [1, 1], [1, 1], (1, 1, 1, 1), 1), 0)
+            close(results[k], reference(first, changed, [1, 1], [1, 1], (1, 1, 1, 1), 1), 1e-5)
+
+
+def _head(array: Array, sides: Sequence[int]) -> tuple[sg.Graph, sg.Value]:
+    """Return two convolutions by the same weight on each of some maps, and the weight."""
+    w = sg.parameter("w", array)
+    maps = [sg.input(f"x{side}", (1, 64, side, side)) for side in sides]
+    twice = [ops.Conv(ops.Relu(ops.Conv(x, w, pads=[1] * 4)), w, pads=[1] * 4) for x in maps]
+    return sg.Graph(maps, twice), w

@@ -1,0 +1,584 @@
+"""sg.testing: every invariant is noticed when broken; strategies give graphs that really run."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.graph.copies import copy_node, copy_value
+from subgraph.partition.property import SelectorProperty
+from subgraph.partition.record import KEY
+from subgraph.partition.replace import Cut, Cutter, put_in
+from subgraph.testing import check_partition, check_property, feeds, graphs, selectors, topologies
+from subgraph.testing.random_graphs import TEMPLATES
+
+quick = settings(
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large),
+)
+
+
+def ladder() -> sg.Graph:
+    x = sg.input("x", (4,))
+    a, b = ops.Relu(x, name="a"), ops.Sin(x, name="b")
+    c = ops.Add(a, b, name="c")
+    d, e = ops.Tanh(c, name="d"), ops.Cos(c, name="e")
+    return sg.Graph([x], [ops.Sub(d, e, name="f"), ops.Neg(a, name="g")], name="ladder")
+
+
+def cut_into(graph: sg.Graph, *regions: str) -> sg.Graph:
+    """Cut these regions (node names, one letter each) without any question."""
+    cuts: list[Cut] = []
+    for number, names in enumerate(regions):
+        members = [node for node in graph.nodes if node.name in names]
+        piece = Cutter(graph).cut_out(members, f"r{number}")
+        assert piece is not None
+        cuts.append(Cut(members, piece, sg.subgraph_node(piece.inner)))
+    return put_in(graph, cuts)[0]
+
+
+def test_right_partitions_pass() -> None:
+    graph = ladder()
+    for regions in (("ab",), ("ac", "df"), ("abcdefg",), ("a", "b", "c")):
+        if regions == ("ab",):
+            continue
+        check_partition(graph, cut_into(graph, *regions), inputs=feeds(graph))
+    check_partition(graph, graph.clone())
+
+
+def test_a_region_that_is_not_connected() -> None:
+    graph = ladder()
+    with pytest.raises(sg.PartitionError, match=r"invariant 2: .*'r0' is not connected"):
+        check_partition(graph, cut_into(graph, "ab"))
+
+
+def pretend(graph: sg.Graph, *regions: str) -> list[Any]:
+    """Return what the order check says to regions that no graph could hold."""
+    from subgraph.testing import invariants
+
+    checker = invariants._Checker(graph, graph)  # pyright: ignore[reportPrivateUsage]
+    for number, names in enumerate(regions):
+        holder = sg.Node("_subgraph_op", name=f"r{number}", subgraph=sg.Graph())
+        for node in graph.nodes:
+            if node.name in names:
+                checker._region[node] = holder  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(sg.PartitionError) as caught:
+        checker._check_order()  # pyright: ignore[reportPrivateUsage]
+    return [str(caught.value)]
+
+
+def test_regions_that_are_not_convex_or_wait_for_each_other() -> None:
+    assert (
+        "invariant 3: region 'r0' is not convex: 'r0' -> 'c' -> 'r0'" in pretend(ladder(), "ad")[0]
+    )
+    x = sg.input("x", (4,))
+    a1, b1 = ops.Sin(x, name="A"), ops.Cos(x, name="B")
+    a2, b2 = ops.Sin(b1, name="C"), ops.Cos(a1, name="D")
+    graph = sg.Graph([x], [a2, b2])
+    (said,) = pretend(graph, "AC", "BD")
+    assert said.startswith("invariant 4: regions wait for each other: ")
+
+
+def test_a_graph_with_a_cycle_cannot_even_be_made() -> None:
+    with pytest.raises(sg.ModelError, match="cycle"):
+        cut_into(ladder(), "ad")
+
+
+def change(**what: Any) -> Callable[[sg.Graph], sg.Graph]:
+    """Return a function that rebuilds a graph with one thing changed."""
+
+    def rebuild(graph: sg.Graph) -> sg.Graph:
+        values: dict[sg.Value, sg.Value] = {}
+        inputs = [copy_value(v, values) for v in graph.inputs]
+        nodes = [copy_node(node, values) for node in graph.nodes]
+        outputs = [copy_value(v, values) for v in graph.outputs]
+        by_name = {node.name: node for node in nodes}
+        if "op" in what:
+            by_name["d"].op_type = what["op"]
+        if "attr" in what:
+            by_name["d"].attrs["alpha"] = what["attr"]
+        if "name" in what:
+            by_name["d"].name = what["name"]
+        if "swap" in what:
+            by_name["f"].inputs = by_name["f"].inputs[::-1]
+        if "drop" in what:
+            outputs = outputs[:-1]
+            nodes = [node for node in nodes if node.name != "g"]
+        if "gone" in what:
+            by_name["f"].inputs = (by_name["c"].outputs[0],) * 2
+            nodes = [node for node in nodes if node.name not in "de"]
+        if "outputs" in what:
+            outputs = outputs[::-1]
+        if "other" in what:
+            outputs[0].name, outputs[1].name = outputs[1].name, outputs[0].name
+            outputs = outputs[::-1]
+        return sg.Graph(inputs, outputs, graph.name, nodes=nodes)
+
+    return rebuild
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ({"op": "Sinh"}, "invariant 7: node 'd' is now another operator"),
+        ({"attr": 1.0}, "invariant 7: node 'd' has other attributes"),
+        ({"name": "z"}, "invariant 1: node 'z' was not in the graph"),
+        ({"swap": 1}, "invariant 7: input 0 of node 'f' is 'e', was 'd'"),
+        ({"drop": 1}, "invariant 6: outputs were"),
+        ({"gone": 1}, "invariant 7: input 0 of node 'f'"),
+        ({"outputs": 1}, "invariant 6: outputs were"),
+        ({"other": 1}, "invariant 7: output 'f' is now another value"),
+    ],
+)
+def test_changes_are_noticed(what: dict[str, Any], says: str) -> None:
+    graph = ladder()
+    with pytest.raises(sg.PartitionError, match=says):
+        check_partition(graph, change(**what)(graph))
+
+
+def test_a_node_in_two_places() -> None:
+    graph = ladder()
+    cut = cut_into(graph, "ac")
+    node = next(node for node in cut.nodes if node.subgraph)
+    twice = sg.subgraph_node(cut_into(graph, "ac").node("r0").subgraph or sg.Graph(), name="again")
+    twice.inputs = node.inputs
+    for value in twice.outputs:
+        value.name = f"{value.name}_again"
+    broken = sg.Graph(cut.inputs, cut.outputs, nodes=[*cut.nodes, twice])
+    with pytest.raises(sg.PartitionError, match=r"invariant 1: node .* is there twice"):
+        check_partition(graph, broken)
+
+
+def test_a_record_that_does_not_fit() -> None:
+    graph = ladder()
+    cut = sg.optimize_for(graph, sg.ContainOpSelector({"Tanh", "Sub"}))
+    check_partition(graph, cut)
+    run = cut.attrs[KEY].runs[0]
+    run.region[run.number("f")] = -1
+    with pytest.raises(sg.PartitionError, match=r"invariant 5: .* differs from the region"):
+        check_partition(graph, cut)
+
+
+class PlusOne(sg.SubgraphOp):
+    """Wrong by one."""
+
+    def __init__(self, subgraph: sg.Graph) -> None:
+        super().__init__(subgraph)
+        self.inner = sg.compile_model(subgraph, "REFERENCE")
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        arrays = [v.array if isinstance(v, sg.Parameter) else v for v in inputs]
+        results = self.inner(arrays)
+        return [results[k] + 1 for k in range(len(self.subgraph.outputs))]
+
+
+class WrongWithNeg(sg.SubgraphProperty):
+    """Takes arithmetic; the regions with a Neg come out wrong."""
+
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Relu", "Neg", "Add", "Mul", "Sin"})
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+        wrong = any(node.op_type == "Neg" for node in subgraph.nodes)
+        return sg.subgraph_node(subgraph, op=PlusOne(subgraph) if wrong else None)
+
+
+def test_results_are_compared() -> None:
+    x = sg.input("x", (4,))
+    graph = sg.Graph([x], [ops.Neg(x, name="n")])
+    cut = sg.optimize_for(graph, WrongWithNeg)
+    check_partition(graph, cut)
+    with pytest.raises(sg.PartitionError, match="invariant 7: output 'n' differs at"):
+        check_partition(graph, cut, inputs=feeds(graph))
+
+
+def graph_of(error: BaseException) -> str:
+    """Return the graph that an error of `check_property` shows."""
+    return str(error).partition("on the graph\n")[2].partition("\nas a test\n")[0]
+
+
+def test_check_property_shows_a_small_counterexample() -> None:
+    with pytest.raises(sg.PartitionError, match="differs at") as caught:
+        check_property(WrongWithNeg, ops={"Relu", "Neg", "Add", "Mul", "Sin", "Tanh"})
+    text = graph_of(caught.value)
+    assert "Neg@" in text
+    assert text.count("@") == 1, text
+    check_property(sg.ContainOpSelector(TEMPLATES), max_examples=30, strategy=topologies())
+
+
+def test_check_property_reports_what_a_property_raises() -> None:
+    class Raises(WrongWithNeg):
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+            raise ValueError("no memory left")
+
+    with pytest.raises(sg.PartitionError, match="no memory left") as caught:
+        check_property(Raises)
+    assert "on the graph\ngraph" in str(caught.value)
+
+
+@quick
+@given(graphs(max_nodes=8))
+def test_graphs_run_in_onnx_runtime(graph: sg.Graph) -> None:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    model = sg.to_onnx(graph).SerializeToString()
+    inputs = feeds(graph)
+    results = ort.InferenceSession(model, options, ["CPUExecutionProvider"]).run(None, inputs)
+    for value, result in zip(graph.outputs, results, strict=True):
+        assert isinstance(value.type, sg.TensorType)
+        assert value.type.shape == np.shape(result)
+        assert value.type.dtype == result.dtype.name
+
+
+def test_every_template_is_drawn_and_static() -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(quick, max_examples=400)
+    @given(graphs(max_nodes=16))
+    def draw(graph: sg.Graph) -> None:
+        graph.verify()
+        seen.update(node.op_type for node in graph.nodes)
+
+    draw()
+    assert set(TEMPLATES) - set(seen) == set()
+
+
+def test_recipes_print_and_repeat() -> None:
+    @quick
+    @given(topologies(), selectors())
+    def draw(graph: sg.Graph, recipe: Any) -> None:
+        assert repr(recipe).endswith(f"({recipe.seed})")
+        one, two = (str(sg.optimize_for(graph, SelectorProperty(recipe, "p"))) for _ in range(2))
+        assert one == two
+
+    draw()
+
+
+def test_the_public_names() -> None:
+    for name in sg.testing.__all__:
+        assert callable(getattr(sg.testing, name)), name
+    assert set(dir(sg.testing)) == set(sg.testing.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        sg.testing.nothing  # noqa: B018
+
+
+def test_without_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    monkeypatch.delitem(sys.modules, "subgraph.testing.checks")
+    with pytest.raises(ImportError, match=r'pip install "subgraph-ml\[testing\]"'):
+        sg.testing.check_property  # noqa: B018
+
+
+class Broken(sg.SubgraphOp):
+    """Right but for what a child spoils."""
+
+    def __init__(self, subgraph: sg.Graph) -> None:
+        super().__init__(subgraph)
+        self.inner = sg.compile_model(subgraph, "REFERENCE")
+        self.kept: Any = None
+
+    def right(self, inputs: list[Any]) -> list[Any]:
+        arrays = [v.array if isinstance(v, sg.Parameter) else v for v in inputs]
+        return list(self.inner(arrays).values())
+
+
+class FirstResult(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        self.kept = self.kept or self.right(inputs)
+        return self.kept
+
+
+class FirstWeights(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        if self.kept is None:
+            self.kept = [v.array if isinstance(v, sg.Parameter) else None for v in inputs]
+        now = zip(self.kept, inputs, strict=True)
+        return self.right([item if old is None else old for old, item in now])
+
+
+class OneBuffer(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        results = self.right(inputs)
+        if self.kept is None:
+            self.kept = [np.empty_like(array) for array in results]
+        for buffer, array in zip(self.kept, results, strict=True):
+            buffer[...] = array
+        return self.kept
+
+
+class EveryOther(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        self.kept = not self.kept
+        return [a if self.kept else -a for a in self.right(inputs)]
+
+
+class InPlace(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        results = self.right(inputs)
+        for value in inputs:
+            if not isinstance(value, sg.Parameter):
+                value[...] = 0
+        return results
+
+
+class Reversed(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        return self.right(inputs)[::-1]
+
+
+class WithoutWeights(Broken):
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        return self.right([v.array * 0 if isinstance(v, sg.Parameter) else v for v in inputs])
+
+
+@pytest.mark.parametrize(
+    ("op", "says", "most_nodes"),
+    [
+        (FirstResult, "in a second run, with other inputs: invariant 7", 1),
+        (FirstWeights, "after weights were changed .*: invariant 7", 1),
+        (OneBuffer, "a later run changed results that were handed out before", 1),
+        (EveryOther, "in a second run", 1),
+        (InPlace, "a run changed the array of input", 1),
+        (Reversed, "invariant 7: output", 2),
+        (WithoutWeights, "invariant 7: output", 1),
+    ],
+)
+def test_broken_operators_give_small_counterexamples(
+    op: type[Broken], says: str, most_nodes: int
+) -> None:
+    class Property(sg.SubgraphProperty):
+        def create_subgraph_selector(self) -> sg.SubgraphSelector:
+            return sg.ContainOpSelector({"Relu", "Neg", "Add", "Mul", "Sin"})
+
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+            return sg.subgraph_node(subgraph, op=op(subgraph))
+
+    with pytest.raises(sg.PartitionError, match=says) as caught:
+        check_property(Property, ops={"Relu", "Neg", "Add", "Mul", "Sin"})
+    shown = sg.parse(graph_of(caught.value))
+    assert len(shown.nodes) <= most_nodes
+    assert "property Property fails" in str(caught.value)
+
+
+def test_check_property_leaves_weights_as_they_were() -> None:
+    x, w = sg.input("x", (2,)), sg.parameter("w", np.array([1, 2], np.float32))
+    graph = sg.Graph([x], [ops.Add(x, w)])
+    from hypothesis import strategies as st
+
+    check_property(sg.ContainOpSelector({"Add"}), strategy=st.just(graph), max_examples=1)
+    np.testing.assert_array_equal(graph.parameters["w"].array, [1, 2])
+
+
+def test_a_failing_graph_is_taken_apart() -> None:
+    from subgraph.testing.shrinking import shrink_graph
+
+    graph = ladder()
+    small = shrink_graph(graph, lambda g: any(node.op_type == "Sub" for node in g.nodes))
+    assert [node.op_type for node in small.nodes] == ["Sub"]
+    assert len(graph.nodes) == 7
+    small.verify()
+    assert shrink_graph(graph, lambda g: False) is graph
+
+
+@pytest.mark.parametrize(
+    "op_types",
+    [{"Conv"}, {"Gemm"}, {"Softmax"}, {"LSTM"}, {"Resize"}, {"Attention"}, {"Conv", "Relu", "Add"}],
+    ids=lambda op_types: "+".join(sorted(op_types)),
+)
+def test_check_property_tries_what_a_selector_takes(op_types: set[str]) -> None:
+    tried = check_property(sg.ContainOpSelector(op_types), max_examples=20)
+    assert set(tried.taken) == op_types
+    assert set(tried.nodes) == op_types
+    assert tried.graphs >= 20
+    assert tried.nodes.total() >= tried.regions >= 20
+    assert tried.calls >= 3 * tried.regions
+
+
+class Grows(sg.SubgraphSelector):
+    """A Conv, and what follows it."""
+
+    def select(self, node: sg.Node) -> bool:
+        return node.op_type == "Conv" and node.inputs[0] is not None
+
+    def select_output(self, node: sg.Node, output_node: sg.Node) -> bool:
+        return output_node.op_type in ("Relu", "Clip")
+
+
+def test_check_property_finds_out_where_a_region_grows() -> None:
+    tried = check_property(Grows, max_examples=60)
+    assert set(tried.taken) == {"Conv", "Relu", "Clip"}
+    assert set(tried.nodes) == {"Conv", "Relu", "Clip"}
+
+
+def accelerator(op: type[sg.SubgraphOp] | None, *op_types: str) -> type[sg.SubgraphProperty]:
+    """Return a property that takes these operators and runs regions by ``op``."""
+
+    class Accelerator(sg.SubgraphProperty):
+        def create_subgraph_selector(self) -> sg.SubgraphSelector:
+            return sg.ContainOpSelector(op_types)
+
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+            return sg.subgraph_node(subgraph, op=None if op is None else op(subgraph))
+
+    return Accelerator
+
+
+class SwapsInputs(Broken):
+    """Mixes up its first two inputs of one shape."""
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        arrays = [v.array if isinstance(v, sg.Parameter) else v for v in inputs]
+        if len(arrays) > 1 and arrays[0].shape == arrays[1].shape:
+            arrays[:2] = arrays[1::-1]
+        return list(self.inner(arrays).values())
+
+
+class IgnoresAttributes(Broken):
+    """Takes every attribute for its default."""
+
+    ignored = frozenset({"axis", "alpha", "mode", "linear_before_reset", "is_causal"})
+
+    def __init__(self, subgraph: sg.Graph) -> None:
+        super().__init__(subgraph)
+        plain = subgraph.clone()
+        for node in plain.nodes:
+            for key in self.ignored & node.attrs.keys():
+                del node.attrs[key]
+        self.inner = sg.compile_model(plain, "REFERENCE")
+
+
+class RightForImages(Broken):
+    """Right where everything has four dimensions."""
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        data = [v for v in inputs if not isinstance(v, sg.Parameter)]
+        images = all(v.ndim == 4 for v in data)
+        return [a if images or a.dtype.kind != "f" else a + 1 for a in self.right(inputs)]
+
+
+@pytest.mark.parametrize(
+    ("op", "op_types"),
+    [
+        (SwapsInputs, ["Sub"]),
+        (SwapsInputs, ["MatMul"]),
+        (SwapsInputs, ["Concat"]),
+        (SwapsInputs, ["Attention"]),
+        (SwapsInputs, ["Conv", "Relu", "Sub"]),
+        (FirstWeights, ["Conv"]),
+        (FirstWeights, ["Gemm"]),
+        (FirstWeights, ["LSTM"]),
+        (IgnoresAttributes, ["Softmax"]),
+        (IgnoresAttributes, ["LeakyRelu"]),
+        (IgnoresAttributes, ["Gemm"]),
+        (IgnoresAttributes, ["Resize"]),
+        (IgnoresAttributes, ["GRU"]),
+        (IgnoresAttributes, ["Attention"]),
+        (RightForImages, ["Softmax"]),
+        (RightForImages, ["Conv"]),
+        (RightForImages, ["MaxPool", "Relu"]),
+    ],
+)
+def test_planted_faults_are_found(op: type[Broken], op_types: list[str]) -> None:
+    with pytest.raises(sg.PartitionError, match="property Accelerator fails") as caught:
+        check_property(accelerator(op, *op_types))
+    assert len(sg.parse(graph_of(caught.value)).nodes) <= 2
+
+
+class Right(Broken):
+    """Nothing is wrong with it."""
+
+    def forward(self, inputs: list[Any]) -> list[Any]:
+        return self.right(inputs)
+
+
+def test_a_right_accelerator_passes() -> None:
+    taken = ["Conv", "Softmax", "Gemm", "Resize", "Attention", "LSTM", "Sub", "Einsum"]
+    tried = check_property(accelerator(Right, *taken), max_examples=60)
+    assert tried.own_calls == tried.calls > 100
+    assert tried.own == tried.regions
+    assert set(tried.nodes) == set(taken)
+
+
+def test_an_op_that_is_never_called_is_an_error() -> None:
+    with pytest.raises(sg.PartitionError, match="an op of its own was never called: all "):
+        check_property(accelerator(None, "Relu"), max_examples=5)
+
+
+def test_a_check_in_which_nothing_runs_is_an_error() -> None:
+    says = "tried on 5 graphs, but not one region was made: nothing was tested.*takes: Conv"
+    with pytest.raises(sg.PartitionError, match=says):
+        check_property(sg.ContainOpSelector({"Conv"}), max_examples=5, min_size=50)
+    with pytest.raises(sg.PartitionError, match="not one region was made"):
+        check_property(sg.SubgraphSelector, max_examples=5)
+
+    class Refuses(accelerator(Right, "Relu")):
+        def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> Any:
+            return sg.Reject("too small")
+
+    with pytest.raises(sg.PartitionError, match="not one region was made"):
+        check_property(Refuses, max_examples=5)
+
+
+def test_calls_are_counted_through_sessions_of_an_ops_own() -> None:
+    class Door(sg.Session):
+        def __call__(self, inputs: Any, outputs: Any = None) -> Any:
+            return self.op.right(inputs)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+    class WithDoor(Broken):
+        def session(self) -> sg.Session:
+            return Door(self)
+
+    tried = check_property(accelerator(WithDoor, "Relu"), max_examples=5)
+    assert tried.own_calls == tried.calls >= 4 * tried.regions > 0
+
+
+def test_models_of_ones_own_are_tried() -> None:
+    fine = ladder()
+    tried = check_property(
+        accelerator(Right, "Add"), models=[fine, sg.to_onnx(fine)], max_examples=0
+    )
+    assert (tried.graphs, tried.regions, tried.nodes["Add"]) == (2, 2, 2)
+    with pytest.raises(sg.PartitionError, match="property Accelerator fails"):
+        check_property(accelerator(SwapsInputs, "Sub"), models=[ladder()], max_examples=0)
+    with pytest.raises(sg.PartitionError, match="not one region"):
+        check_property(sg.ContainOpSelector({"Conv"}), models=[ladder()], max_examples=0)
+
+
+class WrongGemm(sg.SubgraphProperty):
+    """Wrong by one, with a Gemm."""
+
+    def create_subgraph_selector(self) -> sg.SubgraphSelector:
+        return sg.ContainOpSelector({"Gemm"})
+
+    def create_subgraph_node(self, subgraph: sg.Graph, subgraph_id: int) -> sg.Node:
+        return sg.subgraph_node(subgraph, op=PlusOne(subgraph))
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_the_counterexample_is_a_python_test(size: int) -> None:
+    rng = np.random.default_rng(0)
+    x, w = sg.input("x", (2, size)), sg.parameter("w", rng.standard_normal((size, 4), np.float32))
+    graph = sg.Graph([x], [ops.Neg(ops.Gemm(ops.Relu(x), w))])
+    with pytest.raises(sg.PartitionError) as caught:
+        check_property(WrongGemm, models=[graph], max_examples=0)
+    source = str(caught.value).partition("\nas a test\n")[2]
+    assert f"from {__name__} import WrongGemm" in source
+    assert ("base64" in source) == (size == 300)
+    space: dict[str, Any] = {}
+    exec(source, space)
+    with pytest.raises(sg.PartitionError, match="invariant 7: output"):
+        space["test_counterexample"]()

@@ -1,0 +1,50 @@
+"""Operators that the standard defines by others run on CPU kernels: ONNX's own cases, any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.testing import conformance as suite
+from subgraph.tools import backend
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+Array = np.ndarray[Any, Any]
+_STEMS = ["blackman", "hamming", "hann", "causal_conv", "center_crop", "nllloss", "sce", "swiglu"]
+
+
+@pytest.mark.parametrize("stem", _STEMS)
+def test_cases_of_the_suite_run_on_kernels(stem: str) -> None:
+    of_stem = [case for case in suite.cases() if case.name.startswith(f"test_{stem}")]
+    cases = [case for case in of_stem[::5] if "expanded" not in case.name]
+    assert cases
+    for case in cases:
+        graph = sg.load(case.load()[0])
+        placed = sg.default_core().query_model(graph, "CPU")
+        assert set(placed) == {node.name for node in graph.nodes}, (case.name, placed.reasons)
+        suite.run(case, lambda model: backend.prepare(model, "CPU").run)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_gated_unit_of_any_batch(dtype: str) -> None:
+    x = sg.input("x", ("N", 6), dtype)
+    graph = sg.Graph([x], [ops.SwiGLU(x, ops.Neg(x))])
+    model, expected = sg.compile_model(graph, "CPU"), sg.compile_model(graph, "REFERENCE")
+    for rows in (3, 1, 5):
+        array = np.random.default_rng(rows).standard_normal((rows, 6)).astype(dtype)
+        np.testing.assert_allclose(model(x=array)[0], expected(x=array)[0], rtol=3e-3, atol=1e-4)
+
+
+def test_a_loss_of_any_batch() -> None:
+    x, labels = sg.input("x", ("N", 5)), sg.input("labels", ("N",), "int64")
+    graph = sg.Graph([x, labels], [ops.SoftmaxCrossEntropyLoss(x, labels, ignore_index=2)])
+    model, expected = sg.compile_model(graph, "CPU"), sg.compile_model(graph, "REFERENCE")
+    for rows in (4, 7):
+        rng = np.random.default_rng(rows)
+        given = [rng.standard_normal((rows, 5)).astype(np.float32), rng.integers(0, 5, rows)]
+        for k in range(len(graph.outputs)):
+            np.testing.assert_allclose(model(given)[k], expected(given)[k], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,394 @@
+"""QDQ models: what they become; bit for bit as ONNX Runtime's integer kernels compute them.
+
+ONNX Runtime itself computes some of the same models in floats: signed bytes, an activation that is
+not absorbed by the zero point. What lies within the errors of float32 of a tie between two bytes
+may become either; float64 tells which do. Behind further operators such a byte is one step apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import subgraph as sg
+from subgraph.transform.pass_manager import apply_pass
+
+Array = np.ndarray[Any, Any]
+KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8}
+FEW = settings(max_examples=12, deadline=None)
+
+
+class Builder:
+    """Writes a QDQ model as quantisers do. Weights have seven bits.
+
+    ONNX Runtime's kernels for machines without a dot product of bytes saturate with more.
+    """
+
+    def __init__(self, seed: int, dtype: str = "uint8") -> None:
+        self.rng = np.random.default_rng(seed)
+        self.dtype = dtype
+        self.nodes: list[Any] = []
+        self.weights: list[Any] = []
+        self.scales: dict[str, tuple[str, str]] = {}
+
+    def constant(self, name: str, array: Any) -> str:
+        self.weights.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def node(self, op_type: str, inputs: list[str], name: str, **attributes: Any) -> str:
+        self.nodes.append(helper.make_node(op_type, inputs, [name], **attributes))
+        return name
+
+    def scale(self, name: str, scale: float) -> tuple[str, str]:
+        info = np.iinfo(self.dtype)
+        zero = np.array(self.rng.integers(info.min, info.max + 1), self.dtype)
+        pair = (
+            self.constant(f"{name}_scale", np.float32(scale)),
+            self.constant(f"{name}_zero", zero),
+        )
+        self.scales[name] = pair
+        return pair
+
+    def quantize(self, real: str, name: str, scale: float, like: str = "") -> str:
+        """Quantise a real value and give it back as a real value."""
+        pair = self.scales[like] if like else self.scale(name, scale)
+        self.scales[name] = pair
+        self.node("QuantizeLinear", [real, *pair], name)
+        return self.dequantize(name)
+
+    def dequantize(self, name: str) -> str:
+        return self.node("DequantizeLinear", [name, *self.scales[name]], f"{name}_real")
+
+    def weight(self, name: str, shape: tuple[int, ...], axis: int | None) -> tuple[str, Any]:
+        count = 1 if axis is None else shape[axis]
+        scale = self.rng.uniform(0.01, 0.03, count).astype(np.float32)
+        scale = scale[0] if axis is None else scale
+        held = [
+            self.constant(name, self.rng.integers(-63, 64, shape).astype(np.int8)),
+            self.constant(f"{name}_scale", scale),
+            self.constant(f"{name}_zero", np.zeros(np.shape(scale), np.int8)),
+        ]
+        axes = {} if axis is None else {"axis": axis}
+        return self.node("DequantizeLinear", held, f"{name}_real", **axes), scale
+
+    def bias(self, name: str, count: int, scale: Any) -> str:
+        scale = np.broadcast_to(np.asarray(scale, np.float32), count)
+        held = [
+            self.constant(name, self.rng.integers(-3000, 3000, count).astype(np.int32)),
+            self.constant(f"{name}_scale", scale.copy()),
+            self.constant(f"{name}_zero", np.zeros(count, np.int32)),
+        ]
+        return self.node("DequantizeLinear", held, f"{name}_real", axis=0)
+
+    def model(self, inputs: dict[str, tuple[str, tuple[int, ...]]], output: str) -> ModelProto:
+        given_ = [
+            helper.make_tensor_value_info(k, KINDS.get(d, TensorProto.FLOAT), s)
+            for k, (d, s) in inputs.items()
+        ]
+        kind = KINDS[self.dtype] if output in self.scales else TensorProto.FLOAT
+        result = helper.make_tensor_value_info(output, kind, None)
+        graph = helper.make_graph(self.nodes, "g", given_, [result], self.weights)
+        opsets = [helper.make_opsetid("", 17)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def operators(model: ModelProto) -> list[str]:
+    return [node.op_type for node in apply_pass(sg.load(model), "CpuFusion").nodes]
+
+
+def by_onnxruntime(model: ModelProto, inputs: dict[str, Array]) -> Array:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return np.asarray(session.run(None, inputs)[0])
+
+
+def tensors(model: ModelProto) -> dict[str, Array]:
+    return {held.name: numpy_helper.to_array(held) for held in model.graph.initializer}
+
+
+def as_bytes(real: Array, held: list[Array]) -> Array:
+    """Round real numbers by a scale and a zero point, as QuantizeLinear says."""
+    scale, zero = held
+    info = np.iinfo(zero.dtype)
+    return np.clip(np.rint(real / scale) + zero, info.min, info.max).astype(zero.dtype)
+
+
+def by_integers(model: ModelProto, inputs: dict[str, Array]) -> Array:
+    """Run the model's one product on ONNX Runtime's integer kernel; activations cut its bytes."""
+    (node,) = (n for n in model.graph.node if n.op_type in ("Conv", "MatMul", "Gemm"))
+    of = {n.output[0]: list(n.input) for n in model.graph.node if n.op_type == "DequantizeLinear"}
+    left, right, *bias = (of[name] for name in node.input)
+    added, end = [name for b in bias for name in b[:1]], ["y_scale", "y_zero"]
+    rest = [*added, *end] if node.op_type == "Gemm" else [*end, *added]
+    name = "QGemm" if node.op_type == "Gemm" else f"QLinear{node.op_type}"
+    one = NodeProto()
+    one.CopyFrom(node)
+    one.op_type, one.domain = name, "com.microsoft" if name == "QGemm" else ""
+    del one.input[:]
+    one.input.extend([*left, *right, *rest])
+    one.output[0] = "y"
+    alone = ModelProto()
+    alone.CopyFrom(model)
+    del alone.graph.node[:]
+    alone.graph.node.append(one)
+    alone.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    result, held = by_onnxruntime(alone, inputs), tensors(model)
+    pair = [held[name] for name in end]
+    for cut in model.graph.node:
+        if cut.op_type == "Relu":
+            result = np.maximum(result, as_bytes(np.zeros(()), pair))
+        elif cut.op_type == "Clip":
+            result = np.clip(result, *(as_bytes(held[name], pair) for name in cut.input[1:]))
+    return result
+
+
+def by_reference(node: NodeProto, inputs: list[Array]) -> Array:
+    (result,) = ReferenceEvaluator(node).run(None, dict(zip(node.input, inputs, strict=True)))
+    return np.asarray(result)
+
+
+def steps(model: ModelProto, inputs: dict[str, Array]) -> Array:
+    """Return what the last QuantizeLinear rounds, in float64 throughout but for the weights'."""
+    held = {**tensors(model), **inputs}
+    for node in model.graph.node:
+        given_ = [held[name] for name in node.input]
+        if node.op_type == "DequantizeLinear":
+            whole, scale, zero = (a.astype(np.float64) for a in given_)
+            if scale.ndim:
+                sides = [1] * whole.ndim
+                sides[node.attribute[0].i] = -1
+                scale, zero = scale.reshape(sides), zero.reshape(sides)
+            made = (whole - zero) * scale
+        elif node.op_type == "QuantizeLinear" and node.output[0] != "y":
+            made = by_reference(node, given_)
+        elif node.op_type == "QuantizeLinear":
+            info = np.iinfo(given_[2].dtype)
+            made = np.clip(given_[0] / np.float64(given_[1]) + given_[2], info.min, info.max)
+        else:
+            made = by_reference(node, [a.astype(np.float64) for a in given_])
+        held[node.output[0]] = made
+    return held["y"]
+
+
+def by_devices(model: ModelProto, inputs: dict[str, Array]) -> list[Array]:
+    compiled = [sg.compile_model(sg.load(model), device) for device in ("CPU", "REFERENCE")]
+    return [next(iter(one(inputs).values())) for one in compiled]
+
+
+def check(model: ModelProto, inputs: dict[str, Array], *, exact: bool = True) -> None:
+    """Check a model of one product: rounded to nearest, its ties as ``exact`` integers have them.
+
+    Float32 rounds scales and scaled sums four times: 1e-4 of a step. Floats round every sum.
+    """
+    got, real = by_devices(model, inputs)
+    assert got.dtype == real.dtype
+    if exact:
+        np.testing.assert_array_equal(got, by_integers(model, inputs))
+    wanted = steps(model, inputs)
+    floats = "FusedQLinear" not in "".join(operators(model))
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=0.5 + (1e-2 if floats else 1e-4))
+    np.testing.assert_allclose(real, wanted, rtol=0, atol=0.5 + 1e-2)
+
+
+def drawn(b: Builder, shape: tuple[int, ...]) -> Array:
+    info = np.iinfo(b.dtype)
+    return b.rng.integers(info.min, info.max + 1, shape).astype(b.dtype)
+
+
+def conv_model(
+    b: Builder, channels: tuple[int, int], kernel: int, groups: int, per_channel: bool, after: str
+) -> tuple[ModelProto, dict[str, Array]]:
+    inputs, outputs = channels
+    b.scale("x", 0.02)
+    w, scale = b.weight(
+        "w", (outputs, inputs // groups, kernel, kernel), 0 if per_channel else None
+    )
+    c = b.bias("c", outputs, np.float32(0.02) * scale)
+    pads = [kernel // 2] * 4
+    real = b.node("Conv", [b.dequantize("x"), w, c], "conv", pads=pads, group=groups)
+    if after == "Relu":
+        real = b.node("Relu", [real], "act")
+    elif after == "Clip":
+        real = b.node("Clip", [real, b.constant("l", np.float32(0)), b.constant("h", np.float32(1))], "act")  # fmt: skip # noqa: E501
+    b.node("QuantizeLinear", [real, *b.scale("y", 0.05)], "y")
+    shape = (1, inputs, 7, 9)
+    return b.model({"x": (b.dtype, shape)}, "y"), {"x": drawn(b, shape)}
+
+
+@FEW
+@given(
+    channels=st.tuples(st.integers(8, 40), st.integers(1, 40)),
+    kernel=st.sampled_from([1, 3]),
+    per_channel=st.booleans(),
+    dtype=st.sampled_from(["uint8", "int8"]),
+    after=st.sampled_from(["", "Relu", "Clip"]),
+    seed=st.integers(0, 1 << 30),
+)
+@example((30, 29), 1, False, "uint8", "Relu", 102130024).via("126.500006: 126.5 in float32")
+def test_convolutions(
+    channels: tuple[int, int], kernel: int, per_channel: bool, dtype: str, after: str, seed: int
+) -> None:
+    b = Builder(seed, dtype)
+    model, inputs = conv_model(b, channels, kernel, 1, per_channel, after)
+    assert operators(model) == ["FusedQLinearConv"]
+    check(model, inputs)
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize(
+    ("channels", "groups"),
+    [
+        ((24, 24), 24),
+        ((17, 17), 17),
+        ((32, 64), 2),
+        ((48, 48), 12),  # four go together
+        ((40, 40), 5),  # two, and one is left
+        ((12, 18), 3),  # all
+    ],
+)
+def test_grouped_convolutions(channels: tuple[int, int], groups: int, kernel: int) -> None:
+    model, inputs = conv_model(Builder(0), channels, kernel, groups, True, "")
+    assert operators(model) == ["FusedQLinearConv"]
+    check(model, inputs)
+
+
+@pytest.mark.parametrize("zero", [-128, 126, 127])
+def test_bounds_of_an_activation_beyond_the_bytes(zero: int) -> None:
+    b = Builder(0, "int8")
+    b.scale("x", 0.02)
+    w, _ = b.weight("w", (8, 16, 1, 1), None)
+    real = b.node("Conv", [b.dequantize("x"), w], "conv")
+    bounds = [b.constant("l", np.float32(0.3)), b.constant("h", np.float32(90))]
+    real = b.node("Clip", [real, *bounds], "act")
+    y = b.constant("ys", np.float32(0.05)), b.constant("yz", np.int8(zero))
+    b.scales["y"] = y
+    b.node("QuantizeLinear", [real, *y], "y")
+    model = b.model({"x": ("int8", (1, 16, 5, 5))}, "y")
+    assert operators(model) == ["FusedQLinearConv"]
+    check(model, {"x": drawn(b, (1, 16, 5, 5))}, exact=False)
+
+
+def test_groups_that_are_far_from_blocks_run_as_floats() -> None:
+    model, inputs = conv_model(Builder(0), (20, 30), 3, 5, True, "Relu")
+    check(model, inputs, exact=False)
+
+
+@FEW
+@given(
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 50), st.integers(1, 70)),
+    op_type=st.sampled_from(["Gemm", "MatMul"]),
+    per_channel=st.booleans(),
+    dtype=st.sampled_from(["uint8", "int8"]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_products(
+    sizes: tuple[int, int, int], op_type: str, per_channel: bool, dtype: str, seed: int
+) -> None:
+    m, n, k = sizes
+    b = Builder(seed, dtype)
+    b.scale("x", 0.02)
+    turned = op_type == "Gemm"
+    axis = (0 if turned else 1) if per_channel else None
+    w, scale = b.weight("w", (n, k) if turned else (k, n), axis)
+    given_ = [b.dequantize("x"), w]
+    if turned:
+        given_.append(b.bias("c", n, np.float32(0.02) * scale))
+    attributes = {"transB": 1} if turned else {}
+    real = b.node(op_type, given_, "product", **attributes)
+    b.node("QuantizeLinear", [real, *b.scale("y", 0.05)], "y")
+    model = b.model({"x": (dtype, (m, k))}, "y")
+    assert operators(model) == ["FusedQLinearMatMul"]
+    check(model, {"x": drawn(b, (m, k))})
+
+
+@pytest.mark.parametrize("op_type", ["Conv", "Gemm"])
+def test_weights_that_are_quantised_in_the_graph(op_type: str) -> None:
+    """PyTorch keeps float weights and writes their rounding, without zero points or bias scales."""
+    b = Builder(5, "int8")
+    x = b.quantize("x", "q", 0.02)
+    shape = (24, 16, 3, 3) if op_type == "Conv" else (24, 16)
+    real_w = b.constant("w", b.rng.standard_normal(shape).astype(np.float32))
+    pair = real_w, b.constant("ws", b.rng.uniform(0.02, 0.04, 24).astype(np.float32))
+    zero = b.constant("wz", np.zeros(24, np.int8))
+    held = b.node("QuantizeLinear", [*pair, zero], "w8", axis=0)
+    wide = b.node("DequantizeLinear", [held, pair[1], zero], "w_real", axis=0)
+    c = b.constant("c", b.rng.standard_normal(24).astype(np.float32))
+    attributes = {} if op_type == "Conv" else {"transB": 1}
+    real = b.node(op_type, [x, wide, c], "product", **attributes)
+    b.node("QuantizeLinear", [real, *b.scale("y", 0.05)], "y")
+    given_ = (1, 16, 6, 6) if op_type == "Conv" else (3, 16)
+    model = b.model({"x": ("float32", given_)}, "y")
+    name = "FusedQLinearConv" if op_type == "Conv" else "FusedQLinearMatMul"
+    assert name in operators(model)
+    inputs = {"x": b.rng.standard_normal(given_).astype(np.float32)}
+    check(model, inputs, exact=False)
+    compiled = sg.compile_model(sg.load(model), "CPU", {"ENABLE_PROFILING": True})
+    request = compiled.create_infer_request()
+    request.infer(inputs)
+    assert any("qlinear_kernels.product" in entry.kernel for entry in request.profile())
+
+
+def test_float_bias_is_added_to_the_scaled_sum() -> None:
+    b = Builder(3)
+    b.scale("x", 0.02)
+    w, _ = b.weight("w", (20, 16, 3, 3), 0)
+    c = b.constant("c", b.rng.standard_normal(20).astype(np.float32))
+    real = b.node("Conv", [b.dequantize("x"), w, c], "conv")
+    b.node("QuantizeLinear", [real, *b.scale("y", 0.05)], "y")
+    model = b.model({"x": ("uint8", (2, 16, 6, 6))}, "y")
+    assert operators(model) == ["FusedQLinearConv"]
+    check(model, {"x": drawn(b, (2, 16, 6, 6))}, exact=False)
+
+
+def residual_model(seed: int) -> tuple[ModelProto, dict[str, Array]]:
+    """Return a block with a shared input, a pool, a sum, a concatenation and a reshape."""
+    b = Builder(seed)
+    x = b.quantize("x", "q", 0.02)
+    w, scale = b.weight("w", (32, 32, 3, 3), 0)
+    c = b.bias("c", 32, np.float32(0.02) * scale)
+    conv = b.node("Conv", [x, w, c], "conv", pads=[1, 1, 1, 1])
+    conv = b.quantize(b.node("Relu", [conv], "relu"), "p", 0.03)
+    added = b.quantize(b.node("Add", [conv, x], "add"), "s", 0.04)
+    pool = b.node(
+        "MaxPool", [added], "pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]
+    )
+    pool = b.quantize(pool, "t", 0, like="s")
+    both = b.quantize(b.node("Concat", [pool, pool], "both", axis=1), "u", 0, like="s")
+    shape = b.constant("shape", np.array([1, -1], np.int64))
+    b.node("QuantizeLinear", [b.node("Reshape", [both, shape], "flat"), *b.scales["s"]], "y")
+    b.scales["y"] = b.scales["s"]
+    array = b.rng.standard_normal((1, 32, 10, 10)).astype(np.float32)
+    return b.model({"x": ("float32", (1, 32, 10, 10))}, "y"), {"x": array}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_residual_block_stays_in_bytes(seed: int) -> None:
+    model, inputs = residual_model(seed)
+    found = operators(model)
+    for name in ("FusedQLinearConv", "FusedElementwise", "FusedQMaxPool", "Reshape"):
+        assert found.count(name) == 1
+    got, real = by_devices(model, inputs)
+    apart = np.abs(got.astype(np.int32) - real.astype(np.int32))
+    assert apart.max() <= 1
+    assert np.count_nonzero(apart) <= apart.size // 100
+
+
+def test_updates_of_weights_and_scales_are_followed() -> None:
+    model, inputs = conv_model(Builder(1), (16, 16), 3, 1, True, "Relu")
+    compiled = sg.compile_model(sg.load(model), "CPU")
+    reference = sg.compile_model(sg.load(model), "REFERENCE")
+    for name, change in (("w", lambda a: -a), ("y_scale", lambda a: 2 * a), ("y_zero", lambda a: a ^ 1)):  # fmt: skip # noqa: E501
+        for one in (compiled, reference):
+            one.parameters[name].assign(change(one.parameters[name].array))
+        got, real = (next(iter(one(inputs).values())) for one in (compiled, reference))
+        assert np.abs(got.astype(np.int32) - real.astype(np.int32)).max() <= 1

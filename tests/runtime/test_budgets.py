@@ -1,0 +1,446 @@
+"""Budgets: small files that ask for much memory, many nodes or much work are refused at once.
+
+What these files asked for took minutes or tens of gigabytes; the bounds of time here are generous.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import locale
+import time
+import tracemalloc
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import subgraph as sg
+from subgraph.graph import limits
+
+DEVICES = ["REFERENCE", "CPU"]
+Array = np.ndarray[Any, Any]
+_FLOAT, _INT, _BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+def _info(name: str, shape: Sequence[int | str] | None, dtype: int = _FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def _model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    weights: Sequence[onnx.TensorProto] = (),
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> bytes:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, list(weights))
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
+    return model.SerializeToString()
+
+
+@contextmanager
+def _within(seconds: float) -> Generator[None]:
+    begin = time.perf_counter()
+    yield
+    assert time.perf_counter() - begin < seconds
+
+
+@contextmanager
+def _peak_below(count: int) -> Generator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < count
+    finally:
+        tracemalloc.stop()
+
+
+# ------------------------------------------------------------------ nodes and names
+
+
+def _bomb(levels: int) -> bytes:
+    """Return a file whose functions call each other twice on each level."""
+    functions: list[onnx.FunctionProto] = []
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
+    for level in range(levels):
+        last = level == levels - 1
+        callee, domain = ("Relu", "") if last else (f"f{level + 1}", "own")
+        nodes = [
+            helper.make_node(callee, ["x"], ["t"], domain=domain),
+            helper.make_node(callee, ["t"], ["y"], domain=domain),
+        ]
+        functions.append(
+            helper.make_function("own", f"f{level}", ["x"], ["y"], nodes, opset_imports=opsets)
+        )
+    node = helper.make_node("f0", ["x"], ["y"], domain="own")
+    return _model([node], [_info("x", [4])], [_info("y", [4])], functions=functions)
+
+
+def test_functions_that_give_too_many_nodes_are_refused_before_they_are_expanded() -> None:
+    content = _bomb(19)
+    assert len(content) < 2000
+    with _within(10), pytest.raises(sg.LimitError, match="gives 524288 nodes"):
+        sg.load(content)
+
+
+def test_functions_within_the_budget_are_expanded() -> None:
+    assert len(sg.load(_bomb(5)).nodes) == 2**5
+
+
+def test_nodes_of_one_name_take_linear_time() -> None:
+    count = 16_000
+    nodes = [helper.make_node("Relu", [f"v{k}"], [f"v{k + 1}"], name="same") for k in range(count)]
+    with _within(20):
+        graph = sg.load(_model(nodes, [_info("v0", [4])], [_info(f"v{count}", [4])]))
+    assert [node.name for node in graph.nodes[:3]] == ["same", "same_1", "same_2"]
+    assert len({node.name for node in graph.nodes}) == count
+
+
+# ------------------------------------------------------------------ counts in attributes
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_gram_length_beyond_every_row_costs_nothing(device: str) -> None:
+    node = helper.make_node(
+        "TfIdfVectorizer",
+        ["x"],
+        ["y"],
+        min_gram_length=1,
+        max_gram_length=10**9,
+        max_skip_count=10**9,
+        mode="TF",
+        ngram_counts=[0],
+        ngram_indexes=[0, 1],
+        pool_int64s=[1, 2],
+    )
+    content = _model([node], [_info("x", [8], _INT)], [_info("y", [2])])
+    with _within(20):
+        assert sg.compile_model(content, device)([np.arange(8)])[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("count", [10**9, 2, 0, -1])
+def test_a_scan_of_more_inputs_than_it_has_is_refused(count: int) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["a"], ["b"])], "body", [_info("a", [1])], [_info("b", [1])]
+    )
+    node = helper.make_node("Scan", ["x"], ["y"], body=body, num_scan_inputs=count)
+    content = _model([node], [_info("x", [4, 1])], [_info("y", [4, 1])])
+    with _peak_below(50 << 20), pytest.raises(sg.ModelError, match="num_scan_inputs"):
+        sg.load(content)
+
+
+# ------------------------------------------------------------------ memory of a whole run
+
+
+def _many_constants(count: int, elements: int) -> bytes:
+    nodes = [helper.make_node("ConstantOfShape", ["s"], [f"y{k}"]) for k in range(count)]
+    weight = helper.make_tensor("s", _INT, [1], [elements])
+    outputs = [_info(f"y{k}", None) for k in range(count)]
+    return _model(nodes, [], outputs, [weight])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_that_fit_alone_and_not_together_are_refused(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(limits.VARIABLE, "64M")
+    model = sg.compile_model(_many_constants(8, 4 << 20), device)  # 16 MiB each
+    with _peak_below(100 << 20), pytest.raises(sg.LimitError, match="budget is 64"):
+        model()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_that_die_in_between_do_not_count(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(limits.VARIABLE, "64M")
+    x = sg.input("x", ("N",))
+    y = x
+    for _ in range(16):
+        y = sg.ops.CumSum(sg.ops.Abs(y), np.array(0))
+    model = sg.compile_model(sg.Graph([x], [y]), device)
+    assert model(np.zeros(2 << 20, np.float32))[0].shape == (2 << 20,)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sequence_that_grows_is_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(limits.VARIABLE, "16M")
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("Expand", ["x", "size"], ["row"]),
+            helper.make_node("SequenceInsert", ["s", "row"], ["more"]),
+        ],
+        "body",
+        [
+            _info("i", [], _INT),
+            _info("go", [], _BOOL),
+            helper.make_tensor_sequence_value_info("s", _FLOAT, None),
+        ],
+        [_info("on", [], _BOOL), helper.make_tensor_sequence_value_info("more", _FLOAT, None)],
+    )
+    nodes = [
+        helper.make_node("SequenceEmpty", [], ["empty"]),
+        helper.make_node("Loop", ["count", "", "empty"], ["items"], body=body),
+        helper.make_node("ConcatFromSequence", ["items"], ["y"], axis=0),
+    ]
+    weights = [
+        helper.make_tensor("count", _INT, [], [1 << 40]),
+        helper.make_tensor("size", _INT, [1], [1 << 16]),
+    ]
+    content = _model(nodes, [_info("x", [1])], [_info("y", None)], weights)
+    model = sg.compile_model(content, device)
+    with _peak_below(100 << 20), _within(60), pytest.raises(sg.LimitError, match="budget"):
+        model(np.ones(1, np.float32))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_text_that_doubles_is_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(limits.VARIABLE, "16M")
+    names = [f"v{k}" for k in range(41)]
+    nodes = [helper.make_node("StringConcat", [a, a], [b]) for a, b in itertools.pairwise(names)]
+    text = TensorProto.STRING
+    content = _model(nodes, [_info("v0", [1], text)], [_info(names[-1], [1], text)])
+    model = sg.compile_model(content, device)
+    with _peak_below(100 << 20), pytest.raises(sg.LimitError, match="budget"):
+        model(np.array(["ab"], dtype=object))
+
+
+def test_one_long_text_among_many_short_ones_takes_the_memory_of_its_own() -> None:
+    texts = np.array(["long " * 100_000, *["short"] * 2000], dtype=object)
+    x = sg.input("x", ("N",), "string")
+    added, upper = sg.ops.StringConcat(x, x), sg.ops.StringNormalizer(x, case_change_action="UPPER")
+    with _peak_below(50 << 20):
+        found = sg.compile_model(sg.Graph([x], [added, upper]), "REFERENCE")(texts)
+    assert [len(item) for item in found[0][:2]] == [1_000_000, 10]
+    assert found[1][1] == "SHORT"
+
+
+def test_many_texts_beside_one_of_many_parts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(limits.VARIABLE, "256M")
+    x = sg.input("x", ("N",), "string")
+    model = sg.compile_model(sg.Graph([x], list(sg.ops.StringSplit(x))), "REFERENCE")
+    assert model(np.array(["a b", "c"], dtype=object))[0].tolist() == [["a", "b"], ["c", ""]]
+    with _peak_below(100 << 20), pytest.raises(sg.LimitError, match="parts"):
+        model(np.array(["a " * 100_000, *["b"] * 1000], dtype=object))
+
+
+def test_a_model_does_not_set_the_locale_of_the_process() -> None:
+    before = locale.setlocale(locale.LC_ALL)
+    x = sg.input("x", ("N",), "string")
+    graph = sg.Graph([x], [sg.ops.StringNormalizer(x, locale="C.UTF-8")])
+    sg.compile_model(graph, "REFERENCE")(np.array(["a"], dtype=object))
+    assert locale.setlocale(locale.LC_ALL) == before
+
+
+# ------------------------------------------------------------------ how they are set
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1000", 1000), ("2K", 2048), ("1.5m", 3 << 19), ("8G", 8 << 30), (" 1 TiB ", 1 << 40)],
+)
+def test_a_budget_has_a_unit(text: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(limits.VARIABLE, text)
+    assert limits.memory_limit() == count
+
+
+@pytest.mark.parametrize("text", ["a lot", "-1", "0", "8X", "nan", "1e9", "8 G G", "0.1"])
+def test_a_budget_that_is_no_size_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(limits.VARIABLE, text)
+    with pytest.raises(sg.ConfigError, match=limits.VARIABLE):
+        limits.memory_limit()
+
+
+def test_by_default_half_of_the_memory_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(limits.VARIABLE, raising=False)
+    assert limits.memory_limit() == limits.machine_memory() // 2
+
+
+def test_what_exceeds_a_budget_is_a_memory_error_too() -> None:
+    assert issubclass(sg.LimitError, (sg.SubgraphError, MemoryError))
+    assert issubclass(sg.LimitError, ValueError)
+
+
+def _growing() -> sg.Graph:
+    x, shape = sg.input("x", (1,)), sg.input("shape", (1,), "int64")
+    return sg.Graph([x, shape], [sg.ops.CumSum(sg.ops.Expand(x, shape), np.array(0))])
+
+
+@pytest.mark.parametrize("device", [*DEVICES, "AUTO", "HETERO:CPU,REFERENCE", "MULTI:CPU"])
+def test_an_option_of_a_model_limits_its_runs(device: str) -> None:
+    model = sg.compile_model(_growing(), device, {"MEMORY_LIMIT": "1M"})
+    one = np.ones(1, np.float32)
+    assert model(one, np.array([8]))[0].shape == (8,)
+    with pytest.raises(sg.LimitError, match=r"budget is 1\.00 MiB"):
+        model(one, np.array([1 << 20]))
+    request = model.create_infer_request()
+    request.start_async([one, np.array([1 << 20])])
+    with pytest.raises(sg.LimitError, match="budget"):
+        request.wait(60)
+    other = sg.compile_model(_growing(), device)
+    assert other(one, np.array([1 << 20]))[0].shape == (1 << 20,)
+
+
+def test_an_option_that_is_no_size_is_refused() -> None:
+    core = sg.Core()
+    with pytest.raises(sg.ConfigError, match="MEMORY_LIMIT"):
+        core.set_property("CPU", {"MEMORY_LIMIT": "much"})
+    with pytest.raises(sg.ConfigError, match="MEMORY_LIMIT"):
+        core.compile_model(_growing(), "CPU", {"MEMORY_LIMIT": "much"})
+    with pytest.raises(sg.ConfigError, match="memory_limit"):
+        sg.load(_bomb(2), memory_limit="much")
+
+
+def test_nodes_of_a_load_and_of_a_compilation_are_limited() -> None:
+    with pytest.raises(sg.LimitError, match="budget is 31"):
+        sg.load(_bomb(5), node_limit=31)
+    with pytest.raises(sg.LimitError, match="budget is 31"):
+        sg.compile_model(_bomb(5), "CPU", {"NODE_LIMIT": 31})
+    assert len(sg.load(_bomb(5), node_limit=32).nodes) == 32
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_time_of_a_load_and_of_a_compilation_is_limited(device: str) -> None:
+    content = _bomb(8)
+    with pytest.raises(sg.LimitError, match="time of 1e-09 s is over"):
+        sg.load(content, timeout=1e-9)
+    with pytest.raises(sg.LimitError, match="time of 1e-09 s is over"):
+        sg.compile_model(content, device, {"COMPILE_TIMEOUT": 1e-9})
+    sg.compile_model(content, device, {"COMPILE_TIMEOUT": 0})
+
+
+def test_time_over_between_two_nodes_is_noticed() -> None:
+    with limits.limited(seconds=1e-9), pytest.raises(sg.LimitError, match="trying node"):
+        sg.compile_model(_growing(), "CPU", {"FUSION": False})
+
+
+def test_tensors_of_functions_count_each_time_that_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    value = helper.make_tensor("v", _FLOAT, [1000], bytes(4000), raw=True)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
+    inner = [helper.make_node("Constant", [], ["y"], value=value)]
+    function = helper.make_function("own", "f", [], ["y"], inner, opset_imports=opsets)
+    nodes = [helper.make_node("f", [], [f"y{k}"], domain="own") for k in range(1000)]
+    outputs = [_info(f"y{k}", [1000]) for k in range(1000)]
+    content = _model(nodes, [], outputs, functions=[function])
+    assert len(sg.load(content).nodes) == 1000
+    with pytest.raises(sg.LimitError, match="tensors take"):
+        sg.load(content, memory_limit="1M")
+
+
+def test_sparse_tensors_count_as_what_they_become() -> None:
+    def sparse(name: str) -> onnx.SparseTensorProto:
+        values = helper.make_tensor(name, _FLOAT, [1], [1.0])
+        return helper.make_sparse_tensor(
+            values, helper.make_tensor("i", _INT, [1], [0]), [100 << 20]
+        )
+
+    graph = helper.make_graph(
+        [helper.make_node("Add", [f"s{k}", "x"], [f"y{k}"]) for k in range(50)],
+        "g",
+        [_info("x", [1])],
+        [_info(f"y{k}", None) for k in range(50)],
+        sparse_initializer=[sparse(f"s{k}") for k in range(50)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    with _peak_below(1000 << 20), pytest.raises(sg.LimitError, match="tensors take"):
+        sg.load(model.SerializeToString(), memory_limit="500M")
+
+
+def test_a_file_does_not_set_the_budgets_of_who_imports_it() -> None:
+    stream = io.BytesIO()
+    sg.compile_model(_growing(), "CPU", {"MEMORY_LIMIT": "1M"}).export_model(stream)
+    model = sg.import_model(stream.getvalue(), "CPU")
+    assert model.get_property("MEMORY_LIMIT") == ""
+
+
+# ------------------------------------------------------------------ many operands, long chains
+
+
+@pytest.mark.parametrize("op_type", ["Sum", "Mean", "Max", "Min"])
+@pytest.mark.parametrize("count", [16, 17, 31, 32, 50])
+def test_many_operands_give_what_numpy_gives(op_type: str, count: int) -> None:
+    generator = np.random.default_rng(count)
+    shapes = [(3, 4), (4,), (3, 1), (1,)]
+    arrays = [generator.standard_normal(shapes[k % 4]).astype(np.float32) for k in range(count)]
+    inputs = [sg.input(f"x{k}", array.shape) for k, array in enumerate(arrays)]
+    graph = sg.Graph(inputs, [getattr(sg.ops, op_type)(*inputs)])
+    found = sg.compile_model(graph, "CPU")(*arrays)[0]
+    stacked = np.stack([np.broadcast_to(array, (3, 4)) for array in arrays])
+    expected = getattr(np, op_type.lower())(stacked, axis=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_thousands_of_operands_need_no_kernel_of_their_own() -> None:
+    count = 2000
+    inputs = [sg.input(f"x{k}", (4,)) for k in range(count)]
+    model = sg.compile_model(sg.Graph(inputs, [sg.ops.Sum(*inputs)]), "CPU")
+    with _within(60):  # two kernels may have to be compiled
+        found = model(*[np.full(4, k, np.float32) for k in range(count)])[0]
+    assert found.tolist() == [count * (count - 1) / 2] * 4
+
+
+def test_thousands_of_outputs_take_linear_time() -> None:
+    count = 20_000
+    names = [f"y{k}" for k in range(count)]
+    node = helper.make_node("Split", ["x"], names, axis=0, num_outputs=count)
+    content = _model([node], [_info("x", [count])], [_info(name, [1]) for name in names])
+    with _within(20):
+        found = sg.compile_model(content, "CPU")(np.arange(count, dtype=np.float32))
+    assert [int(found[k][0]) for k in (0, 7, count - 1)] == [0, 7, count - 1]
+
+
+def test_a_chain_of_parts_in_parts_takes_linear_time() -> None:
+    """Each result is a part of the next one: what it is in the end was walked for each again."""
+    count = 3000
+    nodes = [
+        helper.make_node("Concat", [f"v{k}", "v0"], [f"v{k + 1}"], axis=0) for k in range(count)
+    ]
+    content = _model(nodes, [_info("v0", [1])], [_info(f"v{count}", [count + 1])])
+    with _within(30):
+        assert sg.compile_model(content, "CPU")(np.ones(1, np.float32))[0].sum() == count + 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "op_type", ["ConstantOfShape", "Expand", "Reshape", "Tile", "Unsqueeze", "Squeeze", "Slice"]
+)
+def test_a_list_of_dimensions_that_doubles_is_refused(
+    op_type: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(limits.VARIABLE, "64M")
+    nodes = [helper.make_node("Concat", [f"s{k}"] * 2, [f"s{k + 1}"], axis=0) for k in range(40)]
+    given = {"ConstantOfShape": ["s40"], "Slice": ["x", "s40", "s40"]}.get(op_type, ["x", "s40"])
+    content = _model(
+        [*nodes, helper.make_node(op_type, given, ["y"])],
+        [_info("x", [1])],
+        [_info("y", None)],
+        [helper.make_tensor("s0", _INT, [1], [1])],
+    )
+    with _peak_below(300 << 20), pytest.raises(sg.SubgraphError):
+        sg.compile_model(content, device)(np.ones(1, np.float32))
+
+
+def test_a_region_larger_than_every_image_does_not_take_a_sample_for_each_of_its_pixels() -> None:
+    x, rois = sg.input("x", (1, 1, 2, 2)), sg.input("rois", (1, 4))
+    graph = sg.Graph([x, rois], [sg.ops.RoiAlign(x, rois, np.zeros(1, np.int64))])
+    model = sg.compile_model(graph, "REFERENCE")
+    image = np.ones((1, 1, 2, 2), np.float32)
+    assert model(image, np.array([[0, 0, 2, 2]], np.float32))[0].shape == (1, 1, 1, 1)
+    with _within(10), pytest.raises(sg.ShapeError, match="samples"):
+        model(image, np.array([[0, 0, 1e9, 1e9]], np.float32))
+
+
+def test_a_type_has_no_more_dimensions_than_arrays_can_have() -> None:
+    assert sg.TensorType("float32", (1,) * 64).shape == (1,) * 64
+    for dims in ((1,) * 2000, [1] * 2000, [None] * 2000):
+        with pytest.raises(sg.ShapeError, match="2000 dimensions"):
+            sg.TensorType("float32", dims)

@@ -1,0 +1,560 @@
+"""Requests: inputs and outputs, states, callbacks, asyncio, pools, pipelines, profiles."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+from subgraph.devices.model_op import CompiledModelOp
+from subgraph.runtime.runner import Runner, Stage
+from subgraph.runtime.task_executor import TaskExecutor
+
+Array = np.ndarray[Any, Any]
+
+
+class Gate(sg.SubgraphOp):
+    """Waits until it is opened, then adds one; says on which memory it worked."""
+
+    def __init__(self, subgraph: sg.Graph) -> None:
+        super().__init__(subgraph)
+        self.open = threading.Event()
+        self.started = threading.Event()
+        self.open.set()
+        self.seen: list[int] = []
+
+    def forward(self, inputs: list[Any]) -> list[Array]:
+        self.started.set()
+        self.open.wait(20)
+        self.seen.append(inputs[0].__array_interface__["data"][0])
+        if (inputs[0] < 0).any():
+            raise ValueError("negative input")
+        return [inputs[0] + np.float32(1)]
+
+
+def chain(count: int = 1) -> tuple[sg.CompiledModel, list[Gate]]:
+    value = x = sg.input("x", ("N",))
+    gates: list[Gate] = []
+    for number in range(count):
+        ix = sg.input("ix", ("N",))
+        inner = sg.Graph([ix], [ops.Relu(ix)], f"inner{number}")
+        gates.append(Gate(inner))
+        value = sg.subgraph_node(inner, gates[-1], inputs=[value]).outputs[0]
+    value.name = "y"
+    return sg.CompiledModel(sg.Graph([x], [value], "net"), device="TEST"), gates
+
+
+X = np.array([1, 2], np.float32)
+
+
+@pytest.fixture
+def gated() -> Iterator[tuple[sg.CompiledModel, Gate]]:
+    model, gates = chain()
+    yield model, gates[0]
+    gates[0].open.set()
+
+
+class OnlyDlpack:
+    """A tensor of another library, of which nothing is known but the DLPack protocol."""
+
+    def __init__(self, held: np.ndarray[Any, Any]) -> None:
+        self.held = held
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.held.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.held.__dlpack_device__()
+
+
+def test_inputs_are_not_copied(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, gate = gated
+    address = X.__array_interface__["data"][0]
+    tensor = OnlyDlpack(X)
+    buffer = array.array("f", [1, 2])
+    model(X)
+    model(tensor)
+    model(X.data)
+    model(buffer)
+    assert gate.seen[:3] == [address] * 3
+    assert gate.seen[3] == buffer.buffer_info()[0]
+
+
+def test_preset_outputs(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, _ = gated
+    request = model.create_infer_request()
+    target = np.zeros(2, np.float32)
+    request.set_output("y", target)
+    assert request.infer(X)[0] is target
+    assert target.tolist() == [2, 3]
+    request.set_output(0, None)
+    assert request.infer(X)[0] is not target
+    with pytest.raises(sg.ShapeError, match="cannot be written into"):
+        request.set_output("y", np.zeros(2))
+    with pytest.raises(sg.ShapeError, match="writable"):
+        request.set_output("y", (1, 2))
+    with pytest.raises(sg.MissingInputError, match="no output 'z'"):
+        request.set_output("z", target)
+
+
+def test_ports_tell_shape_and_dtype() -> None:
+    x, free = sg.input("x", ("N", 3, None), "int8"), sg.input("free", None)
+    many = sg.Value("many", sg.SequenceType(sg.TensorType("float32")))
+    model = sg.CompiledModel(sg.Graph([x, many, free], [ops.Neg(x)]), device="TEST")
+    told = [(port.shape, port.dtype) for port in model.inputs]
+    assert told == [(("N", 3, None), "int8"), (None, None), (None, "float32")]
+
+
+def test_set_input_and_get_output(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    request = gated[0].create_infer_request()
+    with pytest.raises(sg.RequestError, match="no results"):
+        request.get_output()
+    request.set_input(0, X)
+    request.infer()
+    assert request.get_output("y").tolist() == [2, 3]
+    with pytest.raises(sg.MissingInputError, match="no input 'y'"):
+        request.set_input("y", X)
+
+
+def test_start_wait_and_timeout(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, gate = gated
+    request = model.create_infer_request()
+    with pytest.raises(sg.RequestError, match="not started"):
+        request.wait()
+    gate.open.clear()
+    request.start_async(X)
+    assert request.wait(0.01) is None
+    assert request.is_busy
+    for call in (
+        lambda: request.infer(X),
+        lambda: request.start_async(X),
+        lambda: request.set_callback(None),
+        lambda: request.set_input("x", X),
+        request.profile,
+    ):
+        with pytest.raises(sg.RequestError, match="busy"):
+            call()
+    with pytest.raises(sg.RequestError, match="still running"):
+        _ = request.results
+    gate.open.set()
+    results = request.wait(20)
+    assert results is not None
+    assert results["y"].tolist() == [2, 3]
+    assert request.results is results
+    assert not request.is_busy
+
+
+def test_cancel_before_and_between_steps() -> None:
+    model, gates = chain(3)
+    request, other = model.create_infer_request(), model.create_infer_request()
+    gates[0].open.clear()
+    request.start_async(X)
+    other.start_async(X)
+    assert gates[0].started.wait(20)
+    request.cancel()
+    other.cancel()
+    gates[0].open.set()
+    for each in (request, other):
+        with pytest.raises(sg.RequestCancelledError):
+            each.wait(20)
+    assert not gates[1].seen
+    request.cancel()  # nothing runs: nothing happens
+    assert request.infer(X)[0].tolist() == [4, 5]
+    request.start_async(X)
+    assert request.wait(20) is request.results
+    assert request.results[0].tolist() == [4, 5]
+
+
+def test_infer_that_is_cancelled_gives_no_results() -> None:
+    """In its last step too: what that has left out is not known."""
+    model, gates = chain(2)
+    request = model.create_infer_request()
+    request.infer(X)
+    gates[-1].started.clear()
+    gates[-1].open.clear()
+
+    def cancel() -> None:
+        assert gates[-1].started.wait(20)
+        request.cancel()
+        gates[-1].open.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cancel)
+        with pytest.raises(sg.RequestCancelledError):
+            request.infer(X)
+    with pytest.raises(sg.RequestError, match="no results"):
+        request.results  # noqa: B018
+    assert request.infer(X)[0].tolist() == [3, 4]
+
+
+def test_cancel_reaches_the_steps_of_a_region_that_is_a_model() -> None:
+    model, gates = chain(2)
+    region = CompiledModelOp(model.graph.clone(), model, "TEST")
+    x = sg.input("x", ("N",))
+    node = sg.subgraph_node(region.subgraph, region, inputs=[x])
+    request = sg.CompiledModel(sg.Graph([x], node.outputs), device="OUTER").create_infer_request()
+    gates[0].open.clear()
+    request.start_async(X)
+    assert gates[0].started.wait(20)
+    request.cancel()
+    gates[0].open.set()
+    with pytest.raises(sg.RequestCancelledError):
+        request.wait(20)
+    assert not gates[1].seen
+    assert request.infer(X)[0].tolist() == [3, 4]
+
+
+def test_errors_of_a_run_are_raised_by_wait(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, _ = gated
+    request = model.create_infer_request()
+    request.start_async(-X)
+    with pytest.raises(sg.DeviceError, match="negative input"):
+        request.wait(20)
+    with pytest.raises(sg.RequestError, match="failed"):
+        _ = request.results
+    assert request.infer(X)[0].tolist() == [2, 3]
+
+
+def test_callback_gets_request_and_error(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    request = gated[0].create_infer_request()
+    calls: list[Any] = []
+    request.set_callback(lambda r, error: calls.append((r, error, r.results if not error else 0)))
+    request.start_async(X)
+    results = request.wait(20)
+    assert calls == [(request, None, results)]
+    request.start_async(-X)
+    with pytest.raises(sg.DeviceError):
+        request.wait(20)
+    assert isinstance(calls[1][1], sg.DeviceError)
+    for callback in (lambda: calls.append("none"), lambda r: calls.append(r)):
+        request.set_callback(callback)
+        request.start_async(X)
+        request.wait(20)
+    assert calls[2:] == ["none", request]
+
+
+def test_an_exception_in_a_callback_is_reported(
+    gated: tuple[sg.CompiledModel, Gate], caplog: pytest.LogCaptureFixture
+) -> None:
+    request = gated[0].create_infer_request()
+
+    def bad(_: Any) -> None:
+        raise KeyError("user's mistake")
+
+    request.set_callback(bad)
+    request.start_async(X)
+    with pytest.raises(KeyError, match="user's mistake") as caught:
+        request.wait(20)
+    assert "raised by the callback of a request of model" in caught.value.__notes__[0]
+    assert "callback" in caplog.text
+    wrong: Any = 3
+    with pytest.raises(sg.ConfigError, match="a callback is a function"):
+        request.set_callback(wrong)
+    assert request.results[0].tolist() == [2, 3]
+
+
+def test_a_callback_may_start_the_request_again(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    request = gated[0].create_infer_request()
+    done = threading.Event()
+    rounds: list[float] = []
+
+    def again(r: sg.InferRequest) -> None:
+        rounds.append(r.results[0][0])
+        if len(rounds) < 5:
+            r.start_async(r.results[0])
+        else:
+            done.set()
+
+    request.set_callback(again)
+    request.start_async(X)
+    assert done.wait(20)
+    assert rounds == [2, 3, 4, 5, 6]
+
+
+def test_await_in_asyncio(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, _ = gated
+
+    async def one(k: int) -> Array:
+        request = model.create_infer_request()
+        request.start_async(X + np.float32(k))
+        return (await request)[0]
+
+    async def all_of_them() -> list[Array]:
+        return await asyncio.gather(*(one(k) for k in range(20)))
+
+    for k, result in enumerate(asyncio.run(all_of_them())):
+        assert result.tolist() == [2 + k, 3 + k]
+
+    async def failing() -> None:
+        request = model.create_infer_request()
+        request.start_async(-X)
+        await request
+
+    with pytest.raises(sg.DeviceError, match="negative"):
+        asyncio.run(failing())
+
+    async def not_started() -> None:
+        await model.create_infer_request()
+
+    with pytest.raises(sg.RequestError, match="not started"):
+        asyncio.run(not_started())
+
+
+def test_queue_runs_everything_and_collects_errors() -> None:
+    model, _ = chain(2)
+    pool = sg.InferQueue(model, 3)
+    got: dict[int, list[float]] = {}
+    pool.set_callback(lambda request, k: got.__setitem__(k, request.results[0].tolist()))
+    for k in range(50):
+        pool.start_async([X + np.float32(k)], k)
+    pool.wait_all()
+    assert got == {k: [3.0 + k, 4.0 + k] for k in range(50)}
+    assert pool.is_ready()
+    pool.start_async([-X])
+    with pytest.raises(sg.DeviceError, match="negative"):
+        pool.wait_all()
+    for _ in range(3):
+        pool.start_async([-X])
+    with pytest.raises(sg.DeviceError, match="3 runs"):
+        pool.wait_all()
+    with pytest.raises(sg.MissingInputError):
+        pool.start_async({"z": X})
+    pool.wait_all()
+
+
+def test_stages_of_different_requests_overlap() -> None:
+    """While one request computes, the next one's inputs are uploaded: each waits to see it."""
+    more = threading.Condition()
+    uploads, overlapped = [0], list[bool]()
+
+    class Staged(sg.CompiledModel):
+        def create_stages(self, runner: Runner) -> list[Stage]:
+            def upload(inputs: Any) -> Any:
+                with more:
+                    uploads[0] += 1
+                    more.notify_all()
+                return [inputs[0] * 2]
+
+            def compute(inputs: Any) -> Any:
+                following = min(len(overlapped) + 2, 12)
+                with more:
+                    overlapped.append(more.wait_for(lambda: uploads[0] >= following, 60))
+                return runner.run(inputs)
+
+            return [Stage(lanes[0], upload), Stage(lanes[1], compute)]
+
+    lanes = [TaskExecutor("upload"), TaskExecutor("compute")]
+    model = Staged(chain()[0].graph)
+    pool = sg.InferQueue(model, 4)
+    got: list[list[float]] = []
+    pool.set_callback(lambda request, _: got.append(request.results[0].tolist()))
+    for _ in range(12):
+        pool.start_async([X])
+    pool.wait_all()
+    assert overlapped == [True] * 12
+    assert got == [[3, 5]] * 12
+
+
+def test_requests_and_threads_go_with_their_model() -> None:
+    model, gates = chain(2)
+    request = model.create_infer_request()
+    request.start_async(X)
+    request.wait(20)
+    before = threading.active_count()
+    ref, op = weakref.ref(model), weakref.ref(gates[0])
+    del model, request, gates
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while (ref() or op() or threading.active_count() >= before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        gc.collect()
+    assert ref() is None
+    assert op() is None
+    assert threading.active_count() < before
+
+
+def test_a_callback_may_wait_for_other_requests(gated: tuple[sg.CompiledModel, Gate]) -> None:
+    model, _ = gated
+    first, second = model.create_infer_request(), model.create_infer_request()
+    seen: list[float] = []
+
+    def nested(request: sg.InferRequest) -> None:
+        second.set_callback(lambda r: seen.append(r.results[0][0]))
+        second.start_async(request.results[0])
+        results = second.wait(20)
+        assert results is not None
+        seen.append(results[0][0])
+
+    first.set_callback(nested)
+    first.start_async(X)
+    assert first.wait(20) is not None
+    assert seen == [3, 3]
+
+    pool = sg.InferQueue(model, 1)
+    values: list[float] = []
+
+    def more(request: sg.InferRequest, left: int) -> None:
+        values.append(request.results[0][0])
+        if left:
+            other = request.results[0]
+            threading.Thread(target=pool.start_async, args=([other], left - 1)).start()
+
+    pool.set_callback(more)
+    pool.start_async([X], 3)
+    deadline = time.monotonic() + 20
+    while len(values) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert values == [2, 3, 4, 5]
+
+
+def test_a_callback_that_waits_holds_up_nothing_but_its_own_wait() -> None:
+    model, _ = chain()
+    other_model, _ = chain()
+    entered, release = threading.Event(), threading.Event()
+    called: list[str] = []
+
+    def called_with(name: str) -> Callable[[], None]:
+        return lambda: called.append(name)
+
+    def slow() -> None:
+        entered.set()
+        release.wait(20)
+        called.append("slow")
+
+    first = model.create_infer_request()
+    first.set_callback(slow)
+    first.start_async(X)
+    assert entered.wait(20)
+    for name, owner in (("same model", model), ("other model", other_model)):
+        request = owner.create_infer_request()
+        request.set_callback(called_with(name))
+        request.start_async(X)
+        assert request.wait(10) is not None, f"{name}: waited for the callback of another request"
+    assert first.wait(0.01) is None
+    assert called == ["same model", "other model"]
+    release.set()
+    assert first.wait(20) is not None
+    assert called[-1] == "slow"
+
+
+def test_callbacks_of_a_queue_do_not_wait_for_each_other() -> None:
+    model, _ = chain()
+    pool = sg.InferQueue(model, 3)
+    together = threading.Barrier(3)
+    numbers: list[int] = []
+
+    def meet(request: sg.InferRequest, number: int) -> None:
+        together.wait(20)
+        numbers.append(number)
+
+    pool.set_callback(meet)
+    for number in range(6):
+        pool.start_async(X, number)
+    pool.wait_all()
+    assert sorted(numbers) == list(range(6))
+
+
+def test_threads_of_callbacks_end_when_they_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subgraph.runtime.task_executor._IDLE_SECONDS", 0.05)
+    executor = TaskExecutor("bursts", threads=None)
+    together = threading.Barrier(9)
+
+    def meet() -> None:
+        together.wait(20)
+
+    def threads() -> int:
+        return sum(thread.name.startswith("subgraph-bursts") for thread in threading.enumerate())
+
+    for _ in range(3):
+        for _ in range(8):
+            executor.submit(meet)
+        assert threads() == 8
+        together.wait(20)
+        deadline = time.monotonic() + 20
+        while threads() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert threads() == 0
+
+
+def test_requests_work_in_a_forked_child() -> None:
+    code = """
+import os, warnings
+import numpy as np, subgraph as sg
+from subgraph import ops
+warnings.simplefilter("ignore")
+x = sg.input("x", ("N",))
+model = sg.compile_model(sg.Graph([x], [ops.Neg(x)]), "REFERENCE")
+request = model.create_infer_request()
+def run():
+    called = []
+    request.set_callback(lambda r: called.append(1))
+    request.start_async(np.ones(2, np.float32))
+    assert request.wait(20)[0].tolist() == [-1, -1] and called
+run()
+child = os.fork()
+run()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print("fine")
+else:
+    os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "fine", done.stderr
+
+
+@pytest.mark.parametrize(
+    "device", ["REFERENCE", "CPU", "HETERO:CPU,REFERENCE", "MULTI:CPU,REFERENCE", "AUTO:CPU"]
+)
+@pytest.mark.parametrize("config", [{}, {"ENABLE_PROFILING": True}])
+def test_profile_of_each_node(device: str, config: Any) -> None:
+    x = sg.input("x", ("N", 32))
+    hidden = ops.Relu(ops.Gemm(x, sg.parameter("w", np.eye(32, dtype=np.float32))))
+    graph = sg.Graph([x], [ops.Sub(hidden, x), ops.Tanh(hidden)])
+    model = sg.compile_model(graph, device, config)
+    request = model.create_infer_request()
+    with pytest.raises(sg.RequestError, match="has not run"):
+        sg.compile_model(graph, device).create_infer_request().profile()
+    request.infer(np.ones((3, 32), np.float32))
+    profile = request.profile()
+    assert profile
+    for entry in profile:
+        assert entry.seconds > 0
+        assert entry.node
+        assert entry.kernel
+        assert entry.device in device
+    if device == "REFERENCE":
+        assert [entry.op_type for entry in profile] == [node.op_type for node in graph.nodes]
+
+
+def test_names_and_positions_that_are_not_there_are_said() -> None:
+    x = sg.input("x", (2,))
+    graph = sg.Graph([x], [ops.Add(x, sg.parameter("scale", np.ones(2, np.float32)))])
+    model = sg.compile_model(graph, "REFERENCE")
+    with pytest.raises(sg.MissingInputError, match="no parameter 'scal'; did you mean 'scale'"):
+        model.parameters["scal"]
+    with pytest.raises(KeyError):
+        graph.parameters["scal"]
+    with pytest.raises(sg.ModelError, match="there is no output 5; the model has 1") as caught:
+        model([np.ones(2, np.float32)])[5]
+    assert isinstance(caught.value, IndexError)
+    wrong: Any = 5
+    with pytest.raises(sg.ModelError, match=r"int is no sg\.Graph"):
+        sg.to_onnx(wrong)
+    with pytest.raises(sg.ModelError, match=r"int is no sg\.Graph"):
+        sg.save(wrong, "never.onnx")
+    with pytest.raises(sg.ModelError, match="the text form is a str, got int"):
+        sg.parse(wrong)

@@ -1,0 +1,109 @@
+"""Pausing the garbage collector: its state comes back, and large garbage does not stay for ever."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Generator
+
+import pytest
+
+from subgraph.system import collector
+from subgraph.system.collector import look_at_new, paused_gc
+
+
+class Ring:
+    """Garbage that only the cyclic collector finds."""
+
+    def __init__(self) -> None:
+        self.self = self
+
+
+@pytest.fixture(autouse=True)
+def enabled(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    monkeypatch.setattr(collector, "_looks", 0)
+    monkeypatch.setattr(collector, "_unseen", 0)
+    monkeypatch.setattr(collector, "MANY", 1_000)
+    monkeypatch.setattr(collector, "TOO_MANY", 10_000)
+    gc.collect()
+    gc.enable()
+    yield
+    gc.enable()
+
+
+def test_the_state_comes_back() -> None:
+    with paused_gc():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    with paused_gc():
+        pass
+    assert not gc.isenabled()
+
+
+def test_many_new_objects_are_old_at_once() -> None:
+    with paused_gc():
+        made = [[k] for k in range(5_000)]
+    old = {id(thing) for thing in gc.get_objects(generation=2)}
+    assert all(id(thing) in old for thing in made)
+
+
+def test_garbage_goes_in_the_end() -> None:
+    watched: list[weakref.ref[Ring]] = []
+    for _ in range(6):
+        with paused_gc():
+            rings = [Ring() for _ in range(5_000)]
+        watched.append(weakref.ref(rings[0]))
+        del rings
+    assert sum(ref() is not None for ref in watched) <= 3
+
+
+def test_after_several_looks_all_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pass leaves behind may be older than the look before it."""
+    monkeypatch.setattr(collector, "WORTH_A_LOOK", 100)
+    with paused_gc():
+        ring = Ring()
+        watched = weakref.ref(ring)
+        made: list[list[int]] = []
+        for _ in range(collector.FEW_LOOKS + 1):
+            made += [[k] for k in range(200)]
+            look_at_new()
+        del ring
+        assert watched() is not None
+    assert watched() is None
+
+
+def test_a_collection_meanwhile_counts() -> None:
+    kept: list[list[list[int]]] = []
+    for _ in range(3):
+        gc.collect()
+        before = gc.get_stats()[2]["collections"]
+        with paused_gc():
+            kept.append([[k] for k in range(6_000)])
+        assert gc.get_stats()[2]["collections"] == before
+
+
+def test_what_the_user_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with paused_gc():
+            made = [[k] for k in range(5_000)]
+        assert gc.get_freeze_count() == before
+        del made
+    finally:
+        gc.unfreeze()
+
+
+def test_much_garbage_is_freed_while_the_collector_is_kept_out() -> None:
+    with paused_gc():
+        first = weakref.ref(Ring())
+        collector.look_at_new()
+        assert first() is not None, "little is not looked for"
+        rings = [Ring() for _ in range(collector.WORTH_A_LOOK)]
+        kept = rings[0]
+        del rings
+        collector.look_at_new()
+        assert first() is None
+        assert kept.self is kept
+    assert gc.isenabled()
