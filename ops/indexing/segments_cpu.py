@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from subgraph.engine.planner.lowering import Lowering, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.traced import larger
 
+from .arguments import SegmentSumArguments
 from .segments import DOMAIN
 
 _WORK = 8192  # numbers that are worth a thread
@@ -27,11 +28,13 @@ def segment_sum(node: Node, low: Lowering) -> None:
         lanes=low.lanes(rows.dtype),
         mean=bool(node.attrs.get("mean", 0)),
     )
-    words: list[Word] = [rows, offsets, y, rows.shape[0], rows.shape[1]]
+    arguments = SegmentSumArguments(
+        rows=rows, offsets=offsets, y=y, count=rows.shape[0], columns=rows.shape[1]
+    )
     each = larger(1, rows.size // larger(1, y.shape[0]))
     low.emit(
         kernel,
-        words,
+        arguments,
         y.shape[0],
         grain=larger(1, _WORK // each),
         flops=rows.size,

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from subgraph.engine.planner.lowering import Operand, Word
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.ops.shared.opencl_code import line, register, require
 
+from .arguments import SegmentSumArguments
 from .segments import DOMAIN
 
 cl_shared("SegmentSum", domain=DOMAIN)
 
 
 @cl_kernel("subgraph.ops.indexing.segment_kernels", "segment_sum")
-def segment_sum(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def segment_sum(low: ClLowering, kernel: Kernel, a: SegmentSumArguments) -> None:
     """Launch the sums, or the means."""
     variant: dict[str, Any] = dict(kernel.variant)
     require(low, variant["dtype"])
-    y = words[2]
-    assert isinstance(y, Operand)
     defines = (("MEAN", int(variant["mean"])), ("T", register(variant["dtype"])))
     program = ClSource("indexing/segments", defines=defines)
-    low.launch(program, "segment_sum", [y.size, *words], *line(low, y.size))
+    low.launch(program, "segment_sum", [a.y.size, *a.words()], *line(low, a.y.size))

@@ -1,7 +1,7 @@
 """Lowering for OPENCL: how an operator becomes launches of OpenCL kernels.
 
-The files ``ops/<family>_opencl.py`` register a function for each operator, as their ``_cpu``
-neighbours do, and talk to a `ClLowering`. A launch names a program, a kernel in it and the range of
+The files ``ops/<family>/opencl.py`` register a function for each operator, as ``cpu.py`` beside
+them does, and talk to a `ClLowering`. A launch names a program, a kernel in it and the range of
 work-items. An operand becomes two arguments: a buffer, and the element in it where it begins.
 
     @cl_lowering("Neg", dtypes={"float32"})
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import attrs
 import numpy as np
 
+from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.planner.lowering import (
     LOWERINGS,
     EmittedStep,
@@ -37,7 +38,8 @@ from subgraph.system.registry import Files, Registry, defined_at
 
 _F = TypeVar("_F", bound=Callable[[Node, "ClLowering"], None])
 _P = TypeVar("_P", bound=Callable[..., None])
-Translate = Callable[["ClLowering", Kernel, Sequence[Word]], None]
+# The last argument is what the shared lowering gave: `KernelArguments`, or a sequence of words.
+Translate = Callable[["ClLowering", Kernel, Any], None]
 _K = TypeVar("_K", bound=Translate)
 Range = tuple[int, ...]
 _MOST = 2**31  # elements are counted in 32 bits
@@ -68,7 +70,7 @@ class ClLaunch:
 
 
 # All together: lowerings launch what other files give for kernels and primitives of the CPU.
-_FILES = Files("subgraph.ops", lambda name: name.endswith("_opencl"))
+_FILES = Files("subgraph.ops", lambda name: name.split("_")[-1] == "opencl")
 CL_LOWERINGS: Registry[LoweringRule] = Registry(
     "OPENCL lowering", UnsupportedOpError, _FILES.load_all
 )
@@ -109,7 +111,7 @@ def cl_shared(*op_types: str, domain: str = "") -> None:
 
 
 def cl_primitive(function: _P) -> _P:
-    """Decorate what stands for the CPU's primitive of the same name; see ``ops/elementwise/primitives.py``."""
+    """Decorate what stands for the primitive of that name in ``ops/elementwise/primitives.py``."""
     _PRIMITIVES[function.__name__] = function
     return function
 
@@ -117,12 +119,13 @@ def cl_primitive(function: _P) -> _P:
 def cl_kernel(module: str, *factories: str) -> Callable[[_K], _K]:
     """Decorate the function that launches what stands for a kernel of the CPU.
 
-    It is called as ``function(low, kernel, words)`` with what a shared lowering has emitted.
+    ``module`` is the full name of the module of kernels. The function is called as
+    ``function(low, kernel, words)`` with what a shared lowering has emitted.
     """
 
     def register(function: _K) -> _K:
         for factory in factories:
-            _KERNELS[f"subgraph.ops.{module}", factory] = function
+            _KERNELS[module, factory] = function
         return function
 
     return register
@@ -141,7 +144,7 @@ class ClLowering(Lowering):
     def emit(
         self,
         kernel: Kernel,
-        words: Sequence[Word],
+        words: Sequence[Word] | KernelArguments,
         units: int,
         *,
         grain: int = 0,

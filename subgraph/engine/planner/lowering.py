@@ -1,6 +1,6 @@
 """Lowering: how an operator becomes steps of a program, one function for each operator.
 
-The files ``ops/<family>_cpu.py`` register a function for each operator they can run. When a plan is
+The files ``ops/<family>/cpu.py`` register a function for each operator they can run. When a plan is
 made for concrete input shapes, the function is called with a `Lowering`: it looks at the operands,
 chooses a kernel and emits steps. Nothing is computed and no memory is placed yet; the memory plan
 does that afterwards, from what the steps read and write.
@@ -9,7 +9,7 @@ does that afterwards, from what the steps read and write.
     def neg(node: Node, low: Lowering) -> None:
         x, y = low.given(0), low.output(0)
         low.in_place(y, x)
-        kernel = Kernel("elementwise_kernels", "unary", op="Neg", dtype=x.dtype)
+        kernel = Kernel("subgraph.ops.elementwise.kernels", "unary", op="Neg", dtype=x.dtype)
         low.emit(kernel, [x, y], units=x.size, grain=16384, bytes=2 * x.nbytes)
 
 Raising `Unsupported` refuses the node with a reason; it then runs on the reference device.
@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import attrs
 import numpy as np
 
+from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.planner.concrete_types import concrete
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
@@ -252,7 +253,7 @@ class LoweringRule:
 LOWERINGS: Registry[LoweringRule] = Registry(
     "CPU lowering",
     UnsupportedOpError,
-    Files("subgraph.ops", lambda name: name.endswith("_cpu")),
+    Files("subgraph.ops", lambda name: name.split("_")[-1] == "cpu"),
 )
 
 
@@ -387,7 +388,7 @@ class Lowering:
     def emit(
         self,
         kernel: Kernel,
-        words: Sequence[Word],
+        words: Sequence[Word] | KernelArguments,
         units: int,
         *,
         grain: int = 0,
@@ -398,15 +399,18 @@ class Lowering:
 
         Args:
             kernel: Which kernel.
-            words: Its argument block: whole numbers, floats (passed as the bits of a float64),
-                operands, scratch, weights and kernels (passed as addresses), and a report (two
-                words: the address of a slot, and the report's number).
+            words: Its argument block, by name (`KernelArguments`) or in order: whole numbers,
+                floats (passed as the bits of a float64), operands, scratch, weights and kernels
+                (passed as addresses), and reports (two words: the address of a slot, and the
+                report's number).
             units: Number of work units, >= 0.
             grain: Least units worth a thread; 0 keeps the step on one thread.
             flops: Floating-point operations of the whole step, for the profile.
             bytes: Bytes that it moves, for the profile.
         """
         if units > 0:
+            if isinstance(words, KernelArguments):
+                words = words.words()
             self.steps.append(
                 EmittedStep(self.node, kernel, tuple(words), units, grain, flops, bytes)
             )

@@ -35,6 +35,7 @@ from numba.core.untyped_passes import (
     TranslateByteCode,
 )
 
+from subgraph.engine.codegen.argument_views import ArgumentsView
 from subgraph.engine.codegen.irtools import VecType
 
 # Left out of numba's own: closures within a kernel, `with`, literal_unroll, array expressions.
@@ -54,7 +55,7 @@ _PASSES = (
     NoPythonBackend,
 )
 _HELPERS: type = vars(dispatcher)["_FunctionCompiler"]  # compiles what kernels call
-_VALUES = (types.Number, types.Boolean, VecType)
+_VALUES = (types.Number, types.Boolean, VecType, ArgumentsView)
 
 
 @contextmanager

@@ -1,0 +1,82 @@
+"""Views of argument blocks in kernels: attributes of a declaration as loads from the block.
+
+``view_of(Declaration)`` returns what a kernel calls with the address of its block::
+
+    arguments = view_of(SegmentSumArguments)
+
+    def kernel(args, begin, end, worker):
+        a = arguments(args)
+        size = a.columns
+
+At run time a view is the address, and an attribute one load at a constant offset; helpers may take
+a view as an argument. This module is imported only when something must be compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+from numba.core import types
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
+
+from subgraph.engine.codegen.arguments import KernelArguments
+from subgraph.engine.codegen.irtools import F64, I64, INT64, load_at
+
+_A = TypeVar("_A", bound=KernelArguments)
+_WORD = 8  # bytes
+
+
+class ArgumentsView(types.Type):
+    """Numba's type of a view of one declaration's block."""
+
+    def __init__(self, declaration: type[KernelArguments]) -> None:
+        self.declaration = declaration
+        super().__init__(f"{declaration.__module__}.{declaration.__qualname__}")
+
+
+@register_model(ArgumentsView)
+class _Model(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, view: ArgumentsView) -> None:
+        super().__init__(manager, view, I64)
+
+
+@infer_getattr
+class _Attributes(AttributeTemplate):  # type: ignore[misc]
+    key = ArgumentsView
+
+    def generic_resolve(self, view: ArgumentsView, name: str) -> Any:
+        field = view.declaration.fields.get(name)
+        if field is None:
+            return None
+        return types.float64 if field[1] == "float" else INT64
+
+
+@lower_getattr_generic(ArgumentsView)
+def _read(_context: Any, builder: Any, view: ArgumentsView, block: Any, name: str) -> Any:
+    index, kind = view.declaration.fields[name]
+    address = builder.add(block, I64(_WORD * index))
+    if kind in ("ReportWords", "Words"):
+        return address
+    return load_at(builder, address, F64 if kind == "float" else I64, _WORD)
+
+
+def view_of(declaration: type[_A]) -> Callable[[int], _A]:
+    """Return the function that makes a view of an argument block of its address."""
+    made: Callable[[int], _A] = _maker(declaration)
+    return made
+
+
+@cache
+def _maker(declaration: type[KernelArguments]) -> Any:
+    view = ArgumentsView(declaration)
+
+    def codegen(_context: Any, _builder: Any, _signature: Any, values: Any) -> Any:
+        return values[0]
+
+    def typing(_context: Any, _address: Any) -> Any:
+        return view(INT64), codegen
+
+    return intrinsic(typing)

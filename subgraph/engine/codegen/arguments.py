@@ -1,0 +1,95 @@
+"""Arguments of kernels by name: declared once, given by lowerings, read by kernels of any device.
+
+A kernel gets the address of a block of 64-bit words. A class declares the block, one field for each
+argument, in order; its docstring says what each is, with its unit::
+
+    class SegmentSumArguments(KernelArguments):
+        \"\"\"Arguments of `segment_sum`; a work unit is a bag.
+
+Attributes:
+            rows: First element of the rows.
+            columns: Elements of a row.
+        \"\"\"
+
+        rows: Address
+        columns: int
+
+A lowering gives the values by keyword: ``low.emit(kernel, SegmentSumArguments(rows=x, columns=n),
+units)``. A kernel of the CPU reads them through a view (`subgraph.engine.codegen.argument_views`),
+and the function that launches the kernel of OPENCL gets the object. A type checker sees all three.
+This module is free of numba, since lowerings import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
+
+# An operand, scratch memory, a weight or a kernel to a lowering; to a kernel, where it lies.
+Address: TypeAlias = Any
+# A `Report` to a lowering; to a kernel, where its two words lie.
+ReportWords: TypeAlias = Any
+# Any number of further words, as the last field; to a kernel, where they begin.
+Words: TypeAlias = Any
+
+Kind = Literal["int", "float", "Address", "ReportWords", "Words"]
+# How many words a field takes; those of "Words" are as many as are given.
+_WIDTHS: dict[str, int] = {"int": 1, "float": 1, "Address": 1, "ReportWords": 2, "Words": 0}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class KernelArguments:
+    """Base of the declarations; fields of a parent come before those of its children.
+
+    Attributes:
+        fields: For each name the index of its first word, and its kind.
+    """
+
+    fields: ClassVar[dict[str, tuple[int, Kind]]] = {}
+    _width: ClassVar[int] = 0
+
+    def __init_subclass__(cls) -> None:
+        """Lay the fields out.
+
+        Raises:
+            TypeError: a field has no kind of `Kind`, or stands behind one of kind "Words".
+        """
+        fields, width = dict(cls.fields), cls._width
+        for name, kind in vars(cls).get("__annotations__", {}).items():
+            if kind not in _WIDTHS:
+                raise TypeError(f"{cls.__name__}.{name} is {kind}; it must be one of {[*_WIDTHS]}")
+            if any(known == "Words" for _, known in fields.values()):
+                raise TypeError(f"{cls.__name__}.{name} stands behind words of any number")
+            fields[name] = (width, kind)
+            width += _WIDTHS[kind]
+        cls.fields, cls._width = fields, width
+
+    def __init__(self, **given: Any) -> None:
+        """Take a value for each field.
+
+        Raises:
+            TypeError: one is missing, or there is no such field.
+        """
+        if given.keys() != self.fields.keys():
+            missing = [name for name in self.fields if name not in given]
+            unknown = [name for name in given if name not in self.fields]
+            raise TypeError(
+                f"{type(self).__name__}: without {missing}"
+                if missing
+                else f"{type(self).__name__} has no fields {unknown}"
+            )
+        self.__dict__.update(given)
+
+    def words(self) -> list[Any]:
+        """Return the values in the order of the block, as `Lowering.emit` takes them."""
+        found: list[Any] = []
+        held = self.__dict__
+        for name, (_, kind) in self.fields.items():
+            if kind == "Words":
+                rest: Sequence[Any] = held[name]
+                found += rest
+            elif kind == "float":
+                found.append(float(held[name]))
+            else:
+                found.append(held[name])
+        return found
