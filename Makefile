@@ -39,11 +39,12 @@ test-slow: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run the slow suites: 10,000
 
 # Kernels shaped for machines that this one may not be, run on this one; then compiled for them.
 ISAS ?= like-avx512vnni like-avx512 like-avxvnni like-neon avx sse
-KERNEL_TESTS := $(wildcard tests/test_kernels_*.py) tests/passes/test_fuse_quantized.py tests/engine/test_simd.py \
-  tests/engine/test_vmath.py tests/ops/attention/test_attention_operator.py tests/weights/test_bfloat16_weights.py \
-  tests/devices/test_half_models.py tests/weights/test_packing.py tests/ops/image/test_sampling.py tests/ops/signal/test_signal.py \
-  tests/ops/selection/test_selection.py tests/devices/test_mobile_networks.py tests/operators/test_families.py tests/devices/test_models.py \
-  tests/operators/test_ops_devices.py
+KERNEL_TESTS := \
+  $(filter-out tests/ops/contrib/% tests/ops/ml/% %/test_requirements.py,$(wildcard tests/ops/*/test_*.py)) \
+  tests/passes/test_fuse_quantized.py tests/engine/test_simd.py tests/engine/test_vmath.py \
+  tests/weights/test_bfloat16_weights.py tests/weights/test_packing.py \
+  tests/devices/test_half_models.py tests/devices/test_mobile_networks.py tests/devices/test_models.py \
+  tests/operators/test_families.py tests/operators/test_ops_devices.py
 check-isas: $(VENV)/.has-test $(VENV)/.has-opencl  ## Run and compile the kernels as for other instruction sets.
 	for isa in $(ISAS); do echo "$$isa" && SUBGRAPH_ISA=$$isa $(BIN)/python -m pytest -q \
 	  -m "not slow and not oclgrind" --timeout 3600 $(KERNEL_TESTS) $(PYTEST_ARGS) || exit 1; done

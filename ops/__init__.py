@@ -1,8 +1,9 @@
-"""Operators: ``ops.<Operator>`` for every operator of ONNX, and one file for each family of them.
+"""Operators: ``ops.<Operator>`` for every operator of ONNX, and one folder for each family of them.
 
-A family file ``conv.py`` holds shape rules and corrections of the reference; ``conv_cpu.py`` says
-how the CPU device runs the family, ``conv_kernels.py`` holds its kernels, ``conv_opencl.py`` and
-``conv.cl`` the same for OPENCL. Registries find the files; nothing else needs to be told.
+A family's ``op.py`` holds requirements and shape rules, ``reference.py`` what onnx.reference lacks
+or gets wrong, ``cpu.py`` says how the CPU device runs the family, ``kernels.py`` holds its kernels,
+``opencl.py`` and ``kernels.cl`` the same for OPENCL. Registries find the files by these names, and
+by names that end so (``transpose_cpu.py``); nothing else needs to be told.
 """
 
 from functools import cache

@@ -1,4 +1,4 @@
-"""Passes: graph in, graph out; one file each, found by the registry.
+"""Passes: graph in, graph out; one file each in a folder of its kind, found by the registry.
 
 ``passes.register_pass`` and ``passes.apply_pass`` are the whole interface; every registered pass is
 also an attribute here by its name (``passes.DeadCodeElimination``).

@@ -233,7 +233,7 @@ def samples(only: str = "") -> list[list[Sample]]:
     Args:
         only: Operators, separated by commas; "" for all.
     """
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+    sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
     wanted = set(only.split(",")) if only else set[str]()
     found: dict[tuple[str, str, int], list[Sample]] = {}
     for make in (_of_suite, _of_operator_cases, _of_versions, _of_table):

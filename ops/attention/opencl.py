@@ -11,8 +11,7 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Wor
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
-from subgraph.ops.matmul.opencl import number
-from subgraph.ops.shared.opencl_code import line, register, require, storage
+from subgraph.ops.shared.opencl_code import line, number, register, require, storage
 
 from .fused_cpu import Request, mask_steps
 

@@ -235,8 +235,8 @@ def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
     units = -(-g.outputs // of.width) * blocks
     low.emit(
         Kernel(
-            "subgraph.ops.movement.packing_kernels", "winograd_of_panels", dtype=of.dtype, lanes=of.lanes, m=m,
-            **taps_variant(taps),
+            "subgraph.ops.movement.packing_kernels", "winograd_of_panels",
+            dtype=of.dtype, lanes=of.lanes, m=m, **taps_variant(taps),
         ),
         [*words, first // of.width],
         units,

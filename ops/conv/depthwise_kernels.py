@@ -166,9 +166,9 @@ def windows(*, dtype: str, lanes: int, mr: int) -> Callable[..., None]:
     Words and units are those of ``depthwise``, with these differences: word 26 is the row of
     windows (``subgraph.engine.codegen.strip``), kernel D is 1, there is no dilation along W, at
     most half a window lies outside the image along W, there is no scratch, and y has no other
-    pixels. Groups
-    may have more channels than one, as many inputs as outputs: word 5 is their number, which
-    divides ``lanes``, and weights are ``[C / lanes][kh][channel of a group][kw][lanes]``.
+    pixels. Groups may have more channels than one, as many inputs as outputs: word 5 is their
+    number, which divides ``lanes``, and weights are
+    ``[C / lanes][kh][channel of a group][kw][lanes]``.
     """
     pixel = lanes * item_bytes(dtype)
 

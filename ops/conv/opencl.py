@@ -22,7 +22,6 @@ from subgraph.ops.matmul.opencl import (
     launch_panels,
     launch_tiles,
     narrowed,
-    number,
     panel_width,
     program,
     settle,
@@ -30,7 +29,15 @@ from subgraph.ops.matmul.opencl import (
 )
 from subgraph.ops.movement.geometry import Geometry, conv_geometry, ints, triple
 from subgraph.ops.pool.cpu import pool_geometry, pool_kind, trailing_pads
-from subgraph.ops.shared.opencl_code import FLOATS, HALVES, activation, line, register, require
+from subgraph.ops.shared.opencl_code import (
+    FLOATS,
+    HALVES,
+    activation,
+    line,
+    number,
+    register,
+    require,
+)
 
 from .transpose_cpu import transpose_pads
 

@@ -54,7 +54,8 @@ from subgraph.operators.requirements import (
     require_shape,
     requires,
 )
-from subgraph.ops.conv.op import convolution, pool_operands, require_filter_numbers, require_filters
+from subgraph.ops.conv.op import convolution, require_filter_numbers, require_filters
+from subgraph.ops.pool.op import pool_operands
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "subgraph.cpu"

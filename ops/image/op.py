@@ -25,9 +25,9 @@ from subgraph.operators.requirements import (
     requires,
     whole_number,
 )
-from subgraph.ops.conv.op import MOST
 from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.movement.op import stated
+from subgraph.ops.pool.windows import MOST
 
 # Samples along an axis of a bin of RoiAlign: their number takes time, whatever the image.
 _MOST_SAMPLES = 1 << 10

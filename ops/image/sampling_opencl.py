@@ -11,8 +11,7 @@ from subgraph.engine.planner.lowering import Operand, Word
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource, definitions
-from subgraph.ops.matmul.opencl import number
-from subgraph.ops.shared.opencl_code import line, register, require
+from subgraph.ops.shared.opencl_code import line, number, register, require
 
 cl_shared("RoiAlign", "MaxRoiPool", "GridSample")
 _TAPS = {"nearest": 1, "linear": 2, "cubic": 4}

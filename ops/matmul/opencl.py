@@ -11,11 +11,10 @@ import numpy as np
 
 from subgraph.engine.planner.lowering import Operand, Unsupported, Word
 from subgraph.graph.graph import Node
-from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.opencl.runtime import ClSource
 from subgraph.ops.elementwise.cpu import emit_cast, temporary
-from subgraph.ops.shared.opencl_code import FLOATS, HALVES, activation, register, require
+from subgraph.ops.shared.opencl_code import FLOATS, HALVES, activation, number, register, require
 from subgraph.ops.shared.strides import broadcast_strides, collapse
 
 from .cpu import Matrix, matrix
@@ -70,12 +69,6 @@ def program(low: ClLowering, dtype: str, **defines: str | int) -> ClSource:
     kind = register(dtype)
     base: dict[str, str | int] = {"LANES": lanes, "T": kind, "V": f"{kind}{lanes}"}
     return ClSource("matmul/kernels", defines=tuple(sorted({**base, **defines}.items())))
-
-
-def number(dtype: str, value: float) -> np.generic[Any]:
-    """Return a number as an argument of the dtype."""
-    scalar: np.generic[Any] = numpy_dtype("float32" if dtype in HALVES else dtype).type(value)
-    return scalar
 
 
 @cl_lowering("MatMul", "Gemm")

@@ -14,8 +14,8 @@ from subgraph.graph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_lowering, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource, definitions
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.matmul.opencl import Array, number
-from subgraph.ops.shared.opencl_code import line, register, require
+from subgraph.ops.matmul.opencl import Array
+from subgraph.ops.shared.opencl_code import line, number, register, require
 
 from .bytes import DOMAIN, per_column
 from .bytes_cpu import read_byte_cells

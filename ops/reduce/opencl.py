@@ -16,8 +16,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.ops.elementwise.expressions import INTEGERS
-from subgraph.ops.matmul.opencl import number
-from subgraph.ops.shared.opencl_code import line, register, require
+from subgraph.ops.shared.opencl_code import line, number, register, require
 from subgraph.ops.shared.strides import collapse, contiguous
 
 from .cpu import emit_empty_reduction

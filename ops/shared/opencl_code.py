@@ -6,8 +6,13 @@ extension. Booleans are bytes in memory.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.graph.graph import Node
+from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering
 
 _C = {
@@ -132,3 +137,9 @@ def activation(node: Node) -> tuple[tuple[str, str], float, float]:
     numbers = (float(node.attrs.get(f"activation_{k}", 0.0)) for k in ("alpha", "beta"))
     low, high = numbers
     return ("ACT(x, p, q)", _ACTIVATIONS[name]), low, high
+
+
+def number(dtype: str, value: float) -> np.generic[Any]:
+    """Return a number as an argument of the dtype."""
+    scalar: np.generic[Any] = numpy_dtype("float32" if dtype in HALVES else dtype).type(value)
+    return scalar

@@ -22,8 +22,8 @@ from subgraph.operators.requirements import (
     requires,
     whole_number,
 )
-from subgraph.ops.conv.op import MOST, require_filters, require_image, windows_of
 from subgraph.ops.elementwise.op import Types, Values, tensor
+from subgraph.ops.pool.windows import MOST, require_filters, require_image, windows_of
 from subgraph.ops.shared.strides import product
 
 

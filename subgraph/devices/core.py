@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("subgraph")
 Model = Graph | str | PathLike[str] | bytes | Any
-_GROUP = "subgraph.devices"
+_GROUP = "subgraph.devices"  # of entry points
+_PLUGINS = "subgraph.devices.plugins"
 
 
 class Core:
@@ -57,7 +58,7 @@ class Core:
         self._failed: dict[str, str] = {}
         self._extensions: list[Operator] = []
         for name in _device_files():
-            self._makers[name] = (partial(_device_of_file, name), f"{_GROUP}.{name.lower()}")
+            self._makers[name] = (partial(_device_of_file, name), f"{_PLUGINS}.{name.lower()}")
 
     def _find_installed(self) -> None:
         """Find the devices of other packages, by their entry points; reading these takes time."""
@@ -475,7 +476,7 @@ def _made(device: Device | type[Device]) -> Device:
 
 @cache
 def _device_files() -> tuple[str, ...]:
-    folder = importlib.import_module(_GROUP).__path__
+    folder = importlib.import_module(_PLUGINS).__path__
     return tuple(sorted(i.name.upper() for i in pkgutil.iter_modules(folder) if i.name[0] != "_"))
 
 
@@ -485,7 +486,7 @@ def _loaded(point: EntryPoint) -> Device:
 
 def _device_of_file(name: str) -> Device:
     """Return the device whose class a file of ``subgraph.devices`` defines."""
-    module = importlib.import_module(f"{_GROUP}.{name.lower()}")
+    module = importlib.import_module(f"{_PLUGINS}.{name.lower()}")
     found = [
         thing
         for thing in vars(module).values()

@@ -76,8 +76,7 @@ class Schema:
 # Custom operators by (domain, name); filled by subgraph.op.register_operator.
 CUSTOM_SCHEMAS: dict[tuple[str, str], Schema] = {}
 
-# The files of ``ops/``; those of one device (`conv_cpu`, `opencl_code`, `conv_kernels`) load with
-# the device.
+# The files of ``ops/``; those of one device (`cpu`, `opencl_code`, `row_kernels`) load with it.
 _DEVICES = frozenset(("cpu", "opencl", "kernels"))
 FAMILIES = Files("subgraph.ops", lambda name: _DEVICES.isdisjoint(name.split("_")))
 # Operators of other runtimes by their key; filled by subgraph.operators.functions.function.

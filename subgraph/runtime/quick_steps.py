@@ -81,8 +81,7 @@ def _converted(node: Node, dtype: np.dtype[Any], own: bool, inputs: Sequence[Any
 
 
 def _trim(node: Node) -> Run:
-    """The cut of a buffer by a count (``ops/selection/bounded.py``): a view, unless it is given
-    away.
+    """The cut of a buffer by a count (``selection/bounded.py``): a view, unless it is given away.
 
     A view is given away, too, where it is contiguous, nobody else has the buffer, and not much
     memory is kept for nothing.

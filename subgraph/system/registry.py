@@ -26,7 +26,7 @@ _discovery = held_while_forking(threading.RLock())
 
 
 class Files:
-    """The files of a package's folder that register names, each loaded once, when it is needed."""
+    """The files of a package and its folders that register names, each loaded once, when needed."""
 
     def __init__(self, package: str, keep: Callable[[str], bool]) -> None:
         """Name the folder; ``keep`` says of each file's name whether it is one of them."""
@@ -52,17 +52,25 @@ class Files:
         self._import(sorted(found))
 
     def _texts(self) -> dict[str, bytes]:
-        """Return the sources of the files not yet imported."""
+        """Return the sources of the modules not yet imported, by their full names."""
         if self._waiting is None:
-            folder = importlib.import_module(self._package).__path__
-            files = [info for info in pkgutil.iter_modules(folder) if self._keep(info.name)]
-            self._waiting = {info.name: _source(info) for info in files}
+            self._waiting = dict(_sources(self._package, self._keep))
         return self._waiting
 
-    def _import(self, files: Iterable[str]) -> None:
-        for file in files:
-            importlib.import_module(f"{self._package}.{file}")
-            self._texts().pop(file, None)
+    def _import(self, modules: Iterable[str]) -> None:
+        for module in modules:
+            importlib.import_module(module)
+            self._texts().pop(module, None)
+
+
+def _sources(package: str, keep: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Yield the modules of a package and of those inside it, each with its source."""
+    for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        name = f"{package}.{info.name}"
+        if info.ispkg:
+            yield from _sources(name, keep)
+        elif keep(info.name):
+            yield name, _source(info)
 
 
 def _source(info: pkgutil.ModuleInfo) -> bytes:

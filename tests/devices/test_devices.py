@@ -379,7 +379,7 @@ def test_a_failing_compile_leaves_the_device_usable(core: sg.Core) -> None:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the distribution of the fixtures as a user would, into a folder of its own."""
-    source = Path(__file__).parent / "fixtures" / "tinyaccel"
+    source = Path(__file__).parents[1] / "fixtures" / "tinyaccel"
     work = tmp_path_factory.mktemp("tinyaccel")
     copied = work / "source"
     for file in source.rglob("*"):

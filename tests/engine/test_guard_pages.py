@@ -163,7 +163,11 @@ def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Every operator, loops, and packed weights; `make check-guard` runs all tests.
-_PART = ("test_ops_devices.py", "test_turns.py", "test_packing.py")
+_PART = (
+    "operators/test_ops_devices.py",
+    "engine/test_turns.py",
+    "weights/test_packing.py",
+)
 
 
 @pytest.mark.timeout(900)

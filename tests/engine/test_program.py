@@ -24,8 +24,8 @@ from subgraph.engine.program.program import Program, Step, grain
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import ConfigError
 
-TESTS = Path(__file__).parent
-sys.path.insert(0, str(TESTS))  # engine_support, also for hypothesis's own calls
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # tests.support, also for hypothesis's own calls
 Words = NDArray[np.int64]
 
 
@@ -152,7 +152,7 @@ print(words[1])
 
 
 def test_the_first_programs_of_a_process_start_at_once() -> None:
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT.parent)])}
     for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-c", FIRST],
@@ -435,8 +435,8 @@ print("end")
 
 @pytest.mark.parametrize("how", ["spinning", "sleeping", "running"])
 def test_the_interpreter_exits(how: str) -> None:
-    root = str(TESTS.parent)
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), root])}
+    root = str(ROOT.parent)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), root])}
     done = subprocess.run(
         [sys.executable, "-c", EXIT, how],
         env=variables,

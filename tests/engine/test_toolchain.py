@@ -28,7 +28,7 @@ from subgraph.errors import ConfigError, DeviceError
 from subgraph.system import host, processor
 from tests.support.engine.kernels import powers
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 # Where kernels are kept so that they need no linker.
 IMAGES = sys.platform.startswith("linux") and host.architecture() == "x86_64"
 # Runs one kernel and says what that took.
@@ -52,7 +52,7 @@ print(json.dumps([done.compiled, done.loaded, heavy]))
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(TESTS), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start(folder: Path, script: str = SCRIPT, path: Path = TESTS) -> subprocess.Popen[str]:
+def start(folder: Path, script: str = SCRIPT, path: Path = ROOT) -> subprocess.Popen[str]:
     root = str(Path(__file__).parents[2])
     variables = {
         **os.environ,

@@ -22,6 +22,7 @@ from subgraph.errors import DeviceError
 from subgraph.opencl.runtime import SIMULATOR, find_devices
 
 HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 FORMS, PARTS = ("CPU", "GPU"), 12
 GENERATED = {"elementwise.run"}  # kernels without a file: their text is made for each chain
 # Kernels that no run can reach, and why.
@@ -49,9 +50,10 @@ pytestmark = [
 def written() -> set[str]:
     """Return all kernels, as "file.kernel"."""
     names: set[str] = set()
-    for path in (HERE.parent / "ops").glob("*.cl"):
+    for path in (ROOT / "ops").rglob("*.cl"):
         text = re.sub(r"__attribute__\(\(.*?\)\)\)", "", path.read_text())
-        names |= {f"{path.stem}.{name}" for name in re.findall(r"__kernel\s+void\s+(\w+)", text)}
+        file = path.relative_to(ROOT / "ops").with_suffix("").as_posix()
+        names |= {f"{file}.{name}" for name in re.findall(r"__kernel\s+void\s+(\w+)", text)}
     return names | GENERATED
 
 
@@ -67,7 +69,7 @@ def run_part(form: str, part: int, folder: Path) -> tuple[dict[str, Any], str]:
         # Its compiler makes vectors of addresses of some loops, which its simulator cannot follow.
         "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable",
         "PYOPENCL_NO_CACHE": "1",
-        "PYTHONPATH": os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", ""))),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
         "SUBGRAPH_OPENCL_DEVICE_ID": simulator(),
         "SUBGRAPH_OPENCL_KERNELS": form,
     }
@@ -77,12 +79,12 @@ def run_part(form: str, part: int, folder: Path) -> tuple[dict[str, Any], str]:
         "pytest",
         "-q",
         "-p",
-        "oclgrind_plugin",
+        "tests.opencl.oclgrind_plugin",
         "-p",
         "no:cacheprovider",
     ]
     command += ["--timeout", "3600", "--tb", "short", str(HERE / "test_opencl_ops.py")]
-    done = subprocess.run(command, cwd=HERE.parent, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     failed = "" if done.returncode == 0 else f"{form}, part {part}: {done.stdout[-6000:]}"
     return json.loads(notes.read_text()), failed + (done.stderr[-2000:] if failed else "")
 

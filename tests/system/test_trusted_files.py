@@ -42,7 +42,7 @@ pytestmark = [
 needs_root = pytest.mark.skipif(
     getattr(os, "geteuid", lambda: 1)() != 0, reason="only root can give files to another user"
 )
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 KEY = "ab" + "0" * 62
 CODE = ObjectCode((), b"code")
@@ -140,7 +140,7 @@ def test_the_command_line_says_that_an_input_is_a_pipe(tmp_path: Path) -> None:
         text=True,
         timeout=60,
         check=False,
-        cwd=TESTS.parent,
+        cwd=ROOT.parent,
     )
     assert done.returncode == 1
     assert done.stderr == f"subgraph: error: {path}: it is not a regular file\n"
@@ -271,7 +271,7 @@ def test_what_belongs_to_another_user_is_refused(
 def test_kernels_of_a_refused_folder_are_compiled(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [str(TESTS), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     kernel = Kernel("tests.support.engine.kernels", "count")
     toolchain.forget(kernel)
     assert kernel.address
@@ -328,7 +328,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_cache_that_root_has_filled_serves_every_user(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [str(TESTS), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     kernel = Kernel("tests.support.engine.kernels", "count")
     toolchain.forget(kernel)
     assert kernel.address

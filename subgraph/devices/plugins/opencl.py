@@ -1,7 +1,8 @@
 """OPENCL: regions as kernel launches on a GPU or any other OpenCL device; PoCL makes the CPU one.
 
 The device finds hardware when it is first used. Graphs are fused and planned as for the CPU; the
-lowerings in ``ops/*_opencl.py`` say which kernels run. What has none goes to the next device.
+lowerings in ``ops/<family>/opencl.py`` say which kernels run. What has none goes to the next
+device.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The compiled function that runs a program turn after turn: the loop that `engine/region/turns.py`
-wires.
+"""The compiled function that runs a program turn after turn; `region/turns.py` wires it.
 
 Between two turns it copies what the program made to where the next turn reads it.
 """

@@ -7,7 +7,7 @@ A factory is a plain function in a kernel module. Called with the variant it ret
         def kernel(args, begin, end, worker): ...
         return kernel
 
-    Kernel("conv_kernels", "direct", mr=14, nv=2, lanes=16, act="Relu").address
+    Kernel("subgraph.ops.conv.kernels", "direct", mr=14, nv=2, lanes=16, act="Relu").address
 
 The kernel is compiled as ``void(int64, int64, int64, int64)``: the address of a block of argument
 words, a range of work units, and the index of the executing thread.
@@ -28,7 +28,7 @@ class Kernel:
     """A frozen, hashable specification of one compiled function.
 
     Args:
-        module: A sibling name in ``subgraph.ops`` (``"conv_kernels"``) or a full dotted name.
+        module: Full name of the module that holds the factory.
         factory: Name of the factory function in it.
         **variant: What the factory is called with; constants only.
 
@@ -41,7 +41,7 @@ class Kernel:
     __slots__ = ("_description", "_hash", "factory", "module", "variant")
 
     def __init__(self, module: str, factory: str, /, **variant: Option) -> None:
-        self.module: Final = module if "." in module else f"subgraph.ops.{module}"
+        self.module: Final = module
         self.factory: Final = factory
         options = list(variant.items())
         if not _UNTRACED.issuperset(map(type, variant.values())):

@@ -1,4 +1,4 @@
-"""Lets the tests of OPENCL run on Oclgrind: ``pytest -p oclgrind_plugin``, see test_oclgrind.py.
+"""Lets the tests of OPENCL run on Oclgrind: ``pytest -p tests.opencl.oclgrind_plugin``.
 
 A test fails when Oclgrind has written to its log meanwhile. What ran is noted in the file
 OCLGRIND_NOTES: every kernel that was launched, and every test that was left out, with the reason.

@@ -1,0 +1,76 @@
+"""Pools: what operands must satisfy, and shape rules."""
+
+from __future__ import annotations
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import TensorType, ValueType
+from subgraph.operators.operator import shape_rule
+from subgraph.operators.requirements import (
+    FLOATS,
+    Tensor,
+    numbers,
+    require,
+    require_dtype,
+    requires,
+    whole_number,
+)
+from subgraph.ops.elementwise.op import Types, Values, tensor
+
+from .windows import BYTES, MOST, require_image, require_windows, window_counts
+
+
+@requires("AveragePool", "LpPool", "MaxPool")
+def pool_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless windows fit into the input (ONNX, 1 to 22)."""
+    require_dtype("X", x, *FLOATS, *(BYTES if node.op_type.endswith("MaxPool") else ()))
+    require_image(x)
+    require(bool(node.attrs.get("kernel_shape")), "kernel_shape is missing")
+    count = x.rank - 2
+    kernel = numbers(node, "kernel_shape", count, 1, 1, MOST)
+    _require_pixels(x)
+    require_windows(node, x.shape[2:], kernel)
+    whole_number(node, "storage_order", 0, least=0, most=1)
+    _require_power(node)
+
+
+@requires("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
+def global_pool_operands(node: Node, x: Tensor) -> None:
+    """Raise ShapeError unless there are channels, of one element at least (ONNX, 1 to 22)."""
+    require_dtype("X", x, *FLOATS)
+    require(x.rank >= 2, "the input has shape {}; it needs rank 2 or more", list(x.shape))
+    _require_pixels(x)
+    _require_power(node)
+
+
+def _require_pixels(x: Tensor) -> None:
+    for size in x.shape[2:]:
+        require(size >= 1, "the input is {}: no elements to pool", x)
+
+
+def _require_power(node: Node) -> None:
+    """Require a p-norm, of p above zero; the first version has it as a float."""
+    power = node.attrs.get("p", 2)
+    require(isinstance(power, int | float) and power > 0, "p is {!r}; it must be above 0", power)
+
+
+@shape_rule("AveragePool", "LpPool", "MaxPool")
+def pool(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give as many places as windows fit; MaxPool's second output has their indices."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [None if x is None else TensorType(x.dtype)]
+    if len(x.shape) < 3:
+        raise ShapeError(f"a pool over an input of rank {len(x.shape)}")
+    kernel = [int(v) for v in node.attrs["kernel_shape"]]
+    shape = (*x.shape[:2], *window_counts(node, x.shape, kernel))
+    return [TensorType(x.dtype, shape), TensorType("int64", shape)]
+
+
+@shape_rule("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")
+def whole(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Give one place for each channel."""
+    x = tensor(types[0])
+    if x is None or x.shape is None:
+        return [None if x is None else TensorType(x.dtype)]
+    return [TensorType(x.dtype, (*x.shape[:2], *(1 for _ in x.shape[2:])))]

@@ -1,0 +1,167 @@
+"""Windows over images, of pools and convolutions: where they lie, whether they fit, how many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import attrs
+
+from subgraph.errors import ShapeError
+from subgraph.graph.graph import Node
+from subgraph.graph.types import Dim, Shape
+from subgraph.operators.requirements import (
+    Tensor,
+    checked_numbers,
+    require,
+    require_shape,
+    whole_number,
+)
+from subgraph.ops.elementwise.expressions import text
+
+# Strides, dilations, taps and pads are at most this: positions are counted in 64 bits.
+MOST = 2**31 - 1
+BYTES = ("int8", "uint8")
+_AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+
+
+@attrs.frozen
+class Windows:
+    """The attributes that say where windows lie, within their ranges.
+
+    Attributes:
+        strides: From window to window along each dimension.
+        dilations: From tap to tap.
+        pads: Before and after each dimension, by the attribute ``auto_pad`` 0.
+        auto: That attribute.
+    """
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    auto: str
+
+
+def windows_of(node: Node, count: int) -> Windows:
+    """Return the attributes of the windows over so many dimensions.
+
+    Raises:
+        ShapeError: one is out of its range, or has another count of numbers.
+    """
+    held = node.attrs
+    strides, dilations, pads = held.get("strides"), held.get("dilations"), held.get("pads")
+    return _windows(
+        count,
+        text(held.get("auto_pad", "NOTSET")),
+        tuple(strides) if strides else None,
+        tuple(dilations) if dilations else None,
+        tuple(pads) if pads else None,
+    )
+
+
+@lru_cache(1024)
+def _windows(
+    count: int,
+    auto: str,
+    strides: tuple[int, ...] | None,
+    dilations: tuple[int, ...] | None,
+    pads: tuple[int, ...] | None,
+) -> Windows:
+    """Return what attributes say; plans ask again and again."""
+    require(auto in _AUTO_PADS, "auto_pad is {!r}; it must be one of {}", auto, _AUTO_PADS)
+    around = checked_numbers("pads", pads, 2 * count, 0, 0, MOST)
+    if auto != "NOTSET":
+        around = [0] * 2 * count
+    return Windows(
+        tuple(checked_numbers("strides", strides, count, 1, 1, MOST)),
+        tuple(checked_numbers("dilations", dilations, count, 1, 1, MOST)),
+        tuple(zip(around[:count], around[count:], strict=True)),
+        auto,
+    )
+
+
+def require_windows(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> None:
+    """Require that windows fit into an image, by the attributes that Conv and the pools have.
+
+    Args:
+        node: The node.
+        sizes: Sizes of the image.
+        kernel: Taps of a window along each of its dimensions.
+
+    Raises:
+        ShapeError: an attribute is out of its range, or no window fits.
+    """
+    given = windows_of(node, len(sizes))
+    free = given.auto.startswith("SAME")
+    rows = zip(sizes, kernel, given.dilations, given.pads, strict=True)
+    for size, taps, dilation, (before, after) in rows:
+        reach = (taps - 1) * dilation + 1
+        fits = free or size + before + after >= reach
+        if not (fits and taps >= 1 and reach <= MOST):
+            raise ShapeError(
+                f"a window of {taps} taps, {dilation} apart, does not fit into {size} elements "
+                f"with pads {before}, {after}"
+            )
+
+
+def require_image(x: Tensor) -> None:
+    """Require a batch, channels and at least one dimension of pixels."""
+    require(x.rank >= 3, "the input is {}; it needs rank 3 or more", x)
+
+
+def require_filters(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> None:
+    """Require that filters fit the channels of an image and its sizes, and the bias the filters."""
+    require_image(x)
+    require(w.rank == x.rank, "the filters {} and the input {} differ in rank", w, x)
+    group = whole_number(node, "group", 1, least=1)
+    outputs, taken, channels = w.shape[0], w.shape[1], x.shape[1]
+    if not channels == taken * group:
+        raise ShapeError(f"{channels} channels; the filters take {taken} in each of {group} groups")
+    if not outputs % group == 0:
+        raise ShapeError(f"{outputs} filters do not divide into {group} groups")
+    require_shape("B", bias, w.shape[:1], "one for each filter")
+    require_kernel_shape(node, w.shape[2:])
+    require_windows(node, x.shape[2:], w.shape[2:])
+
+
+def require_kernel_shape(node: Node, sizes: tuple[int, ...]) -> None:
+    """Require that ``kernel_shape``, where it is given, is the size of the filters."""
+    stated = node.attrs.get("kernel_shape")
+    if stated and tuple(stated) != sizes:
+        raise ShapeError(f"kernel_shape is {list(stated)}, the filters have {list(sizes)}")
+
+
+def window_counts(node: Node, shape: Shape, kernel: Sequence[Dim]) -> list[Dim]:
+    """Return the sizes of what windows give over the dimensions from the third on."""
+    count = len(shape) - 2
+    given = windows_of(node, count)
+    ceil = bool(node.attrs.get("ceil_mode", 0))
+    found: list[Dim] = []
+    same_size = given.auto.startswith("SAME")
+    for k, (size, taps) in enumerate(zip(shape[2:], kernel, strict=True)):
+        stride = given.strides[k]
+        if same_size:
+            same = size if stride == 1 else None
+            found.append(-(-size // stride) if isinstance(size, int) else same)
+        elif not isinstance(taps, int):
+            found.append(None)
+        else:
+            reach = (taps - 1) * given.dilations[k] + 1
+            found.append(_count(size, reach, stride, *given.pads[k], ceil))
+    return found
+
+
+def _count(size: Dim, reach: int, stride: int, before: int, after: int, ceil: bool) -> Dim:
+    """Return how many windows fit into one dimension."""
+    if not isinstance(size, int):
+        return size if stride == 1 and before + after == reach - 1 else None
+    room = size + before + after - reach
+    if room < 0:
+        raise ShapeError(
+            f"a window of {reach} does not fit into {size} with pads {before}, {after}"
+        )
+    count = room // stride + 1
+    # A last window begins inside the input or before it, never in the pads behind.
+    if ceil and room % stride and count * stride < size + before:
+        count += 1
+    return count
