@@ -43,6 +43,7 @@ from .runtime.compiled_model import CompiledModel
 from .runtime.executor import Executor
 from .runtime.infer_request import InferQueue, InferRequest
 from .runtime.preprocessing import Preprocess
+from .runtime.request_state import RequestState
 from .runtime.settings import DeviceOptions, option
 from .runtime.signature import Port, Results
 from .text_form.parser import parse
@@ -85,6 +86,7 @@ __all__ = [
     "Reject",
     "RequestCancelledError",
     "RequestError",
+    "RequestState",
     "Results",
     "Schema",
     "SequenceType",

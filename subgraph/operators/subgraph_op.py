@@ -105,6 +105,7 @@ class ProfileEntry:
         fallback: Why another device than its own ran it; empty if its own did.
         region: Name of the region of the user's partition that it is in, names separated by commas
             if one kernel ran nodes of several; empty if it is in none.
+        request: Id of the request whose run it was, 0 if it was none.
     """
 
     node: str
@@ -116,6 +117,7 @@ class ProfileEntry:
     flops: int = 0
     fallback: str = ""
     region: str = ""
+    request: int = 0
 
 
 class Session:

@@ -6,6 +6,7 @@ one `Snapshot` of all parameters, taken anew only when some parameter of the pro
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -109,6 +110,7 @@ class CompiledModel:
         for op in self._used:
             type(op).use(op)
         self._idle: list[_Idle] = []
+        self._request_ids = itertools.count(1)
 
     def __del__(self) -> None:
         """Free what was made of weights for this model now, not when cycles are looked for."""
@@ -236,6 +238,18 @@ class CompiledModel:
             own.epoch = min(state.version for state in states.values())
             snapshot = own
         return given, snapshot
+
+    def input_of_run(self, given: Sequence[Any], position: int) -> Any:
+        """Return the input at ``position`` among what `bind` gave; None if it was left out."""
+        if self._run_positions is None:
+            return given[position]
+        if position not in self._run_positions:
+            return None
+        return given[self._run_positions.index(position)]
+
+    def next_request_id(self) -> int:
+        """Return the number of a new request."""
+        return next(self._request_ids)
 
     def wrap(self, results: Sequence[Any]) -> Results:
         """Return the results of a run by name and position."""

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from subgraph.errors import (
     ConfigError,
     DeviceError,
@@ -25,6 +27,7 @@ from subgraph.errors import (
 from subgraph.graph.parameters import Snapshot, call_pinned, pinned
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.runtime.executor import Cancel
+from subgraph.runtime.request_state import RequestState
 from subgraph.runtime.runner import Stage
 from subgraph.runtime.signature import Results
 from subgraph.runtime.task_executor import TaskExecutor, lent
@@ -55,11 +58,17 @@ class _Run:
 
 
 class InferRequest:
-    """One inference at a time, with memory of its own; made by ``create_infer_request``."""
+    """One inference at a time, with memory of its own; made by ``create_infer_request``.
+
+    Attributes:
+        model: The model that it runs.
+        id: Its number among the requests of the model, from 1; errors and profiles name it.
+    """
 
     def __init__(self, model: CompiledModel) -> None:
         """Open a request of ``model``."""
         self.model = model
+        self.id = model.next_request_id()
         self._cancel = Cancel()
         self._runner = model.create_runner(self._cancel)
         self._stages = model.create_stages(self._runner)
@@ -88,21 +97,33 @@ class InferRequest:
             DeviceError: the run failed.
             RequestCancelledError: another thread called `cancel`.
         """
-        given, snapshot = self._last = self._bound(inputs, named)
+        given, snapshot = self._bound(inputs, named)
         self._begin()
+        self._last = given, snapshot
         self._run = self._results = None
         try:
             values = call_pinned(snapshot, self._run_stages, given)
             self._refuse_if_cancelled()
             self._results = results = self.model.wrap(values)
+        except BaseException as error:
+            self._name_in(error)
+            raise
         finally:
             self._busy_in = 0
         return results
 
+    @property
+    def _label(self) -> str:
+        return f"request {self.id} of model {self.model.name!r}"
+
+    def _name_in(self, error: BaseException) -> None:
+        """Let an error of a run say whose it is."""
+        error.add_note(f"in {self._label}")
+
     def _refuse_if_cancelled(self) -> None:
         """Raise where the run was to end early: what it gave may not be whole."""
         if self._cancel.wanted:
-            raise RequestCancelledError("the request was cancelled before it finished")
+            raise RequestCancelledError(f"{self._label} was cancelled before it finished")
 
     def _run_stages(self, state: Any) -> Any:
         for stage in self._stages:
@@ -123,7 +144,7 @@ class InferRequest:
     def _refuse_if_busy(self) -> None:
         if self.is_busy:
             raise RequestError(
-                "the request is busy: wait() for it, cancel() it, or use another request"
+                f"{self._label} is busy: wait() for it, cancel() it, or use another request"
             )
 
     def start_async(self, inputs: Any = None, /, **named: Any) -> None:
@@ -133,8 +154,9 @@ class InferRequest:
             RequestError: the request is busy.
             MissingInputError, ShapeError: the inputs do not fit.
         """
-        given, snapshot = self._last = self._bound(inputs, named)
+        given, snapshot = self._bound(inputs, named)
         self._begin()
+        self._last = given, snapshot
         run = self._run = _Run(snapshot)
         self._results = None
         try:
@@ -157,6 +179,7 @@ class InferRequest:
                 self._refuse_if_cancelled()
                 run.results = self.model.wrap(following)
             except BaseException as error:
+                self._name_in(error)
                 run.error = error
             self._complete(run)
 
@@ -179,8 +202,8 @@ class InferRequest:
         try:
             callback(*(self, run.error)[: self._callback_arguments])
         except BaseException as error:
-            _log.exception("the callback of a request of model %r raised", self.model.name)
-            error.add_note(f"raised by the callback of a request of model {self.model.name!r}")
+            _log.exception("the callback of %s raised", self._label)
+            error.add_note(f"raised by the callback of {self._label}")
             if run.error is None:
                 run.error = error
             else:
@@ -223,10 +246,10 @@ class InferRequest:
     def _started(self) -> _Run:
         run = self._run
         if run is None:
-            raise RequestError("the request was not started: call start_async() first")
+            raise RequestError(f"{self._label} was not started: call start_async() first")
         if not run.done.is_set() and run.process != os.getpid():
             raise RequestError(
-                "the request was running when this process was forked, and runs in its parent "
+                f"{self._label} was running when this process was forked, and runs in its parent "
                 "alone: call start_async() again"
             )
         return run
@@ -294,7 +317,7 @@ class InferRequest:
             state = (
                 "is still running" if self.is_busy else "has no results: it did not run or failed"
             )
-            raise RequestError(f"the request {state}")
+            raise RequestError(f"{self._label} {state}")
         return results
 
     def get_output(self, key: str | int = 0) -> Any:
@@ -303,14 +326,61 @@ class InferRequest:
 
     def set_input(self, key: str | int, value: Any) -> None:
         """Keep ``value`` for input ``key`` (name or position) for runs without inputs."""
+        self._check_idle()
+        self._inputs[self.model.inputs[self._input_position(key)].name] = value
+
+    def get_input(self, key: str | int = 0) -> Any:
+        """Return what input ``key`` (name or position) is: as `set_input` said, else as last run.
+
+        Raises:
+            MissingInputError: the model has no such input.
+            RequestError: it was not set, and nothing has run.
+        """
+        position = self._input_position(key)
+        port = self.model.inputs[position]
+        if port.name in self._inputs:
+            return self._inputs[port.name]
+        if self._last is None:
+            raise RequestError(f"{self._label} has no input {port.name!r} yet: call set_input()")
+        given, snapshot = self._last
+        value = self.model.input_of_run(given, position)
+        if value is not None or port.default is None:
+            return value
+        with pinned(snapshot):  # an input given for a default stands in its place there
+            return port.default.array
+
+    def _input_position(self, key: str | int) -> int:
+        names = [port.name for port in self.model.inputs]
+        if isinstance(key, int) and 0 <= key < len(names):
+            return key
+        if key not in names:
+            raise MissingInputError(f"the model has no input {key!r}; {nearest(str(key), names)}")
+        return names.index(str(key))
+
+    def query_state(self) -> list[RequestState]:
+        """Return the states that subgraph ops keep from one run of this request to the next.
+
+        An op that makes its states in its first run has none before.
+
+        Raises:
+            RequestError: the request is busy.
+        """
+        self._check_idle()
+        runner = self._runner
+        return [RequestState(name, runner, self._check_idle) for name in runner.states()]
+
+    def reset_state(self) -> None:
+        """Let the next run begin with all states as they are at first.
+
+        Raises:
+            RequestError: the request is busy.
+        """
+        self._check_idle()
+        self._runner.set_states({})
+
+    def _check_idle(self) -> None:
         with self._lock:
             self._refuse_if_busy()
-        ports = self.model.inputs
-        names = [port.name for port in ports]
-        name = names[key] if isinstance(key, int) else key
-        if name not in names:
-            raise MissingInputError(f"the model has no input {name!r}; {nearest(name, names)}")
-        self._inputs[name] = value
 
     def set_output(self, key: str | int, array: Any) -> None:
         """Let the following runs write output ``key`` into ``array``; None: into a new one.
@@ -319,8 +389,7 @@ class InferRequest:
             MissingInputError: the model has no such output.
             ShapeError: the array's dtype or shape can never fit.
         """
-        with self._lock:
-            self._refuse_if_busy()
+        self._check_idle()
         self._runner.outputs = self.model.preset(self._runner.outputs, key, array)
 
     @property
@@ -329,7 +398,7 @@ class InferRequest:
         return self._busy_in != 0 and self._busy_in == os.getpid()
 
     def profile(self) -> list[ProfileEntry]:
-        """Return what each node took in the last run.
+        """Return what each node took in the last run; each entry has this request's id.
 
         With ``ENABLE_PROFILING`` every run is measured. Without it, the last inputs run once more
         to be measured.
@@ -337,13 +406,13 @@ class InferRequest:
         Raises:
             RequestError: the request is busy, or has not run.
         """
-        with self._lock:
-            self._refuse_if_busy()
-        measured = self._runner.profile()
-        if measured:
-            return measured
+        self._check_idle()
+        entries = self._runner.profile() or self._measured_again()
+        return [attrs.evolve(entry, request=self.id) for entry in entries]
+
+    def _measured_again(self) -> list[ProfileEntry]:
         if self._last is None:
-            raise RequestError("the request has not run: there is nothing to profile")
+            raise RequestError(f"{self._label} has not run: there is nothing to profile")
         given, snapshot = self._last
         runner = self.model.create_profiler()
         with pinned(snapshot):

@@ -258,7 +258,7 @@ def test_an_exception_in_a_callback_is_reported(
     request.start_async(X)
     with pytest.raises(KeyError, match="user's mistake") as caught:
         request.wait(20)
-    assert "raised by the callback of a request of model" in caught.value.__notes__[0]
+    assert "raised by the callback of request 1 of model" in caught.value.__notes__[0]
     assert "callback" in caplog.text
     wrong: Any = 3
     with pytest.raises(sg.ConfigError, match="a callback is a function"):

@@ -23,7 +23,7 @@ from subgraph.devices.virtual import VirtualDevice, listed, split_config
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.graph.types import TensorType, numpy_dtype
-from subgraph.operators.subgraph_op import ProfileEntry
+from subgraph.operators.subgraph_op import ProfileEntry, Session
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.executor import Cancel
 from subgraph.runtime.runner import Runner
@@ -237,14 +237,29 @@ class _AutoRunner(Runner):
 
     def _open(self) -> None:
         self._model = self._owner.current
-        self.cancel.sessions.clear()  # else the memory of the one before would live on
         self._runner = self._model.create_runner(self.cancel)
+
+    def _change_over(self) -> None:
+        """Go on with the better model, from the states of the first one."""
+        before, states = self._runner, self._runner.states()
+        kept, self.cancel.sessions = self.cancel.sessions, []  # else their memory would live on
+        self._open()
+        if not states:
+            return
+        try:
+            self._runner.set_states(states)
+        except DeviceError as error:
+            _log.warning("a request stays on its first device: %s", str(error))
+            self._runner, self.cancel.sessions = before, kept
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         if self._owner.current is not self._model:
-            self._open()
+            self._change_over()
         self._runner.outputs = self.outputs
         return self._runner.run(inputs)
+
+    def sessions(self) -> dict[str, Session]:
+        return self._runner.sessions()
 
     def profile(self) -> list[ProfileEntry]:
         return self._runner.profile()
