@@ -32,6 +32,7 @@ from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
 from subgraph.operators.operator import Operator, forget_operator, register_operator
 from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.settings import current_name
 from subgraph.system.collector import paused_gc
 from subgraph.system.forking import free_in_child
 from subgraph.system.registry import defined_at, nearest
@@ -276,7 +277,7 @@ class Core:
         devices = [self.device(name) for name in self.available_devices]
         known = {device: known_properties(device) for device in devices}
         for key, value in _joined(device_name, {}).items():
-            takers = [d for d in devices if known[d].get(key) == "RW"]
+            takers = [d for d in devices if known[d].get(current_name(key, known[d])) == "RW"]
             if not takers:
                 options = {k for row in known.values() for k, mode in row.items() if mode == "RW"}
                 raise ConfigError(f"no device has a property {key!r}; {nearest(key, options)}")
@@ -418,11 +419,12 @@ class Core:
 def _asked(device: Device, config: Config) -> Callable[[str], Any]:
     """Return what gives an option that Core itself follows; None if the device does not have it."""
     known = known_properties(device)
+    given = {current_name(name, known): value for name, value in config.items()}
 
     def ask(name: str) -> Any:
         if name not in known:
             return None
-        return config[name] if name in config else property_of(device, name)
+        return given[name] if name in given else property_of(device, name)
 
     return ask
 

@@ -20,7 +20,13 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
 from subgraph.partition.regions import region_of
 from subgraph.runtime.compiled_model import CompiledModel
-from subgraph.runtime.settings import DeviceOptions, check_option, property_access, resolve_options
+from subgraph.runtime.settings import (
+    DeviceOptions,
+    check_option,
+    current_name,
+    property_access,
+    resolve_options,
+)
 from subgraph.system.registry import nearest
 
 if TYPE_CHECKING:
@@ -331,6 +337,7 @@ class Device:
         Raises:
             ConfigError: there is none of that name; the nearest are listed.
         """
+        name = current_name(name, self.supported_properties())
         if name in property_access(self.options_class):
             return getattr(self.options_for(None), name)
         if name == "SUPPORTED_PROPERTIES":
@@ -349,11 +356,10 @@ class Device:
         Raises:
             ConfigError: a key is unknown or read-only, or a value is not allowed.
         """
+        known = self.supported_properties()
+        properties = {current_name(name, known): value for name, value in properties.items()}
         for name in properties:
-            if (
-                name not in property_access(self.options_class)
-                and name in self.supported_properties()
-            ):
+            if name not in property_access(self.options_class) and name in known:
                 raise ConfigError(f"{self.name}: property {name!r} can only be read")
         checked = {
             name: check_option(self.options_class, self.name, name, value)

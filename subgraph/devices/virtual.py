@@ -11,6 +11,7 @@ from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph.graph import Graph
 from subgraph.partition.regions import without_device_regions
 from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.settings import current_name
 from subgraph.system.registry import nearest
 
 if TYPE_CHECKING:
@@ -70,23 +71,23 @@ def split_config(
         ConfigError: a key is an option of nobody.
     """
     out: dict[str, dict[str, Any]] = {device.name: {} for device in devices}
+    flat: dict[str, dict[str, Any]] = {device.name: {} for device in devices}
+    known = {device.name: known_properties(device) for device in devices}
     for key, value in config.items():
         if key in out and isinstance(value, dict):
             out[key].update(value)  # pyright: ignore[reportUnknownArgumentType]
             continue
-        if key == "DEVICE_PRIORITIES":
+        own_key = current_name(key, own)
+        if own_key == "DEVICE_PRIORITIES":
             continue
-        takers = [d for d in devices if key in known_properties(d)]
-        if key not in own and not takers:
-            known = {
-                *own,
-                *out,
-                *(k for d in devices for k in known_properties(d)),
-            }
+        keys = {device: current_name(key, names) for device, names in known.items()}
+        takers = [device for device, name in keys.items() if name in known[device]]
+        if own_key not in own and not takers:
+            names = {*own, *out, *(k for each in known.values() for k in each)}
             raise ConfigError(
-                f"{name} and its devices have no option {key!r}; {nearest(key, sorted(known))}"
+                f"{name} and its devices have no option {key!r}; {nearest(key, sorted(names))}"
             )
         if key != "DEVICE_ID":
             for device in takers:
-                out[device.name].setdefault(key, value)
-    return out
+                flat[device][keys[device]] = value
+    return {device: {**flat[device], **nested} for device, nested in out.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from subgraph.runtime.executor import Cancel
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.infer_request import InferRequest
 from subgraph.runtime.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct, within
-from subgraph.runtime.settings import DeviceOptions, property_access
+from subgraph.runtime.settings import DeviceOptions, current_name, property_access
 from subgraph.runtime.signature import Port, Results, Signature
 from subgraph.runtime.task_executor import TaskExecutor
 from subgraph.system.forking import free_in_child
@@ -284,6 +285,8 @@ class CompiledModel:
 
     def create_stages(self, runner: Runner) -> list[Stage]:
         """Return the stages of an asynchronous run. Devices with several executors override it."""
+        if self.options.EXCLUSIVE_ASYNC_REQUESTS:
+            return [Stage(_exclusive_executor(self.device), runner.run)]
         if self._threads is None:
             following = TaskExecutor("results", self.optimal_requests)
             self._threads = TaskExecutor("requests", self.optimal_requests), following
@@ -338,6 +341,8 @@ class CompiledModel:
         options = property_access(self.options)
         own["SUPPORTED_METRICS"] = [key for key in self._supported() if key not in options]
         own["SUPPORTED_CONFIG_KEYS"] = list(options)
+        if isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            name = current_name(name, {**own, **options})
         if name in own:
             return own[name]
         if name in options:
@@ -374,6 +379,12 @@ class CompiledModel:
         inputs = ", ".join(map(str, self.inputs))
         outputs = ", ".join(map(str, self.outputs))
         return f"<CompiledModel {self.name!r} on {self.device}: ({inputs}) -> ({outputs})>"
+
+
+@cache
+def _exclusive_executor(device: str) -> TaskExecutor:
+    """Return what runs the requests of all models of a device one at a time."""
+    return TaskExecutor(f"exclusive-{device}")
 
 
 def _runs_on(node: Node) -> list[str]:

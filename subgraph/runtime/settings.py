@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -21,6 +21,18 @@ from subgraph.system.registry import nearest
 
 _log = logging.getLogger("subgraph")
 
+# Earlier OpenVINO names of options and metrics, and what these are called here.
+OLD_NAMES = {
+    "PERF_COUNT": "ENABLE_PROFILING",
+    "CPU_THREADS_NUM": "INFERENCE_NUM_THREADS",
+    "CPU_THROUGHPUT_STREAMS": "NUM_STREAMS",
+    "THROUGHPUT_STREAMS": "NUM_STREAMS",
+    "INFERENCE_PRECISION_HINT": "INFERENCE_PRECISION",
+    "TARGET_FALLBACK": "DEVICE_PRIORITIES",
+    "MULTI_DEVICE_PRIORITIES": "DEVICE_PRIORITIES",
+    "IMPORT_EXPORT_SUPPORT": "EXPORT_IMPORT",
+    "MODEL_NAME": "NETWORK_NAME",
+}
 _O = TypeVar("_O", bound="DeviceOptions")
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _TRUE = ("1", "yes", "true", "on")
@@ -66,6 +78,10 @@ class DeviceOptions:
     )
     PERFORMANCE_HINT_NUM_REQUESTS: int = option(
         0, "number of requests that will run at a time; 0: the device's choice", minimum=0
+    )
+    EXCLUSIVE_ASYNC_REQUESTS: bool = option(
+        False,
+        "run asynchronous requests of all models of the device with this option one at a time",
     )
     INFERENCE_PRECISION: str = option(
         "",
@@ -117,6 +133,21 @@ def _fields(cls: type[DeviceOptions]) -> dict[str, attrs.Attribute[Any]]:
     if found is None:
         found = _known_fields[cls] = {field.name: field for field in attrs.fields(cls)}
     return found
+
+
+def current_name(name: str, known: Container[str]) -> str:
+    """Return the name in ``known`` that an old spelling stands for; any other name as it is."""
+    if name in known:
+        return name
+    today = OLD_NAMES.get(name, name)
+    return today if today in known else name
+
+
+def options_among(cls: type[DeviceOptions], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a configuration are options of a class, under today's names."""
+    fields = _fields(cls)
+    named = ((current_name(name, fields), value) for name, value in config.items())
+    return {name: value for name, value in named if name in fields}
 
 
 def option_names(cls: type[DeviceOptions]) -> list[str]:
@@ -180,7 +211,7 @@ def check_option(cls: type[DeviceOptions], device: str, name: str, value: Any) -
     Raises:
         ConfigError: unknown name (the nearest are listed), read-only, wrong type, out of range.
     """
-    field = _fields(cls).get(name)
+    field = _fields(cls).get(current_name(name, _fields(cls)))
     if field is None:
         raise ConfigError(f"{device} has no option {name!r}; {nearest(name, _fields(cls))}")
     if field.metadata.get("read_only"):
@@ -242,7 +273,7 @@ def resolve_options(
     chosen = environment_options(cls, base or device)
     for level in reversed(list(levels)):
         for name, value in level.items():
-            chosen[name] = check_option(cls, device, name, value)
+            chosen[current_name(name, _fields(cls))] = check_option(cls, device, name, value)
     return cls(**chosen)
 
 
@@ -250,14 +281,14 @@ def environment_options(cls: type[DeviceOptions], device: str) -> dict[str, Any]
     """Return the options that environment variables ``SUBGRAPH_<DEVICE>_<KEY>`` set."""
     found: dict[str, Any] = {}
     prefix = f"SUBGRAPH_{device.upper()}_"
-    for name in _fields(cls):
-        text = os.environ.get(prefix + name)
-        if text is not None:
-            where = f"environment variable {prefix + name}"
-            found[name] = check_option(cls, where, name, text)
-    for name in os.environ:
-        if name.startswith(prefix) and name.removeprefix(prefix) not in _fields(cls):
-            _warn_of_unknown(name, device, nearest(name.removeprefix(prefix), _fields(cls)))
+    for variable, text in sorted(os.environ.items()):
+        if not variable.startswith(prefix):
+            continue
+        name = current_name(variable.removeprefix(prefix), _fields(cls))
+        if name not in _fields(cls):
+            _warn_of_unknown(variable, device, nearest(name, _fields(cls)))
+        elif name == variable.removeprefix(prefix) or name not in found:
+            found[name] = check_option(cls, f"environment variable {variable}", name, text)
     return found
 
 

@@ -27,7 +27,7 @@ from subgraph.operators.subgraph_op import ProfileEntry, Session
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.executor import Cancel
 from subgraph.runtime.runner import Runner
-from subgraph.runtime.settings import DeviceOptions, option
+from subgraph.runtime.settings import DeviceOptions, option, options_among
 from subgraph.runtime.signature import Port
 from subgraph.weights.sharing import start_threads
 
@@ -76,7 +76,7 @@ class AutoDevice(VirtualDevice):
         self, config: Config | None
     ) -> tuple[AutoOptions, list[Device], dict[str, dict[str, Any]]]:
         config = config or {}
-        own = {k: v for k, v in config.items() if k in attrs.fields_dict(AutoOptions)}
+        own = options_among(AutoOptions, config)
         options: AutoOptions = self.options_for(own)
         devices = self.candidates(options)
         return options, devices, split_config(config, own, devices, self.name)

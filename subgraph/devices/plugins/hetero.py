@@ -42,7 +42,7 @@ from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.partition.selector import SubgraphSelector
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.control_flow import is_nested
-from subgraph.runtime.settings import DeviceOptions, option
+from subgraph.runtime.settings import DeviceOptions, option, options_among
 from subgraph.system.registry import nearest
 from subgraph.transform.pass_manager import apply_pass
 from subgraph.weights.sharing import shared_out
@@ -84,7 +84,7 @@ class HeteroDevice(VirtualDevice):
 
     def supported_config(self, config: Config | None) -> tuple[HeteroOptions, list[Device]]:
         """Return the options and the devices in order of priority."""
-        own = {k: v for k, v in (config or {}).items() if k in attrs.fields_dict(HeteroOptions)}
+        own = options_among(HeteroOptions, config or {})
         options: HeteroOptions = self.options_for(own)
         devices = [self.peer(name) for name in listed(options.DEVICE_PRIORITIES, self.name)]
         _split_config(config or {}, options, devices)

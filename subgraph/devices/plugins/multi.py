@@ -34,7 +34,7 @@ from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.executor import Cancel, Executor
 from subgraph.runtime.executor_plan import all_parameters
 from subgraph.runtime.runner import Runner
-from subgraph.runtime.settings import DeviceOptions, option
+from subgraph.runtime.settings import DeviceOptions, option, options_among
 from subgraph.system.forking import free_in_child
 from subgraph.weights.sharing import shared_out
 
@@ -77,7 +77,7 @@ class MultiDevice(VirtualDevice):
         self, config: Config | None
     ) -> tuple[list[Device], dict[str, dict[str, Any]], MultiOptions]:
         config = config or {}
-        own = {k: v for k, v in config.items() if k in attrs.fields_dict(MultiOptions)}
+        own = options_among(MultiOptions, config)
         options: MultiOptions = self.options_for(own)
         devices = [self.peer(name) for name in listed(options.DEVICE_PRIORITIES, self.name)]
         configs = split_config(config, own, devices, self.name)
