@@ -118,10 +118,10 @@ def appended(node: Node, position: int) -> Appended | None:
     item = insert.inputs[1]
     at_the_end = len(insert.inputs) == 2 or insert.inputs[2] is None
     alone = before.consumers == (insert,) and not after.consumers
-    once = before not in body.outputs and body.outputs.count(after) == 1
+    once = not body.gives(before) and body.outputs.count(after) == 1
     if item is None or item is before or not (at_the_end and alone and once):
         return None
-    if node.graph is None or made in node.graph.outputs:
+    if node.graph is None or node.graph.gives(made):
         return None
     if any(each.op_type != "ConcatFromSequence" for each in made.consumers):
         return None

@@ -134,7 +134,7 @@ class _Bags:
         begins = self._number(node.inputs[2 + position]) == 0
         goes_on = self._after(body.outputs[1 + position]) == 1
         counted = node.outputs[position]
-        unused = not counted.consumers and node.graph and counted not in node.graph.outputs
+        unused = not counted.consumers and node.graph and not node.graph.gives(counted)
         less = body.outputs[0].producer
         if not (begins and goes_on and unused and is_op(less, "Less")) or less is None:
             return None

@@ -196,6 +196,7 @@ class Graph:
     __slots__ = (
         "_by_name",
         "_nodes",
+        "_outputs_known",
         "_parameters",
         "attrs",
         "captures",
@@ -237,6 +238,7 @@ class Graph:
         self.metadata: dict[str, str] = {} if metadata is None else dict(metadata)
         self.doc = doc
         self._by_name: dict[str, Node] | None = None
+        self._outputs_known: tuple[tuple[Value, ...], frozenset[Value]] = (), frozenset()
         ordered = topological([*(nodes or ()), *producers(self.outputs)])
         if any(node.graph is not None for node in ordered):
             ordered = self._copy_from(ordered)
@@ -270,6 +272,7 @@ class Graph:
         self.inputs = self.outputs = self.captures = ()
         self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
         self._by_name = None
+        self._outputs_known = (), frozenset()
         self._nodes = ()
         self._parameters = ParameterTable()
         return self
@@ -330,6 +333,14 @@ class Graph:
                 f"graph {self.name!r} has no node {name!r}; {nearest(name, self._by_name)}"
             )
         return node
+
+    def gives(self, value: Value) -> bool:
+        """Return whether a value is an output of the graph, at once however many it has."""
+        outputs, known = self._outputs_known
+        if outputs is not self.outputs:
+            known = frozenset(self.outputs)
+            self._outputs_known = self.outputs, known
+        return value in known
 
     def values(self) -> Iterator[Value]:
         """Yield every value once: inputs, captures, then node by node what is used and made."""
@@ -397,14 +408,15 @@ class Graph:
         for old in self.outputs:
             new = resolve(old)
             if new is not old:
-                if new in taken or new in outputs or new.producer is None:
+                if new in taken or new.producer is None:
                     name, old.name = old.name, ""
                     identity = Node("Identity", [new], version=1)
                     new = identity.outputs[0]
                     new.name, new.type = name, old.type
-                elif new not in self.outputs:
+                elif not self.gives(new):
                     new.name, old.name = old.name, ""
             outputs.append(new)
+            taken.add(new)
         self.outputs = tuple(outputs)
 
     def _adopt_nodes(self, nodes: Sequence[Node]) -> None:

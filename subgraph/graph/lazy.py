@@ -34,6 +34,7 @@ class LazyGraph(Graph):
         self.inputs, self.captures = tuple(inputs), ()
         self.attrs, self.opsets, self.metadata = {}, dict(opsets), {}
         self._by_name = None
+        self._outputs_known = (), frozenset()
         self._lock = free_in_child(threading.RLock())
         self._read: Callable[[], Graph] | None = read
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from subgraph.errors import DeviceError
+from subgraph.graph.limits import check_time
 from subgraph.system.folders import base_folder, user_folder
 from subgraph.system.forking import free_in_child
 from subgraph.system.trusted_files import UntrustedFileError, check_folder, make_folder
@@ -294,6 +295,7 @@ class Runtime:
             return program
 
     def _build(self, source: ClSource) -> cl.Program:
+        check_time(f"building OpenCL program {source.name!r}")
         api = opencl()
         try:
             with warnings.catch_warnings():

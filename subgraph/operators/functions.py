@@ -154,7 +154,7 @@ class Call:
         if position >= len(outputs):
             return False
         value, graph = outputs[position], self.node.graph
-        return graph is None or bool(value.uses) or value in graph.outputs
+        return graph is None or bool(value.uses) or graph.gives(value)
 
     def dtype(self, value: Value) -> str:
         """Return a value's dtype.

@@ -34,7 +34,7 @@ def gives_size(node: Node) -> bool:
 
 def _is_result(node: Node) -> bool:
     """Return whether the graph gives away what the node makes; it must be an array of its own."""
-    return node.graph is None or any(value in node.graph.outputs for value in node.outputs)
+    return node.graph is None or any(map(node.graph.gives, node.outputs))
 
 
 def _constant(node: Node) -> Run | None:
@@ -103,7 +103,7 @@ def _trim(node: Node) -> Run:
 def _has_alone(node: Node) -> bool:
     """Return whether the first input is made by a node for this one only."""
     buffer, graph = node.inputs[0], node.graph
-    if buffer is None or buffer.producer is None or graph is None or buffer in graph.outputs:
+    if buffer is None or buffer.producer is None or graph is None or graph.gives(buffer):
         return False
     return len(buffer.consumers) == 1
 

@@ -119,7 +119,7 @@ class DeviceOptions:
     )
     COMPILE_TIMEOUT: float = option(
         3600.0,
-        "seconds that loading and compiling a model may take; 0: no limit",
+        "seconds that loading and compiling a model may take, and each run for new shapes; 0: any",
         minimum=0,
         saved=False,
     )

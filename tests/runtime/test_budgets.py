@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import subgraph as sg
+from subgraph import ops
+from subgraph.engine.toolchain import compiler, toolchain
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.engine.toolchain.loader import KernelError
 from subgraph.graph import limits
+from subgraph.system import host
 
 DEVICES = ["REFERENCE", "CPU"]
 Array = np.ndarray[Any, Any]
@@ -100,6 +106,24 @@ def test_nodes_of_one_name_take_linear_time() -> None:
         graph = sg.load(_model(nodes, [_info("v0", [4])], [_info(f"v{count}", [4])]))
     assert [node.name for node in graph.nodes[:3]] == ["same", "same_1", "same_2"]
     assert len({node.name for node in graph.nodes}) == count
+
+
+def test_outputs_that_all_change_take_linear_time() -> None:
+    x = sg.input("x", (4,))
+    graph = sg.Graph([x], [ops.Relu(x) for _ in range(40_000)])
+    with _within(20):
+        graph.rewire({old: ops.Neg(x) for old in graph.outputs})
+    assert {node.op_type for node in graph.nodes} == {"Neg"}
+
+
+def test_a_graph_knows_its_outputs() -> None:
+    x = sg.input("x", (4,))
+    inner, other = ops.Relu(x), ops.Neg(x)
+    y = ops.Abs(inner)
+    graph = sg.Graph([x], [y])
+    assert [graph.gives(value) for value in (x, inner, other, y)] == [False, False, False, True]
+    graph.rewire({y: other})
+    assert [graph.gives(value) for value in (x, inner, other, y)] == [False, False, True, False]
 
 
 # ------------------------------------------------------------------ counts in attributes
@@ -319,6 +343,47 @@ def test_time_of_a_load_and_of_a_compilation_is_limited(device: str) -> None:
 def test_time_over_between_two_nodes_is_noticed() -> None:
     with limits.limited(seconds=1e-9), pytest.raises(sg.LimitError, match="trying node"):
         sg.compile_model(_growing(), "CPU", {"FUSION": False})
+
+
+def _clock(step: float) -> Any:
+    """Return a stand-in for the module ``time`` whose clock goes on by ``step`` at every look."""
+    ticks = itertools.count(0.0, step)
+    return SimpleNamespace(monotonic=lambda: next(ticks))
+
+
+@pytest.mark.parametrize("device", ["CPU", "OPENCL", "HETERO:CPU,REFERENCE"])
+def test_time_of_plans_for_new_shapes_is_limited(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = sg.input("x", ("N", 4))
+    graph = sg.Graph([x], [ops.Add(ops.Softmax(ops.Relu(x)), x)])
+    model = sg.compile_model(graph, device, {"COMPILE_TIMEOUT": 60})
+    given = np.ones((5, 4), np.float32)  # no size with which a query tries the nodes
+    for _ in range(2):
+        with monkeypatch.context() as own:
+            own.setattr(limits, "time", _clock(100.0))
+            with pytest.raises(sg.LimitError, match="time of 60 s is over"):
+                model(given)
+    np.testing.assert_allclose(model(given)[0], np.full((5, 4), 1.25), rtol=1e-6)
+    with monkeypatch.context() as own:
+        own.setattr(limits, "time", _clock(100.0))
+        assert model(given)[0].shape == (5, 4), "what is planned needs no time"
+
+
+def test_time_of_kernels_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def make(module: str, factory: str, variant: dict[str, Any]) -> None:
+        begun.append(factory)
+        raise RuntimeError("it is not compiled here")
+
+    monkeypatch.setattr(compiler, "make_function", make)
+    monkeypatch.setattr(limits, "time", _clock(100.0))
+    with limits.limited(seconds=350), pytest.raises(KernelError, match="not compiled here"):
+        toolchain._compile(Kernel("some_kernels", "in_time"), "symbol", host.isa())
+    with limits.limited(seconds=50), pytest.raises(sg.LimitError, match="compiling kernel"):
+        toolchain._compile(Kernel("some_kernels", "late"), "symbol", host.isa())
+    assert begun == ["in_time"]
 
 
 def test_tensors_of_functions_count_each_time_that_they_are_read(

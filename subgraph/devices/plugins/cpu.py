@@ -101,6 +101,7 @@ class CpuDevice(Device):
             pools=_pools(streams(options), threads) if threads > 1 else (),
             plans=options.PLAN_CACHE_SIZE,
             profiling=options.ENABLE_PROFILING,
+            compile_seconds=options.COMPILE_TIMEOUT,
         )
         op = CpuSubgraphOp(graph, region, lambda inner: fuse(inner, options))
         op.device = self.name

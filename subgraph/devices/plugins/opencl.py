@@ -102,6 +102,7 @@ class OpenclDevice(Device):
             plan=self._plan_options(options),
             plans=options.PLAN_CACHE_SIZE,
             profiling=options.ENABLE_PROFILING,
+            compile_seconds=options.COMPILE_TIMEOUT,
         )
         op = ClSubgraphOp(graph, region, lambda inner: fuse(inner, options), self._runtime(options))
         op.device = self.name

@@ -60,12 +60,14 @@ class RegionOptions:
         pools: The threads of each stream; none for the caller's alone.
         plans: How many plans are kept.
         profiling: Whether runs are measured.
+        compile_seconds: How long planning and compiling for new shapes may take; 0: any time.
     """
 
     plan: PlanOptions = attrs.field(factory=PlanOptions)
     pools: tuple[Pool, ...] = ()
     plans: int = 16
     profiling: bool = False
+    compile_seconds: float = 0.0
 
 
 class CpuSubgraphOp(SubgraphOp):

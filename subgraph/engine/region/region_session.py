@@ -19,6 +19,7 @@ from subgraph.engine.planner.plan import Plan, UnknownShapeError
 from subgraph.engine.planner.stored_program import StoredProgram
 from subgraph.engine.planner.template import Instance, Template
 from subgraph.errors import RequestCancelledError
+from subgraph.graph.limits import limited
 from subgraph.graph.parameters import Snapshot, epoch, pinned, pinned_snapshot
 from subgraph.operators.subgraph_op import (
     ProfileEntry,
@@ -125,7 +126,7 @@ class CpuSession(Session):
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Do all that comes before a run on inputs of these shapes."""
         snapshot = Snapshot(self.region.parameters)
-        with pinned(snapshot), paused_gc():
+        with pinned(snapshot), paused_gc(), limited(seconds=self.region.options.compile_seconds):
             self._choose(inputs, snapshot)
 
     def given_only(self) -> RunGiven:
@@ -194,7 +195,7 @@ class CpuSession(Session):
         if self.region.parts() is not None:
             return None
         try:
-            with paused_gc():
+            with paused_gc(), limited(seconds=self.region.options.compile_seconds):
                 return self._choose(inputs, snapshot)
         except UnknownShapeError as error:
             self.region.parts(error)

@@ -19,7 +19,6 @@ from typing import Any, cast
 
 from subgraph.engine.toolchain import toolchain
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.limits import check_time
 from subgraph.system import host
 from subgraph.weights.sharing import start_threads
 
@@ -61,12 +60,8 @@ def compile_kernels(
         for _ in range(workers)
     )
 
-    def compile_in_time(kernel: Kernel) -> None:
-        check_time(f"compiling kernel {kernel.factory!r} of {kernel.module}")
-        compile_here(kernel)
-
     try:
-        _drain(tasks, compile_in_time)
+        _drain(tasks, compile_here)
     finally:
         _drain(tasks, lambda _: None)  # after an error nobody starts another
         for feeder in feeders:

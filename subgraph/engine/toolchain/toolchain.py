@@ -16,6 +16,7 @@ from subgraph.engine.toolchain.keys import cache_key, text_key
 from subgraph.engine.toolchain.loader import KernelError as KernelError
 from subgraph.engine.toolchain.loader import ObjectCode
 from subgraph.engine.toolchain.objectfile import undefined_symbols
+from subgraph.graph.limits import check_time
 from subgraph.system import host
 from subgraph.system.forking import free_in_child, held_while_forking
 
@@ -254,6 +255,7 @@ def _cached(what: str, key: str, make: Callable[[str], ObjectCode]) -> int:
 
 
 def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> ObjectCode:
+    check_time(f"compiling kernel {kernel.factory!r} of {kernel.module}")
     _LOG.info("compiling %s for %s", kernel.description, isa.name)
     tell(CompileEvent(kernel, None))
     start = time.perf_counter()
