@@ -29,7 +29,7 @@ from subgraph import ops
 from subgraph.tools.profiling import peak_flops
 
 Array = np.ndarray[Any, Any]
-_EDGES = "subgraph.ops.movement.reorder_kernels"
+_EDGES = "movement.reorder_kernels"
 GEMM = [
     *[(1024,) * 3, (512,) * 3, (128, 768, 768), (128, 3072, 768), (128, 768, 3072)],
     *[(128, 384, 384), (128, 1536, 384), (8, 768, 768), (1, 1000, 2048), (1, 4096, 4096)],

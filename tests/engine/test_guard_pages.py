@@ -57,7 +57,8 @@ sg.compile_model(sg.Graph([x], [sg.ops.Relu(x, name="act")]), "CPU")([np.ones(10
 _POINTERS = """
 import numpy as np
 import subgraph as sg
-from subgraph.system import guard_pages, guard_report, ops
+from subgraph import ops
+from subgraph.system import guard_pages, guard_report
 
 rng = np.random.default_rng(0)
 f4 = lambda *shape: rng.standard_normal(shape).astype(np.float32)
@@ -103,7 +104,7 @@ def test_a_read_behind_the_end_is_fatal(size: int) -> None:
     done = run(_SHIFTED, "end", 1, size)
     assert done.returncode == -signal.SIGSEGV, done.stderr
     assert f"0 bytes behind the end of an area of {4 * size} bytes" in done.stderr
-    assert "node 'act' (Relu), kernel elementwise_kernels.run" in done.stderr
+    assert "node 'act' (Relu), kernel elementwise.kernels.run" in done.stderr
     assert "that area is argument" in done.stderr
 
 

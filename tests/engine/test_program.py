@@ -135,7 +135,7 @@ from subgraph.engine.program.pool import shared
 from subgraph.engine.program.program import Program, Step
 sys.setswitchinterval(1e-6)
 words = np.array([1, 0])
-step = Step(Kernel("engine_support.kernels", "burn").address, words.ctypes.data, 8, 1)
+step = Step(Kernel("tests.support.engine.kernels", "burn").address, words.ctypes.data, 8, 1)
 gate = threading.Barrier(8)
 def caller():
     gate.wait()
@@ -152,7 +152,7 @@ print(words[1])
 
 
 def test_the_first_programs_of_a_process_start_at_once() -> None:
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT.parent)])}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-c", FIRST],
@@ -415,7 +415,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.program.pool import Pool, shared
 from subgraph.engine.program.program import Program, Step, grain
 words = np.array([500, 0])
-step = Step(Kernel("engine_support.kernels", "burn").address, words.ctypes.data, 64, 1)
+step = Step(Kernel("tests.support.engine.kernels", "burn").address, words.ctypes.data, 64, 1)
 for pool in (shared(3), Pool(2, in_kernel=False)):
     program = Program([step] * 20, pool.size, pool)
     program.run()
@@ -435,8 +435,7 @@ print("end")
 
 @pytest.mark.parametrize("how", ["spinning", "sleeping", "running"])
 def test_the_interpreter_exits(how: str) -> None:
-    root = str(ROOT.parent)
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), root])}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", EXIT, how],
         env=variables,

@@ -41,7 +41,7 @@ from subgraph.engine.program.program import Program, Step
 x = np.arange(128, dtype=np.float32)
 y = np.zeros_like(x)
 words = np.array([x.ctypes.data, y.ctypes.data])
-kernel = Kernel("engine_support.kernels", "scale", lanes=8)
+kernel = Kernel("tests.support.engine.kernels", "scale", lanes=8)
 Program([Step(kernel.address, words.ctypes.data, 2)]).run()
 assert np.array_equal(y, x * x + 1), y
 done = toolchain.statistics
@@ -273,14 +273,14 @@ def test_kernels_are_values() -> None:
 def test_a_bad_kernel_is_an_error(factory: str, message: str, folder: Path) -> None:
     with pytest.raises(KernelError, match=message) as caught:
         _ = Kernel("tests.support.engine.kernels", factory).address
-    assert f"engine_support.kernels.{factory}" in str(caught.value)
+    assert f"tests.support.engine.kernels.{factory}" in str(caught.value)
     assert isinstance(caught.value, DeviceError)
     assert not entries(folder)
 
 
 def test_a_missing_module_is_an_error() -> None:
     with pytest.raises(KernelError, match=r"subgraph\.ops\.no_such_kernels"):
-        _ = Kernel("no_such_kernels", "anything").address
+        _ = Kernel("subgraph.ops.no_such_kernels", "anything").address
 
 
 def test_native_code_that_cannot_be_compiled_or_loaded_is_an_error() -> None:
@@ -304,7 +304,7 @@ def test_listeners_hear_of_compilations(folder: Path, caplog: pytest.LogCaptureF
     assert [event.kernel for event in events] == [kernel, kernel]
     assert events[0].seconds is None
     assert (events[1].seconds or 0) > 0
-    assert "compiling engine_support.kernels.nested()" in caplog.text
+    assert "compiling tests.support.engine.kernels.nested()" in caplog.text
     toolchain.forget(kernel)
     assert toolchain.prepare([kernel]) == 0
     assert len(events) == 2
@@ -487,8 +487,8 @@ from subgraph.engine.toolchain.kernel import Kernel
 compile_crew.worthwhile_workers = lambda kernels: 2
 events = []
 toolchain.listen(events.append)
-kernels = [Kernel("engine_support.kernels", "scale", lanes=n) for n in (1, 2, 4, 8, 16, 32)]
-kernels.append(Kernel("engine_support.kernels", "count"))
+kernels = [Kernel("tests.support.engine.kernels", "scale", lanes=n) for n in (1, 2, 4, 8, 16, 32)]
+kernels.append(Kernel("tests.support.engine.kernels", "count"))
 made = toolchain.prepare(kernels)
 done = toolchain.statistics
 addresses = {k.address for k in kernels}
@@ -507,17 +507,17 @@ import json
 from subgraph.engine.toolchain import toolchain, compile_crew
 from subgraph.engine.toolchain.kernel import Kernel
 compile_crew.worthwhile_workers = lambda kernels: 1
-good = [Kernel("engine_support.kernels", "scale", lanes=n) for n in (1, 2, 4)]
+good = [Kernel("tests.support.engine.kernels", "scale", lanes=n) for n in (1, 2, 4)]
 try:
-    toolchain.prepare([Kernel("engine_support.kernels", "broken"), *good])
+    toolchain.prepare([Kernel("tests.support.engine.kernels", "broken"), *good])
 except toolchain.KernelError as error:
-    print(json.dumps([str(error)[:50], len(toolchain.Statistics.__dict__) > 0]))
+    print(json.dumps([str(error)[:60], len(toolchain.Statistics.__dict__) > 0]))
 """
 
 
 def test_an_error_in_a_crew_reaches_the_caller(tmp_path: Path) -> None:
     message, _ = finish(start(tmp_path, BAD_CROWD))
-    assert message.startswith("engine_support.kernels.broken(): cannot be compile")
+    assert message.startswith("tests.support.engine.kernels.broken(): cannot be compile")
 
 
 def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:

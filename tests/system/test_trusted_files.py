@@ -140,7 +140,7 @@ def test_the_command_line_says_that_an_input_is_a_pipe(tmp_path: Path) -> None:
         text=True,
         timeout=60,
         check=False,
-        cwd=ROOT.parent,
+        cwd=ROOT,
     )
     assert done.returncode == 1
     assert done.stderr == f"subgraph: error: {path}: it is not a regular file\n"
