@@ -1,7 +1,14 @@
 # The public names and their homes; lazy_loader reads this file at import.
 from . import ops, passes, testing
 from ._version import __version__
-from .devices.core import Core, compile_model, default_core, import_model, query_model
+from .devices.core import (
+    Core,
+    compile_model,
+    default_core,
+    get_versions,
+    import_model,
+    query_model,
+)
 from .devices.device import Device, QueryResult
 from .errors import (
     BlobError,
@@ -107,6 +114,7 @@ __all__ = [
     "compile_model",
     "default_core",
     "explain",
+    "get_versions",
     "import_model",
     "inline_subgraphs",
     "input",

@@ -15,6 +15,7 @@ from subgraph.errors import ConfigError, DeviceError, SubgraphError, Unsupported
 from subgraph.graph.graph import Graph
 from subgraph.partition.constants import constant_nodes, constants_to_weights
 from subgraph.runtime.compiled_model import CompiledModel
+from subgraph.runtime.metric_types import checked_metric
 from subgraph.system.registry import nearest
 
 
@@ -212,12 +213,14 @@ def property_of(device: Device, name: str) -> Any:
 
     Raises:
         ConfigError: there is none of that name, or its ``get_property`` raised such an error.
-        DeviceError: its ``get_property`` raised another one.
+        DeviceError: its ``get_property`` raised another one, or gave a standard metric of another
+            type.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"a property is named by a string, such as 'CACHE_DIR'; got {name!r}")
     with _named(device, "get_property", name):
-        return device.get_property(name)
+        found = device.get_property(name)
+    return checked_metric(f"device {device.name}", name, found)
 
 
 def set_properties(device: Device, properties: Config) -> None:

@@ -16,6 +16,7 @@ from functools import cache, partial
 from os import PathLike
 from typing import IO, TYPE_CHECKING, Any
 
+from subgraph._version import __version__
 from subgraph.devices.calls import (
     compile_on,
     compile_queried,
@@ -26,7 +27,13 @@ from subgraph.devices.calls import (
     query_on,
     set_properties,
 )
-from subgraph.devices.device import Config, Device, QueryResult, without_defaults
+from subgraph.devices.device import (
+    Config,
+    Device,
+    QueryResult,
+    package_version,
+    without_defaults,
+)
 from subgraph.errors import ConfigError, DeviceError, SubgraphError, file_error
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
@@ -163,6 +170,29 @@ class Core:
             ids = ids_of(device)
             names += [f"{name}.{i}" for i in ids] if len(ids) > 1 else [name]
         return names
+
+    def get_versions(self, device_name: str = "") -> dict[str, str]:
+        """Return the versions of Subgraph and of devices, as a report of a problem names them.
+
+        Args:
+            device_name: A device, or "HETERO:A,B" for these; empty: all that can start.
+
+        Raises:
+            DeviceError: no such device, or it cannot start.
+        """
+        _, colon, rest = device_name.partition(":")
+        if colon:
+            names = [name.strip() for name in rest.split(",") if name.strip()]
+        else:
+            names = [device_name] if device_name else self.available_devices
+        versions = {"subgraph": __version__}
+        for name in names:
+            device = self.device(name)
+            try:
+                versions[name] = str(property_of(device, "VERSION"))
+            except ConfigError:  # it answers for itself, and knows of no such property
+                versions[name] = package_version(type(device))
+        return versions
 
     @property
     def registered_devices(self) -> list[str]:
@@ -525,6 +555,11 @@ def import_model(
 ) -> CompiledModel:
     """Import an exported model on the default core: see `Core.import_model`."""
     return default_core().import_model(source, device_name, config)
+
+
+def get_versions(device_name: str = "") -> dict[str, str]:
+    """Return versions, of the default core's devices: see `Core.get_versions`."""
+    return default_core().get_versions(device_name)
 
 
 def query_model(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from os import PathLike
@@ -145,7 +146,6 @@ class Device:
             "FULL_DEVICE_NAME": self.name,
             "OPTIMIZATION_CAPABILITIES": ["FP32"],
             "DEVICE_ARCHITECTURE": platform.machine(),
-            "RANGE_FOR_ASYNC_INFER_REQUESTS": (1, 64, 1),
             "EXPORT_IMPORT": True,
             "CONCURRENT_REGIONS": self.concurrent_regions,
         }
@@ -153,6 +153,20 @@ class Device:
     def capability(self) -> dict[str, str]:
         """Return what an exported model depends on; an import compares it with the file's."""
         return {"architecture": str(self.metrics().get("DEVICE_ARCHITECTURE", ""))}
+
+    def version(self) -> str:
+        """Return what reports of problems have to name: versions of the device's package, driver.
+
+        The default is ``__version__`` of the package that defines the device's class.
+        """
+        return package_version(type(self))
+
+    def request_range(self) -> tuple[int, int, int]:
+        """Return how many requests at a time are of use: the least, the most, and the step.
+
+        The default counts up to `optimal_requests`.
+        """
+        return 1, max(1, self.optimal_requests(self.options_for(None))), 1
 
     def optimal_requests(self, options: Any) -> int:
         """Return how many requests at a time make best use of the device."""
@@ -347,6 +361,8 @@ class Device:
         metrics = self.metrics()
         if name in metrics:
             return metrics[name]
+        if name in _ASKED_ALONE:
+            return _ASKED_ALONE[name](self)
         known = self.supported_properties()
         raise ConfigError(f"{self.name} has no property {name!r}; {nearest(name, known)}")
 
@@ -369,7 +385,7 @@ class Device:
 
     def supported_properties(self) -> dict[str, str]:
         """Return "RW" or "RO" by name for all options and metrics."""
-        metrics = dict.fromkeys((*self.metrics(), "SUPPORTED_PROPERTIES"), "RO")
+        metrics = dict.fromkeys((*self.metrics(), *_ASKED_ALONE, "SUPPORTED_PROPERTIES"), "RO")
         return {**property_access(self.options_class), **metrics}
 
     def options_for(self, config: Config | None) -> Any:
@@ -462,6 +478,11 @@ def _follow_users(graph: Graph, seen: set[str], reasons: dict[str, str]) -> None
             reasons[node.name] = f"only node {refused[0].name!r} needs it, which is not supported"
 
 
+# Metrics that take time to find out, and are only found out when they are asked for.
+_ASKED_ALONE: dict[str, Callable[[Device], Any]] = {
+    "RANGE_FOR_ASYNC_INFER_REQUESTS": lambda device: device.request_range(),
+    "VERSION": lambda device: device.version(),
+}
 # The two lists that OpenVINO's guides name, and which properties of SUPPORTED_PROPERTIES they hold.
 PROPERTY_LISTS = {"SUPPORTED_METRICS": "RO", "SUPPORTED_CONFIG_KEYS": "RW"}
 
@@ -469,6 +490,12 @@ PROPERTY_LISTS = {"SUPPORTED_METRICS": "RO", "SUPPORTED_CONFIG_KEYS": "RW"}
 def listed(name: str, supported: Mapping[str, str]) -> list[str]:
     """Return the property that `PROPERTY_LISTS` calls ``name``."""
     return [key for key, access in supported.items() if access == PROPERTY_LISTS[name]]
+
+
+def package_version(kind: type[Device]) -> str:
+    """Return ``__version__`` of the package that defines a device; "unknown" if it has none."""
+    package = sys.modules.get(kind.__module__.partition(".")[0])
+    return str(getattr(package, "__version__", "unknown"))
 
 
 def class_name(kind: type[Device]) -> str:

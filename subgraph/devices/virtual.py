@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from subgraph.devices.calls import known_properties
+from subgraph.devices.calls import known_properties, property_of
 from subgraph.devices.device import Config, Device
 from subgraph.errors import ConfigError, DeviceError
 from subgraph.graph.graph import Graph
@@ -29,6 +29,21 @@ class VirtualDevice(Device):
     ) -> CompiledModel:
         """Compile the graph of a file anew: it holds no regions of this device."""
         return self.compile_model(without_device_regions(graph), config)
+
+    def listed_devices(self) -> list[Device]:
+        """Return the devices that ``DEVICE_PRIORITIES`` is set to; all that can start if it is not.
+
+        Devices that stand over others are none of them.
+        """
+        names = str(self.get_property("DEVICE_PRIORITIES"))
+        core = self.known_core
+        chosen = listed(names, self.name) if names.strip(" ,") else core.available_devices
+        return [self.peer(name) for name in chosen]
+
+    def _most_requests(self) -> list[int]:
+        """Return how many requests at a time are of use for each listed device."""
+        found = (property_of(d, "RANGE_FOR_ASYNC_INFER_REQUESTS") for d in self.listed_devices())
+        return [int(each[1]) for each in found] or [1]
 
     @property
     def known_core(self) -> Core:

@@ -23,6 +23,7 @@ from subgraph.operators.subgraph_op import AFFINITY, Repeat, SubgraphOp, fallbac
 from subgraph.runtime.executor import Cancel
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.infer_request import InferRequest
+from subgraph.runtime.metric_types import checked_metric
 from subgraph.runtime.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct, within
 from subgraph.runtime.settings import DeviceOptions, current_name, property_access
 from subgraph.runtime.signature import Port, Results, Signature
@@ -93,6 +94,8 @@ class CompiledModel:
         self.source = graph if source is None else source
         self._requests = requests
         self.metrics: dict[str, Any] = dict(metrics or {})
+        for key, value in self.metrics.items():
+            checked_metric(f"compiled model {graph.name!r} of device {device!r}", key, value)
         self.pipeline = tuple(pipeline)
         self.configs = {name: dict(values) for name, values in (configs or {}).items()}
         self._core = core

@@ -136,6 +136,10 @@ class AutoDevice(VirtualDevice):
             raise DeviceError(f"no device can run {graph.name!r}: {'; '.join(failures)}")
         return best[1]
 
+    def request_range(self) -> tuple[int, int, int]:
+        """Return up to the most that a candidate has."""
+        return 1, max(self._most_requests()), 1
+
     def metrics(self) -> dict[str, Any]:
         """Return the metrics."""
         return {**super().metrics(), "FULL_DEVICE_NAME": "The best device there is"}

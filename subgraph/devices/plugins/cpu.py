@@ -132,6 +132,17 @@ class CpuDevice(Device):
             "RANGE_FOR_STREAMS": (1, host.core_count()),
         }
 
+    def version(self) -> str:
+        """Return the versions of Subgraph and of what compiles its kernels."""
+        from importlib.metadata import version
+
+        compilers = (f"{name} {version(name)}" for name in ("numba", "llvmlite"))
+        return ", ".join((super().version(), *compilers))
+
+    def request_range(self) -> tuple[int, int, int]:
+        """Return up to one request for each core."""
+        return 1, host.core_count(), 1
+
 
 def fuse(graph: Graph, options: CpuOptions) -> tuple[Graph, Guards]:
     """Return the graph as it runs, and the parameters whose content that depends on."""

@@ -385,6 +385,10 @@ class HeteroDevice(VirtualDevice):
         self._compile_regions(graph, list(all_devices.values()), configs, options)
         return self._finished(graph, options, configs, stored=stored)
 
+    def request_range(self) -> tuple[int, int, int]:
+        """Return up to one request on each device."""
+        return 1, max(1, len(self.listed_devices())), 1
+
     def metrics(self) -> dict[str, Any]:
         """Return the metrics."""
         return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices as one"}

@@ -132,6 +132,10 @@ class MultiDevice(VirtualDevice):
         models = _for_each(devices, import_for, first.name)
         return MultiModel(first.graph, models, options, configs)
 
+    def request_range(self) -> tuple[int, int, int]:
+        """Return up to as many as the devices have together."""
+        return 1, sum(self._most_requests()), 1
+
     def metrics(self) -> dict[str, Any]:
         """Return the metrics."""
         return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices side by side"}

@@ -145,6 +145,11 @@ class OpenclDevice(Device):
             "OPTIMIZATION_CAPABILITIES": capabilities,
         }
 
+    def version(self) -> str:
+        """Return the versions of Subgraph and of the driver."""
+        driver = self._runtime(self.options_for(None)).device.driver_version
+        return f"{super().version()}, driver {driver.strip()}"
+
 
 def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
     """Return the graph as it runs, and the parameters whose content that depends on."""
