@@ -1,7 +1,8 @@
-"""ConvTranspose for the reference: groups, and the pads that follow from ``output_shape``.
+"""Conv and ConvTranspose for the reference, where onnx.reference has another result, or none.
 
-onnx.reference cuts the weights of groups along a wrong axis, pads nothing where the shape of the
-output is given, and has no result for a batch of 0.
+It multiplies NaN and Inf between the points of a dilated filter by 0. Of ConvTranspose it cuts the
+weights of groups along a wrong axis, pads nothing where the shape of the output is given, and has
+no result for a batch of 0.
 """
 
 from __future__ import annotations
@@ -17,6 +18,53 @@ from subgraph.operators.reference import standard, variant
 
 Array = np.ndarray[Any, Any]
 _SHAPING = ("auto_pad", "output_padding", "output_shape", "pads")
+
+
+@reference("Conv")
+def conv(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the convolution; of a dilated filter only its own points count."""
+    x, weight = inputs[:2]
+    dilations = [int(d) for d in node.attrs.get("dilations") or [1] * (x.ndim - 2)]
+    if max(dilations, default=1) == 1 or np.isfinite(x).all():
+        return standard(node, inputs)
+    rank, kernel = x.ndim - 2, weight.shape[2:]
+    strides = [int(s) for s in node.attrs.get("strides") or [1] * rank]
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    padded = np.pad(x, [(0, 0), (0, 0), *_conv_pads(node, x.shape[2:], strides, reach)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, tuple(range(2, 2 + rank)))
+    steps = [slice(None, None, s) for s in (*strides, *dilations)]
+    windows = windows[(slice(None), slice(None), *steps)]
+    groups = int(node.attrs.get("group", 1))
+    axes = [1, *range(2 + rank, 2 + 2 * rank)], [1, *range(2, 2 + rank)]
+    parts = zip(np.split(windows, groups, 1), np.split(weight, groups), strict=True)
+    found = [np.moveaxis(np.tensordot(part, each, axes), -1, 1) for part, each in parts]
+    result = np.concatenate(found, axis=1).astype(x.dtype)
+    if len(inputs) > 2 and inputs[2] is not None:
+        result = result + inputs[2].reshape(-1, *[1] * rank)
+    return [result]
+
+
+def _conv_pads(
+    node: Node, sizes: Sequence[int], strides: Sequence[int], reach: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return what Conv pads before and after each axis."""
+    rank = len(sizes)
+    how = _text(node.attrs.get("auto_pad", "NOTSET"))
+    if how == "VALID":
+        return [(0, 0)] * rank
+    if how == "NOTSET":
+        pads = [int(p) for p in node.attrs.get("pads") or [0] * (2 * rank)]
+        return list(zip(pads[:rank], pads[rank:], strict=True))
+    found: list[tuple[int, int]] = []
+    for size, stride, length in zip(sizes, strides, reach, strict=True):
+        total = max((-(-size // stride) - 1) * stride + length - size, 0)
+        less, more = total // 2, total - total // 2
+        found.append((less, more) if how == "SAME_UPPER" else (more, less))
+    return found
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 @reference("ConvTranspose")

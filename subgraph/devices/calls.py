@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-from subgraph.devices.device import Config, Device, QueryResult, class_name
+from subgraph.devices.device import Config, Device, QueryResult, class_name, without_defaults
 from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Graph
 from subgraph.partition.constants import constant_nodes, constants_to_weights
@@ -265,6 +265,8 @@ def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledM
 
 
 def _compiled(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
+    if type(device).compile_model is not Device.compile_model:
+        graph = without_defaults(graph)  # a region's weights are weights, as a whole model's are
     with _named(device, "compile_model", graph):
         model: Any = device.compile_model(graph, config)
     return _checked_model(device, "compile_model", model)

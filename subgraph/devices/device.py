@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
 from subgraph.errors import ConfigError, DeviceError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
-from subgraph.partition.regions import region_of
+from subgraph.partition.regions import region_of, without_device_regions
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.settings import (
     DeviceOptions,
@@ -297,7 +297,12 @@ class Device:
     def import_graph(
         self, graph: Graph, config: Config, header: Mapping[str, Any], stored: StoredWeights
     ) -> CompiledModel:
-        """Return the model of a partitioned graph that came from a file of this device."""
+        """Return the model of a partitioned graph that came from a file of this device.
+
+        A device that compiles in its own way compiles the graph again.
+        """
+        if type(self).compile_model is not Device.compile_model:
+            return self.compile_model(without_device_regions(graph), config)
         options = self.options_for(config)
         for node in graph.nodes:
             if node.subgraph is not None and AFFINITY in (node.metadata or {}):

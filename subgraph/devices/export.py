@@ -188,7 +188,8 @@ def _is_plain(value: Any) -> bool:
 
 def _devices_of(model: CompiledModel) -> list[str]:
     found = dict.fromkeys((n.metadata or {}).get(AFFINITY, "") for n in region_nodes(model.graph))
-    return [name for name in found if name]
+    names = [name for name in found if name]
+    return names or [model.device.partition(":")[0]]  # it runs the model without regions
 
 
 def _capability(model: CompiledModel, name: str) -> dict[str, str]:

@@ -24,7 +24,15 @@ from subgraph.runtime.executor import Cancel
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.infer_request import InferRequest
 from subgraph.runtime.metric_types import checked_metric
-from subgraph.runtime.runner import DirectRunner, GraphRunner, Runner, Stage, is_direct, within
+from subgraph.runtime.runner import (
+    DirectRunner,
+    GraphRunner,
+    Runner,
+    Stage,
+    TimedRunner,
+    is_direct,
+    within,
+)
 from subgraph.runtime.settings import DeviceOptions, current_name, property_access
 from subgraph.runtime.signature import Port, Results, Signature
 from subgraph.runtime.task_executor import TaskExecutor
@@ -283,8 +291,14 @@ class CompiledModel:
         return within(runner, self.options)
 
     def create_profiler(self) -> Runner:
-        """Return a runner that measures every node. Devices that override runners override it."""
+        """Return a runner that measures every node; for a runner of a device's own, whole runs."""
+        if self._has_own_runner:
+            return TimedRunner(self.create_runner(Cancel()), self.name, self.device)
         return GraphRunner(self._plan, Cancel(), profiling=True)
+
+    @property
+    def _has_own_runner(self) -> bool:
+        return type(self).create_runner is not CompiledModel.create_runner
 
     def create_stages(self, runner: Runner) -> list[Stage]:
         """Return the stages of an asynchronous run. Devices with several executors override it."""
@@ -310,6 +324,8 @@ class CompiledModel:
         found = self.metrics.get("EXECUTION_DEVICES")
         if found is not None:
             return list(found)
+        if self._has_own_runner and self.device:
+            return [self.device]  # its nodes stay as they were
         return list(dict.fromkeys(name for node in self.graph.nodes for name in _runs_on(node)))
 
     @property

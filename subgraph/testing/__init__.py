@@ -2,7 +2,8 @@
 
 `check_partition` proves that a partition is right. The strategies (`graphs`, `topologies`,
 `selectors`, `misbehaving_selectors`) are for hypothesis, which must be installed
-(``pip install subgraph-ml[testing]``); `check_property` uses them to try an accelerator.
+(``pip install subgraph-ml[testing]``); `check_property` uses them to try a property, and
+`check_device` a device.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from subgraph.testing.invariants import check_partition
 
 if TYPE_CHECKING:
     from subgraph.testing.checks import check_property
+    from subgraph.testing.device_checks import DEVICE_CHECKS, check_device
+    from subgraph.testing.device_trial import DeviceReport
     from subgraph.testing.random_graphs import feeds, graphs, topologies
     from subgraph.testing.random_selectors import misbehaving_selectors, selectors
 
 __all__ = [
+    "DEVICE_CHECKS",
+    "DeviceReport",
+    "check_device",
     "check_partition",
     "check_property",
     "feeds",
@@ -27,6 +33,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DEVICE_CHECKS": "device_checks",
+    "DeviceReport": "device_trial",
+    "check_device": "device_checks",
     "check_property": "checks",
     "feeds": "random_graphs",
     "graphs": "random_graphs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -78,7 +78,7 @@ def check_property(
     if max_examples:
         if strategy is None:
             strategy = _strategy(trial, ops, max_nodes)
-        _try_drawn(trial, strategy, max_examples)
+        try_drawn(trial, strategy, max_examples)
     trial.check_tried()
     return trial.coverage
 
@@ -96,7 +96,24 @@ def _strategy(
     return focused_graphs(by_operator(focus), by_operator(every), max_nodes)
 
 
-def _try_drawn(trial: _Trial, strategy: st.SearchStrategy[Graph], max_examples: int) -> None:
+class Drawn(Protocol):
+    """What is done with random graphs."""
+
+    def attempt(self, graph: Graph) -> None:
+        """Try one; raise if it fails."""
+        ...
+
+    def fail(self, graph: Graph, error: Exception) -> NoReturn:
+        """Raise the error that shows a graph which fails."""
+        ...
+
+
+def try_drawn(trial: Drawn, strategy: st.SearchStrategy[Graph], max_examples: int) -> None:
+    """Try random graphs that the reference runs, always the same ones.
+
+    Raises:
+        Exception: what ``trial.fail`` raised for the smallest graph that fails.
+    """
     failed: list[Graph] = []
 
     @settings(
@@ -116,7 +133,7 @@ def _try_drawn(trial: _Trial, strategy: st.SearchStrategy[Graph], max_examples: 
     )
     @given(strategy)
     def attempt(graph: Graph) -> None:
-        assume(_runs(graph))
+        assume(runs(graph))
         try:
             trial.attempt(graph)
         except Exception:
@@ -133,13 +150,13 @@ def _try_drawn(trial: _Trial, strategy: st.SearchStrategy[Graph], max_examples: 
         trial.fail(failed[-1], error)
 
 
-def _runs(graph: Graph) -> bool:
-    """Return whether the reference runs the graph on what `_check_runs` gives it."""
+def runs(graph: Graph) -> bool:
+    """Return whether the reference runs the graph, with other inputs and weights, too."""
     try:
         graph.verify()
         for seed in (0, 1):
             run_reference(graph, feeds(graph, seed))
-        with _other_weights(graph):
+        with other_weights(graph):
             run_reference(graph, feeds(graph))
     except Exception:
         return False
@@ -185,7 +202,7 @@ class _Trial:
         said = [error]
 
         def fails(candidate: Graph) -> bool:
-            if not _runs(candidate):
+            if not runs(candidate):
                 return False  # it is the candidate that does not run
             try:
                 self.attempt(candidate)
@@ -259,12 +276,12 @@ def _check_runs(graph: Graph, cut: Graph, rtol: float, atol: float) -> None:
     compare(run(before, 1), run(after, 1), "in a second run, with other inputs")
     compare(copies, first, "a later run changed results that were handed out before")
     compare(copies, run(after), "run again with the same inputs")
-    with _other_weights(graph):
+    with other_weights(graph):
         compare(run(before), run(after), "after weights were changed (Parameter.assign)")
 
 
 @contextmanager
-def _other_weights(graph: Graph) -> Generator[None]:
+def other_weights(graph: Graph) -> Generator[None]:
     """Assign other numbers to the float parameters, of the same signs, until the block ends."""
     kept = {p: p.array for p in graph.parameters.values() if p.type.dtype.startswith("float")}
     for parameter, array in kept.items():

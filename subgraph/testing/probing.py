@@ -13,7 +13,7 @@ from subgraph.operators.schema import get_schema, standard_operators
 from subgraph.partition.property import SubgraphProperty, property_from
 from subgraph.partition.selector import SubgraphSelector
 
-_SHAPES = ((1, 2, 4, 4), (2, 3))
+SHAPES = ((1, 2, 4, 4), (2, 3))
 _MOST_STARTS = 8  # operators whose neighbours are asked about
 
 
@@ -36,7 +36,8 @@ def taken_operators(prop: Any) -> list[str]:
     return sorted(taken)
 
 
-def _node(op_type: str, shape: tuple[int, ...], first: Value | None = None) -> Node:
+def plain_node(op_type: str, shape: tuple[int, ...], first: Value | None = None) -> Node:
+    """Return a node without attributes on float operands of one shape; ``first`` may be given."""
     schema = get_schema(op_type)
     count = max(schema.min_inputs, min(schema.max_inputs, 2))
     type_ = TensorType("float32", shape)
@@ -50,8 +51,8 @@ def _node(op_type: str, shape: tuple[int, ...], first: Value | None = None) -> N
 def _says_yes(
     owner: SubgraphProperty, ask: Callable[[SubgraphSelector, Node], Any], op_type: str
 ) -> bool:
-    for shape in _SHAPES:
-        node = _node(op_type, shape)
+    for shape in SHAPES:
+        node = plain_node(op_type, shape)
         try:
             if ask(owner.create_subgraph_selector(), node):
                 return True
@@ -62,15 +63,15 @@ def _says_yes(
 
 def _grows(owner: SubgraphProperty, start: str, name: str) -> bool:
     """Return whether a region that starts at ``start`` grows to ``name``, either way."""
-    for shape in _SHAPES:
-        above = _node(start, shape)
-        below = _node(name, shape, above.outputs[0])
+    for shape in SHAPES:
+        above = plain_node(start, shape)
+        below = plain_node(name, shape, above.outputs[0])
         try:
             selector = owner.create_subgraph_selector()
             if selector.select(above) and selector.select_output(above, below):
                 return True
-            above = _node(name, shape)
-            below = _node(start, shape, above.outputs[0])
+            above = plain_node(name, shape)
+            below = plain_node(start, shape, above.outputs[0])
             selector = owner.create_subgraph_selector()
             if selector.select(below) and selector.select_input(below, above):
                 return True

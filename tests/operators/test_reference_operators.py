@@ -464,3 +464,30 @@ def test_n_grams_are_counted_as_onnx_reference_counts_them(data: st.DataObject) 
     got = sg.compile_model(sg.load(model), "REFERENCE")(given_inputs)[0]
     assert (got.shape, got.dtype) == (want[0].shape, want[0].dtype)
     np.testing.assert_allclose(got, want[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("auto_pad", ["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_dilated_filter_sees_its_own_points_alone(rank: int, auto_pad: str) -> None:
+    """NaN and Inf between its points do not count; compared with ONNX Runtime, or CPU."""
+    rng = np.random.default_rng(rank)
+    array = rng.standard_normal((2, 4, 9, 8, 7)[: 2 + rank]).astype(np.float32)
+    array.ravel()[:: 17 * rank**2], array.ravel()[5 :: 31 * rank**2] = np.nan, np.inf
+    x = sg.input("x", array.shape)
+    w = sg.parameter("w", rng.standard_normal((6, 2, 3, 2, 3)[: 2 + rank]).astype(np.float32))
+    b = sg.parameter("b", rng.standard_normal(6).astype(np.float32))
+    attributes: dict[str, Any] = {"dilations": [2, 3, 2][:rank], "strides": [2, 1, 2][:rank]}
+    if auto_pad == "NOTSET":
+        attributes["pads"] = [1, 2, 0, 2, 0, 3][: 2 * rank]
+    else:
+        attributes["auto_pad"] = auto_pad
+    graph = sg.Graph([x], [sg.ops.Conv(x, w, b, group=2, **attributes)], "dilated")
+    if auto_pad.startswith("SAME"):  # which ONNX Runtime does not take with dilations
+        want = sg.compile_model(graph, "CPU")(array)[0]
+    else:
+        session = ort.InferenceSession(sg.to_onnx(graph).SerializeToString())
+        (want,) = session.run(None, {"x": array})
+    got = sg.compile_model(graph, "REFERENCE")(array)[0]
+    assert np.isnan(want).any()
+    assert np.isfinite(want).any()
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

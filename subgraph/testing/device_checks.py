@@ -1,0 +1,541 @@
+"""One line for a device: `check_device` tries what the contract of devices says of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from subgraph.devices.core import Core, default_core
+from subgraph.devices.device import Device, class_name
+from subgraph.errors import (
+    BlobError,
+    ConfigError,
+    DeviceError,
+    MissingInputError,
+    ShapeError,
+    SubgraphError,
+    UnsupportedOpError,
+)
+from subgraph.graph.graph import Graph, Node
+from subgraph.graph.parameters import transaction
+from subgraph.onnx_format.file import load
+from subgraph.operators.subgraph_op import AFFINITY
+from subgraph.system.registry import nearest
+from subgraph.testing.device_random import random_graphs
+from subgraph.testing.device_trial import (
+    DeviceReport,
+    DeviceTrial,
+    FailedCheck,
+    SkippedCheck,
+    broken_sessions,
+    fail,
+)
+
+_GENERIC = "does not list it as supported"  # what Core says for a device that gives no reason
+
+
+def check_device(
+    device: str | Device | type[Device],
+    *,
+    config: Mapping[str, Any] | None = None,
+    core: Core | None = None,
+    models: Iterable[Any] = (),
+    only: Collection[str] | None = None,
+    max_examples: int = 20,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+) -> DeviceReport:
+    """Try a device: what it says it takes, what it compiles, how it runs, fails and is kept.
+
+    The checks are in `DEVICE_CHECKS`, each with a sentence. Models are made of the operators that
+    the device takes when it is asked, and results compared with those of REFERENCE.
+
+    Args:
+        device: A device string, such as "CPU" or "HETERO:MYDEV,CPU"; or a device, or its class,
+            which is then registered with a Core of its own.
+        config: Options for every compile call.
+        core: The Core that knows the device; None: the default one.
+        models: Graphs, or what `subgraph.load` reads, that the device takes; to try, too.
+        only: Names of the checks to make; None: all.
+        max_examples: How many random graphs the last check tries.
+        rtol: Relative tolerance of results.
+        atol: Absolute tolerance of results.
+
+    Returns:
+        What passed, what does not apply to the device and why, and what was run.
+
+    Raises:
+        DeviceError: the device cannot start, or fails checks; says which, how, and on what graph.
+        ConfigError: ``only`` names a check that is not there.
+    """
+    names = list(DEVICE_CHECKS) if only is None else list(only)
+    for name in names:
+        if name not in DEVICE_CHECKS:
+            raise ConfigError(f"no check {name!r} of devices; {nearest(name, DEVICE_CHECKS)}")
+    if not isinstance(device, str):
+        core = Core()
+        kind = device if isinstance(device, type) else type(device)
+        core.register_device(class_name(kind), device)
+        device = class_name(kind)
+    graphs = [model if isinstance(model, Graph) else load(model) for model in models]
+    try:
+        trial = DeviceTrial(core or default_core(), device, config or {}, graphs, (rtol, atol))
+    except FailedCheck as error:
+        raise DeviceError(str(error)) from error
+    failed: dict[str, Exception] = {}
+    for name in names:
+        try:
+            if name == "random":
+                random_graphs(trial, max_examples)
+            else:
+                _CHECKS[name](trial)
+        except SkippedCheck as why:
+            trial.report.skipped[name] = str(why)
+        except Exception as error:
+            failed[name] = error
+        else:
+            trial.report.passed.append(name)
+    if failed:
+        lines = [f"\n{name} ({DEVICE_CHECKS[name]})\n  {_told(e)}" for name, e in failed.items()]
+        raise DeviceError(
+            f"device {device} fails {len(failed)} of {len(names)} checks:" + "".join(lines)
+        ) from next(iter(failed.values()))
+    return trial.report
+
+
+def _told(error: Exception) -> str:
+    own = isinstance(error, FailedCheck)
+    text = str(error) if own else f"{type(error).__name__}: {error}"
+    return "\n  ".join([*text.splitlines(), *getattr(error, "__notes__", [])])
+
+
+def _properties(trial: DeviceTrial) -> None:
+    known = trial.options
+    if not known:
+        fail("SUPPORTED_PROPERTIES lists nothing; give a dict of names with 'RW' or 'RO'")
+    for name, access in known.items():
+        value = trial.core.get_property(trial.device.name, name)
+        if access == "RW":
+            trial.core.set_property(trial.device.name, {name: value})
+            now = trial.core.get_property(trial.device.name, name)
+            if now != value:
+                fail(f"property {name} was set to {value!r} and is {now!r}")
+    for name in ("FULL_DEVICE_NAME", "SUPPORTED_PROPERTIES"):
+        if not trial.core.get_property(trial.device.name, name):
+            fail(f"{name} is empty")
+
+
+def _query(trial: DeviceTrial) -> None:
+    for graph in trial.graphs:
+        found = trial.query(graph)
+        missing = [node.name for node in graph.nodes if node.name not in found]
+        if missing:
+            fail(f"query_model leaves out {missing} of a model given as one it takes\n{graph}")
+        trial.run(trial.compile(graph), graph, "a model that query_model says it takes")
+        if trial.is_alone:
+            _agree(trial, graph)
+
+
+def _agree(trial: DeviceTrial, graph: Graph) -> None:
+    """Compare what HETERO says of a graph with what it compiles."""
+    found = trial.query(graph, trial.beside_reference)
+    model = trial.compile(graph, trial.beside_reference)
+    homes: dict[str, str] = {}
+    for node in model.graph.nodes:
+        inside = [node] if node.subgraph is None else node.subgraph.nodes
+        home = (node.metadata or {}).get(AFFINITY, "REFERENCE")
+        homes.update((each.name, home) for each in inside)
+    wrong = {n: (found[n], homes[n]) for n in homes if n in found and found[n] != homes[n]}
+    if wrong:
+        fail(f"query_model and compile_model of HETERO place nodes differently: {wrong}\n{graph}")
+
+
+def _refusals(trial: DeviceTrial) -> None:
+    pieces = [p for p in trial.refused if p.dtype == "float32" and p.shape == ("N", 6)]
+    own = [p for p in trial.taken if p.dtype == "float32" and p.shape == ("N", 6)]
+    if not pieces or not own:
+        raise SkippedCheck("it refuses nothing that was tried beside what it takes")
+    x = own[0].input(fixed=trial.fixed)
+    value = own[0].apply(pieces[0].apply(own[0].apply(x, "first"), "refused"), "last")
+    graph = Graph([x], [value], "mixed")
+    found = trial.query(graph)
+    if not found:
+        fail(f"{own[0].name} is taken in a graph of its own, and refused beside {pieces[0].name}")
+    left = [node for node in graph.nodes if node.name not in found]
+    for node in left:
+        reason = found.reasons.get(node.name, "")
+        if not reason or reason.endswith(_GENERIC):
+            fail(
+                f"query_model gives no reason for {node.name!r} ({node.op_type}): let supports "
+                "return sg.Reject(why), or query_model a QueryResult with reasons"
+            )
+    trial.run(trial.compile(graph, trial.beside_reference), graph, "beside REFERENCE")
+    if trial.device.fallback or not trial.is_alone:
+        trial.run(trial.compile(graph), graph, "with what is refused on the devices behind it")
+        return
+    try:
+        trial.compile(graph)
+    except UnsupportedOpError as error:
+        if not any(node.name in str(error) for node in left):
+            fail(f"the error of compile_model names none of the nodes it refuses: {error}")
+    else:
+        fail(f"compile_model takes what query_model refuses: {[node.name for node in left]}")
+
+
+def _weights(trial: DeviceTrial) -> None:
+    graphs = [graph for graph in trial.graphs if graph.parameters]
+    if not graphs:
+        raise SkippedCheck("it takes no operator with weights that was tried")
+    for graph in graphs:
+        model, other = trial.compile(graph), trial.compile(graph)
+        region = trial.compile(graph, trial.beside_reference)
+        request = model.create_infer_request()
+        kept = {parameter: parameter.array for parameter in graph.parameters.values()}
+        floats = [p for p, a in kept.items() if a.dtype.kind == "f"]
+        try:
+            for scale in (None, 0.5, 0.25, 0.5):
+                if scale is not None:
+                    with transaction():
+                        for parameter in floats:
+                            parameter.assign((kept[parameter] * scale).astype(parameter.type.dtype))
+                when = "with the first weights" if scale is None else "after weights were changed"
+                trial.run(model, graph, when)
+                trial.run(request.infer, graph, f"{when}, in a request made before")
+                trial.run(other, graph, f"{when}, in a second model of the same weights")
+                trial.run(region, graph, f"{when}, as a region of HETERO")
+            for parameter in floats[:1]:
+                with parameter.update() as array:
+                    array[...] = array * 2
+                trial.run(model, graph, "after Parameter.update")
+        finally:
+            for parameter, array in kept.items():
+                parameter.assign(array)
+
+
+def _shapes(trial: DeviceTrial) -> None:
+    if trial.fixed:
+        raise SkippedCheck("it takes fixed sizes alone")
+    for graph in trial.graphs:
+        model = trial.compile(graph)
+        request = model.create_infer_request()
+        for size in (2, 1, 5, 2, 3, 5):
+            trial.run(model, graph, f"with {size} rows", size=size)
+            trial.run(request.infer, graph, f"with {size} rows, in one request", size=size)
+
+
+def _empty(trial: DeviceTrial) -> None:
+    if trial.fixed:
+        raise SkippedCheck("it takes fixed sizes alone")
+    for graph in trial.graphs:
+        model = trial.compile(graph)
+        trial.run(model, graph, "with 0 rows", size=0)
+        trial.run(model, graph, "with 2 rows after 0", size=2)
+
+
+def _outputs(trial: DeviceTrial) -> None:
+    for piece in trial.pieces:
+        x = piece.input(fixed=trial.fixed)
+        first = piece.apply(x, "first")
+        second = piece.apply(first, "second")
+        side = piece.apply(x, "side")
+        graph = Graph([x], [second, first, side, x], f"{piece.name}_outputs")
+        if not trial.takes(graph):
+            fail(f"a graph with several outputs is refused: {trial.query(graph).reasons}\n{graph}")
+        model = trial.compile(graph)
+        inputs = trial.inputs(graph)
+        want = trial.expected(graph, inputs)
+        got = model(inputs)
+        trial.compare(graph, got, want, "several outputs, one of them an input")
+        if list(got) != [value.name for value in graph.outputs]:
+            fail(f"results are named {list(got)}, not as the graph's outputs are\n{graph}")
+
+
+def _memory(trial: DeviceTrial) -> None:
+    for graph in trial.graphs:
+        model = trial.compile(graph)
+        inputs = trial.inputs(graph)
+        copies = {name: array.copy() for name, array in inputs.items()}
+        want = trial.expected(graph, inputs)
+        first = model(inputs)
+        held = [np.array(first[k]) for k in range(len(want))]
+        model(trial.inputs(graph, seed=1))
+        trial.compare(graph, first, held, "a later run changed results that were handed out")
+        if any(not np.array_equal(inputs[name], copies[name]) for name in inputs):
+            fail(f"a run changed its inputs; compute in a copy\n{graph}")
+        odd = {name: _strided(array) for name, array in inputs.items()}
+        trial.compare(graph, model(odd), want, "inputs that are read-only and not contiguous")
+        request = model.create_infer_request()
+        for position, array in enumerate(want):
+            target = np.empty_like(array)
+            request.set_output(position, target)
+            got = request.infer(inputs)
+            trial.compare(graph, got, want, f"output {position} written into a given array")
+            if got[position] is not target:
+                fail(f"set_output({position}, array) is ignored: results are in another array")
+
+
+def _strided(array: Any) -> Any:
+    """Return a read-only view of the same numbers with gaps between them."""
+    wide = np.repeat(array, 2, axis=-1) if array.ndim else array.copy()
+    view = wide[..., ::2] if array.ndim else wide
+    view.flags.writeable = False
+    return view
+
+
+def _requests(trial: DeviceTrial) -> None:
+    graph = trial.some_graph()
+    model = trial.compile(graph)
+    if int(model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")) < 1:
+        fail("OPTIMAL_NUMBER_OF_INFER_REQUESTS is less than 1")
+    inputs = [trial.inputs(graph, seed) for seed in range(4)]
+    wanted = [trial.expected(graph, each) for each in inputs]
+    called: list[Any] = []
+    requests = [model.create_infer_request() for _ in inputs]
+
+    def ended(request: Any) -> None:
+        called.append(request)
+
+    for request in requests:
+        request.set_callback(ended)
+    for _ in range(3):
+        for request, each in zip(requests, inputs, strict=True):
+            request.start_async(each)
+        for request, want in zip(requests, wanted, strict=True):
+            got = request.wait(60)
+            if got is None:
+                fail("an asynchronous run has not ended after 60 s")
+            trial.compare(graph, got, want, "asynchronous runs of four requests side by side")
+    if sorted(map(requests.index, called)) != sorted([0, 1, 2, 3] * 3):
+        fail(f"12 asynchronous runs have called {len(called)} callbacks")
+    errors: list[Exception] = []
+
+    def work(number: int) -> None:
+        try:
+            for _ in range(5):
+                got = model(inputs[number])
+                trial.compare(graph, got, wanted[number], "calls from four threads")
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _failure(trial: DeviceTrial) -> None:
+    graph = trial.some_graph()
+    ran = trial.compile(graph, trial.beside_reference).execution_devices
+    if ran == ["REFERENCE"]:
+        raise SkippedCheck("the default executor runs it, and nothing stands behind that")
+    with broken_sessions([ran[0].partition(".")[0]]) as broken:
+        model = trial.compile(
+            graph,
+            trial.beside_reference,
+            RUNTIME_FALLBACK=True,
+            FALLBACK_FAILURES=2,
+            FALLBACK_RETRY=0.05,
+        )
+        request = model.create_infer_request()
+        trial.run(request.infer, graph, "before the failure")
+        broken[0] = True
+        for _ in range(3):
+            trial.run(request.infer, graph, "after the device has failed")
+            trial.run(model, graph, "after the device has failed, in a call")
+        told = model.get_property("FALLBACKS")
+        if not any("asked for" in each["cause"] for each in told.values()):
+            fail(f"FALLBACKS does not tell the failure: {told}; the device's op was not asked")
+        if ran[0] in model.execution_devices:
+            fail(f"EXECUTION_DEVICES still lists {ran[0]} after it has failed several times")
+        broken[0] = False
+        time.sleep(0.06)
+        for _ in range(3):
+            trial.run(request.infer, graph, "after the device is back")
+        if ran[0] not in model.execution_devices:
+            fail(f"EXECUTION_DEVICES does not list {ran[0]} after it runs again")
+
+
+def _export(trial: DeviceTrial) -> None:
+    for graph in trial.graphs[:3]:
+        model = trial.compile(graph)
+        file = io.BytesIO()
+        try:
+            model.export_model(file)
+        except BlobError as error:
+            raise SkippedCheck(f"it exports nothing: {error}") from None
+        data = file.getvalue()
+        imported = trial.core.import_model(data, trial.name)
+        trial.run(imported, graph, "imported")
+        if imported.execution_devices != model.execution_devices:
+            fail(
+                f"an imported model runs on {imported.execution_devices}, the one that was "
+                f"exported on {model.execution_devices}"
+            )
+        for cut in (data[: len(data) // 2], b"no model"):
+            try:
+                trial.core.import_model(cut, trial.name)
+            except SubgraphError:
+                continue
+            fail("a file that is cut off, or no model, is imported without an error")
+        if type(trial.device).import_model is Device.import_model:
+            _other_hardware(trial, graph, data)
+
+
+def _other_hardware(trial: DeviceTrial, graph: Graph, data: bytes) -> None:
+    """Check that a file does not fit where the device's capability is another."""
+    device = trial.core.device(trial.compile(graph).execution_devices[0])
+    capability = device.capability()
+    if not any(capability.values()):
+        fail("capability() says nothing that an exported model depends on")
+    other = {key: f"{value} of another kind" for key, value in capability.items()}
+    with patch.object(device, "capability", lambda: other):
+        try:
+            trial.core.import_model(data, trial.name, {"ALLOW_RECOMPILE": False})
+        except BlobError as error:
+            if "another kind" not in str(error):
+                fail(f"the refusal of a file made for other hardware does not say so: {error}")
+        else:
+            fail("a file is imported though capability() differs from the file's")
+        trial.run(trial.core.import_model(data, trial.name), graph, "compiled anew on import")
+
+
+def _profile(trial: DeviceTrial) -> None:
+    for graph in trial.graphs[:3]:
+        config = {"ENABLE_PROFILING": True} if "ENABLE_PROFILING" in trial.options else {}
+        model = trial.compile(graph, **config)
+        request = model.create_infer_request()
+        request.infer(trial.inputs(graph))
+        start = time.perf_counter()
+        request.infer(trial.inputs(graph))
+        wall = time.perf_counter() - start
+        entries = request.profile()
+        if not entries:
+            fail("request.profile() is empty after a run")
+        for entry in entries:
+            if not entry.node or not entry.device or not entry.kernel:
+                fail(f"{entry} does not say its node, device and kernel")
+            if not 0 <= entry.seconds < 60:
+                fail(f"{entry} took {entry.seconds} seconds")
+        ran = {name.partition(".")[0] for entry in entries for name in entry.device.split(",")}
+        told = {name.partition(".")[0] for name in model.execution_devices}
+        if not ran & told:
+            fail(f"profile entries say that {sorted(ran)} ran, EXECUTION_DEVICES {sorted(told)}")
+        total = sum(entry.seconds for entry in entries)
+        if config and total > wall * (os.cpu_count() or 1) * 2 + 0.01:
+            fail(f"profile entries sum up to {total:.4f} s, the run took {wall:.4f} s")
+
+
+def _threads(trial: DeviceTrial) -> None:
+    graph = trial.some_graph()
+    known = [k for k in ("INFERENCE_NUM_THREADS", "NUM_STREAMS") if trial.options.get(k) == "RW"]
+    for key in known:
+        for value in (1, 2):
+            trial.run(trial.compile(graph, **{key: value}), graph, f"with {key}={value}")
+    if "PERFORMANCE_HINT_NUM_REQUESTS" in trial.options:
+        model = trial.compile(graph, PERFORMANCE_HINT="THROUGHPUT", PERFORMANCE_HINT_NUM_REQUESTS=2)
+        told = model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+        if told != 2:
+            fail(f"PERFORMANCE_HINT_NUM_REQUESTS=2 gives {told} as the optimal number of requests")
+        trial.run(model, graph, "with PERFORMANCE_HINT=THROUGHPUT")
+    if not known:
+        raise SkippedCheck("it has no option INFERENCE_NUM_THREADS or NUM_STREAMS")
+    before = _thread_count()
+    for _ in range(3):
+        trial.run(trial.compile(graph, **dict.fromkeys(known, 1)), graph, "with one thread")
+    more = _thread_count() - before
+    if more > 1:
+        fail(f"three models with {', '.join(f'{k}=1' for k in known)} start {more} threads more")
+
+
+def _thread_count() -> int:
+    """Return how many threads the process has, native ones too where the system tells."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
+
+
+def _errors(trial: DeviceTrial) -> None:
+    graph = trial.some_graph()
+    _expect(ConfigError, "NO_SUCH_OPTION", lambda: trial.compile(graph, NO_SUCH_OPTION=1))
+    _expect(ConfigError, "NO_SUCH", lambda: trial.core.get_property(trial.device.name, "NO_SUCH"))
+    if "PERFORMANCE_HINT" in trial.options:
+        _expect(ConfigError, "FASTEST", lambda: trial.compile(graph, PERFORMANCE_HINT="FASTEST"))
+    x = graph.clone().inputs[0]
+    node = Node("NoSuchOperator", [x], outputs=1, domain="no.such.domain", name="unknown")
+    unknown = Graph([x], node.outputs, "unknown")
+    inputs = trial.inputs(graph)
+    _expect(SubgraphError, "NoSuchOperator", lambda: trial.compile(unknown)(inputs[x.name]))
+    model = trial.compile(graph)
+    name = next(iter(inputs))
+    kind = np.complex128 if inputs[name].dtype != np.complex128 else np.float32
+    given: dict[str, Any]
+    for given, error in (
+        ({}, MissingInputError),
+        ({**inputs, "no_such_input": inputs[name]}, MissingInputError),
+        ({**inputs, name: inputs[name][None]}, ShapeError),
+        ({**inputs, name: inputs[name].astype(kind)}, ShapeError),
+    ):
+        mentioned = "no_such_input" if "no_such_input" in given else name
+        _expect(error, mentioned, partial(model, given))
+    trial.run(model, graph, "after inputs that do not fit")
+
+
+def _expect(kind: type[Exception], text: str, do: Callable[[], object]) -> None:
+    """Call ``do``, which is to raise a ``kind`` that mentions ``text``."""
+    try:
+        do()
+    except kind as error:
+        if text not in str(error):
+            fail(f"the error does not mention {text!r}: {type(error).__name__}: {error}")
+    except Exception as error:
+        raise FailedCheck(
+            f"{type(error).__name__} instead of sg.{kind.__name__} about {text!r}: {error}"
+        ) from error
+    else:
+        fail(f"no error about {text!r}; a {kind.__name__} was expected")
+
+
+_CHECKS: dict[str, Callable[[DeviceTrial], None]] = {
+    "properties": _properties,
+    "query": _query,
+    "refusals": _refusals,
+    "weights": _weights,
+    "shapes": _shapes,
+    "empty": _empty,
+    "outputs": _outputs,
+    "memory": _memory,
+    "requests": _requests,
+    "failure": _failure,
+    "export": _export,
+    "profile": _profile,
+    "threads": _threads,
+    "errors": _errors,
+}
+DEVICE_CHECKS: dict[str, str] = {
+    "properties": "every property it lists can be read, and set to what it is",
+    "query": "what query_model takes compiles, and HETERO compiles what it says",
+    "refusals": "a refused node has a reason, which the error of compile_model names, too",
+    "weights": "a new value of a weight is seen by the next call, an old one never again",
+    "shapes": "one model runs inputs of several sizes",
+    "empty": "tensors without elements",
+    "outputs": "several outputs, intermediate values and inputs among them",
+    "memory": "inputs stay as they are, results too; outputs are written where one says",
+    "requests": "several requests and threads at a time",
+    "failure": "a region that fails while it runs moves to the next device, and back",
+    "export": "an exported model runs after import; a file for other hardware is refused",
+    "profile": "entries for what ran, on the device that ran it",
+    "threads": "options of threads and streams bound them",
+    "errors": "errors of Subgraph's own that name what is wrong; the model works afterwards",
+    "random": "random graphs of what it takes, beside REFERENCE",
+}

@@ -1,0 +1,156 @@
+"""Operators that keep a shape, of which `check_device` makes the models that a device takes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from subgraph.errors import SubgraphError
+from subgraph.graph.graph import Graph, Value
+from subgraph.operators.builder import input, operator, parameter
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int | str, ...]
+_ROWS: Shape = ("N", 6)
+_IMAGES: Shape = ("N", 4, 6, 6)
+_PLAIN = (
+    *("Relu", "Tanh", "Sigmoid", "Neg", "Abs", "Identity", "LeakyRelu", "Elu", "Erf", "Softmax"),
+    *("Softplus", "Softsign", "HardSigmoid", "Floor", "Sin", "Cos", "Atan", "Exp", "Sign", "Not"),
+)
+_WITH_WEIGHT = ("Add", "Mul", "Sub", "Div", "Max", "Min", "PRelu")
+
+
+def _numbers(name: str, shape: Sequence[int], low: float = -1.0) -> Array:
+    """Return the same numbers for the same name, none near zero if ``low`` is positive."""
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    return generator.uniform(low, 1.0, shape).astype(np.float32)
+
+
+@attrs.frozen(eq=False)
+class Piece:
+    """One operator, applied so that its result has the shape of its input.
+
+    Attributes:
+        name: What messages call it.
+        shape: The shape, its first size free.
+        apply: Makes the result of a value; takes the value and a name for the weights.
+        dtype: Element type of both.
+        has_weights: Whether it takes weights.
+    """
+
+    name: str
+    shape: Shape
+    apply: Callable[[Value, str], Value]
+    dtype: str = "float32"
+    has_weights: bool = False
+
+    def input(self, name: str = "x", *, fixed: bool = False) -> Value:
+        """Return a graph input that the piece takes; ``fixed``: with 2 as its first size."""
+        shape = (2, *self.shape[1:]) if fixed else self.shape
+        return input(name, shape, self.dtype)
+
+    def chain(self, length: int, *, fixed: bool = False) -> Graph:
+        """Return a graph that applies the piece again and again."""
+        x = value = self.input(fixed=fixed)
+        for number in range(length):
+            value = self.apply(value, f"{self.name}{number}")
+        return Graph([x], [value], f"{self.name}_chain")
+
+
+def _weight(name: str, shape: Sequence[int], low: float = -1.0) -> Value:
+    return parameter(f"{name}_w", _numbers(name, shape, low))
+
+
+def _gemm(x: Value, name: str) -> Value:
+    bias = parameter(f"{name}_b", _numbers(f"{name}_b", (6,)))
+    made: Value = operator("Gemm")(x, _weight(name, (6, 6)), bias)
+    return made
+
+
+def _conv(x: Value, name: str) -> Value:
+    made: Value = operator("Conv")(x, _weight(name, (4, 4, 3, 3)), pads=[1, 1, 1, 1])
+    return made
+
+
+def _batch_normalization(x: Value, name: str) -> Value:
+    parts = [parameter(f"{name}_{k}", _numbers(f"{name}{k}", (4,), 0.5)) for k in "sbmv"]
+    made: Value = operator("BatchNormalization")(x, *parts)
+    return made
+
+
+def _layer_normalization(x: Value, name: str) -> Value:
+    made: Value = operator("LayerNormalization")(x, _weight(name, (6,)))
+    return made
+
+
+def _pool(op_type: str) -> Callable[[Value, str], Value]:
+    def apply(x: Value, name: str) -> Value:
+        made: Value = operator(op_type)(x, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+        return made
+
+    return apply
+
+
+def _with_weight(op_type: str) -> Callable[[Value, str], Value]:
+    def apply(x: Value, name: str) -> Value:
+        made: Value = operator(op_type)(x, _weight(name, (6,), 0.5))
+        return made
+
+    return apply
+
+
+def _plain(op_type: str) -> Callable[[Value, str], Value]:
+    def apply(x: Value, name: str) -> Value:
+        made: Value = operator(op_type)(x)
+        return made
+
+    return apply
+
+
+def _matmul(x: Value, name: str) -> Value:
+    made: Value = operator("MatMul")(x, _weight(name, (6, 6)))
+    return made
+
+
+def _pieces() -> list[Piece]:
+    found = [
+        Piece("MatMul", _ROWS, _matmul, has_weights=True),
+        Piece("Gemm", _ROWS, _gemm, has_weights=True),
+        Piece("Conv", _IMAGES, _conv, has_weights=True),
+    ]
+    found += [Piece(op, _ROWS, _with_weight(op), has_weights=True) for op in _WITH_WEIGHT]
+    found += [
+        Piece("BatchNormalization", _IMAGES, _batch_normalization, has_weights=True),
+        Piece("LayerNormalization", _ROWS, _layer_normalization, has_weights=True),
+        Piece("MaxPool", _IMAGES, _pool("MaxPool")),
+        Piece("AveragePool", _IMAGES, _pool("AveragePool")),
+    ]
+    kinds: Mapping[str, str] = {"Not": "bool"}
+    found += [Piece(op, _ROWS, _plain(op), kinds.get(op, "float32")) for op in _PLAIN]
+    return found
+
+
+def pieces_where(takes: Callable[[Graph], bool]) -> tuple[list[Piece], list[Piece], bool]:
+    """Return the pieces of which a device takes chains, and those that it refuses.
+
+    The last item says whether it takes them with fixed sizes alone.
+
+    Args:
+        takes: Whether the device takes every node of a graph.
+    """
+    for fixed in (False, True):
+        taken: list[Piece] = []
+        refused: list[Piece] = []
+        for piece in _pieces():
+            try:
+                known = takes(piece.chain(2, fixed=fixed))
+            except SubgraphError:
+                known = False
+            (taken if known else refused).append(piece)
+        if taken:
+            return taken, refused, fixed
+    return [], _pieces(), False

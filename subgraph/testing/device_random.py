@@ -1,0 +1,104 @@
+"""The last check of a device: random graphs of the operators that it takes, among others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from subgraph.errors import SubgraphError
+from subgraph.graph.graph import Graph
+from subgraph.operators.schema import standard_operators
+from subgraph.operators.subgraph_op import AFFINITY
+from subgraph.testing.checks import other_weights, runs, try_drawn
+from subgraph.testing.device_trial import DeviceTrial, FailedCheck, fail
+from subgraph.testing.focused_graphs import by_operator, focused_graphs, templates_of
+from subgraph.testing.probing import SHAPES, plain_node
+from subgraph.testing.random_corners import TABLE
+from subgraph.testing.random_graphs import TEMPLATES, graphs
+from subgraph.testing.shrinking import shrink_graph
+
+_MOST_NODES = 10
+
+
+def random_graphs(trial: DeviceTrial, max_examples: int) -> None:
+    """Compile and run random graphs on a device beside REFERENCE.
+
+    Raises:
+        FailedCheck: one gives wrong results, or compiles otherwise than the query says; or not one
+            node has run on the device.
+    """
+    focus = templates_of(_taken(trial))
+    if focus:
+        every = {**TEMPLATES, **TABLE}
+        strategy = focused_graphs(by_operator(focus), by_operator(every), _MOST_NODES)
+    else:
+        strategy = graphs(max_nodes=_MOST_NODES, corners=True)
+    drawn = _Drawn(trial)
+    try_drawn(drawn, strategy, max_examples)
+    if max_examples and not drawn.nodes:
+        fail(f"of {drawn.graphs} random graphs the device has run no node: nothing was tested")
+
+
+def _taken(trial: DeviceTrial) -> list[str]:
+    """Return the operators of ONNX that the device takes with plain operands."""
+    found: list[str] = []
+    for name, domain in standard_operators():
+        if domain:
+            continue
+        for shape in SHAPES:
+            try:
+                node = plain_node(name, shape)
+                inputs = [value for value in node.inputs if value is not None]
+                known = trial.query(Graph(inputs, node.outputs, name))
+            except SubgraphError:
+                continue
+            if name in known:
+                found.append(name)
+                break
+    return sorted(found)
+
+
+class _Drawn:
+    """Random graphs that are tried on a device; counts them."""
+
+    def __init__(self, trial: DeviceTrial) -> None:
+        self._trial = trial
+        self.graphs = 0
+        self.nodes = 0
+
+    def attempt(self, graph: Graph) -> None:
+        """Compile one graph beside REFERENCE, and alone if the device takes all of it; run both."""
+        trial = self._trial
+        self.graphs += 1
+        whole = trial.takes(graph)
+        models = [trial.compile(graph)] if whole else []
+        if trial.is_alone:
+            beside = trial.compile(graph, trial.beside_reference)
+            homes = [(node.metadata or {}).get(AFFINITY) for node in beside.graph.nodes]
+            self.nodes += homes.count(trial.device.name)
+            models.append(beside)
+        elif whole:
+            self.nodes += len(graph.nodes)
+        for model in models:
+            for seed in (0, 1):
+                trial.run(model, graph, "a random graph", seed=seed)
+            with other_weights(graph):
+                trial.run(model, graph, "a random graph, after weights were changed")
+
+    def fail(self, graph: Graph, error: Exception) -> Any:
+        """Raise the error that shows a small graph which fails as ``graph`` does."""
+
+        def fails(candidate: Graph) -> bool:
+            if not runs(candidate):
+                return False
+            try:
+                self.attempt(candidate)
+            except Exception as found:
+                return type(found) is type(error)
+            return False
+
+        small = shrink_graph(graph, fails)
+        try:
+            self.attempt(small)
+        except Exception as found:
+            error = found
+        raise FailedCheck(f"{error}\non the random graph\n{small}") from error
