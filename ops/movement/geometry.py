@@ -14,6 +14,7 @@ from subgraph.graph.graph import Node
 from subgraph.ops.shared.tile_planning import Array, Tiles, round_up
 
 from .packing import narrowed, pack_blocks, pack_matrices, pack_winograd, pack_winograd_strided
+from .window_arguments import WindowArguments
 
 Triple = tuple[int, int, int]
 _STEP = 64  # elements: a stride for which kernels may set memory aside, whatever the image
@@ -148,6 +149,10 @@ class Geometry:
 
         taps = [tap for tap in range(self.kernel[axis]) if reads(tap)]
         return slice(taps[0], taps[-1] + 1) if taps else slice(0, self.kernel[axis])
+
+    def arguments(self) -> dict[str, int]:
+        """Return the fields of `WindowArguments`, which kernels of windows take."""
+        return dict(zip(WindowArguments.fields, self.words(), strict=True))
 
     def words(self) -> list[int]:
         """Return words 8 to 25 of the convolution kernels."""

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.planner.lowering import Layout, Lowering, Operand, Unsupported, Word, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.movement.geometry import Geometry, auto_pad, ints, pads_before, steps, triple
 from subgraph.ops.movement.layout_turns import blocked, blocked_target, settle
 from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
+
+from .arguments import (
+    PoolBytesArguments,
+    PoolFlatArguments,
+    PoolIndicesArguments,
+    PoolRowsArguments,
+    PoolWindowArguments,
+    WholeArguments,
+)
 
 _LINE = 4096  # columns of an image that are joined at once
 _LINES = 512  # columns of several lines, short ones
@@ -45,12 +56,19 @@ def window(node: Node, low: Lowering) -> None:
     blocks = -(-x.shape[1] // lanes)
     given, made = (x, y) if plain else (blocked(low, of, x), blocked_target(low, of, y))
     pixel = lanes * of.item
-    after = [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
     rows = g.target[1]
     image_in, image_out = (blocks * math.prod(s) * pixel for s in (g.source, g.target))
     while rows > 1 and images * blocks * -(-g.target[1] // rows) < 4 * low.threads > 4:
         rows = -(-rows // 2)
-    line: list[Word] = [0, 0, 0, blocks, 0]
+    common: dict[str, Any] = {
+        **pool_arguments(node, x, g),
+        "x": given,
+        "y": made,
+        "blocks": blocks,
+        "rows": rows,
+        "x_image": image_in,
+        "y_image": image_out,
+    }
     if plain:
         stride, reach = g.strides[2], (g.kernel[2] - 1) * g.dilations[2]
         columns = min(g.target[2], max(1, _LINE // stride))
@@ -58,7 +76,9 @@ def window(node: Node, low: Lowering) -> None:
         lines = max(1, min(g.target[1], _LINES // length))
         nbytes = (lines * length + 2 * (columns + of.lanes)) * of.item
         scratch = low.scratch(nbytes, per_worker=True)
-        line = [scratch, scratch.nbytes, columns, blocks, lines]
+        arguments: KernelArguments = PoolRowsArguments(
+            scratch=scratch, scratch_step=scratch.nbytes, columns=columns, lines=lines, **common
+        )
         variant = {"stride": stride if stride <= 2 else 0}
         taps = g.kernel[2] if x.dtype == "float32" and stride <= 2 else 0
         variant["across"] = taps if taps in (2, 3) else 0
@@ -74,13 +94,12 @@ def window(node: Node, low: Lowering) -> None:
         kernel = Kernel(
             "subgraph.ops.pool.kernels", "window", dtype=of.dtype, lanes=lanes, kind=kind
         )
-    words: list[Word] = [given, made, int(node.attrs.get("count_include_pad", 0)), *line]
-    words += [*g.words(), *after, 0, 0, rows, 0, 0, 0, 0, 0, image_in, image_out]
+        arguments = PoolWindowArguments(**common)
     units = images * blocks * g.target[0] * -(-g.target[1] // rows)
     work = images * blocks * lanes * g.pixels * g.taps
     low.emit(
         kernel,
-        words,
+        arguments,
         units,
         grain=grain(units, 2 * work),
         flops=work,
@@ -110,9 +129,14 @@ def _flat(node: Node, low: Lowering, of: Tiles, g: Geometry, kind: str) -> None:
     line = round_up(pixels * g.strides[2] + of.lanes, of.lanes) + round_up(reach, of.lanes)
     elements = (together + 1) * line + round_up(reach, of.lanes) + 4 * of.lanes
     scratch = low.scratch(elements * of.item + 4 * taps * g.target[2], per_worker=True)
-    words: list[Word] = [x, y, int(node.attrs.get("count_include_pad", 0))]
-    words += [scratch, scratch.nbytes, together, x.shape[1], 0, *g.words()]
-    words += [trailing_pads(node, g, axis, x.rank - 2) for axis in range(3)]
+    arguments = PoolFlatArguments(
+        x=x,
+        y=y,
+        scratch=scratch,
+        scratch_step=scratch.nbytes,
+        images=together,
+        **pool_arguments(node, x, g),
+    )
     known = {"down": g.kernel[1], "across": taps} if x.dtype == "float32" else {}
     variant = {name: n if n in _UNROLLED else 0 for name, n in known.items()}
     kernel = Kernel(
@@ -128,7 +152,7 @@ def _flat(node: Node, low: Lowering, of: Tiles, g: Geometry, kind: str) -> None:
     units, each = x.shape[0] * x.shape[1], (g.kernel[1] + taps) * pixels
     low.emit(
         kernel,
-        words,
+        arguments,
         units,
         grain=grain(units, 2 * units * each),
         flops=units * each,
@@ -153,16 +177,22 @@ def _largest(node: Node, low: Lowering) -> None:
     depth, height, width = g.source
     if node.attrs.get("storage_order", 0):
         # Column-major: the first dimension of the image runs fastest; missing ones have size 1.
-        steps = (1, depth, depth * height)
+        along = (1, depth, depth * height)
     else:
-        steps = (height * width, width, 1)
-    places: Operand | int = low.output(1) if len(low.outputs) > 1 else 0
-    words: list[Word] = [x, y, places, *g.source, *g.target, *g.kernel, *g.strides]
-    words += [*g.dilations, *g.pads, *steps]
+        along = (height * width, width, 1)
+    arguments = PoolIndicesArguments(
+        x=x,
+        y=y,
+        indices=low.output(1) if len(low.outputs) > 1 else 0,
+        index_depth=along[0],
+        index_height=along[1],
+        index_width=along[2],
+        **g.arguments(),
+    )
     units = x.shape[0] * x.shape[1]
     work = units * g.pixels * g.taps
     kernel = Kernel("subgraph.ops.pool.places_kernels", "largest", dtype=x.dtype)
-    low.emit(kernel, words, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
+    low.emit(kernel, arguments, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
 
 
 def emit_bytes(node: Node, low: Lowering) -> None:
@@ -182,10 +212,17 @@ def emit_bytes(node: Node, low: Lowering) -> None:
     reach = max(g.reach(2, g.target[2]), g.pads[2] + g.source[2])
     row = round_up(reach * (x.lanes if blocked else 1), 32)
     scratch = low.scratch(row, per_worker=True)
-    words: list[Word] = [x, y, *[0] * 6, *g.words(), *[0] * 8, scratch, scratch.nbytes, row]
+    arguments = PoolBytesArguments(
+        x=x,
+        y=y,
+        scratch=scratch,
+        scratch_step=scratch.nbytes,
+        scratch_size=row,
+        **g.arguments(),
+    )
     low.emit(
         Kernel("subgraph.ops.quantized.qpool_kernels", "largest", dtype=x.dtype, blocked=blocked),
-        words,
+        arguments,
         units,
         grain=grain(units, g.taps * y.size),
         bytes=x.nbytes + y.nbytes,
@@ -220,7 +257,14 @@ def emit_whole(low: Lowering, x: Operand, y: Word, kind: str) -> None:
     units = images * blocks
     low.emit(
         kernel,
-        [x, y, pixels, blocks, blocks * pixels * item, blocks * item],
+        WholeArguments(
+            x=x,
+            y=y,
+            pixels=pixels,
+            blocks=blocks,
+            x_image=blocks * pixels * item,
+            y_image=blocks * item,
+        ),
         units,
         grain=grain(units, 2 * x.size),
         flops=x.size,
@@ -266,6 +310,14 @@ def pool_geometry(node: Node, x: Operand, y: Operand) -> Geometry:
         triple(steps(ints(node, "dilations", rank, 1), kernel), 1),
         triple(before, 0),
     )
+
+
+def pool_arguments(node: Node, x: Operand, g: Geometry) -> dict[str, int]:
+    """Return the fields of `PoolOperands` and `PoolSizes` but x and y."""
+    after = (trailing_pads(node, g, axis, x.rank - 2) for axis in range(3))
+    names = ("after_depth", "after_height", "after_width")
+    include = int(node.attrs.get("count_include_pad", 0))
+    return {**g.arguments(), "count_include_pad": include, **dict(zip(names, after, strict=True))}
 
 
 def trailing_pads(node: Node, g: Geometry, axis: int, rank: int) -> int:

@@ -7,17 +7,18 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.emit import item_bytes
 from subgraph.engine.codegen.simd import ld, shuffle, st, vec
-from subgraph.engine.codegen.tile import arg
 
+from .arguments import PoolFlatArguments
 from .kernels import LOWEST, combiner, window_taps
 
 
 def flat(
     *, dtype: str, lanes: int, kind: str, stride: int, down: int, across: int
 ) -> Callable[..., None]:
-    """Return the kernel; one unit is one channel of an image.
+    """Return the kernel of `PoolFlatArguments`.
 
     The image is taken for one long line: rows are joined along it, then columns, where a tap beyond
     the ends of a row counts nothing. So vectors are full however short rows are.
@@ -29,15 +30,8 @@ def flat(
         stride: Stride along W, 1 or 2: how often the output's width goes into the image's.
         down: Rows of a window; 0: any number.
         across: Columns of a window; 0: any number.
-
-    Words: as ``pool_kernels.window`` for blocks of one channel, all sizes along D 1, the stride
-    along H 1 if that along W is, and ``3 scratch, 4 bytes of it for each worker, 5 images that are
-    joined at once``.
-
-    The scratch has the joined rows of these, with room for what windows reach on both sides; for
-    averages what the sum of each pixel is multiplied by; for each column of a window and of the
-    image the bits of the lanes that have the former, of a vector that begins at the latter.
     """
+    arguments = view_of(PoolFlatArguments)
     v, places = vec(dtype, lanes), vec("uint32", lanes)
     load, store, store_n, splat, sqrt = v.load, v.store, v.store_n, v.splat, v.sqrt
     load_m, select, mask_bits = v.load_m, v.select, v.mask_bits
@@ -52,47 +46,47 @@ def flat(
     first_tap, end_tap = window_taps()
 
     @register_jitable
-    def mark(args: int, masks: int) -> None:
+    def mark(a: PoolFlatArguments, masks: int) -> None:
         """Write which lanes of a vector that begins in a column have each column of a window."""
-        width, dilation, pad = arg(args, 13), arg(args, 22), arg(args, 25)
-        for tap in range(arg(args, 16)):
+        width, dilation, pad = a.output_width, a.dilation_width, a.pad_width
+        for tap in range(a.kernel_width):
             for column in range(width):
                 bits, at = 0, column
                 for lane in range(lanes):
-                    inside = 0 <= at * stride + tap * dilation - pad < arg(args, 10)
+                    inside = 0 <= at * stride + tap * dilation - pad < a.image_width
                     bits |= int(inside) << lane
                     at = at + 1 if at + 1 < width else 0
                 put_bits(masks + column * 4, bits)
             masks += width * 4
 
     @register_jitable
-    def scale(args: int, counts: int, scales: int) -> None:
+    def scale(a: PoolFlatArguments, counts: int, scales: int) -> None:
         """Write one over the pixels that each window counts; ``counts`` has room for a row."""
-        include, height, width = arg(args, 2), arg(args, 9), arg(args, 10)
-        kh, kw, dh, dw = arg(args, 15), arg(args, 16), arg(args, 21), arg(args, 22)
-        for column in range(arg(args, 13)):
-            w = column * stride - arg(args, 25)
+        include, height, width = a.count_include_pad, a.image_height, a.image_width
+        kh, kw, dh, dw = a.kernel_height, a.kernel_width, a.dilation_height, a.dilation_width
+        for column in range(a.output_width):
+            w = column * stride - a.pad_width
             found = end_tap(w, dw, kw, width) - first_tap(w, dw)
             if include != 0:
-                found = end_tap(w, dw, kw, width + arg(args, 28))
+                found = end_tap(w, dw, kw, width + a.after_width)
             put(counts + column * item, float(max(found, 0)))
-        for row in range(arg(args, 12)):
-            h = row * arg(args, 18) - arg(args, 24)
+        for row in range(a.output_height):
+            h = row * a.stride_height - a.pad_height
             found = end_tap(h, dh, kh, height) - first_tap(h, dh)
             if include != 0:
-                found = end_tap(h, dh, kh, height + arg(args, 27))
+                found = end_tap(h, dh, kh, height + a.after_height)
             # The next row writes over what this one leaves behind it.
-            for j in range(0, arg(args, 13), lanes):
+            for j in range(0, a.output_width, lanes):
                 pixels = load(counts + j * item) * splat(float(max(found, 0)))
                 store(scales + j * item, splat(1.0) / pixels)
-            scales += arg(args, 13) * item
+            scales += a.output_width * item
 
     @register_jitable
-    def join(args: int, x: int, line: int) -> None:
+    def join(a: PoolFlatArguments, x: int, line: int) -> None:
         """Join the rows of an image; taps above and below it are pixels before and behind it."""
-        width, taps = arg(args, 10), arg(args, 15)
-        size, near = arg(args, 9) * width, arg(args, 21) * width
-        pixels, pad = arg(args, 12) * width, arg(args, 24) * width
+        width, taps = a.image_width, a.kernel_height
+        size, near = a.image_height * width, a.dilation_height * width
+        pixels, pad = a.output_height * width, a.pad_height * width
         reach, step = (taps - 1) * near + lanes, near * item
         for j in range(0, pixels, lanes):
             at, total = j - pad, splat(start)
@@ -110,10 +104,15 @@ def flat(
             store(line + j * item, total)
 
     @register_jitable
-    def join_some(args: int, x: int, line: int) -> None:
+    def join_some(a: PoolFlatArguments, x: int, line: int) -> None:
         """Join rows of an image where windows skip some."""
-        height, width, rows, all_taps = arg(args, 9), arg(args, 10), arg(args, 12), arg(args, 15)
-        stride, dilation, pad = arg(args, 18), arg(args, 21), arg(args, 24)
+        height, width, rows, all_taps = (
+            a.image_height,
+            a.image_width,
+            a.output_height,
+            a.kernel_height,
+        )
+        stride, dilation, pad = a.stride_height, a.dilation_height, a.pad_height
         wide, end, reach = width * item, x + height * width * item, (all_taps - 1) * dilation
         step = dilation * wide
         for row in range(rows):
@@ -156,31 +155,32 @@ def flat(
         return total
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size, width, rows = arg(args, 9) * arg(args, 10), arg(args, 13), arg(args, 12)
+        a = arguments(args)
+        size, width, rows = a.image_height * a.image_width, a.output_width, a.output_height
         pixels = rows * width
-        taps, near, together = arg(args, 16), arg(args, 22) * item, arg(args, 5)
-        step, pad, further = width * 4, arg(args, 25) * item, lanes % max(width, 1)
+        taps, near, together = a.kernel_width, a.dilation_width * item, a.images
+        step, pad, further = width * 4, a.pad_width * item, lanes % max(width, 1)
         # All lines begin with a whole vector.
-        reach = (taps - 1) * arg(args, 22)
+        reach = (taps - 1) * a.dilation_width
         before = (reach + lanes - 1) // lanes * lanes * item
         pitch = (pixels * stride + 2 * lanes - 1) // lanes * lanes * item + before
-        line = arg(args, 3) + worker * arg(args, 4) + before
+        line = a.scratch + worker * a.scratch_step + before
         scales = line + together * pitch
         masks = scales + (pixels + lanes) * item
-        mark(args, masks)
+        mark(a, masks)
         if average:
-            scale(args, line, scales)
+            scale(a, line, scales)
         for first in range(begin, end, together):
             # What was stored just now is slow to read: several images are joined, then used.
             count = min(together, end - first)
             for k in range(count):
-                x = arg(args, 0) + (first + k) * size * item
-                if arg(args, 18) == 1:
-                    join(args, x, line + k * pitch)
+                x = a.x + (first + k) * size * item
+                if a.stride_height == 1:
+                    join(a, x, line + k * pitch)
                 else:
-                    join_some(args, x, line + k * pitch)
+                    join_some(a, x, line + k * pitch)
             for k in range(count):
-                y = arg(args, 1) + (first + k) * pixels * item
+                y = a.y + (first + k) * pixels * item
                 shifted, column = line + k * pitch - pad, 0
                 # The next image writes over what this one leaves behind it.
                 whole = min(pixels, pixels * (end - first - k) - lanes + 1)

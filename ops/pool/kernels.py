@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.emit import item_bytes
 from subgraph.engine.codegen.simd import st, vec
-from subgraph.engine.codegen.tile import arg
+
+from .arguments import PoolWindowArguments, WholeArguments
 
 LOWEST = {"float32": float("-inf"), "float64": float("-inf")}
 
@@ -71,24 +73,14 @@ def window_taps() -> tuple[Any, Any]:
 
 
 def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
-    """Return the kernel of a pooling window; one unit is a block of output rows of one block.
+    """Return the kernel of `PoolWindowArguments`: windows over blocks of channels.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Channels of one block.
         kind: ``"max"``, ``"average"``, ``"l1"`` or ``"l2"``.
-
-    Words (8 to 25 as in ``conv_kernels.direct``)::
-
-        0 x  1 y  2 average counts padding (0 or 1)
-        6 blocks of one image
-        8..10 input D H W  11..13 output D H W  14..16 kernel D H W  17..19 strides
-        20..22 dilations  23..25 pads before (D H W)  26..28 pads after
-        31 output rows of a unit  37 bytes between images of x  38 of y
-
-    A window counts what lies inside the image, with word 2 what lies inside image and pads.
-    Units: N * blocks * output D * row blocks.
     """
+    arguments = view_of(PoolWindowArguments)
     v = vec(dtype, lanes)
     load, store, splat, sqrt = v.load, v.store, v.splat, v.sqrt
     item = item_bytes(dtype)
@@ -108,50 +100,51 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
     first_tap, end_tap = window_taps()
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        include, blocks = arg(args, 2), arg(args, 6)
-        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
-        od_n, oh_n, ow_n = arg(args, 11), arg(args, 12), arg(args, 13)
-        kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
-        dd, dh, dw = arg(args, 20), arg(args, 21), arg(args, 22)
-        sw = arg(args, 19)
-        rb = arg(args, 31)
+        a = arguments(args)
+        include, blocks = a.count_include_pad, a.blocks
+        depth, height, width = a.image_depth, a.image_height, a.image_width
+        od_n, oh_n, ow_n = a.output_depth, a.output_height, a.output_width
+        kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
+        dd, dh, dw = a.dilation_depth, a.dilation_height, a.dilation_width
+        sw = a.stride_width
+        rb = a.rows
         row_blocks = (oh_n + rb - 1) // rb
         for unit in range(begin, end):
             oh0 = unit % row_blocks * rb
             od = unit // row_blocks % od_n
             block = unit // row_blocks // od_n % blocks
             image = unit // row_blocks // od_n // blocks
-            x = arg(args, 0) + image * arg(args, 37) + block * depth * height * width * pixel
-            y = arg(args, 1) + image * arg(args, 38)
+            x = a.x + image * a.x_image + block * depth * height * width * pixel
+            y = a.y + image * a.y_image
             y += ((block * od_n + od) * oh_n + oh0) * ow_n * pixel
-            d = od * arg(args, 17) - arg(args, 23)
+            d = od * a.stride_depth - a.pad_depth
             d_first, d_end = first_tap(d, dd), end_tap(d, dd, kd, depth)
-            d_count = end_tap(d, dd, kd, depth + arg(args, 26))
+            d_count = end_tap(d, dd, kd, depth + a.after_depth)
             for oh in range(oh0, min(oh_n, oh0 + rb)):
-                h = oh * arg(args, 18) - arg(args, 24)
+                h = oh * a.stride_height - a.pad_height
                 h_first, h_end = first_tap(h, dh), end_tap(h, dh, kh, height)
-                h_count = end_tap(h, dh, kh, height + arg(args, 27))
+                h_count = end_tap(h, dh, kh, height + a.after_height)
                 plane = x + (d * height + h) * width * pixel
                 ow = 0
                 while ow < ow_n:
-                    w = ow * sw - arg(args, 25)
+                    w = ow * sw - a.pad_width
                     if ow + 4 <= ow_n and w >= 0 and w + 3 * sw + (kw - 1) * dw < width:
-                        a, b, c, e = splat(start), splat(start), splat(start), splat(start)
+                        p, q, r, s = splat(start), splat(start), splat(start), splat(start)
                         for i in range(d_first, d_end):
                             for j in range(h_first, h_end):
                                 at = plane + ((i * dd * height + j * dh) * width + w) * pixel
                                 for _ in range(kw):
-                                    a = combine(a, load(at))
-                                    b = combine(b, load(at + sw * pixel))
-                                    c = combine(c, load(at + 2 * sw * pixel))
-                                    e = combine(e, load(at + 3 * sw * pixel))
+                                    p = combine(p, load(at))
+                                    q = combine(q, load(at + sw * pixel))
+                                    r = combine(r, load(at + 2 * sw * pixel))
+                                    s = combine(s, load(at + 3 * sw * pixel))
                                     at += dw * pixel
                         inside = max(d_end - d_first, 0) * max(h_end - h_first, 0)
                         count = (d_count * h_count if include != 0 else inside) * kw
-                        store(y, finish(a, count))
-                        store(y + pixel, finish(b, count))
-                        store(y + 2 * pixel, finish(c, count))
-                        store(y + 3 * pixel, finish(e, count))
+                        store(y, finish(p, count))
+                        store(y + pixel, finish(q, count))
+                        store(y + 2 * pixel, finish(r, count))
+                        store(y + 3 * pixel, finish(s, count))
                         y += 4 * pixel
                         ow += 4
                         continue
@@ -165,7 +158,7 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
                                 total = combine(total, load(at))
                                 at += dw * pixel
                     if include != 0:
-                        count = d_count * h_count * end_tap(w, dw, kw, width + arg(args, 28))
+                        count = d_count * h_count * end_tap(w, dw, kw, width + a.after_width)
                     else:
                         count = max(d_end - d_first, 0) * max(h_end - h_first, 0)
                         count *= max(w_end - w_first, 0)
@@ -177,15 +170,19 @@ def window(*, dtype: str, lanes: int, kind: str) -> Callable[..., None]:
 
 
 def whole(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., None]:
-    """Return the kernel that pools whole images; one unit is one block (channel when plain).
+    """Return the kernel of `WholeArguments`, which pools whole images.
 
     The blocked sum runs over four interleaved partial sums, the plain one over ``lanes`` of them:
     an order that sizes alone decide. Of kinds ``"maximum"`` and ``"minimum"``, which pass on NaN,
     there is the blocked one only.
 
-    Words: ``0 x, 1 y, 2 pixels of an image, 3 blocks (channels) of an image,
-    4 bytes between images of x, 5 of y``. Units: N * blocks.
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector; when not plain, channels of a block.
+        kind: ``"max"``, ``"average"``, ``"l1"``, ``"l2"``, ``"maximum"`` or ``"minimum"``.
+        plain: Whether x is in the plain layout, not in the blocked one.
     """
+    arguments = view_of(WholeArguments)
     v = vec(dtype, lanes)
     load, store, splat, sqrt, get = v.load, v.store, v.splat, v.sqrt, v.get
     total_of = v.hmax if kind == "max" else v.sum
@@ -240,11 +237,12 @@ def whole(*, dtype: str, lanes: int, kind: str, plain: bool) -> Callable[..., No
         store1(y, get(finish(splat(value), count), 0))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        count, blocks = arg(args, 2), arg(args, 3)
+        a = arguments(args)
+        count, blocks = a.pixels, a.blocks
         for unit in range(begin, end):
             image, block = unit // blocks, unit % blocks
-            x = arg(args, 0) + image * arg(args, 4)
-            y = arg(args, 1) + image * arg(args, 5)
+            x = a.x + image * a.x_image
+            y = a.y + image * a.y_image
             if plain:
                 channel(x + block * count * item, y + block * item, count)
             else:

@@ -7,22 +7,20 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, st
 from subgraph.graph.types import numpy_dtype
-from subgraph.ops.movement.kernels import arg
+
+from .arguments import PoolIndicesArguments
 
 
 def largest(*, dtype: str) -> Callable[..., Any]:
-    """Return the kernel; the first of equal elements counts, NaN before all.
+    """Return the kernel of `PoolIndicesArguments`; the first of equal elements counts, NaN first.
 
-    Words::
-
-        0 x [images * channels, D, H, W]  1 y  2 places (int64, in the whole input) or 0
-        3..5 input D H W  6..8 output D H W  9..11 kernel D H W  12..14 strides  15..17 dilations
-        18..20 pads before  21..23 what a step along D H W adds to a place
-
-    Units: images * channels.
+    Args:
+        dtype: Of the elements, any of numbers.
     """
+    arguments = view_of(PoolIndicesArguments)
     load, store, put = ld(dtype), st(dtype), st("int64")
     item = numpy_dtype(dtype).itemsize
 
@@ -34,24 +32,25 @@ def largest(*, dtype: str) -> Callable[..., Any]:
         return max(0, (step - 1 - at) // step), max(0, min(count, (size - at + step - 1) // step))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        depth, height, width = arg(args, 3), arg(args, 4), arg(args, 5)
-        planes, rows, columns = arg(args, 6), arg(args, 7), arg(args, 8)
+        a = arguments(args)
+        depth, height, width = a.image_depth, a.image_height, a.image_width
+        planes, rows, columns = a.output_depth, a.output_height, a.output_width
         size = depth * height * width
         kernel_w, stride_w, spread_w, pad_w = (
-            arg(args, 11),
-            arg(args, 14),
-            arg(args, 17),
-            arg(args, 20),
+            a.kernel_width,
+            a.stride_width,
+            a.dilation_width,
+            a.pad_width,
         )
-        along_d, along_h, along_w = arg(args, 21), arg(args, 22), arg(args, 23)
-        places = arg(args, 2)
+        along_d, along_h, along_w = a.index_depth, a.index_height, a.index_width
+        places = a.indices
         for row in range(begin * planes * rows, end * planes * rows):
-            unit, h0 = row // (planes * rows), row % rows * arg(args, 13) - arg(args, 19)
-            d0 = row // rows % planes * arg(args, 12) - arg(args, 18)
-            first_d, last_d = taps(d0, depth, arg(args, 9), arg(args, 15))
-            first_h, last_h = taps(h0, height, arg(args, 10), arg(args, 16))
-            spread_d, spread_h = arg(args, 15), arg(args, 16)
-            x, y = arg(args, 0) + unit * size * item, arg(args, 1) + row * columns * item
+            unit, h0 = row // (planes * rows), row % rows * a.stride_height - a.pad_height
+            d0 = row // rows % planes * a.stride_depth - a.pad_depth
+            first_d, last_d = taps(d0, depth, a.kernel_depth, a.dilation_depth)
+            first_h, last_h = taps(h0, height, a.kernel_height, a.dilation_height)
+            spread_d, spread_h = a.dilation_depth, a.dilation_height
+            x, y = a.x + unit * size * item, a.y + row * columns * item
             for o in range(columns):
                 w0 = o * stride_w - pad_w
                 first_w, last_w = taps(w0, width, kernel_w, spread_w)

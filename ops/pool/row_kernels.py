@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.emit import item_bytes
 from subgraph.engine.codegen.simd import shuffle, st, vec
-from subgraph.engine.codegen.tile import arg
 
+from .arguments import PoolRowsArguments
 from .kernels import LOWEST, combiner, window_taps
 
 
 def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Callable[..., None]:
-    """Return the kernel; one unit is a block of output rows of one channel.
+    """Return the kernel of `PoolRowsArguments`.
 
     Every window of a row of the output takes the same rows of the image: these are joined first,
     vectors of columns at once, into a line with what pads it; then columns of the line.
@@ -25,15 +26,8 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
         kind: ``"max"``, ``"average"``, ``"l1"`` or ``"l2"``.
         stride: Stride along W, 1 or 2; 0: any other.
         across: Columns of a window; 0: any number.
-
-    Words: as ``pool_kernels.window`` for blocks of one channel, and ``3 scratch, 4 bytes of it for
-    each worker, 5 columns of the output that are made at once, 7 lines made at once``. Units: N *
-    channels * output D * row blocks.
-
-    The scratch has lines, each ``stride * (columns + a vector)`` elements and those by which a
-    window reaches beyond its first; then, for averages, how many columns each window counts and
-    what its sum is multiplied by.
     """
+    arguments = view_of(PoolRowsArguments)
     v, one = vec(dtype, lanes), vec(dtype, 1)
     load, store, load_m, store_n, splat, sqrt = (
         v.load,
@@ -136,14 +130,14 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                 store_n(y + j * item, n - j, total)
 
     @register_jitable
-    def count(args: int, first: int, n: int, counts: int) -> None:
+    def count(a: PoolRowsArguments, first: int, n: int, counts: int) -> None:
         """Write how many columns windows count, those that the average divides by."""
-        include, width, taps = arg(args, 2), arg(args, 10), arg(args, 16)
-        dilation = arg(args, 22)
+        include, width, taps = a.count_include_pad, a.image_width, a.kernel_width
+        dilation = a.dilation_width
         for o in range((n + lanes - 1) // lanes * lanes):
-            w = (first + o) * arg(args, 19) - arg(args, 25)
+            w = (first + o) * a.stride_width - a.pad_width
             if include != 0:
-                found = end_tap(w, dilation, taps, width + arg(args, 28))
+                found = end_tap(w, dilation, taps, width + a.after_width)
             else:
                 found = end_tap(w, dilation, taps, width) - first_tap(w, dilation)
             put(counts + o * item, float(max(found, 0)))
@@ -156,15 +150,16 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
             store(scales + j * item, splat(1.0) / pixels)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        include, blocks = arg(args, 2), arg(args, 6)
-        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
-        od_n, oh_n, ow_n = arg(args, 11), arg(args, 12), arg(args, 13)
-        kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
-        dd, dh, dw = arg(args, 20), arg(args, 21), arg(args, 22)
-        step, pad, each, rb = arg(args, 19), arg(args, 25), arg(args, 5), arg(args, 31)
-        line = arg(args, 3) + worker * arg(args, 4)
+        a = arguments(args)
+        include, blocks = a.count_include_pad, a.blocks
+        depth, height, width = a.image_depth, a.image_height, a.image_width
+        od_n, oh_n, ow_n = a.output_depth, a.output_height, a.output_width
+        kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
+        dd, dh, dw = a.dilation_depth, a.dilation_height, a.dilation_width
+        step, pad, each, rb = a.stride_width, a.pad_width, a.columns, a.rows
+        line = a.scratch + worker * a.scratch_step
         reach = (kw - 1) * dw
-        pitch, lines = (step * (each + lanes) + reach) * item, arg(args, 7)
+        pitch, lines = (step * (each + lanes) + reach) * item, a.lines
         counts = line + lines * pitch
         scales = counts + (each + lanes) * item
         plane = height * width * item
@@ -172,7 +167,7 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
         for first in range(0, ow_n, each):
             n = min(each, ow_n - first)
             if average:
-                count(args, first, n, counts)
+                count(a, first, n, counts)
             # The line begins with column w of the image and is so long.
             w, length = first * step - pad, (n - 1) * step + reach + 1
             left = min(max(-w, 0), length)
@@ -188,19 +183,19 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                 od = unit // row_blocks % od_n
                 block = unit // row_blocks // od_n % blocks
                 image = unit // row_blocks // od_n // blocks
-                x = arg(args, 0) + image * arg(args, 37) + block * depth * plane
-                y = arg(args, 1) + image * arg(args, 38)
+                x = a.x + image * a.x_image + block * depth * plane
+                y = a.y + image * a.y_image
                 y += (((block * od_n + od) * oh_n + oh0) * ow_n + first) * item
-                d = od * arg(args, 17) - arg(args, 23)
+                d = od * a.stride_depth - a.pad_depth
                 d_first, d_end = first_tap(d, dd), end_tap(d, dd, kd, depth)
-                d_count = end_tap(d, dd, kd, depth + arg(args, 26)) if include != 0 else 0
+                d_count = end_tap(d, dd, kd, depth + a.after_depth) if include != 0 else 0
                 x += (d + d_first * dd) * plane + (w + left) * item
                 for top in range(oh0, oh_end, lines):
                     # What was stored just now is slow to read: several lines are made, then used.
                     bottom = min(oh_end, top + lines)
                     to = line + left * item
                     for oh in range(top, bottom):
-                        h = oh * arg(args, 18) - arg(args, 24)
+                        h = oh * a.stride_height - a.pad_height
                         h_first, h_end = first_tap(h, dh), end_tap(h, dh, kh, height)
                         at = x + (h + h_first * dh) * width * item
                         planes, down = d_end - d_first, dh * width * item
@@ -209,11 +204,11 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                     around = 0
                     for oh in range(top, bottom):
                         if average:
-                            h = oh * arg(args, 18) - arg(args, 24)
+                            h = oh * a.stride_height - a.pad_height
                             around = end_tap(h, dh, kh, height) - first_tap(h, dh)
                             around = max(d_end - d_first, 0) * max(around, 0)
                             if include != 0:
-                                around = d_count * end_tap(h, dh, kh, height + arg(args, 27))
+                                around = d_count * end_tap(h, dh, kh, height + a.after_height)
                         if average and around != scaled:
                             scale(counts, scales, n, around)
                             scaled = around

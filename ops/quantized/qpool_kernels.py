@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld_i8, ld_u8, st_i8, vec
-from subgraph.engine.codegen.tile import arg
+from subgraph.ops.pool.arguments import PoolBytesArguments
 from subgraph.ops.pool.kernels import window_taps
 
 _BLOCK = 16
@@ -15,12 +16,13 @@ _WIDE = 32  # bytes of a step over a row
 
 
 def largest(*, dtype: str, blocked: bool) -> Callable[..., None]:
-    """Return the kernel of MaxPool over rows of bytes, or of blocks of 16.
+    """Return the kernel of `PoolBytesArguments`: MaxPool over rows of bytes, or of blocks of 16.
 
-    Words (8 to 25 as in ``conv_kernels.direct``): ``0 x, 1 y, 34 scratch, 35 bytes from one
-    worker's scratch to the next, 36 bytes of one``: all pixels that the windows of a row reach
-    along W, those outside the image, too, in whole vectors. Units: planes * output H.
+    Args:
+        dtype: ``"int8"`` or ``"uint8"``.
+        blocked: Whether planes are blocks of 16 channels.
     """
+    arguments = view_of(PoolBytesArguments)
     v, block = vec(dtype, _WIDE), vec(dtype, _BLOCK)
     load, store, splat, most = v.load, v.store, v.splat, v.max
     load_block, store_block, most_block = block.load, block.store, block.max
@@ -74,19 +76,20 @@ def largest(*, dtype: str, blocked: bool) -> Callable[..., None]:
             j += 1
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        height, width = arg(args, 9), arg(args, 10)
-        oh_n, ow_n, kh, kw = arg(args, 12), arg(args, 13), arg(args, 15), arg(args, 16)
-        dh, row, left = arg(args, 21), width * pixel, arg(args, 25) * pixel
-        scratch = arg(args, 34) + worker * arg(args, 35)
-        for at in range(0, arg(args, 36), _WIDE):
+        a = arguments(args)
+        height, width = a.image_height, a.image_width
+        oh_n, ow_n, kh, kw = a.output_height, a.output_width, a.kernel_height, a.kernel_width
+        dh, row, left = a.dilation_height, width * pixel, a.pad_width * pixel
+        scratch = a.scratch + worker * a.scratch_step
+        for at in range(0, a.scratch_size, _WIDE):
             store(scratch + at, splat(least))
         for unit in range(begin, end):
             plane, oh = unit // oh_n, unit % oh_n
-            h = oh * arg(args, 18) - arg(args, 24)
+            h = oh * a.stride_height - a.pad_height
             first, last = first_tap(h, dh), end_tap(h, dh, kh, height)
-            x = arg(args, 0) + plane * height * row
+            x = a.x + plane * height * row
             down(x, row, (h + first * dh) * row, last - first, dh * row, scratch + left)
-            y = arg(args, 1) + unit * ow_n * pixel
-            along(scratch, y, ow_n, kw, arg(args, 19), arg(args, 22))
+            y = a.y + unit * ow_n * pixel
+            along(scratch, y, ow_n, kw, a.stride_width, a.dilation_width)
 
     return kernel

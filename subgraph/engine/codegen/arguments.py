@@ -39,7 +39,7 @@ _WIDTHS: dict[str, int] = {"int": 1, "float": 1, "Address": 1, "ReportWords": 2,
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class KernelArguments:
-    """Base of the declarations; fields of a parent come before those of its children.
+    """Base of the declarations; fields of parents, in their order, come before those of a child.
 
     Attributes:
         fields: For each name the index of its first word, and its kind.
@@ -52,9 +52,18 @@ class KernelArguments:
         """Lay the fields out.
 
         Raises:
-            TypeError: a field has no kind of `Kind`, or stands behind one of kind "Words".
+            TypeError: a field has no kind of `Kind`, stands behind one of kind "Words", or is in
+                two parents.
         """
-        fields, width = dict(cls.fields), cls._width
+        fields: dict[str, tuple[int, Kind]] = {}
+        width = 0
+        for parent in cls.__bases__:
+            if issubclass(parent, KernelArguments):
+                for name, (index, kind) in parent.fields.items():
+                    if name in fields:
+                        raise TypeError(f"{cls.__name__}.{name} is in two parents")
+                    fields[name] = (width + index, kind)
+                width += parent._width
         for name, kind in vars(cls).get("__annotations__", {}).items():
             if kind not in _WIDTHS:
                 raise TypeError(f"{cls.__name__}.{name} is {kind}; it must be one of {[*_WIDTHS]}")

@@ -1,0 +1,200 @@
+"""Arguments of the pooling kernels."""
+
+from __future__ import annotations
+
+from subgraph.engine.codegen.arguments import Address, KernelArguments
+from subgraph.ops.movement.window_arguments import WindowArguments
+
+
+class PoolOperands(KernelArguments):
+    """With what all kernels of pooling windows over floats begin.
+
+    Attributes:
+        x: First element of the images.
+        y: First element of the results.
+        count_include_pad: Whether a window's average counts the pixels inside the image and its
+            padding (1), or those inside the image only (0).
+    """
+
+    x: Address
+    y: Address
+    count_include_pad: int
+
+
+class PoolSizes(WindowArguments):
+    """Sizes of images and windows, with the padding that averages may count.
+
+    Attributes:
+        after_depth: Pixels of padding behind the image along the depth.
+        after_height: Along the height.
+        after_width: Along the width.
+    """
+
+    after_depth: int
+    after_height: int
+    after_width: int
+
+
+class PoolBlocks(PoolOperands):
+    """Operands whose channels are taken in blocks.
+
+    Attributes:
+        blocks: Blocks of channels of an image.
+    """
+
+    blocks: int
+
+
+class PoolWindowArguments(PoolBlocks, PoolSizes):
+    """Arguments of `window`; a work unit is a block of output rows of one block of channels.
+
+    There are images * blocks * output depth * row blocks units.
+
+    Attributes:
+        rows: Output rows of a unit.
+        x_image: Bytes from an image to the next one in x.
+        y_image: Bytes from an image to the next one in y.
+    """
+
+    rows: int
+    x_image: int
+    y_image: int
+
+
+class PoolLines(PoolOperands):
+    """Operands of `rows`, with its scratch.
+
+    A worker's scratch has lines, each ``stride * (columns + a vector)`` elements and those by which
+    a window reaches beyond its first; then, for averages, how many columns each window counts and
+    what its sum is multiplied by.
+
+    Attributes:
+        scratch: Scratch of the first worker.
+        scratch_step: Bytes from a worker's scratch to the next one's.
+        columns: Output columns that are made at once.
+        blocks: Channels of an image.
+        lines: Lines that are made at once.
+    """
+
+    scratch: Address
+    scratch_step: int
+    columns: int
+    blocks: int
+    lines: int
+
+
+class PoolRowsArguments(PoolLines, PoolSizes):
+    """Arguments of `rows`; units are those of `window` for blocks of one channel.
+
+    Attributes:
+        rows: Output rows of a unit.
+        x_image: Bytes from an image to the next one in x.
+        y_image: Bytes from an image to the next one in y.
+    """
+
+    rows: int
+    x_image: int
+    y_image: int
+
+
+class PoolFlatLines(PoolOperands):
+    """Operands of `flat`, with its scratch.
+
+    A worker's scratch has the joined rows of several images, with room for what windows reach on
+    both sides; for averages what the sum of each pixel is multiplied by; for each column of a
+    window and of the image the bits of the lanes that have the former, of a vector that begins at
+    the latter.
+
+    Attributes:
+        scratch: Scratch of the first worker.
+        scratch_step: Bytes from a worker's scratch to the next one's.
+        images: Images (channels) whose rows are joined at once.
+    """
+
+    scratch: Address
+    scratch_step: int
+    images: int
+
+
+class PoolFlatArguments(PoolFlatLines, PoolSizes):
+    """Arguments of `flat`; a work unit is one channel of an image.
+
+    All sizes along the depth are 1; the stride along the height is 1 if that along the width is.
+    """
+
+
+class PoolBytesOperands(KernelArguments):
+    """Operands of MaxPool over bytes.
+
+    Attributes:
+        x: First byte of the images.
+        y: First byte of the results.
+    """
+
+    x: Address
+    y: Address
+
+
+class PoolBytesArguments(PoolBytesOperands, WindowArguments):
+    """Arguments of MaxPool over bytes; a work unit is an output row of a plane.
+
+    A plane is a channel of an image, or a block of channels. The scratch of a worker holds the
+    pixels that the windows of a row reach along the width, those outside the image too.
+
+    Attributes:
+        scratch: Scratch of the first worker.
+        scratch_step: Bytes from a worker's scratch to the next one's.
+        scratch_size: Bytes of a worker's scratch that are used, whole vectors.
+    """
+
+    scratch: Address
+    scratch_step: int
+    scratch_size: int
+
+
+class PoolIndicesOperands(KernelArguments):
+    """Operands of `largest`.
+
+    Attributes:
+        x: First element of the images, [images * channels, depth, height, width].
+        y: First element of the maxima.
+        indices: First index of a maximum in the whole input, int64; 0: not wanted.
+    """
+
+    x: Address
+    y: Address
+    indices: Address
+
+
+class PoolIndicesArguments(PoolIndicesOperands, WindowArguments):
+    """Arguments of `largest`; a work unit is a channel of an image.
+
+    Attributes:
+        index_depth: What a step along the depth adds to an index.
+        index_height: Along the height.
+        index_width: Along the width.
+    """
+
+    index_depth: int
+    index_height: int
+    index_width: int
+
+
+class WholeArguments(KernelArguments):
+    """Arguments of `whole`; a work unit is one block of channels (one channel when plain).
+
+    Attributes:
+        x: First element of the images.
+        y: First element of the results, one pixel for each image.
+        pixels: Pixels of an image.
+        blocks: Blocks of channels (channels when plain) of an image.
+        x_image: Bytes from an image to the next one in x.
+        y_image: Bytes from an image to the next one in y.
+    """
+
+    x: Address
+    y: Address
+    pixels: int
+    blocks: int
+    x_image: int
+    y_image: int

@@ -1,0 +1,49 @@
+"""Declarations of kernel arguments: where fields lie, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from subgraph.engine.codegen.arguments import Address, KernelArguments, ReportWords
+
+
+class _Operands(KernelArguments):
+    x: Address
+    checked: ReportWords
+
+
+class _Sizes(KernelArguments):
+    rows: int
+    scale: float
+
+
+class _Arguments(_Operands, _Sizes):
+    lanes: int
+
+
+def test_fields_of_parents_come_first_in_their_order() -> None:
+    assert {name: index for name, (index, _) in _Arguments.fields.items()} == {
+        "x": 0,
+        "checked": 1,
+        "rows": 3,
+        "scale": 4,
+        "lanes": 5,
+    }
+    given = _Arguments(lanes=7, scale=2, rows=3, x="x", checked="report")
+    assert given.words() == ["x", "report", 3, 2.0, 7]
+
+
+def test_a_field_stands_in_one_parent() -> None:
+    one, other = (type(name, (_Sizes,), {}) for name in ("_One", "_Other"))
+    with pytest.raises(TypeError, match="rows is in two parents"):
+        type("_Both", (one, other), {})
+
+
+def test_fields_are_those_that_are_declared() -> None:
+    wrong: dict[str, Any] = {"rows": 1}
+    with pytest.raises(TypeError, match="without \\['scale'\\]"):
+        _Sizes(**wrong)
+    with pytest.raises(TypeError, match="no fields \\['columns'\\]"):
+        _Sizes(**wrong, scale=1.0, columns=2)
