@@ -136,6 +136,7 @@ class BlobReader:
     def __init__(self, source: str | os.PathLike[str] | IO[bytes] | memoryview) -> None:
         """Open a path, read a binary stream or take a part of a file, and check every byte.
 
+        Of a stream only the model is read; what follows it stays for whoever reads on.
         A file that only this user or root can change is mapped; any other is read into memory, so
         that it stays as it was checked.
 
@@ -144,7 +145,7 @@ class BlobReader:
             OSError: it cannot be read.
         """
         self.name = _name(source)
-        data = source if isinstance(source, memoryview) else _opened(source)
+        data = source if isinstance(source, memoryview) else _opened(source, self.name)
         head, text = _checked_head(data, self.name)
         self._body = memoryview(data)[PROLOGUE + len(text) :]
         body_digest: bytes = _FIXED.unpack_from(head)[-1]
@@ -208,14 +209,32 @@ def _no_source(source: Any) -> BlobError:
     return BlobError(f"cannot import a {kind}; give a path, bytes or a binary stream")
 
 
-def _opened(source: str | os.PathLike[str] | IO[bytes]) -> bytes | mmap.mmap:
-    if not isinstance(source, (str, os.PathLike)):
-        if not hasattr(source, "read"):
-            raise _no_source(source)
-        data = source.read()
-        if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+def _read(stream: IO[bytes], count: int) -> bytes:
+    """Return the next bytes of a stream, fewer only where it ends."""
+    pieces: list[bytes] = []
+    while count > 0:
+        piece = stream.read(min(count, _PIECE))
+        if not isinstance(piece, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BlobError("the stream is open for text; open it for bytes ('rb')")
-        return data
+        if not piece:
+            break
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
+
+
+def _from_stream(stream: IO[bytes], name: str, *, whole: bool = True) -> bytes:
+    """Return the model that a stream holds next, or only what stands before its body."""
+    if not hasattr(stream, "read"):
+        raise _no_source(stream)
+    head = _read(stream, PROLOGUE)
+    header_size, body_size = _sizes(head, name)
+    return head + _read(stream, header_size + (body_size if whole else 0))
+
+
+def _opened(source: str | os.PathLike[str] | IO[bytes], name: str) -> bytes | mmap.mmap:
+    if not isinstance(source, (str, os.PathLike)):
+        return _from_stream(source, name)
     try:
         with open_regular(source) as file:
             status = os.fstat(file.fileno())
@@ -228,12 +247,15 @@ def _opened(source: str | os.PathLike[str] | IO[bytes]) -> bytes | mmap.mmap:
 
 def _read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
     name = _name(source)
-    return _parsed(_checked_head(_opened(source), name)[1], name)
+    if isinstance(source, (str, os.PathLike)):
+        text = _checked_head(_opened(source, name), name)[1]
+    else:
+        text = _checked_header(_from_stream(source, name, whole=False), name)[1]
+    return _parsed(text, name)
 
 
-def _checked_head(data: Buffer, name: str) -> tuple[bytes, bytes]:
-    """Return what stands before the header, and the header's text."""
-    head = bytes(data[:PROLOGUE])
+def _sizes(head: bytes, name: str) -> tuple[int, int]:
+    """Return the lengths of header and body, of what stands before the header."""
     if len(head) < PROLOGUE or not head.startswith(MAGIC):
         raise BlobError(
             f"{name} is no exported model of Subgraph, or its beginning is damaged; "
@@ -245,12 +267,23 @@ def _checked_head(data: Buffer, name: str) -> tuple[bytes, bytes]:
             f"{name} has format {version}.{reserved}, this version reads {VERSION}.0; "
             "export the model anew"
         )
-    start = PROLOGUE + header_size
-    if header_size > _HEADER_LIMIT or start + body_size != len(data):
-        raise BlobError(
-            f"{name} is damaged: it has {len(data)} bytes, its header states {start + body_size}"
-        )
-    text = bytes(data[PROLOGUE:start])
+    if header_size > _HEADER_LIMIT:
+        raise BlobError(f"{name} is damaged: its header would have {header_size} bytes")
+    return header_size, body_size
+
+
+def _checked_head(data: Buffer, name: str) -> tuple[bytes, bytes]:
+    """Return what stands before the header, and the header's text, of a whole file."""
+    size = PROLOGUE + sum(_sizes(bytes(data[:PROLOGUE]), name))
+    if size != len(data):
+        raise BlobError(f"{name} is damaged: it has {len(data)} bytes, its header states {size}")
+    return _checked_header(data, name)
+
+
+def _checked_header(data: Buffer, name: str) -> tuple[bytes, bytes]:
+    """Return what stands before the header, and the header's text, if its checksum fits."""
+    head = bytes(data[:PROLOGUE])
+    text = bytes(data[PROLOGUE : PROLOGUE + _sizes(head, name)[0]])
     if hashlib.sha256(head[:_SIGNED] + text).digest() != head[_SIGNED:]:
         raise BlobError(f"{name} is damaged: the checksum of its header does not fit")
     return head, text

@@ -34,7 +34,7 @@ from subgraph.devices.device import (
     package_version,
     without_defaults,
 )
-from subgraph.errors import ConfigError, DeviceError, SubgraphError, file_error
+from subgraph.errors import BlobError, ConfigError, DeviceError, SubgraphError, file_error
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
 from subgraph.operators.operator import Operator, forget_operator, register_operator
@@ -422,7 +422,8 @@ class Core:
         """Return the model that ``CompiledModel.export_model`` wrote.
 
         Args:
-            source: Path (its weights are then mapped, not read), bytes or binary stream.
+            source: Path (its weights are then mapped, not read), bytes or binary stream, which is
+                read as far as the model goes.
             device_name: The device to run it; empty: the one that it was compiled for.
             config: The device's options; ``{"ALLOW_RECOMPILE": False}`` refuses a file that was
                 compiled for another version or other hardware, instead of compiling it anew.
@@ -434,7 +435,7 @@ class Core:
         from subgraph.devices.export import exported_device
 
         if isinstance(source, (bytes, bytearray, memoryview)):
-            source = io.BytesIO(source)
+            return self._import_bytes(io.BytesIO(source), device_name, config)
         device, extra = self.split(device_name or exported_device(source))
         full = _joined(config, extra)
         own = type(device).import_model is not Device.import_model
@@ -444,6 +445,17 @@ class Core:
                     return import_on(device, stream, full or None, str(source))
             told = source if isinstance(source, (str, PathLike)) else "a stream"
             return import_on(device, source, full or None, str(told))
+
+    def _import_bytes(
+        self, stream: io.BytesIO, device_name: str, config: Config | None
+    ) -> CompiledModel:
+        model = self.import_model(stream, device_name, config)
+        left = len(stream.read())
+        if left:
+            raise BlobError(
+                f"the bytes go on for {left} after the model; give a stream to read one of several"
+            )
+        return model
 
 
 def _asked(device: Device, config: Config) -> Callable[[str], Any]:

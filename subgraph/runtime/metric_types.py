@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from subgraph.errors import DeviceError
 
@@ -45,9 +45,10 @@ def _is_range(size: int) -> Callable[[object], bool]:
 
 def _is_access(value: object) -> bool:
     """Accept {name: "RW" or "RO"}, or a list of names."""
-    if isinstance(value, Mapping):
-        return all(map(_is_text, value)) and all(each in ("RW", "RO") for each in value.values())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    return _are_texts(value)
+    if not isinstance(value, Mapping):
+        return _are_texts(value)
+    table = cast("Mapping[Any, Any]", value)
+    return all(map(_is_text, table)) and all(each in ("RW", "RO") for each in table.values())
 
 
 _TEXTS = ("a list of str", _are_texts)

@@ -217,9 +217,9 @@ def test_a_thousand_damaged_files_are_a_thousand_clean_errors(core: sg.Core) -> 
             continue
         tried += 1
         with pytest.raises(sg.BlobError):
-            core.import_model(io.BytesIO(data), "REFERENCE")
+            core.import_model(data, "REFERENCE")
         with pytest.raises(sg.BlobError):
-            core.import_model(io.BytesIO(data))
+            core.import_model(data)
 
 
 def lies() -> list[Any]:
@@ -548,3 +548,46 @@ def test_cached_bodies_stand_on_the_graphs_parameters(
         graph.parameters["k"].assign(np.array([number], np.float32))
         assert model(value, np.array(True))[0][0] == number
         assert model(value, np.array(False))[0][0] == number + 1
+
+
+class Pipe(io.RawIOBase):
+    """A stream that cannot be put back and gives few bytes at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = io.BytesIO(data)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._data.read(min(size, 777) if size >= 0 else 777)
+
+
+def test_a_stream_goes_on_after_the_model(core: sg.Core) -> None:
+    models = [core.compile_model(net(), name) for name in ("REFERENCE", "CPU")]
+    stream = io.BytesIO()
+    stream.write(b"before")
+    for model in models:
+        model.export_model(stream)
+        stream.write(b"between")
+    sources: list[Any] = [io.BytesIO(stream.getvalue()), Pipe(stream.getvalue())]
+    for source in sources:
+        named = isinstance(source, Pipe)  # such a stream cannot be asked for the device first
+        assert source.read(6) == b"before"
+        for model in models:
+            again = core.import_model(source, model.device if named else "")
+            assert again.device == model.device
+            np.testing.assert_allclose(again(X)[0], model(X)[0])
+            assert source.read(7) == b"between"
+        assert source.read(1) == b""
+
+
+def test_bytes_and_files_hold_one_model_alone(core: sg.Core, tmp_path: Path) -> None:
+    blob = exported(core.compile_model(net(), "REFERENCE"))
+    assert core.import_model(blob).device == "REFERENCE"
+    with pytest.raises(sg.BlobError, match="go on for 3 after the model; give a stream"):
+        core.import_model(blob + b"end")
+    path = tmp_path / "model.blob"
+    path.write_bytes(blob + b"end")
+    with pytest.raises(sg.BlobError, match="damaged"):
+        core.import_model(path)
+    stream = io.BytesIO(blob[:-1])
+    with pytest.raises(sg.BlobError, match="damaged: it has"):
+        core.import_model(stream, "REFERENCE")
