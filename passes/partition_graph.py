@@ -10,7 +10,17 @@ from subgraph.graph.graph import Graph
 from subgraph.partition.driver import partition
 from subgraph.partition.options import Options
 from subgraph.partition.property import properties_from
+from subgraph.partition.search.machine import SearchCode, use_code
 from subgraph.transform.pass_manager import register_pass
+
+
+def _compiled_search() -> SearchCode:
+    from subgraph.engine.program.search_code import CompiledSearch  # small graphs need none of it
+
+    return CompiledSearch()
+
+
+use_code(_compiled_search)
 
 
 @register_pass("PartitionGraph")

@@ -6,9 +6,9 @@ third party's: what it raises becomes one clear error, and what it gives is look
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from subgraph.devices.device import Config, Device, QueryResult, class_name, without_defaults
 from subgraph.errors import ConfigError, DeviceError, SubgraphError, UnsupportedOpError
@@ -17,6 +17,21 @@ from subgraph.partition.constants import constant_nodes, constants_to_weights
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.metric_types import checked_metric
 from subgraph.system.registry import nearest
+
+
+@runtime_checkable
+class CompilesWithFallback(Protocol):
+    """The device that compiles for others of which the first does not support everything."""
+
+    def compile_with_fallback(
+        self,
+        graph: Graph,
+        devices: Sequence[Device],
+        config: Config,
+        supported: Mapping[str, str],
+    ) -> CompiledModel:
+        """Compile the graph; what a device does not support goes to the next one."""
+        ...
 
 
 def known_properties(device: Device) -> dict[str, str]:

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from subgraph._version import __version__
 from subgraph.devices.calls import (
+    CompilesWithFallback,
     compile_on,
     compile_queried,
     ids_of,
@@ -404,12 +405,8 @@ class Core:
         if all(node.name in supported for node in graph.nodes):
             result = supported if isinstance(supported, QueryResult) else None
             return compile_queried(device, graph, config or None, result)
-        from subgraph.devices.plugins.hetero import (
-            HeteroDevice,  # a model that CPU takes needs none of it
-        )
-
         hetero = self.device("HETERO")
-        assert isinstance(hetero, HeteroDevice), "the name is taken by our own"
+        assert isinstance(hetero, CompilesWithFallback), "the name is taken by our own"
         priorities = [device, *(self.device(name) for name in device.fallback)]
         return hetero.compile_with_fallback(graph, priorities, config, supported)
 

@@ -12,9 +12,12 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from subgraph.engine.program.search_code import CompiledSearch
+from subgraph.partition.search.machine import use_code
 from subgraph.partition.search.search import Links as SearchLinks
 from subgraph.partition.search.search import Search
 
+use_code(CompiledSearch)
 Links = list[list[int]]
 
 

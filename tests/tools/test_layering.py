@@ -80,7 +80,6 @@ ORDER = [
 
 # Arrows that still point up, "importer -> imported". None may be added.
 POINTING_UP: set[str] = {
-    "subgraph.devices.core -> subgraph.devices.plugins.hetero",
     "subgraph.graph.graph -> subgraph.operators.subgraph_op",
     "subgraph.graph.graph -> subgraph.operators.verify",
     "subgraph.graph.graph -> subgraph.text_form.writer",
@@ -88,10 +87,6 @@ POINTING_UP: set[str] = {
     "subgraph.operators.kept_schemas -> subgraph.engine.toolchain.objectcache",
     "subgraph.operators.subgraph_op -> subgraph.runtime.executor",
     "subgraph.operators.subgraph_op -> subgraph.runtime.executor_plan",
-    "subgraph.partition.search.machine -> subgraph.engine.program.entry",
-    "subgraph.partition.search.machine -> subgraph.engine.program.layout",
-    "subgraph.partition.search.machine -> subgraph.engine.toolchain.kernel",
-    "subgraph.partition.search.machine -> subgraph.engine.toolchain.toolchain",
     "subgraph.runtime.compiled_model -> subgraph.devices.core",
     "subgraph.runtime.compiled_model -> subgraph.devices.device",
     "subgraph.runtime.compiled_model -> subgraph.devices.export",

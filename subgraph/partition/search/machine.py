@@ -9,21 +9,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from subgraph.partition.search.tables import FIELDS, Tables
 
-if TYPE_CHECKING:
-    from subgraph.engine.toolchain.kernel import Kernel
-
 LOADED = 60
 LOAD = 2_000
 COMPILE = 50_000
 
 Ints = NDArray[np.int32]
+
+
+class SearchCode(Protocol):
+    """Machine code of the search, from whoever can compile it; see `use_code`.
+
+    Attributes:
+        first: Index of the first word of a block that is free for addresses of tables.
+    """
+
+    first: int
+
+    def is_loaded(self) -> bool:
+        """Return whether this process has the code."""
+        ...
+
+    def is_cached(self) -> bool:
+        """Return whether the code need not be compiled."""
+        ...
+
+    def bind(self, block: NDArray[np.int64]) -> Callable[[], int]:
+        """Return a callable that runs the search over a block of words and returns its result."""
+        ...
+
+
+_makers: list[Callable[[], SearchCode]] = []
+
+
+def use_code(make: Callable[[], SearchCode]) -> None:
+    """Let searches of many nodes run as machine code, which ``make`` returns when it is needed."""
+    _makers[:] = [make]
 
 
 class Machine:
@@ -67,14 +94,9 @@ class Machine:
 class CompiledMachine(Machine):
     """Tables as arrays, and machine code; seen are ``told``, ``asked`` and ``answers`` alone."""
 
-    def __init__(self, kernel: Kernel, count: int, links: int) -> None:
+    def __init__(self, code: SearchCode, count: int, links: int) -> None:
         """Load the code and make tables for ``count`` nodes and ``links`` links."""
-        from subgraph.engine.program import layout
-        from subgraph.engine.program.entry import entry
-
-        fields = dict(kernel.variant)["tables_at"]
-        assert isinstance(fields, int)
-        self._first = fields // layout.WORD
+        self._first = code.first
         sizes = [0 if kind == "int" else _size(kind, count, links) for kind in FIELDS.values()]
         ends = np.cumsum(sizes)
         # Pages that nobody touches take no memory, so tables of the other strategy are free.
@@ -82,14 +104,13 @@ class CompiledMachine(Machine):
         starts = memory.ctypes.data + (ends - sizes) * memory.itemsize
         self._block = np.zeros(self._first + len(FIELDS), np.int64)
         self._block[self._first :] = np.where(sizes, starts, 0)
-        self._block[layout.RUN_WALK // layout.WORD] = kernel.address
         self._arrays: dict[str, Ints] = {}
         self._memory, self._ends = memory, dict(zip(FIELDS, ends.tolist(), strict=True))
         self._sizes = dict(zip(FIELDS, sizes, strict=True))
         self.tables = Tables()
         for name in ("told", "asked", "answers"):
             setattr(self.tables, name, self._table(name).data)
-        self.run = entry(self._block.ctypes.data)
+        self.run = code.bind(self._block)
 
     def _table(self, name: str) -> Ints:
         array = self._arrays.get(name)
@@ -128,31 +149,26 @@ def make_machine(count: int, links: int, *, compiled: bool | None = None) -> Mac
         count: How many nodes.
         links: How many links.
         compiled: Whether to use machine code; None: if it is worth its price.
+
+    Raises:
+        ValueError: machine code is asked for, and nobody has said how to make it (`use_code`).
     """
     if compiled is None:
         compiled = _is_worth_it(count)
-    return CompiledMachine(_kernel(), count, links) if compiled else Machine(count, links)
+    return CompiledMachine(_code(), count, links) if compiled else Machine(count, links)
 
 
 def _is_worth_it(count: int) -> bool:
-    if count < LOADED or (count < LOAD and not _kernel.cache_info().currsize):
+    if not _makers or count < LOADED or (count < LOAD and not _code.cache_info().currsize):
         return False
-    from subgraph.engine.toolchain import toolchain
-
-    kernel = _kernel()
-    if count >= COMPILE or toolchain.is_loaded(kernel):
+    code = _code()
+    if count >= COMPILE or code.is_loaded():
         return True
-    return count >= LOAD and toolchain.is_cached(kernel)
+    return count >= LOAD and code.is_cached()
 
 
 @cache
-def _kernel() -> Kernel:
-    from subgraph.engine.program import layout
-    from subgraph.engine.toolchain.kernel import Kernel
-
-    return Kernel(
-        "subgraph.partition.search.search_kernels",
-        "search",
-        result=layout.RUN_STATUS,
-        tables_at=layout.RUN_WORDS * layout.WORD,
-    )
+def _code() -> SearchCode:
+    if not _makers:
+        raise ValueError("no machine code of the search: call use_code first")
+    return _makers[0]()

@@ -1,0 +1,45 @@
+"""Machine code of the partition's search, as `subgraph.partition.search.machine` asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from subgraph.engine.program import layout
+from subgraph.engine.program.entry import entry
+from subgraph.engine.toolchain import toolchain
+from subgraph.engine.toolchain.kernel import Kernel
+
+
+class CompiledSearch:
+    """The compiled functions of the search; see `subgraph.partition.search.machine.SearchCode`.
+
+    Attributes:
+        first: Index of the first word of a block that is free for the search's own use.
+    """
+
+    first = layout.RUN_WORDS
+
+    def __init__(self) -> None:
+        """Name the code; nothing is loaded yet."""
+        self._kernel = Kernel(
+            "subgraph.partition.search.search_kernels",
+            "search",
+            result=layout.RUN_STATUS,
+            tables_at=layout.RUN_WORDS * layout.WORD,
+        )
+
+    def is_loaded(self) -> bool:
+        """Return whether this process has the code."""
+        return toolchain.is_loaded(self._kernel)
+
+    def is_cached(self) -> bool:
+        """Return whether the code need not be compiled."""
+        return toolchain.is_cached(self._kernel)
+
+    def bind(self, block: NDArray[np.int64]) -> Callable[[], int]:
+        """Return a callable that runs the search over a block of words and returns its result."""
+        block[layout.RUN_WALK // layout.WORD] = self._kernel.address
+        return entry(block.ctypes.data)
