@@ -24,6 +24,7 @@ from subgraph.operators.requirements import (
     require_shape,
     require_within,
     requires,
+    whole_number,
 )
 
 from .decoding import require_heads, require_split
@@ -108,6 +109,8 @@ def attention_operands(
     require(mode in (0, 1, 2, 3), "qk_matmul_output_mode is {}, not 0, 1, 2 or 3", mode)
     precision = DTYPE_OF_ONNX.get(node.attrs.get("softmax_precision", 1), "")
     require("float" in precision, "softmax_precision {} is no float", precision)
+    for name in ("left_window_size", "right_window_size"):
+        whole_number(node, name, -1, least=-1)
 
 
 def _require_mask(mask: Tensor | None, scores: tuple[int, int, int, int]) -> None:

@@ -13,6 +13,7 @@ from subgraph.operators.requirements import (
     listed,
     require,
     require_axis,
+    require_dtype,
     require_same_dtype,
     require_shape,
     require_single,
@@ -24,8 +25,9 @@ Operand = ValueType | Tensor | None
 
 @requires("If")
 def if_operands(node: Node, condition: Tensor) -> None:
-    """Raise ShapeError unless the condition is one truth value (ONNX, 1 to 25)."""
-    require_single("cond", condition, "bool")
+    """Raise ShapeError unless the condition is one truth value, of any rank (ONNX, 1 to 25)."""
+    require_dtype("cond", condition, "bool")
+    require(condition.size == 1, "cond has shape {}; it must hold one element", condition.shape)
 
 
 @requires("Loop", sequences=True)

@@ -74,6 +74,10 @@ def grid_sample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return samples of an image at the grid's places; opset 16 has longer names of the modes."""
     names = {"bilinear": "linear", "bicubic": "cubic"}
     mode = str(attributes(node)["mode"])
+    x, grid = inputs
+    shape = (*x.shape[:2], *grid.shape[1:-1])
+    if 0 in shape:  # of which onnx.reference returns no list
+        return [np.zeros(shape, x.dtype)]
     return standard(variant(node, version=22, mode=names.get(mode, mode)), inputs)
 
 
@@ -122,26 +126,31 @@ def pad(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
         if not -x.ndim <= axis < x.ndim:
             raise ShapeError(f"axis {axis} is out of range for {x.ndim} dimensions")
         before[axis], after[axis] = int(pads[k]), int(pads[k + len(axes)])
+    if mode == "constant":
+        return [_constant(x, before, after, x.dtype.type(0) if value is None else value)]
     crop = [
         slice(max(-b, 0), size - max(-a, 0))
         for b, a, size in zip(before, after, x.shape, strict=True)
     ]
     x = x[tuple(crop)]
     widths = [(max(b, 0), max(a, 0)) for b, a in zip(before, after, strict=True)]
-    if mode == "constant":
-        fill: Any = x.dtype.type(0) if value is None else value
-        return [_constant(x, widths, fill)]
     if mode not in ("reflect", "edge", "wrap"):
         raise ShapeError(f"mode {mode!r} is not constant, reflect, edge or wrap")
     pad: Any = np.pad
     return [pad(x, widths, mode=mode)]
 
 
-def _constant(x: Array, widths: Sequence[tuple[int, int]], fill: Any) -> Array:
-    shape = [size + b + a for size, (b, a) in zip(x.shape, widths, strict=True)]
+def _constant(x: Array, before: Sequence[int], after: Sequence[int], fill: Any) -> Array:
+    """Return ``fill`` around the elements; what negative pads cut off may be more than there is."""
+    ends = list(zip(before, after, x.shape, strict=True))
+    shape = [size + b + a for b, a, size in ends]
+    if any(size < 0 for size in shape):
+        raise ShapeError(f"pads {list(before)} and {list(after)} cut more than {list(x.shape)} off")
     result: Array = np.full(shape, fill, x.dtype)
-    inside = [slice(b, b + size) for size, (b, _) in zip(x.shape, widths, strict=True)]
-    result[tuple(inside)] = x
+    inside = tuple(slice(max(b, 0), max(b + size + min(a, 0), 0)) for b, a, size in ends)
+    taken = tuple(slice(max(-b, 0), max(size - max(-a, 0), 0)) for b, a, size in ends)
+    if all(size > 0 for size in x[taken].shape):
+        result[inside] = x[taken]
     return result
 
 

@@ -17,6 +17,8 @@ from subgraph.ops.reduce.cpu import emit_extreme
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
+from .op import wraps
+
 _TILE_BYTES = 16384
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 _SMALL = 4096  # elements that are worth a thread
@@ -246,7 +248,8 @@ def one_hot(node: Node, low: Lowering) -> None:
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=item)
     units = indices.size // inner
     grain = max(1, _SMALL // (depth * inner))
-    low.emit(kernel, [given, values, y, depth, inner], units, grain=grain, bytes=y.nbytes)
+    words: list[Word] = [given, values, y, depth, inner, int(wraps(node))]
+    low.emit(kernel, words, units, grain=grain, bytes=y.nbytes)
 
 
 @lowering("TopK", dtypes=("float32", "float64", *INTEGERS))

@@ -29,10 +29,10 @@ int checked(long index, int size, __global long *slot, int number) {
 #if defined(RANGE)
 // Reports the first of ``count`` values that is outside [least, most]; see the CPU's in_range.
 __kernel void in_range(__global const T *values, int values0, int count, int step, int least,
-                       int most, __global long *slot, int number) {
+                       int most, long ignored, __global long *slot, int number) {
   for (int k = 0; k < count; k++) {
     T value = values[values0 + k * step];
-    if (!(value >= least && value < (T)most + 1) && slot[0] == 0) {
+    if (!(value >= least && value < (T)most + 1) && value != (T)ignored && slot[0] == 0) {
       slot[0] = number;
       slot[1] = (long)value;
       slot[2] = least;
@@ -106,12 +106,12 @@ __kernel void nd(int count, int tuples, int shares, __global T *data, int data0,
 }
 
 __kernel void one_hot(int count, __global const long *indices, int i0, __global const T *values,
-                      int v0, __global T *y, int y0, int depth, int inner) {
+                      int v0, __global T *y, int y0, int depth, int inner, int wrap) {
   int id = get_global_id(0);
   if (id >= count) return;
   int i = id % inner, d = id / inner % depth, o = id / inner / depth;
   long index = indices[i0 + o * inner + i];
-  index = index < 0 ? index + depth : index;
+  index = index < 0 && wrap ? index + depth : index;
   y[y0 + id] = values[v0 + (index == d)];
 }
 

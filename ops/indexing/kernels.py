@@ -248,7 +248,7 @@ def in_range(*, dtype: str) -> Function:
             its whole part, rounded down; NaN is out of range.
 
     Words: ``0 values, 1 how many, 2 elements from one to the next, 3 least, 4 greatest value
-    allowed, 5 report``. Units: 1.
+    allowed, 5 a value that is allowed besides, 6 report``. Units: 1.
     """
     load, item = ld(dtype), 8 if dtype.endswith("64") else 4
 
@@ -256,8 +256,8 @@ def in_range(*, dtype: str) -> Function:
         least, most = arg(args, 3), arg(args, 4)
         for k in range(arg(args, 1)):
             value = load(arg(args, 0) + k * arg(args, 2) * item)
-            if not (value >= least and value < most + 1):
-                report_value(arg(args, 5), arg(args, 6), int(value), least, most)
+            if not (value >= least and value < most + 1) and value != arg(args, 5):
+                report_value(arg(args, 6), arg(args, 7), int(value), least, most)
 
     return kernel
 
@@ -265,7 +265,8 @@ def in_range(*, dtype: str) -> Function:
 def one_hot(*, item: int) -> Function:
     """Return the kernel of OneHot.
 
-    Words: ``0 indices (int64), 1 values (off, on), 2 y, 3 depth, 4 indices inside the new axis``.
+    Words: ``0 indices (int64), 1 values (off, on), 2 y, 3 depth, 4 indices inside the new axis,
+    5 whether negative indices count from the end``.
     Units: indices outside the new axis.
     """
     load, store = ld(WORDS[item]), st(WORDS[item])
@@ -280,7 +281,7 @@ def one_hot(*, item: int) -> Function:
                 store(y + i * item, off)
             for i in range(inner):
                 index = load_index(arg(args, 0) + 8 * (unit * inner + i))
-                if index < 0:
+                if index < 0 and arg(args, 5):
                     index += depth
                 if 0 <= index < depth:
                     store(y + (index * inner + i) * item, on)

@@ -186,6 +186,25 @@ def gather_elements(node: Node, inputs: Sequence[Any]) -> list[Any]:
     return [np.take_along_axis(x[inside], indices.astype(np.int64), axis)]
 
 
+def wraps(node: Node) -> bool:
+    """Return whether negative indices of a OneHot count from the end; before opset 11 none did."""
+    return not 0 < node.version < 11
+
+
+@shape_rule("OneHot")
+def one_hot_type(node: Node, types: Types, values: Values) -> list[ValueType | None]:
+    """Insert the depth as a new axis; the dtype is that of the values."""
+    indices, depth, marks = tensor(types[0]), values[1], tensor(types[2])
+    if marks is None:
+        return [None]
+    if indices is None or indices.shape is None:
+        return [TensorType(marks.dtype)]
+    axis = normal_axis(int(node.attrs.get("axis", -1)), len(indices.shape) + 1)
+    added = None if depth is None else int(depth.reshape(-1)[0])
+    dims = [*indices.shape[:axis], added, *indices.shape[axis:]]
+    return [TensorType(marks.dtype, dims)]
+
+
 @reference("OneHot")
 def one_hot(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Mark indices; onnx.reference takes no depth of rank 1 and no values of bool."""
@@ -193,7 +212,7 @@ def one_hot(node: Node, inputs: Sequence[Any]) -> list[Any]:
     depth = int(np.asarray(inputs[1]).reshape(-1)[0])
     values: Array = inputs[2]
     axis = normal_axis(int(node.attrs.get("axis", -1)), indices.ndim + 1)
-    wrapped = np.where(indices < 0, indices + depth, indices)
+    wrapped = np.where(indices < 0, indices + depth, indices) if wraps(node) else indices
     shape = [1] * (indices.ndim + 1)
     shape[axis] = depth
     marks = np.expand_dims(wrapped, axis) == np.arange(depth).reshape(shape)

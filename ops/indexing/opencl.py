@@ -164,4 +164,6 @@ def in_range(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     source = ClSource(
         "indexing/kernels", defines=tuple(sorted({**rest, "T": storage(dtype)}.items()))
     )
-    low.launch(source, "in_range", words, (1,))
+    ignored = words[5]
+    assert isinstance(ignored, int)
+    low.launch(source, "in_range", [*words[:5], np.int64(ignored), *words[6:]], (1,))

@@ -210,4 +210,5 @@ def clip(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return clipped numbers; the first version is the one of opset 6 with a hint for memory."""
     if node.version == 1:
         node = variant(node, version=6, drop=("consumed_inputs",))
-    return standard(node, inputs)
+    bounds = [None if bound is None else bound.reshape(()) for bound in inputs[1:]]
+    return standard(node, [inputs[0], *bounds])

@@ -7,12 +7,14 @@ import numpy as np
 from subgraph.graph.graph import Node
 from subgraph.operators.requirements import (
     Tensor,
+    choice,
     listed,
     require,
     require_axes,
     require_broadcast_together,
     require_dtype,
     require_rank,
+    require_same_dtype,
     require_shape,
     require_single,
     requires,
@@ -36,6 +38,34 @@ def loss_operands(node: Node, scores: Tensor, labels: Tensor, weight: Tensor | N
         least, most = (int(end(counted, initial=0)) for end in (np.min, np.max))
         wrong = least if least < 0 else most
         require(least >= 0 and most < classes, "label {} of {} classes", wrong, classes)
+
+
+@requires("SwiGLU")
+def swiglu_operands(node: Node, a: Tensor, b: Tensor) -> None:
+    """Raise ShapeError unless both halves have one shape: nothing broadcasts (ONNX, 28)."""
+    require_same_dtype(a, b)
+    require_shape("B", b, a.shape, "the shape of A")
+
+
+@requires("CausalConvWithState")
+def causal_convolution_operands(
+    node: Node,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    past_state: Tensor | None = None,
+) -> None:
+    """Raise ShapeError unless each channel has a filter, and the state its size (ONNX, 27)."""
+    require_rank("input", x, 3)
+    require_rank("weight", weight, 3)
+    batch, channels, _ = x.shape
+    taps = weight.shape[2]
+    require_shape("weight", weight, (channels, 1, taps), "one filter for each channel")
+    require(taps >= 1, "the filters are empty")
+    require_shape("bias", bias, (channels,), "one for each channel")
+    state = (batch, channels, taps - 1)
+    require_shape("past_state", past_state, state, "as many places as a filter has before its last")
+    choice(node, "activation", "none", "none", "silu", "swish")
 
 
 @requires("RandomNormal", "RandomUniform")

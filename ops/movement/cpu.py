@@ -104,9 +104,8 @@ def required(node: Node, low: Lowering) -> None:
     """Give the first input; labels of a loss that are no classes are reported."""
     x = low.given(0)
     if node.attrs[OF] in LOSSES:
-        ignored = int(node.attrs.get("ignore_index", 0))
-        classes = x.shape[1]
-        emit_range_check(low, low.given(1), "labels", min(0, ignored), max(classes - 1, ignored))
+        ignored = node.attrs.get("ignore_index")
+        emit_range_check(low, low.given(1), "labels", 0, x.shape[1] - 1, ignored=ignored)
     low.alias(low.output(), x)
 
 

@@ -6,6 +6,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import ValueType
 from subgraph.operators.requirements import (
     Tensor,
+    choice,
     is_known,
     listed,
     require,
@@ -179,6 +180,9 @@ def _elements(operand: Tensor | None) -> list[int]:
     return elements
 
 
+_PAD_MODES = ("constant", "edge", "reflect", "wrap")
+
+
 @requires("Pad")
 @requires("Pad", domain="com.microsoft")
 def pad_operands(
@@ -189,6 +193,7 @@ def pad_operands(
     axes: Tensor | None = None,
 ) -> None:
     """Raise ShapeError unless there are two numbers for each axis that is padded (1 to 25)."""
+    mode = choice(node, "mode", "constant", *_PAD_MODES)
     require_single("constant_value", value, x.dtype)
     places = listed(node, "axes", axes)
     count = x.rank
@@ -210,6 +215,16 @@ def pad_operands(
         require(
             size + before + after >= 0, "pads {} and {} cut off more than {}", before, after, size
         )
+        if mode != "constant":
+            left = size + (before if before < 0 else 0) + (after if after < 0 else 0)
+            none = left == 0 and before <= 0 and after <= 0
+            require(
+                left > 0 or none,
+                "pads {} and {} leave nothing of {} to repeat",
+                before,
+                after,
+                size,
+            )
 
 
 @requires("Trilu")

@@ -97,6 +97,16 @@ def extreme(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType("int64", _without(x.shape, {axis}, keep))]
 
 
+@reference("ArgMax", "ArgMin", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
+def of_any_rank(node: Node, inputs: Sequence[Any]) -> list[Any]:
+    """Reduce a scalar as a list of one, whose axis may be named; onnx.reference fails for some."""
+    x: Array = inputs[0]
+    if x.ndim:
+        return list(standard(node, inputs))
+    found: Array = standard(node, [x.reshape(1), *inputs[1:]])[0]
+    return [np.asarray(found).reshape(())]
+
+
 @reference("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceSumSquare")
 def keep_dtype(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Give the dtype of the input; onnx.reference gives NumPy's wider one for integers.
@@ -106,7 +116,7 @@ def keep_dtype(node: Node, inputs: Sequence[Any]) -> list[Any]:
     x: Array = inputs[0]
     if node.op_type == "ReduceLogSum" and x.dtype.kind in "iu":
         inputs = [x.astype(np.float64), *inputs[1:]]
-    return [np.asarray(y).astype(x.dtype) for y in standard(node, inputs)]
+    return [np.asarray(y).astype(x.dtype) for y in of_any_rank(node, inputs)]
 
 
 @reference("CumSum", "CumProd")

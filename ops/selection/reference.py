@@ -24,13 +24,13 @@ def shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return [np.array(sizes, np.int64)]
 
 
-@reference("TopK", "STFT")
+@reference("Squeeze", "STFT", "TopK")
 def of_single_numbers(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Take single numbers (k, frame_step, frame_length) as a scalar and as a list of one."""
+    """Take single numbers (axes, k, frame_step, frame_length) as scalars and as lists of one."""
     given = list(inputs)
     for k in range(1, len(given)):
         if given[k] is not None and given[k].dtype.kind in "iu" and given[k].size == 1:
-            given[k] = given[k].reshape((1,) if node.op_type == "TopK" else ())
+            given[k] = given[k].reshape(() if node.op_type == "STFT" else (1,))
     return standard(node, given)
 
 

@@ -7,7 +7,14 @@ from subgraph.engine.toolchain.kernel import Kernel
 
 
 def emit_range_check(
-    low: Lowering, values: Operand, name: str, least: int, most: int, *, step: int = 1
+    low: Lowering,
+    values: Operand,
+    name: str,
+    least: int,
+    most: int,
+    *,
+    step: int = 1,
+    ignored: int | None = None,
 ) -> None:
     """Emit the step that reports values out of range, for kernels that clamp them.
 
@@ -18,6 +25,7 @@ def emit_range_check(
         least: The least value that is allowed.
         most: The greatest value that is allowed.
         step: Elements from one value to the next, where other numbers stand between them.
+        ignored: A value that is allowed besides; None for none.
 
     Raises:
         Unsupported: no kernel reads values of this dtype.
@@ -27,5 +35,6 @@ def emit_range_check(
     if values.dtype not in ("int32", "int64", "float32", "float64"):
         raise Unsupported(f"{name} of {values.dtype}")
     kernel = Kernel("subgraph.ops.indexing.kernels", "in_range", dtype=values.dtype)
-    words: list[Word] = [values, values.size // step, step, least, most, low.report(name)]
+    also = least if ignored is None else ignored
+    words: list[Word] = [values, values.size // step, step, least, most, also, low.report(name)]
     low.emit(kernel, words, 1, bytes=values.nbytes // step)

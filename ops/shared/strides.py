@@ -25,9 +25,14 @@ def contiguous(shape: Sequence[int]) -> Ints:
 def broadcast_strides(shape: Sequence[int], target: Sequence[int]) -> Ints:
     """Return the strides, in elements, with which a row-major array is read as ``target``.
 
+    An operand of one element may have more dimensions: a bound of Clip has shape [1] beside a
+    scalar.
+
     Raises:
         ShapeError: the shape does not broadcast to the target.
     """
+    while len(shape) > len(target) and shape[0] == 1:
+        shape = shape[1:]
     lead = len(target) - len(shape)
     if lead < 0:
         raise ShapeError(f"shape {list(shape)} does not broadcast to {list(target)}")

@@ -167,9 +167,11 @@ class _Round:
         then, other = (
             self._copied_branch(node, f"{key}_branch", f".{key}") for key in ("then", "else")
         )
+        # More conditions than one are an error, and not a choice for each element.
+        none = constant(node, np.empty(0, np.int64))
+        (one,) = made_for(node, "Reshape", [self._now(condition), none])
         chosen = [
-            made_for(node, "Where", [self._now(condition), *pair])[0]
-            for pair in zip(then, other, strict=True)
+            made_for(node, "Where", [one, *pair])[0] for pair in zip(then, other, strict=True)
         ]
         for k, value in enumerate(chosen):
             assert value.producer is not None, "just made"
@@ -325,10 +327,7 @@ def _is_choice(node: Node) -> bool:
             known = [size for size in sizes if size is not None]
             work += _work(inner.op_type, known) + _CALL
     pairs = list(zip(*(body.outputs for body in node.bodies), strict=True))
-    if work > _CHEAP or any(a.type != b.type or _elements(a) is None for a, b in pairs):
-        return False
-    # A condition of one dimension would give its own to a result of none.
-    return all(len(type_.shape) <= len(_shape(a)) for a, _ in pairs)
+    return work <= _CHEAP and all(a.type == b.type and _elements(a) is not None for a, b in pairs)
 
 
 def _work(op_type: str, sizes: Sequence[int]) -> int:

@@ -43,6 +43,7 @@ SWITCHES = frozenset(
         *("training_mode", "transA", "transB", "upper"),
     }
 )
+_OWN = "subgraph."
 _F = TypeVar("_F", bound=Callable[..., None])
 
 
@@ -263,7 +264,8 @@ def check_values(node: Node, values: Sequence[Any]) -> None:
 
 
 def _check_switches(node: Node) -> None:
-    if node.domain or SWITCHES.isdisjoint(node.attrs):
+    # Forms of the standard's operators that passes write ("subgraph.cpu") keep its attributes.
+    if SWITCHES.isdisjoint(node.attrs) or not (not node.domain or node.domain.startswith(_OWN)):
         return
     for name in node.attrs:
         if name in SWITCHES and node.attrs[name] not in (0, 1):
