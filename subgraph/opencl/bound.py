@@ -8,6 +8,7 @@ for each version and shared by all requests of the device.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from subgraph.engine.planner.constants import Weights
-from subgraph.engine.planner.laid_out import entries_of
+from subgraph.engine.planner.laid_out import Span, entries_of
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
 from subgraph.engine.planner.plan import HostStep, Plan
 from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot
@@ -101,6 +102,17 @@ class _Launch:
     def what(self) -> str:
         node = self.step.node
         return f"kernel {self.launch.description} of node {node.name!r} ({node.op_type})"
+
+
+# The event of a launch, None for a step of the host; when it was enqueued, and when that was done.
+_Mark = tuple["cl.Event | None", float, float]
+
+
+def _span(mark: _Mark, offset: float) -> Span:
+    event, start, end = mark
+    if event is None:
+        return start, end
+    return event.profile.start * 1e-9 + offset, event.profile.end * 1e-9 + offset
 
 
 class ClBoundPlan:
@@ -245,16 +257,18 @@ class ClBoundPlan:
 
     def run_timed(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
-    ) -> tuple[list[Array], list[float]]:
-        """Run as `run` does; return the seconds that each item of the plan took, too."""
+    ) -> tuple[list[Array], list[Span]]:
+        """Run as `run` does; return when each item of the plan began and ended, too.
+
+        In seconds of ``time.perf_counter``. The device has a clock of its own, which is set by the
+        moment at which the first launch was enqueued.
+        """
         self._measure()
-        events: list[Any] = []
+        events: list[_Mark] = []
         results = self._run(inputs, outputs, events)
-        seconds = [
-            0.0 if event is None else (event.profile.end - event.profile.start) * 1e-9
-            for event in events
-        ]
-        return results, seconds
+        offsets = (start - e.profile.queued * 1e-9 for e, start, _ in events if e is not None)
+        offset = next(offsets, 0.0)
+        return results, [_span(mark, offset) for mark in events]
 
     def _measure(self) -> None:
         """Go over to a queue that takes times, if this one does not."""
@@ -267,7 +281,7 @@ class ClBoundPlan:
         self,
         inputs: Sequence[Any],
         outputs: Sequence[Array | None] | None,
-        events: list[Any] | None,
+        events: list[_Mark] | None,
     ) -> list[Array]:
         return self.end(self.begin(inputs, outputs, events))
 
@@ -275,7 +289,7 @@ class ClBoundPlan:
         self,
         inputs: Sequence[Any],
         outputs: Sequence[Array | None] | None,
-        events: list[Any] | None = None,
+        events: list[_Mark] | None = None,
     ) -> Pending:
         """Enqueue a run: uploads, launches, downloads; the arrays are filled when it `end`s."""
         with driver_errors(self._runtime, "the upload of inputs"):
@@ -288,9 +302,10 @@ class ClBoundPlan:
             if self._slot_buffer is not None:  # also of a run that did not come to its end
                 self._copy(self._slot_buffer, self._no_report)
         for item in self._items:
+            start = 0.0 if events is None else time.perf_counter()
             event = self._enqueue(item)
             if events is not None:
-                events.append(event)
+                events.append((event, start, time.perf_counter()))
         results: list[Array] = []
         with driver_errors(self._runtime, "the download of results"):
             for position, operand in enumerate(self.plan.outputs):

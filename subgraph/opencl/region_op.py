@@ -105,4 +105,7 @@ class ClSession(CpuSession):
     def profile(self) -> list[ProfileEntry]:
         """Return what each step of the last run took on the device."""
         device = self._cl_op.device
-        return [attrs.evolve(e, device=device) for e in super().profile()]
+        return [
+            attrs.evolve(e, device=device, thread=e.thread if e.kernel == "reference" else 0)
+            for e in super().profile()
+        ]

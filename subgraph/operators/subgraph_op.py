@@ -99,13 +99,18 @@ class ProfileEntry:
         op_type: Its operator.
         device: The device that ran it.
         kernel: The kernel that ran it, "reference" for the reference implementation.
-        seconds: Wall time of the run.
+        seconds: Wall time that it took, without that of nodes in its bodies, which have entries of
+            their own.
         bytes: Bytes of its inputs and outputs, 0 if not known.
         flops: Floating-point operations, 0 if not known.
         fallback: Why another device than its own ran it; empty if its own did.
         region: Name of the region of the user's partition that it is in, names separated by commas
             if one kernel ran nodes of several; empty if it is in none.
         request: Id of the request whose run it was, 0 if it was none.
+        start: When it began, in seconds of ``time.perf_counter``; 0 if not known.
+        end: When it ended, with its bodies; 0 if not known.
+        thread: Identifier of the thread that ran it, or began it where several threads shared it
+            (``threading.get_ident``); 0 for a queue of the device.
     """
 
     node: str
@@ -118,6 +123,9 @@ class ProfileEntry:
     fallback: str = ""
     region: str = ""
     request: int = 0
+    start: float = 0.0
+    end: float = 0.0
+    thread: int = 0
 
 
 class Session:

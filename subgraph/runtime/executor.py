@@ -8,11 +8,13 @@ has a schedule, steps that do not depend on each other run side by side.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any, NoReturn, cast
 
+import attrs
 import numpy as np
 
 from subgraph.errors import DeviceError, LimitError, RequestCancelledError, SubgraphError
@@ -356,11 +358,11 @@ class Executor:
                     results = run([values[slot] for slot in step.inputs])
                 except Exception as following:
                     explain_failure(following, step.node)
-            seconds = time.perf_counter() - start
-            seconds -= sum(entry.seconds for entry in entries)  # of its bodies
+            span = start, time.perf_counter()
             for slot, result in zip(step.outputs, results, strict=True):
                 values[slot] = result
-            entries.extend(self._entries(step, run, seconds, values))
+            of_bodies = sum(entry.seconds for entry in entries)
+            entries.extend(self._entries(step, run, span, of_bodies, values))
             for slot in step.free:
                 values[slot] = None
 
@@ -381,11 +383,17 @@ class Executor:
         return session
 
     def _entries(
-        self, step: Step, run: Run, seconds: float, values: Sequence[Any]
+        self,
+        step: Step,
+        run: Run,
+        span: tuple[float, float],
+        of_bodies: float,
+        values: Sequence[Any],
     ) -> Iterable[ProfileEntry]:
+        start, end = span
         inside = run.profile() if isinstance(run, Session) else []
         if inside:
-            return note_region(inside, step.node)
+            return note_region(_placed(inside, start), step.node)
         node, op = step.node, run.op if isinstance(run, Session) else step.op
         moved = sum(
             item.nbytes
@@ -399,7 +407,18 @@ class Executor:
         if op is None and (inner or (self._home and _is_quick(node))):
             device, kernel = ",".join(sorted(inner)) or self._home, "executor"
         state = step.fallback.state if step.fallback is not None else ""
-        entry = ProfileEntry(node.name, node.op_type, device, kernel, seconds, moved, 0, state)
+        entry = ProfileEntry(
+            node.name,
+            node.op_type,
+            device,
+            kernel,
+            end - start - of_bodies,
+            moved,
+            fallback=state,
+            start=start,
+            end=end,
+            thread=threading.get_ident(),
+        )
         return note_region([entry], node)
 
     def sessions(self) -> dict[str, Session]:
@@ -410,6 +429,18 @@ class Executor:
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes took in the last run, in their order; empty unless profiling."""
         return [entry for entries in self._profiles for entry in entries]
+
+
+def _placed(entries: Sequence[ProfileEntry], start: float) -> list[ProfileEntry]:
+    """Return entries; those that do not say when they began follow each other from ``start``."""
+    found: list[ProfileEntry] = []
+    for entry in entries:
+        if not entry.start:
+            end, thread = start + entry.seconds, threading.get_ident()
+            entry = attrs.evolve(entry, start=start, end=end, thread=thread)
+            start = end
+        found.append(entry)
+    return found
 
 
 def _is_quick(node: Node) -> bool:

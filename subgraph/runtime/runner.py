@@ -290,21 +290,31 @@ class TimedRunner(Runner):
         super().__init__(inner.cancel)
         self._inner = inner
         self._names = model, device
-        self._seconds = 0.0
+        self._span = 0.0, 0.0
+        self._thread = 0
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         self._inner.outputs = self.outputs
-        start = time.perf_counter()
+        start, self._thread = time.perf_counter(), threading.get_ident()
         results = self._inner.run(inputs)
-        self._seconds = time.perf_counter() - start
+        self._span = start, time.perf_counter()
         return results
 
     def sessions(self) -> dict[str, Session]:
         return self._inner.sessions()
 
     def profile(self) -> list[ProfileEntry]:
-        model, device = self._names
-        whole = ProfileEntry(model, "model", device, type(self._inner).__name__, self._seconds)
+        (model, device), (start, end) = self._names, self._span
+        whole = ProfileEntry(
+            model,
+            "model",
+            device,
+            type(self._inner).__name__,
+            end - start,
+            start=start,
+            end=end,
+            thread=self._thread,
+        )
         return self._inner.profile() or [whole]
 
 

@@ -49,7 +49,9 @@ def cores_of(model: CompiledModel) -> int:
 def profile_model(
     model: CompiledModel, arrays: Mapping[str, Any], repeats: int = 10
 ) -> list[ProfileEntry]:
-    """Return an entry for each step of a run, its time the median of ``repeats`` runs.
+    """Return an entry for each step of a run, its seconds the median of ``repeats`` runs.
+
+    When each step began and ended is what the last run says.
 
     Args:
         model: A model compiled with ``ENABLE_PROFILING``.
@@ -63,7 +65,7 @@ def profile_model(
         request.infer(arrays)
         runs.append(list(request.profile()))
     return [
-        attrs.evolve(step[0], seconds=float(np.median([entry.seconds for entry in step])))
+        attrs.evolve(step[-1], seconds=float(np.median([entry.seconds for entry in step])))
         for step in zip(*runs, strict=True)
     ]
 
@@ -168,22 +170,64 @@ def _at_once(rate: Callable[[], float], cores: int) -> float:
 
 
 def write_trace(path: Path, entries: Sequence[ProfileEntry]) -> None:
-    """Write entries, one after another, in the trace event format of Chrome and Perfetto."""
-    events: list[dict[str, Any]] = []
-    at = 0.0
-    for entry in entries:
-        duration = entry.seconds * 1e6
-        events.append(
-            {
-                "name": entry.node,
-                "cat": entry.op_type,
-                "ph": "X",
-                "ts": round(at, 3),
-                "dur": round(duration, 3),
-                "pid": 1,
-                "tid": entry.device,
-                "args": {"kernel": entry.kernel, "bytes": entry.bytes, "flops": entry.flops},
-            }
-        )
-        at += duration
+    """Write entries where and when they ran, in the trace event format of Chrome and Perfetto.
+
+    A thread, or a queue of a device, has a row of its own; steps of one that ran at the same time,
+    as independent branches do, have more.
+    """
+    known = [entry for entry in entries if entry.start]
+    begin = min((entry.start for entry in known), default=0.0)
+    rows = _rows(known)
+    events: list[dict[str, Any]] = [
+        {
+            "name": entry.node,
+            "cat": entry.op_type,
+            "ph": "X",
+            "ts": round((entry.start - begin) * 1e6, 3),
+            "dur": round((entry.end - entry.start) * 1e6, 3),
+            "pid": 1,
+            "tid": row,
+            "args": {
+                "kernel": entry.kernel,
+                "device": entry.device,
+                "bytes": entry.bytes,
+                "flops": entry.flops,
+            },
+        }
+        for entry, row in zip(known, rows, strict=True)
+    ]
+    names = {row: _row_name(entry) for entry, row in zip(known, rows, strict=True)}
+    events += [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}
+        for row, name in sorted(names.items())
+    ]
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def _row_name(entry: ProfileEntry) -> str:
+    return f"thread {entry.thread}" if entry.thread else f"{entry.device}, queue"
+
+
+def _rows(entries: Sequence[ProfileEntry]) -> list[int]:
+    """Return the row of each entry, counted from 1.
+
+    Those of one thread share a row if they follow each other, or one holds the other.
+    """
+    rows: dict[int, int] = {}
+    open_in: dict[tuple[object, int], list[float]] = {}  # ends of what is under way, by row
+    numbers: dict[tuple[object, int], int] = {}
+    order = sorted(range(len(entries)), key=lambda k: (entries[k].start, -entries[k].end))
+    for position in order:
+        entry = entries[position]
+        owner: object = entry.thread or entry.device
+        lane = 0
+        while True:
+            under_way = open_in.setdefault((owner, lane), [])
+            while under_way and under_way[-1] <= entry.start:
+                under_way.pop()
+            if not under_way or entry.end <= under_way[-1]:
+                under_way.append(entry.end)
+                break
+            lane += 1
+        rows[position] = numbers.setdefault((owner, lane), len(numbers) + 1)
+    return [rows[position] for position in range(len(entries))]

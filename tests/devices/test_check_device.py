@@ -16,8 +16,11 @@ from subgraph import ops
 from tests.support.foreign_devices import FOREIGN, NumpyDevice, NumpyOp, OrtDevice
 
 OURS = [
-    *("REFERENCE", "CPU", "OPENCL", "AUTO", "MULTI:CPU,REFERENCE"),
-    *("HETERO:CPU,REFERENCE", "HETERO:OPENCL,CPU"),
+    *("REFERENCE", "CPU", "OPENCL", "HETERO:CPU,REFERENCE"),
+    *(
+        pytest.param(device, marks=pytest.mark.slow)
+        for device in ("AUTO", "MULTI:CPU,REFERENCE", "HETERO:OPENCL,CPU")
+    ),
 ]
 APPLY_TO_ALL = set(sg.testing.DEVICE_CHECKS) - {"refusals", "failure", "threads"}
 Array = np.ndarray[Any, Any]

@@ -370,7 +370,7 @@ def test_profile_shows_steps_and_writes_a_trace(
     assert any("conv" in row["kernel"] for row in answer["steps"])
     assert answer["total_ms"] > 0
     events = json.loads(trace.read_text())["traceEvents"]
-    assert {event["ph"] for event in events} == {"X"}
+    assert {event["ph"] for event in events} == {"X", "M"}
 
 
 def test_warmup_compiles_what_a_model_needs(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.planner.constants import made
-from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch
+from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch, Span
 from subgraph.engine.planner.lowering import Operand, Storage
 from subgraph.engine.planner.plan import HostStep, Item, Plan
 from subgraph.engine.planner.stored_program import StoredProgram
@@ -313,26 +313,26 @@ class BoundPlan:
 
     def run_timed(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
-    ) -> tuple[list[Array], list[float]]:
-        """Run as `run` does; return the seconds that each item of the plan took, too.
+    ) -> tuple[list[Array], list[Span]]:
+        """Run as `run` does; return when each item of the plan began and ended, too.
 
-        Those that were skipped have NaN.
+        In seconds of ``time.perf_counter``; those that were skipped have NaN.
         """
-        seconds: list[float] = []
+        spans: list[Span] = []
 
         def execute() -> None:
             for segment in self._segments:
                 if isinstance(segment, Program):
                     _, times = segment.run_timed()
-                    taken = np.where(times[:, 0], (times[:, 1] - times[:, 0]) * 1e-9, np.nan)
-                    seconds.extend(map(float, taken))
+                    ran = np.where(times[:, :1], times * 1e-9, np.nan).tolist()
+                    spans.extend((start, end) for start, end in ran)
                 else:
                     start = time.perf_counter()
                     self._values().compute(segment)
-                    seconds.append(time.perf_counter() - start)
+                    spans.append((start, time.perf_counter()))
 
         self.settle()
-        return self._run(inputs, outputs, execute), seconds
+        return self._run(inputs, outputs, execute), spans
 
     def running_steps(self) -> list[guard_report.RunningStep]:
         """Return the steps that run at this moment, for the report of a fault."""

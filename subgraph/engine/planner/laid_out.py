@@ -296,20 +296,32 @@ def _is_tiny(plan: Plan) -> bool:
     return len(steps) <= 64 and work < _TINY_FLOPS and moved < 200_000
 
 
-def timed(entries: Sequence[ProfileEntry], seconds: Sequence[float]) -> list[ProfileEntry]:
-    """Return the entries of steps with what each took; those of skipped ones, NaN, are left out.
+Span = tuple[float, float]
+
+
+def timed(
+    entries: Sequence[ProfileEntry], spans: Sequence[Span], thread: int
+) -> list[ProfileEntry]:
+    """Return the entries of steps with their times; those of skipped ones, NaN, are left out.
+
+    Args:
+        entries: What is known of each step.
+        spans: When each began and ended, in seconds of ``time.perf_counter``.
+        thread: Identifier of the thread that ran them, 0 for a queue of the device.
 
     An If with steps in both branches looks twice at its condition: one entry tells of both.
     """
     found: list[ProfileEntry] = []
     conditions: dict[str, int] = {}
-    for entry, taken in zip(entries, seconds, strict=True):
-        if isnan(taken):
+    for entry, (start, end) in zip(entries, spans, strict=True):
+        if isnan(start):
             continue
+        taken = end - start
         if entry.op_type == "If" and entry.bytes == 0:
             first = conditions.setdefault(entry.node, len(found))
             if first < len(found):
-                found[first] = attrs.evolve(found[first], seconds=found[first].seconds + taken)
+                whole = found[first].seconds + taken
+                found[first] = attrs.evolve(found[first], seconds=whole, end=end)
                 continue
-        found.append(attrs.evolve(entry, seconds=taken))
+        found.append(attrs.evolve(entry, seconds=taken, start=start, end=end, thread=thread))
     return found

@@ -6,6 +6,7 @@ for the shapes used last. A region that is planned in parts runs by an executor 
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import is_not, itemgetter
@@ -282,8 +283,8 @@ class CpuSession(Session):
     def _timed(
         self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
-        results, seconds = bound.run_timed(inputs, outputs)
-        self._profile = timed(bound.entries, seconds)
+        results, spans = bound.run_timed(inputs, outputs)
+        self._profile = timed(bound.entries, spans, threading.get_ident())
         return results
 
     def profile(self) -> list[ProfileEntry]:
