@@ -2,9 +2,11 @@
 
 Layout, little endian: magic, format version, header length, body length; the `digest` of the body;
 the signature of these and the header (see `subgraph.system.signing`); SHA-256 of all of that and
-the header; then the header (JSON, padded with spaces so that the body is aligned), then the body.
-Every byte is covered by a hash, so a damaged file is known before anything of it is used, and by
-the signature, so that a file which this user has not written is known, too.
+the header; then the header (JSON, padded with spaces so that the body is aligned), the body, and
+the SHA-256 of each of its leaves, 64 KiB each, of which the digest is made. Every byte is covered
+by a hash, so a damaged byte is known before it is used, and by the signature, so that a file which
+this user has not written is known, too. The reader checks the header and the hashes at once, and
+leaves when what lies in them is taken.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from subgraph.errors import BlobError, file_error
 from subgraph.system.signing import SIGNATURE_BYTES, is_own, signature
@@ -27,34 +30,53 @@ from subgraph.system.trusted_files import distrust, open_regular
 from subgraph.weights.sharing import shared_out
 
 MAGIC = b"\x89SUBGRPH"
-VERSION = 4
+VERSION = 5
 ALIGN = 64
-_LARGE, _ALIGN_LARGE = 1 << 20, 4096
+LARGE, _ALIGN_LARGE = 1 << 20, 4096
 _FIXED = struct.Struct("<8sIIQQ32s")  # magic, version, reserved, header's and body's length, digest
 _SIGNED = _FIXED.size + SIGNATURE_BYTES
 PROLOGUE = _SIGNED + 32
-_PIECE = 1 << 22  # bytes hashed at a time
+_LEAF = 1 << 16  # bytes that one hash covers
+_HASH_BYTES = 32
+_PIECE = 1 << 22  # bytes of a stream read at a time
+_LEAVES_AT_A_TIME = 32  # that a thread hashes before it looks for more
 _MOST_WORKERS = 8
 _HEADER_LIMIT = 1 << 26
 
+T = TypeVar("T")
 Buffer = bytes | mmap.mmap | memoryview
 
 
-def digest(data: Any) -> bytes:
-    """Return SHA-256 of the size of a buffer and the SHA-256 of each 4 MiB of it.
-
-    The pieces are hashed by several threads.
-    """
+def leaf_hashes(data: Any) -> bytes:
+    """Return SHA-256 of each 64 KiB of a buffer, one after another; several threads hash."""
     view = memoryview(data).cast("B")
-    pieces = [view[begin : begin + _PIECE] for begin in range(0, len(view), _PIECE)]
-    state = hashlib.sha256(struct.pack("<QQ", len(view), _PIECE))
-    workers = min(_MOST_WORKERS, os.cpu_count() or 1, len(pieces))
-    state.update(b"".join(shared_out(_hash, pieces, workers)))
+    count = _leaf_count(len(view))
+    return b"".join(_shared(lambda leaves: _hashed(view, leaves), range(count)))
+
+
+def digest(size: int, hashes: bytes | memoryview) -> bytes:
+    """Return SHA-256 of the size of a buffer and its `leaf_hashes`."""
+    state = hashlib.sha256(struct.pack("<QQ", size, _LEAF))
+    state.update(hashes)
     return state.digest()
 
 
-def _hash(piece: memoryview) -> bytes:
-    return hashlib.sha256(piece).digest()
+def _leaf_count(size: int) -> int:
+    return -(-size // _LEAF)
+
+
+def _hashed(view: memoryview, leaves: Sequence[int]) -> bytes:
+    sha256 = hashlib.sha256
+    return b"".join([sha256(view[k * _LEAF : (k + 1) * _LEAF]).digest() for k in leaves])
+
+
+def _shared(do: Callable[[Sequence[int]], T], leaves: Sequence[int]) -> list[T]:
+    """Call ``do`` for runs of ``leaves``, on several threads where there are many."""
+    step = _LEAVES_AT_A_TIME
+    runs = [leaves[begin : begin + step] for begin in range(0, len(leaves), step)]
+    if len(runs) < 2:
+        return list(map(do, runs))
+    return shared_out(do, runs, min(_MOST_WORKERS, os.cpu_count() or 1, len(runs)))
 
 
 class BlobWriter:
@@ -68,7 +90,7 @@ class BlobWriter:
     def add(self, data: Any) -> dict[str, int]:
         """Add a part; return where it lies in the body."""
         view = memoryview(data).cast("B")
-        align = _ALIGN_LARGE if len(view) >= _LARGE else ALIGN
+        align = _ALIGN_LARGE if len(view) >= LARGE else ALIGN
         gap = -self._size % align
         if gap:
             self._parts.append(memoryview(bytes(gap)))
@@ -92,10 +114,12 @@ class BlobWriter:
         body = b"".join(self._parts)
         text = json.dumps(header, sort_keys=True).encode()
         text += b" " * (-(PROLOGUE + len(text)) % _ALIGN_LARGE)
-        fixed = _FIXED.pack(MAGIC, VERSION, 0, len(text), len(body), digest(body))
+        hashes = leaf_hashes(body)
+        root = digest(len(body), hashes)
+        fixed = _FIXED.pack(MAGIC, VERSION, 0, len(text), len(body), root)
         signed = fixed + signature(fixed, text)
         checksum = hashlib.sha256(signed + text).digest()
-        pieces = [signed, checksum, text, body]
+        pieces = [signed, checksum, text, body, hashes]
         if isinstance(target, (str, os.PathLike)):
             try:
                 write_atomically(target, pieces)
@@ -124,7 +148,7 @@ def write_atomically(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> N
 
 
 class BlobReader:
-    """An opened and checked file.
+    """An opened file whose header is checked, and whose body is where it is used.
 
     Attributes:
         name: What messages call it.
@@ -134,11 +158,12 @@ class BlobReader:
     """
 
     def __init__(self, source: str | os.PathLike[str] | IO[bytes] | memoryview) -> None:
-        """Open a path, read a binary stream or take a part of a file, and check every byte.
+        """Open a path, read a binary stream or take a part of a file, and check its header.
 
         Of a stream only the model is read; what follows it stays for whoever reads on.
         A file that only this user or root can change is mapped; any other is read into memory, so
-        that it stays as it was checked.
+        that it stays as it was checked. The body of a file that is not this user's own is checked
+        here, as a whole.
 
         Raises:
             BlobError: the file is damaged or no exported model; what does not fit.
@@ -147,15 +172,30 @@ class BlobReader:
         self.name = _name(source)
         data = source if isinstance(source, memoryview) else _opened(source, self.name)
         head, text = _checked_head(data, self.name)
-        self._body = memoryview(data)[PROLOGUE + len(text) :]
-        body_digest: bytes = _FIXED.unpack_from(head)[-1]
-        if digest(self._body) != body_digest:
+        body_size, root = _FIXED.unpack_from(head)[-2:]
+        start = PROLOGUE + len(text)
+        self._body = memoryview(data)[start : start + body_size]
+        self._hashes = memoryview(data)[start + body_size :]
+        if digest(body_size, self._hashes) != root:
             raise BlobError(f"{self.name} is damaged: the checksum of its content does not fit")
+        self._unchecked = bytearray(b"\1" * _leaf_count(body_size))
         self.own = is_own(head[_FIXED.size : _SIGNED], head[: _FIXED.size], text)
+        if not self.own:
+            self.check_body()
         self.header = _parsed(text, self.name)
 
     def part(self, place: Any) -> memoryview:
-        """Return the bytes of a part; no copy.
+        """Return the bytes of a part, checked; no copy.
+
+        Raises:
+            BlobError: the place is not inside the body, or the part is damaged.
+        """
+        found, check = self.unchecked(place)
+        check()
+        return found
+
+    def unchecked(self, place: Any) -> tuple[memoryview, Callable[[], None]]:
+        """Return the bytes of a part, and what checks them, to be called before they are read.
 
         Raises:
             BlobError: the place is not inside the body.
@@ -163,7 +203,36 @@ class BlobReader:
         offset, size = integer(place, "offset"), integer(place, "size")
         if offset < 0 or size < 0 or offset + size > len(self._body):
             raise BlobError(f"{self.name} is damaged: a part lies outside of the file")
-        return self._body[offset : offset + size]
+        leaves = range(offset // _LEAF, _leaf_count(offset + size)) if size else range(0)
+        return self._body[offset : offset + size], partial(self._check, leaves)
+
+    def check_body(self, but: Iterable[Any] = ()) -> None:
+        """Check the body, except for leaves inside of the parts ``but``, which are checked later.
+
+        Raises:
+            BlobError: it is damaged.
+        """
+        now = bytearray(self._unchecked)
+        for place in but:
+            offset, size = integer(place, "offset"), integer(place, "size")
+            first, last = _leaf_count(offset), (offset + size) // _LEAF
+            if 0 <= first < last <= len(now):
+                now[first:last] = bytes(last - first)
+        self._check([leaf for leaf, wanted in enumerate(now) if wanted])
+
+    def _check(self, leaves: Sequence[int]) -> None:
+        """Check those of some leaves that were not checked before."""
+        waiting = [leaf for leaf in leaves if self._unchecked[leaf]]
+        if waiting:
+            _shared(self._check_run, waiting)
+
+    def _check_run(self, leaves: Sequence[int]) -> None:
+        size = _HASH_BYTES
+        stated = b"".join([self._hashes[k * size : (k + 1) * size] for k in leaves])
+        if _hashed(self._body, leaves) != stated:
+            raise BlobError(f"{self.name} is damaged: the checksum of its content does not fit")
+        for leaf in leaves:
+            self._unchecked[leaf] = 0
 
 
 def integer(table: Any, key: str) -> int:
@@ -228,8 +297,8 @@ def _from_stream(stream: IO[bytes], name: str, *, whole: bool = True) -> bytes:
     if not hasattr(stream, "read"):
         raise _no_source(stream)
     head = _read(stream, PROLOGUE)
-    header_size, body_size = _sizes(head, name)
-    return head + _read(stream, header_size + (body_size if whole else 0))
+    header_size, rest = _sizes(head, name)
+    return head + _read(stream, header_size + (rest if whole else 0))
 
 
 def _opened(source: str | os.PathLike[str] | IO[bytes], name: str) -> bytes | mmap.mmap:
@@ -255,7 +324,7 @@ def _read_header(source: str | os.PathLike[str] | IO[bytes]) -> dict[str, Any]:
 
 
 def _sizes(head: bytes, name: str) -> tuple[int, int]:
-    """Return the lengths of header and body, of what stands before the header."""
+    """Return the bytes of the header and of what follows it, of what stands before the header."""
     if len(head) < PROLOGUE or not head.startswith(MAGIC):
         raise BlobError(
             f"{name} is no exported model of Subgraph, or its beginning is damaged; "
@@ -269,7 +338,7 @@ def _sizes(head: bytes, name: str) -> tuple[int, int]:
         )
     if header_size > _HEADER_LIMIT:
         raise BlobError(f"{name} is damaged: its header would have {header_size} bytes")
-    return header_size, body_size
+    return header_size, body_size + _leaf_count(body_size) * _HASH_BYTES
 
 
 def _checked_head(data: Buffer, name: str) -> tuple[bytes, bytes]:

@@ -21,8 +21,15 @@ import attrs
 import numpy as np
 
 from subgraph._version import __version__
-from subgraph.devices.blob import BlobReader, BlobWriter, integer, read_header
+from subgraph.devices.blob import LARGE, BlobReader, BlobWriter, integer, read_header
 from subgraph.devices.calls import capability_of
+from subgraph.devices.exported_arrays import (
+    NOT_RAW,
+    FileKeeper,
+    FileOfOps,
+    added,
+    unchecked_at,
+)
 from subgraph.errors import (
     BlobError,
     ConfigError,
@@ -32,8 +39,8 @@ from subgraph.errors import (
     SubgraphError,
 )
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.parameters import Parameter, transaction
-from subgraph.graph.types import TensorType, dtype_of, numpy_dtype
+from subgraph.graph.parameters import Parameter, Unchecked, transaction
+from subgraph.graph.types import TensorType, dtype_of
 from subgraph.operators.op_checks import is_array
 from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp
 from subgraph.partition.op_note import OP_NOTE
@@ -51,8 +58,12 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Source = str | PathLike[str] | IO[bytes]
 _INLINE_BELOW = 1024
-# Dtypes whose bytes in an array are not those of the file.
-_NOT_RAW = ("string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn")
+# Dtypes of which an array is a view of the file, whatever the tensor reader does for others.
+_AS_THEY_LIE = frozenset(
+    ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
+    if sys.byteorder == "little"
+    else ()
+)
 ALLOW_RECOMPILE = "ALLOW_RECOMPILE"
 _FOREIGN = (
     "it is not signed with your key, so that nothing but its graph and weights can be used (export "
@@ -93,7 +104,7 @@ def export_model(model: CompiledModel, target: Source, content: str = "") -> Non
         names, model_part, weights = _add_graph(writer, model.graph, with_weights=not content)
         packed = _add_packed(writer, model.graph, names)
         renamed = any(name != p.name for p, name in names.items())
-        keeper = _Keeper(writer, names, packed)
+        keeper = FileKeeper(writer, names, packed)
         kept = {} if renamed else _kept(model.graph, keeper)
     header = {
         **_described(model, names),
@@ -208,7 +219,7 @@ def _add_graph(
     proto = converted.model()
     weights: dict[str, Any] = {}
     for name, array in converted.weights:
-        if array.nbytes < _INLINE_BELOW or dtype_of(array) in _NOT_RAW:
+        if array.nbytes < _INLINE_BELOW or dtype_of(array) in NOT_RAW:
             proto.graph.initializer.append(tensor_to_proto(array, name))
             continue
         if with_weights:
@@ -247,76 +258,18 @@ def _add_packed(
             array = entry.get()
             if not is_array(array):  # what an op makes again by itself
                 continue
-            if dtype_of(array) in _NOT_RAW or entry.bytes == 0:
+            if dtype_of(array) in NOT_RAW or entry.bytes == 0:
                 continue
             packed[entry] = {
                 "recipe": entry.recipe,
                 "parameters": [names[p] for p in entry.parameters],
                 "align": entry.align,
-                **_added(writer, array),
+                **added(writer, array),
             }
     return packed
 
 
-def _added(writer: BlobWriter, array: Array) -> dict[str, Any]:
-    """Add an array; return its type and place."""
-    place = writer.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    return {"dtype": dtype_of(array), "shape": list(array.shape), "place": place}
-
-
-class _Keeper:
-    """What the regions' ops see of a file that is being written."""
-
-    def __init__(
-        self,
-        writer: BlobWriter,
-        names: Mapping[Parameter, str],
-        packed: Mapping[WeightEntry, dict[str, Any]],
-    ) -> None:
-        self._writer = writer
-        self._names = names
-        self._numbers = {entry: k for k, entry in enumerate(packed)}
-
-    def array(self, array: Array) -> Any:
-        return _added(self._writer, array)
-
-    def weight(self, entry: WeightEntry) -> Any:
-        number = self._numbers.get(entry)
-        if number is not None:
-            return number
-        made = entry.get()
-        for parameter in entry.parameters:
-            own = parameter.array
-            same = made.ctypes.data == own.ctypes.data and made.nbytes == own.nbytes
-            if same and own.flags.c_contiguous and parameter in self._names:
-                return self._names[parameter]
-        # A part of a parameter, or made of constants that the graph holds as nodes.
-        return None if dtype_of(made) in _NOT_RAW else self.array(made)
-
-
-class _KeptFile:
-    """What they see of one that is imported."""
-
-    def __init__(self, reader: BlobReader, parameters: Mapping[str, Parameter]) -> None:
-        self._reader = reader
-        self._parameters = parameters
-
-    def array(self, told: Any) -> Array:
-        if isinstance(told, str):
-            return self._parameters[told].array
-        place = self._packed(told) if isinstance(told, int) else told
-        return _array(self._reader, place["place"], place["dtype"], place["shape"])
-
-    def sources(self, told: Any) -> tuple[Parameter, ...]:
-        if not isinstance(told, int):
-            return ()
-        return tuple(self._parameters[name] for name in self._packed(told)["parameters"])
-
-    def _packed(self, number: int) -> dict[str, Any]:
-        return cast(dict[str, Any], self._reader.header["packed"][number])
-
-
-def _kept(graph: Graph, keeper: _Keeper) -> dict[str, Any]:
+def _kept(graph: Graph, keeper: FileKeeper) -> dict[str, Any]:
     """Return what the regions' ops keep, by the name of the region, where that is one region's."""
     nodes = [node for node in region_nodes(graph) if node.op is not None]
     counts = Counter(node.name for node in nodes)
@@ -329,7 +282,7 @@ def _kept(graph: Graph, keeper: _Keeper) -> dict[str, Any]:
 def _restore(graph: Graph, reader: BlobReader) -> None:
     """Give the regions' ops what they kept."""
     kept = _table(reader.header, "kept")
-    file = _KeptFile(reader, {p.name: p for p in all_parameters(graph)})
+    file = FileOfOps(reader, {p.name: p for p in all_parameters(graph)})
     for node in region_nodes(graph):
         found = kept.get(node.name)
         if node.op is not None and isinstance(found, dict):
@@ -408,6 +361,8 @@ def _imported(
         return _import_several(device, reader, config, allowed)
     if parameters is not None and header.get("renamed") is not False:
         raise BlobError(f"{reader.name} names its weights otherwise than the graph")
+    # A model of the cache is made anew where it is damaged: that has to be known now.
+    reader.check_body(but=() if parameters is not None else _large_parts(header))
     graph = _read_graph(reader, parameters)
     problems = _problems(device, header) if reader.own else [_FOREIGN]
     merged = _merged(device, reader, config)
@@ -422,6 +377,18 @@ def _imported(
     _restore(model.graph, reader)
     _offer_defaults(model, graph, header)
     return model
+
+
+def _large_parts(header: Mapping[str, Any]) -> list[Any]:
+    """Return the places of large weights, which are checked when they are first read."""
+    packed = cast("list[Any]", header["packed"] if isinstance(header.get("packed"), list) else [])
+    places: list[Any] = list(_table(header, "weights").values())
+    places += [cast("dict[str, Any]", item).get("place") for item in packed if item]
+    return list(filter(_is_large, places))
+
+
+def _is_large(place: Any) -> bool:
+    return integer(place, "size") >= LARGE
 
 
 def _import_several(
@@ -504,6 +471,7 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
     from subgraph.onnx_format.file import load_message
     from subgraph.onnx_format.reader import GraphReader
     from subgraph.onnx_format.tensors import TensorReader
+    from subgraph.operators.protobuf import dtype_from_number
     from subgraph.operators.type_inference import infer_graph
     from subgraph.partition.op_note import restore_ops
     from subgraph.system.collector import paused_gc
@@ -517,10 +485,23 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
             known = None if parameters is None else parameters.get(proto.name)
             if known is not None and known.type == TensorType(dtype, shape):
                 return known.array
+            part = reader.part(self._place(proto))
+            return self._view(proto, dtype, shape, part, 0, len(part))
+
+        def weight(self, proto: onnx.TensorProto) -> Array | Unchecked:
+            place = places.get(proto.name)
+            given = parameters is not None and proto.name in parameters
+            dtype, shape = dtype_from_number(proto.data_type), tuple(proto.dims)
+            plain = dtype in _AS_THEY_LIE and all(dim >= 0 for dim in shape)
+            if given or not plain or place is None or not _is_large(place):
+                return self.array(proto)
+            part, check = reader.unchecked(place)
+            return Unchecked(self._view(proto, dtype, shape, part, 0, len(part)), check)
+
+        def _place(self, proto: onnx.TensorProto) -> Any:
             if proto.name not in places:
                 raise BlobError(f"{reader.name} is damaged: weight {proto.name!r} is missing")
-            part = reader.part(places[proto.name])
-            return self._view(proto, dtype, shape, part, 0, len(part))
+            return places[proto.name]
 
     try:
         with paused_gc():
@@ -546,18 +527,6 @@ def _message(data: bytes) -> onnx.ModelProto:
     return proto
 
 
-def _array(reader: BlobReader, place: Any, dtype: str, shape: Sequence[int]) -> Array:
-    held = numpy_dtype(dtype)
-    size = held.itemsize
-    for dim in shape:
-        size *= dim
-    if integer(place, "size") != size or held.hasobject:
-        raise BlobError(f"{reader.name} is damaged: a weight has another size than its type")
-    array = np.frombuffer(reader.part(place), np.uint8).view(held).reshape(tuple(shape))
-    array.flags.writeable = False
-    return array
-
-
 def _stored_weights(reader: BlobReader, graph: Graph) -> StoredWeights:
     by_name = {p.name: p for p in all_parameters(graph)}
     stored = StoredWeights()
@@ -567,6 +536,6 @@ def _stored_weights(reader: BlobReader, graph: Graph) -> StoredWeights:
         if len(parameters) != len(item["parameters"]):
             continue
         shape = [int(dim) for dim in item["shape"]]
-        array = _array(reader, item["place"], str(item["dtype"]), shape)
+        array = unchecked_at(reader, item["place"], str(item["dtype"]), shape)
         stored.add(str(item["recipe"]), parameters, int(item["align"]), array)
     return stored

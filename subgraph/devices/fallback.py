@@ -21,6 +21,7 @@ from subgraph.devices.calls import compile_on, compile_queried
 from subgraph.devices.device import Config, Device
 from subgraph.devices.model_op import op_of
 from subgraph.errors import (
+    BlobError,
     DeviceError,
     LimitError,
     ModelError,
@@ -47,7 +48,7 @@ from subgraph.system.forking import free_in_child
 _log = logging.getLogger("subgraph")
 Array = np.ndarray[Any, Any]
 # The caller's fault, or the caller's wish: every device would raise the same.
-_CALLERS = (LimitError, ModelError, RequestCancelledError)
+_CALLERS = (BlobError, LimitError, ModelError, RequestCancelledError)
 # Options that count for the whole model where one device was asked for alone.
 OPTIONS = ("RUNTIME_FALLBACK", "FALLBACK_FAILURES", "FALLBACK_RETRY", "FALLBACK_CHECK")
 

@@ -25,11 +25,56 @@ from subgraph.system.registry import nearest
 Array = np.ndarray[Any, Any]
 
 
+class Unchecked:
+    """An array of a file whose bytes are compared with their checksums when it is first read.
+
+    Attributes:
+        array: The array, for its address, dtype and shape; its elements come from `read`.
+    """
+
+    __slots__ = ("_check", "array")
+
+    def __init__(self, array: Array, check: Callable[[], object] | None = None) -> None:
+        """Take the array and what checks it, which raises where it is damaged; None: it is."""
+        self.array = _read_only(array)
+        self._check = check
+
+    def read(self) -> Array:
+        """Return the array, checked.
+
+        Raises:
+            BlobError: its bytes are not those that were written.
+        """
+        if self._check is not None:
+            self._check()
+            self._check = None
+        return self.array
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether `read` has found it whole."""
+        return self._check is None
+
+
 class State(NamedTuple):
     """One published state of a parameter: its version stamp and its read-only array."""
 
     version: int
-    array: Array
+    held: Array | Unchecked
+
+    @property
+    def array(self) -> Array:
+        """The array; one of a file is checked when it is first asked for.
+
+        Raises:
+            BlobError: the file is damaged.
+        """
+        return self.held.read() if isinstance(self.held, Unchecked) else self.held
+
+    @property
+    def memory(self) -> Array:
+        """The array for its address and size alone: its elements may not be checked yet."""
+        return self.held.array if isinstance(self.held, Unchecked) else self.held
 
 
 class _Local(threading.local):
@@ -84,25 +129,32 @@ class Parameter:
         self._adopt(name, held)
 
     @classmethod
-    def adopt(cls, name: str, array: Array) -> Parameter:
+    def adopt(cls, name: str, array: Array | Unchecked) -> Parameter:
         """Make a parameter over ``array`` itself, not a copy: nobody may change it any more."""
         self = cls.__new__(cls)
         self._adopt(name, array)
         return self
 
-    def _adopt(self, name: str, array: Array) -> None:
+    def _adopt(self, name: str, array: Array | Unchecked) -> None:
         global _stamp
         self.name = name
-        self._type = TensorType(dtype_of(array), array.shape)
+        shown = array.array if isinstance(array, Unchecked) else array
+        self._type = TensorType(dtype_of(shown), shown.shape)
         with _publish:
             # A new parameter changes nothing that anyone runs with, yet its stamp is its own.
             _stamp += 1
-            self.published = State(_stamp, _read_only(array))
+            held = array if isinstance(array, Unchecked) else _read_only(array)
+            self.published = State(_stamp, held)
 
     @property
     def type(self) -> TensorType:
         """Dtype and shape; they never change."""
         return self._type
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the array in bytes."""
+        return self.published.memory.nbytes
 
     @property
     def state(self) -> State:

@@ -18,7 +18,7 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.lazy import LazyGraph
 from subgraph.graph.limits import check_nodes, check_time
 from subgraph.graph.naming import fresh_name
-from subgraph.graph.parameters import Parameter
+from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.graph.types import TensorType, ValueType, dtype_of
 from subgraph.onnx_format.checks import check_node, read_opsets, refuse_unknown, text_of, version_of
 from subgraph.onnx_format.kept import keep
@@ -279,7 +279,7 @@ class GraphReader:
     def _initializers(self, proto: GraphProto, scope: _Scope) -> dict[str, Value]:
         weights: dict[str, Value] = {}
 
-        def add(name: str, array: Array) -> None:
+        def add(name: str, array: Array | Unchecked) -> None:
             if not name:
                 raise ModelError(f"graph {proto.name!r} has an initializer without a name")
             parameter = self._parameter(name, array)
@@ -290,17 +290,18 @@ class GraphReader:
             weights[name] = value
 
         for tensor in proto.initializer:
-            add(tensor.name, self._tensors.array(tensor))
+            add(tensor.name, self._tensors.weight(tensor))
         for sparse in proto.sparse_initializer:
             dense = self._tensors.dense(sparse.values, sparse.indices, sparse.dims)
             add(sparse.values.name, dense)
         return weights
 
-    def _parameter(self, name: str, array: Array) -> Parameter:
+    def _parameter(self, name: str, array: Array | Unchecked) -> Parameter:
         if self._given_parameters is None:
             return Parameter.adopt(self._parameter_names.fresh(name), array)
         found = self._given_parameters[name]
-        if found.type != TensorType(dtype_of(array), array.shape):
+        shown = array.array if isinstance(array, Unchecked) else array
+        if found.type != TensorType(dtype_of(shown), shown.shape):
             raise ModelError(f"parameter {name!r} is {found.type}, the file has another type")
         return found
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from subgraph.errors import ModelError, file_error
 from subgraph.graph.limits import check_memory, memory_limit
+from subgraph.graph.parameters import Unchecked
 from subgraph.graph.types import numpy_dtype
 from subgraph.onnx_format.wire import DOUBLE_DATA, FLOAT_DATA, Buffer, Span
 from subgraph.operators.messages import TensorProto
@@ -117,6 +118,14 @@ class TensorReader:
         if proto.data_location == TensorProto.EXTERNAL:
             return self._external(proto, dtype, shape)
         return self._counted(tensor_from_proto(proto))
+
+    def weight(self, proto: TensorProto) -> Array | Unchecked:
+        """Return what `array` does for an initializer, or the same to be checked when it is read.
+
+        Raises:
+            ModelError: as `array` says.
+        """
+        return self.array(proto)
 
     def _stripped(
         self, proto: TensorProto, dtype: str, shape: tuple[int, ...], span: Span

@@ -20,7 +20,7 @@ from subgraph.errors import (
     ShapeError,
 )
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.parameters import Parameter
+from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.graph.types import ValueType
 from subgraph.operators.op_checks import (
     Check,
@@ -416,6 +416,10 @@ class KeptFile(Protocol):
 
     def array(self, told: Any) -> Array:
         """Return what `Keeper.array` or `Keeper.weight` has put there."""
+        ...
+
+    def unchecked(self, told: Any) -> Unchecked:
+        """Return the same, checked when it is read: the weights of a program that may not run."""
         ...
 
     def sources(self, told: Any) -> tuple[Parameter, ...]:

@@ -22,7 +22,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 import attrs
 import numpy as np
 
-from subgraph.graph.parameters import Parameter, Snapshot, State, epoch, pinned_snapshot
+from subgraph.graph.parameters import Parameter, Snapshot, State, Unchecked, epoch, pinned_snapshot
 from subgraph.system import guard_pages
 from subgraph.system.forking import free_in_child
 from subgraph.system.large_pages import aligned_empty
@@ -269,7 +269,7 @@ class WeightEntry:
             alive = [ref() for ref in self._older.values()]
             if self._newest is not None:
                 alive.append(self._newest[1])
-        sources = [p.array for p in self.parameters]
+        sources = [p.state.memory for p in self.parameters]
         return sum(
             array.nbytes
             for result in alive
@@ -369,8 +369,9 @@ class WeightCache:
             with _store_lock:
                 entry = _store.get(key)
                 if entry is None:
-                    entry = _store[key] = WeightEntry(key[0], make, parameters, align, close)
+                    entry = WeightEntry(key[0], make, parameters, align, close)
                     _seed_from_files(entry, align)
+                    _store[key] = entry
             self._entries[key] = entry
         return entry
 
@@ -414,23 +415,32 @@ class StoredWeights:
 
     def __init__(self) -> None:
         """Make an empty collection; it works as long as someone holds it."""
-        self._results: dict[_Key, tuple[tuple[int, ...], Array]] = {}
+        self._results: dict[_Key, tuple[tuple[int, ...], Unchecked]] = {}
         with _store_lock:
             _stored.add(self)
 
     def add(
-        self, recipe: str, parameters: tuple[Parameter, ...], align: int, result: Array
+        self,
+        recipe: str,
+        parameters: tuple[Parameter, ...],
+        align: int,
+        result: Array | Unchecked,
     ) -> None:
         """Offer ``result`` for this recipe while the parameters stay at their versions."""
         versions = tuple(p.version for p in parameters)
-        self._results[recipe, parameters, align] = (versions, result)
+        held = result if isinstance(result, Unchecked) else Unchecked(result)
+        self._results[recipe, parameters, align] = (versions, held)
 
     def find(self, entry: WeightEntry, align: int) -> Array | None:
-        """Return the result for an entry if its parameters are unchanged since."""
+        """Return the result for an entry if its parameters are unchanged since.
+
+        Raises:
+            BlobError: the file is damaged where the result lies.
+        """
         found = self._results.get((entry.recipe, entry.parameters, align))
         if found is None or found[0] != tuple(p.version for p in entry.parameters):
             return None
-        return found[1]
+        return found[1].read()
 
 
 _stored: weakref.WeakSet[StoredWeights] = weakref.WeakSet()

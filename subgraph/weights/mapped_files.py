@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.graph.parameters import Parameter
+from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.system.guard_pages import Anonymous
 
 Array = np.ndarray[Any, Any]
@@ -27,6 +27,9 @@ _LEAST = 1 << 16
 def release(parameters: Iterable[Parameter], made: Array) -> None:
     """Give back the file's pages behind the parameters, unless ``made`` is a view of them."""
     for parameter in parameters:
+        held = parameter.published.held
+        if isinstance(held, Unchecked) and not held.is_checked:
+            continue  # nobody has read it
         array = parameter.array
         if array.nbytes >= _LEAST and not np.may_share_memory(array, made):
             release_array(array)

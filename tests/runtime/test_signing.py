@@ -300,13 +300,13 @@ def test_bytes_that_keep_all_sums_are_found(core: sg.Core) -> None:
     x = sg.input("x", (1, 512))
     w = sg.parameter("w", np.ones((512, 512), np.float32))
     data = bytearray(exported(core.compile_model(sg.Graph([x], [ops.MatMul(x, w)]), "CPU")))
-    start = len(data) - len(split(bytes(data))[1])
+    start = bytes(data).rindex(bytes(split(bytes(data))[1]))
     for row, column, step in ((0, 0, 1), (0, 1, -1), (1, 0, -1), (1, 1, 1)):
         place = start + 8 * (509 * row + column)
         (word,) = struct.unpack_from("<Q", data, place)
         struct.pack_into("<Q", data, place, (word + step) % (1 << 64))
     with pytest.raises(sg.BlobError, match="checksum of its content"):
-        core.import_model(io.BytesIO(data), "CPU")
+        _ = core.import_model(io.BytesIO(data), "CPU").parameters["w"].array
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b"[1]", b"nonsense", b'{"a": ' * 50_000])
@@ -314,9 +314,9 @@ def test_a_header_that_is_no_table_is_an_error(core: sg.Core, text: bytes) -> No
     import hashlib
 
     data = exported(core.compile_model(net(), "REFERENCE"))
-    _, body = split(data)
+    start = PROLOGUE + struct.unpack_from("<Q", data, 16)[0]
     fixed = data[:16] + struct.pack("<Q", len(text)) + data[24:96]
-    damaged = fixed + hashlib.sha256(fixed + text).digest() + text + body
+    damaged = fixed + hashlib.sha256(fixed + text).digest() + text + data[start:]
     assert len(fixed) + 32 == PROLOGUE
     for device in ("", "REFERENCE"):
         with pytest.raises(sg.BlobError, match="damaged: its header"):

@@ -9,15 +9,22 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from subgraph.devices.blob import _FIXED, _SIGNED, PROLOGUE, digest  # pyright: ignore[reportPrivateUsage]
+from subgraph.devices.blob import (
+    _FIXED,  # pyright: ignore[reportPrivateUsage]
+    _SIGNED,  # pyright: ignore[reportPrivateUsage]
+    PROLOGUE,
+    digest,
+    leaf_hashes,
+)
 
 Change = Callable[[dict[str, Any], bytearray], object]
 
 
 def split(data: bytes) -> tuple[dict[str, Any], bytearray]:
     """Return the header and the body of a file."""
-    size = _FIXED.unpack_from(data)[3]
-    return json.loads(data[PROLOGUE : PROLOGUE + size]), bytearray(data[PROLOGUE + size :])
+    size, body_size = _FIXED.unpack_from(data)[3:5]
+    start = PROLOGUE + size
+    return json.loads(data[PROLOGUE:start]), bytearray(data[start : start + body_size])
 
 
 def forged(data: bytes, change: Change, key: bytes | None = None) -> io.BytesIO:
@@ -33,7 +40,9 @@ def forged(data: bytes, change: Change, key: bytes | None = None) -> io.BytesIO:
     text = json.dumps(header, sort_keys=True).encode()
     text += b" " * (-(PROLOGUE + len(text)) % 4096)
     magic, version, reserved, *_ = _FIXED.unpack_from(data)
-    fixed = _FIXED.pack(magic, version, reserved, len(text), len(body), digest(body))
+    hashes = leaf_hashes(body)
+    root = digest(len(body), hashes)
+    fixed = _FIXED.pack(magic, version, reserved, len(text), len(body), root)
     told = data[_FIXED.size : _SIGNED]
     signed = fixed + (told if key is None else hmac.new(key, fixed + text, "sha256").digest())
-    return io.BytesIO(signed + hashlib.sha256(signed + text).digest() + text + body)
+    return io.BytesIO(signed + hashlib.sha256(signed + text).digest() + text + body + hashes)

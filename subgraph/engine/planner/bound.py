@@ -253,7 +253,7 @@ class BoundPlan:
             release(entry.parameters, array)
 
     def _weight_bytes(self) -> int:
-        return sum(p.array.nbytes for entry, _ in self._entry_patches for p in entry.parameters)
+        return sum(p.nbytes for entry, _ in self._entry_patches for p in entry.parameters)
 
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
         """Run the plan; the weights are fresh.

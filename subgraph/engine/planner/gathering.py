@@ -38,7 +38,7 @@ def _groups(nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
         if node.op_type not in ("Conv", "FusedConv") or node.inputs[1] is None:
             continue
         weight = node.inputs[1].parameter
-        if weight is not None and weight.array.nbytes >= _WORTH_IT:
+        if weight is not None and weight.nbytes >= _WORTH_IT:
             users.setdefault(weight, []).append(node)
     return [tuple(members) for members in users.values() if len(members) > 1]
 

@@ -207,7 +207,7 @@ class _Block:
         """Return the weights, with the words that point to each."""
         entries = [(self.weights.entries[k], n.frozen(as_array)) for k, n in self._entries.items()]
         # The largest weight is made while the fewest others are there: the least peak of memory.
-        entries.sort(key=lambda item: -sum(p.array.nbytes for p in item[0].parameters))
+        entries.sort(key=lambda item: -sum(p.nbytes for p in item[0].parameters))
         arrays = [(array, notes.frozen(as_array)) for array, notes in self._arrays.values()]
         return (*entries, *arrays)
 

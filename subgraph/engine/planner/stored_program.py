@@ -7,6 +7,7 @@ has signed are read.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -17,14 +18,16 @@ from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.keys import cache_key
-from subgraph.graph.parameters import Parameter, Snapshot
+from subgraph.graph.parameters import Parameter, Snapshot, Unchecked
 from subgraph.graph.types import dtype_of
 from subgraph.operators.subgraph_op import Keeper, KeptFile, ProfileEntry
 from subgraph.system import host
 from subgraph.weights.cache import WeightEntry, sealed
+from subgraph.weights.sharing import shared_out
 
 Array = np.ndarray[Any, Any]
 _ALIGN = 64
+_MOST_WORKERS = 8
 
 
 @attrs.frozen(eq=False)
@@ -35,11 +38,24 @@ class StoredProgram:
         laid: The program.
         versions: The parameters' versions of which its weights were made.
         sources: Parameters of which weights were made: the program does not read them.
+        unchecked: Weights in the file, to be checked before it runs.
     """
 
     laid: LaidOut
     versions: Mapping[Parameter, int]
     sources: tuple[Parameter, ...]
+    unchecked: tuple[Unchecked, ...]
+
+    def check(self) -> None:
+        """Check the weights; the program may only run afterwards.
+
+        Raises:
+            BlobError: the file is damaged.
+        """
+        waiting = [weight for weight in self.unchecked if not weight.is_checked]
+        if waiting:
+            workers = min(_MOST_WORKERS, os.cpu_count() or 1, len(waiting))
+            shared_out(Unchecked.read, waiting, workers)
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Return whether it is for inputs of these types."""
@@ -123,10 +139,13 @@ def read(
 
     sources: dict[Parameter, None] = {}
     weights: list[tuple[WeightEntry | Array, Patch]] = []
+    unchecked: list[Unchecked] = []
     for where, align, place in told["weights"]:
         made_of = file.sources(where)
         sources.update(dict.fromkeys(made_of))
-        weights.append((sealed(file.array(where), align), patch(place)))
+        held = file.unchecked(where)
+        unchecked.append(held)
+        weights.append((sealed(held.array, align), patch(place)))
     called: list[tuple[Kernel, Patch]] = [(kernels[k], patch(at)) for k, at in told["called"]]
     rows: list[list[int]] = part(told["steps"]).reshape(-1, 4).tolist()
     laid = LaidOut(
@@ -145,7 +164,7 @@ def read(
         part(told["slot"]),
     )
     versions = {parameter: parameter.version for parameter in parameters}
-    return StoredProgram(laid, versions, tuple(sources))
+    return StoredProgram(laid, versions, tuple(sources), tuple(unchecked))
 
 
 class _Numbers:

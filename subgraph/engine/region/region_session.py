@@ -265,6 +265,7 @@ class CpuSession(Session):
                 spare.become(plan)
                 return spare
         if isinstance(plan, StoredProgram):
+            plan.check()
             laid = plan.laid
             release(plan.sources, laid.words)
         else:
