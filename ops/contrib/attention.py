@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from subgraph.graph.graph import Value
+from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
-from subgraph.operators.requirements import require, require_dtype, require_rank, require_shape
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+)
+from subgraph.operators.schema import MICROSOFT
 from subgraph.ops.attention.decoding import require_heads
 
 from .transformer import added
@@ -119,7 +127,6 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
             raise call.refuse(f"{name}=1")
     heads = require_heads(call.node, "num_heads")
     sizes = sizes or [call.size(qkv, -1) // 3] * 3
-    _require_self(call, sizes)
     query, key, value = call.Split(qkv, call.constant(list(sizes), "int64"), axis=-1, outputs=3)
     past, keys = [None, None], _count(call, query, 1)
     given = call.given("past")
@@ -146,24 +153,46 @@ def _self_attention(call: Call, qkv: Any, sizes: Sequence[int] | None) -> Result
     return [made, call.Concat(*parts, axis=0)]
 
 
-def _require_self(call: Call, sizes: Sequence[int]) -> None:
+@requires("Attention", domain=MICROSOFT)
+def attention_operands(
+    node: Node,
+    x: Tensor,
+    weights: Tensor,
+    _bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    past: Tensor | None = None,
+    *_others: Tensor | None,
+) -> None:
+    """Raise ShapeError unless weights lead to all heads, and masks and a past fit the batches."""
+    _require_self(node, x, weights, mask, past)
+
+
+@requires("QAttention", domain=MICROSOFT)
+def quantised_attention_operands(
+    node: Node, x: Tensor, weights: Tensor, _bias: Tensor, _x_scale: Tensor, _w_scale: Tensor,
+    mask: Tensor | None = None, _x_zero: Tensor | None = None, _w_zero: Tensor | None = None,
+    past: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless weights lead to all heads, and masks and a past fit the batches."""
+    _require_self(node, x, weights, mask, past)
+
+
+def _require_self(
+    node: Node, x: Tensor, weights: Tensor, mask: Tensor | None, past: Tensor | None
+) -> None:
     """Require three sizes of one product, a past of keys and values, and a mask for each batch."""
-    total = sum(sizes)
+    require_rank("input", x, 3)
+    require_rank("weights", weights, 2)
+    sizes = node.attrs.get("qkv_hidden_sizes") or [weights.shape[1] // 3] * 3
     require(
         len(sizes) == 3 and min(sizes) >= 0 and sizes[0] == sizes[1],
         "qkv_hidden_sizes is {}; it has three sizes, those of queries and keys are equal",
         sizes,
     )
-    x, past = call.tensor("input"), call.tensor("past")
-    weights = call.tensor("weights" if call.node.op_type == "Attention" else "weight")
-    assert x is not None, "the form says so"
-    assert weights is not None, "the form says so"
-    require_rank("input", x, 3)
-    require_shape("weights", weights, (x.shape[2], total), "from the input to all heads")
+    require_shape("weights", weights, (x.shape[2], sum(sizes)), "from the input to all heads")
     if past is not None:
         require_rank("past", past, 5)
         require(past.shape[0] == 2, "past has {} parts, not keys and values", past.shape[0])
-    mask = call.tensor("mask_index")
     if mask is not None and mask.rank > 1:
         require(mask.shape[0] == x.shape[0], "a mask of {} batches", mask.shape[0])
 
@@ -233,7 +262,6 @@ def multi_head_attention(call: Call) -> Results:
     if call.wants("qk"):
         raise call.refuse("the output qk")
     heads = require_heads(call.node, "num_heads")
-    _require_packed(call)
     operands = _unpacked(call, query, key, value, bias)
     keys = _count(call, operands[1], 1 if call.rank(operands[1]) == 3 else 2)
     if past_key is not None:
@@ -254,23 +282,28 @@ def multi_head_attention(call: Call) -> Results:
     )
 
 
-def _require_packed(call: Call) -> None:
-    """Require operands of the ranks that tell how queries, keys and values come, and a bias."""
-    query, key, value, bias = (call.tensor(name) for name in ("query", "key", "value", "bias"))
-    assert query is not None, "the form says so"
-    heads = call.attribute("num_heads")
+@requires("MultiHeadAttention", domain=MICROSOFT)
+def multi_head_operands(
+    node: Node,
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    bias: Tensor | None = None,
+    padding: Tensor | None = None,
+    *_others: Tensor | None,
+) -> None:
+    """Raise ShapeError unless ranks tell how queries, keys and values come, and the bias is one."""
     require_rank("query", query, 5 if key is None else 3)
     packed, count = (query, 3) if key is None else (key, 2)
     if key is None or (value is None and key.rank == 5):
         require_rank("packed operands", packed, 5)
-        wanted = (*packed.shape[:2], heads, count, packed.shape[4])
+        wanted = (*packed.shape[:2], node.attrs.get("num_heads", 0), count, packed.shape[4])
         require_shape("packed operands", packed, wanted, "heads, then queries, keys and values")
     else:
         require(value is not None, "value is missing")
         require_rank("key", key, 3, 4)
     if bias is not None:
         require_rank("bias", bias, 1)
-    padding = call.tensor("key_padding_mask")
     if padding is not None and padding.rank > 1:
         require(padding.shape[0] == query.shape[0], "a mask of {} batches", padding.shape[0])
 
@@ -302,6 +335,16 @@ def _unpacked(call: Call, query: Any, key: Any, value: Any, bias: Any) -> list[A
 # Rotary embedding
 
 
+@requires("RotaryEmbedding", domain=MICROSOFT)
+def rotary_operands(
+    node: Node, _x: Tensor, positions: Tensor, cosines: Tensor, _sines: Tensor
+) -> None:
+    """Raise ShapeError unless angles are a table, and positions are the first or all."""
+    require_rank("cos_cache", cosines, 2)
+    if positions.rank == 1:
+        require_shape("position_ids", positions, (1,), "the first position of all batches")
+
+
 @function(
     "RotaryEmbedding",
     "input, position_ids, cos_cache, sin_cache -> output",
@@ -321,11 +364,6 @@ def rotary_embedding(call: Call) -> Results:
         if call.attribute(name) != plain:
             raise call.refuse(f"{name}={call.attribute(name)}")
     heads = call.attribute("num_heads")
-    angles, given = call.tensor("cos_cache"), call.tensor("position_ids")
-    assert angles is not None, "the form says so"
-    require_rank("cos_cache", angles, 2)
-    if given is not None and given.rank == 1:
-        require_shape("position_ids", given, (1,), "the first position of all batches")
     if call.rank(x) == 3 and not heads:
         heads = call.size(x, 2) // (2 * call.size(cosines, 1))
     if call.rank(positions) == 1:  # where the first of each batch is
@@ -388,7 +426,6 @@ def group_query_attention(call: Call) -> Results:
     operands: list[Any] = call.inputs[:7]
     query, key, value, past_key, past_value, lengths, total = operands
     heads, shared = (require_heads(call.node, name) for name in ("num_heads", "kv_num_heads"))
-    _require_group(call)
     if key is None:
         size = call.size(query, 2) // (heads + 2 * shared)
         sizes = call.constant([heads * size, shared * size, shared * size], "int64")
@@ -426,23 +463,28 @@ def group_query_attention(call: Call) -> Results:
     return [made[0], *new]
 
 
-def _require_group(call: Call) -> None:
-    """Require keys with values, caches in pairs, and a length for each batch."""
-    query, lengths = call.tensor("query"), call.tensor("seqlens_k")
-    assert query is not None, "the form says so"
-    assert lengths is not None, "the form says so"
+@requires("GroupQueryAttention", domain=MICROSOFT)
+def group_query_operands(
+    node: Node, query: Tensor, key: Tensor | None, value: Tensor | None,
+    past_key: Tensor | None, past_value: Tensor | None, lengths: Tensor, total: Tensor,
+    cosines: Tensor | None = None, sines: Tensor | None = None, *_others: Tensor | None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless keys come with values, caches in pairs, a length for each batch."""
     require_rank("query", query, 3)
-    for first, second in (("key", "value"), ("past_key", "past_value"), ("cos_cache", "sin_cache")):
-        both = call.tensor(first), call.tensor(second)
-        require((both[0] is None) == (both[1] is None), "{} and {} come together", first, second)
-    rotary = call.given("cos_cache") is not None or not call.attribute("do_rotary")
+    pairs = {
+        "key and value": (key, value),
+        "past_key and past_value": (past_key, past_value),
+        "cos_cache and sin_cache": (cosines, sines),
+    }
+    for names, (first, second) in pairs.items():
+        require((first is None) == (second is None), "{} come together", names)
+    rotary = cosines is not None or not node.attrs.get("do_rotary", 0)
     require(rotary, "do_rotary needs cos_cache and sin_cache")
     require_dtype("seqlens_k", lengths, "int32")
     require_rank("seqlens_k", lengths, 1, 2)
     shape = (query.shape[0], 1)[: lengths.rank]
     require_shape("seqlens_k", lengths, shape, "one for each batch")
-    total = call.tensor("total_sequence_length")
-    require(total is not None and total.size == 1, "total_sequence_length is no single number")
+    require(total.size == 1, "total_sequence_length is no single number")
 
 
 def _refuse_group(call: Call) -> None:

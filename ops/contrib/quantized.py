@@ -10,9 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from subgraph.graph.graph import Value
+from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
-from subgraph.operators.requirements import require, require_dtype, require_rank, require_shape
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+)
+from subgraph.operators.schema import MICROSOFT
 from subgraph.ops.recurrent.bytes import DOMAIN
 
 Results = Sequence[Value | None]
@@ -260,23 +268,24 @@ def dynamic_quantize_matmul(call: Call) -> Results:
     return [_scaled(call, sums, a_scale, b_scale, bias, "float32")]
 
 
-def _require_cells(call: Call, directions: int, gates: int) -> None:
-    """Require weights, scales and biases of the sizes of W, and the hidden size that is stated."""
-    w, r, bias = (call.tensor(name) for name in ("W", "R", "B"))
-    assert w is not None, "the form says so"
-    assert r is not None, "the form says so"
+@requires("DynamicQuantizeLSTM", domain=MICROSOFT)
+def dynamic_quantize_lstm_operands(
+    node: Node, _x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None, _lengths: Tensor | None,
+    _h: Tensor | None, _c: Tensor | None, _p: Tensor | None, w_scale: Tensor, w_zero: Tensor,
+    r_scale: Tensor, r_zero: Tensor,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless weights, scales and biases have the sizes of W and the states."""
     require_rank("W", w, 3)
     require_rank("R", r, 3)
     require_dtype("R", r, w.dtype)
-    hidden = r.shape[1]
+    directions, gates, hidden = w.shape[0], w.shape[2], r.shape[1]
     require_shape("R", r, (directions, hidden, 4 * hidden), "of directions and hidden sizes")
     require(gates == 4 * hidden, "W has {} columns for states of {}", gates, hidden)
-    stated = call.attribute("hidden_size")
-    require(stated in (None, hidden), "hidden_size is {}, R has {}", stated, hidden)
+    stated = node.attrs.get("hidden_size")
+    require(stated is None or stated == hidden, "hidden_size is {}, R has {}", stated, hidden)
     require_shape("B", bias, (directions, 2 * gates), "those of inputs and states")
-    for name in ("W_scale", "W_zero_point", "R_scale", "R_zero_point"):
-        given = call.tensor(name)
-        assert given is not None, "the form says so"
+    names = ("W_scale", "W_zero_point", "R_scale", "R_zero_point")
+    for name, given in zip(names, (w_scale, w_zero, r_scale, r_zero), strict=True):
         require_rank(name, given, 1, 2)
         shape = (directions, gates)[: given.rank]
         require_shape(name, given, shape, "one for each direction, or for each of its columns")
@@ -304,7 +313,6 @@ def dynamic_quantize_lstm(call: Call) -> Results:
     w_scale, w_zero, *of_r = call.inputs[8:]
     assert w is not None, "the form says so"
     directions, inputs, gates = (call.size(w, axis) for axis in range(3))
-    _require_cells(call, directions, gates)
     columns = directions * gates
 
     def flat(value: Any) -> Any:

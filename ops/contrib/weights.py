@@ -11,9 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.graph.graph import Value
+from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
-from subgraph.operators.requirements import require, require_dtype, require_rank, require_shape
+from subgraph.operators.requirements import (
+    Tensor,
+    require,
+    require_dtype,
+    require_rank,
+    require_shape,
+    requires,
+)
+from subgraph.operators.schema import MICROSOFT
 
 Results = Sequence[Value | None]
 
@@ -45,31 +53,47 @@ def _first(call: Call, x: Any, count: int) -> Any:
 
 # Rows and columns of a matrix of weights: beyond, its bytes pass what kernels count.
 _MOST = 1 << 24
+_BITS = (2, 4, 8)
 
 
-def _require_blocks(call: Call, width: int, bits: int) -> None:
+def _require_blocks(width: int) -> None:
     """Require a size of blocks as ONNX Runtime has them: a power of two, at least 16."""
     require(
         width >= 16 and width & (width - 1) == 0 and width <= _MOST,
         "block_size is {}; it is a power of two from 16 on",
         width,
     )
-    if bits not in (2, 4, 8):
+
+
+def _refuse_bits(call: Call, bits: int) -> None:
+    if bits not in _BITS:
         raise call.refuse(f"bits={bits}")
 
 
-def _require_packing(call: Call, rows: int, blocks: int) -> None:
-    """Require weights, scales, zero points, indices and biases of the sizes that N and K say."""
-    bits, width = call.attribute("bits"), call.attribute("block_size")
-    blob = width * bits // 8
+@requires("MatMulNBits", domain=MICROSOFT)
+def matmul_n_bits_operands(
+    node: Node, _a: Tensor, held: Tensor, scales: Tensor, zeros: Tensor | None = None,
+    groups: Tensor | None = None, bias: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ShapeError unless weights and what belongs to them have the sizes of N and K."""
+    width, rows, depth = (int(node.attrs[name]) for name in ("block_size", "N", "K"))
+    bits = node.attrs.get("bits", 4)
+    if bits not in _BITS:
+        return  # there is no body
+    _require_blocks(width)
+    for name, count in (("N", rows), ("K", depth)):
+        require(1 <= count <= _MOST, "{} is {}, outside [1, {}]", name, count, _MOST)
+    blocks = -(-depth // width)
     packed = -(-blocks * bits // 8)
-    held, zeros = call.tensor("B"), call.tensor("zero_points")
-    counts = {"B": rows * blocks * blob, "scales": rows * blocks, "bias": rows}
-    if zeros is not None:
-        counts["zero_points"] = rows * (packed if zeros.dtype == "uint8" else blocks)
     require_dtype("B", held, "uint8")
-    for name, count in counts.items():
-        given = call.tensor(name)
+    in_bytes = zeros is not None and zeros.dtype == "uint8"
+    counts = {
+        "B": (held, rows * blocks * (width * bits // 8)),
+        "scales": (scales, rows * blocks),
+        "zero_points": (zeros, rows * (packed if in_bytes else blocks)),
+        "bias": (bias, rows),
+    }
+    for name, (given, count) in counts.items():
         require(
             given is None or given.size == count,
             "{} has {} elements; N, K, block_size and bits make it {}",
@@ -77,9 +101,7 @@ def _require_packing(call: Call, rows: int, blocks: int) -> None:
             None if given is None else given.size,
             count,
         )
-    groups = call.tensor("g_idx")
     if groups is not None:
-        depth = call.attribute("K")
         require_rank("g_idx", groups, 1)
         require(
             groups.size == depth or groups.size == blocks * width,
@@ -107,11 +129,8 @@ def matmul_n_bits(call: Call) -> Results:
         raise call.refuse("weight_prepacked=1")
     rows, depth, bits = (call.attribute(name) for name in ("N", "K", "bits"))
     width = call.attribute("block_size")
-    _require_blocks(call, width, bits)
-    for name, count in (("N", rows), ("K", depth)):
-        require(1 <= count <= _MOST, "{} is {}, outside [1, {}]", name, count, _MOST)
+    _refuse_bits(call, bits)
     blocks = -(-depth // width)
-    _require_packing(call, rows, blocks)
     bytes_of_row = blocks * (width * bits // 8)
     numbers = _unpacked(call, call.Reshape(held, _axes(call, rows, bytes_of_row)), bits)
     factors = call.Reshape(scales, _axes(call, rows, blocks))
@@ -155,8 +174,7 @@ def gather_block_quantized(call: Call) -> Results:
         raise call.refuse("blocks along the axis of the indices, or tables of floats")
     packed = call.dtype(data) == "uint8"
     bits = call.attribute("bits") if packed else 8
-    _require_blocks(call, call.attribute("block_size"), bits)
-    _require_scales(call, along, 8 // bits)
+    _refuse_bits(call, bits)
     picked = [
         None if x is None else call.Gather(x, indices, axis=of) for x in (data, scales, zeros)
     ]
@@ -173,21 +191,22 @@ def gather_block_quantized(call: Call) -> Results:
     return [call.Mul(numbers, factors, requires="same_shape")]
 
 
-def _require_scales(call: Call, along: int, together: int) -> None:
-    """Require a scale, and a zero point, for each block of a table along an axis.
-
-    Args:
-        call: The node.
-        along: The axis of the blocks.
-        together: Numbers of a byte along the last axis.
-    """
-    data, scales, zeros = (call.tensor(name) for name in ("data", "scales", "zero_points"))
-    assert data is not None, "the form says so"
-    assert scales is not None, "the form says so"
+@requires("GatherBlockQuantized", domain=MICROSOFT)
+def gather_block_quantized_operands(
+    node: Node, data: Tensor, _indices: Tensor, scales: Tensor, zeros: Tensor | None = None
+) -> None:
+    """Raise ShapeError unless there is a scale, and a zero point, for each block of the table."""
+    width, bits = node.attrs.get("block_size", 128), node.attrs.get("bits", 4)
+    bits = bits if data.dtype == "uint8" else 8
+    if bits not in _BITS:
+        return  # there is no body
+    require(data.rank >= 1, "the table is a scalar")
+    _require_blocks(width)
+    along = node.attrs.get("quantize_axis", 1) % data.rank
+    together = 8 // bits  # numbers of a byte, along the last axis
     sizes = [*data.shape[:-1], data.shape[-1] * together]
-    sizes[along] = -(-sizes[along] // call.attribute("block_size"))
+    sizes[along] = -(-sizes[along] // width)
     require_shape("scales", scales, sizes, "one for each block")
-    if zeros is not None:
-        require_dtype("zero_points", zeros, data.dtype)
-        sizes[-1] = -(-sizes[-1] // together)
-        require_shape("zero_points", zeros, sizes, "one for each block, packed as the table is")
+    require_dtype("zero_points", zeros, data.dtype)
+    sizes[-1] = -(-sizes[-1] // together)
+    require_shape("zero_points", zeros, sizes, "one for each block, packed as the table is")

@@ -27,8 +27,10 @@ LOSSES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 def required_operands(node: Node, *operands: Tensor | None) -> None:
     """Raise ShapeError unless the operands satisfy the operator that the node stands before."""
     attrs = dict(node.attrs)
-    stood_for = Node(str(attrs.pop(OF, "")), (), name=node.name, version=node.version, attrs=attrs)
-    rule = REQUIREMENTS.find(stood_for.op_type, named_only=True)
+    key = str(attrs.pop(OF, ""))
+    domain, _, op_type = key.rpartition("::")
+    stood_for = Node(op_type, domain=domain, name=node.name, version=node.version, attrs=attrs)
+    rule = REQUIREMENTS.find(key, named_only=True)
     if rule is not None:
         rule.check(stood_for, list(operands))
 

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.operators.functions import expanded
+from subgraph.operators.functions import expanded, function_of
+from subgraph.operators.operator import operator_key
 from subgraph.operators.reference import function_outputs
+from subgraph.operators.requirements import is_checked_in_runs
 from subgraph.transform.pass_manager import register_pass
 
 # Operators without a kernel of their own, whose function bodies have kernels.
@@ -49,12 +51,19 @@ def _required(node: Node) -> Value:
         name=f"{node.name}.required",
         domain="subgraph.cpu",
         version=node.version,
-        attrs={**node.attrs, "required_of": node.op_type},
+        attrs={**node.attrs, "required_of": operator_key(node.op_type, node.domain)},
         metadata=node.metadata,
     )
     first = node.inputs[0]
     made.outputs[0].type = None if first is None else first.type
     return made.outputs[0]
+
+
+def _checked_inputs(node: Node) -> Sequence[Value | None]:
+    """Return a node's inputs, the first one in a form that only holds where all fit the node."""
+    if function_of(node) is None or not is_checked_in_runs(node):
+        return node.inputs
+    return [_required(node), *node.inputs[1:]]
 
 
 def _stand_ins(node: Node) -> Sequence[Value | None]:
@@ -65,6 +74,6 @@ def _stand_ins(node: Node) -> Sequence[Value | None]:
         inputs = node.inputs if alone else [_required(node), *node.inputs[1:]]
         return function_outputs(node, inputs) or ()
     try:
-        return expanded(node) or ()
+        return expanded(node, _checked_inputs(node)) or ()
     except (ShapeError, UnsupportedOpError):
         return ()  # the reference knows the types then, or says what is wrong

@@ -22,7 +22,7 @@ from subgraph.graph.types import ONNX_DTYPE, Shape, TensorType, ValueType, dtype
 from subgraph.operators.known_values import from_array, propagate, to_array
 from subgraph.operators.operator import REFERENCES, SHAPE_RULES, infer_types, operator_key
 from subgraph.operators.reference import evaluate
-from subgraph.operators.requirements import ANY_SIZE, BEYOND, Tensor
+from subgraph.operators.requirements import BEYOND, check_operands
 from subgraph.operators.schema import (
     ATTRIBUTE_KINDS,
     CONTRIBUTED,
@@ -190,19 +190,6 @@ class Call:
             raise ShapeError(f"dimension {axis} of {value.name!r} is not known")
         return dim
 
-    def tensor(self, name: str) -> Tensor | None:
-        """Return an input by its name as requirements see it; None if it is left out.
-
-        Raises:
-            ShapeError: its rank is not known.
-        """
-        value = self.given(name)
-        if value is None:
-            return None
-        shape: Any = self.shape(value)
-        sizes = tuple(dim if isinstance(dim, int) else ANY_SIZE for dim in shape)
-        return Tensor(self.dtype(value), sizes)
-
     def refuse(self, what: str) -> UnsupportedOpError:
         """Return the error for a use of the operator that has no body."""
         return UnsupportedOpError(
@@ -307,8 +294,12 @@ def function_of(node: Node) -> Function | None:
     return FUNCTIONS.find(operator_key(node.op_type, node.domain))
 
 
-def expanded(node: Node) -> list[Value | None] | None:
-    """Return what stands for each output of a node, made of its inputs; None for another operator.
+def expanded(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] | None:
+    """Return what stands for each output of a node; None for another operator.
+
+    Args:
+        node: The node.
+        inputs: What it is made of: values of the types of the node's inputs.
 
     Raises:
         UnsupportedOpError: there is no body for these attributes.
@@ -317,7 +308,8 @@ def expanded(node: Node) -> list[Value | None] | None:
     found = function_of(node)
     if found is None:
         return None
-    return list(found.body(Call(node, found, node.inputs)))
+    check_operands(node, [None if value is None else value.type for value in node.inputs])
+    return list(found.body(Call(node, found, inputs)))
 
 
 def _infer(

@@ -23,7 +23,7 @@ import attrs
 import numpy as np
 
 from subgraph.errors import ShapeError, UnsupportedOpError
-from subgraph.graph.graph import Node
+from subgraph.graph.graph import Node, Value
 from subgraph.graph.types import SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.schema import FAMILIES
 from subgraph.system.registry import Registry, defined_at
@@ -127,6 +127,7 @@ class Rule:
         least: How many the function is called with at least; the others have defaults.
         most: How many may be given; None: any number.
         sequences: Whether the function takes operands that are no tensors.
+        unused: Positions of the operands that the function does not look at.
     """
 
     function: Requirement
@@ -134,6 +135,7 @@ class Rule:
     least: int
     most: int | None
     sequences: bool
+    unused: frozenset[int] = frozenset()
 
     def check(self, node: Node, operands: list[Any]) -> None:
         """Call the function, after what all operators require: as many tensors as there must be.
@@ -169,7 +171,8 @@ def requires(*op_types: str, domain: str = "", sequences: bool = False) -> Calla
 
     The function is called with the node and its operands in order, each a `Tensor`, or None where
     an optional one is omitted. It raises `ShapeError` (by `require`) for what does not fit. It is
-    called when every operand's rank is known, so a size may be unknown, but no shape.
+    called when every operand's rank is known, so a size may be unknown, but no shape. An operand
+    that it does not look at has a name that begins with an underscore.
 
     Args:
         *op_types: Names of operators, of all their versions.
@@ -195,7 +198,9 @@ def made_rule(function: Requirement, *, sequences: bool = False) -> Rule:
     least = [p for p in positional if p.default is p.empty]
     needed = [k for k, p in enumerate(least) if "None" not in str(p.annotation)]
     many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return Rule(function, tuple(needed), len(least), None if many else len(parameters), sequences)
+    most = None if many else len(parameters)
+    unused = frozenset(k for k, p in enumerate(positional) if p.name.startswith("_"))
+    return Rule(function, tuple(needed), len(least), most, sequences, unused)
 
 
 def check_operands(
@@ -270,6 +275,24 @@ def _check_switches(node: Node) -> None:
     for name in node.attrs:
         if name in SWITCHES and node.attrs[name] not in (0, 1):
             raise ShapeError(f"attribute {name} is {node.attrs[name]}; it must be 0 or 1")
+
+
+def is_checked_in_runs(node: Node) -> bool:
+    """Return whether the node's requirement is to be checked again with the sizes of a run.
+
+    It is not where its operator has none, or where it looks at nothing but weights.
+    """
+    return any(
+        value is not None
+        and value.parameter is None
+        and (k not in rule.unused or not _ranked(value))
+        for rule in _rules_of(node)
+        for k, value in enumerate(node.inputs)
+    )
+
+
+def _ranked(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.shape is not None
 
 
 def has_requirement(node: Node) -> bool:

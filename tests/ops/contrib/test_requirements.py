@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import subgraph as sg
 from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats
 
 Array = np.ndarray[Any, Any]
@@ -329,3 +330,73 @@ def test_operands_that_do_not_fit_are_refused(use: Use, device: str) -> None:
 @pytest.mark.parametrize("use", RIGHT, ids=lambda use: use.name)
 def test_operands_that_fit_are_taken(use: Use, device: str) -> None:
     assert_agree(use, device)
+
+
+# Operators, and for each operand its sizes as a model states them, in a run that fits, and in one
+# that does not, though all the nodes that the operator stands for take it.
+NEW_SIZES: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "a past of three parts": (
+        {"op": "Attention", "num_heads": 2},
+        [
+            (("B", "S", 8), (2, 3, 8), (2, 3, 8)),
+            floats(8, 24),
+            floats(24),
+            None,
+            (("C", "B", 2, "P", 4), (2, 2, 2, 5, 4), (3, 2, 2, 5, 4)),
+        ],
+    ),
+    "one length for two batches": (
+        {"op": "GroupQueryAttention", "num_heads": 2, "kv_num_heads": 2},
+        [
+            *[(("B", "S", 8), (2, 3, 8), (2, 3, 8))] * 3,
+            *[(("B", 2, "P", 4), (2, 2, 4, 4), (2, 2, 4, 4))] * 2,
+            (("L",), (2,), (1,)),
+            whole(4),
+        ],
+    ),
+    "weights of another number of blocks": (
+        {"op": "MatMulNBits", "K": 32, "N": 4, "block_size": 16, "bits": 8},
+        [
+            (("M", 32), (2, 32), (2, 32)),
+            bytes_of(4, 2, 16),
+            (("N", "b"), (4, 2), (4, 2)),
+            None,
+            (("G",), (32,), (40,)),
+        ],
+    ),
+}
+
+
+def _filled(shape: tuple[int, ...], dtype: str) -> Array:
+    return floats(*shape) if dtype == "float32" else np.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", NEW_SIZES)
+def test_sizes_of_a_later_run_are_checked(case: str, device: str) -> None:
+    attributes, operands = NEW_SIZES[case]
+    values: list[sg.Value | None] = []
+    runs: list[list[Array]] = [[], []]
+    for k, operand in enumerate(operands):
+        if isinstance(operand, tuple):
+            dtype = "int32" if len(operand[0]) == 1 else "float32"
+            values.append(sg.input(f"in{k}", operand[0], dtype))
+            for given, shape in zip(runs, operand[1:], strict=True):
+                given.append(_filled(shape, dtype))
+        else:
+            values.append(operand if operand is None else sg.parameter(f"w{k}", operand))
+    node = sg.Node(
+        attributes["op"],
+        values,
+        outputs=2 if "past" in case else 1,
+        name="culprit",
+        domain="com.microsoft",
+        version=1,
+        attrs={name: value for name, value in attributes.items() if name != "op"},
+    )
+    inputs = [value for value in values if value is not None and value.parameter is None]
+    model = sg.compile_model(sg.Graph(inputs, node.outputs), device)
+    before = model(runs[0])[0].copy()
+    with pytest.raises(sg.ShapeError, match="culprit"):
+        model(runs[1])
+    np.testing.assert_array_equal(model(runs[0])[0], before)
