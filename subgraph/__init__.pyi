@@ -43,16 +43,29 @@ from .operators.subgraph_op import (
     subgraph_node,
 )
 from .partition.explanation import Explanation, explain
-from .partition.property import SubgraphProperty, optimize_for, register_property
+from .partition.property import (
+    SubgraphProperty,
+    list_properties,
+    optimize_for,
+    register_property,
+)
 from .partition.regions import inline_subgraphs, region_model
-from .partition.selector import ContainOpSelector, Reject, SubgraphSelector, register_selector
+from .partition.selector import (
+    ContainOpSelector,
+    Reject,
+    SubgraphSelector,
+    list_selectors,
+    register_selector,
+)
 from .runtime.compiled_model import CompiledModel
 from .runtime.executor import Executor
 from .runtime.infer_request import InferQueue, InferRequest
 from .runtime.preprocessing import Preprocess
 from .runtime.request_state import RequestState
+from .runtime.runner import Runner, Stage
 from .runtime.settings import DeviceOptions, option
 from .runtime.signature import Port, Results
+from .runtime.task_executor import TaskExecutor
 from .text_form.parser import parse
 from .text_form.writer import print_graph
 from .weights.cache import WeightCache, WeightStats, weight_stats
@@ -95,15 +108,18 @@ __all__ = [
     "RequestError",
     "RequestState",
     "Results",
+    "Runner",
     "Schema",
     "SequenceType",
     "Session",
     "ShapeError",
     "SparseTensorType",
+    "Stage",
     "SubgraphError",
     "SubgraphOp",
     "SubgraphProperty",
     "SubgraphSelector",
+    "TaskExecutor",
     "TensorType",
     "UnsupportedOpError",
     "Value",
@@ -118,6 +134,8 @@ __all__ = [
     "import_model",
     "inline_subgraphs",
     "input",
+    "list_properties",
+    "list_selectors",
     "load",
     "ops",
     "optimize_for",

@@ -212,7 +212,7 @@ def _checked_query(device: Device, graph: Graph, found: Mapping[Any, Any]) -> di
             )
         names[name] = device.name if home in own else home
     if isinstance(found, QueryResult):
-        return QueryResult(names, found.reasons, found.transformed)
+        return QueryResult(names, found.reasons, found.transformed, refused=found.refused)
     return names
 
 

@@ -35,6 +35,7 @@ from subgraph.devices.device import (
     package_version,
     without_defaults,
 )
+from subgraph.devices.model_input import Model, prepared, read_model
 from subgraph.errors import BlobError, ConfigError, DeviceError, SubgraphError, file_error
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _log = logging.getLogger("subgraph")
-Model = Graph | str | PathLike[str] | bytes | Any
 _GROUP = "subgraph.devices"  # of entry points
 _PLUGINS = "subgraph.devices.plugins"
 
@@ -332,13 +332,13 @@ class Core:
         full = _joined(config, extra)
         with _limits_of(device, full):
             read = read_model(model)
-            graph = without_defaults(_prepared(read, _asked(device, full), preprocess))
+            graph = without_defaults(prepared(read, _asked(device, full), preprocess))
             found = query_on(device, graph, full or None)
         reasons = dict(getattr(found, "reasons", {}))
         for node in graph.nodes:
             if node.name not in found:
                 reasons.setdefault(node.name, f"{device.name} does not list it as supported")
-        return QueryResult(found, reasons)
+        return QueryResult(found, reasons, refused=getattr(found, "refused", None))
 
     def compile_model(
         self,
@@ -385,7 +385,7 @@ class Core:
         preprocess: Mapping[str, Any] | None,
     ) -> CompiledModel:
         asked = _asked(device, full)
-        graph = _prepared(graph, asked, preprocess)
+        graph = prepared(graph, asked, preprocess)
         folder = str(asked("CACHE_DIR") or "")
         weights = without_defaults(graph)
         if folder and device.caches:
@@ -494,23 +494,6 @@ def _opened(path: str | PathLike[str]) -> IO[bytes]:
         raise file_error("read", path, error) from error
 
 
-def _in_float32(graph: Graph) -> Graph:
-    from subgraph.transform.pass_manager import apply_pass
-
-    for source in ("float16", "bfloat16"):
-        graph = apply_pass(graph, "ConvertPrecision", source=source, target="float32")
-    return graph
-
-
-def read_model(model: Model) -> Graph:
-    """Return the graph of whatever stands for a model."""
-    if isinstance(model, Graph):
-        return model
-    from subgraph.onnx_format.file import load
-
-    return load(model)
-
-
 def _made(device: Device | type[Device]) -> Device:
     return device() if isinstance(device, type) else device
 
@@ -584,17 +567,6 @@ def query_model(
 
 # What other frameworks call the devices that OPENCL reaches.
 _OF_OPENCL = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
-
-
-def _prepared(
-    graph: Graph, asked: Callable[[str], Any], preprocess: Mapping[str, Any] | None
-) -> Graph:
-    """Return the graph that a device is given: with its preprocessing, in the asked precision."""
-    if preprocess:
-        from subgraph.runtime.preprocessing import preprocessed
-
-        graph = preprocessed(graph, preprocess)
-    return _in_float32(graph) if asked("INFERENCE_PRECISION") else graph
 
 
 def _unknown_device(name: str, known: Iterable[str]) -> DeviceError:

@@ -47,6 +47,8 @@ class QueryResult(dict[str, str]):
         weights: Names of the constants that the device takes as weights of other nodes only.
         lifted: The graph with these constants as Parameters, which is what to compile; None where
             there are none.
+        refused: Nodes whose affinity names a device that does not take them, and that device's
+            reason; another device has them.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class QueryResult(dict[str, str]):
         transformed: Graph | None = None,
         weights: AbstractSet[str] = frozenset(),
         lifted: Graph | None = None,
+        refused: Mapping[str, str] | None = None,
     ) -> None:
         """Take the supported nodes and the reasons of the others."""
         super().__init__(supported)
@@ -63,6 +66,7 @@ class QueryResult(dict[str, str]):
         self.transformed = transformed
         self.weights = weights
         self.lifted = lifted
+        self.refused: dict[str, str] = dict(refused or {})
 
 
 class Device:

@@ -20,6 +20,7 @@ from subgraph.partition.selector import (
     Reject,
     SelectorFactory,
     SubgraphSelector,
+    first_line,
 )
 from subgraph.system.registry import Registry, defined_at, nearest
 
@@ -168,6 +169,15 @@ def register_property(name: str, cls: PropertyFactory | None = None) -> Any:
     PROPERTIES.register(name, cls, defined_at(cls))
     _names[cls] = name
     return cls
+
+
+def list_properties() -> dict[str, str]:
+    """Return the registered properties, those of installed packages too.
+
+    Returns:
+        What each one does, the first line of its docstring, by the name that `optimize_for` takes.
+    """
+    return {name: first_line(PROPERTIES.get(name)) for name in sorted(PROPERTIES.names())}
 
 
 def property_name(owner: SubgraphProperty) -> str:

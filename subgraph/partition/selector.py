@@ -177,3 +177,17 @@ def register_selector(name: str, cls: SelectorFactory | None = None) -> Any:
         )
     SELECTORS.register(name, cls, defined_at(cls))
     return cls
+
+
+def list_selectors() -> dict[str, str]:
+    """Return the registered selectors.
+
+    Returns:
+        What each one does, the first line of its docstring, by the name for ``optimize_for``.
+    """
+    return {name: first_line(SELECTORS.get(name)) for name in sorted(SELECTORS.names())}
+
+
+def first_line(owner: object) -> str:
+    """Return the first line of a class's or function's docstring, "" if it has none."""
+    return (owner.__doc__ or "").strip().partition("\n")[0]

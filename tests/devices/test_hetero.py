@@ -69,14 +69,21 @@ def test_affinities_by_hand_are_followed_and_saved(devices: Any, tmp_path: Path)
     assert graph.node("1").metadata is None  # the model that was given stays as it is
 
 
-def test_an_affinity_that_cannot_be_followed(devices: Any, caplog: Any) -> None:
+def test_an_affinity_that_cannot_be_followed(devices: Any) -> None:
     core, _, _ = devices
     graph = seven()
+    assert core.compile_model(graph, "HETERO:A,B").get_property("REFUSED_AFFINITIES") == {}
     graph.node("4").metadata = {"affinity": "A"}
-    with caplog.at_level(logging.WARNING):
-        model = core.compile_model(graph, "HETERO:A,B")
-    assert caplog.text.count("have affinity A, which does not support them: 4") == 1
+    refused = {"4": "A: no Neg here"}
+    found = core.query_model(graph, "HETERO:A,B")
+    assert found.refused == refused
+    assert found["4"] == "B"
+    model = core.compile_model(graph, "HETERO:A,B")
+    assert model.get_property("REFUSED_AFFINITIES") == refused
     assert model.execution_devices == ["A", "B"]
+    region = sg.optimize_for(graph, sg.ContainOpSelector({"Relu", "Neg", "Add"}))
+    model = core.compile_model(region, "HETERO:A,B")
+    assert model.get_property("REFUSED_AFFINITIES") == refused
     graph.node("4").metadata = {"affinity": "BB"}
     with pytest.raises(sg.ConfigError, match="affinity 'BB'; did you mean 'B'"):
         core.compile_model(graph, "HETERO:A,B")

@@ -8,13 +8,19 @@ compiled model. Nodes of REFERENCE stay as they are: the default executor runs t
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from subgraph.devices.affinity_cut import (
+    REFERENCE,
+    CutOp,
+    affinities_in,
+    cut_by_affinity,
+    is_default,
+)
 from subgraph.devices.calls import known_properties, query_on, require_support
 from subgraph.devices.device import Config, Device, QueryResult, without_defaults
 from subgraph.devices.export import region_nodes
@@ -23,6 +29,7 @@ from subgraph.devices.model_op import CompiledModelOp
 from subgraph.devices.placement import Link, place_by_cost, transfers, value_bytes
 from subgraph.devices.plugins.reference import ReferenceDevice
 from subgraph.devices.profiles import read_profile
+from subgraph.devices.region_dump import dump_regions
 from subgraph.devices.stage_placement import place_in_stages
 from subgraph.devices.virtual import VirtualDevice, listed, split_config
 from subgraph.errors import ConfigError, DeviceError, UnsupportedOpError
@@ -30,16 +37,11 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import (
     AFFINITY,
     REGION,
-    DefaultSubgraphOp,
     SubgraphOp,
-    subgraph_node,
 )
 from subgraph.partition.constants import constants_to_weights
 from subgraph.partition.light_regions import move_light_regions, place_following
-from subgraph.partition.property import SubgraphProperty
 from subgraph.partition.regions import without_default_regions
-from subgraph.partition.replace import Cut, Cutter, put_in
-from subgraph.partition.selector import SubgraphSelector
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.control_flow import is_nested
 from subgraph.runtime.settings import DeviceOptions, option, options_among
@@ -49,9 +51,6 @@ from subgraph.weights.sharing import shared_out
 
 if TYPE_CHECKING:
     from subgraph.weights.cache import StoredWeights
-
-_log = logging.getLogger("subgraph")
-_REFERENCE = "REFERENCE"
 
 
 @attrs.frozen
@@ -75,6 +74,11 @@ class HeteroOptions(DeviceOptions):
         0.0, "bytes/s between devices; 0: as measured in PROFILE", minimum=0
     )
     PIPELINE: bool = option(True, "overlap the devices' stages of different requests")
+    DUMP_DIR: str = option(
+        "",
+        "folder in which each region that is compiled is written as an ONNX file; empty: none",
+        saved=False,
+    )
 
 
 class HeteroDevice(VirtualDevice):
@@ -107,14 +111,14 @@ class HeteroDevice(VirtualDevice):
         placed, reasons, weights = by_priority(graph, devices, configs, known)
         if options.PLACEMENT != "PRIORITY":
             placed.update(self._by_cost(graph, devices, configs, options, placed))
-        self._by_hand(graph, devices, configs, placed)
+        refused = self._by_hand(graph, devices, configs, placed)
         if options.PLACEMENT == "PRIORITY":
             move_light_regions(
                 graph, placed, lambda n: query_on(self.peer(n), graph, configs.get(n) or None)
             )
         following = place_following(graph, placed, weights)
         left = {name: text for name, text in reasons.items() if name not in placed}
-        return QueryResult(placed, left, weights=following)
+        return QueryResult(placed, left, weights=following, refused=refused)
 
     def _by_cost(
         self,
@@ -153,10 +157,14 @@ class HeteroDevice(VirtualDevice):
         devices: Sequence[Device],
         configs: Mapping[str, Config],
         placed: dict[str, str],
-    ) -> None:
-        """Let nodes go where their metadata says, if the device there supports them."""
+    ) -> dict[str, str]:
+        """Let nodes go where their metadata says, if the device there supports them.
+
+        Returns:
+            Why the device there does not, for the other nodes that metadata places.
+        """
         supported: dict[str, Mapping[str, str]] = {}
-        refused: dict[str, list[str]] = {}
+        refused: dict[str, str] = {}
         for node in graph.nodes:
             wanted = (node.metadata or {}).get(AFFINITY)
             if wanted is None or placed.get(node.name) == wanted:
@@ -168,16 +176,10 @@ class HeteroDevice(VirtualDevice):
             if node.name in supported[wanted]:
                 placed[node.name] = wanted
             else:
-                refused.setdefault(wanted, []).append(node.name)
-        for device, nodes in refused.items():
-            _log.warning(
-                "%d nodes of %r have affinity %s, which does not support them: %s%s",
-                len(nodes),
-                graph.name,
-                device,
-                ", ".join(nodes[:5]),
-                ", ..." if len(nodes) > 5 else "",
-            )
+                reasons: Mapping[str, str] = getattr(supported[wanted], "reasons", {})
+                why = reasons.get(node.name, "does not list it as supported")
+                refused[node.name] = f"{wanted}: {why}"
+        return refused
 
     def _query_by_hand(
         self,
@@ -206,8 +208,8 @@ class HeteroDevice(VirtualDevice):
         options, devices = self.supported_config(config)
         configs = _split_config(config or {}, options, devices)
         work = graph.clone()
-        self._assign(work, devices, configs, options)
-        return self._cut_and_compile(graph, work, devices, configs, options)
+        refused = self._assign(work, devices, configs, options)
+        return self._cut_and_compile(graph, work, devices, configs, options, refused)
 
     def compile_with_fallback(
         self,
@@ -240,7 +242,7 @@ class HeteroDevice(VirtualDevice):
             for node in each.nodes:
                 node.metadata = {k: v for k, v in (node.metadata or {}).items() if k != AFFINITY}
         self._assign(work, devices, configs, options, known)
-        return self._cut_and_compile(graph, work, devices, configs, options)
+        return self._cut_and_compile(graph, work, devices, configs, options, {})
 
     def _cut_and_compile(
         self,
@@ -249,12 +251,18 @@ class HeteroDevice(VirtualDevice):
         devices: Sequence[Device],
         configs: Mapping[str, Config],
         options: HeteroOptions,
+        refused: dict[str, str],
     ) -> CompiledModel:
-        names = dict.fromkeys((*(d.name for d in devices), *_affinities_in(work)))
+        """Return the model of ``graph``, whose copy ``work`` has a device for every node.
+
+        ``refused`` are the nodes whose affinities could not be followed, with the reasons.
+        """
+        names = dict.fromkeys((*(d.name for d in devices), *affinities_in(work)))
         all_devices = [self.peer(name) for name in names]
-        cut = _cut(work, all_devices)
-        self._compile_regions(cut, all_devices, configs, options)
-        return self._finished(cut, options, configs, source=graph)
+        own = [d.name for d in all_devices if not isinstance(d, ReferenceDevice)]
+        cut = cut_by_affinity(work, own)
+        self._compile_regions(cut, all_devices, configs, options, refused)
+        return self._finished(cut, options, configs, source=graph, refused=refused)
 
     def _assign(
         self,
@@ -263,21 +271,26 @@ class HeteroDevice(VirtualDevice):
         configs: Mapping[str, Config],
         options: HeteroOptions,
         known: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> dict[str, str]:
         """Write the device of every node, bodies included, into its metadata.
 
         Constants that go along with what takes them become weights.
+
+        Returns:
+            The nodes whose affinity could not be followed, and why.
         """
         work, names = [graph], set(graph.parameters)
+        refused: dict[str, str] = {}
         while work:
             current = work.pop()
             placed = self._affinities(current, devices, configs, options, known)
             known = None
+            refused.update(placed.refused)
             if placed.weights:
                 constants_to_weights(current, placed.weights, names)
                 names.update(current.parameters)
             regions = [node for node in current.nodes if node.subgraph is not None]
-            placed.update((node.name, _REFERENCE) for node in regions)  # by their own ops
+            placed.update((node.name, REFERENCE) for node in regions)  # by their own ops
             require_support(placed, current, f"HETERO:{','.join(d.name for d in devices)}")
             for node in current.nodes:
                 if node.subgraph is not None:
@@ -288,6 +301,7 @@ class HeteroDevice(VirtualDevice):
         if len(names) > len(graph.parameters):
             for level in reversed(graph.levels()):
                 level.refresh_parameters()
+        return refused
 
     def _compile_regions(
         self,
@@ -295,6 +309,7 @@ class HeteroDevice(VirtualDevice):
         devices: Sequence[Device],
         configs: Mapping[str, Config],
         options: HeteroOptions,
+        refused: dict[str, str],
     ) -> None:
         """Give each region its op; the default ops of regions that a user cut, too."""
         by_name = {device.name: device for device in devices}
@@ -307,10 +322,10 @@ class HeteroDevice(VirtualDevice):
                 _compile(node, device, others, configs, options)
                 return
             preferred = devices if device is None else [device, *others]
-            self._compile_default(node, preferred, configs, options)
+            self._compile_default(node, preferred, configs, options, refused)
 
         regions: list[Node] = []
-        rest = list(dict.fromkeys((*devices, self.peer(_REFERENCE))))
+        rest = list(dict.fromkeys((*devices, self.peer(REFERENCE))))
         for node in region_nodes(graph):
             if node.op is None or is_default(node.op):
                 regions.append(node)
@@ -324,17 +339,19 @@ class HeteroDevice(VirtualDevice):
         devices: Sequence[Device],
         configs: Mapping[str, Config],
         options: HeteroOptions,
+        refused: dict[str, str],
     ) -> None:
         """Let devices run a region that would run by the default executor."""
         assert node.subgraph is not None, "region_nodes picked it"
         inner = without_defaults(node.subgraph)
         work = inner.clone()
-        self._assign(work, devices, configs, options)
-        homes = dict.fromkeys((n.metadata or {}).get(AFFINITY, _REFERENCE) for n in work.nodes)
+        refused_inside = self._assign(work, devices, configs, options)
+        refused.update(refused_inside)
+        homes = dict.fromkeys((n.metadata or {}).get(AFFINITY, REFERENCE) for n in work.nodes)
         single = self.peer(next(iter(homes))) if len(homes) == 1 else None
-        node.metadata = {**(node.metadata or {}), AFFINITY: _REFERENCE, REGION: node.name}
+        node.metadata = {**(node.metadata or {}), AFFINITY: REFERENCE, REGION: node.name}
         if single is None or any(n.subgraph is not None or n.bodies for n in work.nodes):
-            model = self._cut_and_compile(inner, work, devices, configs, options)
+            model = self._cut_and_compile(inner, work, devices, configs, options, refused_inside)
             node.op = CompiledModelOp(node.subgraph, model, self.name)
         elif not isinstance(single, ReferenceDevice):
             others = [d for d in devices if d is not single] if options.RUNTIME_FALLBACK else []
@@ -347,8 +364,11 @@ class HeteroDevice(VirtualDevice):
         configs: Mapping[str, Config],
         source: Graph | None = None,
         stored: StoredWeights | None = None,
+        refused: Mapping[str, str] | None = None,
     ) -> CompiledModel:
-        homes = {node: (node.metadata or {}).get(AFFINITY, _REFERENCE) for node in cut.nodes}
+        if options.DUMP_DIR:
+            dump_regions(cut, options.DUMP_DIR)
+        homes = {node: (node.metadata or {}).get(AFFINITY, REFERENCE) for node in cut.nodes}
         moved = transfers(cut, homes)
         return CompiledModel(
             cut,
@@ -359,6 +379,7 @@ class HeteroDevice(VirtualDevice):
                 "TRANSFERS": len(moved),
                 "TRANSFER_BYTES": sum(value_bytes(value) for value, _, _ in moved),
                 "NUMBER_OF_SUBGRAPHS": sum(1 for _ in region_nodes(cut)),
+                "REFUSED_AFFINITIES": dict(refused or {}),
             },
             pipeline=_stages(cut, homes) if options.PIPELINE else (),
             source=source,
@@ -373,16 +394,16 @@ class HeteroDevice(VirtualDevice):
         """Return the model of a graph that was cut before."""
         options, devices = self.supported_config(config)
         configs = _split_config(config, options, devices)
-        names = dict.fromkeys((*(d.name for d in devices), *_affinities_in(graph)))
+        names = dict.fromkeys((*(d.name for d in devices), *affinities_in(graph)))
         all_devices = {name: self.peer(name) for name in names}
         for node in region_nodes(graph):
-            home = (node.metadata or {}).get(AFFINITY, _REFERENCE)
+            home = (node.metadata or {}).get(AFFINITY, REFERENCE)
             device = all_devices.get(home) or self.peer(home)
             if node.subgraph is not None and not isinstance(device, ReferenceDevice):
                 others = [d for d in all_devices.values() if d is not device]
                 follow = others if options.RUNTIME_FALLBACK else []
                 node.op = _imported_op(node.subgraph, device, follow, configs, options)
-        self._compile_regions(graph, list(all_devices.values()), configs, options)
+        self._compile_regions(graph, list(all_devices.values()), configs, options, {})
         return self._finished(graph, options, configs, stored=stored)
 
     def request_range(self) -> tuple[int, int, int]:
@@ -504,114 +525,6 @@ def _split_config(
             if "ENABLE_PROFILING" in known_properties(device):
                 out[device.name].setdefault("ENABLE_PROFILING", True)
     return out
-
-
-def _affinities_in(graph: Graph) -> Iterable[str]:
-    for node in graph.nodes:
-        name = (node.metadata or {}).get(AFFINITY)
-        if name is not None:
-            yield name
-
-
-class CutOp(DefaultSubgraphOp):
-    """Marks a region cut for a device that is still to compile it."""
-
-
-class AffinitySelector(SubgraphSelector):
-    """Takes the nodes whose affinity is one device."""
-
-    def __init__(self, device: str) -> None:
-        """Select for ``device``."""
-        self._device = device
-
-    def select(self, node: Node) -> bool:
-        """Return whether the node goes to the device; what is a region already stays one."""
-        return node.subgraph is None and (node.metadata or {}).get(AFFINITY) == self._device
-
-    def select_input(self, node: Node, input_node: Node) -> bool:
-        """Return whether the producer goes there too."""
-        return self.select(input_node)
-
-    def select_output(self, node: Node, output_node: Node) -> bool:
-        """Return whether the consumer goes there too."""
-        return self.select(output_node)
-
-
-class AffinityProperty(SubgraphProperty):
-    """Replaces the regions of one device by nodes that the device is to compile."""
-
-    constant_weights = False  # a device folds them itself; `place_following` finds the others
-
-    def __init__(self, device: str) -> None:
-        """Cut for ``device``."""
-        self.name = self._device = device
-
-    def create_subgraph_selector(self) -> SubgraphSelector:
-        """Return a selector of the device's nodes."""
-        return AffinitySelector(self._device)
-
-    def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node:
-        """Return a node that the default executor would run; its op comes after the cut."""
-        return self.make_node(subgraph, f"{self._device}_{subgraph_id}")
-
-    def make_node(self, subgraph: Graph, name: str) -> Node:
-        """Return such a node of that name."""
-        return subgraph_node(subgraph, CutOp(subgraph), name, metadata={AFFINITY: self._device})
-
-
-def _cut(graph: Graph, devices: Sequence[Device]) -> Graph:
-    properties = [AffinityProperty(d.name) for d in devices if not isinstance(d, ReferenceDevice)]
-    if not properties:
-        return graph
-    _take_whole_bodies(graph, properties)
-    graph.attrs["subgraph_property"] = properties
-    cut = apply_pass(graph, "PartitionGraph", strategy="hetero")
-    cut.attrs.pop("subgraph_property", None)
-    return cut
-
-
-def _take_whole_bodies(graph: Graph, properties: Sequence[AffinityProperty]) -> None:
-    """Let a body that is one device's be one region, as a model is: its parts need not touch.
-
-    A loop's counter and condition seldom touch what it computes; each would be a step of a turn.
-    """
-    by_home = {property.name: property for property in properties}
-    count = 0
-    for level in graph.levels():
-        for node in level.nodes:
-            if not node.attrs or node.subgraph is not None:
-                continue
-            for key, body in node.attrs.items():
-                if isinstance(body, Graph) and not any(n.subgraph is not None for n in body.nodes):
-                    homes = set(_affinities_in(body))
-                    owner = by_home.get(homes.pop()) if len(homes) == 1 else None
-                    if owner is not None:
-                        node.attrs[key] = _as_region(body, owner, f"{owner.name}_body_{count}")
-                        count += 1
-                    else:
-                        _leave_out_handed_on(body)
-
-
-def _leave_out_handed_on(body: Graph) -> None:
-    """Let the executor hand on what a body gives as it got it: it costs less than a region."""
-    for node in body.nodes:
-        if node.op_type == "Identity" and not node.domain:
-            ends = node.inputs[0] is not None and node.inputs[0].producer is None
-            if ends and not any(value.consumers for value in node.outputs):
-                node.metadata = {**(node.metadata or {}), AFFINITY: _REFERENCE}
-
-
-def _as_region(body: Graph, owner: AffinityProperty, name: str) -> Graph:
-    piece = Cutter(body).cut_out(body.nodes, name)
-    if piece is None:
-        return body
-    made = owner.make_node(piece.inner, name)
-    return put_in(body, [Cut(body.nodes, piece, made)])[0]
-
-
-def is_default(op: SubgraphOp) -> bool:
-    """Return whether a node's op is the default executor's, which devices may replace."""
-    return type(op) in (DefaultSubgraphOp, CutOp)
 
 
 def _stages(graph: Graph, homes: Mapping[Node, str]) -> list[tuple[str, int, int]]:

@@ -1,0 +1,133 @@
+"""Cutting a graph by the devices that its nodes' metadata names: one region, one device.
+
+For each device a property whose selector is "the node's affinity is this device" cuts the regions
+by the ``hetero`` strategy. The ops of the regions come later, when devices compile them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from subgraph.graph.graph import Graph, Node
+from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
+from subgraph.partition.property import SubgraphProperty
+from subgraph.partition.replace import Cut, Cutter, put_in
+from subgraph.partition.selector import SubgraphSelector
+from subgraph.transform.pass_manager import apply_pass
+
+REFERENCE = "REFERENCE"  # its nodes stay as they are: the default executor runs them
+
+
+def affinities_in(graph: Graph) -> Iterable[str]:
+    """Yield the devices that nodes of a graph are for."""
+    for node in graph.nodes:
+        name = (node.metadata or {}).get(AFFINITY)
+        if name is not None:
+            yield name
+
+
+class CutOp(DefaultSubgraphOp):
+    """Marks a region cut for a device that is still to compile it."""
+
+
+class AffinitySelector(SubgraphSelector):
+    """Takes the nodes whose affinity is one device."""
+
+    def __init__(self, device: str) -> None:
+        """Select for ``device``."""
+        self._device = device
+
+    def select(self, node: Node) -> bool:
+        """Return whether the node goes to the device; what is a region already stays one."""
+        return node.subgraph is None and (node.metadata or {}).get(AFFINITY) == self._device
+
+    def select_input(self, node: Node, input_node: Node) -> bool:
+        """Return whether the producer goes there too."""
+        return self.select(input_node)
+
+    def select_output(self, node: Node, output_node: Node) -> bool:
+        """Return whether the consumer goes there too."""
+        return self.select(output_node)
+
+
+class AffinityProperty(SubgraphProperty):
+    """Replaces the regions of one device by nodes that the device is to compile."""
+
+    constant_weights = False  # a device folds them itself; `place_following` finds the others
+
+    def __init__(self, device: str) -> None:
+        """Cut for ``device``."""
+        self.name = self._device = device
+
+    def create_subgraph_selector(self) -> SubgraphSelector:
+        """Return a selector of the device's nodes."""
+        return AffinitySelector(self._device)
+
+    def create_subgraph_node(self, subgraph: Graph, subgraph_id: int) -> Node:
+        """Return a node that the default executor would run; its op comes after the cut."""
+        return self.make_node(subgraph, f"{self._device}_{subgraph_id}")
+
+    def make_node(self, subgraph: Graph, name: str) -> Node:
+        """Return such a node of that name."""
+        return subgraph_node(subgraph, CutOp(subgraph), name, metadata={AFFINITY: self._device})
+
+
+def cut_by_affinity(graph: Graph, devices: Sequence[str]) -> Graph:
+    """Return the graph with a subgraph node for each region of these devices.
+
+    Args:
+        graph: The graph, whose bodies and attrs are changed.
+        devices: Names of the devices, in order of priority.
+    """
+    properties = [AffinityProperty(name) for name in devices]
+    if not properties:
+        return graph
+    _take_whole_bodies(graph, properties)
+    graph.attrs["subgraph_property"] = properties
+    cut = apply_pass(graph, "PartitionGraph", strategy="hetero")
+    cut.attrs.pop("subgraph_property", None)
+    return cut
+
+
+def _take_whole_bodies(graph: Graph, properties: Sequence[AffinityProperty]) -> None:
+    """Let a body that is one device's be one region, as a model is: its parts need not touch.
+
+    A loop's counter and condition seldom touch what it computes; each would be a step of a turn.
+    """
+    by_home = {property.name: property for property in properties}
+    count = 0
+    for level in graph.levels():
+        for node in level.nodes:
+            if not node.attrs or node.subgraph is not None:
+                continue
+            for key, body in node.attrs.items():
+                if isinstance(body, Graph) and not any(n.subgraph is not None for n in body.nodes):
+                    homes = set(affinities_in(body))
+                    owner = by_home.get(homes.pop()) if len(homes) == 1 else None
+                    if owner is not None:
+                        node.attrs[key] = _as_region(body, owner, f"{owner.name}_body_{count}")
+                        count += 1
+                    else:
+                        _leave_out_handed_on(body)
+
+
+def _leave_out_handed_on(body: Graph) -> None:
+    """Let the executor hand on what a body gives as it got it: it costs less than a region."""
+    for node in body.nodes:
+        if node.op_type == "Identity" and not node.domain:
+            ends = node.inputs[0] is not None and node.inputs[0].producer is None
+            if ends and not any(value.consumers for value in node.outputs):
+                node.metadata = {**(node.metadata or {}), AFFINITY: REFERENCE}
+
+
+def _as_region(body: Graph, owner: AffinityProperty, name: str) -> Graph:
+    piece = Cutter(body).cut_out(body.nodes, name)
+    if piece is None:
+        return body
+    made = owner.make_node(piece.inner, name)
+    return put_in(body, [Cut(body.nodes, piece, made)])[0]
+
+
+def is_default(op: SubgraphOp) -> bool:
+    """Return whether a node's op is the default executor's, which devices may replace."""
+    return type(op) in (DefaultSubgraphOp, CutOp)

@@ -1,0 +1,68 @@
+"""What a model is compiled from: read, preprocessed, in the asked precision, partitioned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from os import PathLike
+from typing import Any
+
+from subgraph.errors import PartitionError
+from subgraph.graph.graph import Graph
+
+Model = Graph | str | PathLike[str] | bytes | Any
+BACKEND_VARIABLE = "SUBGRAPH_BACKEND"
+
+
+def read_model(model: Model) -> Graph:
+    """Return the graph of whatever stands for a model."""
+    if isinstance(model, Graph):
+        return model
+    from subgraph.onnx_format.file import load
+
+    return load(model)
+
+
+def prepared(
+    graph: Graph, asked: Callable[[str], Any], preprocess: Mapping[str, Any] | None
+) -> Graph:
+    """Return the graph that a device is given.
+
+    It has its preprocessing, is in the precision that is asked for, and is partitioned for the
+    properties that the environment variable ``SUBGRAPH_BACKEND`` names, one or several with commas
+    between them.
+
+    Args:
+        graph: The model's graph.
+        asked: Gives the options of the device by name.
+        preprocess: `Preprocess` by input name.
+
+    Raises:
+        PartitionError: the variable names no registered property or selector.
+    """
+    if preprocess:
+        from subgraph.runtime.preprocessing import preprocessed
+
+        graph = preprocessed(graph, preprocess)
+    if asked("INFERENCE_PRECISION"):
+        graph = _in_float32(graph)
+    names = [name.strip() for name in os.environ.get(BACKEND_VARIABLE, "").split(",")]
+    return _partitioned(graph, names) if any(names) else graph
+
+
+def _in_float32(graph: Graph) -> Graph:
+    from subgraph.transform.pass_manager import apply_pass
+
+    for source in ("float16", "bfloat16"):
+        graph = apply_pass(graph, "ConvertPrecision", source=source, target="float32")
+    return graph
+
+
+def _partitioned(graph: Graph, names: list[str]) -> Graph:
+    from subgraph.partition.property import optimize_for
+
+    try:
+        return optimize_for(graph, [name for name in names if name])
+    except PartitionError as error:
+        error.add_note(f"the environment variable {BACKEND_VARIABLE} asks for {', '.join(names)}")
+        raise
