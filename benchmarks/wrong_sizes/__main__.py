@@ -26,6 +26,7 @@ from wrong_sizes.runs import said_by
 from wrong_sizes.samples import samples
 
 _FAILURES = ("crash", "hang", "outside", "raw", "verdict", "values", "slow")
+_PATIENCE = 20  # times the seconds that a model may use, as long as it may take in all
 _SHOWN = 3  # differences with ONNX Runtime that are printed for each operator and version
 
 
@@ -102,7 +103,7 @@ def _part(numbers: list[int], options: argparse.Namespace) -> Iterator[Report]:
             last, kind = Report(numbers[0], "the beginning"), "crash"
             try:
                 while True:
-                    if not channel.poll(options.timeout):
+                    if not _answers(channel, process, options.timeout):
                         kind = "hang"
                         process.kill()
                         raise EOFError
@@ -123,6 +124,29 @@ def _part(numbers: list[int], options: argparse.Namespace) -> Iterator[Report]:
             process.join()
 
 
+def _answers(channel: Any, process: Any, seconds: float) -> bool:
+    """Return whether a process tells something before it has used so much processor time.
+
+    One that waits without using any hangs, too; on a busy machine it may wait long for its turn.
+    """
+    begin, waited = time.monotonic(), _processor_seconds(process.pid)
+    while time.monotonic() - begin < _PATIENCE * seconds:
+        if channel.poll(min(seconds, 5)):
+            return True
+        if _processor_seconds(process.pid) - waited > seconds:
+            return False
+    return False
+
+
+def _processor_seconds(number: int) -> float:
+    """Return the processor time that a process has used; 0 where the system does not say it."""
+    try:
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _ended(kind: str, last: Report, said: str, options: argparse.Namespace) -> Report:
     """Return the report of a process that died or hung at ``last``."""
     case = make_case(options.seed, last.number, options.only)
@@ -141,7 +165,7 @@ def _options(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--opencl-every", type=int, default=0, help="models of which one on OPENCL")
     parser.add_argument("--only", default="", help="operators, separated by commas")
     parser.add_argument("--slow", type=float, default=20, help="seconds of CPU that are too many")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds until a model hangs")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds of CPU of a hang")
     parser.add_argument("--memory", type=int, default=12, help="GiB of address space")
     parser.add_argument("--out", default="", help="file to append findings to, a JSON line each")
     return parser.parse_args(given)

@@ -162,7 +162,7 @@ def _resized(array: Array, rng: np.random.Generator) -> tuple[Array, str]:
         ):
             ways[f"{text} along {axis}"] = lambda to=to: _taken(array, axis, to)
         ways[f"without dimension {axis}"] = lambda: _taken(array, axis, 1).squeeze(axis)
-        ways["scalar"] = lambda: np.asarray(array.reshape(-1)[0] if array.size else 0, array.dtype)
+        ways["scalar"] = lambda: _first(array)
         ways["transposed"] = lambda: array.T
         ways["flat"] = lambda: array.reshape(-1)
     text = list(ways)[int(rng.integers(len(ways)))]
@@ -170,11 +170,17 @@ def _resized(array: Array, rng: np.random.Generator) -> tuple[Array, str]:
     return np.ascontiguousarray(made).reshape(made.shape), text
 
 
+def _first(array: Array) -> Array:
+    """Return the first element as a scalar."""
+    nothing = "" if array.dtype == object else 0
+    return np.asarray(array.reshape(-1)[0] if array.size else nothing, array.dtype)
+
+
 def _taken(array: Array, axis: int, size: int) -> Array:
     """Return ``size`` slices of an array along an axis, from the beginning again where needed."""
     if array.shape[axis] == 0:
         shape = [size if k == axis else n for k, n in enumerate(array.shape)]
-        return np.zeros(shape, array.dtype)
+        return np.full(shape, "" if array.dtype == object else 0, array.dtype)
     return np.take(array, np.arange(size) % array.shape[axis], axis)
 
 

@@ -7,6 +7,7 @@ those that ONNX Runtime has added by the bodies in ``ops/contrib_*.py``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node, Value
@@ -35,9 +36,11 @@ def expand_functions(graph: Graph) -> Graph:
             if any(value in replaced for value in node.inputs if value is not None):
                 # What stands for it is made of what stands for its inputs.
                 node.inputs = tuple(v if v is None else replaced.get(v, v) for v in node.inputs)
-            for old, new in zip(node.outputs, _stand_ins(node), strict=False):
-                if new is not None:
-                    replaced[old] = new
+            made = list(zip_longest(node.outputs, _stand_ins(node)[: len(node.outputs)]))
+            # A node whose stand-ins leave out what somebody uses would stay, and be expanded again.
+            if any(new is None and (old.uses or graph.gives(old)) for old, new in made):
+                continue
+            replaced.update((old, new) for old, new in made if new is not None)
         if not replaced:
             return graph
         graph.rewire(replaced)  # a body may hold such operators again

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, cast
 
 import attrs
@@ -302,14 +303,30 @@ def expanded(node: Node, inputs: Sequence[Value | None]) -> list[Value | None] |
         inputs: What it is made of: values of the types of the node's inputs.
 
     Raises:
-        UnsupportedOpError: there is no body for these attributes.
+        UnsupportedOpError: there is no body for these attributes, or an output is used that the
+            body does not give.
         ShapeError: types have to be known, and are not.
     """
     found = function_of(node)
     if found is None:
         return None
     check_operands(node, [None if value is None else value.type for value in node.inputs])
-    return list(found.body(Call(node, found, inputs)))
+    call = Call(node, found, inputs)
+    return _all_used(call, list(found.body(call)))
+
+
+def _all_used(call: Call, results: list[Value | None]) -> list[Value | None]:
+    """Return the results of a body, of which none is missing that somebody uses.
+
+    Raises:
+        UnsupportedOpError: one is.
+    """
+    graph = call.node.graph
+    outputs = call.node.outputs
+    for k, (value, result) in enumerate(zip_longest(outputs, results[: len(outputs)])):
+        if result is None and graph is not None and (value.uses or graph.gives(value)):
+            raise call.refuse(f"output {k}, {value.name!r}, which nobody defines")
+    return results
 
 
 def _infer(
@@ -343,7 +360,7 @@ def _compute(node: Node, given: Sequence[Any]) -> Sequence[Any]:
     # What may be a shape has to be known for the types inside.
     elements = [None if array is None else from_array(array) for array in given]
     call = Call(node, found, inputs, elements)
-    results = found.body(call)
+    results = _all_used(call, list(found.body(call)))
     known: dict[Value | None, Any] = {None: None, **dict(zip(inputs, given, strict=True))}
     known[None] = None
     for step in call.nodes:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from wrong_sizes.table import Row, rows
 
 import subgraph as sg
+from subgraph.operators.schema import MICROSOFT, get_schema
 from tests.support.requirements import DEVICES, Array, floats, ints
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -209,3 +212,26 @@ def test_a_choice_of_several_conditions_is_refused_at_run_time(device: str) -> N
     np.testing.assert_array_equal(compiled([np.array([0, 3], "f4")])[0], [1, 1])
     with pytest.raises(sg.ShapeError):
         compiled([np.array([2, 3], "f4")])
+
+
+SEVERAL = [
+    row
+    for row in rows()
+    if row.domain == MICROSOFT and get_schema(row.op, row.domain).max_outputs > 1
+]
+
+
+@pytest.mark.parametrize("device", ["CPU", "REFERENCE"])
+@pytest.mark.parametrize("row", SEVERAL, ids=lambda row: row.op)
+@pytest.mark.timeout(120)
+def test_all_outputs_of_an_added_operator_are_given_or_refused(row: Row, device: str) -> None:
+    """An output that nobody defines kept the pass that expands functions from coming to an end."""
+    names = ["" if x is None else f"i{k}" for k, x in enumerate(row.inputs)]
+    values = {n: x for n, x in zip(names, row.inputs, strict=True) if isinstance(x, np.ndarray)}
+    results = [f"o{k}" for k in range(get_schema(row.op, row.domain).max_outputs)]
+    node = helper.make_node(row.op, names, results, domain=row.domain, **row.options)
+    model = model_of(node, values, "symbolic", 17)
+    model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    with suppress(sg.UnsupportedOpError):
+        found = sg.compile_model(model, device)(values)
+        assert [name for name in results if found[name] is None] == []
