@@ -3,10 +3,11 @@
 Layout, little endian: magic, format version, header length, body length; the `digest` of the body;
 the signature of these and the header (see `subgraph.system.signing`); SHA-256 of all of that and
 the header; then the header (JSON, padded with spaces so that the body is aligned), the body, and
-the SHA-256 of each of its leaves, 64 KiB each, of which the digest is made. Every byte is covered
-by a hash, so a damaged byte is known before it is used, and by the signature, so that a file which
-this user has not written is known, too. The reader checks the header and the hashes at once, and
-leaves when what lies in them is taken.
+the SHA-256 of each of its leaves, 256 KiB each, of which the digest is made. In the body large
+parts stand behind all others, from a leaf's beginning on, and are counted from there. Every byte is
+covered by a hash, so a damaged byte is known before it is used, and by the signature, so that a
+file which this user has not written is known, too. The reader checks the header and the hashes at
+once, and leaves when what lies in them is taken.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import secrets
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
@@ -36,10 +36,11 @@ LARGE, _ALIGN_LARGE = 1 << 20, 4096
 _FIXED = struct.Struct("<8sIIQQ32s")  # magic, version, reserved, header's and body's length, digest
 _SIGNED = _FIXED.size + SIGNATURE_BYTES
 PROLOGUE = _SIGNED + 32
-_LEAF = 1 << 16  # bytes that one hash covers
+_LEAF = 1 << 18  # bytes that one hash covers
 _HASH_BYTES = 32
+_LARGE_AT = "large"  # key of the header: where in the body the large parts begin
 _PIECE = 1 << 22  # bytes of a stream read at a time
-_LEAVES_AT_A_TIME = 32  # that a thread hashes before it looks for more
+_LEAVES_AT_A_TIME = 4  # that a thread hashes before it looks for more
 _MOST_WORKERS = 8
 _HEADER_LIMIT = 1 << 26
 
@@ -48,7 +49,7 @@ Buffer = bytes | mmap.mmap | memoryview
 
 
 def leaf_hashes(data: Any) -> bytes:
-    """Return SHA-256 of each 64 KiB of a buffer, one after another; several threads hash."""
+    """Return SHA-256 of each 256 KiB of a buffer, one after another; several threads hash."""
     view = memoryview(data).cast("B")
     count = _leaf_count(len(view))
     return b"".join(_shared(lambda leaves: _hashed(view, leaves), range(count)))
@@ -79,25 +80,38 @@ def _shared(do: Callable[[Sequence[int]], T], leaves: Sequence[int]) -> list[T]:
     return shared_out(do, runs, min(_MOST_WORKERS, os.cpu_count() or 1, len(runs)))
 
 
+class _Section:
+    """Parts of a body, one after another."""
+
+    def __init__(self) -> None:
+        self.parts: list[memoryview] = []
+        self.size = 0
+
+    def add(self, part: memoryview, align: int) -> int:
+        """Add a part; return where it begins, a multiple of ``align``."""
+        gap = -self.size % align
+        if gap:
+            self.parts.append(memoryview(bytes(gap)))
+        self.parts.append(part)
+        begin = self.size + gap
+        self.size = begin + len(part)
+        return begin
+
+
 class BlobWriter:
     """Collects the parts of a file, then writes it."""
 
     def __init__(self) -> None:
         """Start an empty file."""
-        self._parts: list[memoryview] = []
-        self._size = 0
+        self._small = _Section()
+        self._large = _Section()
 
     def add(self, data: Any) -> dict[str, int]:
         """Add a part; return where it lies in the body."""
         view = memoryview(data).cast("B")
-        align = _ALIGN_LARGE if len(view) >= LARGE else ALIGN
-        gap = -self._size % align
-        if gap:
-            self._parts.append(memoryview(bytes(gap)))
-        place = {"offset": self._size + gap, "size": len(view)}
-        self._parts.append(view)
-        self._size += gap + len(view)
-        return place
+        if len(view) >= LARGE:
+            return {"offset": self._large.add(view, _ALIGN_LARGE), "size": len(view)}
+        return {"offset": self._small.add(view, ALIGN), "size": len(view)}
 
     def write(self, header: Mapping[str, Any], target: str | os.PathLike[str] | IO[bytes]) -> None:
         """Write the file to a path, whole or not at all, or to a binary stream.
@@ -111,8 +125,10 @@ class BlobWriter:
             )
         if isinstance(target, io.TextIOBase):
             raise BlobError("the stream is open for text; open it for bytes ('wb')")
-        body = b"".join(self._parts)
-        text = json.dumps(header, sort_keys=True).encode()
+        if self._large.size:
+            self._small.add(memoryview(b""), _LEAF)
+        body = b"".join([*self._small.parts, *self._large.parts])
+        text = json.dumps({**header, _LARGE_AT: self._small.size}, sort_keys=True).encode()
         text += b" " * (-(PROLOGUE + len(text)) % _ALIGN_LARGE)
         hashes = leaf_hashes(body)
         root = digest(len(body), hashes)
@@ -183,6 +199,7 @@ class BlobReader:
         if not self.own:
             self.check_body()
         self.header = _parsed(text, self.name)
+        self._large_at = integer(self.header, _LARGE_AT)
 
     def part(self, place: Any) -> memoryview:
         """Return the bytes of a part, checked; no copy.
@@ -190,39 +207,40 @@ class BlobReader:
         Raises:
             BlobError: the place is not inside the body, or the part is damaged.
         """
-        found, check = self.unchecked(place)
-        check()
+        found, leaves = self.unchecked(place)
+        self.check(leaves)
         return found
 
-    def unchecked(self, place: Any) -> tuple[memoryview, Callable[[], None]]:
-        """Return the bytes of a part, and what checks them, to be called before they are read.
+    def unchecked(self, place: Any) -> tuple[memoryview, Sequence[int]]:
+        """Return the bytes of a part, and the leaves to `check` before they are read.
 
         Raises:
             BlobError: the place is not inside the body.
         """
         offset, size = integer(place, "offset"), integer(place, "size")
+        if size >= LARGE:
+            offset += self._large_at
         if offset < 0 or size < 0 or offset + size > len(self._body):
             raise BlobError(f"{self.name} is damaged: a part lies outside of the file")
         leaves = range(offset // _LEAF, _leaf_count(offset + size)) if size else range(0)
-        return self._body[offset : offset + size], partial(self._check, leaves)
+        return self._body[offset : offset + size], leaves
 
-    def check_body(self, but: Iterable[Any] = ()) -> None:
-        """Check the body, except for leaves inside of the parts ``but``, which are checked later.
+    def check_body(self, *, large: bool = True) -> None:
+        """Check the body; ``large`` False leaves large parts to those who read them.
 
         Raises:
             BlobError: it is damaged.
         """
-        now = bytearray(self._unchecked)
-        for place in but:
-            offset, size = integer(place, "offset"), integer(place, "size")
-            first, last = _leaf_count(offset), (offset + size) // _LEAF
-            if 0 <= first < last <= len(now):
-                now[first:last] = bytes(last - first)
-        self._check([leaf for leaf, wanted in enumerate(now) if wanted])
+        end = len(self._unchecked)
+        self.check(range(end if large else min(_leaf_count(max(self._large_at, 0)), end)))
 
-    def _check(self, leaves: Sequence[int]) -> None:
-        """Check those of some leaves that were not checked before."""
-        waiting = [leaf for leaf in leaves if self._unchecked[leaf]]
+    def check(self, leaves: Iterable[int]) -> None:
+        """Check those of some leaves that were not checked before, each once.
+
+        Raises:
+            BlobError: one is damaged.
+        """
+        waiting = [leaf for leaf in dict.fromkeys(leaves) if self._unchecked[leaf]]
         if waiting:
             _shared(self._check_run, waiting)
 

@@ -362,7 +362,7 @@ def _imported(
     if parameters is not None and header.get("renamed") is not False:
         raise BlobError(f"{reader.name} names its weights otherwise than the graph")
     # A model of the cache is made anew where it is damaged: that has to be known now.
-    reader.check_body(but=() if parameters is not None else _large_parts(header))
+    reader.check_body(large=parameters is not None)
     graph = _read_graph(reader, parameters)
     problems = _problems(device, header) if reader.own else [_FOREIGN]
     merged = _merged(device, reader, config)
@@ -377,14 +377,6 @@ def _imported(
     _restore(model.graph, reader)
     _offer_defaults(model, graph, header)
     return model
-
-
-def _large_parts(header: Mapping[str, Any]) -> list[Any]:
-    """Return the places of large weights, which are checked when they are first read."""
-    packed = cast("list[Any]", header["packed"] if isinstance(header.get("packed"), list) else [])
-    places: list[Any] = list(_table(header, "weights").values())
-    places += [cast("dict[str, Any]", item).get("place") for item in packed if item]
-    return list(filter(_is_large, places))
 
 
 def _is_large(place: Any) -> bool:
@@ -495,8 +487,9 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
             plain = dtype in _AS_THEY_LIE and all(dim >= 0 for dim in shape)
             if given or not plain or place is None or not _is_large(place):
                 return self.array(proto)
-            part, check = reader.unchecked(place)
-            return Unchecked(self._view(proto, dtype, shape, part, 0, len(part)), check)
+            part, leaves = reader.unchecked(place)
+            array = self._view(proto, dtype, shape, part, 0, len(part))
+            return Unchecked(array, reader, leaves)
 
         def _place(self, proto: onnx.TensorProto) -> Any:
             if proto.name not in places:

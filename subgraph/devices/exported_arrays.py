@@ -36,8 +36,9 @@ def unchecked_at(reader: BlobReader, place: Any, dtype: str, shape: Sequence[int
         size *= dim
     if integer(place, "size") != size or held.hasobject:
         raise BlobError(f"{reader.name} is damaged: a weight has another size than its type")
-    part, check = reader.unchecked(place)
-    return Unchecked(np.frombuffer(part, np.uint8).view(held).reshape(tuple(shape)), check)
+    part, leaves = reader.unchecked(place)
+    array = np.frombuffer(part, np.uint8).view(held).reshape(tuple(shape))
+    return Unchecked(array, reader, leaves)
 
 
 class FileKeeper:

@@ -9,10 +9,10 @@ of states from start to end: all of a transaction or none of it (multiversion co
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,18 @@ from subgraph.system.registry import nearest
 Array = np.ndarray[Any, Any]
 
 
+class Checksums(Protocol):
+    """The checksums of a file."""
+
+    def check(self, leaves: Iterable[int]) -> None:
+        """Compare some of the file's leaves with their checksums.
+
+        Raises:
+            BlobError: the file is damaged.
+        """
+        ...
+
+
 class Unchecked:
     """An array of a file whose bytes are compared with their checksums when it is first read.
 
@@ -32,12 +44,15 @@ class Unchecked:
         array: The array, for its address, dtype and shape; its elements come from `read`.
     """
 
-    __slots__ = ("_check", "array")
+    __slots__ = ("_checksums", "_leaves", "array")
 
-    def __init__(self, array: Array, check: Callable[[], object] | None = None) -> None:
-        """Take the array and what checks it, which raises where it is damaged; None: it is."""
+    def __init__(
+        self, array: Array, checksums: Checksums | None = None, leaves: Sequence[int] = ()
+    ) -> None:
+        """Take an array and the leaves of a file that hold it; without a file it is checked."""
         self.array = _read_only(array)
-        self._check = check
+        self._checksums = checksums
+        self._leaves = leaves
 
     def read(self) -> Array:
         """Return the array, checked.
@@ -45,15 +60,31 @@ class Unchecked:
         Raises:
             BlobError: its bytes are not those that were written.
         """
-        if self._check is not None:
-            self._check()
-            self._check = None
+        if self._checksums is not None:
+            self._checksums.check(self._leaves)
+            self._checksums = None
         return self.array
 
     @property
     def is_checked(self) -> bool:
         """Whether `read` has found it whole."""
-        return self._check is None
+        return self._checksums is None
+
+    @staticmethod
+    def check_all(arrays: Iterable[Unchecked]) -> None:
+        """Check several arrays at once, which several threads do.
+
+        Raises:
+            BlobError: the bytes of one of them are not those that were written.
+        """
+        by_file: dict[Checksums, list[Unchecked]] = {}
+        for each in arrays:
+            if each._checksums is not None:
+                by_file.setdefault(each._checksums, []).append(each)
+        for checksums, found in by_file.items():
+            checksums.check([leaf for each in found for leaf in each._leaves])
+            for each in found:
+                each._checksums = None
 
 
 class State(NamedTuple):

@@ -13,9 +13,10 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.devices.blob import BlobReader, BlobWriter
+from subgraph.devices.blob import LARGE, BlobReader, BlobWriter
 from subgraph.graph.parameters import Unchecked
-from tests.support.blobs import split
+from subgraph.system import signing
+from tests.support.blobs import forged, split
 
 Array = np.ndarray[Any, Any]
 ROW = np.random.default_rng(0).standard_normal((1, 600)).astype(np.float32)
@@ -45,8 +46,9 @@ def exported(made: sg.CompiledModel) -> bytes:
 def flipped(data: bytes, place: dict[str, int]) -> bytes:
     """Return a file with one bit changed in the middle of a part."""
     changed = bytearray(data)
-    body = data.rindex(bytes(split(data)[1]))
-    changed[body + place["offset"] + place["size"] // 2] ^= 1
+    header, body = split(data)
+    start = data.rindex(bytes(body)) + (header["large"] if place["size"] >= LARGE else 0)
+    changed[start + place["offset"] + place["size"] // 2] ^= 1
     return bytes(changed)
 
 
@@ -145,23 +147,42 @@ def test_many_requests_check_at_once(core: sg.Core) -> None:
                 future.result()
 
 
-def test_leaves_inside_of_what_is_left_out_are_checked_later() -> None:
+def test_large_parts_stand_apart_and_are_checked_by_themselves() -> None:
     writer = BlobWriter()
-    places = [writer.add(np.full(size, 7, np.uint8)) for size in (100, 1 << 20, 70_000, 1 << 20)]
+    sizes = (100, LARGE, 70_000, LARGE + 5, LARGE - 1)
+    contents = [np.full(size, k, np.uint8) for k, size in enumerate(sizes)]
+    places = [writer.add(content) for content in contents]
     stream = io.BytesIO()
     writer.write({}, stream)
     data = stream.getvalue()
-    for number, place in enumerate(places):
+    whole = BlobReader(io.BytesIO(data))
+    whole.check_body()
+    for place, content in zip(places, contents, strict=True):
+        assert bytes(whole.part(place)) == content.tobytes()
+    for place, size in zip(places, sizes, strict=True):
         reader = BlobReader(io.BytesIO(flipped(data, place)))
-        left_out = [places[1], places[3]]
-        if number in (0, 2):
+        if size < LARGE:
             with pytest.raises(sg.BlobError):
-                reader.check_body(but=left_out)
+                reader.check_body(large=False)
             continue
-        reader.check_body(but=left_out)
-        assert bytes(reader.part(places[4 - number])) == bytes([7]) * (1 << 20)
+        reader.check_body(large=False)
+        for number in (0, 2, 4):
+            assert bytes(reader.part(places[number])) == contents[number].tobytes()
         for _ in range(2):
             with pytest.raises(sg.BlobError):
                 reader.part(place)
             with pytest.raises(sg.BlobError):
                 reader.check_body()
+
+
+@pytest.mark.parametrize("told", [-1, 1 << 60, None, "0"])
+def test_a_wrong_place_of_the_large_parts_is_an_error(core: sg.Core, told: Any) -> None:
+    """By whoever has the key: nobody else's header counts."""
+
+    def change(header: dict[str, Any], body: bytearray) -> None:
+        header["large"] = told
+
+    data = exported(model(core, "CPU"))
+    key = signing._key()  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(sg.BlobError):
+        _ = core.import_model(forged(data, change, key)).parameters["w"].array

@@ -7,7 +7,6 @@ has signed are read.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -23,11 +22,9 @@ from subgraph.graph.types import dtype_of
 from subgraph.operators.subgraph_op import Keeper, KeptFile, ProfileEntry
 from subgraph.system import host
 from subgraph.weights.cache import WeightEntry, sealed
-from subgraph.weights.sharing import shared_out
 
 Array = np.ndarray[Any, Any]
 _ALIGN = 64
-_MOST_WORKERS = 8
 
 
 @attrs.frozen(eq=False)
@@ -52,10 +49,7 @@ class StoredProgram:
         Raises:
             BlobError: the file is damaged.
         """
-        waiting = [weight for weight in self.unchecked if not weight.is_checked]
-        if waiting:
-            workers = min(_MOST_WORKERS, os.cpu_count() or 1, len(waiting))
-            shared_out(Unchecked.read, waiting, workers)
+        Unchecked.check_all(self.unchecked)
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Return whether it is for inputs of these types."""
