@@ -329,7 +329,7 @@ def test_a_header_that_is_no_table_is_an_error(core: sg.Core, text: bytes) -> No
 def test_which_options_no_file_sets() -> None:
     assert hetero.HeteroOptions().PROFILE == ""
     limits = {"MEMORY_LIMIT", "NODE_LIMIT", "COMPILE_TIMEOUT"}
-    assert unsaved_options() == {"CACHE_DIR", "PROFILE", *limits}
+    assert unsaved_options() == {"CACHE_DIR", "DUMP_DIR", "PROFILE", *limits}
 
 
 @pytest.mark.parametrize("own", [True, False])
