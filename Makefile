@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 PACKAGING := setup.cfg pyproject.toml
 
-.PHONY: help demo test test-slow lint format docs bench agreement conformance fuzz fuzz-shapes fuzz-tests fuzz-native check-guard check-isas check-kernels clean
+.PHONY: help demo test test-slow lint format docs kernels bench agreement conformance fuzz fuzz-shapes fuzz-tests fuzz-native check-guard check-isas check-kernels clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -64,6 +64,11 @@ docs: $(VENV)/.has-docs  ## Build the documentation into docs/_build/html.
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
 
+# For each level of instruction sets, into the package's folder: a wheel that is built next carries
+# them. Say MODELS="*.onnx" for the kernels of more models.
+kernels: $(VENV)/.has-test  ## Compile the usual kernels ahead, for the wheel.
+	$(BIN)/python -m subgraph.tools.prebuild $(MODELS)
+
 bench: $(VENV)/.has-bench  ## Time against ONNX Runtime and OpenVINO, side by side.
 	$(BIN)/python benchmarks/models.py $(BENCH_ARGS)
 
@@ -111,4 +116,4 @@ check-kernels: $(VENV)/.has-oclgrind $(VENV)/.has-test  ## Run the OpenCL kernel
 	$(BIN)/python -m pytest -m oclgrind $(PYTEST_ARGS)
 
 clean:  ## Remove the environment and everything built.
-	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist subgraph/prebuilt docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ from .devices.core import (
     query_model,
 )
 from .devices.device import Device, QueryResult
+from .engine.toolchain.toolchain import CompileEvent, watch_compilation
 from .errors import (
     BlobError,
     ConfigError,
@@ -73,6 +74,7 @@ from .weights.cache import WeightCache, WeightStats, weight_stats
 __all__ = [
     "Attribute",
     "BlobError",
+    "CompileEvent",
     "CompiledModel",
     "ConfigError",
     "ContainOpSelector",
@@ -153,5 +155,6 @@ __all__ = [
     "testing",
     "to_onnx",
     "transaction",
+    "watch_compilation",
     "weight_stats",
 ]

@@ -14,6 +14,7 @@ from subgraph.graph.types import dtype_of, numpy_dtype
 from subgraph.weights.cache import WeightEntry
 
 Array = np.ndarray[Any, Any]
+_SHARED_BELOW = 1 << 20  # bytes up to which arrays of regions are looked for among each other
 # Dtypes whose bytes in an array are not those of the file.
 NOT_RAW = ("string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 
@@ -53,9 +54,16 @@ class FileKeeper:
         self._writer = writer
         self._names = names
         self._numbers = {entry: k for k, entry in enumerate(packed)}
+        self._small: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
 
     def array(self, array: Array) -> Any:
-        return added(self._writer, array)
+        if array.nbytes > _SHARED_BELOW:
+            return added(self._writer, array)
+        # Regions have small ones in common, such as the code of a kernel.
+        content = (dtype_of(array), array.shape, array.tobytes())
+        if content not in self._small:
+            self._small[content] = added(self._writer, array)
+        return self._small[content]
 
     def weight(self, entry: WeightEntry) -> Any:
         number = self._numbers.get(entry)

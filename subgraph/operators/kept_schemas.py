@@ -1,8 +1,9 @@
-"""The standard's schemas in the user's cache folder, so that a warm process need not import onnx.
+"""The standard's schemas as one text, so that a process need not import onnx to know them.
 
-One entry holds every operator in every version, a line each. Its name is a hash of the onnx package
-that is installed and of the code that writes and reads it, so it is never of another: one that is
-not there, or is damaged, is made anew.
+The text holds every operator in every version, a line each. It comes with the package (``make
+kernels``), for the release of onnx that it was made from; with another, it is made once and kept in
+the user's cache folder. Its name is a hash of the onnx package and of the code that writes and
+reads it, so it is never of another: one that is not there, or is damaged, is made anew.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import attrs
 
 from subgraph.operators import schema as schemas
 from subgraph.operators.schema import Attribute, Schema
+from subgraph.system.prebuilt_files import read_data
+
+PREBUILT: Final = "schemas"  # name of the file that comes with the package
 
 
 @attrs.frozen
@@ -51,42 +55,68 @@ class KeptSchemas:
 @cache
 def kept_schemas() -> KeptSchemas | None:
     """Return the schemas of the onnx package that is installed; None where none can be kept."""
+    release = release_key()
+    if release is None:
+        return None
+    text = read_data(PREBUILT, release) or _from_cache(release)
+    if text is None:
+        return None
+    head, _, lines = text.partition(b"\n")
+    return KeptSchemas(b"\n" + lines, json.loads(head))
+
+
+def _from_cache(release: str) -> bytes | None:
+    """Return the text from the user's cache, where it is put if it is not there."""
     from subgraph.engine.toolchain import objectcache
     from subgraph.engine.toolchain.loader import ObjectCode
 
-    key = _key()
+    key = _library_key(release)
     if key is None:
         return None
     entry = objectcache.read(key)
     if entry is None:
         if not objectcache.writable(warn=False):
             return None
-        entry = ObjectCode((), _from_package())
+        entry = ObjectCode((), schemas_of_package())
         objectcache.write(key, entry)
-    head, _, lines = entry.data.partition(b"\n")
-    return KeptSchemas(b"\n" + lines, json.loads(head))
+    return entry.data
 
 
-def _key() -> str | None:
-    """Return a hash of what the entry depends on; None where onnx is laid out otherwise."""
-    spec = find_spec("onnx")
-    if spec is None or spec.origin is None:
+def release_key() -> str | None:
+    """Return a hash of onnx's release and of our code; None where onnx is laid out otherwise."""
+    folder = _onnx_folder()
+    if folder is None:
         return None
-    folder = Path(spec.origin).parent
-    libraries = sorted(folder.glob("onnx_cpp2py_export.*"))
     try:
         parts = [Path(file).read_bytes() for file in (__file__, schemas.__file__)]
         parts.append((folder / "version.py").read_bytes())
-        for library in libraries:
-            status = library.stat()
-            parts.append(f"{library.name} {status.st_size} {status.st_mtime_ns}".encode())
     except OSError:
         return None
-    return hashlib.sha256(b"\0".join(parts)).hexdigest() if libraries else None
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def _from_package() -> bytes:
-    """Return the entry: a line with the newest operator sets, then one for each schema."""
+def _library_key(release: str) -> str | None:
+    """Return a hash of the very library that is installed, which may differ from its release."""
+    folder = _onnx_folder()
+    if folder is None:
+        return None
+    parts = [release]
+    try:
+        for library in sorted(folder.glob("onnx_cpp2py_export.*")):
+            status = library.stat()
+            parts.append(f"{library.name} {status.st_size} {status.st_mtime_ns}")
+    except OSError:
+        return None
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest() if len(parts) > 1 else None
+
+
+def _onnx_folder() -> Path | None:
+    spec = find_spec("onnx")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def schemas_of_package() -> bytes:
+    """Return the text: a line with the newest operator sets, then one for each schema."""
     import onnx.defs
 
     found = map(schemas.from_onnx, onnx.defs.get_all_schemas_with_history())

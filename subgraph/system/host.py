@@ -10,7 +10,8 @@ one (slowly). That is how kernels for other machines are tested.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -79,8 +80,54 @@ class Isa(NamedTuple):
     def has(self, feature: str) -> bool:
         """Return whether an LLVM feature (``"avx512vnni"``, ``"f16c"``) is switched on."""
         if self.like:
-            return feature in _LIKE[self.like][1]
-        return f"+{feature}" in self.features.split(",")
+            answer = feature in _LIKE[self.like][1]
+        else:
+            answer = f"+{feature}" in self.features.split(",")
+        for answers in _recorders:
+            answers[feature] = answer
+        return answer
+
+
+_recorders: list[dict[str, bool]] = []
+_target: tuple[Isa, str] | None = None  # the instruction set and architecture of `target`
+
+
+@contextmanager
+def recorded_features() -> Generator[dict[str, bool]]:
+    """Record the answers of `Isa.has`: the features on which code that is made meanwhile depends.
+
+    Yields:
+        The answers by feature, filled as they are given.
+    """
+    answers: dict[str, bool] = {}
+    _recorders.append(answers)
+    try:
+        yield answers
+    finally:
+        _recorders.pop()
+
+
+def set_target(isa: Isa, architecture: str) -> None:
+    """Plan and compile for another machine than this one from now on, for code made ahead of time.
+
+    Args:
+        isa: The instruction set that `isa` returns.
+        architecture: What `architecture` returns.
+    """
+    global _target
+    _target = (isa, architecture)
+
+
+@contextmanager
+def target(isa: Isa, architecture: str) -> Generator[None]:
+    """Do so for a while: see `set_target`."""
+    global _target
+    before = _target
+    set_target(isa, architecture)
+    try:
+        yield
+    finally:
+        _target = before
 
 
 class Caches(NamedTuple):
@@ -93,6 +140,12 @@ class Caches(NamedTuple):
 
 def architecture() -> str:
     """Return ``"x86_64"``, ``"aarch64"`` or the machine name that Python reports."""
+    return native_architecture() if _target is None else _target[1]
+
+
+@cache
+def native_architecture() -> str:
+    """Return the architecture of this machine, whatever is compiled for."""
     if hasattr(os, "uname"):
         machine = os.uname().machine.lower()
     else:
@@ -173,6 +226,8 @@ def isa_named(name: str) -> Isa:
 
 def isa() -> Isa:
     """Return the instruction set in force: ``SUBGRAPH_ISA``, else the widest of the host."""
+    if _target is not None:
+        return _target[0]
     wanted = os.environ.get("SUBGRAPH_ISA", "").strip().lower()
     return isa_named(wanted or _widest())
 
@@ -186,7 +241,8 @@ def permutes(dtype: str, lanes: int) -> bool:
 def has_vnni() -> bool:
     """Return whether the instruction set in force multiplies and adds bytes in one instruction."""
     has = isa().has
-    return has("avxvnni") or (has("avx512vnni") and has("avx512vl"))
+    # In this order a machine with both gives the same answers as one with AVX-512 VNNI alone.
+    return (has("avx512vnni") and has("avx512vl")) or has("avxvnni")
 
 
 @cache

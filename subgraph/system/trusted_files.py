@@ -148,9 +148,24 @@ def read_trusted(path: Path) -> bytes:
         UntrustedFileError: Others can; how to mend that.
         OSError: It cannot be read, is no regular file, or is a link.
     """
-    with open_regular(path, follow=False) as file:
-        _check(os.fstat(file.fileno()), path)
+    with open_trusted(path) as file:
         return file.read()
+
+
+def open_trusted(path: Path) -> BinaryIO:
+    """Open a file that nobody but this user and root can write.
+
+    Raises:
+        UntrustedFileError: Others can; how to mend that.
+        OSError: It cannot be read, is no regular file, or is a link.
+    """
+    file = open_regular(path, follow=False)
+    try:
+        _check(os.fstat(file.fileno()), path)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def write_trusted(path: Path, data: bytes) -> None:

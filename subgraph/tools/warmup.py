@@ -43,7 +43,7 @@ def warm(graphs: Sequence[tuple[str, Make]], report: Callable[[int, str], None])
             compiled += 1
             report(done, event.kernel.description)
 
-    end = toolchain.listen(listener)
+    end = toolchain.watch_compilation(listener)
     try:
         for name, make in graphs:
             report(done, name)

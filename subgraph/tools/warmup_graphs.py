@@ -107,6 +107,30 @@ def _strided() -> Graph:
     return Graph([x], outputs)
 
 
+def _narrow() -> Graph:
+    """Return convolutions whose channels fill vectors of 512 bits badly, those of 256 bits well."""
+    w, x = _Weights(), sg.input("image", (1, 3, 64, 64))
+    h = ops.Relu(_padded(x, w(24, 3, 3, 3), 2))
+    h = ops.MaxPool(h, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    short = ops.AveragePool(h, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    for stride in (2, 1):
+        inner = ops.Relu(ops.Conv(h, w(24, _shape(h)[1] // 4, 1, 1), group=4))
+        turned = ops.Reshape(inner, np.array([1, 4, 6, *_shape(inner)[2:]]))
+        mixed = ops.Reshape(ops.Transpose(turned, perm=[0, 2, 1, 3, 4]), np.array(_shape(inner)))
+        h = ops.Conv(_padded(mixed, w(24, 1, 3, 3), stride, group=24), w(24, 6, 1, 1), group=4)
+        h = ops.Relu(ops.Concat(short, h, axis=1)) if stride == 2 else ops.Relu(h)
+    return Graph([x], [ops.Flatten(ops.GlobalAveragePool(h))])
+
+
+def _large() -> Graph:
+    """Return a product and a convolution large enough for Strassen's and Winograd's methods."""
+    w, x = _Weights(), sg.input("x", (1, 128, 384))
+    image = sg.input("image", (1, 512, 14, 14))
+    wide = _gelu(ops.Add(ops.MatMul(x, w(384, 1536)), w(1536)))
+    h = ops.Add(x, ops.Add(ops.MatMul(wide, w(1536, 384)), w(384)))
+    return Graph([x, image], [h, ops.Relu(_padded(image, w(512, 512, 3, 3), 1))])
+
+
 def _mobile(activation: Activation) -> Graph:
     w, x = _Weights(), sg.input("image", (1, 3, 64, 64))
     h = activation(_padded(x, w(32, 3, 3, 3), 2))
@@ -343,6 +367,8 @@ FAMILIES: dict[str, Callable[[], Graph]] = {
     "dense convolutions": _dense,
     "strided and dilated convolutions": _strided,
     **{f"mobile networks, {name}": partial(_mobile, f) for name, f in ACTIVATIONS.items()},
+    "narrow convolutions": _narrow,
+    "large convolutions and products": _large,
     "convolutions of one and three dimensions": _lines_and_volumes,
     "decoders of images": _upwards,
     "normalisations": _norms,

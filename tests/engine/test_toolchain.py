@@ -226,9 +226,11 @@ def test_the_key_depends_on_how_kernels_are_compiled(monkeypatch: pytest.MonkeyP
     isa = host.isa()
     before = keys.environment(isa)
     monkeypatch.setattr(keys, "source_digest", lambda module: f"another {module}")
-    keys.environment.cache_clear()
+    for cached in (keys.environment, keys.compiler_versions):
+        cached.cache_clear()
     after = keys.environment(isa)
-    keys.environment.cache_clear()
+    for cached in (keys.environment, keys.compiler_versions):
+        cached.cache_clear()
     assert after != before
     assert "another subgraph.engine.toolchain.compiler" in after
 
@@ -295,7 +297,7 @@ def test_native_code_that_cannot_be_compiled_or_loaded_is_an_error() -> None:
 
 def test_listeners_hear_of_compilations(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     events: list[CompileEvent] = []
-    end = toolchain.listen(events.append)
+    end = toolchain.watch_compilation(events.append)
     kernel = Kernel("tests.support.engine.kernels", "nested")
     toolchain.forget(kernel)
     with caplog.at_level(logging.INFO, "subgraph.engine"):
@@ -486,7 +488,7 @@ from subgraph.engine.toolchain import toolchain, compile_crew
 from subgraph.engine.toolchain.kernel import Kernel
 compile_crew.worthwhile_workers = lambda kernels: 2
 events = []
-toolchain.listen(events.append)
+toolchain.watch_compilation(events.append)
 kernels = [Kernel("tests.support.engine.kernels", "scale", lanes=n) for n in (1, 2, 4, 8, 16, 32)]
 kernels.append(Kernel("tests.support.engine.kernels", "count"))
 made = toolchain.prepare(kernels)

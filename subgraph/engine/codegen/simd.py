@@ -166,10 +166,19 @@ atomic_store = define(
 )
 
 
+_YIELD = 1  # number of the instruction among AArch64's hints
+
+
 def _pause(builder: Any, _context: Any, _args: Sequence[Any]) -> None:
-    text = {"x86_64": "pause", "aarch64": "yield"}.get(host.architecture(), "")
-    fnty = ir.FunctionType(ir.VoidType(), [])
-    builder.call(ir.InlineAsm(fnty, text, "~{memory}", side_effect=True), [])
+    # Intrinsics rather than assembly, which LLVM reads for this machine's architecture alone.
+    architecture = host.architecture()
+    if architecture == "x86_64":
+        call_intrinsic(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+    elif architecture == "aarch64":
+        call_intrinsic(builder, "llvm.aarch64.hint", ir.VoidType(), [I32(_YIELD)])
+    else:
+        fnty = ir.FunctionType(ir.VoidType(), [])
+        builder.call(ir.InlineAsm(fnty, "", "~{memory}", side_effect=True), [])
 
 
 pause = define(VOID, [], _pause)

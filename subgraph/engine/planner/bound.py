@@ -24,7 +24,7 @@ from subgraph.engine.planner.template import Instance, Template
 from subgraph.engine.program import layout
 from subgraph.engine.program.addresses import address_of
 from subgraph.engine.program.pool import Pool
-from subgraph.engine.program.program import Program, Step
+from subgraph.engine.program.program import Program, Step, runtime_kernels
 from subgraph.engine.program.reports import SLOT_WORDS, ReportSlot
 from subgraph.engine.program.result_memory import ResultMemory
 from subgraph.engine.toolchain import loader, toolchain
@@ -95,7 +95,7 @@ class BoundPlan:
         self._arena_at = -1
         self._arena_patch = laid.arena
         kernels = [*(step[0] for step in laid.steps), *(k for k, _ in laid.kernels)]
-        addresses = toolchain.addresses(kernels)
+        addresses = toolchain.addresses([*kernels, *runtime_kernels(pool)])
         if guard_pages.MODE:
             begins = [begin for _, begin, *_ in laid.steps]
             self._words = guard_pages.argument_blocks(laid.words, begins)

@@ -1,22 +1,28 @@
 """Programs in exported models: argument words laid out for the shapes that a model has run with.
 
 `describe` turns `LaidOut` into plain JSON and one array of whole numbers; `read` makes it again,
-for the same kernels and options. The words are followed as they are, so only files that this user
-has signed are read.
+for the same kernels and options. The code of the kernels goes along, for machines that have none.
+The words are followed and the code is run as they are, so only files that this user has signed are
+read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import attrs
 import numpy as np
 
 from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch
+from subgraph.engine.program import entry
+from subgraph.engine.program.pool import helper_kernels, sleeps_in_kernel
+from subgraph.engine.program.program import walker
 from subgraph.engine.program.reports import Report
+from subgraph.engine.toolchain import toolchain
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.engine.toolchain.keys import cache_key
+from subgraph.engine.toolchain.keys import cache_key, text_key
+from subgraph.engine.toolchain.loader import ObjectCode
 from subgraph.graph.parameters import Parameter, Snapshot, Unchecked
 from subgraph.graph.types import dtype_of
 from subgraph.operators.subgraph_op import Keeper, KeptFile, ProfileEntry
@@ -84,6 +90,7 @@ def describe(laid: LaidOut, file: Keeper) -> dict[str, Any] | None:
     steps = [x for kernel, *rest in laid.steps for x in (number[kernel], *rest)]
     description = {
         "kernels": [[k.module, k.factory, dict(k.variant), cache_key(k, isa)] for k in kernels],
+        "code": _describe_code(kernels, file),
         "called": [[number[k], numbers.patch(patch)] for k, patch in laid.kernels],
         "weights": weights,
         "inputs": [_end(end, numbers) for end in laid.inputs],
@@ -117,6 +124,7 @@ def read(
         if cache_key(kernel, isa) != key:
             return None
         kernels.append(kernel)
+    toolchain.carry(_read_code(told["code"], file))
     numbers = file.array(told["numbers"])
 
     def part(place: Sequence[int]) -> Array:
@@ -159,6 +167,27 @@ def read(
     )
     versions = {parameter: parameter.version for parameter in parameters}
     return StoredProgram(laid, versions, tuple(sources), tuple(unchecked))
+
+
+def _describe_code(kernels: Iterable[Kernel], file: Keeper) -> list[Any]:
+    """Return the code of kernels, and of what runs every program, as far as it was kept."""
+    in_kernel, isa = sleeps_in_kernel(), host.isa()
+    needed = dict.fromkeys([*kernels, walker(in_kernel), *helper_kernels(in_kernel)])
+    codes = {cache_key(kernel, isa): toolchain.object_code(kernel) for kernel in needed}
+    codes[text_key(entry.TEXT, isa)] = toolchain.native_code(entry.TEXT)
+    return [
+        [key, code.needs, code.start, file.array(np.frombuffer(code.data, np.uint8))]
+        for key, code in codes.items()
+        if code is not None
+    ]
+
+
+def _read_code(told: Sequence[Any], file: KeptFile) -> dict[str, ObjectCode]:
+    """Return the code that a file carries by its key."""
+    return {
+        key: ObjectCode(tuple(needs), file.array(place).tobytes(), start)
+        for key, needs, start, place in told
+    }
 
 
 class _Numbers:

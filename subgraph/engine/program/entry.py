@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
 
 from subgraph.engine.program import layout
 from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain import toolchain
 
 # Calls the function of a block; Python's lock is let go if the block says so.
-_ENTRY = f"""
+TEXT: Final = f"""
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyEval_SaveThread()
@@ -58,10 +58,11 @@ class _MethodDef(ctypes.Structure):
 _methods: list[_MethodDef] = []  # function objects point into it: never emptied
 
 
-def _method() -> _MethodDef:
+def method() -> _MethodDef:
+    """Return the compiled method, made at its first use."""
     with toolchain.lock:
         if not _methods:
-            code = toolchain.native(_ENTRY)
+            code = toolchain.native(TEXT)
             _methods.append(_MethodDef(b"run_program", code, _NO_ARGUMENTS, None))
         return _methods[0]
 
@@ -76,7 +77,7 @@ def entry(run_block: int) -> Callable[[], int]:
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-    return cast("Callable[[], int]", make(ctypes.byref(_method()), run_block, None))
+    return cast("Callable[[], int]", make(ctypes.byref(method()), run_block, None))
 
 
 def _plain_call(run_block: int) -> int:

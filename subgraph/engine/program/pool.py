@@ -50,6 +50,13 @@ def call(address: int, args: int, begin: int, end: int, worker: int) -> None:
 
 
 @cache
+def helper_kernels(in_kernel: bool) -> tuple[Kernel, ...]:
+    """Return the kernels that helper threads need, which sleep on a futex or in Python."""
+    loop = (Kernel(_MODULE, "spin"), Kernel(_MODULE, "worker", sleep=in_kernel))
+    return (*loop, Kernel(_MODULE, "wake")) if in_kernel else loop
+
+
+@cache
 def _pauses_per_microsecond() -> float:
     """Measure how many pause instructions this machine does in a microsecond."""
     spin = Kernel(_MODULE, "spin").address

@@ -7,6 +7,7 @@ step without runs on the caller's thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from subgraph.engine.program import layout
 from subgraph.engine.program.entry import entry
-from subgraph.engine.program.pool import Pool, sleeps_in_kernel
+from subgraph.engine.program.pool import Pool, helper_kernels, sleeps_in_kernel
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.system import guard_pages
 
@@ -57,6 +58,19 @@ def grain(units: int, nanoseconds: float, least: int = 1) -> int:
     return max(least, 1, round(units * _LEAST_PIECE / nanoseconds))
 
 
+def runtime_kernels(pool: Pool | None) -> tuple[Kernel, ...]:
+    """Return the kernels that every program needs: what walks it, and what its helpers run."""
+    if pool is None or pool.size == 1:
+        return (walker(sleeps_in_kernel()),)
+    return (walker(pool.in_kernel), *helper_kernels(pool.in_kernel))
+
+
+@cache
+def walker(in_kernel: bool) -> Kernel:
+    """Return the kernel that walks a program; what waits sleeps on a futex or in Python."""
+    return Kernel("subgraph.engine.program.walker_kernels", "walk", sleep=in_kernel)
+
+
 class Program:
     """Steps in the order in which they run, ready to be called.
 
@@ -84,9 +98,7 @@ class Program:
         self._cancel = np.zeros(1, np.int64)
         self._pool = pool if pool is not None and threads > 1 and pool.size > 1 else None
         in_kernel = self._pool.in_kernel if self._pool is not None else sleeps_in_kernel()
-        self._walk = Kernel(
-            "subgraph.engine.program.walker_kernels", "walk", sleep=in_kernel
-        ).address
+        self._walk = walker(in_kernel).address
         self._threads = threads
         self.tiny = tiny
         self._times: NDArray[np.int64] = np.zeros(

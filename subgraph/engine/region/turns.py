@@ -33,6 +33,11 @@ _OF_TINY, _OF_OTHERS = 1024, 16
 _CANCELLED, _ENDED = 1, 2
 
 
+def loop_kernel() -> Kernel:
+    """Return the kernel that runs a program again and again."""
+    return Kernel("subgraph.engine.program.turn_kernels", "turns")
+
+
 class Turns:
     """A bound plan, and the copies between its turns: all that changes has a place that stays."""
 
@@ -62,7 +67,7 @@ class Turns:
             self._set(layout.TURNS_CONDITION, self._made[wiring.condition].ctypes.data)
         self._set_rows(layout.TURNS_AFTER, self._after)
         self._set(layout.RUN_RELEASE, 1)
-        self._set(layout.RUN_WALK, Kernel("subgraph.engine.program.turn_kernels", "turns").address)
+        self._set(layout.RUN_WALK, loop_kernel().address)
         self._call = entry(self._block.ctypes.data)
 
     def _set(self, offset: int, value: int) -> None:

@@ -114,14 +114,14 @@ def _feed(tasks: queue.SimpleQueue[Kernel], left: queue.SimpleQueue[Kernel]) -> 
     def ask(kernel: Kernel) -> None:
         nonlocal worker
         start = time.perf_counter()
-        toolchain.tell(toolchain.CompileEvent(kernel, None))
+        toolchain.tell(kernel, None)
         try:
             worker = worker or _Worker()
             done = worker.compile(kernel)
         except OSError:
             done = False
         if done:
-            toolchain.tell(toolchain.CompileEvent(kernel, time.perf_counter() - start))
+            toolchain.tell(kernel, time.perf_counter() - start)
         else:
             left.put(kernel)
 

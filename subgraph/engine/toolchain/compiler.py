@@ -22,7 +22,7 @@ from numba.core.cpu_options import FastMathOptions
 from numba.core.registry import cpu_target
 
 from subgraph.engine.codegen.irtools import align_stack
-from subgraph.engine.toolchain import frontend
+from subgraph.engine.toolchain import frontend, loader
 from subgraph.system.host import Isa
 
 _LOG = logging.getLogger("subgraph.engine")
@@ -47,10 +47,28 @@ class _Codegen(AOTCPUCodegen):
 
     def __init__(self, isa: Isa) -> None:
         self._isa = isa
-        ll.initialize_native_target()
-        ll.initialize_native_asmprinter()
+        self._triple = loader.triple()
         ll.initialize_native_asmparser()  # without it LLVM aborts at inline assembly
         super().__init__("subgraph")
+
+    def _init(self, llvm_module: Any) -> None:
+        """Make a target machine; for another architecture nothing that would run its code."""
+        if not self._triple:
+            super()._init(llvm_module)
+            return
+        self._tm_features = self._customize_tm_features()
+        options: dict[str, Any] = {}
+        self._customize_tm_options(options)
+        self._tm = loader.target().create_target_machine(**options)
+        self._target_data = self._tm.target_data
+        self._data_layout = str(self._target_data)
+        self._loopvect, self._opt_level = False, 0
+
+    def _create_empty_module(self, name: str) -> Any:
+        module = super()._create_empty_module(name)
+        if self._triple:
+            module.triple = self._triple
+        return module
 
     def _customize_tm_features(self) -> str:
         return self._isa.features

@@ -49,6 +49,22 @@ def cache_key(kernel: Kernel, isa: host.Isa) -> str:
 @cache
 def environment(isa: host.Isa) -> str:
     """Return everything but a kernel's own sources that shapes the object code."""
+    parts = (
+        *compiler_versions().values(),
+        f"{sys.version_info[0]}.{sys.version_info[1]}",
+        sys.platform,
+        host.architecture(),
+        isa.name,
+        isa.cpu,
+        isa.features,
+        isa.like,
+    )
+    return "\0".join(parts)
+
+
+@cache
+def compiler_versions() -> dict[str, str]:
+    """Return what makes code out of kernels: versions and hashes, the same on every machine."""
     import llvmlite
 
     spec = find_spec("numba")
@@ -61,20 +77,12 @@ def environment(isa: host.Isa) -> str:
             from importlib.metadata import version as distribution_version
 
             numba = distribution_version("numba")
-    parts = (
-        str(ABI_VERSION),
-        source_digest("subgraph.engine.toolchain.compiler"),
-        numba,
-        str(llvmlite.__version__),
-        f"{sys.version_info[0]}.{sys.version_info[1]}",
-        sys.platform,
-        host.architecture(),
-        isa.name,
-        isa.cpu,
-        isa.features,
-        isa.like,
-    )
-    return "\0".join(parts)
+    return {
+        "abi": str(ABI_VERSION),
+        "compiler": source_digest("subgraph.engine.toolchain.compiler"),
+        "numba": numba,
+        "llvmlite": str(llvmlite.__version__),
+    }
 
 
 @cache

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from subgraph.engine.toolchain.objectfile import linked
 from subgraph.errors import DeviceError
+from subgraph.system import host
 from subgraph.weights.mapped_files import release_library
 
 # C library, compiler runtime, what threads sleep on, Python's lock.
@@ -46,11 +47,13 @@ class ObjectCode(NamedTuple):
         needs: The names.
         data: An image, or an object file.
         start: Where in the image the function begins; None for an object file.
+        features: Features of instruction sets on whose presence or absence the code depends.
     """
 
     needs: tuple[str, ...]
     data: bytes
     start: int | None = None
+    features: tuple[tuple[str, bool], ...] = ()
 
 
 _ALIGN, _WORD = 64, 8
@@ -65,14 +68,36 @@ def _jit() -> Any:
     return binding.create_lljit_compiler(machine())
 
 
-def machine() -> Any:
-    """Return an LLVM target machine of this host without special instructions."""
+def triple() -> str:
+    """Return LLVM's name of the system that is compiled for; empty if this process runs on it."""
+    architecture = host.architecture()
+    return "" if architecture == host.native_architecture() else f"{architecture}-unknown-linux-gnu"
+
+
+def target() -> Any:
+    """Return LLVM's target for the architecture that is compiled for.
+
+    Raises:
+        KernelError: This LLVM cannot compile for it.
+    """
     from llvmlite import binding
 
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    target = binding.Target.from_default_triple()
-    return target.create_target_machine(opt=3, reloc="pic", codemodel="default")
+    name = triple()
+    if not name:
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        return binding.Target.from_default_triple()
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    try:
+        return binding.Target.from_triple(name)
+    except RuntimeError as error:
+        raise KernelError(f"this LLVM does not compile for {name}: {error}") from error
+
+
+def machine() -> Any:
+    """Return an LLVM target machine without special instructions."""
+    return target().create_target_machine(opt=3, reloc="pic", codemodel="default")
 
 
 def rest() -> None:

@@ -74,16 +74,18 @@ def read(key: str) -> ObjectCode | None:
             raise ValueError("of another kernel")
         needs = tuple(str(name) for name in header["needs"])
         start = None if header.get("start") is None else int(header["start"])
+        features = tuple((str(name), bool(on)) for name, on in header.get("features", ()))
     except (struct.error, ValueError, KeyError, TypeError) as error:
         _LOG.info("ignoring the cache entry %s: %s", path, error)
         return None
     pruning.used(path)
-    return ObjectCode(needs, rest[length:], start)
+    return ObjectCode(needs, rest[length:], start, features)
 
 
 def write(key: str, code: ObjectCode) -> bool:
     """Keep an entry, whole or not at all; return whether that worked, and warn once if not."""
-    header = json.dumps({"key": key, "needs": code.needs, "start": code.start}).encode()
+    about = {"key": key, "needs": code.needs, "start": code.start, "features": code.features}
+    header = json.dumps(about).encode()
     rest = header + code.data
     raw = _PREFIX.pack(_MAGIC, hashlib.sha256(rest).digest(), len(header)) + rest
     folder = cache_folder()

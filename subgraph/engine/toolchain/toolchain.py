@@ -1,17 +1,21 @@
-"""From kernels to addresses: object code from the cache, or compiled once and kept there.
+"""From kernels to addresses: object code that came with the package or a model, or from the cache.
 
-A warm process imports neither numba nor, where code is kept as images, LLVM.
+What is in none of them is compiled once and kept in the cache. A process that compiles nothing
+imports neither numba nor, where code is kept as images, LLVM.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from subgraph.engine.toolchain import loader, objectcache
+from subgraph.engine.toolchain import compile_display, loader, objectcache, prebuilt
 from subgraph.engine.toolchain.keys import cache_key, text_key
 from subgraph.engine.toolchain.loader import KernelError as KernelError
 from subgraph.engine.toolchain.loader import ObjectCode
@@ -27,22 +31,31 @@ _LOG = logging.getLogger("subgraph.engine")
 
 
 class CompileEvent(NamedTuple):
-    """Told to listeners before and after a kernel is compiled.
+    """What `watch_compilation` tells, before and after a kernel is compiled.
 
     Attributes:
         kernel: The kernel.
         seconds: None before; how long it took after.
+        done: How many kernels this process has compiled.
+        total: How many it has compiled or is known to have to compile; what else a model needs may
+            add to it later.
     """
 
     kernel: Kernel
     seconds: float | None
+    done: int
+    total: int
 
 
 class Statistics:
-    """What the toolchain did in this process: counts, seconds, whether it said that it compiles."""
+    """What the toolchain did in this process: counts, seconds, whether it said that it compiles.
+
+    ``expected`` counts kernels that are compiled or known to have to be.
+    """
 
     def __init__(self) -> None:
         self.compiled = 0
+        self.expected = 0
         self.loaded = 0
         self.compile_seconds = 0.0
         self.load_seconds = 0.0
@@ -50,16 +63,22 @@ class Statistics:
 
 
 statistics = Statistics()
+_Named = tuple[str, ObjectCode]  # the name of a function and the code that defines it
 lock = held_while_forking(threading.RLock())
 _statistics_lock = free_in_child(threading.Lock())
 _addresses: dict[tuple[Kernel, host.Isa], int] = {}
 _listeners: list[Callable[[CompileEvent], None]] = []
+_carried: dict[str, ObjectCode] = {}
+_recorded: dict[Kernel, None] | None = None
 
 
-def listen(listener: Callable[[CompileEvent], None]) -> Callable[[], None]:
-    """Call ``listener`` before and after every compilation, for a progress display.
+def watch_compilation(listener: Callable[[CompileEvent], None]) -> Callable[[], None]:
+    """Call ``listener`` before and after every compilation of a kernel, to show progress.
 
-    It may be called from several threads.
+    It may be called from several threads. While there is a listener, Subgraph itself shows nothing.
+
+    Args:
+        listener: Called with a `CompileEvent`.
 
     Returns:
         A function that ends it.
@@ -91,7 +110,8 @@ def is_loaded(kernel: Kernel) -> bool:
 
 def is_cached(kernel: Kernel) -> bool:
     """Return whether a kernel is in the cache, so that it need not be compiled."""
-    return objectcache.holds(cache_key(kernel, host.isa()))
+    isa = host.isa()
+    return prebuilt.holds(kernel, isa) or objectcache.holds(cache_key(kernel, isa))
 
 
 def prepare(kernels: Iterable[Kernel]) -> int:
@@ -109,13 +129,14 @@ def prepare(kernels: Iterable[Kernel]) -> int:
     with lock:
         before = statistics.compiled
         wanted = [k for k in dict.fromkeys(kernels) if (k, isa) not in _addresses]
-        keys = {kernel: cache_key(kernel, isa) for kernel in wanted}
-        found = {kernel: objectcache.read(keys[kernel]) for kernel in wanted}
+        if _recorded is not None:
+            return len([address(kernel) for kernel in wanted])
+        found = {kernel: next(_stored(kernel, isa), None) for kernel in wanted}
         absent = [kernel for kernel in wanted if found[kernel] is None]
         if absent:
             _compile_absent(absent)
-            found.update({kernel: objectcache.read(keys[kernel]) for kernel in absent})
-        _load_together({k: code for k, code in found.items() if code is not None}, keys, isa)
+            found.update({kernel: next(_stored(kernel, isa), None) for kernel in absent})
+        _load_together({k: code for k, code in found.items() if code is not None}, isa)
         for kernel in wanted:
             address(kernel)
         return statistics.compiled - before
@@ -131,6 +152,59 @@ def addresses(kernels: Iterable[Kernel]) -> dict[Kernel, int]:
     prepare(wanted)
     isa = host.isa()
     return {kernel: _addresses[kernel, isa] for kernel in wanted}
+
+
+def carry(codes: Mapping[str, ObjectCode]) -> None:
+    """Use code by the keys of `keys`, which came with a model of this user, where there is none."""
+    _carried.update(codes)
+
+
+def object_code(kernel: Kernel) -> ObjectCode | None:
+    """Return the code of a kernel to be carried by a model, None if it was not kept."""
+    found = next(_stored(kernel, host.isa()), None)
+    return None if found is None else loader.as_image(*found)
+
+
+def native_code(text: str) -> ObjectCode | None:
+    """Return what `native` has made of a text, None if it was not kept."""
+    found = next(_stored_text(text, host.isa()), None)
+    return None if found is None else loader.as_image(*found)
+
+
+def _stored(kernel: Kernel, isa: host.Isa) -> Iterator[_Named]:
+    """Yield the code of a kernel from wherever it is kept, with the name of its function."""
+    packed = prebuilt.find(kernel, isa)
+    if packed is not None:
+        yield packed
+    yield from _kept(cache_key(kernel, isa))
+
+
+def _stored_text(text: str, isa: host.Isa) -> Iterator[_Named]:
+    packed = prebuilt.find_text(text, isa)
+    if packed is not None:
+        yield packed
+    yield from _kept(text_key(text, isa))
+
+
+def _kept(key: str) -> Iterator[_Named]:
+    if key in _carried:
+        yield _symbol(key), _carried[key]
+    code = objectcache.read(key)
+    if code is not None:
+        yield _symbol(key), code
+
+
+@contextmanager
+def _expecting(count: int) -> Generator[None]:
+    """Count kernels that are to be compiled; not those that cannot be."""
+    with _statistics_lock:
+        statistics.expected += count
+    try:
+        yield
+    finally:
+        with _statistics_lock:
+            statistics.expected = statistics.compiled
+        compile_display.end()
 
 
 def _compile_absent(kernels: list[Kernel]) -> None:
@@ -150,11 +224,44 @@ def _compile_absent(kernels: list[Kernel]) -> None:
         else:
             _LOG.warning("compiling %d kernel(s) for this process", len(kernels))
     workers = compile_crew.worthwhile_workers(len(kernels))
-    if workers and kept:
-        compile_crew.compile_kernels(kernels, workers, keep)
-    else:
-        for kernel in kernels:
-            keep(kernel)
+    with _expecting(len(kernels)):
+        if workers and kept:
+            compile_crew.compile_kernels(kernels, workers, keep)
+        else:
+            for kernel in kernels:
+                keep(kernel)
+
+
+def compile_for_level(kernel: Kernel) -> ObjectCode:
+    """Return the code of a kernel for the instruction set in force, from the cache or compiled.
+
+    Its ``features`` say for which machines it is. The name of its function is
+    `prebuilt.symbol_of`.
+
+    Raises:
+        KernelError: It cannot be compiled.
+    """
+    isa = host.isa()
+    key = prebuilt.kernel_key(kernel.description)
+    return _made_ahead(
+        cache_key(kernel, isa), lambda: _compile(kernel, prebuilt.symbol_of(key), isa)
+    )
+
+
+def assemble_for_level(text: str) -> ObjectCode:
+    """Return what `native` makes of a text, for the architecture in force."""
+    key = prebuilt.kernel_key(text)
+    return _made_ahead(text_key(text, host.isa()), lambda: _assemble(text, prebuilt.symbol_of(key)))
+
+
+def _made_ahead(key: str, make: Callable[[], ObjectCode]) -> ObjectCode:
+    code = objectcache.read(f"{key}-level")
+    if code is None:
+        with host.recorded_features() as features:
+            made = make()
+        code = made._replace(features=tuple(sorted(features.items())))
+        objectcache.write(f"{key}-level", code)
+    return code
 
 
 def keep(kernel: Kernel) -> None:
@@ -170,12 +277,12 @@ def keep(kernel: Kernel) -> None:
         _addresses[kernel, isa] = loader.load([(_symbol(key), code)])[0]
 
 
-def _load_together(codes: dict[Kernel, ObjectCode], keys: dict[Kernel, str], isa: host.Isa) -> None:
+def _load_together(codes: dict[Kernel, _Named], isa: host.Isa) -> None:
     if not codes:
         return
     start = time.perf_counter()
     try:
-        found = loader.load([(_symbol(keys[kernel]), code) for kernel, code in codes.items()])
+        found = loader.load(list(codes.values()))
     except KernelError as error:
         _LOG.info("loading kernels one by one: %s", error)
         return
@@ -200,8 +307,13 @@ def native(text: str) -> int:
         KernelError: It cannot be compiled or loaded.
     """
     with lock:
-        key = text_key(text, host.isa())
-        return _cached("native code", key, lambda symbol: _assemble(text, symbol))
+        isa = host.isa()
+        found = _load_first("native code", _stored_text(text, isa))
+        if found is None:
+            found = _keep_and_load(
+                "native code", text_key(text, isa), lambda symbol: _assemble(text, symbol)
+            )
+        return found
 
 
 def _assemble(text: str, symbol: str) -> ObjectCode:
@@ -227,25 +339,68 @@ def _symbol(key: str) -> str:
     return f"sg_{key[:32]}"
 
 
+@contextmanager
+def recording() -> Generator[dict[Kernel, None]]:
+    """Give every kernel the address of a function that does nothing, and record which were asked.
+
+    Models run meanwhile, in this process alone, without a result: to find the kernels that they
+    need on another machine.
+
+    Yields:
+        The kernels, in the order in which they were asked for.
+    """
+    global _recorded
+    recorded: dict[Kernel, None] = {}
+    _recorded = recorded
+    try:
+        yield recorded
+    finally:
+        _recorded = None
+        with lock:
+            for key in [key for key in _addresses if key[0] in recorded]:
+                del _addresses[key]
+
+
+@cache
+def _nothing() -> Any:
+    """Return a function with the signature of a kernel that does nothing."""
+    words = [ctypes.c_int64] * 4
+    return ctypes.CFUNCTYPE(None, *words)(lambda *_words: None)
+
+
 def _obtain(kernel: Kernel, isa: host.Isa) -> int:
-    key = cache_key(kernel, isa)
-    return _cached(kernel.description, key, lambda symbol: _compile(kernel, symbol, isa))
+    if _recorded is not None:
+        _recorded[kernel] = None
+        return ctypes.cast(_nothing(), ctypes.c_void_p).value or 0
+    found = _load_first(kernel.description, _stored(kernel, isa))
+    if found is None:
+        with _expecting(1):
+            found = _keep_and_load(
+                kernel.description,
+                cache_key(kernel, isa),
+                lambda symbol: _compile(kernel, symbol, isa),
+            )
+    return found
 
 
-def _cached(what: str, key: str, make: Callable[[str], ObjectCode]) -> int:
-    """Load the entry of a key, or make its object code, keep it, and load that."""
-    symbol = _symbol(key)
+def _load_first(what: str, stored: Iterable[_Named]) -> int | None:
+    """Load the first code that can be loaded; None if there is none."""
     start = time.perf_counter()
-    code = objectcache.read(key)
-    if code is not None:
+    for code in stored:
         try:
-            found = loader.load([(symbol, code)])[0]
+            found = loader.load([code])[0]
         except KernelError as error:
-            _LOG.info("the cached object code of %s is no use: %s", what, error)
+            _LOG.info("the stored object code of %s is no use: %s", what, error)
         else:
             statistics.loaded += 1
             statistics.load_seconds += time.perf_counter() - start
             return found
+    return None
+
+
+def _keep_and_load(what: str, key: str, make: Callable[[str], ObjectCode]) -> int:
+    """Make object code, keep it in the cache, and load it."""
+    symbol = _symbol(key)
     code = make(symbol)
     objectcache.write(key, code)
     try:
@@ -257,7 +412,7 @@ def _cached(what: str, key: str, make: Callable[[str], ObjectCode]) -> int:
 def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> ObjectCode:
     check_time(f"compiling kernel {kernel.factory!r} of {kernel.module}")
     _LOG.info("compiling %s for %s", kernel.description, isa.name)
-    tell(CompileEvent(kernel, None))
+    tell(kernel, None)
     start = time.perf_counter()
     from subgraph.engine.toolchain import compiler
 
@@ -267,16 +422,32 @@ def _compile(kernel: Kernel, symbol: str, isa: host.Isa) -> ObjectCode:
     except Exception as error:
         raise KernelError(f"{kernel.description}: cannot be compiled: {error}") from error
     code = _checked(kernel.description, symbol, data)
-    tell(CompileEvent(kernel, time.perf_counter() - start))
+    tell(kernel, time.perf_counter() - start)
     return code
 
 
-def tell(event: CompileEvent) -> None:
-    """Count a compilation and tell the listeners of it."""
-    if event.seconds is not None:
-        with _statistics_lock:
+def tell(kernel: Kernel, seconds: float | None) -> None:
+    """Count a compilation, and tell the listeners of it or show it.
+
+    Args:
+        kernel: The kernel.
+        seconds: How long it took; None if it begins.
+    """
+    with _statistics_lock:
+        if seconds is not None:
             statistics.compiled += 1
-            statistics.compile_seconds += event.seconds
-        _LOG.info("compiled %s in %.0f ms", event.kernel.description, 1e3 * event.seconds)
+            statistics.compile_seconds += seconds
+        statistics.expected = max(statistics.expected, statistics.compiled)
+        event = CompileEvent(kernel, seconds, statistics.compiled, statistics.expected)
+    if seconds is not None:
+        _LOG.info(
+            "compiled %s in %.0f ms (%d/%d)",
+            kernel.description,
+            1e3 * seconds,
+            event.done,
+            event.total,
+        )
     for listener in list(_listeners):
         listener(event)
+    if not _listeners:
+        compile_display.show(event.done, event.total, kernel.factory)

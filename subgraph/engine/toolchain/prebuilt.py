@@ -1,0 +1,295 @@
+"""Kernels that come compiled with the package, one file for each level of instruction sets.
+
+Each is a file of `subgraph.system.prebuilt_files`: a manifest, and the kernels' compressed code.
+
+A kernel is taken if its own sources, those that all kernels share, and the versions of numba and
+llvmlite are those that it was made with. Otherwise a warning says so, and it is compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import sys
+import zlib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import attrs
+
+from subgraph.engine.toolchain.isa_levels import LEVELS, IsaLevel
+from subgraph.engine.toolchain.keys import compiler_versions, source_digest
+from subgraph.engine.toolchain.loader import KernelError, ObjectCode
+from subgraph.system import host
+from subgraph.system.prebuilt_files import (
+    UNPACKED_LIMIT,
+    folder,
+    read_table,
+    warn_once,
+    write_raw,
+)
+from subgraph.system.trusted_files import UntrustedFileError, check_folder, open_trusted
+
+if TYPE_CHECKING:
+    from subgraph.engine.toolchain.kernel import Kernel
+
+
+class PackedKernel(NamedTuple):
+    """Where the code of a kernel lies in a file, and for which machines it is.
+
+    Attributes:
+        offset: Of the compressed code behind the manifest, in bytes.
+        size: Of the compressed code, in bytes.
+        checksum: SHA-256 of the compressed code, in hexadecimal digits.
+        start: As in `ObjectCode`.
+        needs: As in `ObjectCode`.
+        features: As in `ObjectCode`: the machine must give the same answers.
+    """
+
+    offset: int
+    size: int
+    checksum: str
+    start: int | None
+    needs: tuple[str, ...]
+    features: tuple[tuple[str, bool], ...]
+
+
+@attrs.frozen
+class Manifest:
+    """What a file says of itself.
+
+    Attributes:
+        level: Name of the level.
+        platform: Python's name of the operating system.
+        versions: What the kernels were compiled with: `compiler_versions`.
+        names: The same for people: versions of numba and llvmlite.
+        sources: Hash of the sources of each module with kernels.
+        kernels: The kernels by the hash of their description.
+    """
+
+    level: str
+    platform: str
+    versions: Mapping[str, str]
+    names: Mapping[str, str]
+    sources: Mapping[str, str]
+    kernels: Mapping[str, PackedKernel]
+
+
+class Pack:
+    """A file of kernels for one level.
+
+    Attributes:
+        path: The file.
+        manifest: What it says of itself.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open a file and check its manifest.
+
+        Raises:
+            UntrustedFileError: Others can write it.
+            KernelError: It is damaged.
+            OSError: It cannot be read.
+        """
+        check_folder(path.parent)
+        self.path = path
+        with open_trusted(path) as file:
+            try:
+                self.manifest, self._begin = _read_manifest(file)
+            except (struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
+                raise KernelError(
+                    f"{path} is damaged ({error}); install the package anew"
+                ) from error
+
+    def read(self, key: str) -> ObjectCode:
+        """Return the code of a kernel.
+
+        Raises:
+            KernelError: It is damaged.
+            LookupError: It is not in the file.
+            OSError: The file cannot be read.
+        """
+        entry = self.manifest.kernels[key]
+        with open_trusted(self.path) as file:
+            file.seek(self._begin + entry.offset)
+            raw = file.read(entry.size)
+        if hashlib.sha256(raw).hexdigest() != entry.checksum:
+            raise KernelError(
+                f"{self.path} is damaged (the checksum of a kernel does not fit); install the "
+                "package anew"
+            )
+        unpacker = zlib.decompressobj()
+        return ObjectCode(
+            entry.needs, unpacker.decompress(raw, UNPACKED_LIMIT), entry.start, entry.features
+        )
+
+
+def _read_manifest(file: BinaryIO) -> tuple[Manifest, int]:
+    """Return the manifest of a file and where the code begins."""
+    told, begin = read_table(file)
+    kernels = {key: _packed_kernel(*entry) for key, entry in told.pop("kernels").items()}
+    return Manifest(**told, kernels=kernels), begin
+
+
+def _packed_kernel(
+    offset: int, size: int, checksum: str, start: int | None, needs: Any, features: Any
+) -> PackedKernel:
+    return PackedKernel(
+        int(offset),
+        int(size),
+        str(checksum),
+        None if start is None else int(start),
+        tuple(str(name) for name in needs),
+        tuple((str(name), bool(answer)) for name, answer in features),
+    )
+
+
+def write_pack(
+    path: Path,
+    level: IsaLevel,
+    names: Mapping[str, str],
+    sources: Mapping[str, str],
+    kernels: Mapping[str, ObjectCode],
+) -> None:
+    """Write the file of one level; kernels with the same code share it.
+
+    Args:
+        path: The file.
+        level: The level.
+        names: Versions of numba and llvmlite, for people.
+        sources: Hash of the sources of each module with kernels.
+        kernels: Code by key.
+    """
+    entries: dict[str, PackedKernel] = {}
+    places: dict[bytes, tuple[int, int, str]] = {}
+    body = bytearray()
+    for key, code in sorted(kernels.items()):
+        place = places.get(code.data)
+        if place is None:
+            packed = zlib.compress(code.data, 9)
+            place = (len(body), len(packed), hashlib.sha256(packed).hexdigest())
+            places[code.data] = place
+            body += packed
+        entries[key] = PackedKernel(*place, code.start, code.needs, code.features)
+    manifest = Manifest(
+        level.name, sys.platform, compiler_versions(), dict(names), dict(sources), entries
+    )
+    write_manifest(path, manifest, bytes(body))
+
+
+def write_manifest(path: Path, manifest: Manifest, body: bytes) -> None:
+    """Write a file of a manifest and the code that it describes."""
+    told = json.dumps(attrs.asdict(manifest, recurse=False), sort_keys=True)
+    write_raw(path, told.encode(), body)
+
+
+def kernel_key(description: str) -> str:
+    """Return the name of a kernel, or of a text of code, in a manifest."""
+    return hashlib.sha256(description.encode()).hexdigest()[:32]
+
+
+def symbol_of(key: str) -> str:
+    """Return the name of the function in object code under a key."""
+    return f"sg_{key}"
+
+
+def find(kernel: Kernel, isa: host.Isa) -> tuple[str, ObjectCode] | None:
+    """Return the name of a kernel's function and its code; None if it did not come compiled."""
+    found = _find(kernel_key(kernel.description), isa)
+    if found is None:
+        return None
+    pack, key = found
+    if pack.manifest.sources.get(kernel.module) != source_digest(kernel.module):
+        warn_once(
+            f"the prebuilt kernels of {kernel.module} are stale: its sources, or those of a module "
+            f"that it imports, changed since {pack.path.parent} was made; its kernels are compiled "
+            "once for this machine (`make kernels` makes them anew)"
+        )
+        return None
+    return _code(pack, key)
+
+
+def find_text(text: str, isa: host.Isa) -> tuple[str, ObjectCode] | None:
+    """Return the name of the function and the code that was made of a text, as `find` does."""
+    found = _find(kernel_key(text), isa)
+    return None if found is None else _code(*found)
+
+
+def holds(kernel: Kernel, isa: host.Isa) -> bool:
+    """Return whether a kernel came compiled, for these sources."""
+    found = _find(kernel_key(kernel.description), isa)
+    if found is None:
+        return False
+    return found[0].manifest.sources.get(kernel.module) == source_digest(kernel.module)
+
+
+def _find(key: str, isa: host.Isa) -> tuple[Pack, str] | None:
+    for pack in _packs(folder(), isa, host.architecture()):
+        entry = pack.manifest.kernels.get(key)
+        if entry is not None and all(isa.has(name) == answer for name, answer in entry.features):
+            return pack, key
+    return None
+
+
+def _code(pack: Pack, key: str) -> tuple[str, ObjectCode] | None:
+    try:
+        return symbol_of(key), pack.read(key)
+    except (KernelError, OSError, ValueError, zlib.error) as error:
+        warn_once(f"a prebuilt kernel is not used, and is compiled: {error}")
+        return None
+
+
+@cache
+def _packs(folder: Path | None, isa: host.Isa, architecture: str) -> tuple[Pack, ...]:
+    """Return the files whose code this machine runs, the widest level first."""
+    if folder is None:
+        return ()
+    fitting = [level for level in reversed(LEVELS) if level.runs_on(isa, architecture)]
+    return tuple(_opened(folder / f"{level.name}.pack" for level in fitting))
+
+
+def _opened(paths: Iterable[Path]) -> Iterable[Pack]:
+    for path in paths:
+        try:
+            pack = Pack(path)
+        except FileNotFoundError:
+            continue  # a checkout, or a wheel made without them
+        except UntrustedFileError as error:
+            warn_once(f"prebuilt kernels are not used: {error.strerror}")
+        except (KernelError, OSError) as error:
+            warn_once(f"prebuilt kernels are not used: {error}")
+        else:
+            if pack.manifest.platform != sys.platform:
+                continue
+            if pack.manifest.versions == compiler_versions():
+                yield pack
+            else:
+                warn_once(_stale(pack))
+
+
+def _stale(pack: Pack) -> str:
+    now = version_names()
+    changed = [
+        f"{k} {v}, here {now.get(k)}" for k, v in pack.manifest.names.items() if v != now.get(k)
+    ]
+    why = f"they were made with {'; '.join(changed)}" if changed else "Subgraph's compiler changed"
+    return (
+        f"the prebuilt kernels in {pack.path.parent} are stale: {why}. Kernels are compiled once "
+        "for this machine instead (`make kernels` makes them anew)"
+    )
+
+
+def version_names() -> dict[str, str]:
+    """Return the versions of what compiles kernels, for people."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    names: dict[str, str] = {}
+    for name in ("numba", "llvmlite"):
+        try:
+            names[name] = version(name)
+        except PackageNotFoundError:
+            names[name] = "of an unknown version"
+    return names

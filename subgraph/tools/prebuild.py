@@ -1,0 +1,210 @@
+"""Compile the kernels of the usual families ahead of time, for levels of instruction sets.
+
+``make kernels`` runs this; `subgraph.engine.toolchain.prebuilt` reads the files. Which kernels the
+families need is found by planning them for each level, whatever machine this is; none of their code
+is run. What was compiled before is taken from the kernel cache, so that an interrupted build goes
+on.
+
+usage: python -m subgraph.tools.prebuild [--output FOLDER] [--level NAME ...] [MODEL.onnx ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import attrs
+
+import subgraph as sg
+from subgraph.devices.export import region_nodes
+from subgraph.engine.program import entry
+from subgraph.engine.region import turns
+from subgraph.engine.toolchain import prebuilt, toolchain
+from subgraph.engine.toolchain.isa_levels import LEVELS, IsaLevel
+from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.engine.toolchain.keys import source_digest
+from subgraph.engine.toolchain.loader import ObjectCode
+from subgraph.operators import kept_schemas
+from subgraph.system import host, prebuilt_files
+from subgraph.tools.warmup import prepared_graphs
+
+_THREADS = (1, 4)  # kernels may differ where a model runs on several
+_LIMIT = 15_000_000  # bytes of all files together
+
+
+@attrs.frozen
+class Built:
+    """What was made for one level.
+
+    Attributes:
+        level: The level.
+        path: The file.
+        kernels: How many kernels are in it.
+        size: Its bytes.
+    """
+
+    level: IsaLevel
+    path: Path
+    kernels: int
+    size: int
+
+
+def kernels_of(level: IsaLevel, models: Sequence[Path]) -> list[Kernel]:
+    """Return the kernels that the usual families and some models need on a level's machines."""
+    entry.method()  # for this machine: what is recorded is called through it
+    with toolchain.recording() as found:
+        for processor in level.planned_as:
+            with host.target(level.isa._replace(cpu=processor), level.architecture):
+                _plan(models)
+    return [kernel for kernel in found if kernel.module.startswith("subgraph.")]
+
+
+def _plan(models: Sequence[Path]) -> None:
+    """Plan what is built in and the models, with weights in the layouts of kernels; run nothing."""
+    toolchain.address(turns.loop_kernel())  # a loop asks for it only when it runs
+    for _, make in [*prepared_graphs(()), *(prepared_graphs(models) if models else ())]:
+        graph = make()
+        for threads in _THREADS:
+            model = sg.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": threads})
+            for node in region_nodes(model.graph):
+                if node.op is not None:
+                    type(node.op).prepare(node.op)
+
+
+def build(folder: Path, levels: Sequence[IsaLevel], models: Sequence[Path]) -> list[Built]:
+    """Compile and write the files of some levels.
+
+    A kernel stands in the file of the lowest level whose code serves: one that uses no instructions
+    for bytes is not compiled again for the levels that have them.
+
+    Args:
+        folder: Where to write them.
+        levels: The levels, the lowest first.
+        models: Models beside the usual families whose kernels are compiled, too.
+    """
+    built: list[Built] = []
+    below: dict[Kernel, ObjectCode] = {}
+    architecture = ""
+    for level in levels:
+        if level.isa.name != architecture:
+            architecture, below = level.isa.name, {}
+        wanted = [
+            kernel for kernel in kernels_of(level, models) if not _serves(below, kernel, level)
+        ]
+        codes = compiled_codes(level, wanted)
+        new = {kernel: code for kernel, code in codes.items() if not _same(below, kernel, code)}
+        texts = {} if below else {entry.TEXT: _assembled(level)}
+        built.append(write_level(folder, level, new, texts))
+        below = {**below, **new}
+    return built
+
+
+def _serves(below: Mapping[Kernel, ObjectCode], kernel: Kernel, level: IsaLevel) -> bool:
+    """Return whether the code of a lower level is as good as that of this one."""
+    code = below.get(kernel)
+    return (
+        code is not None
+        and all(level.isa.has(name) == on for name, on in code.features)
+        and (not any("vnni" in name for name, _ in code.features))
+    )
+
+
+def _same(below: Mapping[Kernel, ObjectCode], kernel: Kernel, code: ObjectCode) -> bool:
+    return kernel in below and below[kernel].data == code.data
+
+
+def compiled_codes(level: IsaLevel, kernels: Sequence[Kernel]) -> dict[Kernel, ObjectCode]:
+    """Compile kernels in as many processes as there are cores; show counts."""
+    codes: dict[Kernel, ObjectCode] = {}
+    start = time.perf_counter()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(host.core_count(), context, _enter, (level.name,)) as pool:
+        for kernel, code in zip(kernels, pool.map(_compile, kernels), strict=True):
+            codes[kernel] = code
+            seconds = time.perf_counter() - start
+            print(
+                f"\r{level.name}: {len(codes)}/{len(kernels)}, {seconds:.0f} s", end="", flush=True
+            )
+    print()
+    return codes
+
+
+def _enter(name: str) -> None:
+    """Let a process compile for a level from now on."""
+    level = level_named(name)
+    host.set_target(level.isa, level.architecture)
+
+
+def _compile(kernel: Kernel) -> ObjectCode:
+    return toolchain.compile_for_level(kernel)
+
+
+def _assembled(level: IsaLevel) -> ObjectCode:
+    with host.target(level.isa, level.architecture):
+        return toolchain.assemble_for_level(entry.TEXT)
+
+
+def write_level(
+    folder: Path,
+    level: IsaLevel,
+    codes: Mapping[Kernel, ObjectCode],
+    texts: Mapping[str, ObjectCode],
+) -> Built:
+    """Write the file of a level: kernels, and code made of texts (see `toolchain.native`)."""
+    named = {**{kernel.description: code for kernel, code in codes.items()}, **texts}
+    modules = sorted({kernel.module for kernel in codes})
+    path = folder / f"{level.name}.pack"
+    prebuilt.write_pack(
+        path,
+        level,
+        prebuilt.version_names(),
+        {module: source_digest(module) for module in modules},
+        {prebuilt.kernel_key(description): code for description, code in named.items()},
+    )
+    return Built(level, path, len(named), path.stat().st_size)
+
+
+def _write_schemas(folder: Path) -> None:
+    """Write the schemas of the operators, which a fresh machine need not ask onnx for then."""
+    key = kept_schemas.release_key()
+    if key is not None:
+        path = folder / f"{kept_schemas.PREBUILT}.pack"
+        prebuilt_files.write_data(path, key, kept_schemas.schemas_of_package())
+
+
+def level_named(name: str) -> IsaLevel:
+    """Return a level.
+
+    Raises:
+        KeyError: There is none of that name.
+    """
+    return {level.name: level for level in LEVELS}[name]
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Build the files, say what is in them, and fail if they are larger than a wheel may be."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("models", nargs="*", type=Path, help="models beside the usual families")
+    default = prebuilt_files.package_folder()
+    parser.add_argument("--output", type=Path, default=default, help=f"folder ({default})")
+    names = [level.name for level in LEVELS]
+    parser.add_argument("--level", action="append", choices=names, help="default: all")
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    levels = [level for level in LEVELS if level.name in (options.level or names)]
+    _write_schemas(options.output)
+    built = build(options.output, levels, options.models)
+    for one in built:
+        print(f"{one.path}: {one.kernels} kernels, {one.size / 1e6:.2f} MB")
+    total = sum(one.size for one in built)
+    print(f"{total / 1e6:.2f} MB in all")
+    if total > _LIMIT:
+        sys.exit(f"more than {_LIMIT / 1e6:.0f} MB: leave models out")
+
+
+if __name__ == "__main__":
+    main()
