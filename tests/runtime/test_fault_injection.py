@@ -1,4 +1,6 @@
-"""Every allocation, file operation and thread start fails once, in turn: nothing breaks for good.
+"""Every allocation, file operation, thread start and call of a driver fails once, in turn.
+
+Nothing breaks for good.
 
 A first run of a scenario counts the calls; each of them then fails in a run of its own. Allowed is
 a right result, or a clean error. Afterwards the same objects work, in another thread too (no lock
@@ -11,6 +13,7 @@ import gc
 import io
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +36,8 @@ from subgraph.engine.program.pool import Pool
 from subgraph.engine.toolchain import objectcache, toolchain
 from subgraph.engine.toolchain.loader import ObjectCode
 from subgraph.system import signing
-from tests.support.faults import FAULTS, failing
+from tests.support.faults import DRIVER_FAULT, FAULTS, Fault, failing
+from tests.support.opencl import needs_device
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Array = np.ndarray[Any, Any]
@@ -241,6 +245,48 @@ def load_kernels_again(given: tuple[sg.Core, sg.Graph]) -> bool:
     return right(core.compile_model(work, "CPU")(X)[0])
 
 
+def _on_opencl(folder: Path) -> sg.CompiledModel:
+    return sg.Core().compile_model(graph(), "OPENCL", {"RUNTIME_FALLBACK": False})
+
+
+def _ran_on_opencl(folder: Path) -> sg.CompiledModel:
+    model = _on_opencl(folder)
+    model(X)
+    return model
+
+
+def compile_for_opencl(given: tuple[sg.Core, sg.Graph]) -> bool:
+    core, work = given
+    return right(core.compile_model(work, "OPENCL", {"RUNTIME_FALLBACK": False})(X)[0])
+
+
+def first_run_on_opencl(model: sg.CompiledModel) -> bool:
+    return right(model(X)[0])
+
+
+def new_shape_and_weight_on_opencl(model: sg.CompiledModel) -> bool:
+    parameter = model.parameters["w"]
+    parameter.assign(parameter.array * 2)
+    parameter.assign(parameter.array / 2)
+    return all(right(model(given)[0], given) for given in (X, Y, X))
+
+
+def run_asynchronously_on_opencl(model: sg.CompiledModel) -> bool:
+    requests = [model.create_infer_request() for _ in range(2)]
+    for request in requests:
+        request.start_async(X)
+    results = [(request.wait() or [None])[0] for request in requests]
+    return all(map(right, results))
+
+
+OPENCL_SCENARIOS = {
+    "compile": Scenario(lambda folder: (sg.Core(), graph()), compile_for_opencl),
+    "first run": Scenario(_on_opencl, first_run_on_opencl),
+    "new shape and weight": Scenario(_ran_on_opencl, new_shape_and_weight_on_opencl),
+    "asynchronous": Scenario(_ran_on_opencl, run_asynchronously_on_opencl),
+}
+
+
 # --- the test ----------------------------------------------------------------------------------
 
 
@@ -277,9 +323,8 @@ def _settled(value: Callable[[], int], most: int) -> bool:
     return value() <= most
 
 
-def _check(scene: Scenario, fault_name: str, number: int, folder: Path) -> str:
+def _check(scene: Scenario, fault: Fault, number: int, folder: Path) -> str:
     """Let one call fail; return what is wrong, "" if nothing is."""
-    fault = FAULTS[fault_name]
     folder.mkdir()
     prepared = scene.prepare(folder)
     gc.collect()
@@ -307,13 +352,13 @@ def _check(scene: Scenario, fault_name: str, number: int, folder: Path) -> str:
     return ""
 
 
-def _calls(scene: Scenario, fault_name: str, folder: Path) -> int:
+def _calls(scene: Scenario, fault: Fault, folder: Path) -> int:
     """Return how many calls of a kind a run makes, once everything is imported."""
     calls = 0
     for turn in range(2):
         (folder / f"count{turn}").mkdir()
         prepared = scene.prepare(folder / f"count{turn}")
-        with failing(FAULTS[fault_name], 0) as count:
+        with failing(fault, 0) as count:
             assert scene.run(prepared)
         calls = count.calls
     return calls
@@ -332,8 +377,22 @@ def _sample(calls: int, most: int) -> Iterator[int]:
     "most", [_MOST_IN_CI, pytest.param(10**6, marks=pytest.mark.slow)], ids=["sample", "all"]
 )
 def test_one_call_fails(name: str, fault: str, most: int, tmp_path: Path) -> None:
-    scene = SCENARIOS[name]
+    _fail_each(SCENARIOS[name], FAULTS[fault], most, tmp_path)
+
+
+@needs_device
+@pytest.mark.parametrize("fault", [*FAULTS, "driver"])
+@pytest.mark.parametrize("name", OPENCL_SCENARIOS)
+@pytest.mark.parametrize(
+    "most", [_MOST_IN_CI, pytest.param(10**6, marks=pytest.mark.slow)], ids=["sample", "all"]
+)
+def test_one_call_fails_on_opencl(name: str, fault: str, most: int, tmp_path: Path) -> None:
+    _fail_each(OPENCL_SCENARIOS[name], {**FAULTS, "driver": DRIVER_FAULT}[fault], most, tmp_path)
+
+
+def _fail_each(scene: Scenario, fault: Fault, most: int, tmp_path: Path) -> None:
     calls = _calls(scene, fault, tmp_path)
+    assert calls or fault.kind != "driver", "every scenario of OPENCL calls the driver"
     wrong: list[str] = []
     for number in _sample(calls, most):
         if what := _check(scene, fault, number, tmp_path / str(number)):
@@ -351,6 +410,8 @@ def test_the_disk_is_full_after_some_bytes(name: str, most: int, tmp_path: Path)
     scene = SCENARIOS[name]
     prepared = scene.prepare(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # As Python does; an OpenCL driver's compiler may have put a handler of its own there.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
         assert scene.run(prepared)
@@ -360,6 +421,25 @@ def test_the_disk_is_full_after_some_bytes(name: str, most: int, tmp_path: Path)
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert _temporary(tmp_path) == []
     assert scene.run(prepared)
+
+
+def test_an_allocation_of_another_thread_fails() -> None:
+    ended: list[str] = []
+
+    def allocate() -> None:
+        try:
+            np.empty(1000)
+            ended.append("all is well")
+        except MemoryError:
+            ended.append("no memory")
+
+    for number in (0, 1):
+        with failing(FAULTS["memory"], number) as count:
+            thread = threading.Thread(target=allocate)
+            thread.start()
+            thread.join()
+        assert count.calls == 1
+    assert ended == ["all is well", "no memory"]
 
 
 def test_calls_are_counted_and_one_fails(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Faults on demand: the n-th allocation, file operation or thread start of a block fails.
+"""Faults on demand: the n-th allocation, file operation, thread start or driver call fails.
 
-Arrays are allocated by a handler that counts and gives no memory once; it is machine code, so no
-Python runs within an allocation. Files are refused by an audit hook of the interpreter, or by
-stand-ins for what raises no audit event.
+Arrays are allocated by a handler that counts and gives no memory once, also in threads that start
+meanwhile; it is machine code, so no Python runs within an allocation. Files are refused by an audit
+hook of the interpreter, or by stand-ins for what raises no audit event; calls of the OpenCL driver
+by stand-ins.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _EVENTS = (
     *("os.chmod", "os.utime", "os.rmdir", "tempfile.mkstemp", "mmap.__new__"),
 )
 _WITHOUT_EVENT = "fsync", "stat", "fstat", "lstat"
+_DRIVER = "Buffer", "CommandQueue", "Kernel", "Program", "enqueue_copy", "enqueue_nd_range_kernel"
 
 
 def _system(number: int) -> Callable[[], Exception]:
@@ -39,7 +41,7 @@ class Fault:
     """A kind of call, and the error that one such call ends in.
 
     Attributes:
-        kind: "memory", "files" or "threads".
+        kind: "memory", "files", "threads" or "driver".
         error: Makes the error; that of memory is NumPy's own.
     """
 
@@ -54,6 +56,17 @@ FAULTS = {
     "no permission": Fault("files", _system(errno.EACCES)),
     "threads": Fault("threads", lambda: RuntimeError("can't start new thread")),
 }
+
+
+def _refused_by_driver() -> Exception:
+    api: Any = importlib.import_module("pyopencl")
+    code: int = api.status_code.OUT_OF_RESOURCES
+    error: Exception = api.RuntimeError(api._cl._ErrorRecord("a call", code, "a call"))
+    return error
+
+
+# Of scenarios that run on an OpenCL device.
+DRIVER_FAULT = Fault("driver", _refused_by_driver)
 
 
 @attrs.define
@@ -93,6 +106,10 @@ def failing(fault: Fault, number: int) -> Generator[Count]:
         for name in _WITHOUT_EVENT:
             stack.enter_context(patch.object(os, name, _counted(name)))
         stack.enter_context(patch.object(threading.Thread, "start", _counted_start))
+        if fault.kind == "driver":
+            api: Any = importlib.import_module("pyopencl")
+            for name in _DRIVER:
+                stack.enter_context(patch.object(api, name, _counted_call(api, name)))
         before = None
         counts[:] = 0, number
         _fault, _failing, _count = fault, number, count
@@ -105,6 +122,7 @@ def failing(fault: Fault, number: int) -> Generator[Count]:
             if before is not None:
                 _set_handler()(before)
                 count.calls = int(counts[0])
+            counts[1] = 0  # threads that were started meanwhile may go on
 
 
 @cache
@@ -131,7 +149,25 @@ _start = threading.Thread.start
 
 def _counted_start(thread: threading.Thread) -> None:
     _called("threads", thread.name)
+    if _fault.kind == "memory":
+        run = thread.run
+
+        def run_counted() -> None:
+            _set_handler()(_counting_handler()[0])
+            run()
+
+        thread.run = run_counted  # type: ignore[method-assign]
     _start(thread)
+
+
+def _counted_call(api: Any, name: str) -> Callable[..., Any]:
+    function = getattr(api, name)
+
+    def call(*args: Any, **options: Any) -> Any:
+        _called("driver", name)
+        return function(*args, **options)
+
+    return call
 
 
 class _Handler(ctypes.Structure):
