@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import numpy_dtype
@@ -19,6 +19,8 @@ from subgraph.ops.movement.cpu import known_ints
 from subgraph.ops.movement.geometry import ints, triple
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.strides import contiguous
+
+from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
 Array = np.ndarray[Any, Any]
 _FLOATS = ("float32", "float64")
@@ -47,13 +49,32 @@ def deform_conv(node: Node, low: Lowering) -> None:
     groups, offsets = (int(node.attrs.get(name, 1)) for name in ("group", "offset_group"))
     taps, places = math.prod(window), math.prod(y.shape[2:])
     columns = temporary(low, x.dtype, (images, groups, each * taps, places))
-    words: list[Word] = [x, offset, mask or 0, columns, *x.shape[1:], offsets, *window]
-    words += [*y.shape[2:], *_whole(node, "strides", (1, 1))]
-    words += [*_whole(node, "pads", (0, 0, 0, 0))[:2], *_whole(node, "dilations", (1, 1))]
+    strides, dilations = (_whole(node, name, (1, 1)) for name in ("strides", "dilations"))
+    pads = _whole(node, "pads", (0, 0, 0, 0))
+    arguments = DeformColumnsArguments(
+        x=x,
+        offsets=offset,
+        mask=mask or 0,
+        columns=columns,
+        channels=channels,
+        height=x.shape[2],
+        width=x.shape[3],
+        groups=offsets,
+        kernel_height=window[0],
+        kernel_width=window[1],
+        output_height=y.shape[2],
+        output_width=y.shape[3],
+        stride_height=strides[0],
+        stride_width=strides[1],
+        pad_height=pads[0],
+        pad_width=pads[1],
+        dilation_height=dilations[0],
+        dilation_width=dilations[1],
+    )
     name, masked = "deform_columns", mask is not None
     kernel = Kernel("subgraph.ops.unfold.kernels", name, dtype=x.dtype, masked=masked)
     grain = max(1, _WORK // max(places * channels // offsets, 1))
-    low.emit(kernel, words, images * offsets * taps, grain=grain, bytes=5 * columns.nbytes)
+    low.emit(kernel, arguments, images * offsets * taps, grain=grain, bytes=5 * columns.nbytes)
     left = viewed(low, weight, (groups, outputs // groups, each * taps))
     shape = (images, groups, outputs // groups, places)
     if bias is None:
@@ -112,17 +133,25 @@ def emit_sums(
         dilations: From tap to tap along each axis.
         bias: What is added to each channel.
     """
-    words: list[Word] = [columns, y]
-    words += [*triple(image, 1), *triple(block, 1), *triple(windows, 1), *triple(strides, 1)]
-    words += [*triple(pads, 0), *triple(dilations, 1)]
-    words += [bias or 0, y.shape[1]]
+    arguments = ColumnsToImageArguments(
+        columns=columns,
+        y=y,
+        image=triple(image, 1),
+        kernel=triple(block, 1),
+        windows=triple(windows, 1),
+        stride=triple(strides, 1),
+        pad=triple(pads, 0),
+        dilation=triple(dilations, 1),
+        bias=bias or 0,
+        channels=y.shape[1],
+    )
     lanes, stride = low.lanes(y.dtype), strides[-1] if strides[-1] <= 2 else 0
     kernel = Kernel(
         "subgraph.ops.unfold.kernels", "columns_to_image", dtype=y.dtype, lanes=lanes, stride=stride
     )
     pixels = math.prod(image)
     nbytes = columns.nbytes + y.nbytes
-    low.emit(kernel, words, y.size // pixels, grain=max(1, _WORK // pixels), bytes=nbytes)
+    low.emit(kernel, arguments, y.size // pixels, grain=max(1, _WORK // pixels), bytes=nbytes)
 
 
 @lowering("AffineGrid", dtypes=_FLOATS)

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import DEPTH, HEIGHT, WIDTH, along, view_of
 from subgraph.engine.codegen.simd import ld, shuffle, st, vec
 from subgraph.engine.codegen.tile import stack_words
 from subgraph.ops.image.sampling_kernels import below
-from subgraph.ops.movement.kernels import arg
+
+from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
 Function = Callable[..., Any]
 _REAL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
@@ -19,15 +21,15 @@ _ITEM = {"float32": 4, "float64": 8}
 
 
 def deform_columns(*, dtype: str, masked: bool) -> Function:
-    """Return the kernel that samples images where offsets say, for each tap of a window.
+    """Return the kernel of `DeformColumnsArguments`: samples of images where offsets say.
 
     Pixels outside an image are zero.
 
-    Words: ``0 x [images, channels, H, W], 1 offsets [images, groups * taps * 2, down, across],
-    2 mask [images, groups * taps, down, across], 3 columns [images, channels, taps, down * across],
-    4 channels, 5 H, 6 W, 7 groups of offsets, 8 taps down, 9 taps across, 10 down, 11 across,
-    12 and 13 strides, 14 and 15 pads, 16 and 17 dilations``. Units: images * groups * taps.
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        masked: Whether samples are multiplied by a mask.
     """
+    arguments = view_of(DeformColumnsArguments)
     load, store = ld(dtype), st(dtype)
     item, real = _ITEM[dtype], _REAL[dtype]
 
@@ -48,30 +50,35 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
         return top * (real(1) - fy) + low * fy
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, height, width, groups = arg(args, 4), arg(args, 5), arg(args, 6), arg(args, 7)
-        across_taps, down, across = arg(args, 9), arg(args, 10), arg(args, 11)
-        taps, places = arg(args, 8) * across_taps, down * across
+        a = arguments(args)
+        channels, height, width, groups = a.channels, a.height, a.width, a.groups
+        across_taps, down, across = a.kernel_width, a.output_height, a.output_width
+        taps, places = a.kernel_height * across_taps, down * across
         each = channels // groups
         for unit in range(begin, end):
             tap, group = unit % taps, unit // taps % groups
             first = unit // (taps * groups) * channels + group * each
-            offset = arg(args, 1) + unit * 2 * places * item
-            weight = arg(args, 2) + unit * places * item
+            offset = a.offsets + unit * 2 * places * item
+            weight = a.mask + unit * places * item
             for i in range(down):
                 for j in range(across):
                     place = i * across + j
-                    y = real(i * arg(args, 12) - arg(args, 14) + tap // across_taps * arg(args, 16))
-                    x = real(j * arg(args, 13) - arg(args, 15) + tap % across_taps * arg(args, 17))
+                    y = real(
+                        i * a.stride_height - a.pad_height + tap // across_taps * a.dilation_height
+                    )
+                    x = real(
+                        j * a.stride_width - a.pad_width + tap % across_taps * a.dilation_width
+                    )
                     y += load(offset + place * item)
                     x += load(offset + (places + place) * item)
                     factor = load(weight + place * item) if masked else real(1)
                     # Also false for NaN: such a place is nowhere.
                     near = y > -1 and y < height and x > -1 and x < width
                     for c in range(each):
-                        to = arg(args, 3) + (((first + c) * taps + tap) * places + place) * item
+                        to = a.columns + (((first + c) * taps + tap) * places + place) * item
                         found = real(0)
                         if near:
-                            image = arg(args, 0) + (first + c) * height * width * item
+                            image = a.x + (first + c) * height * width * item
                             found = sample(image, y, x, height, width) * factor
                         store(to, found)
 
@@ -79,7 +86,7 @@ def deform_columns(*, dtype: str, masked: bool) -> Function:
 
 
 def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
-    """Return the kernel that adds windows up to the image of which they are columns.
+    """Return the kernel of `ColumnsToImageArguments`: sums of windows, which are columns.
 
     A vector of an image's row, or of every ``stride``-th of its elements, is written once: the sum
     of what the taps that reach it have there.
@@ -88,11 +95,8 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector.
         stride: Stride along the last axis, 1 or 2; 0: any other.
-
-    Words: ``0 columns [images, channels, taps, windows], 1 y [images, channels, *image], 2 to 4
-    image, 5 to 7 taps, 8 to 10 windows, 11 to 13 strides, 14 to 16 pads, 17 to 19 dilations``,
-    three axes each, ``20 bias (0: none), 21 channels``. Units: images * channels.
     """
+    arguments = view_of(ColumnsToImageArguments)
     v = vec(dtype, lanes)
     load, load_m, bcast, zero, places = v.load, v.load_m, v.bcast, v.zero, vec("uint32", lanes)
     number, place = places.iota, places.splat
@@ -103,43 +107,43 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
     held = stack_words(max(1, lanes * item // 8))
 
     @register_jitable
-    def apart(args: int, axis: int) -> Any:
+    def apart(a: ColumnsToImageArguments, axis: int) -> Any:
         """Return how far taps that reach the same places are from each other, and their windows."""
-        a, b = arg(args, 11 + axis), arg(args, 17 + axis)
-        while b > 0:
-            a, b = b, a % b
-        return arg(args, 11 + axis) // a, arg(args, 17 + axis) // a
+        divisor, rest = along(a.stride, axis), along(a.dilation, axis)
+        while rest > 0:
+            divisor, rest = rest, divisor % rest
+        return along(a.stride, axis) // divisor, along(a.dilation, axis) // divisor
 
     @register_jitable
-    def first(args: int, axis: int, place: int) -> Any:
+    def first(a: ColumnsToImageArguments, axis: int, place: int) -> Any:
         """Return the first tap that reaches a place, beyond the last one if none does; its window.
 
         The image need not have that window.
         """
-        step, taps = arg(args, 11 + axis), arg(args, 5 + axis)
-        at = place + arg(args, 14 + axis)
+        step, taps = along(a.stride, axis), along(a.kernel, axis)
+        at = place + along(a.pad, axis)
         if step == 1:
             return 0, at
         for tap in range(min(step, taps)):
             if at % step == 0:
                 return tap, at // step
-            at -= arg(args, 17 + axis)
+            at -= along(a.dilation, axis)
         return taps, 0
 
     @register_jitable
-    def total(args: int, x: int, steps: Any, taps: Any, windows: Any) -> Any:
+    def total(a: ColumnsToImageArguments, x: int, steps: Any, taps: Any, windows: Any) -> Any:
         """Add what all taps have for a vector, from the first ones, with their windows, on."""
         # A `range` whose step is a variable divides before its first turn.
-        wide, n = arg(args, 7), arg(args, 10)
-        plane = arg(args, 8) * arg(args, 9) * n * item
-        result, a, i = zero(), taps[0], windows[0]
-        while a < arg(args, 5):
+        wide, n = along(a.kernel, WIDTH), along(a.windows, WIDTH)
+        plane = along(a.windows, DEPTH) * along(a.windows, HEIGHT) * n * item
+        result, t, i = zero(), taps[0], windows[0]
+        while t < along(a.kernel, DEPTH):
             b, j = taps[1], windows[1]
-            while b < arg(args, 6):
-                if 0 <= i < arg(args, 8) and 0 <= j < arg(args, 9):
+            while b < along(a.kernel, HEIGHT):
+                if 0 <= i < along(a.windows, DEPTH) and 0 <= j < along(a.windows, HEIGHT):
                     c, w = taps[2], windows[2]
-                    row = x + (a * arg(args, 6) + b) * wide * plane
-                    row += (i * arg(args, 9) + j) * n * item
+                    row = x + (t * along(a.kernel, HEIGHT) + b) * wide * plane
+                    row += (i * along(a.windows, HEIGHT) + j) * n * item
                     while c < wide:
                         at = row + c * plane + w * item
                         if w >= 0 and w + lanes <= n:
@@ -151,21 +155,23 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
                         w -= steps[2][1]
                 b += steps[1][0]
                 j -= steps[1][1]
-            a += steps[0][0]
+            t += steps[0][0]
             i -= steps[0][1]
         return result
 
     @register_jitable
-    def row(args: int, x: int, to: int, bias: Any, steps: Any, at: Any, phases: Any) -> None:
+    def row(
+        a: ColumnsToImageArguments, x: int, to: int, bias: Any, steps: Any, at: Any, phases: Any
+    ) -> None:
         """Write a row of the image, whose first taps and windows along other axes are ``at``."""
-        width, step = arg(args, 4), arg(args, 13)
-        (a, i), (b, j) = at
+        width, step = along(a.image, WIDTH), along(a.stride, WIDTH)
+        (t, i), (b, j) = at
         if stride == 0:
             buffer = held()
             for phase in range(min(step, width)):
-                c, w = first(args, 2, phase)
+                c, w = first(a, WIDTH, phase)
                 for q in range(0, (width - phase + step - 1) // step, lanes):
-                    store(buffer, bias + total(args, x, steps, (a, b, c), (i, j, w + q)))
+                    store(buffer, bias + total(a, x, steps, (t, b, c), (i, j, w + q)))
                     place = to + (phase + q * step) * item
                     for k in range(min(lanes, (width - phase + step - 1) // step - q)):
                         put(place + k * step * item, take(buffer + k * item))
@@ -173,7 +179,7 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
         c, w = phases[0]
         d, u = phases[1]
         for q in range(0, (width + stride - 1) // stride, lanes):
-            even = bias + total(args, x, steps, (a, b, c), (i, j, w + q))
+            even = bias + total(a, x, steps, (t, b, c), (i, j, w + q))
             left = width - q * stride
             if stride == 1:
                 if left >= lanes:
@@ -181,7 +187,7 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
                 else:
                     store_n(to + q * item, left, even)
                 continue
-            odd = bias + total(args, x, steps, (a, b, d), (i, j, u + q))
+            odd = bias + total(a, x, steps, (t, b, d), (i, j, u + q))
             place = to + 2 * q * item
             if left >= 2 * lanes:
                 store(place, lower(even, odd))
@@ -191,26 +197,27 @@ def columns_to_image(*, dtype: str, lanes: int, stride: int) -> Function:
                 store_n(place + lanes * item, left - lanes, upper(even, odd))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        depth, height, width = arg(args, 2), arg(args, 3), arg(args, 4)
-        taps = arg(args, 5) * arg(args, 6) * arg(args, 7)
-        windows = arg(args, 8) * arg(args, 9) * arg(args, 10)
-        steps = apart(args, 0), apart(args, 1), apart(args, 2)
-        phases = first(args, 2, 0), first(args, 2, 1)
-        down, along = arg(args, 11), arg(args, 12)
+        a = arguments(args)
+        depth, height, width = along(a.image, DEPTH), along(a.image, HEIGHT), along(a.image, WIDTH)
+        taps = along(a.kernel, DEPTH) * along(a.kernel, HEIGHT) * along(a.kernel, WIDTH)
+        windows = along(a.windows, DEPTH) * along(a.windows, HEIGHT) * along(a.windows, WIDTH)
+        steps = apart(a, DEPTH), apart(a, HEIGHT), apart(a, WIDTH)
+        phases = first(a, WIDTH, 0), first(a, WIDTH, 1)
+        down, across = along(a.stride, DEPTH), along(a.stride, HEIGHT)
         for unit in range(begin, end):
-            x = arg(args, 0) + unit * taps * windows * item
-            image = arg(args, 1) + unit * depth * height * width * item
+            x = a.columns + unit * taps * windows * item
+            image = a.y + unit * depth * height * width * item
             bias = zero()
-            if arg(args, 20) != 0:
-                bias = bcast(arg(args, 20) + unit % arg(args, 21) * item)
+            if a.bias != 0:
+                bias = bcast(a.bias + unit % a.channels * item)
             for first_slice in range(min(down, depth)):
-                a, i = first(args, 0, first_slice)
+                t, i = first(a, DEPTH, first_slice)
                 for z in range(first_slice, depth, down):
-                    for first_row in range(min(along, height)):
-                        b, j = first(args, 1, first_row)
-                        for y in range(first_row, height, along):
+                    for first_row in range(min(across, height)):
+                        b, j = first(a, HEIGHT, first_row)
+                        for y in range(first_row, height, across):
                             to = image + (z * height + y) * width * item
-                            row(args, x, to, bias, steps, ((a, i), (b, j)), phases)
+                            row(a, x, to, bias, steps, ((t, i), (b, j)), phases)
                             j += 1
                     i += 1
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from subgraph.engine.planner.lowering import Operand, Word
+from subgraph.engine.planner.lowering import Operand
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.ops.shared.opencl_code import line, register, require
+
+from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
 cl_shared("AffineGrid", "Col2Im", "DeformConv")
 
@@ -22,19 +23,17 @@ def _program(low: ClLowering, kernel: Kernel, **defines: int) -> ClSource:
 
 
 @cl_kernel("subgraph.ops.unfold.kernels", "deform_columns")
-def deform_columns(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def deform_columns(low: ClLowering, kernel: Kernel, a: DeformColumnsArguments) -> None:
     """Launch the samples of DeformConv."""
-    x, offsets, mask, columns, *numbers = words
-    assert isinstance(columns, Operand)
-    source = _program(low, kernel, DEFORM=1, MASKED=int(isinstance(mask, Operand)))
-    arguments = [columns.size, x, offsets, mask or x, columns, *numbers]
-    low.launch(source, "deform_columns", arguments, *line(low, columns.size))
+    source = _program(low, kernel, DEFORM=1, MASKED=int(isinstance(a.mask, Operand)))
+    x, offsets, mask, columns, *sizes = a.words()
+    arguments = [a.columns.size, x, offsets, mask or x, columns, *sizes]
+    low.launch(source, "deform_columns", arguments, *line(low, a.columns.size))
 
 
 @cl_kernel("subgraph.ops.unfold.kernels", "columns_to_image")
-def columns_to_image(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def columns_to_image(low: ClLowering, kernel: Kernel, a: ColumnsToImageArguments) -> None:
     """Launch the sums of Col2Im, which has no bias."""
-    y = words[1]
-    assert isinstance(y, Operand)
     source = _program(low, kernel, COLUMNS=1)
-    low.launch(source, "columns_to_image", [y.size, *words[:20]], *line(low, y.size))
+    *arguments, _bias, _channels = a.words()
+    low.launch(source, "columns_to_image", [a.y.size, *arguments], *line(low, a.y.size))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from subgraph.engine.codegen.arguments import Address, KernelArguments, ReportWords
+from subgraph.engine.codegen.arguments import Address, KernelArguments, ReportWords, Triple
 
 
 class _Operands(KernelArguments):
@@ -20,6 +20,7 @@ class _Sizes(KernelArguments):
 
 
 class _Arguments(_Operands, _Sizes):
+    pad: Triple
     lanes: int
 
 
@@ -29,10 +30,11 @@ def test_fields_of_parents_come_first_in_their_order() -> None:
         "checked": 1,
         "rows": 3,
         "scale": 4,
-        "lanes": 5,
+        "pad": 5,
+        "lanes": 8,
     }
-    given = _Arguments(lanes=7, scale=2, rows=3, x="x", checked="report")
-    assert given.words() == ["x", "report", 3, 2.0, 7]
+    given = _Arguments(lanes=7, pad=(4, 5, 6), scale=2, rows=3, x="x", checked="report")
+    assert given.words() == ["x", "report", 3, 2.0, 4, 5, 6, 7]
 
 
 def test_a_field_stands_in_one_parent() -> None:
@@ -46,4 +48,4 @@ def test_fields_are_those_that_are_declared() -> None:
     with pytest.raises(TypeError, match="without \\['scale'\\]"):
         _Sizes(**wrong)
     with pytest.raises(TypeError, match="no fields \\['columns'\\]"):
-        _Sizes(**wrong, scale=1.0, columns=2)
+        _Sizes(**wrong, **{"scale": 1.0, "columns": 2})

@@ -20,13 +20,22 @@ from typing import Any, TypeVar
 
 from numba.core import types
 from numba.core.typing.templates import AttributeTemplate
-from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
+from numba.extending import (
+    infer_getattr,
+    intrinsic,
+    lower_getattr_generic,
+    models,
+    register_jitable,
+    register_model,
+)
 
 from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.codegen.irtools import F64, I64, INT64, load_at
+from subgraph.engine.codegen.simd import ld_i64
 
 _A = TypeVar("_A", bound=KernelArguments)
 _WORD = 8  # bytes
+DEPTH, HEIGHT, WIDTH = 0, 1, 2  # axes of a field of kind "Triple"
 
 
 class ArgumentsView(types.Type):
@@ -58,9 +67,16 @@ class _Attributes(AttributeTemplate):  # type: ignore[misc]
 def _read(_context: Any, builder: Any, view: ArgumentsView, block: Any, name: str) -> Any:
     index, kind = view.declaration.fields[name]
     address = builder.add(block, I64(_WORD * index))
-    if kind in ("ReportWords", "Words"):
+    if kind in ("ReportWords", "Triple", "Words"):
         return address
     return load_at(builder, address, F64 if kind == "float" else I64, _WORD)
+
+
+@register_jitable
+def along(triple: int, axis: int) -> int:
+    """Return a number of a field of kind "Triple": along `DEPTH`, `HEIGHT` or `WIDTH`."""
+    number: int = ld_i64(triple + _WORD * axis)
+    return number
 
 
 def view_of(declaration: type[_A]) -> Callable[[int], _A]:

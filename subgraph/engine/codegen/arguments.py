@@ -29,12 +29,17 @@ from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
 Address: TypeAlias = Any
 # A `Report` to a lowering; to a kernel, where its two words lie.
 ReportWords: TypeAlias = Any
+# Three numbers, along depth, height and width; to a kernel, where they lie: see `along`.
+Triple: TypeAlias = Any
 # Any number of further words, as the last field; to a kernel, where they begin.
 Words: TypeAlias = Any
 
-Kind = Literal["int", "float", "Address", "ReportWords", "Words"]
+Kind = Literal["int", "float", "Address", "ReportWords", "Triple", "Words"]
 # How many words a field takes; those of "Words" are as many as are given.
-_WIDTHS: dict[str, int] = {"int": 1, "float": 1, "Address": 1, "ReportWords": 2, "Words": 0}
+_WIDTHS: dict[str, int] = {
+    **{"int": 1, "float": 1, "Address": 1},
+    **{"ReportWords": 2, "Triple": 3, "Words": 0},
+}
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -94,7 +99,7 @@ class KernelArguments:
         found: list[Any] = []
         held = self.__dict__
         for name, (_, kind) in self.fields.items():
-            if kind == "Words":
+            if kind in ("Triple", "Words"):
                 rest: Sequence[Any] = held[name]
                 found += rest
             elif kind == "float":
