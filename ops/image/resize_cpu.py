@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.traced import plain
@@ -20,6 +20,8 @@ from subgraph.ops.elementwise.expressions import FLOATS, Expression, text
 from subgraph.ops.movement.cpu import element_bytes, emit_take, emit_take_places, known
 from subgraph.ops.movement.op import Repeats
 from subgraph.ops.shared.strides import normal_axis
+
+from .arguments import BlendAcrossArguments, BlendArguments, BlendNearbyArguments
 
 Array = np.ndarray[Any, Any]
 _TILE = 8192  # elements of a unit
@@ -312,26 +314,31 @@ def _emit_blend(
     found = _firsts(places, a.size, lanes) if inner == 1 and low.permutes(x.dtype) else None
     if found is not None:
         places = places - np.repeat(found[0], lanes)[: a.taken]
-    tables: list[Word] = [
-        low.weight("table32", np.array, np.ascontiguousarray(places, np.int32)),
-        low.weight("weights", np.array, np.ascontiguousarray(weights, dtype)),
-        low.weight("added", np.array, added.astype(dtype)),
-    ]
-    words: list[Word] = [x, y, *tables, len(used), a.size, a.taken]
+    common: dict[str, Any] = {
+        "x": x,
+        "y": y,
+        "indices": low.weight("table32", np.array, np.ascontiguousarray(places, np.int32)),
+        "weights": low.weight("weights", np.array, np.ascontiguousarray(weights, dtype)),
+        "added": low.weight("added", np.array, added.astype(dtype)),
+        "neighbours": len(used),
+        "size": a.size,
+        "taken": a.taken,
+    }
     flops = 2 * len(used) * y.size
     if inner == 1:
-        name = "along"
+        name, arguments = "along", BlendArguments(**common)
         if found is not None:
+            firsts = low.weight("table32", np.array, found[0].astype(np.int32))
             name = "nearby"
-            words += [low.weight("table32", np.array, found[0].astype(np.int32)), found[1]]
+            arguments = BlendNearbyArguments(firsts=firsts, vectors=found[1], **common)
         kernel = Kernel("subgraph.ops.image.resize_kernels", name, dtype=x.dtype, lanes=lanes)
         units, grain = outer, max(1, _TILE // a.taken)
     else:
         block = max(1, min(a.taken, _TILE // inner))
-        words += [inner, block]
+        arguments = BlendAcrossArguments(inner=inner, rows=block, **common)
         kernel = Kernel("subgraph.ops.image.resize_kernels", "across", dtype=x.dtype, lanes=lanes)
         units, grain = outer * -(-a.taken // block), max(1, _TILE // (block * inner))
-    low.emit(kernel, words, units, grain=grain, flops=flops, bytes=x.nbytes + y.nbytes)
+    low.emit(kernel, arguments, units, grain=grain, flops=flops, bytes=x.nbytes + y.nbytes)
 
 
 def _firsts(places: Array, size: int, lanes: int) -> tuple[Array, int] | None:

@@ -7,56 +7,57 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld_i32, picked, vec
-from subgraph.ops.movement.kernels import arg
+
+from .arguments import BlendAcrossArguments, BlendArguments, BlendNearbyArguments
 
 Function = Callable[..., Any]
 
 
 def across(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel for an axis with elements inside it.
+    """Return the kernel of `BlendAcrossArguments`, for an axis with elements inside it.
 
-    ``y[o, j, :] = added[j] + sum over k of weights[k, j] * x[o, places[k, j], :]``
+    ``y[o, j, :] = added[j] + sum over k of weights[k, j] * x[o, indices[k, j], :]``
 
-    Words::
-
-        0 x  1 y  2 places (int32)  3 weights  4 added  5 neighbours  6 size of the axis in x
-        7 in y  8 elements inside it  9 rows of y in a unit
-
-    Units: sizes outside the axis * tiles of rows.
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
     """
+    arguments = view_of(BlendAcrossArguments)
     v = vec(dtype, lanes)
     load, store, load_m, store_m, mask_n = v.load, v.store, v.load_m, v.store_m, v.mask_n
     bcast, fma, item = v.bcast, v.fma, v.itemsize
     step = lanes * item
 
     @register_jitable
-    def row_of_two(args: int, x: int, y: int, j: int, whole: int) -> None:
+    def row_of_two(a: BlendAcrossArguments, x: int, y: int, j: int, whole: int) -> None:
         """Write the whole vectors of a row from its two neighbours."""
-        places, weights, taken = arg(args, 2), arg(args, 3), arg(args, 7)
-        row = arg(args, 8) * item
-        a, b = bcast(weights + j * item), bcast(weights + (taken + j) * item)
-        start = bcast(arg(args, 4) + j * item)
+        places, weights, taken = a.indices, a.weights, a.taken
+        row = a.inner * item
+        one, other = bcast(weights + j * item), bcast(weights + (taken + j) * item)
+        start = bcast(a.added + j * item)
         p, q = x + ld_i32(places + 4 * j) * row, x + ld_i32(places + 4 * (taken + j)) * row
         for i in range(0, whole, step):
-            store(y + i, fma(b, load(q + i), fma(a, load(p + i), start)))
+            store(y + i, fma(other, load(q + i), fma(one, load(p + i), start)))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        places, weights, added = arg(args, 2), arg(args, 3), arg(args, 4)
-        count, size, taken = arg(args, 5), arg(args, 6), arg(args, 7)
-        inner, block = arg(args, 8), arg(args, 9)
+        a = arguments(args)
+        places, weights, added = a.indices, a.weights, a.added
+        count, size, taken = a.neighbours, a.size, a.taken
+        inner, block = a.inner, a.rows
         tiles = (taken + block - 1) // block
         row = inner * item
         whole = inner // lanes * step
         mask = mask_n(inner - inner // lanes * lanes)
         for unit in range(begin, end):
             outer, first = unit // tiles, unit % tiles * block
-            x = arg(args, 0) + outer * size * row
+            x = a.x + outer * size * row
             for j in range(first, min(taken, first + block)):
-                y = arg(args, 1) + (outer * taken + j) * row
+                y = a.y + (outer * taken + j) * row
                 start = bcast(added + j * item)
                 if count == 2:
-                    row_of_two(args, x, y, j, whole)
+                    row_of_two(a, x, y, j, whole)
                 for i in range(0, whole if count != 2 else 0, step):
                     total = start
                     for k in range(count):
@@ -77,10 +78,13 @@ def across(*, dtype: str, lanes: int) -> Function:
 
 
 def along(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel for an axis with nothing inside it; words 0 to 7 as of `across`.
+    """Return the kernel of `BlendArguments`: `across` for an axis with nothing inside it.
 
-    Units: sizes outside the axis.
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
     """
+    arguments = view_of(BlendArguments)
     v, places_of = vec(dtype, lanes), vec("int32", lanes)
     load, load_n, store_n, mask_n, gather, fma = (
         v.load,
@@ -94,12 +98,13 @@ def along(*, dtype: str, lanes: int) -> Function:
     store, every = v.store, lanes
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        places, weights, added = arg(args, 2), arg(args, 3), arg(args, 4)
-        count, size, taken = arg(args, 5), arg(args, 6), arg(args, 7)
+        a = arguments(args)
+        places, weights, added = a.indices, a.weights, a.added
+        count, size, taken = a.neighbours, a.size, a.taken
         whole = taken // lanes * lanes
         rest = taken - whole
         for unit in range(begin, end):
-            x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * taken * item
+            x, y = a.x + unit * size * item, a.y + unit * taken * item
             mask = mask_n(every)
             for j in range(0, whole, lanes):
                 total = load(added + j * item)
@@ -121,15 +126,13 @@ def along(*, dtype: str, lanes: int) -> Function:
 
 
 def nearby(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel of `along` where few vectors hold all neighbours of ``lanes`` results.
+    """Return the kernel of `BlendNearbyArguments`: `along` with neighbours in few vectors.
 
-    Words: 0 to 7 as of `across`, but the places count from that of a block's first neighbour, and
-    ``8 places of the first neighbours`` (int32), one for each ``lanes`` results: never so far
-    behind that the vectors from there end beyond a row of x, unless the row is shorter;
-    ``9 vectors``.
-
-    Units: sizes outside the axis.
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector, and results of a block.
     """
+    arguments = view_of(BlendNearbyArguments)
     v, places_of, pick = vec(dtype, lanes), vec("int32", lanes), picked(dtype, lanes)
     load, load_n, load_m, store, store_n = v.load, v.load_n, v.load_m, v.store, v.store_n
     mask_n, fma, select = v.mask_n, v.fma, v.select
@@ -137,29 +140,30 @@ def nearby(*, dtype: str, lanes: int) -> Function:
     splat_place = places_of.splat
 
     @register_jitable
-    def neighbours(args: int, x: int, places: Any) -> Any:
+    def neighbours(a: BlendNearbyArguments, x: int, places: Any) -> Any:
         """Pick elements by their places from ``x`` on."""
-        size = arg(args, 6)
+        size = a.size
         value = pick(load_m(x, mask_n(size)), places)
-        for k in range(1, arg(args, 9)):
+        for k in range(1, a.vectors):
             near = load_m(x + k * lanes * item, mask_n(size - k * lanes))
             value = select(places >= splat_place(k * lanes), pick(near, places), value)
         return value
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        places, weights, added = arg(args, 2), arg(args, 3), arg(args, 4)
-        count, size, taken = arg(args, 5), arg(args, 6), arg(args, 7)
+        a = arguments(args)
+        places, weights, added = a.indices, a.weights, a.added
+        count, size, taken = a.neighbours, a.size, a.taken
         whole = taken // lanes * lanes
         rest = taken - whole
         for unit in range(begin, end):
-            x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * taken * item
-            firsts = arg(args, 8)
+            x, y = a.x + unit * size * item, a.y + unit * taken * item
+            firsts = a.firsts
             for j in range(0, whole, lanes):
                 first = x + ld_i32(firsts) * item
                 total = load(added + j * item)
                 for k in range(count):
                     at = k * taken + j
-                    value = neighbours(args, first, load_places(places + 4 * at))
+                    value = neighbours(a, first, load_places(places + 4 * at))
                     total = fma(load(weights + at * item), value, total)
                 store(y + j * item, total)
                 firsts += 4
@@ -168,7 +172,7 @@ def nearby(*, dtype: str, lanes: int) -> Function:
                 total = load_n(added + whole * item, rest)
                 for k in range(count):
                     at = k * taken + whole
-                    value = neighbours(args, first, load_places_n(places + 4 * at, rest))
+                    value = neighbours(a, first, load_places_n(places + 4 * at, rest))
                     total = fma(load_n(weights + at * item, rest), value, total)
                 store_n(y + whole * item, rest, total)
 

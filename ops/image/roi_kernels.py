@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from subgraph.engine.codegen.simd import ld, st, vec
+from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.simd import ld, ld_i64, st, vec
 from subgraph.ops.indexing.kernels import report_value
-from subgraph.ops.movement.kernels import arg
 
+from .arguments import (
+    FewSamplesArguments,
+    MaxRoiPoolArguments,
+    RoiAlignArguments,
+    RoiAverageArguments,
+)
 from .sampling_kernels import below
 
 Function = Callable[..., Any]
-_word = ld("float64")
 _REAL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
 _ITEM = {"float32": 4, "float64": 8}
 MOST_SAMPLES = 4096  # along an axis of a bin whose number follows from the region
@@ -28,8 +33,8 @@ _ENTRY = 16  # bytes of a line of pixels and its weight: int64 and the element
 def _bins(dtype: str) -> tuple[Any, Any]:
     """Return what reads a region and what finds the two pixels around a place.
 
-    The first takes words as both kernels of RoiAlign have them and the number of the region, and
-    gives its image, top, left, height and width of a bin, samples of a bin down and across.
+    The first takes the arguments of a kernel of RoiAlign and the number of the region, and gives
+    its image, top, left, height and width of a bin, samples of a bin down and across.
     """
     load, image_of = ld(dtype), ld("int64")
     item, real = _ITEM[dtype], _REAL[dtype]
@@ -43,12 +48,12 @@ def _bins(dtype: str) -> tuple[Any, Any]:
         return count + 1 if real(count) < each else count
 
     @register_jitable
-    def read(args: int, number: int) -> tuple[int, Any, Any, Any, Any, int, int]:
-        bins_down, bins_across, wanted = arg(args, 8), arg(args, 9), arg(args, 10)
-        scale, half = real(_word(args + 88)), arg(args, 12) != 0
+    def read(a: RoiAlignArguments, number: int) -> tuple[int, Any, Any, Any, Any, int, int]:
+        bins_down, bins_across, wanted = a.bins_down, a.bins_across, a.samples
+        scale, half = real(a.scale), a.half_pixel != 0
         shift = real(0.5) if half else real(0)
-        region = arg(args, 1) + number * 4 * item
-        image = min(max(image_of(arg(args, 2) + number * 8), 0), arg(args, 4) - 1)
+        region = a.regions + number * 4 * item
+        image = min(max(image_of(a.numbers + number * 8), 0), a.images - 1)
         left, top = load(region) * scale - shift, load(region + item) * scale - shift
         wide = load(region + 2 * item) * scale - shift - left
         high = load(region + 3 * item) * scale - shift - top
@@ -70,29 +75,33 @@ def _bins(dtype: str) -> tuple[Any, Any]:
 
 
 def few_samples(*, dtype: str) -> Function:
-    """Return the kernel that reports regions of RoiAlign so large that samples are too many.
+    """Return the kernel of `FewSamplesArguments`.
 
-    Words: ``0 regions, 1 how many, 2 bins down, 3 across, 4 scale (float64), 5 pixels lie at
-    halves, 6 report``. Units: 1.
+    It reports regions of RoiAlign so large that samples are too many.
+
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
     """
+    arguments = view_of(FewSamplesArguments)
     load, item, real = ld(dtype), _ITEM[dtype], _REAL[dtype]
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        scale = real(_word(args + 32))
-        shift = real(0.5) if arg(args, 5) != 0 else real(0)
-        for k in range(2 * arg(args, 1)):
-            first = arg(args, 0) + (k // 2 * 4 + k % 2) * item
+        a = arguments(args)
+        scale = real(a.scale)
+        shift = real(0.5) if a.half_pixel != 0 else real(0)
+        for k in range(2 * a.count):
+            first = a.regions + (k // 2 * 4 + k % 2) * item
             size = (load(first + 2 * item) * scale - shift) - (load(first) * scale - shift)
-            each = size / real(arg(args, 3 - k % 2))
+            each = size / real(a.bins_down if k % 2 else a.bins_across)
             if not each <= MOST_SAMPLES:
                 many = int(min(each, real(1 << 30))) if each == each else -1
-                report_value(arg(args, 6), arg(args, 7), many, 0, MOST_SAMPLES)
+                report_value(ld_i64(a.report), ld_i64(a.report + 8), many, 0, MOST_SAMPLES)
 
     return kernel
 
 
 def roi_average(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel of RoiAlign whose bins are averages.
+    """Return the kernel of `RoiAverageArguments`: RoiAlign whose bins are averages.
 
     The weights of a bin's pixels are products of one for the row and one for the column: rows are
     added first, vectors of columns at once, then columns. Both lists serve all channels of a unit.
@@ -100,13 +109,8 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector.
-
-    Words: as `roi_largest`, and ``13 scratch, 14 bytes of it for each worker, 15 channels of a
-    unit``. Units: regions * blocks of channels.
-
-    The scratch has H entries for the rows of a bin (a line of pixels, its weight), the counts of
-    all bins across, W entries for each of these, and one row of W elements and a vector.
     """
+    arguments = view_of(RoiAverageArguments)
     v = vec(dtype, lanes)
     load_all, store_all, load_n, fma, splat, nothing = (
         *(v.load, v.store, v.load_n),
@@ -197,9 +201,10 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
             store(y + j * item, total)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, height, width = arg(args, 5), arg(args, 6), arg(args, 7)
-        bins_down, bins_across, each = arg(args, 8), arg(args, 9), arg(args, 15)
-        rows = arg(args, 13) + worker * arg(args, 14)
+        a = arguments(args)
+        channels, height, width = a.channels, a.height, a.width
+        bins_down, bins_across, each = a.bins_down, a.bins_across, a.unit_channels
+        rows = a.scratch + worker * a.scratch_step
         counts = rows + height * _ENTRY
         columns = counts + 8 * bins_across
         sums = columns + bins_across * width * _ENTRY
@@ -207,7 +212,7 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
         plane = height * width * item
         for unit in range(begin, end):
             number, first = unit // blocks, unit % blocks * each
-            image, top, left, high, wide, down, across = read(args, number)
+            image, top, left, high, wide, down, across = read(a, number)
             low, beyond, taken = width, 0, 0
             for j in range(bins_across):
                 at = columns + j * width * _ENTRY
@@ -218,8 +223,8 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
                     line = line_of(at + k * _ENTRY)
                     low, beyond = min(low, line), max(beyond, line + 1)
             dense = beyond - low <= lanes * taken
-            x = arg(args, 0) + (image * channels + first) * plane
-            y = arg(args, 3) + (number * channels + first) * bins_down * bins_across * item
+            x = a.x + (image * channels + first) * plane
+            y = a.y + (number * channels + first) * bins_down * bins_across * item
             for i in range(bins_down):
                 count = weigh(rows, top + real(i) * high, high, down, height)
                 for c in range(min(each, channels - first)):
@@ -244,24 +249,28 @@ def roi_average(*, dtype: str, lanes: int) -> Function:
 
 
 def roi_largest(*, dtype: str) -> Function:
-    """Return the kernel of RoiAlign whose bins are the largest of their weighted pixels.
+    """Return the kernel of `RoiAlignArguments` whose bins are the largest of weighted pixels.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
-
-    Words: ``0 x [images, channels, H, W], 1 regions [n, 4], 2 images of regions (int64), 3 y,
-    4 images, 5 channels, 6 H, 7 W, 8 bins down, 9 bins across, 10 samples of a bin or 0, 11 scale,
-    12 whether pixels lie at halves``. Units: regions * channels.
     """
+    arguments = view_of(RoiAlignArguments)
     load, store = ld(dtype), st(dtype)
     item, real = _ITEM[dtype], _REAL[dtype]
     read, around = _bins(dtype)
 
     @register_jitable
     def one_bin(
-        image: int, args: int, top: Any, left: Any, high: Any, wide: Any, down: int, across: int
+        image: int,
+        a: RoiAlignArguments,
+        top: Any,
+        left: Any,
+        high: Any,
+        wide: Any,
+        down: int,
+        across: int,
     ) -> Any:
-        height, width = arg(args, 6), arg(args, 7)
+        height, width = a.height, a.width
         total = real(0)
         started = False
         for i in range(down):
@@ -273,37 +282,39 @@ def roi_largest(*, dtype: str) -> Function:
                     y0, y1, fy = around(y, height)
                     x0, x1, fx = around(x, width)
                     hy, hx = real(1) - fy, real(1) - fx
-                    a = hy * hx * load(image + (y0 * width + x0) * item)
-                    b = hy * fx * load(image + (y0 * width + x1) * item)
-                    c = fy * hx * load(image + (y1 * width + x0) * item)
-                    d = fy * fx * load(image + (y1 * width + x1) * item)
-                    found = max(max(a, b), max(c, d))
+                    p = hy * hx * load(image + (y0 * width + x0) * item)
+                    q = hy * fx * load(image + (y0 * width + x1) * item)
+                    r = fy * hx * load(image + (y1 * width + x0) * item)
+                    s = fy * fx * load(image + (y1 * width + x1) * item)
+                    found = max(max(p, q), max(r, s))
                 total = max(total, found) if started else found
                 started = True
         return total
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, plane = arg(args, 5), arg(args, 6) * arg(args, 7) * item
-        bins_down, bins_across = arg(args, 8), arg(args, 9)
+        a = arguments(args)
+        channels, plane = a.channels, a.height * a.width * item
+        bins_down, bins_across = a.bins_down, a.bins_across
         for unit in range(begin, end):
-            number, top, left, high, wide, down, across = read(args, unit // channels)
-            image = arg(args, 0) + (number * channels + unit % channels) * plane
-            y = arg(args, 3) + unit * bins_down * bins_across * item
+            number, top, left, high, wide, down, across = read(a, unit // channels)
+            image = a.x + (number * channels + unit % channels) * plane
+            y = a.y + unit * bins_down * bins_across * item
             for i in range(bins_down):
                 for j in range(bins_across):
                     at_y, at_x = top + real(i) * high, left + real(j) * wide
-                    store(y, one_bin(image, args, at_y, at_x, high, wide, down, across))
+                    store(y, one_bin(image, a, at_y, at_x, high, wide, down, across))
                     y += item
 
     return kernel
 
 
 def max_roi_pool(*, dtype: str) -> Function:
-    """Return the kernel of MaxRoiPool.
+    """Return the kernel of `MaxRoiPoolArguments`.
 
-    Words: ``0 x [images, channels, H, W], 1 regions [n, 5], 2 y, 3 images, 4 channels, 5 H, 6 W,
-    7 bins down, 8 bins across, 9 scale``. Units: regions * channels.
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
     """
+    arguments = view_of(MaxRoiPoolArguments)
     load, store = ld(dtype), st(dtype)
     item, real = _ITEM[dtype], _REAL[dtype]
 
@@ -318,11 +329,12 @@ def max_roi_pool(*, dtype: str) -> Function:
         return min(max(first, 0), limit), min(max(last, 0), limit)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, height, width = arg(args, 4), arg(args, 5), arg(args, 6)
-        down, across, scale = arg(args, 7), arg(args, 8), real(_word(args + 72))
+        a = arguments(args)
+        channels, height, width = a.channels, a.height, a.width
+        down, across, scale = a.bins_down, a.bins_across, real(a.scale)
         for unit in range(begin, end):
-            region = arg(args, 1) + unit // channels * 5 * item
-            number = min(max(below(float(load(region))), 0), arg(args, 3) - 1)
+            region = a.regions + unit // channels * 5 * item
+            number = min(max(below(float(load(region))), 0), a.images - 1)
             left, top = (
                 rounded(load(region + item) * scale),
                 rounded(load(region + 2 * item) * scale),
@@ -330,8 +342,8 @@ def max_roi_pool(*, dtype: str) -> Function:
             right = rounded(load(region + 3 * item) * scale)
             bottom = rounded(load(region + 4 * item) * scale)
             high, wide = max(bottom - top + 1, 1), max(right - left + 1, 1)
-            image = arg(args, 0) + (number * channels + unit % channels) * height * width * item
-            y = arg(args, 2) + unit * down * across * item
+            image = a.x + (number * channels + unit % channels) * height * width * item
+            y = a.y + unit * down * across * item
             for i in range(down):
                 y0, y1 = bounds(top, high, down, i, height)
                 for j in range(across):

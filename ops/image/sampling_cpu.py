@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
@@ -12,6 +13,14 @@ from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.movement.layout_turns import blocked, blocked_target, settle
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import tiles
+
+from .arguments import (
+    FewSamplesArguments,
+    GridSampleArguments,
+    MaxRoiPoolArguments,
+    RoiAlignArguments,
+    RoiAverageArguments,
+)
 
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _WORK = 2048  # pixels made that are worth a thread
@@ -44,34 +53,52 @@ def roi_align(node: Node, low: Lowering) -> None:
     images = cast_to(low, numbers, "int64")
     usual = "output_half_pixel" if 0 < node.version < 16 else "half_pixel"
     half = text(node.attrs.get("coordinate_transformation_mode", usual)) == "half_pixel"
-    words: list[Word] = [given, regions, images, result, *x.shape, *y.shape[2:]]
     wanted = int(node.attrs.get("sampling_ratio", 0))
-    scaling: list[Word] = [float(node.attrs.get("spatial_scale", 1.0)), int(half)]
-    words += [wanted, *scaling]
+    channels, height, width = x.shape[1:]
+    shared: dict[str, Any] = {
+        "regions": regions,
+        "bins_down": y.shape[2],
+        "bins_across": y.shape[3],
+        "scale": float(node.attrs.get("spatial_scale", 1.0)),
+        "half_pixel": int(half),
+    }
+    common: dict[str, Any] = {
+        **shared,
+        "x": given,
+        "numbers": images,
+        "y": result,
+        "images": x.shape[0],
+        "channels": channels,
+        "height": height,
+        "width": width,
+        "samples": wanted,
+    }
     if not wanted:
-        checked: list[Word] = [regions, regions.shape[0], *y.shape[2:], *scaling]
-        checked.append(low.report("rois (samples of a bin)"))
+        report = low.report("rois (samples of a bin)")
+        checked = FewSamplesArguments(count=regions.shape[0], report=report, **shared)
         kernel = Kernel("subgraph.ops.image.roi_kernels", "few_samples", dtype=given.dtype)
         low.emit(kernel, checked, 1, bytes=regions.nbytes)
     bins = math.prod(y.shape[2:])
     grain = max(1, _WORK // (4 * bins))
     if text(node.attrs.get("mode", "avg")) == "max":
         kernel = Kernel("subgraph.ops.image.roi_kernels", "roi_largest", dtype=given.dtype)
-        low.emit(kernel, words, y.size // bins, grain=grain, bytes=4 * y.nbytes)
+        arguments = RoiAlignArguments(**common)
+        low.emit(kernel, arguments, y.size // bins, grain=grain, bytes=4 * y.nbytes)
     else:
-        channels, height, width = x.shape[1:]
         lanes, across = low.lanes(given.dtype), y.shape[3]
         nbytes = 16 * (height + across * width) + 8 * across + (width + lanes) * given.itemsize
         if nbytes > _MOST_SCRATCH:
             raise Unsupported(f"RoiAlign of rows of {width} into {across} bins")
         each = min(channels, _CHANNELS)
         scratch = low.scratch(nbytes, per_worker=True)
-        words += [scratch, scratch.nbytes, each]
+        arguments = RoiAverageArguments(
+            scratch=scratch, scratch_step=scratch.nbytes, unit_channels=each, **common
+        )
         kernel = Kernel(
             "subgraph.ops.image.roi_kernels", "roi_average", dtype=given.dtype, lanes=lanes
         )
         units = y.shape[0] * -(-channels // each)
-        low.emit(kernel, words, units, grain=-(-grain // each), bytes=4 * y.nbytes)
+        low.emit(kernel, arguments, units, grain=-(-grain // each), bytes=4 * y.nbytes)
     if result is not y:
         emit_cast(low, result, y)
 
@@ -87,11 +114,21 @@ def max_roi_pool(node: Node, low: Lowering) -> None:
     given, result = _work(low, x, y)
     rois = cast_to(low, low.given(1), given.dtype)
     emit_range_check(low, rois, "rois", 0, x.shape[0] - 1, step=5)
-    words: list[Word] = [given, rois, result, *x.shape]
-    words += [*y.shape[2:], float(node.attrs.get("spatial_scale", 1.0))]
+    arguments = MaxRoiPoolArguments(
+        x=given,
+        regions=rois,
+        y=result,
+        images=x.shape[0],
+        channels=x.shape[1],
+        height=x.shape[2],
+        width=x.shape[3],
+        bins_down=y.shape[2],
+        bins_across=y.shape[3],
+        scale=float(node.attrs.get("spatial_scale", 1.0)),
+    )
     bins = math.prod(y.shape[2:])
     kernel = Kernel("subgraph.ops.image.roi_kernels", "max_roi_pool", dtype=given.dtype)
-    low.emit(kernel, words, y.size // bins, grain=max(1, _WORK // (4 * bins)), bytes=x.nbytes)
+    low.emit(kernel, arguments, y.size // bins, grain=max(1, _WORK // (4 * bins)), bytes=x.nbytes)
     if result is not y:
         emit_cast(low, result, y)
 
@@ -135,11 +172,21 @@ def grid_sample(node: Node, low: Lowering) -> None:
     scratch = low.scratch(192 + around * block * (4 + given.itemsize), per_worker=True)
     space = (1,) * (3 - rank) + x.shape[2:]
     channels = -(-x.shape[1] // of.lanes) if blocks else x.shape[1]
-    words: list[Word] = [source, grid, target, channels, *space, rank, places]
-    words += [scratch, scratch.nbytes, block]
+    arguments = GridSampleArguments(
+        x=source,
+        grid=grid,
+        y=target,
+        channels=channels,
+        image=space,
+        dimensions=rank,
+        places=places,
+        scratch=scratch,
+        scratch_step=scratch.nbytes,
+        block=block,
+    )
     grain = max(1, _WORK // (x.shape[1] * block))
     units = x.shape[0] * -(-places // block)
-    low.emit(kernel, words, units, grain=grain, bytes=2 * y.nbytes)
+    low.emit(kernel, arguments, units, grain=grain, bytes=2 * y.nbytes)
     if blocks:
         settle(low, of, result, target)
     if result is not y:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import DEPTH, HEIGHT, WIDTH, along, view_of
 from subgraph.engine.codegen.simd import convert, ld, st, vec
 from subgraph.engine.codegen.transpose import zipper
-from subgraph.ops.movement.kernels import arg
+
+from .arguments import GridSampleArguments
 
 Function = Callable[..., Any]
 _word = ld("float64")
@@ -34,7 +36,7 @@ def below(x: float) -> int:
 def grid_sample(
     *, dtype: str, lanes: int, grid: str, mode: str, padding: str, corners: bool, blocked: bool
 ) -> Function:
-    """Return the kernel of GridSample over up to three dimensions.
+    """Return the kernel of `GridSampleArguments`, over up to three dimensions.
 
     For each place of a block it writes down the pixels around and their weights; then each channel
     is a sum over them, vectors of places at once, or of channels where these lie side by side.
@@ -47,15 +49,8 @@ def grid_sample(
         padding: ``"zeros"``, ``"border"`` or ``"reflection"``.
         corners: Whether -1 and 1 are the centres of the outermost pixels, not their edges.
         blocked: Whether image and result are in the blocked layout; channels are then blocks.
-
-    Words: ``0 x [images, channels, D, H, W], 1 grid [images, places, dimensions], 2 y, 3 channels,
-    4 D, 5 H, 6 W, 7 dimensions, 8 places, 9 scratch, 10 bytes of it for each worker,
-    11 places of a block (a multiple of ``lanes``)``. Units: images * blocks.
-
-    The scratch has, for each dimension, four places and four weights (192 bytes); then for each
-    pixel around where it lies in the image (int32, -1 for none) for all places of the block; then
-    the weights of these.
     """
+    arguments = view_of(GridSampleArguments)
     v, numbers_of = vec(dtype, lanes), vec("int32", lanes)
     load_all, store_all, store_n, gather, fma = v.load, v.store, v.store_n, v.gather, v.fma
     nothing, select, all_of = v.zero, v.select, v.mask_n
@@ -130,9 +125,9 @@ def grid_sample(
             put_weight(table + 32 + 8 * k, 1.0 if nearest else weight(at - (first + k)))
 
     @register_jitable
-    def write(args: int, table: int, at: int, deep: int, tall: int) -> None:
+    def write(a: GridSampleArguments, table: int, at: int, deep: int, tall: int) -> None:
         """Write down the pixels around place ``at`` of the block, and their weights."""
-        height, width, block = arg(args, 5), arg(args, 6), arg(args, 11)
+        height, width, block = along(a.image, HEIGHT), along(a.image, WIDTH), a.block
         number = table + 192 + 4 * at
         share = table + 192 + deep * tall * taps * block * 4 + item * at
         for i in range(deep):
@@ -171,9 +166,11 @@ def grid_sample(
         return total
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, plane = arg(args, 3), arg(args, 4) * arg(args, 5) * arg(args, 6) * each
-        rank, places, block = arg(args, 7), arg(args, 8), arg(args, 11)
-        table = arg(args, 9) + worker * arg(args, 10)
+        a = arguments(args)
+        channels, depth = a.channels, along(a.image, DEPTH)
+        plane = depth * along(a.image, HEIGHT) * along(a.image, WIDTH) * each
+        rank, places, block = a.dimensions, a.places, a.block
+        table = a.scratch + worker * a.scratch_step
         for d in range(3 - rank):
             put_place(table + 64 * d, 0)
             put_weight(table + 64 * d + 32, 1.0)
@@ -188,18 +185,18 @@ def grid_sample(
             if in_vectors and rank == 2:
                 done = count // lanes * lanes
                 for p in range(0, done, lanes):
-                    where = arg(args, 1) + (image * places + first + p) * 2 * step
-                    write_vector(args, where, table + 64, numbers + 4 * p, shares + item * p)
+                    where = a.grid + (image * places + first + p) * 2 * step
+                    write_vector(a, where, table + 64, numbers + 4 * p, shares + item * p)
             # Vectors read beyond the last place: the first one stands there once more.
             for p in range(done, (count + lanes - 1) // lanes * lanes):
                 at = image * places + first + (p if p < count else 0)
                 for d in range(3 - rank, 3):
-                    where = arg(args, 1) + (at * rank + 2 - d) * step
-                    prepare(table + 64 * d, get(where), arg(args, 4 + d))
-                write(args, table, p, deep, tall)
+                    where = a.grid + (at * rank + 2 - d) * step
+                    prepare(table + 64 * d, get(where), along(a.image, d))
+                write(a, table, p, deep, tall)
             for c in range(image * channels, (image + 1) * channels):
-                x = arg(args, 0) + c * plane
-                y = arg(args, 2) + (c * places + first) * each
+                x = a.x + c * plane
+                y = a.y + (c * places + first) * each
                 if blocked:
                     for p in range(count):
                         found = mixed(x, numbers + 4 * p, shares + item * p, around, block)
@@ -216,10 +213,10 @@ def grid_sample(
 
 
 def _flat_places(lanes: int, zeros: bool, corners: bool) -> Function:
-    """Return ``write(args, grid, table, numbers, shares)``: a vector of places of a flat image.
+    """Return ``write(arguments, grid, table, numbers, shares)``: places of a flat image.
 
-    It writes down the four pixels around each place, and their weights, as the kernel does for one
-    place; ``table`` has room for two vectors.
+    It takes a vector of places, and writes down the four pixels around each, and their weights, as
+    the kernel does for one place; ``table`` has room for two vectors.
     """
     v, numbers_of = vec("float32", lanes), vec("int32", lanes)
     load, store, splat, select, floor = v.load, v.store, v.splat, v.select, v.floor
@@ -247,8 +244,8 @@ def _flat_places(lanes: int, zeros: bool, corners: bool) -> Function:
         return (pixel >= repeat(0)) & (pixel < repeat(size))
 
     @register_jitable
-    def write(args: int, grid: int, table: int, numbers: int, shares: int) -> None:
-        height, width, block = arg(args, 5), arg(args, 6), 4 * arg(args, 11)
+    def write(a: GridSampleArguments, grid: int, table: int, numbers: int, shares: int) -> None:
+        height, width, block = along(a.image, HEIGHT), along(a.image, WIDTH), 4 * a.block
         apart(grid, table, row)
         x, of_x = neighbours(load(table), width)
         y, of_y = neighbours(load(table + row), height)

@@ -2,74 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from subgraph.engine.planner.lowering import Operand, Word
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource, definitions
 from subgraph.ops.shared.opencl_code import line, number, register, require
+
+from .arguments import (
+    FewSamplesArguments,
+    GridSampleArguments,
+    MaxRoiPoolArguments,
+    RoiAlignArguments,
+)
 
 cl_shared("RoiAlign", "MaxRoiPool", "GridSample")
 _TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 _PADDINGS = {"zeros": 0, "border": 1, "reflection": 2}
 
 
-def _numbers(dtype: str, words: Sequence[Word]) -> list[Word | np.generic[Any]]:
-    """Return words with floats as arguments of the dtype."""
-    return [number(dtype, word) if isinstance(word, float) else word for word in words]
+def _region_source(dtype: str, **flags: int) -> ClSource:
+    defines = definitions({"ROI": 1, "T": register(dtype), **flags})
+    return ClSource("image/sampling", defines=defines)
 
 
 @cl_kernel("subgraph.ops.image.roi_kernels", "roi_average", "roi_largest")
-def roi_align(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def roi_align(low: ClLowering, kernel: Kernel, a: RoiAlignArguments) -> None:
     """Launch RoiAlign."""
-    variant: dict[str, Any] = dict(kernel.variant)
-    dtype, y = variant["dtype"], words[3]
+    dtype = str(dict(kernel.variant)["dtype"])
     require(low, dtype)
-    assert isinstance(y, Operand)
-    flags = {"HALF": int(bool(words[12])), "LARGEST": int(kernel.factory == "roi_largest")}
-    source = ClSource(
-        "image/sampling", defines=definitions({"ROI": 1, "T": register(dtype), **flags})
-    )
-    low.launch(source, "roi_align", [y.size, *_numbers(dtype, words[:12])], *line(low, y.size))
+    largest = int(kernel.factory == "roi_largest")
+    source = _region_source(dtype, HALF=a.half_pixel, LARGEST=largest)
+    words = [a.y.size, a.x, a.regions, a.numbers, a.y, a.images, a.channels]
+    words += [a.height, a.width, a.bins_down, a.bins_across, a.samples, number(dtype, a.scale)]
+    low.launch(source, "roi_align", words, *line(low, a.y.size))
 
 
 @cl_kernel("subgraph.ops.image.roi_kernels", "few_samples")
-def few_samples(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def few_samples(low: ClLowering, kernel: Kernel, a: FewSamplesArguments) -> None:
     """Launch the check of RoiAlign's samples."""
     dtype = str(dict(kernel.variant)["dtype"])
     require(low, dtype)
-    flags = {"HALF": int(bool(words[5])), "LARGEST": 0}
-    source = ClSource(
-        "image/sampling", defines=definitions({"ROI": 1, "T": register(dtype), **flags})
-    )
-    low.launch(source, "few_samples", _numbers(dtype, [*words[:5], words[6]]), (1,))
+    source = _region_source(dtype, HALF=a.half_pixel, LARGEST=0)
+    words = [a.regions, a.count, a.bins_down, a.bins_across, number(dtype, a.scale)]
+    low.launch(source, "few_samples", [*words, a.report], (1,))
 
 
 @cl_kernel("subgraph.ops.image.roi_kernels", "max_roi_pool")
-def max_roi_pool(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def max_roi_pool(low: ClLowering, kernel: Kernel, a: MaxRoiPoolArguments) -> None:
     """Launch MaxRoiPool."""
-    dtype, y = str(dict(kernel.variant)["dtype"]), words[2]
+    dtype = str(dict(kernel.variant)["dtype"])
     require(low, dtype)
-    assert isinstance(y, Operand)
-    flags = {"HALF": 0, "LARGEST": 0}
-    source = ClSource(
-        "image/sampling", defines=definitions({"ROI": 1, "T": register(dtype), **flags})
-    )
-    low.launch(source, "max_roi_pool", [y.size, *_numbers(dtype, words)], *line(low, y.size))
+    source = _region_source(dtype, HALF=0, LARGEST=0)
+    words = [a.y.size, a.x, a.regions, a.y, a.images, a.channels, a.height, a.width]
+    words += [a.bins_down, a.bins_across, number(dtype, a.scale)]
+    low.launch(source, "max_roi_pool", words, *line(low, a.y.size))
 
 
 @cl_kernel("subgraph.ops.image.sampling_kernels", "grid_sample")
-def grid_sample(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def grid_sample(low: ClLowering, kernel: Kernel, a: GridSampleArguments) -> None:
     """Launch GridSample."""
     variant: dict[str, Any] = dict(kernel.variant)
     require(low, variant["dtype"], variant["grid"])
-    grid, rank = words[1], words[7]
-    assert isinstance(grid, Operand)
-    assert isinstance(rank, int)
     defines: dict[str, str | int] = {
         "T": register(variant["dtype"]),
         "U": register(variant["grid"]),
@@ -77,6 +71,7 @@ def grid_sample(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
         "PADDING": _PADDINGS[variant["padding"]],
         "CORNERS": int(variant["corners"]),
     }
-    count = grid.size // rank
+    count = a.grid.size // a.dimensions
     source = ClSource("image/sampling", defines=definitions(defines))
-    low.launch(source, "grid_sample", [count, *words[:9]], *line(low, count))
+    words = [count, a.x, a.grid, a.y, a.channels, *a.image, a.dimensions, a.places]
+    low.launch(source, "grid_sample", words, *line(low, count))

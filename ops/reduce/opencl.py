@@ -1,4 +1,4 @@
-"""Reductions, softmax, normalizations and resizing on OPENCL: the CPU's shape work, other kernels.
+"""Reductions, softmax and normalizations on OPENCL: the CPU's shape work, other kernels.
 
 On a GPU a work-group takes a long row together; on a CPU each work-item has rows of its own.
 """
@@ -31,7 +31,7 @@ cl_shared(
     *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin", "CumSum"),
     *("LpNormalization", "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"),
     *("InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN"),
-    *("Resize", "Upsample", "CumProd", "Hardmax", "MeanVarianceNormalization", "Einsum"),
+    *("CumProd", "Hardmax", "MeanVarianceNormalization", "Einsum"),
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
 )
 
@@ -219,15 +219,3 @@ def cumulative(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     flags = {"LARGEST": 0, "LAST": 0, "PRODUCT": int(variant["op"] == "prod")}
     source = _program(variant["dtype"], WALK=1, **flags)
     low.launch(source, "cumulative", [rows, *words], *line(low, rows))
-
-
-@cl_kernel("subgraph.ops.image.resize_kernels", "along", "across")
-def blend(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
-    """Launch the weighted sums of a resized axis."""
-    dtype = _variant(kernel)["dtype"]
-    require(low, dtype)
-    y = words[1]
-    assert isinstance(y, Operand)
-    inner = words[8] if len(words) > 8 else 1
-    arguments: Words = [y.size, *words[:8], inner]
-    low.launch(_program(dtype, BLEND=1), "blend", arguments, *line(low, y.size))

@@ -48,4 +48,4 @@ def test_fields_are_those_that_are_declared() -> None:
     with pytest.raises(TypeError, match="without \\['scale'\\]"):
         _Sizes(**wrong)
     with pytest.raises(TypeError, match="no fields \\['columns'\\]"):
-        _Sizes(**wrong, **{"scale": 1.0, "columns": 2})
+        _Sizes(**{**wrong, "scale": 1.0, "columns": 2})
