@@ -49,8 +49,6 @@ _log = logging.getLogger("subgraph")
 Array = np.ndarray[Any, Any]
 # The caller's fault, or the caller's wish: every device would raise the same.
 _CALLERS = (BlobError, LimitError, ModelError, RequestCancelledError)
-# Options that count for the whole model where one device was asked for alone.
-OPTIONS = ("RUNTIME_FALLBACK", "FALLBACK_FAILURES", "FALLBACK_RETRY", "FALLBACK_CHECK")
 
 
 def stands(error: Exception) -> bool:

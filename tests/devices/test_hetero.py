@@ -574,3 +574,20 @@ def test_branches_go_to_several_devices(listed: str, affinity: str, whole: bool)
     given = np.full((300, 300), 0.5, np.float32)
     np.testing.assert_allclose(model([given])[0], np.tanh(given), rtol=1e-5)
     np.testing.assert_allclose(model([-given])[0], np.exp(-given), rtol=1e-5)
+
+
+def test_a_device_with_its_fallback_keeps_the_options_of_the_call() -> None:
+    x, text = sg.input("x", ("N", 3)), sg.input("text", ("N",), "string")
+    graph = sg.Graph([x, text], [ops.Relu(x), ops.StringConcat(text, text)])
+    config = {
+        "MEMORY_LIMIT": "1G",
+        "PARALLEL_REGIONS": False,
+        "EXCLUSIVE_ASYNC_REQUESTS": True,
+        "PERFORMANCE_HINT_NUM_REQUESTS": 3,
+        "ENABLE_PROFILING": True,
+        "FALLBACK_RETRY": 5.0,
+    }
+    model = sg.compile_model(graph, "CPU", config)
+    assert model.device == "HETERO:CPU,REFERENCE"
+    assert {name: model.get_property(name) for name in config} == config
+    assert model.optimal_requests == 3

@@ -24,7 +24,7 @@ from subgraph.devices.affinity_cut import (
 from subgraph.devices.calls import known_properties, query_on, require_support
 from subgraph.devices.device import Config, Device, QueryResult, without_defaults
 from subgraph.devices.export import region_nodes
-from subgraph.devices.fallback import OPTIONS, DeviceFallback, compile_region, guard
+from subgraph.devices.fallback import DeviceFallback, compile_region, guard
 from subgraph.devices.model_op import CompiledModelOp
 from subgraph.devices.placement import Link, place_by_cost, transfers, value_bytes
 from subgraph.devices.plugins.reference import ReferenceDevice
@@ -44,7 +44,7 @@ from subgraph.partition.light_regions import move_light_regions, place_following
 from subgraph.partition.regions import without_default_regions
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.control_flow import is_nested
-from subgraph.runtime.settings import DeviceOptions, option, options_among
+from subgraph.runtime.settings import DeviceOptions, option, option_names, options_among
 from subgraph.system.registry import nearest
 from subgraph.transform.pass_manager import apply_pass
 from subgraph.weights.sharing import shared_out
@@ -230,7 +230,9 @@ class HeteroDevice(VirtualDevice):
         options = self.options_for({"DEVICE_PRIORITIES": ",".join(d.name for d in devices)})
         if "ENABLE_PROFILING" in known_properties(first):
             given = first.options_for(config)
-            taken = {name: getattr(given, name) for name in ("ENABLE_PROFILING", *OPTIONS)}
+            # Of options that every device has, these are of one device; the others of the model.
+            common = set(option_names(DeviceOptions)) - {"DEVICE_ID", "CACHE_DIR"}
+            taken = {name: getattr(given, name) for name in common}
             options = attrs.evolve(options, **taken)
         configs = {device.name: dict(config) if device is first else {} for device in devices}
         whole = without_default_regions(graph)
