@@ -28,6 +28,7 @@ from subgraph.opencl.lowering import ClLaunch
 from subgraph.opencl.runtime import Runtime, opencl
 from subgraph.operators.reference import evaluate
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, fill_outputs
+from subgraph.system.exiting import uninterruptedly
 from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache, WeightEntry
 
@@ -124,6 +125,7 @@ class ClBoundPlan:
         epoch: Snapshot that the weights in the arguments are of, None before the first.
     """
 
+    @uninterruptedly
     def __init__(self, plan: Plan, runtime: Runtime, cache: WeightCache, profiling: bool) -> None:
         """Make buffers and set arguments; build the programs that are not yet there."""
         self.plan = plan
@@ -241,6 +243,7 @@ class ClBoundPlan:
 
     # ------------------------------------------------------------------ runs
 
+    @uninterruptedly
     def refresh(self, snapshot: Snapshot) -> None:
         """Take the weights as ``snapshot``, which is pinned, has them."""
         store = device_weights(self._runtime)
@@ -251,10 +254,12 @@ class ClBoundPlan:
         self._entry_buffers = buffers
         self.epoch = snapshot.epoch
 
+    @uninterruptedly
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
         """Run the plan; the weights are fresh. See the CPU's `BoundPlan.run`."""
         return self._run(inputs, outputs, None)
 
+    @uninterruptedly
     def run_timed(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> tuple[list[Array], list[Span]]:
@@ -285,6 +290,7 @@ class ClBoundPlan:
     ) -> list[Array]:
         return self.end(self.begin(inputs, outputs, events))
 
+    @uninterruptedly
     def begin(
         self,
         inputs: Sequence[Any],
@@ -316,6 +322,7 @@ class ClBoundPlan:
             self._queue.flush()
         return results, outputs
 
+    @uninterruptedly
     def end(self, pending: Pending) -> list[Array]:
         """Wait for a run; return its results."""
         results, outputs = pending

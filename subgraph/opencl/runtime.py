@@ -22,6 +22,7 @@ import attrs
 
 from subgraph.errors import DeviceError
 from subgraph.graph.limits import check_time
+from subgraph.system.exiting import uninterruptedly
 from subgraph.system.folders import base_folder, user_folder
 from subgraph.system.forking import free_in_child
 from subgraph.system.trusted_files import UntrustedFileError, check_folder, make_folder
@@ -294,6 +295,7 @@ class Runtime:
                 program = self._programs[source] = self._build(source)
             return program
 
+    @uninterruptedly
     def _build(self, source: ClSource) -> cl.Program:
         check_time(f"building OpenCL program {source.name!r}")
         api = opencl()

@@ -7,6 +7,7 @@ one `Snapshot` of all parameters, taken anew only when some parameter of the pro
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from subgraph.devices.device import Device
     from subgraph.weights.cache import StoredWeights
 
+_log = logging.getLogger("subgraph")
 Array = np.ndarray[Any, Any]
 
 # A runner, how it runs as a whole, and how it does the same again.
@@ -128,7 +130,13 @@ class CompiledModel:
         """Free what was made of weights for this model now, not when cycles are looked for."""
         if "_used" in self.__dict__:  # else the constructor has failed
             for op in self.hand_over():
-                type(op).release(op)
+                try:
+                    type(op).release(op)
+                except Exception as error:  # a user's; Python would only print "Exception ignored"
+                    _log.warning(
+                        "%s.release of model %r raised %s: %s",
+                        *(type(op).__name__, self.name, type(error).__name__, error),
+                    )
 
     def hand_over(self) -> list[SubgraphOp]:
         """Stop counting as a user of the ops; return those that no other model runs."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from subgraph.errors import DeviceError
+from subgraph.system.exiting import uninterrupted
 from subgraph.system.forking import free_in_child
 from subgraph.weights.sharing import start_threads
 
@@ -104,7 +105,8 @@ class _State:
 def _work(state: _State) -> None:
     _local.state = state
     while (task := state.next_task()) is not None:
-        task()
+        with uninterrupted:
+            task()
         del task  # keep nothing of a request alive while waiting
 
 

@@ -29,6 +29,7 @@ from subgraph.runtime.executor import Cancel
 from subgraph.runtime.runner import Runner
 from subgraph.runtime.settings import DeviceOptions, option, options_among
 from subgraph.runtime.signature import Port
+from subgraph.system.exiting import uninterrupted
 from subgraph.weights.sharing import start_threads
 
 _log = logging.getLogger("subgraph")
@@ -207,7 +208,8 @@ class AutoModel(CompiledModel):
 
     def _improve(self, make_better: Callable[[], CompiledModel]) -> None:
         try:
-            self.current = make_better()
+            with uninterrupted:
+                self.current = make_better()
         except Exception as error:
             _log.warning("AUTO stays on %s: %s", self.current.device, str(error))
         finally:

@@ -241,7 +241,8 @@ class _Load:
         self._models = list(models)
         self._count = dict.fromkeys(models, 0)
         self._breakers = {model: Breaker(options) for model in models}
-        self._lock = free_in_child(threading.Lock())
+        # Runners give back when they are collected, which may be while this thread holds the lock.
+        self._lock = free_in_child(threading.RLock())
         self._reference = DefaultSubgraphOp(source)
 
     def take(self, old: CompiledModel | None = None) -> CompiledModel:
