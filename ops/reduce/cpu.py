@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.traced import larger
@@ -21,6 +21,8 @@ from subgraph.ops.movement.layout_turns import blocked_target, settle
 from subgraph.ops.pool.cpu import emit_whole
 from subgraph.ops.shared.strides import collapse, contiguous, normal_axis
 from subgraph.ops.shared.tile_planning import tiles
+
+from .arguments import CumulativeArguments, ExtremeArguments, ReductionArguments
 
 _OPS = {
     "ReduceSum": "sum",
@@ -37,7 +39,7 @@ _OPS = {
 _REAL = frozenset({"mean", "l2", "logsum", "sumexp"})
 _EMPTY = {"mean": math.nan, "logsum": -math.inf, "sumexp": -math.inf}
 _POOLED = {"mean": "average", "max": "maximum", "min": "minimum"}
-_WORK = 8192  # elements reduced that are worth a thread
+_WORK = 8192  # minimum elements per thread (estimate: more work than starting a thread)
 
 
 def reduced_axes(low: Lowering, rank: int) -> list[int]:
@@ -62,7 +64,7 @@ def emit_reduction(
 
     Args:
         low: Where the step goes.
-        op: A name of ``reduce_kernels``.
+        op: An operation of `subgraph.ops.reduce.kernels.rows`.
         x: What is reduced.
         y: The results in row-major order of the axes that are kept; its shape does not matter.
         axes: The axes.
@@ -84,9 +86,17 @@ def emit_reduction(
     outside = range(len(dims) - 1)
     kept = [w for d in outside if kinds[d] for w in (dims[d], steps[d] * item, 0)]
     others = [w for d in outside if not kinds[d] for w in (dims[d], steps[d] * item, 0)]
-    turns = math.prod(others[::3])
-    words: list[Word] = [x, y, shifts or 0, dims[-1], len(kept) // 3, len(others) // 3, turns]
-    words += [count, *kept, *others]
+    arguments = ReductionArguments(
+        x=x,
+        y=y,
+        shifts=shifts or 0,
+        size=dims[-1],
+        kept=len(kept) // 3,
+        reduced=len(others) // 3,
+        iterations=math.prod(others[::3]),
+        count=count,
+        dims=[*kept, *others],
+    )
     lanes = low.lanes(dtype)
     factory = "columns" if last_kept else "rows"
     kernel = Kernel("subgraph.ops.reduce.kernels", factory, dtype=dtype, lanes=lanes, op=op)
@@ -94,7 +104,7 @@ def emit_reduction(
     work = count * (4 * lanes if last_kept else 1)
     low.emit(
         kernel,
-        words,
+        arguments,
         units,
         grain=larger(1, _WORK // work),
         flops=x.size,
@@ -187,12 +197,12 @@ def extreme(node: Node, low: Lowering) -> None:
 def emit_extreme(
     low: Lowering, x: Operand, y: Operand, size: int, inner: int, *, largest: bool, last: bool
 ) -> None:
-    """Emit the step that finds the places of extremes along ``size`` elements, as int64.
+    """Emit the step that finds the indices of extremes along ``size`` elements, as int64.
 
     Args:
         low: Where the step goes.
         x: What is searched.
-        y: The places.
+        y: The indices.
         size: Elements along the axis.
         inner: Elements inside it.
         largest: Whether the largest or the smallest.
@@ -213,8 +223,8 @@ def emit_extreme(
         largest=largest,
         last=last,
     )
-    words: list[Word] = [x, y, size, inner]
-    low.emit(kernel, words, units, grain=larger(1, _WORK // cost), bytes=x.nbytes + y.nbytes)
+    arguments = ExtremeArguments(x=x, y=y, size=size, inner=inner)
+    low.emit(kernel, arguments, units, grain=larger(1, _WORK // cost), bytes=x.nbytes + y.nbytes)
 
 
 @lowering("CumSum", "CumProd")
@@ -233,11 +243,18 @@ def cumulative(node: Node, low: Lowering) -> None:
     lanes = low.lanes(work) if inner > 1 else 1
     op = "sum" if node.op_type == "CumSum" else "prod"
     kernel = Kernel("subgraph.ops.reduce.kernels", "cumulative", dtype=work, lanes=lanes, op=op)
-    flags = [int(node.attrs.get(name, 0)) for name in ("reverse", "exclusive")]
     units = math.prod(x.shape[:axis]) * -(-inner // (4 * lanes))
     size = x.shape[axis] if x.rank else 1
+    arguments = CumulativeArguments(
+        x=x,
+        y=result,
+        size=size,
+        inner=inner,
+        reverse=int(node.attrs.get("reverse", 0)),
+        exclusive=int(node.attrs.get("exclusive", 0)),
+    )
     grain = larger(1, _WORK // (4 * size * lanes))
-    low.emit(kernel, [x, result, size, inner, *flags], units, grain=grain, bytes=2 * x.nbytes)
+    low.emit(kernel, arguments, units, grain=grain, bytes=2 * x.nbytes)
     if result is not y:
         emit_cast(low, result, y)
 

@@ -1,4 +1,4 @@
-"""Reductions: along contiguous elements (`rows`), across them (`columns`), places of extremes.
+"""Reductions: along contiguous elements (`rows`), across them (`columns`), indices of extremes.
 
 Sums run over several partial sums in an order that sizes alone decide.
 """
@@ -12,9 +12,12 @@ import numpy as np
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen import vmath
-from subgraph.engine.codegen.simd import convert, st_i64, vec
+from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.simd import convert, ld_i64, st_i64, vec
 from subgraph.engine.codegen.tile import stack_words
-from subgraph.ops.movement.kernels import arg, outer_offset
+from subgraph.ops.movement.kernels import outer_offset
+
+from .arguments import CumulativeArguments, ExtremeArguments, ReductionArguments
 
 Function = Callable[..., Any]
 
@@ -108,29 +111,24 @@ def _finish(v: Any, op: str) -> Function:
 
 
 @register_jitable
-def _offset(args: int, first: int, dimensions: int, rest: int) -> int:
-    """Return `outer_offset` without a division where there is one dimension."""
-    if dimensions == 1:
-        return rest * arg(args, first + 1)
-    return outer_offset(args, first, dimensions, rest, 0)
+def _offset(dims: int, count: int, rest: int) -> int:
+    """Return `outer_offset` in x without a division where there is one dimension."""
+    if count == 1:
+        return rest * ld_i64(dims + 8)
+    return outer_offset(dims, count, rest, 0)
 
 
 def rows(*, dtype: str, lanes: int, op: str) -> Function:
-    """Return the kernel that reduces contiguous elements, and dimensions outside them.
+    """Return the kernel of `ReductionArguments` that reduces contiguous elements.
+
+    Dimensions outside them are kept or reduced.
 
     Args:
         dtype: What is reduced.
         lanes: Elements of a vector.
         op: ``sum mean prod max min l1 l2 sumsq logsum sumexp``; "sumexp" needs shifts.
-
-    Words::
-
-        0 x  1 y  2 shifts (one per element of y; "sumexp" only)  3 contiguous elements
-        4 kept dimensions  5 other reduced dimensions  6 product of their sizes
-        7 number of elements reduced  8.. (size, bytes in x, 0) of the kept, then of the reduced
-
-    Units: elements of y.
     """
+    arguments = view_of(ReductionArguments)
     v = vec(dtype, lanes)
     load, load_m, load_n, select, mask_n = v.load, v.load_m, v.load_n, v.select, v.mask_n
     store, store_n, splat = v.store, v.store_n, v.splat
@@ -170,14 +168,15 @@ def rows(*, dtype: str, lanes: int, op: str) -> Function:
         return select(isnan(nan), nan, nearer(a, c))
 
     @register_jitable
-    def one_row(args: int, base: int, shift: Any) -> Any:
+    def one_row(reduction: ReductionArguments, base: int, shift: Any) -> Any:
         """Return partial results of a row, one for each lane."""
-        size, kept, others, turns = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
-        if extremes and turns == 1:
+        size, kept = reduction.size, reduction.kept
+        others, iterations = reduction.reduced, reduction.iterations
+        if extremes and iterations == 1:
             return extreme_row(base, size)
         a, b, c, d = splat(start), splat(start), splat(start), splat(start)
-        for turn in range(turns):
-            x = base + _offset(args, 8 + 3 * kept, others, turn)
+        for iteration in range(iterations):
+            x = base + _offset(reduction.dims + 24 * kept, others, iteration)
             stop = x + size * item
             while x + 4 * step <= stop:
                 a = combine(a, change(load(x), shift))
@@ -191,43 +190,47 @@ def rows(*, dtype: str, lanes: int, op: str) -> Function:
             if x < stop:
                 mask = mask_n((stop - x) // item)
                 b = combine(b, select(mask, change(load_m(x, mask), shift), splat(start)))
-        if turns == 1 and size < 4 * lanes:
+        if iterations == 1 and size < 4 * lanes:
             return combine(a, b)
         return combine(combine(a, b), combine(c, d))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        kept, number, rows = arg(args, 4), float(arg(args, 7)), held()
-        size, short = arg(args, 3), arg(args, 6) == 1 and arg(args, 3) <= lanes
+        reduction = arguments(args)
+        kept, number, rows = reduction.kept, float(reduction.count), held()
+        size, short = reduction.size, reduction.iterations == 1 and reduction.size <= lanes
         mask = mask_n(size)
         for first in range(begin, end, lanes):
             count = min(lanes, end - first)
             shift = splat(0)
             for i in range(count):
-                base = arg(args, 0) + _offset(args, 8, kept, first + i)
+                base = reduction.x + _offset(reduction.dims, kept, first + i)
                 if needs_shift:
-                    shift = bcast(arg(args, 2) + (first + i) * item)
+                    shift = bcast(reduction.shifts + (first + i) * item)
                 if short:
                     row = select(mask, change(load_m(base, mask), shift), splat(start))
                 else:
-                    row = one_row(args, base, shift)
+                    row = one_row(reduction, base, shift)
                 store(rows + i * step, row)
             for i in range(count, lanes):
                 store(rows + i * step, splat(start))
             if needs_shift:
-                shift = load_n(arg(args, 2) + first * item, count)
-            store_n(arg(args, 1) + first * item, count, finish(totals(rows), shift, number))
+                shift = load_n(reduction.shifts + first * item, count)
+            store_n(reduction.y + first * item, count, finish(totals(rows), shift, number))
 
     return kernel
 
 
 def columns(*, dtype: str, lanes: int, op: str) -> Function:
-    """Return the kernel that reduces dimensions outside contiguous elements that are kept.
+    """Return the kernel of `ReductionArguments` that keeps contiguous elements.
 
-    Words as of `rows`, but 3 is the number of contiguous kept elements, 4 the other kept
-    dimensions, 5 the reduced dimensions.
+    Dimensions outside them are kept or reduced.
 
-    Units: other kept sizes * tiles of ``4 * lanes`` contiguous elements.
+    Args:
+        dtype: What is reduced.
+        lanes: Elements of a vector.
+        op: As of `rows`.
     """
+    arguments = view_of(ReductionArguments)
     v = vec(dtype, lanes)
     load, load_m, store, store_m, mask_n, splat = (
         v.load,
@@ -243,15 +246,17 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
     needs_shift = op == "sumexp"
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size, kept, others, turns = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
-        number = float(arg(args, 7))
+        reduction = arguments(args)
+        size, kept = reduction.size, reduction.kept
+        others, iterations = reduction.reduced, reduction.iterations
+        number = float(reduction.count)
         tiles = (size + 4 * lanes - 1) // (4 * lanes)
         for unit in range(begin, end):
             first = unit % tiles * 4 * lanes
-            base = arg(args, 0) + outer_offset(args, 8, kept, unit // tiles, 0) + first * item
+            base = reduction.x + outer_offset(reduction.dims, kept, unit // tiles, 0) + first * item
             y = (unit // tiles * size + first) * item
-            shifts = arg(args, 2) + y
-            y += arg(args, 1)
+            shifts = reduction.shifts + y
+            y += reduction.y
             left = size - first
             if left >= 4 * lanes:
                 a, b, c, d = splat(start), splat(start), splat(start), splat(start)
@@ -259,8 +264,8 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
                 if needs_shift:
                     s, t = load(shifts), load(shifts + step)
                     u, w = load(shifts + 2 * step), load(shifts + 3 * step)
-                for turn in range(turns):
-                    x = base + _offset(args, 8 + 3 * kept, others, turn)
+                for iteration in range(iterations):
+                    x = base + _offset(reduction.dims + 24 * kept, others, iteration)
                     a = combine(a, change(load(x), s))
                     b = combine(b, change(load(x + step), t))
                     c = combine(c, change(load(x + 2 * step), u))
@@ -275,8 +280,8 @@ def columns(*, dtype: str, lanes: int, op: str) -> Function:
                 a, s = splat(start), splat(0)
                 if needs_shift:
                     s = load_m(shifts, mask)
-                for turn in range(turns):
-                    x = base + _offset(args, 8 + 3 * kept, others, turn)
+                for iteration in range(iterations):
+                    x = base + _offset(reduction.dims + 24 * kept, others, iteration)
                     a = combine(a, change(load_m(x, mask), s))
                 store_m(y, mask, finish(a, s, number))
                 base += step
@@ -315,89 +320,103 @@ def _winner(v: Any, largest: bool, last: bool) -> Function:
 
 
 def extreme(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
-    """Return the kernel of ArgMax and ArgMin: positions along an axis, int64.
+    """Return the kernel of `ExtremeArguments`: ArgMax and ArgMin with elements inside the axis.
 
-    NaN counts as the most extreme. ``last``: of equals the last one, else the first.
+    NaN counts as the most extreme.
 
-    Words: ``0 x, 1 y, 2 size of the axis, 3 elements inside it``.
-    Units: sizes outside the axis * tiles of ``lanes`` elements inside it.
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
+        largest: Search the largest element, else the smallest.
+        last: Of equal elements take the last one, else the first.
     """
-    v, places = vec(dtype, lanes), vec("int32", lanes)
+    arguments = view_of(ExtremeArguments)
+    v, indices = vec(dtype, lanes), vec("int32", lanes)
     load_m, select, mask_n = v.load_m, v.select, v.mask_n
-    splat, choose, widened = places.splat, places.select, convert("int32", "int64", lanes)
+    splat, choose, widened = indices.splat, indices.select, convert("int32", "int64", lanes)
     wide = vec("int64", lanes)
     store, store_m = wide.store, wide.store_m
     wins = _winner(v, largest, last)
     item = v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size, inner = arg(args, 2), arg(args, 3)
+        a = arguments(args)
+        size, inner = a.size, a.inner
         tiles = (inner + lanes - 1) // lanes
         for unit in range(begin, end):
             outer, first = unit // tiles, unit % tiles * lanes
             mask = mask_n(inner - first)
-            x = arg(args, 0) + (outer * size * inner + first) * item
-            best, place = load_m(x, mask), splat(0)
+            x = a.x + (outer * size * inner + first) * item
+            best, index = load_m(x, mask), splat(0)
             for j in range(1, size):
                 x += inner * item
                 value = load_m(x, mask)
                 better = wins(value, best)
                 best = select(better, value, best)
-                place = choose(better, splat(j), place)
-            y = arg(args, 1) + (outer * inner + first) * 8
+                index = choose(better, splat(j), index)
+            y = a.y + (outer * inner + first) * 8
             if first + lanes <= inner:
-                store(y, widened(place))
+                store(y, widened(index))
             else:
-                store_m(y, mask, widened(place))
+                store_m(y, mask, widened(index))
 
     return kernel
 
 
 def extreme_along(*, dtype: str, lanes: int, largest: bool, last: bool) -> Function:
-    """Return the kernel of ArgMax and ArgMin along contiguous elements; see `extreme`.
+    """Return the kernel of `ExtremeArguments`: ArgMax and ArgMin along contiguous elements.
 
-    Every lane keeps its best and where it was; of the lanes that hold the best of all, the first
-    or the last place counts.
+    Each lane keeps its best element and the index of that; among the lanes that hold the best of
+    all, the first or the last index is taken.
 
-    Words: ``0 x, 1 y, 2 size of the axis``. Units: sizes outside the axis.
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
+        largest: Search the largest element, else the smallest.
+        last: Of equal elements take the last one, else the first.
     """
-    v, places = vec(dtype, lanes), vec("int32", lanes)
+    arguments = view_of(ExtremeArguments)
+    v, indices = vec(dtype, lanes), vec("int32", lanes)
     load, load_m, bcast, select, mask_n = v.load, v.load_m, v.bcast, v.select, v.mask_n
     splat_best, fold = v.splat, v.hmax if largest else v.hmin
-    splat, choose, steps = places.splat, places.select, places.iota
-    fold_places = places.hmax if last else places.hmin
+    splat, choose, steps = indices.splat, indices.select, indices.iota
+    fold_indices = indices.hmax if last else indices.hmin
     wins, beats = _winner(v, largest, last), _winner(v, largest, last=False)
     nowhere, item = -1 if last else 2**31 - 1, v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size = arg(args, 2)
+        a = arguments(args)
+        size = a.size
         whole = size // lanes * lanes
         for unit in range(begin, end):
-            x = arg(args, 0) + unit * size * item
-            best, place = bcast(x), splat(0)
+            x = a.x + unit * size * item
+            best, index = bcast(x), splat(0)
             for i in range(0, whole, lanes):
                 value = load(x + i * item)
                 better = wins(value, best)
                 best = select(better, value, best)
-                place = choose(better, splat(i) + steps(), place)
+                index = choose(better, splat(i) + steps(), index)
             if whole < size:
                 inside = mask_n(size - whole)
                 value = load_m(x + whole * item, inside)
                 better = wins(value, best) & inside
                 best = select(better, value, best)
-                place = choose(better, splat(whole) + steps(), place)
+                index = choose(better, splat(whole) + steps(), index)
             behind = beats(splat_best(fold(best)), best)
-            st_i64(arg(args, 1) + unit * 8, fold_places(choose(behind, splat(nowhere), place)))
+            st_i64(a.y + unit * 8, fold_indices(choose(behind, splat(nowhere), index)))
 
     return kernel
 
 
 def cumulative(*, dtype: str, lanes: int, op: str) -> Function:
-    """Return the kernel of CumSum and CumProd along an axis.
+    """Return the kernel of `CumulativeArguments`: CumSum and CumProd along an axis.
 
-    Words: ``0 x, 1 y, 2 size of the axis, 3 elements inside it, 4 reverse, 5 exclusive``.
-    Units: sizes outside the axis * tiles of ``4 * lanes`` elements inside it.
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
+        op: ``"sum"`` or ``"prod"``.
     """
+    arguments = view_of(CumulativeArguments)
     v = vec(dtype, lanes)
     load, store, load_n, store_n, splat = v.load, v.store, v.load_n, v.store_n, v.splat
     combine, item, start = _combiner(v, op), v.itemsize, start_of(dtype, op)
@@ -433,16 +452,17 @@ def cumulative(*, dtype: str, lanes: int, op: str) -> Function:
             y += by
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size, inner, reverse = arg(args, 2), arg(args, 3), arg(args, 4) != 0
+        a = arguments(args)
+        size, inner, reverse = a.size, a.inner, a.reverse != 0
         tiles = (inner + 4 * lanes - 1) // (4 * lanes)
-        step, exclusive = inner * item, arg(args, 5) != 0
+        step, exclusive = inner * item, a.exclusive != 0
         for unit in range(begin, end):
             outer, first = unit // tiles, unit % tiles * 4 * lanes
             at = (outer * size * inner + first) * item
             if reverse:
                 at += (size - 1) * step
             by = -step if reverse else step
-            x, y = arg(args, 0) + at, arg(args, 1) + at
+            x, y = a.x + at, a.y + at
             if inner - first >= 4 * lanes:
                 whole_tile(x, y, size, by, exclusive)
                 continue

@@ -19,6 +19,7 @@ from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.shared.opencl_code import line, number, register, require
 from subgraph.ops.shared.strides import collapse, contiguous
 
+from .arguments import CumulativeArguments, ExtremeArguments
 from .cpu import emit_empty_reduction
 
 Words = list["Word | np.generic[Any]"]
@@ -108,10 +109,6 @@ def _variant(kernel: Kernel) -> dict[str, Any]:
     return dict(kernel.variant)
 
 
-def _ints(words: Sequence[Word]) -> list[int]:
-    return [word for word in words if isinstance(word, int)]
-
-
 @cl_kernel("subgraph.ops.normalization.softmax_kernels", "rows", "columns")
 def softmax(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     """Launch Softmax or LogSoftmax."""
@@ -183,17 +180,14 @@ def local_response(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> No
 
 
 @cl_kernel("subgraph.ops.reduce.kernels", "extreme", "extreme_along")
-def extreme(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def extreme(low: ClLowering, kernel: Kernel, a: ExtremeArguments) -> None:
     """Launch ArgMax or ArgMin."""
     variant = _variant(kernel)
     require(low, variant["dtype"])
     flags = {"LARGEST": int(variant["largest"]), "LAST": int(variant["last"]), "PRODUCT": 0}
-    x, _, size, _ = words
-    assert isinstance(x, Operand)
-    assert isinstance(size, int)
-    rows = x.size // size
+    rows = a.x.size // a.size
     source = _program(variant["dtype"], WALK=1, **flags)
-    low.launch(source, "extreme", [rows, *words], *line(low, rows))
+    low.launch(source, "extreme", [rows, *a.words()], *line(low, rows))
 
 
 @cl_kernel("subgraph.ops.selection.extremes_kernels", "extremes")
@@ -209,13 +203,11 @@ def extremes(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
 
 
 @cl_kernel("subgraph.ops.reduce.kernels", "cumulative")
-def cumulative(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def cumulative(low: ClLowering, kernel: Kernel, a: CumulativeArguments) -> None:
     """Launch CumSum or CumProd."""
     variant = _variant(kernel)
     require(low, variant["dtype"])
-    x = words[0]
-    assert isinstance(x, Operand)
-    rows = x.size // _ints(words)[0]
+    rows = a.x.size // a.size
     flags = {"LARGEST": 0, "LAST": 0, "PRODUCT": int(variant["op"] == "prod")}
     source = _program(variant["dtype"], WALK=1, **flags)
-    low.launch(source, "cumulative", [rows, *words], *line(low, rows))
+    low.launch(source, "cumulative", [rows, *a.words()], *line(low, rows))
