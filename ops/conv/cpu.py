@@ -13,6 +13,7 @@ from subgraph.engine.planner.lowering import Layout, Lowering, Scratch, Weight, 
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.elementwise.cpu import temporary
+from subgraph.ops.movement.arguments import PackArguments, WinogradOfPanelsArguments
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.geometry import (
     Geometry,
@@ -95,13 +96,24 @@ def _packed(job: Job) -> Word:
     size = packed_size(columns, depth * g.taps, of)
     target = low.scratch(size * of.item)
     block = of.lanes if g.taps > 1 else LINE
-    tap = of.item
-    words: list[Word] = [job.w, target, columns, round_up(columns, of.lanes), of.width]
-    words += [g.inputs, depth, block, g.taps, g.inputs * g.taps * tap, g.taps * tap, tap]
+    arguments = PackArguments(
+        source=job.w,
+        target=target,
+        columns=columns,
+        padded=round_up(columns, of.lanes),
+        width=of.width,
+        inputs=g.inputs,
+        depth=depth,
+        block=block,
+        taps=g.taps,
+        by_column=g.inputs * g.taps * of.item,
+        by_input=g.taps * of.item,
+        by_tap=of.item,
+    )
     units = -(-columns // of.width)
     low.emit(
         Kernel("subgraph.ops.movement.packing_kernels", "pack", item=of.item, lanes=of.lanes),
-        words,
+        arguments,
         units,
         grain=grain(units, 4 * size),
         bytes=2 * size * of.item,
@@ -231,14 +243,22 @@ def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
     if kept is not None:
         low.kept[kept] = weight
     panels = _direct_weight(job, of, 1, plain=False)
-    words: list[Word] = [panels, weight, outputs, of.width, blocks, size + _APART]
+    arguments = WinogradOfPanelsArguments(
+        source=panels,
+        target=weight,
+        outputs=outputs,
+        width=of.width,
+        blocks=blocks,
+        point=size + _APART,
+        skipped=first // of.width,
+    )
     units = -(-g.outputs // of.width) * blocks
     low.emit(
         Kernel(
             "subgraph.ops.movement.packing_kernels", "winograd_of_panels",
             dtype=of.dtype, lanes=of.lanes, m=m, **taps_variant(taps),
         ),
-        [*words, first // of.width],
+        arguments,
         units,
         grain=grain(units, MADE * values * size),
         bytes=(values + taps**2) * size,

@@ -16,6 +16,7 @@ import numpy as np
 
 from subgraph.engine.planner.lowering import Lowering, Scratch, Word
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.ops.movement.arguments import PhasesArguments
 from subgraph.ops.movement.geometry import Geometry, winograd_weights
 from subgraph.ops.shared.tile_planning import Array, Tiles, grain, round_up
 
@@ -86,8 +87,18 @@ def emit_phases(low: Lowering, of: Tiles, g: Geometry, phases: Phases, x: Word) 
     target = low.scratch(g.images * blocks * rows * columns * pixel)
     # Two neighbours go together where both are always there.
     pair = 2 if of.item == 4 and phases.step % 2 == g.source[2] % 2 == of.lanes % 2 == 0 else 1
-    words: list[Word] = [x, target, g.inputs, g.source[1], g.source[2] // pair, rows, columns]
-    words += [phases.step, phases.step // pair, blocks]
+    arguments = PhasesArguments(
+        source=x,
+        target=target,
+        channels=g.inputs,
+        height=g.source[1],
+        width=g.source[2] // pair,
+        rows=rows,
+        columns=columns,
+        down=phases.step,
+        across=phases.step // pair,
+        blocks=blocks,
+    )
     units = g.images * rows
     written = target.nbytes
     low.emit(
@@ -97,7 +108,7 @@ def emit_phases(low: Lowering, of: Tiles, g: Geometry, phases: Phases, x: Word) 
             item=pair * of.item,
             lanes=of.lanes // pair,
         ),
-        words,
+        arguments,
         units,
         grain=grain(units, written),
         bytes=g.images * g.inputs * math.prod(g.source) * of.item + written,

@@ -30,6 +30,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.composite.cpu import delegate, viewed
 from subgraph.ops.elementwise.cpu import temporary
+from subgraph.ops.movement.arguments import InterleaveArguments, SumTapsArguments
 from subgraph.ops.movement.geometry import (
     Geometry,
     auto_pad,
@@ -346,12 +347,35 @@ def _spread(low: Lowering, of: Tiles, sizes: Geometry, w: Operand, bias: Operand
     out = DirectOutput(made, 0, one, 0)
     emit_direct(low, of, g, blocked(low, of, x), weight, 0, out, nothing, plain=False)
     target = plain_target(low, of, y)
-    words: list[Word] = [made, target, sizes.outputs, blocks, *sizes.source, *sizes.kernel]
-    words += [*sizes.target, *sizes.strides, *sizes.dilations, *sizes.pads, bias or 0]
+    arguments = SumTapsArguments(
+        source=made,
+        target=target,
+        channels=sizes.outputs,
+        blocks=blocks,
+        source_depth=sizes.source[0],
+        source_height=sizes.source[1],
+        source_width=sizes.source[2],
+        taps_depth=sizes.kernel[0],
+        taps_height=sizes.kernel[1],
+        taps_width=sizes.kernel[2],
+        depth=sizes.target[0],
+        height=sizes.target[1],
+        width=sizes.target[2],
+        stride_depth=sizes.strides[0],
+        stride_height=sizes.strides[1],
+        stride_width=sizes.strides[2],
+        dilation_depth=sizes.dilations[0],
+        dilation_height=sizes.dilations[1],
+        dilation_width=sizes.dilations[2],
+        pad_depth=sizes.pads[0],
+        pad_height=sizes.pads[1],
+        pad_width=sizes.pads[2],
+        bias=bias or 0,
+    )
     units = g.images * sizes.target[0] * sizes.target[1]
     low.emit(
         Kernel("subgraph.ops.movement.reorder_kernels", "sum_taps", dtype=of.dtype, lanes=of.lanes),
-        words,
+        arguments,
         units,
         grain=grain(units, 4 * g.images * g.outputs * g.pixels),
         bytes=(g.images * g.outputs * g.pixels + y.size) * of.item,
@@ -436,7 +460,21 @@ def _packed(
         Kernel(
             "subgraph.ops.movement.reorder_kernels", "interleave", dtype=of.dtype, lanes=of.lanes
         ),
-        [made, target, sizes.outputs, blocks, *g.target, *counts, *sizes.target],
+        InterleaveArguments(
+            source=made,
+            target=target,
+            channels=sizes.outputs,
+            blocks=blocks,
+            source_depth=g.target[0],
+            source_height=g.target[1],
+            source_width=g.target[2],
+            phases_depth=counts[0],
+            phases_height=counts[1],
+            phases_width=counts[2],
+            depth=sizes.target[0],
+            height=sizes.target[1],
+            width=sizes.target[2],
+        ),
         units,
         grain=grain(units, 8 * y.size),
         bytes=2 * y.nbytes,

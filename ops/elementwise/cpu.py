@@ -30,6 +30,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.traced import larger, smaller
 from subgraph.ops.shared.strides import Ints, broadcast_strides, collapse, contiguous
 
+from .byte_arguments import ByteTableArguments, ClearPaddingArguments
 from .expressions import EXPANSIONS, Expression, Term, expand, expand_graph, in_one_order, register
 from .op import is_legacy_broadcast
 from .primitives import primitive
@@ -231,10 +232,9 @@ def _emit_table(
     table = temporary(low, target.dtype, (256,))
     emit_expression(low, expression, scalars, [(term, table)])
     count = held.nbytes
-    words: list[Word] = [held, target, table, count, TILE]
     low.emit(
         Kernel("subgraph.ops.movement.kernels", "byte_table", item=target.itemsize),
-        words,
+        ByteTableArguments(x=held, y=target, table=table, size=count, block=TILE),
         -(-count // TILE),
         grain=1,
         flops=len(names) * target.size,
@@ -391,9 +391,15 @@ def clear_padding(low: Lowering, output: Operand) -> None:
         return
     pixels = math.prod(output.shape[2:])
     item = output.itemsize
-    words: list[Word] = [output, output.blocks, pixels, output.lanes * item, used * item]
+    arguments = ClearPaddingArguments(
+        array=output,
+        blocks=output.blocks,
+        pixels=pixels,
+        pixel=output.lanes * item,
+        used=used * item,
+    )
     kernel = Kernel("subgraph.ops.movement.kernels", "clear_padding")
-    low.emit(kernel, words, output.shape[0], grain=max(1, _SMALL // max(pixels, 1)))
+    low.emit(kernel, arguments, output.shape[0], grain=max(1, _SMALL // max(pixels, 1)))
 
 
 def temporary(low: Lowering, dtype: str, shape: Sequence[int]) -> Operand:

@@ -7,19 +7,23 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import vec
-from subgraph.ops.movement.kernels import arg, outer_offset
+from subgraph.ops.movement.kernels import outer_offset
+
+from .arguments import WholeProductArguments
 
 Function = Callable[..., Any]
 
 
 def product(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel of A @ B of row-major matrices, modulo the width of the integers.
+    """Return the kernel of `WholeProductArguments`: A @ B modulo the width of the integers.
 
-    Words: ``0 a, 1 b, 2 y, 3 rows, 4 depth, 5 columns, 6 dimensions of the stack, then (size, bytes
-    in a, bytes in b) of each``. Units: matrices of the stack * blocks of four rows; the last rows
-    are computed as often as it takes.
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
     """
+    arguments = view_of(WholeProductArguments)
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
     bcast, zero = v.bcast, v.zero
@@ -53,14 +57,15 @@ def product(*, dtype: str, lanes: int) -> Function:
         return c0, c1, c2, c3
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        m, depth, n, stack = arg(args, 3), arg(args, 4), arg(args, 5), arg(args, 6)
+        stack = arguments(args)
+        m, depth, n, dimensions = stack.rows, stack.depth, stack.columns, stack.dimensions
         blocks = (m + 3) // 4
         row, line, width = depth * item, n * item, 2 * lanes
         for unit in range(begin, end):
             which, first, last = unit // blocks, unit % blocks * 4, m - 1
-            a = arg(args, 0) + outer_offset(args, 7, stack, which, 0)
-            b = arg(args, 1) + outer_offset(args, 7, stack, which, 1)
-            y = arg(args, 2) + which * m * line
+            a = stack.a + outer_offset(stack.dims, dimensions, which, 0)
+            b = stack.b + outer_offset(stack.dims, dimensions, which, 1)
+            y = stack.y + which * m * line
             i1, i2, i3 = min(first + 1, last), min(first + 2, last), min(first + 3, last)
             a0, a1, a2, a3 = a + first * row, a + i1 * row, a + i2 * row, a + i3 * row
             y0, y1, y2, y3 = y + first * line, y + i1 * line, y + i2 * line, y + i3 * line

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import emit_cast, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.shared.strides import broadcast_sizes, broadcast_strides
+
+from .arguments import WholeProductArguments
 
 WHOLE = ("int32", "int64", "uint32", "uint64")
 TERMS = 258  # products of two bytes less their zero points whose sum float32 holds exactly
@@ -31,13 +33,20 @@ def emit_whole_product(low: Lowering, a: Operand, b: Operand, y: Operand) -> Non
     if right[-2] != depth:
         raise Unsupported(f"a product of depths {depth} and {right[-2]}")
     stack = broadcast_sizes(left[:-2], right[:-2])
-    words: list[Word] = [a, b, y, m, depth, n, len(stack)]
     steps = [
         [step * size * a.itemsize for step in broadcast_strides(shape[:-2], stack)]
         for shape, size in ((left, m * depth), (right, depth * n))
     ]
-    for size, *of in zip(stack, *steps, strict=True):
-        words += [size, *of]
+    arguments = WholeProductArguments(
+        a=a,
+        b=b,
+        y=y,
+        rows=m,
+        depth=depth,
+        columns=n,
+        dimensions=len(stack),
+        dims=[word for dim in zip(stack, *steps, strict=True) for word in dim],
+    )
     kernel = Kernel(
         "subgraph.ops.matmul.whole_product_kernels",
         "product",
@@ -47,7 +56,7 @@ def emit_whole_product(low: Lowering, a: Operand, b: Operand, y: Operand) -> Non
     units = math.prod(stack) * -(-m // _ROWS)
     grain = max(1, _WORK // max(_ROWS * depth * n, 1))
     moved = a.nbytes + b.nbytes + y.nbytes
-    low.emit(kernel, words, units, grain=grain, flops=2 * y.size * depth, bytes=moved)
+    low.emit(kernel, arguments, units, grain=grain, flops=2 * y.size * depth, bytes=moved)
 
 
 def emit_byte_product(

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Weight, Word
+from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Weight
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.traced import larger, smaller
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.shared.strides import Ints, collapse
 from subgraph.system.host import isa
+
+from .arguments import CopyArguments, FillArguments, TransposeArguments, ZipArguments
 
 Place = Operand | Scratch | Weight
 _UNIT_BYTES = 32768
@@ -25,6 +28,15 @@ _FEW = (2, 3, 4)  # rows that a kernel of its own zips
 _LONG = 16  # elements of rows and columns that two steps are worth
 _LEAST = 8  # elements of the shortest rows that it does
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+
+class _Ends(TypedDict):
+    """First arguments of all kernels that copy; see `Transfer`."""
+
+    source: Place
+    target: Place
+    source_offset: int
+    target_offset: int
 
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -74,8 +86,13 @@ def emit_copy(
     dims, (origin, goal) = collapse(shape, [from_strides, to_strides])
     if len(dims) == 1 and dims[0] == 1:
         origin = goal = (1,)
-    places: list[Word] = [source, target, from_offset * item, to_offset * item]
-    if _emit_zip(low, places, dims, origin, goal, item):
+    ends = _Ends(
+        source=source,
+        target=target,
+        source_offset=from_offset * item,
+        target_offset=to_offset * item,
+    )
+    if _emit_zip(low, ends, dims, origin, goal, item):
         return
     between = _between(dims, origin, goal)
     if between is not None:
@@ -85,7 +102,7 @@ def emit_copy(
         emit_copy(low, source, held, *turned, item=item, from_offset=from_offset)
         emit_copy(low, held, target, dims, inside, goal, item=item, to_offset=to_offset)
         return
-    if _emit_transpose(low, places, dims, origin, goal, item):
+    if _emit_transpose(low, ends, dims, origin, goal, item):
         return
     item, dims, origin, goal = _widen(item, dims, origin, goal)
     dims, origin, goal = _longest_last(dims, origin, goal)
@@ -101,12 +118,22 @@ def emit_copy(
     kernel = Kernel(
         "subgraph.ops.movement.kernels", "copy", item=item, kind="rows" if whole else "strided"
     )
-    row_steps = [origin[-2] * item, goal[-2] * item] if len(dims) > 1 else [0, 0]
-    steps = [origin[-1] * item, goal[-1] * item]
-    words = [*places, size, block, rows, row_block, *row_steps, *steps, len(dims[:-2]), *outer]
+    arguments = CopyArguments(
+        **ends,
+        row_size=size,
+        row_block=block,
+        rows=rows,
+        rows_block=row_block,
+        source_row=origin[-2] * item if len(dims) > 1 else 0,
+        target_row=goal[-2] * item if len(dims) > 1 else 0,
+        source_step=origin[-1] * item,
+        target_step=goal[-1] * item,
+        outer=len(dims[:-2]),
+        dims=outer,
+    )
     units = math.prod(dims[:-2]) * -(-rows // row_block) * -(-size // block)
     grain = larger(1, _SMALL // (block * row_block * item))
-    low.emit(kernel, words, units, grain=grain, bytes=2 * item * math.prod(dims))
+    low.emit(kernel, arguments, units, grain=grain, bytes=2 * item * math.prod(dims))
 
 
 def _turned(dims: Ints, origin: Ints, goal: Ints) -> int | None:
@@ -156,9 +183,7 @@ def _longest_last(dims: Ints, origin: Ints, goal: Ints) -> tuple[Ints, Ints, Int
     return first, second, third
 
 
-def _emit_zip(
-    low: Lowering, places: list[Word], dims: Ints, origin: Ints, goal: Ints, item: int
-) -> bool:
+def _emit_zip(low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, item: int) -> bool:
     """Emit the copy where it only zips a few rows together, or apart; return whether it does.
 
     The channels of an image between the layouts NCHW and NHWC are such rows.
@@ -189,15 +214,22 @@ def _emit_zip(
         count=dims[few],
         apart=not together,
     )
-    words = [*places, dims[long], block, step, len(rest), *outer]
+    arguments = ZipArguments(
+        **ends,
+        row_size=dims[long],
+        row_block=block,
+        row_step=step,
+        outer=len(rest),
+        dims=outer,
+    )
     units = math.prod(dims[e] for e in rest) * -(-dims[long] // block)
     grain = max(1, _SMALL // (min(block, dims[long]) * dims[few] * item))
-    low.emit(kernel, words, units, grain=grain, bytes=2 * item * math.prod(dims))
+    low.emit(kernel, arguments, units, grain=grain, bytes=2 * item * math.prod(dims))
     return True
 
 
 def _emit_transpose(
-    low: Lowering, places: list[Word], dims: Ints, origin: Ints, goal: Ints, item: int
+    low: Lowering, ends: _Ends, dims: Ints, origin: Ints, goal: Ints, item: int
 ) -> bool:
     """Emit the copy as transpositions of matrices, if it is that; return whether it is."""
     turned = _turned(dims, origin, goal)
@@ -212,13 +244,23 @@ def _emit_transpose(
         while lanes > min(columns, rows):
             lanes //= 2
     kernel = Kernel("subgraph.ops.movement.kernels", "transpose", item=item, lanes=lanes)
-    words = [*places, columns, rows, origin[-1] * item, goal[turned] * item, _TILE, _TILE, 0, 0]
+    arguments = TransposeArguments(
+        **ends,
+        columns=columns,
+        rows=rows,
+        source_row=origin[-1] * item,
+        target_row=goal[turned] * item,
+        columns_block=_TILE,
+        rows_block=_TILE,
+        outer=len(rest),
+        dims=outer,
+    )
     count = math.prod(dims[d] for d in rest)
     units = count * -(-columns // _TILE) * -(-rows // _TILE)
     tile = smaller(columns, _TILE) * smaller(rows, _TILE)
     grain = larger(1, _SMALL // (tile * item))
     moved = 2 * item * math.prod(dims)
-    low.emit(kernel, [*words, len(rest), *outer], units, grain=grain, bytes=moved)
+    low.emit(kernel, arguments, units, grain=grain, bytes=moved)
     return True
 
 
@@ -246,5 +288,5 @@ def emit_fill(
     element = value if isinstance(value, Operand) else low.weight("element", np.array, value)
     kernel = Kernel("subgraph.ops.movement.kernels", "fill", item=item)
     block = _UNIT_BYTES // item
-    words: list[Word] = [target, size, block, element]
-    low.emit(kernel, words, -(-size // block), grain=1, bytes=size * item)
+    arguments = FillArguments(target=target, size=size, block=block, value=element)
+    low.emit(kernel, arguments, -(-size // block), grain=1, bytes=size * item)

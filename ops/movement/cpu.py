@@ -17,7 +17,6 @@ from subgraph.engine.planner.lowering import (
     Scratch,
     Unsupported,
     ValueNeeded,
-    Word,
     lowering,
 )
 from subgraph.engine.toolchain.kernel import Kernel
@@ -33,6 +32,13 @@ from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.required import DOMAIN, LOSSES, OF
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
+from .arguments import (
+    ReverseSequenceArguments,
+    SequenceArguments,
+    TakeArguments,
+    TakePlacesArguments,
+    TriluArguments,
+)
 from .copies_cpu import emit_copy, emit_fill, is_contiguous
 from .op import Repeats, whole_numbers
 
@@ -177,8 +183,10 @@ def range_(node: Node, low: Lowering) -> None:
     if is_traced(y.size) or has_traced(start) or has_traced(delta):
         block = _UNIT_BYTES // y.itemsize
         kernel = Kernel("subgraph.ops.movement.kernels", "sequence", dtype=y.dtype)
-        words: list[Word] = [y, y.size, block, low.given(0), low.given(2)]
-        low.emit(kernel, words, -(-y.size // block), grain=1, bytes=y.nbytes)
+        arguments = SequenceArguments(
+            target=y, size=y.size, block=block, start=low.given(0), delta=low.given(2)
+        )
+        low.emit(kernel, arguments, -(-y.size // block), grain=1, bytes=y.nbytes)
         return
     dtype = numpy_dtype(y.dtype)
     with np.errstate(all="ignore"):
@@ -349,8 +357,10 @@ def trilu(node: Node, low: Lowering) -> None:
         "subgraph.ops.movement.kernels", "trilu", item=item, upper=bool(node.attrs.get("upper", 1))
     )
     count = math.prod(x.shape[:-1]) if x.size else 0
-    words: list[Word] = [x, y, rows, columns, diagonal, count]
-    low.emit(kernel, words, count, grain=max(1, 16384 // max(columns, 1)), bytes=2 * x.nbytes)
+    arguments = TriluArguments(
+        x=x, y=y, rows=rows, columns=columns, diagonal=diagonal, all_rows=count
+    )
+    low.emit(kernel, arguments, count, grain=max(1, 16384 // max(columns, 1)), bytes=2 * x.nbytes)
 
 
 @lowering("ReverseSequence")
@@ -363,12 +373,20 @@ def reverse_sequence(node: Node, low: Lowering) -> None:
     emit_range_check(low, lengths, "sequence_lens", 0, x.shape[time])
     item = element_bytes(x)
     steps = contiguous(x.shape)
-    inner = math.prod(x.shape[2:])
-    words: list[Word] = [x, y, lengths, x.shape[batch], x.shape[time], inner]
+    arguments = ReverseSequenceArguments(
+        x=x,
+        y=y,
+        lengths=lengths,
+        batch=x.shape[batch],
+        steps=x.shape[time],
+        inner=math.prod(x.shape[2:]),
+        batch_step=steps[batch] * item,
+        time_step=steps[time] * item,
+    )
     kernel = Kernel("subgraph.ops.movement.kernels", "reverse_sequence", item=item)
     low.emit(
         kernel,
-        [*words, steps[batch] * item, steps[time] * item],
+        arguments,
         x.shape[batch] if x.size else 0,
         bytes=2 * x.nbytes,
     )
@@ -396,14 +414,25 @@ def emit_take(
     element = low.weight("element", np.array, np.zeros(16, np.uint8)) if pad is None else pad
     if isinstance(element, np.ndarray):
         element = low.weight("element", np.array, element)
-    words = [source_, target, held, element, outer, shape[axis], len(table), inner, block]
-    words += _longest_run(table)
+    run, run_size = _longest_run(table)
+    arguments = TakeArguments(
+        x=source_,
+        y=target,
+        table=held,
+        pad=element,
+        outer=outer,
+        axis_size=shape[axis],
+        taken=len(table),
+        inner=inner,
+        block=block,
+        run=run,
+        run_size=run_size,
+    )
     units = outer * -(-len(table) // block) if inner else 0
     kernel = Kernel("subgraph.ops.movement.kernels", "take", item=item)
     moved = 2 * outer * len(table) * inner * item
-    low.emit(
-        kernel, words, units, grain=max(1, _TABLE_BYTES // (block * inner * item + 1)), bytes=moved
-    )
+    grain = max(1, _TABLE_BYTES // (block * inner * item + 1))
+    low.emit(kernel, arguments, units, grain=grain, bytes=moved)
 
 
 @primitive
@@ -439,18 +468,30 @@ def emit_take_places(
     kernel = Kernel(
         "subgraph.ops.movement.kernels", "take_places", item=item, lanes=lanes, times=times
     )
-    held: list[Word] = [
+    row_table, column_table = (
         low.weight("table32", np.array, np.ascontiguousarray(table, np.int32))
         for table in (t.longer() if isinstance(t, Repeats) else t for t in (rows, places))
-    ]
+    )
     row_bytes = column_count * item
     block = larger(1, smaller(row_count, _UNIT_BYTES // row_bytes))
-    words = [source_, target, *held, before[0], row_count, before[1], column_count, block]
+    run, run_size = (0, 0) if isinstance(places, Repeats) else _longest_run(places)
+    arguments = TakePlacesArguments(
+        x=source_,
+        y=target,
+        row_table=row_table,
+        column_table=column_table,
+        rows=before[0],
+        taken_rows=row_count,
+        row_size=before[1],
+        taken_row_size=column_count,
+        block=block,
+        run=run,
+        run_size=run_size,
+    )
     images = math.prod(shape[:-2])
     grain = larger(1, _UNIT_BYTES // (block * row_bytes))
     moved = images * (math.prod(before) * item + row_count * row_bytes)
-    words += (0, 0) if isinstance(places, Repeats) else _longest_run(places)
-    low.emit(kernel, words, images * -(-row_count // block), grain=grain, bytes=moved)
+    low.emit(kernel, arguments, images * -(-row_count // block), grain=grain, bytes=moved)
 
 
 def _longest_run(table: Array) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from subgraph.ops.shared.opencl_code import line, word
 from subgraph.ops.shared.required import DOMAIN
 from subgraph.ops.shared.strides import collapse
 
+from .arguments import ReverseSequenceArguments, TriluArguments
 from .op import Repeats
 
 Array = np.ndarray[Any, Any]
@@ -194,23 +195,19 @@ def _item(kernel: Kernel) -> int:
 
 
 @cl_kernel("subgraph.ops.movement.kernels", "trilu")
-def trilu(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def trilu(low: ClLowering, kernel: Kernel, a: TriluArguments) -> None:
     """Launch Trilu."""
-    x, y, rows, columns, diagonal, count = words
-    assert isinstance(columns, int)
-    assert isinstance(count, int)
     source = _source(_item(kernel), LEVELS=2, UPPER=int(bool(dict(kernel.variant)["upper"])))
-    total = count * columns
-    low.launch(source, "trilu", [total, x, y, rows, columns, diagonal], *line(low, total))
+    total = a.all_rows * a.columns
+    arguments = [total, a.x, a.y, a.rows, a.columns, a.diagonal]
+    low.launch(source, "trilu", arguments, *line(low, total))
 
 
 @cl_kernel("subgraph.ops.movement.kernels", "reverse_sequence")
-def reverse_sequence(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
+def reverse_sequence(low: ClLowering, kernel: Kernel, a: ReverseSequenceArguments) -> None:
     """Launch ReverseSequence."""
-    x, y, lengths = words[:3]
-    batch, time, inner, batch_step, time_step = (int(w) for w in words[3:] if isinstance(w, int))
     item = _item(kernel)
-    count = batch * time * inner
-    steps = [batch_step // item, time_step // item]
-    arguments = [count, x, y, lengths, batch, time, inner, *steps]
+    count = a.batch * a.steps * a.inner
+    steps = [a.batch_step // item, a.time_step // item]
+    arguments = [count, a.x, a.y, a.lengths, a.batch, a.steps, a.inner, *steps]
     low.launch(_source(item, LEVELS=2), "reverse_sequence", arguments, *line(low, count))

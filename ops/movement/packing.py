@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.shared.tile_planning import Tiles, round_up
 from subgraph.system.large_pages import aligned_empty
 from subgraph.weights.mapped_files import release_array
+
+from .arguments import PackArguments, WinogradPackArguments
 
 Array = np.ndarray[Any, Any]
 _NARROWED = 1 << 16  # elements that are rounded together
@@ -83,8 +86,17 @@ def pack_winograd(weight: Array, of: Tiles, m: int) -> Array:
         m=m,
         **more,
     )
-    words = [weight.ctypes.data, target.ctypes.data, outputs, round_up(outputs, of.lanes)]
-    _run(kernel, [*words, of.width, inputs, depth, size * of.item], -(-outputs // of.width))
+    arguments = WinogradPackArguments(
+        source=weight.ctypes.data,
+        target=target.ctypes.data,
+        outputs=outputs,
+        padded=round_up(outputs, of.lanes),
+        width=of.width,
+        inputs=inputs,
+        depth=depth,
+        point=size * of.item,
+    )
+    _run(kernel, arguments, -(-outputs // of.width))
     return target.reshape(-1)
 
 
@@ -131,18 +143,31 @@ def _pack(source: Array, target: Array, depth: int, block: int, of: Tiles) -> No
         return
     source = np.asarray(source, of.dtype)
     columns, inputs, taps = source.shape
-    words = [source.ctypes.data, target.ctypes.data, columns, round_up(columns, of.lanes)]
-    words += [of.width, inputs, depth, block, taps, *source.strides]
+    by_column, by_input, by_tap = source.strides
+    arguments = PackArguments(
+        source=source.ctypes.data,
+        target=target.ctypes.data,
+        columns=columns,
+        padded=round_up(columns, of.lanes),
+        width=of.width,
+        inputs=inputs,
+        depth=depth,
+        block=block,
+        taps=taps,
+        by_column=by_column,
+        by_input=by_input,
+        by_tap=by_tap,
+    )
     kernel = Kernel("subgraph.ops.movement.packing_kernels", "pack", item=of.item, lanes=of.lanes)
     units = -(-columns // of.width)
     part = max(1, _SLICE * units // max(1, source.nbytes))
     for first in range(0, units, part):
         last = min(first + part, units)
-        _run(kernel, words, last, first)
+        _run(kernel, arguments, last, first)
         if part < units:
             release_array(source[first * of.width : last * of.width])
 
 
-def _run(kernel: Kernel, words: list[int], units: int, first: int = 0) -> None:
-    block = np.array(words, np.int64)
+def _run(kernel: Kernel, arguments: KernelArguments, units: int, first: int = 0) -> None:
+    block = np.array(arguments.words(), np.int64)
     call(kernel.address, block.ctypes.data, first, units, 0)

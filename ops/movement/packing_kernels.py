@@ -15,6 +15,7 @@ from typing import Any
 from llvmlite import ir
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.irtools import (
     I32,
     I64,
@@ -31,11 +32,12 @@ from subgraph.engine.codegen.simd import memcpy, memset, vec
 from subgraph.engine.codegen.simd import st as stores
 from subgraph.engine.codegen.transpose import transposer
 
-from .kernels import WORDS, arg
+from .arguments import PackArguments, WinogradOfPanelsArguments, WinogradPackArguments
+from .kernels import WORDS
 
 
 def pack(*, item: int, lanes: int) -> Callable[..., None]:
-    """Return the kernel that packs ``[columns, inputs, taps]`` of any strides into panels.
+    """Return the kernel of `PackArguments`, which packs weights into panels.
 
     The rows of a panel are (block of inputs, tap, input in the block). What lies behind the inputs
     or the columns is filled with zeros.
@@ -43,17 +45,10 @@ def pack(*, item: int, lanes: int) -> Callable[..., None]:
     Args:
         item: Bytes of an element.
         lanes: Elements of a vector.
-
-    Words::
-
-        0 source  1 target  2 columns  3 columns rounded up to whole vectors  4 columns of a panel
-        5 inputs  6 inputs of the target, at least as many  7 inputs of a block  8 taps
-        9, 10, 11 bytes between columns, inputs, taps of the source
-
-    Units: panels.
     """
+    arguments = view_of(PackArguments)
     load, store = loads(WORDS[item]), stores(WORDS[item])
-    turn = transposer(WORDS[item], lanes)
+    transpose_block = transposer(WORDS[item], lanes)
 
     @register_jitable
     def pack_block(
@@ -78,7 +73,7 @@ def pack(*, item: int, lanes: int) -> Callable[..., None]:
             for tap in range(taps):
                 for k in range(0, inputs, lanes):
                     for column in range(0, columns, lanes):
-                        turn(
+                        transpose_block(
                             x + column * by_column + k * item + tap * by_tap,
                             by_column,
                             min(lanes, columns - column),
@@ -96,9 +91,10 @@ def pack(*, item: int, lanes: int) -> Callable[..., None]:
                     store(to + tap * block * wide * item, load(at + tap * by_tap))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        source, target, columns, padded = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
-        width, inputs, depth, size = arg(args, 4), arg(args, 5), arg(args, 6), arg(args, 7)
-        taps, by_column, by_input, by_tap = arg(args, 8), arg(args, 9), arg(args, 10), arg(args, 11)
+        a = arguments(args)
+        source, target, columns, padded = a.source, a.target, a.columns, a.padded
+        width, inputs, depth, size = a.width, a.inputs, a.depth, a.block
+        taps, by_column, by_input, by_tap = a.taps, a.by_column, a.by_input, a.by_tap
         for panel in range(begin, end):
             first = panel * width
             wide, valid = min(width, padded - first), min(width, columns - first)
@@ -198,28 +194,23 @@ def _along(builder: Any, matrix: Matrix, values: Sequence[Any]) -> Iterator[Any]
 
 
 def winograd(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., None]:
-    """Return the kernel that transforms ``[O, I, taps, taps]`` and packs each point into panels.
+    """Return the kernel of `WinogradPackArguments`: weights at each point, packed into panels.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``; the transformation is done in float64.
         lanes: Elements of a vector.
         m: Outputs of a tile along an axis.
         taps: Weights along an axis; there are ``(m + taps - 1)^2`` points, 16 or 36.
-
-    Words::
-
-        0 source  1 target  2 outputs  3 outputs rounded up to whole vectors  4 columns of a panel
-        5 inputs  6 inputs of the target, at least as many  7 bytes of a point
-
-    Units: panels.
     """
+    arguments = view_of(WinogradPackArguments)
     transform = _transform(dtype, lanes, winograd_matrix(m, taps))
     item = vec(dtype, lanes).itemsize
     points = (m + taps - 1) ** 2
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        source, target, outputs, padded = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
-        width, inputs, depth, apart = arg(args, 4), arg(args, 5), arg(args, 6), arg(args, 7)
+        a = arguments(args)
+        source, target, outputs, padded = a.source, a.target, a.outputs, a.padded
+        width, inputs, depth, apart = a.width, a.inputs, a.depth, a.point
         step = taps * taps * inputs * item
         for panel in range(begin, end):
             first = panel * width
@@ -259,7 +250,7 @@ def _transform_panel(dtype: str, lanes: int, matrix: Matrix) -> Any:
 
 
 def winograd_of_panels(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Callable[..., None]:
-    """Return the kernel that transforms the panels of a direct convolution into `winograd`'s.
+    """Return the kernel of `WinogradOfPanelsArguments`: a direct convolution's panels at points.
 
     It runs in each run of a convolution whose weights at Winograd's points are not kept.
 
@@ -268,28 +259,21 @@ def winograd_of_panels(*, dtype: str, lanes: int, m: int, taps: int = 3) -> Call
         lanes: Elements of a vector, inputs of a block.
         m: Outputs of a tile along an axis.
         taps: Weights along an axis.
-
-    Words::
-
-        0 source [panel][block of inputs][tap][input][column]
-        1 target [point][panel][block of inputs][input][column]
-        2 outputs of the target, whole vectors  3 columns of a panel  4 blocks of inputs
-        5 bytes of a point  6 panels of the source before those transformed
-
-    Units: panels * blocks of inputs, the latter innermost.
     """
+    arguments = view_of(WinogradOfPanelsArguments)
     transform = _transform_panel(dtype, lanes, winograd_matrix(m, taps))
     pixel = lanes * vec(dtype, lanes).itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        outputs, width, blocks, apart = arg(args, 2), arg(args, 3), arg(args, 4), arg(args, 5)
+        a = arguments(args)
+        outputs, width, blocks, apart = a.outputs, a.width, a.blocks, a.point
         for unit in range(begin, end):
             panel, block = unit // blocks, unit % blocks
             first = panel * width
             wide = min(width, outputs - first)
             rows = first * blocks + block * wide
-            x = arg(args, 0) + taps * taps * (arg(args, 6) * width * blocks + rows) * pixel
-            y = arg(args, 1) + rows * pixel
+            x = a.source + taps * taps * (a.skipped * width * blocks + rows) * pixel
+            y = a.target + rows * pixel
             for at in range(0, wide * pixel, pixel):
                 transform(x + at, wide * pixel, y + at, apart)
 

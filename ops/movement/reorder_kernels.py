@@ -1,4 +1,4 @@
-"""Turning activations between the plain and the blocked layout, square blocks at a time."""
+"""Conversion of activations between the plain and the blocked layout, square blocks at a time."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, memcpy, st, vec
-from subgraph.engine.codegen.tile import arg
 from subgraph.engine.codegen.transpose import transposer
+from subgraph.engine.planner.layout_arguments import CopyBytesArguments, ReorderArguments
+
+from .arguments import InterleaveArguments, PhasesArguments, SumTapsArguments
 
 
 def copy() -> Callable[..., None]:
-    """Return the kernel that copies bytes.
-
-    Words: ``0 source, 1 target, 2 bytes, 3 bytes of a unit``.
-    """
+    """Return the kernel of `CopyBytesArguments`."""
+    arguments = view_of(CopyBytesArguments)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        first = begin * arg(args, 3)
-        last = min(end * arg(args, 3), arg(args, 2))
-        memcpy(arg(args, 1) + first, arg(args, 0) + first, last - first)
+        a = arguments(args)
+        first = begin * a.block
+        last = min(end * a.block, a.size)
+        memcpy(a.target + first, a.source + first, last - first)
 
     return kernel
 
@@ -28,24 +30,29 @@ def copy() -> Callable[..., None]:
 def to_blocked(*, dtype: str, lanes: int) -> Callable[..., None]:
     """Return the kernel from ``[N][C][pixels]`` to ``[N][C / lanes][pixels][lanes]``.
 
-    Words: ``0 source, 1 target, 2 channels, 3 pixels, 4 blocks, 5 pixels of a unit, 6 units of a
-    block``. Channels beyond C become zero. Units: N * blocks * units of a block.
+    It is that of `ReorderArguments`. Channels beyond C become zero.
+
+    Args:
+        dtype: Of the elements.
+        lanes: Channels of a block.
     """
+    arguments = view_of(ReorderArguments)
     v = vec(dtype, lanes)
     store, zero = v.store, v.zero
-    turn = transposer(dtype, lanes)
+    transpose_block = transposer(dtype, lanes)
     item = vec(dtype, lanes).itemsize
     pixel = lanes * item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, pixels, blocks = arg(args, 2), arg(args, 3), arg(args, 4)
-        part, parts = arg(args, 5), arg(args, 6)
+        a = arguments(args)
+        channels, pixels, blocks = a.channels, a.pixels, a.blocks
+        part, parts = a.part, a.parts
         for unit in range(begin, end):
             first, block = unit % parts * part, unit // parts % blocks
             image = unit // parts // blocks
             taken = min(lanes, channels - block * lanes)
-            source = arg(args, 0) + (image * channels + block * lanes) * pixels * item
-            target = arg(args, 1) + (image * blocks + block) * pixels * pixel
+            source = a.source + (image * channels + block * lanes) * pixels * item
+            target = a.target + (image * blocks + block) * pixels * pixel
             last = min(pixels, first + part)
             for p in range(first, last, lanes):
                 count = min(lanes, last - p)
@@ -53,7 +60,7 @@ def to_blocked(*, dtype: str, lanes: int) -> Callable[..., None]:
                 if taken < lanes:
                     for i in range(count):
                         store(to + i * pixel, zero())
-                turn(source + p * item, pixels * item, taken, count, to, pixel)
+                transpose_block(source + p * item, pixels * item, taken, count, to, pixel)
 
     return kernel
 
@@ -61,57 +68,68 @@ def to_blocked(*, dtype: str, lanes: int) -> Callable[..., None]:
 def to_plain(*, dtype: str, lanes: int) -> Callable[..., None]:
     """Return the kernel from ``[N][C / lanes][pixels][lanes]`` to ``[N][C][pixels]``.
 
-    Words and units are those of ``to_blocked``.
+    It is that of `ReorderArguments`.
+
+    Args:
+        dtype: Of the elements.
+        lanes: Channels of a block.
     """
-    turn = transposer(dtype, lanes)
+    arguments = view_of(ReorderArguments)
+    transpose_block = transposer(dtype, lanes)
     item = vec(dtype, lanes).itemsize
     pixel = lanes * item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, pixels, blocks = arg(args, 2), arg(args, 3), arg(args, 4)
-        part, parts = arg(args, 5), arg(args, 6)
+        a = arguments(args)
+        channels, pixels, blocks = a.channels, a.pixels, a.blocks
+        part, parts = a.part, a.parts
         for unit in range(begin, end):
             first, block = unit % parts * part, unit // parts % blocks
             image = unit // parts // blocks
             taken = min(lanes, channels - block * lanes)
-            source = arg(args, 0) + (image * blocks + block) * pixels * pixel
-            target = arg(args, 1) + (image * channels + block * lanes) * pixels * item
+            source = a.source + (image * blocks + block) * pixels * pixel
+            target = a.target + (image * channels + block * lanes) * pixels * item
             last = min(pixels, first + part)
             for p in range(first, last, lanes):
                 count = min(lanes, last - p)
-                turn(source + p * pixel, pixel, count, taken, target + p * item, pixels * item)
+                transpose_block(
+                    source + p * pixel, pixel, count, taken, target + p * item, pixels * item
+                )
 
     return kernel
 
 
 def interleave(*, dtype: str, lanes: int) -> Callable[..., None]:
-    """Return the kernel that puts phases of channels, held in the blocked layout, side by side.
+    """Return the kernel of `InterleaveArguments`, which puts phases of channels side by side.
 
     Pixel ``q * phases + p`` of channel c of the plain target is pixel q of channel ``p * channels +
     c`` of the source, along each axis; the last phase along D, H and W runs fastest.
 
-    Words: ``0 source, 1 target, 2 channels of the target, 3 blocks of the source, 4..6 source D H
-    W, 7..9 phases along D H W, 10..12 target D H W``. Units: N * target D * target H.
+    Args:
+        dtype: Of the elements.
+        lanes: Channels of a block.
     """
+    arguments = view_of(InterleaveArguments)
     load, store = ld(dtype), st(dtype)
     item = vec(dtype, lanes).itemsize
     pixel = lanes * item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, blocks = arg(args, 2), arg(args, 3)
-        height, width = arg(args, 5), arg(args, 6)
-        area = arg(args, 4) * height * width * pixel
-        down, across = arg(args, 8), arg(args, 9)
-        rows, columns = arg(args, 11), arg(args, 12)
-        slices = arg(args, 10)
+        a = arguments(args)
+        channels, blocks = a.channels, a.blocks
+        height, width = a.source_height, a.source_width
+        area = a.source_depth * height * width * pixel
+        down, across = a.phases_height, a.phases_width
+        rows, columns = a.height, a.width
+        slices = a.depth
         for unit in range(begin, end):
             h, d, image = unit % rows, unit // rows % slices, unit // rows // slices
-            phase = (d % arg(args, 7) * down + h % down) * across
-            at = arg(args, 0) + image * blocks * area
-            at += (d // arg(args, 7) * height + h // down) * width * pixel
+            phase = (d % a.phases_depth * down + h % down) * across
+            at = a.source + image * blocks * area
+            at += (d // a.phases_depth * height + h // down) * width * pixel
             for c in range(channels):
                 to = ((image * channels + c) * slices + d) * rows + h
-                to = arg(args, 1) + to * columns * item
+                to = a.target + to * columns * item
                 for p in range(min(across, columns)):
                     channel = (phase + p) * channels + c
                     source = at + channel // lanes * area + channel % lanes * item
@@ -122,36 +140,47 @@ def interleave(*, dtype: str, lanes: int) -> Callable[..., None]:
 
 
 def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
-    """Return the kernel that adds what each pixel gives to each tap up to an image.
+    """Return the kernel of `SumTapsArguments`: it adds what pixels give to taps up to an image.
 
     Channel ``(c, kd, kh, kw)`` of the source, held in the blocked layout, is what its pixels give
     to channel c of the plain target through that tap: pixel i adds to pixel ``i * stride + tap *
     dilation - pad`` along each axis, if there is one.
 
-    Words: ``0 source, 1 target, 2 channels of the target, 3 blocks of the source, 4..6 source D H
-    W, 7..9 taps, 10..12 target D H W, 13..15 strides, 16..18 dilations, 19..21 pads before, 22 bias
-    (one element per channel; 0: none)``. Units: N * target D * target H.
+    Args:
+        dtype: Of the elements.
+        lanes: Channels of a block.
     """
+    arguments = view_of(SumTapsArguments)
     load, store = ld(dtype), st(dtype)
     v = vec(dtype, lanes)
     item, zero, get = v.itemsize, v.zero, v.get
     pixel = lanes * item
 
     @register_jitable
-    def read(args: int, axis: int, place: int, tap: int) -> int:
-        """Return the source's pixel that gives to a place through a tap, or -1."""
-        at = place + arg(args, 19 + axis) - tap * arg(args, 16 + axis)
-        stride = arg(args, 13 + axis)
-        return at // stride if at % stride == 0 and at // stride < arg(args, 4 + axis) else -1
+    def giving(at: int, stride: int, size: int) -> int:
+        """Return the index of the source that gives to ``at``, before the stride, or -1."""
+        return at // stride if at % stride == 0 and at // stride < size else -1
 
     @register_jitable
-    def add_tap(args: int, line: int, area: int, to: int, apart: int, tap: int, kw: int) -> None:
-        """Add a row of the source, through a tap, to the rows of all channels, ``apart`` bytes."""
-        stride, first = arg(args, 15), kw * arg(args, 18) - arg(args, 21)
-        taps = arg(args, 7) * arg(args, 8) * arg(args, 9)
+    def add_tap(
+        a: SumTapsArguments, line: int, area: int, to: int, apart: int, tap: int, kw: int
+    ) -> None:
+        """Add a row of the source, through a tap, to the rows of all channels.
+
+        Args:
+            a: The arguments.
+            line: Address of the row in the first block of the source.
+            area: Bytes of a block of the source.
+            to: Address of the row in the first channel of the target.
+            apart: Bytes of a channel of the target.
+            tap: The tap among all.
+            kw: The tap along W.
+        """
+        stride, first = a.stride_width, kw * a.dilation_width - a.pad_width
+        taps = a.taps_depth * a.taps_height * a.taps_width
         begin = max(0, (stride - 1 - first) // stride)
-        end = min(arg(args, 6), (arg(args, 12) - 1 - first) // stride + 1)
-        for c in range(arg(args, 2)):
+        end = min(a.source_width, (a.width - 1 - first) // stride + 1)
+        for c in range(a.channels):
             channel = c * taps + tap
             source = line + channel // lanes * area + channel % lanes * item
             row = to + c * apart + first * item
@@ -160,35 +189,38 @@ def sum_taps(*, dtype: str, lanes: int) -> Callable[..., None]:
                 store(place, load(place) + load(source + i * pixel))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, blocks = arg(args, 2), arg(args, 3)
-        height, width = arg(args, 5), arg(args, 6)
-        area = arg(args, 4) * height * width * pixel
-        slices, rows, columns = arg(args, 10), arg(args, 11), arg(args, 12)
+        a = arguments(args)
+        channels, blocks = a.channels, a.blocks
+        height, width = a.source_height, a.source_width
+        area = a.source_depth * height * width * pixel
+        slices, rows, columns = a.depth, a.height, a.width
         apart = slices * rows * columns * item
         for unit in range(begin, end):
             h, d, image = unit % rows, unit // rows % slices, unit // rows // slices
-            at = arg(args, 0) + image * blocks * area
-            to = arg(args, 1) + image * channels * apart + (d * rows + h) * columns * item
+            at = a.source + image * blocks * area
+            to = a.target + image * channels * apart + (d * rows + h) * columns * item
             for c in range(channels):
-                bias = load(arg(args, 22) + c * item) if arg(args, 22) != 0 else get(zero(), 0)
+                bias = load(a.bias + c * item) if a.bias != 0 else get(zero(), 0)
                 for i in range(columns):
                     store(to + c * apart + i * item, bias)
-            for kd in range(arg(args, 7)):
-                z = read(args, 0, d, kd)
-                for kh in range(arg(args, 8)):
-                    y = read(args, 1, h, kh)
+            for kd in range(a.taps_depth):
+                z = giving(d + a.pad_depth - kd * a.dilation_depth, a.stride_depth, a.source_depth)
+                for kh in range(a.taps_height):
+                    y = giving(
+                        h + a.pad_height - kh * a.dilation_height, a.stride_height, a.source_height
+                    )
                     if z < 0 or y < 0:
                         continue
                     line = at + (z * height + y) * width * pixel
-                    first = (kd * arg(args, 8) + kh) * arg(args, 9)
-                    for kw in range(arg(args, 9)):
-                        add_tap(args, line, area, to, apart, first + kw, kw)
+                    first = (kd * a.taps_height + kh) * a.taps_width
+                    for kw in range(a.taps_width):
+                        add_tap(a, line, area, to, apart, first + kw, kw)
 
     return kernel
 
 
 def phases(*, item: int, lanes: int) -> Callable[..., None]:
-    """Return the kernel that sorts ``[N][C][H][W]`` by phases, into blocks of ``lanes`` channels.
+    """Return the kernel of `PhasesArguments`, which sorts an image by phases into blocks.
 
     Channel ``(i * C + c) * across + j`` of the result has the pixels of channel c in the rows
     ``i, i + down, ...`` and the columns ``j, j + across, ...``, with zeros where the image ends.
@@ -196,32 +228,27 @@ def phases(*, item: int, lanes: int) -> Callable[..., None]:
     Args:
         item: Bytes of an element, 4 or 8.
         lanes: Elements of a block.
-
-    Words::
-
-        0 source  1 target  2 channels  3 rows  4 columns  5 rows and 6 columns of the target
-        7 step down  8 step across  9 blocks, those beyond the last phase of zeros
-
-    Units: N * rows of the target.
     """
+    arguments = view_of(PhasesArguments)
     dtype = "float32" if item == 4 else "float64"
     load, store = ld(dtype), st(dtype)
     pixel = lanes * item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, height, width = arg(args, 2), arg(args, 3), arg(args, 4)
-        rows, columns, blocks = arg(args, 5), arg(args, 6), arg(args, 9)
-        down, across = arg(args, 7), arg(args, 8)
+        a = arguments(args)
+        channels, height, width = a.channels, a.height, a.width
+        rows, columns, blocks = a.rows, a.columns, a.blocks
+        down, across = a.down, a.across
         for unit in range(begin, end):
             image, row = unit // rows, unit % rows
             for channel in range(blocks * lanes):
                 to = ((image * blocks + channel // lanes) * rows + row) * columns * pixel
-                to += arg(args, 1) + channel % lanes * item
+                to += a.target + channel % lanes * item
                 i, rest = channel // (channels * across), channel % (channels * across)
                 c, j = rest // across, rest % across
                 h = row * down + i
                 count = (width - j + across - 1) // across if i < down and h < height else 0
-                source = arg(args, 0) + (((image * channels + c) * height + h) * width + j) * item
+                source = a.source + (((image * channels + c) * height + h) * width + j) * item
                 for w in range(count):
                     store(to + w * pixel, load(source + w * across * item))
                 for w in range(count, columns):

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
+from subgraph.engine.planner.layout_arguments import CopyBytesArguments, ReorderArguments
 from subgraph.engine.planner.lowering import (
     EmittedStep,
     Layout,
@@ -208,7 +209,8 @@ def copying(node: Node, source: Operand, target: Operand) -> EmittedStep:
     size = source.nbytes
     units = -(-size // _COPIED)
     kernel = Kernel("subgraph.ops.movement.reorder_kernels", "copy")
-    return EmittedStep(node, kernel, (source, target, size, _COPIED), units, 1, 0, 2 * size)
+    arguments = CopyBytesArguments(source=source, target=target, size=size, block=_COPIED)
+    return EmittedStep(node, kernel, tuple(arguments.words()), units, 1, 0, 2 * size)
 
 
 def _reorder(source: Operand, target: Operand) -> EmittedStep:
@@ -222,9 +224,17 @@ def _reorder(source: Operand, target: Operand) -> EmittedStep:
         lanes=blocked.lanes,
     )
     node = Node("Reorder", name=f"{source.name}.to_{target.layout}", domain=DOMAIN)
-    words = (source, target, source.shape[1], pixels, blocked.blocks, _CHUNK, chunks)
+    arguments = ReorderArguments(
+        source=source,
+        target=target,
+        channels=source.shape[1],
+        pixels=pixels,
+        blocks=blocked.blocks,
+        part=_CHUNK,
+        parts=chunks,
+    )
     units = source.shape[0] * blocked.blocks * chunks
     if source.size == 0:
         units = 0
     moved = source.nbytes + target.nbytes
-    return EmittedStep(node, kernel, words, units, 1, 0, moved)
+    return EmittedStep(node, kernel, tuple(arguments.words()), units, 1, 0, moved)

@@ -1,0 +1,45 @@
+"""Arguments of the kernels by which plans copy operands and convert their layouts."""
+
+from __future__ import annotations
+
+from subgraph.engine.codegen.arguments import Address, KernelArguments
+
+
+class CopyBytesArguments(KernelArguments):
+    """Arguments of `copy` of bytes; a work unit is a tile of them.
+
+    Attributes:
+        source: First byte that is read.
+        target: First byte that is written.
+        size: Bytes that are copied.
+        block: Bytes in a unit.
+    """
+
+    source: Address
+    target: Address
+    size: int
+    block: int
+
+
+class ReorderArguments(KernelArguments):
+    """Arguments of `to_blocked` and `to_plain`; a work unit is a part of a block's pixels.
+
+    Parts are innermost, then the blocks of channels, then the images.
+
+    Attributes:
+        source: First element that is read.
+        target: First element that is written.
+        channels: Channels of an image.
+        pixels: Pixels of an image.
+        blocks: Blocks of channels of an image.
+        part: Pixels in a unit.
+        parts: Units of a block.
+    """
+
+    source: Address
+    target: Address
+    channels: int
+    pixels: int
+    blocks: int
+    part: int
+    parts: int
