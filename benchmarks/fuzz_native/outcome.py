@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import subgraph as sg
 
 LIMIT_SECONDS = 5.0  # of the processor, for one input whose kernels are compiled
+HANG_SECONDS = 100.0  # of the processor, compilation of kernels included
 
 
 class Finding(Exception):
     """Something that must not be: the message begins with what makes it one of its kind."""
+
+
+class Hang(BaseException):
+    """An input takes so long that it is given up; no handler of the library's may catch this."""
 
 
 def refuses(action: Callable[[], object]) -> str:
@@ -44,6 +51,25 @@ def kind_of(error: BaseException) -> str:
     ]
     where = f"{Path(own[-1].filename).name}:{own[-1].name}" if own else "?"
     return f"{type(error).__name__} in {where}"
+
+
+@contextmanager
+def _given_up_after(seconds: float) -> Generator[None]:
+    """Raise `Hang` in the block after seconds of the processor, where there are such timers."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def give_up(*_: object) -> None:
+        raise Hang(f"more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGVTALRM, give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 class Recorder:
@@ -78,7 +104,8 @@ class Recorder:
 
     def _seconds(self, data: bytes) -> float:
         start = time.process_time()
-        self._run(data)
+        with _given_up_after(HANG_SECONDS):
+            self._run(data)
         return time.process_time() - start
 
     def _keep(self, data: bytes, error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,18 @@ def test_the_oracle_tells_findings_from_refusals(tmp_path: Path) -> None:
         "ValueError",
     ]
     assert sorted(p.read_bytes()[0] for p in tmp_path.glob("*.bin")) == [1, 2, 3]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there is no timer of this kind")
+def test_an_input_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang() -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(outcome, "HANG_SECONDS", 0.1)
+    record = outcome.Recorder(lambda _: hang(), tmp_path)
+    record(b"")
+    assert [kind.split()[0] for kind in record.counts] == ["Hang"]
 
 
 def test_an_input_that_is_slow_twice_is_a_finding(
