@@ -242,7 +242,9 @@ class FallbackSession(Session):
         self._others: dict[SubgraphOp, Session] = {}
         self._ran: Session | None = None
         self._holder = own  # has the states that the next run goes on from
-        self._given: Mapping[str, Array] = {}  # these states, while no session has been opened
+        self._waiting_states: Mapping[
+            str, Array
+        ] = {}  # these states, while no session has been opened
         self._cancelled = self._measured = False
 
     def __call__(
@@ -308,7 +310,7 @@ class FallbackSession(Session):
         """Let a session go on from the states of the one that made the last run."""
         holder = self._holder
         if holder is not session:
-            states = self._given if holder is None else holder.states()
+            states = self._waiting_states if holder is None else holder.states()
             if states or type(session).states is not Session.states:
                 session.set_states(states)
 
@@ -350,11 +352,11 @@ class FallbackSession(Session):
             session.resume()
 
     def states(self) -> dict[str, Array]:
-        return dict(self._given) if self._holder is None else self._holder.states()
+        return dict(self._waiting_states) if self._holder is None else self._holder.states()
 
     def set_states(self, states: Mapping[str, Array]) -> None:
         if self._holder is None:
-            self._given = dict(states)
+            self._waiting_states = dict(states)
         else:
             self._holder.set_states(states)
 

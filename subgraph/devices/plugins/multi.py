@@ -401,10 +401,10 @@ class _MultiRunner(Runner):
                 self._model, self._runner = model, runner
             self._note(failed)
             return results
-        error = failed[-1][1]
-        for model, earlier in failed[:-1]:
-            error.add_note(f"{model.device} failed before: {earlier}")
-        raise error
+        *others, (_, last) = failed
+        for model, earlier in others:
+            last.add_note(f"{model.device} failed before: {earlier}")
+        raise last
 
     def _may_move(self, error: Exception) -> bool:
         return self._load.options.RUNTIME_FALLBACK and not stands(error)
