@@ -242,9 +242,8 @@ class FallbackSession(Session):
         self._others: dict[SubgraphOp, Session] = {}
         self._ran: Session | None = None
         self._holder = own  # has the states that the next run goes on from
-        self._waiting_states: Mapping[
-            str, Array
-        ] = {}  # these states, while no session has been opened
+        # These states, while no session has been opened.
+        self._waiting_states: Mapping[str, Array] = {}
         self._cancelled = self._measured = False
 
     def __call__(

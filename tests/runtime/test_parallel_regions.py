@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -431,6 +434,44 @@ def test_without_threads_the_parts_run_one_after_the_other(
 class NoThreads:
     def submit(self, task: Any) -> None:
         raise sg.DeviceError("no thread can be started")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_parts_overlap_in_a_forked_child() -> None:
+    code = """
+import os, sys, threading, warnings
+import numpy as np, subgraph as sg
+from subgraph import ops
+warnings.simplefilter("ignore")
+class Meeting(sg.SubgraphOp):
+    def forward(self, inputs):
+        together.wait(20)
+        return [inputs[0] + np.float32(1)]
+x = sg.input("x", (2,))
+outputs = []
+for device in ("A", "B"):
+    inner = sg.input("ix", (2,))
+    graph = sg.Graph([inner], [ops.Relu(inner)])
+    op = Meeting(graph)
+    op.device = device
+    outputs += sg.subgraph_node(graph, op, inputs=[x]).outputs
+model = sg.CompiledModel(sg.Graph([x], outputs))
+def run():
+    global together
+    together = threading.Barrier(2)
+    for result in model(np.ones(2, np.float32)).values():
+        assert result.tolist() == [2, 2]
+run()
+child = os.fork()
+run()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print("fine")
+else:
+    os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "fine", done.stderr
 
 
 def test_short_parts_stay_in_one_thread() -> None:
