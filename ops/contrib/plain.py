@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from subgraph.graph.graph import Value
+from subgraph.graph.graph import Node, Value
 from subgraph.operators.functions import Call, function
+from subgraph.operators.requirements import Tensor, require_rank, require_shape, requires
+from subgraph.operators.schema import MICROSOFT
 
 Results = Sequence[Value | None]
 
@@ -62,6 +64,13 @@ def expand_dims(call: Call) -> Results:
     x, axis = call.inputs
     flat = call.Reshape(call.Cast(axis, to=7), call.constant([-1], "int64"))
     return [call.Unsqueeze(x, flat)]
+
+
+@requires("CDist", domain=MICROSOFT)
+def distance_operands(node: Node, a: Tensor, b: Tensor) -> None:
+    """Raise ShapeError unless the rows of both matrices are as long."""
+    require_rank("A", a, 2)
+    require_shape("B", b, (b.shape[0], a.shape[1]), "rows as long as those of A")
 
 
 @function("CDist", "A, B -> C", metric="sqeuclidean")

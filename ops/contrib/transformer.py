@@ -30,6 +30,12 @@ def added(call: Call, *terms: Value | None, requires: str = "") -> Any:
     return total
 
 
+def _skipped(call: Call, x: Value | None, skip: Value | None, bias: Value | None) -> Any:
+    """Return the sum of an input, of rows beside it and of a bias."""
+    total = added(call, x, skip, requires="same_rows")
+    return added(call, total, bias, requires="one_row")
+
+
 # Activations
 
 
@@ -141,7 +147,7 @@ def simplified_layer_normalization(call: Call) -> Results:
 def skip_simplified_layer_normalization(call: Call) -> Results:
     """RMS normalization of a sum, and the sum."""
     x, skip, gamma, bias = call.inputs
-    total = added(call, x, skip, bias)
+    total = _skipped(call, x, skip, bias)
     normal, factor = _rms(call, total, gamma, -1)
     return [normal, None, factor, total]
 
@@ -154,7 +160,7 @@ def skip_simplified_layer_normalization(call: Call) -> Results:
 def skip_layer_normalization(call: Call) -> Results:
     """Layer normalization of a sum, and the sum."""
     x, skip, gamma, beta, bias = call.inputs
-    total = added(call, x, skip, bias)
+    total = _skipped(call, x, skip, bias)
     given = {"axis": -1, "epsilon": call.attribute("epsilon")}
     if call.wants("mean") or call.wants("inv_std_var"):
         return [*call.LayerNormalization(total, gamma, beta, outputs=3, **given), total]

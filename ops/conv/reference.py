@@ -73,6 +73,9 @@ def conv_transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     if inputs[0].shape[0] == 0:
         one = np.zeros((1, *inputs[0].shape[1:]), inputs[0].dtype)
         return [conv_transpose(node, [one, *inputs[1:]])[0][:0]]
+    if inputs[1].shape[1] == 0:  # no results
+        filters = np.zeros((inputs[1].shape[0], 1, *inputs[1].shape[2:]), inputs[1].dtype)
+        return [conv_transpose(node, [inputs[0], filters])[0][:, :0]]
     wanted = node.attrs.get("output_shape")
     if wanted is None:
         return [_grouped(node, inputs)]

@@ -81,6 +81,16 @@ def grid_sample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     return standard(variant(node, version=22, mode=names.get(mode, mode)), inputs)
 
 
+@reference("Col2Im")
+def col2im(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return images of sums of windows; onnx.reference knows no batch without images."""
+    x: Array = inputs[0]
+    if x.shape[0]:
+        return standard(node, inputs)
+    one = np.zeros((1, *x.shape[1:]), x.dtype)
+    return [standard(node, [one, *inputs[1:]])[0][:0]]
+
+
 @reference("Upsample")
 def upsample(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return the input at a larger size: Resize of opset 10 under its former name."""

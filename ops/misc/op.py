@@ -91,8 +91,11 @@ def multinomial_operands(node: Node, x: Tensor) -> None:
 
 @requires("BlackmanWindow", "HammingWindow", "HannWindow")
 def window_operands(node: Node, size: Tensor) -> None:
-    """Raise ShapeError unless the size is one number (ONNX, 17)."""
-    require_single("size", size, "int64", "int32")
+    """Raise ShapeError unless the size is a scalar, and at least 1 (ONNX, 17)."""
+    require_rank("size", size, 0)
+    require_dtype("size", size, "int64", "int32")
+    for count in listed(node, "size", size) or ():
+        require(count >= 1, "size is {}; it must be at least 1", count)
 
 
 @requires("MelWeightMatrix")

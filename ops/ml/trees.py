@@ -252,6 +252,8 @@ def old_forest_of(node: Node) -> Forest:
     inner = modes != LEAF
     children = np.zeros((2, count), np.int64)
     for row, way in enumerate(("nodes_falsenodeids", "nodes_truenodeids")):
+        if len(given[way] or ()) != count:
+            raise ShapeError(f"{len(given[way] or ())} {way} for {count} nodes")
         for k in np.nonzero(inner)[0]:
             children[row, k] = place.get((trees[k], given[way][k]), -1)
     _within(children[:, inner], count, "a child")

@@ -98,7 +98,8 @@ def concat_operands(node: Node, first: Tensor, *others: Tensor) -> None:
 def flatten_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the axis is one, or behind the last (ONNX, 1 to 25)."""
     axis = node.attrs.get("axis", 1)
-    require(-x.rank <= axis <= x.rank, "axis is {}, outside [-{}, {}]", axis, x.rank, x.rank)
+    least = 0 if 0 < node.version < 11 else -x.rank  # since opset 11 it may count from the end
+    require(least <= axis <= x.rank, "axis is {}, outside [{}, {}]", axis, least, x.rank)
 
 
 @requires("Squeeze")

@@ -72,10 +72,7 @@ def _checked_inputs(node: Node) -> Sequence[Value | None]:
 def _stand_ins(node: Node) -> Sequence[Value | None]:
     """Return what stands for each output of a node; nothing for one that stays."""
     if not node.domain and node.op_type in _EXPANDED:
-        # A window is made of a number alone, and the size of the result follows from it.
-        alone = len(node.inputs) == 1
-        inputs = node.inputs if alone else [_required(node), *node.inputs[1:]]
-        return function_outputs(node, inputs) or ()
+        return function_outputs(node, [_required(node), *node.inputs[1:]]) or ()
     try:
         return expanded(node, _checked_inputs(node)) or ()
     except (ShapeError, UnsupportedOpError):

@@ -81,14 +81,21 @@ def is_arithmetic(node: Node) -> bool:
     """Return whether shapes are computed by such operators, and what networks learn is not."""
     if node.subgraph is not None:
         return all(map(is_arithmetic, node.subgraph.nodes))
-    return not node.domain and (node.op_type in _RULES or node.op_type in _OTHERS)
+    return _rule_of(node) is not None or (not node.domain and node.op_type in _OTHERS)
+
+
+def _rule_of(node: Node) -> Rule | None:
+    """Return the rule of a node's operator; "Required" gives its first input."""
+    if node.domain:
+        return _first if (node.domain, node.op_type) == ("subgraph.cpu", "Required") else None
+    return _RULES.get(node.op_type)
 
 
 def propagate(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
     """Return what the node's first output is, as far as it is known."""
-    rule = None if node.domain else _RULES.get(node.op_type)
+    rule = _rule_of(node)
     if rule is None:
         return None
     try:

@@ -14,7 +14,7 @@ from wrong_sizes.table import Row, rows
 
 import subgraph as sg
 from subgraph.operators.schema import MICROSOFT, get_schema
-from tests.support.requirements import DEVICES, Array, floats, ints
+from tests.support.requirements import DEVICES, Array, Use, assert_refused, floats, ints
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FORMS = ("sizes", "symbolic", "unknown", "constants")
@@ -58,6 +58,9 @@ REFUSED: list[tuple[str, list[Array], dict[str, Any], int, str]] = [
     ("SwiGLU", [floats(2, 4), floats(1, 4)], {}, 28, "B has shape"),
     ("SwiGLU", [floats(2, 4), floats(4)], {}, 28, "B has shape"),
     ("SwiGLU", [floats(2, 4), floats(2, 1)], {}, 28, "B has shape"),
+    ("Flatten", [floats(2, 3)], {"axis": -1}, 9, "outside"),
+    ("HannWindow", [np.array(-1)], {}, 17, "size is -1"),
+    ("HannWindow", [ints(3)], {}, 17, "needs rank 0"),
     ("Unique", [floats(3, 3)], {"axis": 0, "sorted": 7}, 11, "sorted is 7"),
     ("Pad", [floats(3), ints(-4, 2)], {"mode": "edge"}, 18, "leave nothing"),
     ("Pad", [floats(3), ints(-3, 2)], {"mode": "reflect"}, 18, "leave nothing"),
@@ -147,6 +150,20 @@ GIVEN: list[tuple[str, list[Array], dict[str, Any], int, Array]] = [
     ("OneHot", [ints(1, -1, 3), ints(4), floats(2)], {}, 9, 2 * EYE[[1, 3, 3]] - 1),
     ("OneHot", [ints(1, -1, 3), ints(4), floats(2)], {}, 11, 2 * EYE[[1, 3, 3]] - 1),
     (
+        "ConvTranspose",
+        [floats(1, 1, 3), np.ones((1, 0, 2), np.float32)],
+        {},
+        11,
+        np.zeros((1, 0, 4), np.float32),
+    ),
+    (
+        "Col2Im",
+        [floats(0, 5, 5), ints(5, 5), ints(1, 5)],
+        {},
+        18,
+        np.zeros((0, 1, 5, 5), np.float32),
+    ),
+    (
         "GridSample",
         [floats(1, 2, 3, 2), floats(1, 0, 4, 2)],
         {},
@@ -235,3 +252,36 @@ def test_all_outputs_of_an_added_operator_are_given_or_refused(row: Row, device:
     with suppress(sg.UnsupportedOpError):
         found = sg.compile_model(model, device)(values)
         assert [name for name in results if found[name] is None] == []
+
+
+def added_operator(op_type: str, *arrays: Array) -> Use:
+    """Return a use of one of ONNX Runtime's operators."""
+    return Use(op_type, arrays, {}, 1, 1, MICROSOFT)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "use",
+    [
+        added_operator("CDist", floats(4, 6), floats(5, 1)),
+        *(
+            added_operator(op_type, floats(2, 5, 16), skip, floats(16))
+            for op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+            for skip in (floats(16), floats(2, 5, 1), floats(2, 1, 16), floats(1)[0])
+        ),
+        added_operator("SkipLayerNormalization", floats(1, 5, 16), floats(2, 5, 16), floats(16)),
+    ],
+    ids=lambda use: use.name,
+)
+def test_rows_of_added_operators_are_not_broadcast(use: Use, device: str) -> None:
+    assert_refused(use, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["nodes_falsenodeids", "nodes_truenodeids"])
+def test_a_tree_has_children_for_all_nodes(name: str, device: str) -> None:
+    row = next(row for row in rows() if row.op == "TreeEnsembleRegressor")
+    x = row.inputs[0]
+    assert isinstance(x, np.ndarray)
+    options = {**row.options, name: row.options[name][:-1]}
+    assert_refused(Use(row.op, [x], options, row.version, 1, row.domain), device)
