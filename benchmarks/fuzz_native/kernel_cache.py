@@ -17,7 +17,7 @@ from pathlib import Path
 
 from robustness import damaged_bytes
 
-from subgraph.engine.toolchain import loader, objectcache, objectfile
+from subgraph.engine.toolchain import loader, objectcache, objectfile, targets
 
 from .draw import Draw, any_leaf
 from .outcome import Finding
@@ -59,7 +59,7 @@ def _entries() -> list[tuple[str, Path, bytes]]:
 def _object() -> bytes:
     from llvmlite import binding
 
-    machine = loader.machine()
+    machine = targets.machine()
     return bytes(machine.emit_object(binding.parse_assembly(_ASSEMBLY)))
 
 

@@ -107,6 +107,21 @@ def _strided() -> Graph:
     return Graph([x], outputs)
 
 
+def _stems() -> Graph:
+    """Return first convolutions of networks: of one and three channels, by the usual filters."""
+    w, grey, image = _Weights(), sg.input("grey", (1, 1, 28, 28)), sg.input("image", (1, 3, 64, 64))
+    outputs = [
+        ops.Relu(_padded(x, w(32, channels, taps, taps), stride))
+        for x, channels in ((grey, 1), (image, 3))
+        for taps in (3, 5, 7)
+        for stride in (1, 2)
+    ]
+    outputs += [
+        ops.Relu(ops.Conv(image, w(64, 3, taps, taps), strides=[4] * 2)) for taps in (4, 8, 11)
+    ]
+    return Graph([grey, image], outputs)
+
+
 def _narrow() -> Graph:
     """Return convolutions whose channels fill vectors of 512 bits badly, those of 256 bits well."""
     w, x = _Weights(), sg.input("image", (1, 3, 64, 64))
@@ -177,6 +192,7 @@ def _upwards() -> Graph:
 def _norms() -> Graph:
     w, x = _Weights(), sg.input("image", (1, 32, 16, 16))
     outputs = [ops.BatchNormalization(x, *(w(32, value=1) for _ in range(4)))]
+    outputs += [ops.Relu(ops.BatchNormalization(x, *(w(32, value=1) for _ in range(4))))]
     outputs += [ops.InstanceNormalization(x, w(32), w(32))]
     outputs += [ops.GroupNormalization(x, w(32), w(32), num_groups=8)]
     # Torch's group norms: scale and shift follow as operators of their own.
@@ -367,6 +383,7 @@ FAMILIES: dict[str, Callable[[], Graph]] = {
     "dense convolutions": _dense,
     "strided and dilated convolutions": _strided,
     **{f"mobile networks, {name}": partial(_mobile, f) for name, f in ACTIVATIONS.items()},
+    "first convolutions": _stems,
     "narrow convolutions": _narrow,
     "large convolutions and products": _large,
     "convolutions of one and three dimensions": _lines_and_volumes,

@@ -19,7 +19,7 @@ import pytest
 from llvmlite import binding
 
 from subgraph.engine.program.pool import call
-from subgraph.engine.toolchain import compile_crew, keys, loader, toolchain
+from subgraph.engine.toolchain import compile_crew, keys, loader, targets, toolchain
 from subgraph.engine.toolchain.compiler import object_and_assembly
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.objectfile import linked, undefined_symbols
@@ -400,7 +400,7 @@ done:
 @pytest.mark.skipif(not IMAGES, reason="object code is linked by LLVM here")
 def test_images_run_as_what_llvm_links() -> None:
     module = binding.parse_assembly(PARTS)
-    data = bytes(loader.machine().emit_object(module))
+    data = bytes(targets.machine().emit_object(module))
     needs = undefined_symbols(data)
     assert {"cos", "memcpy", "tan"} <= set(needs)
     code = loader.as_image("entry", loader.ObjectCode(needs, data))
@@ -425,9 +425,9 @@ def test_code_that_does_not_hold_together_is_not_loaded(start: int, needs: tuple
 
 def test_objects_that_are_no_image_are_left_to_llvm() -> None:
     text = "@state = global i64 0\ndefine void @entry() {\n store i64 1, ptr @state\n ret void\n}"
-    data = bytes(loader.machine().emit_object(binding.parse_assembly(text)))
+    data = bytes(targets.machine().emit_object(binding.parse_assembly(text)))
     assert linked(data, "entry", undefined_symbols(data)) is None  # it writes to memory of its own
-    good = bytes(loader.machine().emit_object(binding.parse_assembly(PARTS)))
+    good = bytes(targets.machine().emit_object(binding.parse_assembly(PARTS)))
     assert linked(good, "other", undefined_symbols(good)) is None
     assert linked(good, "entry", ()) is None
     for size in range(0, len(good), 61):

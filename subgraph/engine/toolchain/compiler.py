@@ -22,7 +22,7 @@ from numba.core.cpu_options import FastMathOptions
 from numba.core.registry import cpu_target
 
 from subgraph.engine.codegen.irtools import align_stack
-from subgraph.engine.toolchain import frontend, loader
+from subgraph.engine.toolchain import frontend, targets
 from subgraph.system.host import Isa
 
 _LOG = logging.getLogger("subgraph.engine")
@@ -47,7 +47,7 @@ class _Codegen(AOTCPUCodegen):
 
     def __init__(self, isa: Isa) -> None:
         self._isa = isa
-        self._triple = loader.triple()
+        self._triple = targets.triple()
         ll.initialize_native_asmparser()  # without it LLVM aborts at inline assembly
         super().__init__("subgraph")
 
@@ -59,7 +59,7 @@ class _Codegen(AOTCPUCodegen):
         self._tm_features = self._customize_tm_features()
         options: dict[str, Any] = {}
         self._customize_tm_options(options)
-        self._tm = loader.target().create_target_machine(**options)
+        self._tm = targets.target().create_target_machine(**options)
         self._target_data = self._tm.target_data
         self._data_layout = str(self._target_data)
         self._loopvect, self._opt_level = False, 0

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from subgraph.engine.toolchain import targets
 from subgraph.engine.toolchain.objectfile import linked
 from subgraph.errors import DeviceError
-from subgraph.system import host
 from subgraph.weights.mapped_files import release_library
 
 # C library, compiler runtime, what threads sleep on, Python's lock.
@@ -65,39 +65,7 @@ _numbers = itertools.count()
 def _jit() -> Any:
     from llvmlite import binding
 
-    return binding.create_lljit_compiler(machine())
-
-
-def triple() -> str:
-    """Return LLVM's name of the system that is compiled for; empty if this process runs on it."""
-    architecture = host.architecture()
-    return "" if architecture == host.native_architecture() else f"{architecture}-unknown-linux-gnu"
-
-
-def target() -> Any:
-    """Return LLVM's target for the architecture that is compiled for.
-
-    Raises:
-        KernelError: This LLVM cannot compile for it.
-    """
-    from llvmlite import binding
-
-    name = triple()
-    if not name:
-        binding.initialize_native_target()
-        binding.initialize_native_asmprinter()
-        return binding.Target.from_default_triple()
-    binding.initialize_all_targets()
-    binding.initialize_all_asmprinters()
-    try:
-        return binding.Target.from_triple(name)
-    except RuntimeError as error:
-        raise KernelError(f"this LLVM does not compile for {name}: {error}") from error
-
-
-def machine() -> Any:
-    """Return an LLVM target machine without special instructions."""
-    return target().create_target_machine(opt=3, reloc="pic", codemodel="default")
+    return binding.create_lljit_compiler(targets.machine())
 
 
 def rest() -> None:

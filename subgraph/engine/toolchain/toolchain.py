@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from subgraph.engine.toolchain import compile_display, loader, objectcache, prebuilt
+from subgraph.engine.toolchain import compile_display, loader, objectcache, prebuilt, targets
 from subgraph.engine.toolchain.keys import cache_key, text_key
 from subgraph.engine.toolchain.loader import KernelError as KernelError
 from subgraph.engine.toolchain.loader import ObjectCode
@@ -319,7 +319,7 @@ def native(text: str) -> int:
 def _assemble(text: str, symbol: str) -> ObjectCode:
     from llvmlite import binding
 
-    machine = loader.machine()
+    machine = targets.machine()
     try:
         module = binding.parse_assembly(text.replace("@entry", f"@{symbol}"))
         return _checked("native code", symbol, bytes(machine.emit_object(module)))
