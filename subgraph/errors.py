@@ -80,6 +80,24 @@ def file_error(action: str, path: str | os.PathLike[Any], error: OSError) -> Fil
     return made
 
 
+def require_type(
+    value: object, kind: type | tuple[type, ...], error: type[SubgraphError], wanted: str
+) -> None:
+    """Refuse an argument of another type, which Python would only find later and elsewhere.
+
+    Args:
+        value: The argument.
+        kind: What it has to be.
+        error: What to raise.
+        wanted: What to give, for the message: "a graph, as sg.load returns".
+
+    Raises:
+        SubgraphError: ``value`` is no ``kind``; an ``error``.
+    """
+    if not isinstance(value, kind):
+        raise error(f"got {value!r} of type {type(value).__name__}; give {wanted}")
+
+
 class PassError(SubgraphError, RuntimeError):
     """A pass broke its promise or is not registered."""
 

@@ -36,7 +36,14 @@ from subgraph.devices.device import (
     without_defaults,
 )
 from subgraph.devices.model_input import Model, prepared, read_model
-from subgraph.errors import BlobError, ConfigError, DeviceError, SubgraphError, file_error
+from subgraph.errors import (
+    BlobError,
+    ConfigError,
+    DeviceError,
+    SubgraphError,
+    file_error,
+    require_type,
+)
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
 from subgraph.operators.operator import Operator, forget_operator, register_operator
@@ -127,7 +134,9 @@ class Core:
         Raises:
             UnsupportedOpError: another owner has the operator's name.
             DeviceError: a device of its kernels is not known, or takes none.
+            ConfigError: ``extension`` is no operator.
         """
+        require_type(extension, Operator, ConfigError, "an sg.Operator")
         with self._lock:
             self._find_installed()
             for name in extension.kernels:
@@ -212,6 +221,7 @@ class Core:
         Raises:
             DeviceError: there is none, or it cannot start; why.
         """
+        require_type(name, str, DeviceError, "the name of a device, such as 'CPU'")
         with self._lock:
             found = self._devices.get(name)
             if found is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from subgraph.errors import ModelError
+from subgraph.errors import ModelError, require_type
 from subgraph.graph.naming import name_nodes, name_values
 from subgraph.graph.order import producers, topological, without_dead
 from subgraph.graph.parameters import Parameter, ParameterTable
@@ -547,6 +547,7 @@ class Graph:
 def _values(given: Iterable[Value], what: str) -> tuple[Value, ...]:
     if isinstance(given, Value):
         raise ModelError(f"the graph's {what} are one value; give a list: [{given.name or 'x'}]")
+    require_type(given, Iterable, ModelError, f"the graph's {what}, a list of values")
     values = tuple(given)
     for value in values:
         if not isinstance(value, Value):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -15,7 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
-from subgraph.errors import InternalError, LimitError, ModelError, SubgraphError, file_error
+from subgraph.errors import (
+    InternalError,
+    LimitError,
+    ModelError,
+    SubgraphError,
+    file_error,
+    require_type,
+)
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
 from subgraph.system.collector import paused_gc
@@ -274,6 +281,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
     Raises:
         ModelError: it is one of these, or nothing.
     """
+    require_type(path, (str, os.PathLike), ModelError, "the path of a file")
     if not os.fspath(path):
         raise ModelError("cannot write '': the path is empty; give a file's name")
     target = Path(os.path.realpath(path))

@@ -18,6 +18,7 @@ from subgraph.errors import (
     DeviceError,
     PartitionError,
     ShapeError,
+    require_type,
 )
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, Unchecked
@@ -564,6 +565,7 @@ def subgraph_node(
         PartitionError: ``op`` is no SubgraphOp, does not say how it runs, or its ``__init__`` has
             left out its parent's.
     """
+    require_type(subgraph, Graph, PartitionError, "the inner graph of the subgraph node")
     if op is not None and not isinstance(op, SubgraphOp):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PartitionError(
             f"op of a subgraph node is {op!r}; give a SubgraphOp made of the inner graph, as in "

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from subgraph.errors import PartitionError
+from subgraph.errors import PartitionError, require_type
 from subgraph.graph.graph import Graph, Node
 from subgraph.operators.subgraph_op import REGION
 from subgraph.partition.asking import METHODS, SELECT
@@ -68,6 +68,8 @@ def explain(graph: Graph, node: Node | str) -> Explanation:
     Raises:
         PartitionError: the graph was not partitioned, or has no such node.
     """
+    require_type(graph, Graph, PartitionError, "the graph that the partition returned")
+    require_type(node, (str, Node), PartitionError, "a node or its name")
     found = _find(graph, node)
     if found is None:
         name = node if isinstance(node, str) else node.name

@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from subgraph.errors import PartitionError
+from subgraph.errors import PartitionError, require_type
 from subgraph.graph.copies import copy_node, copy_value
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.operators.subgraph_op import (
@@ -35,6 +35,7 @@ def inline_subgraphs(graph: Graph) -> Graph:
     Args:
         graph: The graph; it stays as it is.
     """
+    require_type(graph, Graph, PartitionError, "a graph")
     found = _inlined(graph, _has_subgraph)
     found.attrs.pop(KEY, None)
     return found
@@ -229,6 +230,7 @@ def region_model(subgraph: Node | Graph, *, weights: Weights = "inside") -> Grap
     Raises:
         PartitionError: the node is no subgraph node, or ``weights`` is neither of the two.
     """
+    require_type(subgraph, (Node, Graph), PartitionError, "a subgraph node, or its inner graph")
     if weights not in ("inside", "inputs"):
         raise PartitionError(f"weights is {weights!r}; it is 'inside' or 'inputs'")
     inner = subgraph.subgraph if isinstance(subgraph, Node) else subgraph

@@ -23,6 +23,7 @@ from subgraph.errors import (
     MissingInputError,
     RequestCancelledError,
     RequestError,
+    require_type,
 )
 from subgraph.graph.parameters import Snapshot, call_pinned, pinned
 from subgraph.operators.subgraph_op import ProfileEntry
@@ -233,6 +234,8 @@ class InferRequest:
             RequestCancelledError: the run was cancelled.
             Exception: what the run or the callback raised.
         """
+        if timeout is not None:
+            require_type(timeout, (int, float), ConfigError, "seconds to wait, or None")
         run = self._started()
         inside_callback = self._callback_thread == threading.get_ident()
         if not inside_callback and not run.done.is_set():
@@ -443,6 +446,8 @@ class InferQueue:
         """
         if not isinstance(jobs, int) or jobs < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"a queue takes the number of its requests, 0 or more; got {jobs!r}")
+        if not hasattr(model, "create_infer_request"):
+            raise ConfigError(f"a queue makes requests of a compiled model; got {model!r}")
         count = jobs or int(model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self.requests = [model.create_infer_request() for _ in range(count)]
         self._callback: Callback | None = None

@@ -13,7 +13,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from subgraph.errors import ConfigError, ShapeError
+from subgraph.errors import ConfigError, ShapeError, require_type
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Dim, TensorType, canonical_dtype, numpy_dtype
@@ -64,6 +64,7 @@ def preprocessed(graph: Graph, steps: Mapping[str, Any]) -> Graph:
     Raises:
         ConfigError: no such input, or a field is unknown or not possible for it.
     """
+    require_type(steps, Mapping, ConfigError, "preprocessing by input name, in a dict")
     copy = graph.clone()
     by_name = {value.name: value for value in copy.inputs}
     replacements: dict[Value, Value] = {}
@@ -84,6 +85,7 @@ def preprocessed(graph: Graph, steps: Mapping[str, Any]) -> Graph:
 def _settings(name: str, wanted: Any) -> Preprocess:
     if isinstance(wanted, Preprocess):
         return wanted
+    require_type(wanted, Mapping, ConfigError, f"sg.Preprocess(...) or a dict for input {name!r}")
     known = attrs.fields_dict(Preprocess)
     for key in wanted:
         if key not in known:

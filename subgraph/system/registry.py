@@ -214,6 +214,7 @@ def defined_at(thing: object) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a phrase that says which known names are near ``name``, for error messages."""
+    name = str(name)  # what is no name at all is near none
     names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if not close:

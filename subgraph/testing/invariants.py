@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from subgraph.errors import PartitionError, SubgraphError
+from subgraph.errors import PartitionError, SubgraphError, require_type
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.operators.reference import evaluate
@@ -51,6 +51,8 @@ def check_partition(
     Raises:
         PartitionError: says which invariant is broken, and where.
     """
+    for graph in (before, after):
+        require_type(graph, Graph, PartitionError, "the graphs before and after the partition")
     work = [(before, after)]
     while work:
         old, new = work.pop()

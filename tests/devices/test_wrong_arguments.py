@@ -1,0 +1,64 @@
+"""Arguments of another type are errors of Subgraph's own, which say what to give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import subgraph as sg
+from subgraph import ops
+
+X = np.ones((2, 3), np.float32)
+WRONG: list[Any] = [3, None, object(), 2.5, [1]]
+
+
+def graph() -> sg.Graph:
+    x = sg.input("x", (2, 3))
+    return sg.Graph([x], [ops.Relu(x, name="relu")], "net")
+
+
+def waits(timeout: Any) -> None:
+    request = sg.compile_model(graph(), "REFERENCE").create_infer_request()
+    request.start_async(X)
+    request.wait()
+    request.wait(timeout)
+
+
+CALLS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "save to": (lambda wrong: sg.save(graph(), wrong), "give the path of a file"),
+    "save": (lambda wrong: sg.save(wrong, "never.onnx"), "is no sg.Graph"),
+    "inputs": (lambda wrong: sg.Graph(wrong, []), "the graph's inputs"),
+    "node": (lambda wrong: graph().node(str(wrong)), "has no node"),
+    "explain": (lambda wrong: sg.explain(graph(), wrong), "give a node or its name"),
+    "explain in": (lambda wrong: sg.explain(wrong, "relu"), "give the graph"),
+    "device": (lambda wrong: sg.Core().device(wrong), "the name of a device"),
+    "subgraph_node": (lambda wrong: sg.subgraph_node(wrong), "the inner graph"),
+    "region_model": (lambda wrong: sg.region_model(wrong), "a subgraph node, or its inner graph"),
+    "inline_subgraphs": (lambda wrong: sg.inline_subgraphs(wrong), "give a graph"),
+    "queue": (lambda wrong: sg.InferQueue(wrong), "requests of a compiled model"),
+    "extension": (lambda wrong: sg.Core().add_extension(wrong), r"give an sg\.Operator"),
+    "check_partition": (lambda wrong: sg.testing.check_partition(wrong, graph()), "before and"),
+    "preprocess": (
+        lambda wrong: sg.compile_model(graph(), "REFERENCE", preprocess={"x": wrong}),
+        r"sg\.Preprocess\(\.\.\.\) or a dict",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda v: type(v).__name__)
+def test_a_wrong_argument_is_named(name: str, wrong: Any) -> None:
+    call, text = CALLS[name]
+    with pytest.raises(sg.SubgraphError, match=text):
+        call(wrong)
+
+
+def test_a_wrong_time_to_wait_and_no_dict_of_steps() -> None:
+    wrong: Any = "soon"
+    with pytest.raises(sg.ConfigError, match="give seconds to wait, or None"):
+        waits(wrong)
+    with pytest.raises(sg.ConfigError, match="preprocessing by input name, in a dict"):
+        sg.compile_model(graph(), "REFERENCE", preprocess=wrong)
