@@ -54,8 +54,9 @@ from subgraph.operators.requirements import (
     require_shape,
     requires,
 )
-from subgraph.ops.conv.op import convolution, require_filter_numbers, require_filters
+from subgraph.ops.conv.op import convolution, require_filter_numbers
 from subgraph.ops.pool.op import pool_operands
+from subgraph.ops.pool.windows import require_filters
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "subgraph.cpu"

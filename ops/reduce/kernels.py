@@ -114,7 +114,8 @@ def _finish(v: Any, op: str) -> Function:
 def _offset(dims: int, count: int, rest: int) -> int:
     """Return `outer_offset` in x without a division where there is one dimension."""
     if count == 1:
-        return rest * ld_i64(dims + 8)
+        stride: int = ld_i64(dims + 8)
+        return rest * stride
     return outer_offset(dims, count, rest, 0)
 
 

@@ -47,13 +47,13 @@ class ArgumentsView(types.Type):
 
 
 @register_model(ArgumentsView)
-class _Model(models.PrimitiveModel):  # type: ignore[misc]
+class _Model(models.PrimitiveModel):
     def __init__(self, manager: Any, view: ArgumentsView) -> None:
         super().__init__(manager, view, I64)
 
 
 @infer_getattr
-class _Attributes(AttributeTemplate):  # type: ignore[misc]
+class _Attributes(AttributeTemplate):
     key = ArgumentsView
 
     def generic_resolve(self, view: ArgumentsView, name: str) -> Any:
@@ -86,7 +86,7 @@ def view_of(declaration: type[_A]) -> Callable[[int], _A]:
 
 
 @cache
-def _maker(declaration: type[KernelArguments]) -> Any:
+def _maker(declaration: Any) -> Any:
     view = ArgumentsView(declaration)
 
     def codegen(_context: Any, _builder: Any, _signature: Any, values: Any) -> Any:
