@@ -65,9 +65,9 @@ docs: $(VENV)/.has-docs  ## Build the documentation into docs/_build/html.
 	@echo "open docs/_build/html/index.html"
 
 # For each level of instruction sets, into the package's folder: a wheel that is built next carries
-# them. Say MODELS="*.onnx" for the kernels of more models.
+# them. Say KERNEL_MODELS="*.onnx" for the kernels of more models.
 kernels: $(VENV)/.has-test  ## Compile the usual kernels ahead, for the wheel.
-	$(BIN)/python -m subgraph.tools.prebuild $(MODELS)
+	$(BIN)/python -m subgraph.tools.prebuild $(KERNEL_MODELS)
 
 bench: $(VENV)/.has-bench  ## Time against ONNX Runtime and OpenVINO, side by side.
 	$(BIN)/python benchmarks/models.py $(BENCH_ARGS)

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from subgraph.system.prebuilt_files import write_data
+
 ROOT = Path(__file__).parents[2]
 
+PREBUILT = Path("subgraph/prebuilt")  # as `make kernels` leaves it
 SCRIPT = """
 import ops  # the user's own
 assert ops.MINE == 1
@@ -40,6 +43,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
+    shutil.rmtree(tree / PREBUILT, ignore_errors=True)
+    write_data(tree / PREBUILT / "schemas.pack", "of another release", b"")
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, tree],
         check=True,
@@ -53,6 +58,9 @@ def test_wheel_has_code_types_and_kernels_and_no_tests(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"subgraph/__init__.py", "subgraph/__init__.pyi", "subgraph/py.typed"} <= names
     assert {"subgraph/ops/__init__.py", "subgraph/passes/__init__.py"} <= names
+    assert {name for name in names if name.startswith(f"{PREBUILT}/")} == {
+        f"{PREBUILT}/schemas.pack"
+    }
     for folder, package in (("ops", "subgraph/ops"), ("passes", "subgraph/passes")):
         for path in (ROOT / folder).iterdir():
             if path.suffix in (".py", ".cl"):
