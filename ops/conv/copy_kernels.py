@@ -7,8 +7,12 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, st, vec
 from subgraph.engine.codegen.tile import arg, put, stack_words
+from subgraph.ops.movement.window_arguments import WindowArguments
+
+from .arguments import GatherArguments
 
 _ITEM = {"float32": 4, "float64": 8}
 _where = stack_words(8)
@@ -17,9 +21,9 @@ _where = stack_words(8)
 def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> Any:
     """Return the function that copies a box of an image, with what lies outside it filled in.
 
-    ``copy(args, blocks, x, to, where)`` copies, for each of the blocks (channels when plain), the
-    box that starts at ``(d, h, w) = where[0:3]`` and has the size ``where[3:6]``; words 8 to 10 of
-    ``args`` are the sizes of the image.
+    ``copy(sizes, blocks, x, to, where)`` copies, for each of the blocks (channels when plain), the
+    box that starts at ``(d, h, w) = where[0:3]`` and has the size ``where[3:6]``; ``sizes`` tells
+    how large the image is.
     """
     v = vec(dtype, lanes)
     load, store, splat = v.load, v.store, v.splat
@@ -48,8 +52,8 @@ def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> An
                 store(to + i * pixel, load(source + i * pixel))
 
     @register_jitable
-    def copy_strip(args: int, blocks: int, x: int, to: int, where: int) -> None:
-        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
+    def copy_strip(a: WindowArguments, blocks: int, x: int, to: int, where: int) -> None:
+        depth, height, width = a.image_depth, a.image_height, a.image_width
         d0, h0, w0 = arg(where, 0), arg(where, 1), arg(where, 2)
         nd, nh, nw = arg(where, 3), arg(where, 4), arg(where, 5)
         left = min(max(-w0, 0), nw)
@@ -72,9 +76,9 @@ def strip_copier(dtype: str, lanes: int, plain: bool, border: float = 0.0) -> An
 def pixel_gatherer(dtype: str, lanes: int, plain: bool) -> Any:
     """Return the function that copies for each tap the pixels that outputs read.
 
-    ``gather(args, x, to, blocks, where)`` copies, for each of the blocks (channels when plain) and
+    ``gather(sizes, x, to, blocks, where)`` copies, for each of the blocks (channels when plain) and
     each tap, what the ``where[3]`` rows of ``where[4]`` outputs read whose first window starts at
-    ``(d, h, w) = where[0:3]``; ``args`` are the words of ``conv_kernels.direct``.
+    ``(d, h, w) = where[0:3]``; ``sizes`` has those of image and windows.
     """
     v = vec(dtype, lanes)
     load, store, zero = v.load, v.store, v.zero
@@ -82,16 +86,16 @@ def pixel_gatherer(dtype: str, lanes: int, plain: bool) -> Any:
     pixel = item if plain else lanes * item
 
     @register_jitable
-    def gather(args: int, x: int, to: int, blocks: int, where: int) -> None:
-        depth, height, width = arg(args, 8), arg(args, 9), arg(args, 10)
-        rows, cols, sw = arg(where, 3), arg(where, 4), arg(args, 19)
-        taps_w = arg(args, 16)
-        taps_h = arg(args, 15)
+    def gather(a: WindowArguments, x: int, to: int, blocks: int, where: int) -> None:
+        depth, height, width = a.image_depth, a.image_height, a.image_width
+        rows, cols, sw = arg(where, 3), arg(where, 4), a.stride_width
+        taps_w = a.kernel_width
+        taps_h = a.kernel_height
         for b in range(blocks):
-            for tap in range(arg(args, 14) * taps_h * taps_w):
-                d = arg(where, 0) + tap // (taps_h * taps_w) * arg(args, 20)
-                h = arg(where, 1) + tap // taps_w % taps_h * arg(args, 21)
-                w = arg(where, 2) + tap % taps_w * arg(args, 22)
+            for tap in range(a.kernel_depth * taps_h * taps_w):
+                d = arg(where, 0) + tap // (taps_h * taps_w) * a.dilation_depth
+                h = arg(where, 1) + tap // taps_w % taps_h * a.dilation_height
+                w = arg(where, 2) + tap % taps_w * a.dilation_width
                 left = min(max((sw - 1 - w) // sw, 0), cols)
                 right = max(min((width - w + sw - 1) // sw, cols), left)
                 inside = d >= 0 and d < depth
@@ -108,38 +112,41 @@ def pixel_gatherer(dtype: str, lanes: int, plain: bool) -> Any:
                         for i in range(cols):
                             store(to + i * pixel, zero())
                     to += cols * pixel
-                    h += arg(args, 18)
+                    h += a.stride_height
 
     return gather
 
 
 def gather(*, dtype: str, lanes: int) -> Callable[..., None]:
-    """Return the kernel that lays out what a convolution reads, block by block and tap by tap.
+    """Return the kernel of `GatherArguments`: what a convolution reads, by block and tap.
 
     What it writes, ``[N][D][input block][tap][H][W of the output][lanes]``, is the input of a
     convolution of one tap with as many times more blocks, which has the same sums in the same
     order.
 
-    Words: ``0 x``, ``2`` what is written, ``6 input blocks``, ``8 to 25`` and ``37`` as in
-    ``conv_kernels.direct``. Units: N * output D * input blocks.
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Channels of a block.
     """
+    arguments = view_of(GatherArguments)
     copy = pixel_gatherer(dtype, lanes, False)
     pixel = lanes * _ITEM[dtype]
 
     def kernel(args: int, begin: int, end: int, _worker: int) -> None:
+        a = arguments(args)
         where = _where()
-        blocks, depth = arg(args, 6), arg(args, 11)
-        rows, cols = arg(args, 12), arg(args, 13)
-        taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
-        area = arg(args, 8) * arg(args, 9) * arg(args, 10) * pixel
-        put(where, 1, -arg(args, 24))
-        put(where, 2, -arg(args, 25))
+        blocks, depth = a.blocks, a.output_depth
+        rows, cols = a.output_height, a.output_width
+        taps = a.kernel_depth * a.kernel_height * a.kernel_width
+        area = a.image_depth * a.image_height * a.image_width * pixel
+        put(where, 1, -a.pad_height)
+        put(where, 2, -a.pad_width)
         put(where, 3, rows)
         put(where, 4, cols)
         for unit in range(begin, end):
             block, slice_ = unit % blocks, unit // blocks
-            put(where, 0, slice_ % depth * arg(args, 17) - arg(args, 23))
-            x = arg(args, 0) + slice_ // depth * arg(args, 37) + block * area
-            copy(args, x, arg(args, 2) + unit * taps * rows * cols * pixel, 1, where)
+            put(where, 0, slice_ % depth * a.stride_depth - a.pad_depth)
+            x = a.x + slice_ // depth * a.x_image + block * area
+            copy(a, x, a.y + unit * taps * rows * cols * pixel, 1, where)
 
     return kernel

@@ -32,6 +32,7 @@ from subgraph.ops.movement.packing import LINE, packed_size, taps_variant
 from subgraph.ops.shared.tile_planning import FLOATS, Array, Tiles, grain, round_up, weight_tiles
 from subgraph.system.host import caches
 
+from .arguments import GenericArguments
 from .choice import MADE, choose
 from .depthwise import emit_depthwise
 from .direct import DirectOutput, emit_direct
@@ -305,15 +306,33 @@ def _generic(job: Job) -> None:
     image_in = g.groups * g.inputs * math.prod(g.source) * of.item
     image_out = g.groups * g.outputs * g.pixels * of.item
     bias: Word = 0 if job.bias is None else job.bias
-    words: list[Word] = [x, job.w, y, bias, residual, g.groups, g.inputs, g.outputs]
-    words += g.words()
-    words += [of.contraction(), job.act.post, job.act.flags, job.act.low, job.act.high]
-    words += [of.contraction(masked=True), part, 0]
-    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
+    arguments = GenericArguments(
+        x=x,
+        weights=job.w,
+        y=y,
+        bias=bias,
+        residual=residual,
+        groups=g.groups,
+        inputs=g.inputs,
+        outputs=g.outputs,
+        **g.arguments(),
+        tile=of.contraction(),
+        post=job.act.post,
+        flags=job.act.flags,
+        low=job.act.low,
+        high=job.act.high,
+        masked_tile=of.contraction(masked=True),
+        pixels=part,
+        scratch=scratch,
+        scratch_bytes=scratch_bytes,
+        x_image=image_in,
+        y_image=image_out,
+        residual_image=image_out,
+    )
     units = g.images * g.groups * -(-g.pixels // part)
     low.emit(
         Kernel("subgraph.ops.conv.kernels", "generic", **of.variant),
-        words,
+        arguments,
         units,
         grain=grain(units, g.flops),
         flops=g.flops,

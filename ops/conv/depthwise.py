@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.planner.lowering import Lowering, Word
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import Activation, Tiles, grain
 from subgraph.system.host import caches
 
+from .arguments import DepthwiseArguments, WindowRowsArguments
 from .direct import DirectOutput
 
 
@@ -33,7 +36,7 @@ def emit_depthwise(
     out: DirectOutput,
     act: Activation,
 ) -> None:
-    """Emit a kernel of ``depthwise_kernels`` over blocked x, weights and output."""
+    """Emit `depthwise` or `windows` over blocked x, weights and output."""
     whole = out.sizes is None and out.steps == (1, 1, 1)
     windows = whole and has_windows(of, g)
     blocks = -(-g.groups * g.inputs // of.lanes)
@@ -61,18 +64,42 @@ def emit_depthwise(
             scratch_bytes = scratch.nbytes
     image_in = blocks * math.prod(g.source) * pixel
     image_out = blocks * math.prod(sizes) * pixel
-    words: list[Word] = [x, weight, out.y, bias, out.residual, g.inputs, blocks, blocks]
-    words += g.words()
-    words += [tile, act.post, act.flags, act.low, act.high, rows, 0, 0]
-    words += [scratch, scratch_bytes, 0, image_in, image_out, image_out]
-    if not windows:
-        words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2]]
-        words += [math.prod(sizes), out.offset * pixel]
+    common: dict[str, Any] = {
+        **g.arguments(),
+        "x": x,
+        "weights": weight,
+        "y": out.y,
+        "bias": bias,
+        "residual": out.residual,
+        "blocks": blocks,
+        "tile": tile,
+        "post": act.post,
+        "flags": act.flags,
+        "low": act.low,
+        "high": act.high,
+        "rows": rows,
+        "x_image": image_in,
+        "y_image": image_out,
+        "residual_image": image_out,
+    }
+    if windows:
+        arguments: KernelArguments = WindowRowsArguments(group_channels=g.inputs, **common)
+    else:
+        arguments = DepthwiseArguments(
+            scratch=scratch,
+            scratch_bytes=scratch_bytes,
+            y_column=out.steps[2],
+            y_row=out.steps[1] * sizes[2],
+            y_plane=out.steps[0] * sizes[1] * sizes[2],
+            y_block=math.prod(sizes),
+            y_offset=out.offset * pixel,
+            **common,
+        )
     units = outer * -(-g.target[1] // rows)
     name = "windows" if windows else "depthwise"
     low.emit(
         Kernel("subgraph.ops.conv.depthwise_kernels", name, dtype=of.dtype, lanes=of.lanes, mr=mr),
-        words,
+        arguments,
         units,
         grain=grain(units, 4 * g.flops),
         flops=g.flops,

@@ -21,6 +21,8 @@ from subgraph.ops.shared.tile_planning import (
 )
 from subgraph.system.host import caches
 
+from .arguments import DirectArguments, GatherArguments
+
 _GATHER = 6.0  # cycles to copy a vector of channels
 _FINE = 4  # times more units where they can be joined again
 _LATENCY = 4  # rows below which a tile waits for its sums
@@ -292,10 +294,10 @@ def _gather_first(low: Lowering, of: Tiles, g: Geometry, x: Word) -> tuple[Word,
     written = blocks * g.taps * g.pixels * pixel
     image = blocks * math.prod(g.source) * pixel
     target = low.scratch(g.images * written)
-    words: list[Word] = [x, 0, target, 0, 0, 1, blocks, 0, *g.words(), *[0] * 11, image]
+    arguments = GatherArguments(x=x, y=target, blocks=blocks, x_image=image, **g.arguments())
     low.emit(
         Kernel("subgraph.ops.conv.copy_kernels", "gather", dtype=of.dtype, lanes=of.lanes),
-        words,
+        arguments,
         g.images * blocks,
         grain=grain(g.images * blocks, g.images * written),
         bytes=2 * g.images * written,
@@ -320,7 +322,7 @@ def emit_direct(
     table: Word = 0,
     flops: int = 0,
 ) -> None:
-    """Emit ``conv_kernels.direct``; ``flops``: those that count, where weights are zero."""
+    """Emit the kernel `direct`; ``flops``: those that count, where weights are zero."""
     lanes, item = of.lanes, of.item
     pixel = (1 if plain else lanes) * item
     blocks_out = -(-g.outputs // lanes)
@@ -343,29 +345,49 @@ def emit_direct(
     pixels = math.prod(sizes)
     image_in = g.groups * blocks_in * math.prod(g.source) * pixel
     image_out = g.groups * blocks_out * pixels * lanes * item
-    words: list[Word] = [x, weight, out.y, bias, out.residual, g.groups, blocks_in, blocks_out]
-    words += g.words()
     # Few pixels for each weight: what comes next must be on its way.
     ahead = weights > caches().l2 and g.pixels <= 64 * of.mr
-    words += [
-        of.contraction(ahead=ahead),
-        act.post,
-        act.flags,
-        act.low,
-        act.high,
-        c.rows,
-        c.columns,
-        c.part,
-    ]
-    words += [scratch, scratch_bytes, int(over_pixels), image_in, image_out, image_out]
-    words += [out.steps[2], out.steps[1] * sizes[2], out.steps[0] * sizes[1] * sizes[2], pixels]
-    words += [out.offset * lanes * item, table, c.rest, c.segment, int(c.gathered)]
-    words += [0 if out.steps[2] != 1 else _strip(c, ahead), joined]
+    arguments = DirectArguments(
+        x=x,
+        weights=weight,
+        y=out.y,
+        bias=bias,
+        residual=out.residual,
+        groups=g.groups,
+        input_blocks=blocks_in,
+        output_blocks=blocks_out,
+        **g.arguments(),
+        tile=of.contraction(ahead=ahead),
+        post=act.post,
+        flags=act.flags,
+        low=act.low,
+        high=act.high,
+        rows=c.rows,
+        columns=c.columns,
+        panels=c.part,
+        scratch=scratch,
+        scratch_bytes=scratch_bytes,
+        over_pixels=int(over_pixels),
+        x_image=image_in,
+        y_image=image_out,
+        residual_image=image_out,
+        y_column=out.steps[2],
+        y_row=out.steps[1] * sizes[2],
+        y_plane=out.steps[0] * sizes[1] * sizes[2],
+        y_block=pixels,
+        y_offset=out.offset * lanes * item,
+        bands=table,
+        rest=c.rest,
+        segment=c.segment,
+        gathered=int(c.gathered),
+        strip=0 if out.steps[2] != 1 else _strip(c, ahead),
+        joined=joined,
+    )
     count = c.units()
     flops = flops or g.flops
     low.emit(
         Kernel("subgraph.ops.conv.kernels", "direct", plain=plain, **of.variant),
-        words,
+        arguments,
         count,
         grain=grain(count, flops),
         flops=flops,

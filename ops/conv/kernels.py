@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
-from subgraph.engine.codegen.simd import call_kernel, ld, st, vec
+from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.simd import bits_f64, call_kernel, ld, st, vec
 from subgraph.engine.codegen.tile import arg, put, rows_of, stack_words
 from subgraph.engine.codegen.tiling import (
     T_A,
@@ -52,6 +53,7 @@ from subgraph.engine.codegen.tiling import (
     T_WORDS,
 )
 
+from .arguments import DirectArguments, GenericArguments
 from .copy_kernels import pixel_gatherer, strip_copier
 
 _ITEM = {"float32": 4, "float64": 8}
@@ -63,7 +65,7 @@ _where = stack_words(8)
 def direct(
     *, dtype: str, lanes: int, mr: int, nv: int, plain: bool, weights: str = ""
 ) -> Callable[..., None]:
-    """Return the direct convolution into the blocked layout; one unit is a block of the output.
+    """Return the kernel of `DirectArguments`: convolution into the blocked layout.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -72,45 +74,8 @@ def direct(
         nv: Blocks of output channels of a panel.
         plain: The input is plain (``[N][C][D][H][W]``), the output blocked all the same.
         weights: ``"bfloat16"`` where the weights are held in it.
-
-    Words::
-
-        0 x  1 packed weights  2 y  3 bias (padded to whole blocks; 0: none)
-        4 residual, shaped as y (0: none)
-        5 groups  6 input blocks of one group (channels when plain)  7 output blocks of one group
-        8..10 input D H W  11..13 output D H W  14..16 kernel D H W  17..19 strides
-        20..22 dilations  23..25 pads before (D H W)
-        26 contraction tile  27 post kernel (0: none)  28 F_* flags  29 lower  30 upper (float64)
-        31 output rows of a unit  32 output columns of a unit  33 panels of a unit
-        34 scratch (0: x is read in place: no pads, whole blocks)  35 its bytes per worker
-        36 units run over panels first (0) or over pixels first (1)
-        37 bytes between images of x  38 of y  39 of the residual
-        40..42 pixels of y between outputs along W, H, D  43 between blocks of output channels
-        44 bytes from the start of an image of y to its first output
-        45 bands (0: none)
-        46 channels of the last input block that count (0: all); it is a segment of its own with
-           more than one tap, which takes kernel D = 1
-        47 input blocks of a segment
-        48 what the scratch holds: a box of pixels (0) or for each tap the pixels it reads (1)
-        49 strip (``subgraph.engine.codegen.strip``) that runs a row of outputs in place of tiles
-           (0: none); with kernel D > 1 only from a box, without dilation along D
-        50 units over panels that may run as one
-
-    The sums run over segments of the input blocks, so short that the weights of a panel stay in the
-    first cache while all pixels of a unit pass; a later segment goes on from what y holds.
-
-    Bands are three words for each panel: the first of the input blocks that it reads, their number,
-    and where its weights begin, in bytes. That is how groups that are no whole blocks run, as one.
-
-    y and the residual share their strides; 1, W, H W, D H W unless only some of the pixels are
-    written (transposed convolution). With scratch, the part of x that a unit reads for a segment is
-    copied there with its padding. A worker needs as many pixels for each block as
-    ``reach(D) * reach(H) * reach(W)``, where
-    ``reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1`` over the outputs of a unit (one
-    along D), or as the outputs of a unit times the taps.
-    Blocked input with a dilation along W needs kernel D = 1.
-    Units: N * groups * output D * row blocks * column blocks * panel blocks.
     """
+    arguments = view_of(DirectArguments)
     item = _ITEM[dtype]
     item_b = 2 if weights == "bfloat16" else item
     pixel = item if plain else lanes * item
@@ -120,14 +85,14 @@ def direct(
 
     @register_jitable
     def set_loops(
-        args: int, t: int, row: int, plane: int, volume: int, tap: int, narrow: bool
+        a: DirectArguments, t: int, row: int, plane: int, volume: int, tap: int, narrow: bool
     ) -> None:
         """Set what is the same for all tiles of a segment: the loops over K and the strides."""
-        kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
-        dd, dh, dw = arg(args, 20), arg(args, 21), arg(args, 22)
-        put(t, T_ARS, arg(args, 19) * pixel)
+        kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
+        dd, dh, dw = a.dilation_depth, a.dilation_height, a.dilation_width
+        put(t, T_ARS, a.stride_width * pixel)
         put(t, T_SA0, volume)
-        if arg(args, 48):
+        if a.gathered:
             put(t, T_ARS, pixel)
             put(t, T_N1, 1)
             put(t, T_N2, kd * kh * kw)
@@ -152,54 +117,56 @@ def direct(
             put(t, T_SA2, volume)
 
     @register_jitable
-    def is_narrow(args: int, begin: int) -> bool:
+    def is_narrow(a: DirectArguments, begin: int) -> bool:
         """Return whether the segment from block ``begin`` is a last block that lacks channels."""
-        taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
-        return taps > 1 and arg(args, 46) != 0 and begin + 1 == arg(args, 6)
+        taps = a.kernel_depth * a.kernel_height * a.kernel_width
+        return taps > 1 and a.rest != 0 and begin + 1 == a.input_blocks
 
     @register_jitable
-    def strip_of(args: int, narrow: bool) -> int:
+    def strip_of(a: DirectArguments, narrow: bool) -> int:
         """Return the strip that runs the rows of a segment (0: none)."""
-        return 0 if narrow and arg(args, 48) == 0 else arg(args, 49)
+        return 0 if narrow and a.gathered == 0 else a.strip
 
     @register_jitable
-    def weights_at(args: int, group: int, panel: int, begin: int) -> int:
+    def weights_at(a: DirectArguments, group: int, panel: int, begin: int) -> int:
         """Return the address of a panel's weights from input block ``begin``."""
-        blocks, first = arg(args, 7), panel * nv
-        taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
-        before = (group * blocks + first) * arg(args, 6) + begin * min(nv, blocks - first)
-        return arg(args, 1) + before * step * taps * lanes * item_b
+        blocks, first = a.output_blocks, panel * nv
+        taps = a.kernel_depth * a.kernel_height * a.kernel_width
+        before = (group * blocks + first) * a.input_blocks + begin * min(nv, blocks - first)
+        return a.weights + before * step * taps * lanes * item_b
 
     @register_jitable
-    def panel_words(args: int, t: int, group: int, panel: int, begin: int, end: int) -> int:
+    def panel_words(
+        a: DirectArguments, t: int, group: int, panel: int, begin: int, end: int
+    ) -> int:
         """Set weights and start values of a panel from input block begin to end; return vectors."""
-        blocks = arg(args, 7)
-        taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
-        depth = arg(args, 6) * taps * step
+        blocks = a.output_blocks
+        taps = a.kernel_depth * a.kernel_height * a.kernel_width
+        depth = a.input_blocks * taps * step
         first = panel * nv
         vectors = min(nv, blocks - first)
         columns = vectors * lanes * item_b
-        bands = arg(args, 45)
+        bands = a.bands
         if bands != 0:
             put(t, T_N0, arg(bands, 3 * panel + 1))
-            put(t, T_B, arg(args, 1) + arg(bands, 3 * panel + 2))
+            put(t, T_B, a.weights + arg(bands, 3 * panel + 2))
             end = arg(bands, 3 * panel) + arg(bands, 3 * panel + 1)
         else:
             put(t, T_N0, end - begin)
-            put(t, T_B, weights_at(args, group, panel, begin))
-        narrow = is_narrow(args, begin)
-        put(t, T_KLAST, arg(args, 46) if end == arg(args, 6) else 0)
-        if narrow and strip_of(args, narrow) != 0:
+            put(t, T_B, weights_at(a, group, panel, begin))
+        narrow = is_narrow(a, begin)
+        put(t, T_KLAST, a.rest if end == a.input_blocks else 0)
+        if narrow and strip_of(a, narrow) != 0:
             # A strip takes what a block lacks behind its rounds: here behind none, for each tap.
             put(t, T_N0, taps)
             put(t, T_N2, 0)
             put(t, T_SA0, arg(t, T_SA2))
         elif narrow:
             put(t, T_N0, 1)
-        elif arg(args, 49) != 0 and arg(t, T_KLAST) != 0:
+        elif a.strip != 0 and arg(t, T_KLAST) != 0:
             put(t, T_N2, arg(t, T_N0) - 1)
             put(t, T_N0, 1)
-        elif (taps == 1 or arg(args, 48)) and arg(t, T_KLAST) == 0:
+        elif (taps == 1 or a.gathered) and arg(t, T_KLAST) == 0:
             # The innermost of the segment loops costs least.
             put(t, T_N2, arg(t, T_N0) * taps)
             put(t, T_N0, 1)
@@ -208,16 +175,16 @@ def direct(
         put(t, T_AHEAD, arg(t, T_B) + depth * columns)
         put(t, T_BKS, columns)
         put(t, T_SB2, arg(t, T_KIN) * columns)
-        rows = plain or (arg(args, 22) == 1 and not narrow)
-        within = arg(args, 15) if rows else arg(args, 16)
+        rows = plain or (a.dilation_width == 1 and not narrow)
+        within = a.kernel_height if rows else a.kernel_width
         put(t, T_SB1, within * arg(t, T_KIN) * columns)
         put(t, T_SB0, (1 if narrow else taps) * step * columns)
-        if arg(args, 49) != 0 and arg(args, 14) > 1 and arg(args, 48) == 0:
+        if a.strip != 0 and a.kernel_depth > 1 and a.gathered == 0:
             # In the box planes lie as far apart as blocks: strips have one loop over both.
-            put(t, T_N0, arg(t, T_N0) * arg(args, 14))
+            put(t, T_N0, arg(t, T_N0) * a.kernel_depth)
             put(t, T_SA0, arg(t, T_SA1))
             put(t, T_SB0, arg(t, T_SB1))
-        bias = arg(args, 3)
+        bias = a.bias
         if bias != 0:
             bias += (group * blocks + first) * lanes * item
         put(t, T_INIT, bias)
@@ -240,7 +207,7 @@ def direct(
 
     @register_jitable
     def run_row(
-        args: int,
+        a: DirectArguments,
         t: int,
         x: int,
         y: int,
@@ -263,10 +230,10 @@ def direct(
             put(t, T_RES, res)
             run_strips(strip, t, pixels, vectors, post)
             return
-        dw, weights = arg(args, 22), arg(t, T_B)
-        apart = not plain and dw > 1 and arg(args, 16) > 1 and arg(args, 48) == 0
+        dw, weights = a.dilation_width, arg(t, T_B)
+        apart = not plain and dw > 1 and a.kernel_width > 1 and a.gathered == 0
         i = 0
-        tile = arg(args, 26)
+        tile = a.tile
         share = arg(t, T_PACE) * (size // arg(t, T_BKS) // 2)
         while i < pixels:
             m = rows_of(pixels - i, mr)
@@ -278,10 +245,10 @@ def direct(
             put(t, T_AHEAD, arg(t, T_AHEAD) + share)
             if apart:
                 # Taps that read nothing but padding are left out.
-                at = left + i * arg(args, 19)
-                end = at + (m - 1) * arg(args, 19)
+                at = left + i * a.stride_width
+                end = at + (m - 1) * a.stride_width
                 tap = max(0, (dw - 1 - end) // dw)
-                put(t, T_N2, max(0, min(arg(args, 16), (arg(args, 10) - at + dw - 1) // dw) - tap))
+                put(t, T_N2, max(0, min(a.kernel_width, (a.image_width - at + dw - 1) // dw) - tap))
                 put(t, T_A, arg(t, T_A) + tap * arg(t, T_SA2))
                 put(t, T_B, weights + tap * arg(t, T_SB2))
             call_kernel(tile, t, m, vectors, 0)
@@ -291,27 +258,27 @@ def direct(
         put(t, T_B, weights)
 
     @register_jitable
-    def skip_planes(args: int, t: int, above: int) -> int:
+    def skip_planes(a: DirectArguments, t: int, above: int) -> int:
         """Leave out the kernel planes that read nothing but padding; return how many come first.
 
         ``above`` is the plane of the input that the first kernel plane reads.
         """
-        dd, depth = arg(args, 20), arg(args, 8)
+        dd, depth = a.dilation_depth, a.image_depth
         first = max(0, (dd - 1 - above) // dd)
-        put(t, T_N1, max(0, min(arg(args, 14), (depth - above + dd - 1) // dd) - first))
+        put(t, T_N1, max(0, min(a.kernel_depth, (depth - above + dd - 1) // dd) - first))
         put(t, T_B, arg(t, T_B) + first * arg(t, T_SB1))
         return first
 
     @register_jitable
-    def skip_border(args: int, t: int, top: int, weights: int, narrow: bool) -> int:
+    def skip_border(a: DirectArguments, t: int, top: int, weights: int, narrow: bool) -> int:
         """Leave out the kernel rows that read nothing but padding; return how many come first.
 
         ``top`` is the row of the image that the first kernel row reads.
         """
-        kh, dh, height = arg(args, 15), arg(args, 21), arg(args, 9)
+        kh, dh, height = a.kernel_height, a.dilation_height, a.image_height
         first = max(0, (dh - 1 - top) // dh)
         count = max(0, min(kh, (height - top + dh - 1) // dh) - first)
-        if plain or (arg(args, 22) == 1 and not narrow):
+        if plain or (a.dilation_width == 1 and not narrow):
             put(t, T_N2, count)
             put(t, T_B, weights + first * arg(t, T_SB2))
         else:
@@ -320,42 +287,43 @@ def direct(
         return first
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
         t, where = _words(), _where()
-        groups, blocks = arg(args, 5), arg(args, 7)
-        height, width = arg(args, 9), arg(args, 10)
-        od_n, oh_n, ow_n = arg(args, 11), arg(args, 12), arg(args, 13)
-        sd, sh, sw = arg(args, 17), arg(args, 18), arg(args, 19)
-        dh = arg(args, 21)
-        rb, wb, pb = arg(args, 31), arg(args, 32), arg(args, 33)
-        scratch, gathered = arg(args, 34), arg(args, 48) != 0
+        groups, blocks = a.groups, a.output_blocks
+        height, width = a.image_height, a.image_width
+        od_n, oh_n, ow_n = a.output_depth, a.output_height, a.output_width
+        sd, sh, sw = a.stride_depth, a.stride_height, a.stride_width
+        dh = a.dilation_height
+        rb, wb, pb = a.rows, a.columns, a.panels
+        scratch, gathered = a.scratch, a.gathered != 0
         if scratch != 0:
-            scratch += worker * arg(args, 35)
+            scratch += worker * a.scratch_bytes
         row_blocks, col_blocks = (oh_n + rb - 1) // rb, (ow_n + wb - 1) // wb
         panels = (blocks + nv - 1) // nv
         panel_blocks = (panels + pb - 1) // pb
         spatial = od_n * row_blocks * col_blocks
-        block_in = arg(args, 8) * height * width * pixel
-        taps = arg(args, 14) * arg(args, 15) * arg(args, 16)
-        along = arg(args, 40) * lanes * item
-        plane_out = arg(args, 43) * lanes * item
+        block_in = a.image_depth * height * width * pixel
+        taps = a.kernel_depth * a.kernel_height * a.kernel_width
+        along = a.y_column * lanes * item
+        plane_out = a.y_block * lanes * item
         put(t, T_BJS, lanes * item_b)
         put(t, T_CRS, along)
         put(t, T_CJS, plane_out)
         put(t, T_IJS, lanes * item)
         put(t, T_RRS, along)
         put(t, T_RJS, plane_out)
-        put(t, T_LO, arg(args, 29))
-        put(t, T_HI, arg(args, 30))
+        put(t, T_LO, bits_f64(a.low))
+        put(t, T_HI, bits_f64(a.high))
         copied = -1
         unit = begin
         while unit < end:
             image, rest = unit // (spatial * panel_blocks), unit % (spatial * panel_blocks)
             image, group = image // groups, image % groups
             together = 1
-            if arg(args, 36) == 0:
+            if a.over_pixels == 0:
                 place, panel = rest // panel_blocks, rest % panel_blocks * pb
                 # Units of the same pixels share what is copied of them, and their part of x.
-                together = min(end - unit, panel_blocks - rest % panel_blocks, arg(args, 50))
+                together = min(end - unit, panel_blocks - rest % panel_blocks, a.joined)
             else:
                 place, panel = rest % spatial, rest // spatial * pb
             unit += together
@@ -365,17 +333,17 @@ def direct(
             od = place // col_blocks // row_blocks
             oh, ow = rows_at * rb, cb * wb
             rows, cols = min(rb, oh_n - oh), min(wb, ow_n - ow)
-            x = arg(args, 0) + image * arg(args, 37) + group * arg(args, 6) * block_in
-            d0 = od * sd - arg(args, 23)
-            h0 = oh * sh - arg(args, 24)
-            w0 = ow * sw - arg(args, 25)
+            x = a.x + image * a.x_image + group * a.input_blocks * block_in
+            d0 = od * sd - a.pad_depth
+            h0 = oh * sh - a.pad_height
+            w0 = ow * sw - a.pad_width
             nd, nh, nw = 1, rows, cols
             if scratch == 0:
-                nd, nh, nw = arg(args, 8), height, width
+                nd, nh, nw = a.image_depth, height, width
             elif not gathered:
-                nd = (arg(args, 14) - 1) * arg(args, 20) + 1
-                nh = (rows - 1) * sh + (arg(args, 15) - 1) * arg(args, 21) + 1
-                nw = (cols - 1) * sw + (arg(args, 16) - 1) * arg(args, 22) + 1
+                nd = (a.kernel_depth - 1) * a.dilation_depth + 1
+                nh = (rows - 1) * sh + (a.kernel_height - 1) * a.dilation_height + 1
+                nw = (cols - 1) * sw + (a.kernel_width - 1) * a.dilation_width + 1
             row = nw * pixel
             plane = nh * row
             volume = nd * plane * (taps if gathered else 1)
@@ -385,57 +353,57 @@ def direct(
             put(where, 3, rows if gathered else nd)
             put(where, 4, cols if gathered else nh)
             put(where, 5, nw)
-            out = (od * arg(args, 42) + oh * arg(args, 41)) * lanes * item + ow * along
+            out = (od * a.y_plane + oh * a.y_row) * lanes * item + ow * along
             down = row if gathered else sh * row
             # Rows of outputs without a gap between them are one row.
             runs, length = rows, cols
-            if gathered and arg(args, 41) == cols * arg(args, 40):
+            if gathered and a.y_row == cols * a.y_column:
                 runs, length = 1, rows * cols
             first = 0
-            while first < arg(args, 6):
-                last = min(first + arg(args, 47), arg(args, 6))
-                if last == arg(args, 6) and first + 1 < last and is_narrow(args, last - 1):
+            while first < a.input_blocks:
+                last = min(first + a.segment, a.input_blocks)
+                if last == a.input_blocks and first + 1 < last and is_narrow(a, last - 1):
                     last -= 1
-                narrow = is_narrow(args, first)
-                set_loops(args, t, row, plane, volume, plane, narrow)
+                narrow = is_narrow(a, first)
+                set_loops(a, t, row, plane, volume, plane, narrow)
                 if scratch == 0:
-                    a = x + first * volume + d0 * plane + h0 * row + w0 * pixel
+                    pixels_at = x + first * volume + d0 * plane + h0 * row + w0 * pixel
                 else:
-                    a = scratch
-                    strip = ((image * groups + group) * spatial + place) * arg(args, 6) + first
+                    pixels_at = scratch
+                    strip = ((image * groups + group) * spatial + place) * a.input_blocks + first
                     if strip != copied and gathered:
-                        gather(args, x + first * block_in, a, last - first, where)
+                        gather(a, x + first * block_in, pixels_at, last - first, where)
                     elif strip != copied:
-                        copy_strip(args, last - first, x + first * block_in, a, where)
+                        copy_strip(a, last - first, x + first * block_in, pixels_at, where)
                     copied = strip
-                done = last == arg(args, 6)
-                put(t, T_FLAGS, arg(args, 28) if done else 0)
+                done = last == a.input_blocks
+                put(t, T_FLAGS, a.flags if done else 0)
                 for p in range(panel, last_panel):
-                    vectors = panel_words(args, t, group, p, first, last)
+                    vectors = panel_words(a, t, group, p, first, last)
                     if p + 1 == last_panel and not done:
-                        put(t, T_AHEAD, weights_at(args, group, panel, last))
+                        put(t, T_AHEAD, weights_at(a, group, panel, last))
                     at = out + (group * blocks + p * nv) * plane_out
-                    at += arg(args, 44)
-                    y = arg(args, 2) + image * arg(args, 38) + at
-                    res = arg(args, 4) if done else 0
+                    at += a.y_offset
+                    y = a.y + image * a.y_image + at
+                    res = a.residual if done else 0
                     if res != 0:
-                        res += image * arg(args, 39) + at
-                    source = a
-                    if arg(args, 45) != 0:
-                        source += arg(arg(args, 45), 3 * p) * volume
-                    post = arg(args, 27) if done else 0
+                        res += image * a.residual_image + at
+                    source = pixels_at
+                    if a.bands != 0:
+                        source += arg(a.bands, 3 * p) * volume
+                    post = a.post if done else 0
                     size = (last - first) * taps * step * arg(t, T_BKS)
-                    if arg(args, 14) > 1 and not gathered and arg(args, 49) == 0:
-                        source += skip_planes(args, t, d0) * arg(args, 20) * plane
+                    if a.kernel_depth > 1 and not gathered and a.strip == 0:
+                        source += skip_planes(a, t, d0) * a.dilation_depth * plane
                     put(t, T_PACE, 2 * arg(t, T_BKS) // max(1, runs * ((length + mr - 1) // mr)))
                     weights = arg(t, T_B)
                     for r in range(runs):
-                        r_out = r * arg(args, 41) * lanes * item
+                        r_out = r * a.y_row * lanes * item
                         skipped = 0
-                        if not gathered and arg(args, 15) > 1:
-                            skipped = skip_border(args, t, h0 + r * sh, weights, narrow)
+                        if not gathered and a.kernel_height > 1:
+                            skipped = skip_border(a, t, h0 + r * sh, weights, narrow)
                         run_row(
-                            args,
+                            a,
                             t,
                             source + r * down + skipped * dh * row,
                             y + r_out,
@@ -446,7 +414,7 @@ def direct(
                             first > 0,
                             post,
                             w0,
-                            strip_of(args, narrow),
+                            strip_of(a, narrow),
                         )
                 first = last
 
@@ -454,22 +422,18 @@ def direct(
 
 
 def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
-    """Return the convolution in the plain layout: any sizes, groups, strides and dilations.
+    """Return the kernel of `GenericArguments`: in the plain layout, of any sizes and groups.
 
     Output channels are the rows of tiles and pixels the lanes. What a unit reads is first laid out
     as a matrix ``[K][pixels]`` unless the input is that already (1x1, stride 1, no pads).
 
-    Words (8 to 25 and 37 to 39 as in ``direct``)::
-
-        0 x  1 weights [group][output channel][K]  2 y  3 bias (0: none)  4 residual (0: none)
-        5 groups  6 input channels of one group  7 output channels of one group
-        26 contraction tile  27 post kernel (0: none)  28 F_* flags  29 lower  30 upper (float64)
-        31 the masked tile  32 pixels of a unit, a multiple of lanes
-        34 scratch (0: x is read in place)  35 its bytes per worker
-
-    K runs over (channel, kd, kh, kw). A worker's scratch holds K rows of the pixels of a unit.
-    Units: N * groups * ceil(output pixels / pixels of a unit).
+    Args:
+        dtype: ``"float32"`` or ``"float64"``.
+        lanes: Pixels of a vector.
+        mr: Most output channels of a tile.
+        nv: Vectors of pixels of a tile.
     """
+    arguments = view_of(GenericArguments)
     v = vec(dtype, lanes)
     load, store = v.load, v.store
     load1, store1 = ld(dtype), st(dtype)
@@ -499,15 +463,15 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             store1(to + j * item, 0.0)
 
     @register_jitable
-    def lay_out(args: int, x: int, to: int, first: int, count: int, step: int) -> None:
-        depth, height, width_in = arg(args, 8), arg(args, 9), arg(args, 10)
-        oh_n, ow_n = arg(args, 12), arg(args, 13)
-        kd, kh, kw = arg(args, 14), arg(args, 15), arg(args, 16)
-        sw = arg(args, 19)
-        for row in range(arg(args, 6) * kd * kh * kw):
+    def lay_out(a: GenericArguments, x: int, to: int, first: int, count: int, step: int) -> None:
+        depth, height, width_in = a.image_depth, a.image_height, a.image_width
+        oh_n, ow_n = a.output_height, a.output_width
+        kd, kh, kw = a.kernel_depth, a.kernel_height, a.kernel_width
+        sw = a.stride_width
+        for row in range(a.inputs * kd * kh * kw):
             j = row % kw
             i = row // kw % kh
-            a = row // kw // kh % kd
+            k = row // kw // kh % kd
             channel = x + row // (kd * kh * kw) * depth * height * width_in * item
             done = 0
             while done < count:
@@ -515,9 +479,9 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                 oh = (first + done) // ow_n % oh_n
                 od = (first + done) // ow_n // oh_n
                 run = min(count - done, ow_n - ow)
-                d = od * arg(args, 17) - arg(args, 23) + a * arg(args, 20)
-                h = oh * arg(args, 18) - arg(args, 24) + i * arg(args, 21)
-                w = ow * sw - arg(args, 25) + j * arg(args, 22)
+                d = od * a.stride_depth - a.pad_depth + k * a.dilation_depth
+                h = oh * a.stride_height - a.pad_height + i * a.dilation_height
+                w = ow * sw - a.pad_width + j * a.dilation_width
                 at = to + row * step + done * item
                 if d < 0 or d >= depth or h < 0 or h >= height:
                     for z in range(run):
@@ -528,11 +492,11 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                 done += run
 
     @register_jitable
-    def channels(args: int, t: int, b: int, w: int, c: int, bias: int, res: int) -> None:
+    def channels(a: GenericArguments, t: int, b: int, w: int, c: int, bias: int, res: int) -> None:
         """Run all output channels of a group over the pixels at column block ``c``."""
-        outputs, post = arg(args, 7), arg(args, 27)
+        outputs, post = a.outputs, a.post
         tail, vectors = arg(t, T_TAIL), arg(t, T_IJS)
-        tile = arg(args, 26) if tail == lanes else arg(args, 31)
+        tile = a.tile if tail == lanes else a.masked_tile
         i = 0
         while i < outputs:
             m = rows_of(outputs - i, mr)
@@ -547,14 +511,15 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             i += m
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
         t = _words()
-        groups, inputs, outputs = arg(args, 5), arg(args, 6), arg(args, 7)
-        size_in = arg(args, 8) * arg(args, 9) * arg(args, 10)
-        pixels = arg(args, 11) * arg(args, 12) * arg(args, 13)
-        total = inputs * arg(args, 14) * arg(args, 15) * arg(args, 16)
-        part, scratch = arg(args, 32), arg(args, 34)
+        groups, inputs, outputs = a.groups, a.inputs, a.outputs
+        size_in = a.image_depth * a.image_height * a.image_width
+        pixels = a.output_depth * a.output_height * a.output_width
+        total = inputs * a.kernel_depth * a.kernel_height * a.kernel_width
+        part, scratch = a.pixels, a.scratch
         if scratch != 0:
-            scratch += worker * arg(args, 35)
+            scratch += worker * a.scratch_bytes
         parts = (pixels + part - 1) // part
         step = part * item if scratch != 0 else size_in * item
         put(t, T_ARS, total * item)
@@ -570,33 +535,33 @@ def generic(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         put(t, T_RRS, pixels * item)
         put(t, T_RJS, lanes * item)
         put(t, T_INIT, 0)
-        put(t, T_FLAGS, arg(args, 28))
-        put(t, T_LO, arg(args, 29))
-        put(t, T_HI, arg(args, 30))
+        put(t, T_FLAGS, a.flags)
+        put(t, T_LO, bits_f64(a.low))
+        put(t, T_HI, bits_f64(a.high))
         for unit in range(begin, end):
             first = unit % parts * part
             group = unit // parts % groups
             image = unit // parts // groups
             count = min(part, pixels - first)
-            x = arg(args, 0) + image * arg(args, 37) + group * inputs * size_in * item
+            x = a.x + image * a.x_image + group * inputs * size_in * item
             b = x + first * item
             if scratch != 0:
-                lay_out(args, x, scratch, first, count, step)
+                lay_out(a, x, scratch, first, count, step)
                 b = scratch
-            w = arg(args, 1) + group * outputs * total * item
+            w = a.weights + group * outputs * total * item
             out = (group * outputs * pixels + first) * item
-            y = arg(args, 2) + image * arg(args, 38) + out
-            bias, res = arg(args, 3), arg(args, 4)
+            y = a.y + image * a.y_image + out
+            bias, res = a.bias, a.residual
             if bias != 0:
                 bias += group * outputs * item
             if res != 0:
-                res += image * arg(args, 39) + out
+                res += image * a.residual_image + out
             for p in range(0, count, width):
                 columns = min(width, count - p)
                 vectors = (columns + lanes - 1) // lanes
                 put(t, T_TAIL, columns - (vectors - 1) * lanes)
                 put(t, T_IJS, vectors)
                 at = p * item
-                channels(args, t, b + at, w, y + at, bias, res + at if res != 0 else 0)
+                channels(a, t, b + at, w, y + at, bias, res + at if res != 0 else 0)
 
     return kernel

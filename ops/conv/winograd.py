@@ -13,8 +13,9 @@ from subgraph.ops.movement.packing import taps_variant
 from subgraph.ops.shared.tile_planning import Activation, Tiles, grain, round_up, shared
 from subgraph.system.host import caches
 
+from .arguments import WinogradArguments
+
 _PANEL_BLOCKS = 2  # into which the products of a point are cut where threads share them
-_STAGE = 36  # the word that names a stage
 _FLEETING = 1 << 24  # bytes: such weights shall stay in the last cache
 _TRANSFORM = 16  # multiplications' worth of time for each byte that a transform writes
 
@@ -69,11 +70,41 @@ def emit_winograd(
     rest = g.inputs % of.lanes if stride == g.kernel[0] == 1 else 0
     # So many steps of the sums that the weights of a panel stay in the first cache.
     most = max(1, caches().l1 // 2 // (of.width * of.item * of.lanes))
-    words: list[Word] = [x, weight, y, bias, residual, g.images, blocks_in, blocks_out]
-    words += g.words()
-    words += [tile, act.post, act.flags, act.low, act.high, count, int(over), part]
-    words += [scratch, scratch.nbytes, 0, image_in, images_apart, images_apart]
-    words += [low.scratch(room) if staged else 0, multiplied, rest, apart, before, 0, 0, most]
+    shared_room = low.scratch(room) if staged else 0
+
+    def arguments(stage: int) -> WinogradArguments:
+        return WinogradArguments(
+            x=x,
+            weights=weight,
+            y=y,
+            bias=bias,
+            residual=residual,
+            images=g.images,
+            input_blocks=blocks_in,
+            output_blocks=blocks_out,
+            **g.arguments(),
+            tile=tile,
+            post=act.post,
+            flags=act.flags,
+            low=act.low,
+            high=act.high,
+            tiles=count,
+            over=int(over),
+            panels=part,
+            scratch=scratch,
+            scratch_bytes=scratch.nbytes,
+            stage=stage,
+            x_image=image_in,
+            y_image=images_apart,
+            residual_image=images_apart,
+            shared=shared_room,
+            stage_panels=multiplied,
+            rest=rest,
+            weights_apart=apart,
+            blocks_before=before,
+            segment=most,
+        )
+
     variant = {"stride": stride} if stride > 1 else taps_variant(g.kernel[1])
     kernel = Kernel("subgraph.ops.conv.winograd_kernels", "winograd", m=m, **variant, **of.variant)
     moved_in, moved_out = g.images * image_in, g.images * image_out
@@ -83,7 +114,7 @@ def emit_winograd(
         units = -(-total // count) * -(-panels // part)
         least = larger(grain(units, g.flops), together) if low.threads > 1 else 0
         moved += moved_in + moved_out
-        low.emit(kernel, words, units, grain=least, flops=flops, bytes=moved)
+        low.emit(kernel, arguments(0), units, grain=least, flops=flops, bytes=moved)
         return
     value_bytes, sum_bytes = (total * pixel * n for n in (values * blocks_in, points * blocks_out))
     stages = (
@@ -92,9 +123,8 @@ def emit_winograd(
         (blocks_out, _TRANSFORM * sum_bytes, 0, moved_out + sum_bytes),
     )
     for stage, (units, work, counted, bytes_moved) in enumerate(stages, 1):
-        words[_STAGE] = stage
         least = grain(units, work)
-        low.emit(kernel, words, units, grain=least, flops=counted, bytes=bytes_moved)
+        low.emit(kernel, arguments(stage), units, grain=least, flops=counted, bytes=bytes_moved)
 
 
 def fleeting_outputs(of: Tiles, g: Geometry, m: int) -> int:

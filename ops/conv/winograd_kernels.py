@@ -31,8 +31,9 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.emit import item_bytes
-from subgraph.engine.codegen.simd import call_kernel, ld_f64, prefetch, vec
+from subgraph.engine.codegen.simd import bits_f64, call_kernel, prefetch, vec
 from subgraph.engine.codegen.tile import arg, put, rows_of, stack_words
 from subgraph.engine.codegen.tiling import (
     F_HI,
@@ -62,6 +63,7 @@ from subgraph.engine.codegen.tiling import (
     T_WORDS,
 )
 
+from .arguments import WinogradArguments
 from .winograd_axis_kernels import backward_along, finisher, forward_along, storer
 
 _words = stack_words(T_WORDS)
@@ -70,7 +72,7 @@ _words = stack_words(T_WORDS)
 def winograd(
     *, dtype: str, lanes: int, mr: int, nv: int, m: int, stride: int = 1, taps: int = 3
 ) -> Callable[..., None]:
-    """Return the Winograd convolution; one unit is a block of tiles and of output panels.
+    """Return the kernel of `WinogradArguments`.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
@@ -80,37 +82,8 @@ def winograd(
         m: 2 or 4, output pixels of a tile along each side; 3 with 4 taps, 2 with 5.
         stride: 1, or 2 with m = 2, 3 taps and low tiles.
         taps: Weights along each side.
-
-    Words (numbered as those of ``conv_kernels.direct`` where they mean the same)::
-
-        0 x  1 weights [point][panel][input block][values of the point][lane][columns]  2 y
-        3 bias (padded; 0: none)  4 residual (0: none)
-        5 images  6 input blocks of the sums: of an image, times kernel D  7 output blocks
-        8..10 input D H W  11..13 output D H W  14 kernel D  17 stride D  20 dilation D
-        23..25 pads before D H W
-        26 contraction tile, or strip where tiles are low
-        27 post kernel (0: none)  28 F_* flags  29 lower  30 upper (float64)
-        31 tiles of a unit  33 panels of a unit
-        32 sums lie where the values of earlier points were (1; no more blocks out than in, all
-        panels in one unit), so that half as much must stay in the cache
-        34 scratch  35 its bytes per worker
-        36 what units do: all (0), or one stage of a single block of tiles, of which all panels are
-           one unit's: transform the input (1), multiply (2), transform the sums (3)
-        37 bytes between images of x  38 of y  39 of the residual
-        40 values and sums that the stages share  41 panels of a unit that multiplies
-        42 channels of the last input block that count (stride 1; 0: all)
-        43 bytes between the weights of points (stride 1), beyond the weights
-        44 output blocks of y, of the residual and of the bias that come before those computed
-        47 steps of a segment of the sums (strips), in blocks
-
-    A tile has n x n inputs and as many values (n = m + taps - 1, or 5 with stride 2) at ``n n``, or
-    9, points. A worker's scratch, aligned to 64 bytes, holds ``2 n n`` vectors, then for each of
-    ``tiles | 1`` tiles ``n n (input blocks + 1)`` vectors, then ``points (panels of a unit * nv +
-    1)``; with word 32 only one point of the latter, before the values.
-    Units: ceil(images * tiles of an image / tiles of a unit) * panel blocks, panels innermost;
-    units of one block of tiles that run in one call transform it once. Of the stages (low tiles):
-    input blocks of the sums; points * blocks of panels, panels innermost; output blocks.
     """
+    arguments = view_of(WinogradArguments)
     v = vec(dtype, lanes)
     load, store, zero, splat = v.load, v.store, v.zero, v.splat
     item = item_bytes(dtype)
@@ -123,9 +96,9 @@ def winograd(
     finish_column = finisher(v, m)
 
     @register_jitable
-    def places(args: int) -> int:
+    def places(a: WinogradArguments) -> int:
         """Return the tiles for which a unit has room: an odd number spreads over the caches."""
-        return arg(args, 31) | 1 if low else arg(args, 31)
+        return a.tiles | 1 if low else a.tiles
 
     @register_jitable
     def values_of(point: int) -> int:
@@ -153,14 +126,14 @@ def winograd(
         return tile * m - max(0, tile - full)
 
     @register_jitable
-    def values_at(args: int, point: int, first: int, count: int) -> int:
+    def values_at(a: WinogradArguments, point: int, first: int, count: int) -> int:
         """Return how many of a unit's tiles have values at a point."""
         inf_i, inf_j = point // side == side - 1, point % side == side - 1
         if not (inf_i or inf_j):
             return count
-        across, down = (arg(args, 13) + m - 1) // m, (arg(args, 12) + m - 1) // m
-        columns = full_tiles(arg(args, 13)) if inf_j else across
-        rows = full_tiles(arg(args, 12)) if inf_i else down
+        across, down = (a.output_width + m - 1) // m, (a.output_height + m - 1) // m
+        columns = full_tiles(a.output_width) if inf_j else across
+        rows = full_tiles(a.output_height) if inf_i else down
         if rows == down and columns == across:
             return count
         i, j = first // across % down, first % across
@@ -175,21 +148,28 @@ def winograd(
         return found
 
     @register_jitable
-    def region(args: int, point: int) -> int:
+    def region(a: WinogradArguments, point: int) -> int:
         """Return the bytes before the values of a point."""
         if not strided:
-            return point * (arg(args, 6) + 1) * places(args) * pixel
-        return (first_of(point) * arg(args, 6) + point) * places(args) * pixel
+            return point * (a.input_blocks + 1) * places(a) * pixel
+        return (first_of(point) * a.input_blocks + point) * places(a) * pixel
 
     @register_jitable
-    def weights_at(args: int, point: int, panel: int) -> int:
+    def weights_at(a: WinogradArguments, point: int, panel: int) -> int:
         """Return the address of the weights of a panel at a point."""
-        before = first_of(point) * arg(args, 7) + panel * nv * values_of(point)
-        return arg(args, 1) + before * arg(args, 6) * lanes * pixel + point * arg(args, 43)
+        before = first_of(point) * a.output_blocks + panel * nv * values_of(point)
+        return a.weights + before * a.input_blocks * lanes * pixel + point * a.weights_apart
 
     @register_jitable
     def keep_values(
-        args: int, half: int, j: int, to: int, below: int, block: int, step: int, apart: int
+        a: WinogradArguments,
+        half: int,
+        j: int,
+        to: int,
+        below: int,
+        block: int,
+        step: int,
+        apart: int,
     ) -> None:
         """Transform column j of what the rows gave and store it at its points.
 
@@ -203,18 +183,18 @@ def winograd(
             point = j // 2
             values, other = (1 if point == 2 else 2), j % 2
             at = (2 * values * block + other) * apart
-            top = to + at + region(args, point)
+            top = to + at + region(a, point)
             store(top, d[0])
             store(top + values * apart, d[1])
-            top = to + at + region(args, point + 3)
+            top = to + at + region(a, point + 3)
             store(top, d[2])
             store(top + values * apart, d[3])
             at = (values * block + other) * apart
-            store(below + at + region(args, point + 6), d[4])
+            store(below + at + region(a, point + 6), d[4])
 
     @register_jitable
     def transform_tile(
-        args: int,
+        a: WinogradArguments,
         x: int,
         h0: int,
         w0: int,
@@ -228,7 +208,7 @@ def winograd(
 
         ``to`` is where its values go: those of no infinity, of a row, of a column, and of both.
         """
-        height, width = arg(args, 9), arg(args, 10)
+        height, width = a.image_height, a.image_width
         patch, half = scratch, scratch + n * n * pixel
         begin, end = max(0, -w0), min(n, width - w0)
         whole = begin == 0 and end == n
@@ -248,13 +228,13 @@ def winograd(
                     store(patch + j * pixel, load(s + j * pixel))
                 store_inputs(forward(patch, pixel), row, pixel, row + (n - 1) * pixel)
         for j in range(n - 1):
-            keep_values(args, half, j, to[0], to[1], block, step, apart)
-        keep_values(args, half, n - 1, to[2], to[3], block, step, apart)
+            keep_values(a, half, j, to[0], to[1], block, step, apart)
+        keep_values(a, half, n - 1, to[2], to[3], block, step, apart)
 
     @register_jitable
-    def announce(args: int, x: int, h0: int, w0: int) -> None:
+    def announce(a: WinogradArguments, x: int, h0: int, w0: int) -> None:
         """Ask for what a tile will read: little is computed for each value of it."""
-        row = arg(args, 10) * pixel
+        row = a.image_width * pixel
         s = x + h0 * row + w0 * pixel
         for _ in range(n):
             for line in range(0, n * pixel, 64):
@@ -263,27 +243,33 @@ def winograd(
 
     @register_jitable
     def transform_input(
-        args: int, first: int, count: int, begin: int, end: int, scratch: int, a: int
+        a: WinogradArguments,
+        first: int,
+        count: int,
+        begin: int,
+        end: int,
+        scratch: int,
+        values: int,
     ) -> None:
-        across, down = (arg(args, 13) + m - 1) // m, (arg(args, 12) + m - 1) // m
-        columns, lines = full_tiles(arg(args, 13)), full_tiles(arg(args, 12))
-        blocks = arg(args, 6)
-        area = arg(args, 9) * arg(args, 10) * pixel
+        across, down = (a.output_width + m - 1) // m, (a.output_height + m - 1) // m
+        columns, lines = full_tiles(a.output_width), full_tiles(a.output_height)
+        blocks = a.input_blocks
+        area = a.image_height * a.image_width * pixel
         row = pixel if low else (blocks + 1) * pixel
-        step, apart = region(args, 1), places(args) * pixel if low else pixel
-        depth, slices, own = arg(args, 8), arg(args, 11), blocks // arg(args, 14)
+        step, apart = region(a, 1), places(a) * pixel if low else pixel
+        depth, slices, own = a.image_depth, a.output_depth, blocks // a.kernel_depth
         # Neighbours of a tile lie beside it: in the input, and among the values of its block.
         for b in range(begin, end):
-            above = b // own * arg(args, 20) - arg(args, 23)
+            above = b // own * a.dilation_depth - a.pad_depth
             plane, i, j = first // (across * down), first // across % down, first % across
             # The values at infinity of short tiles are overwritten by those of the next full one.
-            to, low_to, right_to, corner_to = a, a, a, a
+            to, low_to, right_to, corner_to = values, values, values, values
             for _ in range(count):
-                d = plane % slices * arg(args, 17) + above
+                d = plane % slices * a.stride_depth + above
                 image = plane // slices
-                x = arg(args, 0) + image * arg(args, 37) + (b % own * depth + d) * area
-                h0 = start_of(i, lines) * stride - arg(args, 24)
-                w0 = start_of(j, columns) * stride - arg(args, 25)
+                x = a.x + image * a.x_image + (b % own * depth + d) * area
+                h0 = start_of(i, lines) * stride - a.pad_height
+                w0 = start_of(j, columns) * stride - a.pad_width
                 if d < 0 or d >= depth:
                     h0 = -n  # no row of it lies inside
                 places_of = (to, low_to, right_to, corner_to)
@@ -298,48 +284,57 @@ def winograd(
                     plane, i = plane + 1, 0
                 if low and n == 6:
                     h1, w1 = start_of(i, lines), start_of(j, columns)
-                    announce(args, x, h1 - arg(args, 24), w1 - arg(args, 25))
-                transform_tile(args, x, h0, w0, scratch, places_of, b, step, apart)
+                    announce(a, x, h1 - a.pad_height, w1 - a.pad_width)
+                transform_tile(a, x, h0, w0, scratch, places_of, b, step, apart)
 
     @register_jitable
-    def run_tiles(args: int, t: int, count: int, vectors: int, a: int, c: int) -> None:
+    def run_tiles(
+        a: WinogradArguments, t: int, count: int, vectors: int, values: int, c: int
+    ) -> None:
         """Run the contraction tiles of a panel of a point."""
         i = 0
         while i < count:
             rows = rows_of(count - i, mr)
-            put(t, T_A, a + i * arg(t, T_ARS))
+            put(t, T_A, values + i * arg(t, T_ARS))
             put(t, T_C, c + i * arg(t, T_CRS))
-            call_kernel(arg(args, 26), t, rows, vectors, 0)
+            call_kernel(a.tile, t, rows, vectors, 0)
             i += rows
 
     @register_jitable
     def run_strips(
-        args: int, t: int, count: int, vectors: int, steps: int, a: int, c: int, coming: int
+        a: WinogradArguments,
+        t: int,
+        count: int,
+        vectors: int,
+        steps: int,
+        values: int,
+        c: int,
+        coming: int,
     ) -> None:
         """Run the strips of a panel of a point, as many blocks of the sums at a time as fit.
 
         ``coming`` is where the weights are that follow.
         """
-        most = arg(args, 47)
+        most = a.segment
         put(t, T_SB2, lanes * vectors * pixel)
         put(t, T_PACE, 2 * vectors * pixel // ((count + mr - 1) // mr))
         done = 0
         while done < steps:
             part = min(most, steps - done)
-            rest = arg(args, 42) if done + part == steps else 0
+            rest = a.rest if done + part == steps else 0
             put(t, T_N2, part - 1 if rest != 0 else part)
             put(t, T_KLAST, rest)
             put(t, T_IRS, done)
-            put(t, T_A, a + done * arg(t, T_SA2))
+            put(t, T_A, values + done * arg(t, T_SA2))
             put(t, T_C, c)
             put(t, T_AHEAD, arg(t, T_B) + part * arg(t, T_SB2) if done + part < steps else coming)
-            call_kernel(arg(args, 26), t, count, vectors, 0)
+            call_kernel(a.tile, t, count, vectors, 0)
             put(t, T_B, arg(t, T_B) + part * arg(t, T_SB2))
             done += part
 
     @register_jitable
     def multiply(
-        args: int,
+        a: WinogradArguments,
         t: int,
         point: int,
         panel: int,
@@ -347,41 +342,41 @@ def winograd(
         then: int,
         first: int,
         tiles: int,
-        a: int,
+        values: int,
         c: int,
     ) -> None:
         """Multiply the values of a point by the weights of panels.
 
         ``then`` is the panel with which the next point begins, ``c`` the sums of the first panel.
         """
-        count = values_at(args, point, first, tiles)
+        count = values_at(a, point, first, tiles)
         if count == 0:
             return
-        blocks, out_blocks = arg(args, 6), arg(args, 7)
-        c_row = (arg(args, 33) * nv + 1) * pixel
-        apart = places(args) * pixel if low else pixel
+        blocks, out_blocks = a.input_blocks, a.output_blocks
+        c_row = (a.panels * nv + 1) * pixel
+        apart = places(a) * pixel if low else pixel
         put(t, T_ARS, (blocks + 1) * pixel)
         put(t, T_CRS, c_row)
         put(t, T_SA2, apart)
         put(t, T_CJS, apart)
-        put(t, T_KIN, blocks * lanes - (-arg(args, 42) % lanes))
+        put(t, T_KIN, blocks * lanes - (-a.rest % lanes))
         steps = values_of(point) * blocks
         for p in range(panel, last_panel):
             vectors = min(nv, out_blocks - p * nv)
-            put(t, T_B, weights_at(args, point, p))
+            put(t, T_B, weights_at(a, point, p))
             put(t, T_BKS, vectors * pixel)
-            at = c + point * places(args) * c_row + (p - panel) * nv * apart
+            at = c + point * places(a) * c_row + (p - panel) * nv * apart
             if low:
                 last = p + 1 == last_panel
-                coming = weights_at(args, point + last, then if last else p + 1)
-                source = a + region(args, point)
-                run_strips(args, t, count, vectors, steps, source, at, coming)
+                coming = weights_at(a, point + last, then if last else p + 1)
+                source = values + region(a, point)
+                run_strips(a, t, count, vectors, steps, source, at, coming)
             else:
-                run_tiles(args, t, count, vectors, a + region(args, point), at)
+                run_tiles(a, t, count, vectors, values + region(a, point), at)
 
     @register_jitable
     def write_tile(
-        args: int,
+        a: WinogradArguments,
         post: int,
         s: tuple[int, int, int, int],
         point: int,
@@ -412,14 +407,14 @@ def winograd(
             d = backward(scratch + j * pixel, m * pixel, line + j * pixel)
             at = j * pixel
             finish_column(d, bias, least, most, y + at, res + at if res != 0 else 0, row, rows)
-        if arg(args, 27) != 0:
+        if a.post != 0:
             for i in range(rows):
                 put(post, T_C, y + i * row)
-                call_kernel(arg(args, 27), post, cols, 1, 0)
+                call_kernel(a.post, post, cols, 1, 0)
 
     @register_jitable
     def transform_output(
-        args: int,
+        a: WinogradArguments,
         post: int,
         first: int,
         count: int,
@@ -428,37 +423,37 @@ def winograd(
         scratch: int,
         c: int,
     ) -> None:
-        oh_n, ow_n = arg(args, 12), arg(args, 13)
+        oh_n, ow_n = a.output_height, a.output_width
         columns, lines = full_tiles(ow_n), full_tiles(oh_n)
         across, down = (ow_n + m - 1) // m, (oh_n + m - 1) // m
-        slices, point = arg(args, 11), places(args) * (arg(args, 33) * nv + 1) * pixel
-        c_row = (arg(args, 33) * nv + 1) * pixel
-        row, apart = (pixel, places(args) * pixel) if low else (c_row, pixel)
+        slices, point = a.output_depth, places(a) * (a.panels * nv + 1) * pixel
+        c_row = (a.panels * nv + 1) * pixel
+        row, apart = (pixel, places(a) * pixel) if low else (c_row, pixel)
         least, most = splat(-math.inf), splat(math.inf)
-        if arg(args, 28) & F_LO:
-            least = splat(ld_f64(args + 8 * 29))
-        if arg(args, 28) & F_HI:
-            most = splat(ld_f64(args + 8 * 30))
+        if a.flags & F_LO:
+            least = splat(a.low)
+        if a.flags & F_HI:
+            most = splat(a.high)
         for b in range(block, last_block):
             plane, i, j = first // (across * down), first // across % down, first % across
-            bias, place = zero(), b + arg(args, 44)
-            if arg(args, 3) != 0:
-                bias = load(arg(args, 3) + place * pixel)
+            bias, place = zero(), b + a.blocks_before
+            if a.bias != 0:
+                bias = load(a.bias + place * pixel)
             s = c + (b - block) * apart
             low_s, right_s, corner_s = s, s, s
             for _ in range(count):
                 image, od = plane // slices, plane % slices
                 oh, ow = start_of(i, lines), start_of(j, columns)
                 at = (((place * slices + od) * oh_n + oh) * ow_n + ow) * pixel
-                y = arg(args, 2) + image * arg(args, 38) + at
-                res = arg(args, 4)
+                y = a.y + image * a.y_image + at
+                res = a.residual
                 if res != 0:
-                    res += image * arg(args, 39) + at
+                    res += image * a.residual_image + at
                 rows = min(m if i < lines else m - 1, oh_n - oh)
                 cols = min(m if j < columns else m - 1, ow_n - ow)
                 sums_of = (s, low_s, right_s, corner_s)
                 write_tile(
-                    args, post, sums_of, point, scratch, y, res, bias, least, most, ow_n * pixel,
+                    a, post, sums_of, point, scratch, y, res, bias, least, most, ow_n * pixel,
                     rows, cols,
                 )  # fmt: skip
                 s += row
@@ -472,16 +467,18 @@ def winograd(
                     plane, i = plane + 1, 0
 
     @register_jitable
-    def run_stage(args: int, t: int, post: int, begin: int, end: int, scratch: int) -> None:
+    def run_stage(
+        a: WinogradArguments, t: int, post: int, begin: int, end: int, scratch: int
+    ) -> None:
         """Run units of one stage of a single block of tiles."""
-        stage, count, out_blocks = arg(args, 36), arg(args, 31), arg(args, 7)
-        apart = places(args) * pixel
-        a = arg(args, 40)
-        c = a + n * n * (arg(args, 6) + 1) * apart
+        stage, count, out_blocks = a.stage, a.tiles, a.output_blocks
+        apart = places(a) * pixel
+        values = a.shared
+        c = values + n * n * (a.input_blocks + 1) * apart
         if stage == 1:
-            transform_input(args, 0, count, begin, end, scratch, a)
+            transform_input(a, 0, count, begin, end, scratch, values)
         elif stage == 2:
-            pb, panels = arg(args, 41), arg(args, 33)
+            pb, panels = a.stage_panels, a.panels
             panel_blocks = (panels + pb - 1) // pb
             unit = begin
             while unit < end:
@@ -489,21 +486,22 @@ def winograd(
                 together = min(end - unit, panel_blocks - first)
                 last = min(panels, (first + together) * pb)
                 at = c + first * pb * nv * apart
-                multiply(args, t, point, first * pb, last, 0, 0, count, a, at)
+                multiply(a, t, point, first * pb, last, 0, 0, count, values, at)
                 unit += together
         else:
             at = c + begin * apart
-            transform_output(args, post, 0, count, begin, min(end, out_blocks), scratch, at)
+            transform_output(a, post, 0, count, begin, min(end, out_blocks), scratch, at)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
         t, post = _words(), _words()
-        tiles, pb = arg(args, 31), arg(args, 33)
-        scratch = arg(args, 34) + worker * arg(args, 35)
-        out_blocks = arg(args, 7)
+        tiles, pb = a.tiles, a.panels
+        scratch = a.scratch + worker * a.scratch_bytes
+        out_blocks = a.output_blocks
         panels = (out_blocks + nv - 1) // nv
         panel_blocks = (panels + pb - 1) // pb
-        across, down = (arg(args, 13) + m - 1) // m, (arg(args, 12) + m - 1) // m
-        total = arg(args, 5) * arg(args, 11) * across * down
+        across, down = (a.output_width + m - 1) // m, (a.output_height + m - 1) // m
+        total = a.images * a.output_depth * across * down
         put(t, T_N0, 1)
         put(t, T_N1, 1)
         put(t, T_N2, 1)
@@ -511,28 +509,28 @@ def winograd(
         put(t, T_BJS, pixel)
         put(post, T_CRS, pixel)
         put(post, T_CJS, pixel)
-        put(post, T_LO, arg(args, 29))
-        put(post, T_HI, arg(args, 30))
-        if low and arg(args, 36) != 0:
-            run_stage(args, t, post, begin, end, scratch)
+        put(post, T_LO, bits_f64(a.low))
+        put(post, T_HI, bits_f64(a.high))
+        if low and a.stage != 0:
+            run_stage(a, t, post, begin, end, scratch)
             return
-        a = scratch + 2 * n * n * pixel
-        c = a + n * n * places(args) * (arg(args, 6) + 1) * pixel
-        if arg(args, 32):
-            c = a
-            a += (pb * nv + 1) * places(args) * pixel
+        values = scratch + 2 * n * n * pixel
+        c = values + n * n * places(a) * (a.input_blocks + 1) * pixel
+        if a.over:
+            c = values
+            values += (pb * nv + 1) * places(a) * pixel
         transformed = -1
         for unit in range(begin, end):
             block, panel = unit // panel_blocks, unit % panel_blocks * pb
             first = block * tiles
             count = min(tiles, total - first)
             if block != transformed:
-                transform_input(args, first, count, 0, arg(args, 6), scratch, a)
+                transform_input(a, first, count, 0, a.input_blocks, scratch, values)
                 transformed = block
             last_panel = min(panels, panel + pb)
             for point in range(side * side):
-                multiply(args, t, point, panel, last_panel, panel, first, count, a, c)
+                multiply(a, t, point, panel, last_panel, panel, first, count, values, c)
             last_block = min(out_blocks, last_panel * nv)
-            transform_output(args, post, first, count, panel * nv, last_block, scratch, c)
+            transform_output(a, post, first, count, panel * nv, last_block, scratch, c)
 
     return kernel

@@ -44,8 +44,9 @@ def test_a_field_stands_in_one_parent() -> None:
 
 
 def test_fields_are_those_that_are_declared() -> None:
-    wrong: dict[str, Any] = {"rows": 1}
+    few: dict[str, Any] = {"rows": 1}
+    many: dict[str, Any] = {"rows": 1, "scale": 1.0, "columns": 2}
     with pytest.raises(TypeError, match="without \\['scale'\\]"):
-        _Sizes(**wrong)
+        _Sizes(**few)
     with pytest.raises(TypeError, match="no fields \\['columns'\\]"):
-        _Sizes(**{**wrong, "scale": 1.0, "columns": 2})
+        _Sizes(**many)
