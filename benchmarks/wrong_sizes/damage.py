@@ -17,6 +17,7 @@ _TWICE = 0.25  # share of samples that are damaged in two places
 _HUGE = (1 << 31, (1 << 31) - 1, 1 << 62, (1 << 63) - 1, -(1 << 31), -(1 << 63))
 _NUMBERS = (0.0, -1.0, float("nan"), float("inf"), float("-inf"), 1e38, 1e-40)
 _TEXTS = ("", "none", "constant", "NOTSET", "SAME_UPPER", "reverse", "Ä", "x" * 1000)
+_MAX_TRIPS = 1000  # iterations of a Loop; tests/operators/test_wrong_size_findings.py has more
 _MAX_CHANGED = 4096  # elements of an operand of which one is changed
 
 
@@ -107,13 +108,15 @@ def _damaged(sample: Sample, done: str, further: bool, rng: np.random.Generator)
     values = dict(sample.values)
     count = (1 if rng.random() >= _TWICE else 2) + (further and bool(done))
     what = [done] if done else []
+    # A Loop runs as long as its count says, until it is cancelled.
+    most = _MAX_TRIPS if sample.node.op_type == "Loop" else None
     while values and len(what) < count:
-        what.append(_damage(values, rng))
+        what.append(_damage(values, most, rng))
     return Damaged(values, " and ".join(what) or "nothing")
 
 
-def _damage(values: dict[str, Operand], rng: np.random.Generator) -> str:
-    """Damage one operand; return what was done."""
+def _damage(values: dict[str, Operand], most: int | None, rng: np.random.Generator) -> str:
+    """Damage one operand, with integers up to ``most``; return what was done."""
     name = list(values)[int(rng.integers(len(values)))]
     value = values[name]
     if isinstance(value, list):
@@ -123,7 +126,7 @@ def _damage(values: dict[str, Operand], rng: np.random.Generator) -> str:
         return f"{name} as it was"
     changeable = 0 < value.size <= _MAX_CHANGED and value.dtype.name in _CHANGED
     if changeable and rng.random() < 1 / 3:
-        values[name], what = _with_a_value(value, values, rng)
+        values[name], what = _with_a_value(value, values, most, rng)
         return f"{name}{what}"
     values[name], what = _resized(value, rng)
     return f"{name} {what}"
@@ -189,9 +192,16 @@ _CHANGED = _FLOATS | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 1
 
 
 def _with_a_value(
-    array: Array, values: Mapping[str, Operand], rng: np.random.Generator
+    array: Array, values: Mapping[str, Operand], most: int | None, rng: np.random.Generator
 ) -> tuple[Array, str]:
-    """Return an array with another number somewhere, or everywhere, and what was done."""
+    """Return an array with another number somewhere, or everywhere, and what was done.
+
+    Args:
+        array: The array.
+        values: All operands; near their sizes integers are most likely to be taken.
+        most: The greatest integer; None for any.
+        rng: Random numbers.
+    """
     array = np.array(array)
     pool: list[Any] = list(_NUMBERS)
     if array.dtype.kind in "iu":
@@ -201,6 +211,7 @@ def _with_a_value(
         near = [sign * (n + by) for n in sizes for sign in (1, -1) for by in (-1, 0, 1)]
         all_ = [0, -1, 1, *near, *_HUGE, info.min, info.max]
         pool = [min(max(value, int(info.min)), int(info.max)) for value in all_]
+        pool = [value for value in pool if most is None or value <= most]
     value = pool[int(rng.integers(len(pool)))]
     place: Any = "all" if rng.random() < 0.2 else int(rng.integers(array.size))
     array.reshape(-1)[slice(None) if place == "all" else place] = value

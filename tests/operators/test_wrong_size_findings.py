@@ -130,7 +130,7 @@ def branches() -> dict[str, Any]:
 
 
 EYE = np.eye(4, dtype=np.float32)
-GIVEN: list[tuple[str, list[Array], dict[str, Any], int, Array]] = [
+GIVEN: list[tuple[str, list[Array], dict[str, Any], int, Any]] = [
     ("If", [np.array([[False]])], {}, 16, np.full(2, 2, np.float32)),
     ("Pad", [floats(3), ints(-4, 2)], {}, 18, np.zeros(1, np.float32)),
     ("Pad", [floats(3), ints(-1, 2)], {}, 18, np.array([0, 1, 0, 0], np.float32)),
@@ -285,3 +285,33 @@ def test_a_tree_has_children_for_all_nodes(name: str, device: str) -> None:
     assert isinstance(x, np.ndarray)
     options = {**row.options, name: row.options[name][:-1]}
     assert_refused(Use(row.op, [x], options, row.version, 1, row.domain), device)
+
+
+ENDLESS = 1 << 62
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("constants", ["", "trips", "trips state"])
+@pytest.mark.timeout(120)
+def test_a_loop_without_end_is_cancelled(device: str, constants: str) -> None:
+    """Compiling does not run it; a request ends soon after `cancel`."""
+    row = next(row for row in rows() if row.op == "Loop")
+    node = helper.make_node("Loop", ["trips", "", "state"], ["o", "listed"], **row.options)
+    node.attribute[0].g.output.pop()  # what it lists would fill the memory first
+    node.output.pop()
+    graph = helper.make_graph([node], "g", [], [onnx.ValueInfoProto(name="o")])
+    given: dict[str, Array] = {}
+    for name, array in (("trips", np.array(ENDLESS)), ("state", np.zeros(2, np.float32))):
+        if name in constants:
+            graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        else:
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
+            given[name] = array
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    request = sg.compile_model(model, device).create_infer_request()
+    request.start_async(given)
+    assert not request.wait(0.3)
+    request.cancel()
+    with pytest.raises(sg.RequestCancelledError):
+        request.wait(60)
