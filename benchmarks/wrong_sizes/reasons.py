@@ -134,6 +134,8 @@ REASONS: Final = (
         "strict", "conditions for", "a condition behind the last slice selects nothing", "Compress"
     ),
     Reason("strict", "not implemented shape", "a scalar is no list of samples", "OneHotEncoder"),
+    Reason("lax", "attention_helper", "a mask may know fewer keys than there are", "Attention"),
+    Reason("lax", "must be less than max", "output_shape says the sizes", "ConvTranspose"),
     Reason("lax", "", "what a body declares of its inputs need not hold", "Loop Scan If"),
     Reason("lax", "", "the dtype of an empty sequence decides nothing", "SequenceEmpty"),
     Reason("lax", "hidden_size", "the weights say it too", "LSTM GRU RNN"),
