@@ -97,7 +97,7 @@ def hardmax(node: Node, low: Lowering) -> None:
     emit_extreme(low, x, places, size, inner, largest=True, last=False)
     ends = low.weight("hardmax", np.array, np.array([0, 1], x.dtype))
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=x.itemsize)
-    low.emit(kernel, [places, ends, y, size, inner], outer, bytes=y.nbytes)
+    low.emit(kernel, [places, ends, y, size, inner, 0], outer, bytes=y.nbytes)
 
 
 @lowering("MeanVarianceNormalization", dtypes=_FLOATS)

@@ -251,7 +251,7 @@ def one_hot_encoder(node: Node, low: Lowering) -> None:
     _emit_search(low, x, places, keys, np.arange(count + 1))
     ends = low.weight("ml one hot", as_it_is, np.array([0, 1], np.float32))
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=y.itemsize)
-    low.emit(kernel, [places, ends, y, count, 1], x.size, grain=1024, bytes=y.nbytes)
+    low.emit(kernel, [places, ends, y, count, 1, 0], x.size, grain=1024, bytes=y.nbytes)
 
 
 # ---------------------------------------------------------------- linear models

@@ -174,6 +174,9 @@ class ClBoundPlan:
             position = 0
             for word in step.words:
                 position = self._argument(bound.kernel, position, word)
+            taken = bound.kernel.num_args
+        if position != taken:
+            raise DeviceError(f"{bound.what}: {position} arguments are given, {taken} are taken")
         return bound
 
     def _argument(self, kernel: cl.Kernel, position: int, word: object) -> int:
