@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -18,6 +19,7 @@ from typing import ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _PATIENCE = 5.0  # seconds
+_LOOK = 0.001  # seconds between two looks at who is still inside
 
 
 class _Local(threading.local):
@@ -35,34 +37,33 @@ class Uninterrupted:
 
     def begin_in_child(self) -> None:
         """In a forked child: of the threads of its parent only this one is there."""
-        self._changed = threading.Condition(threading.Lock())
-        self._inside = int(self._local.depth > 0)
+        # Changed without a lock, for each is one operation: entering must cost next to nothing.
+        self._inside = {threading.get_ident()} if self._local.depth else set[int]()
         self._ending = False
 
     def __enter__(self) -> None:
         """Enter; while the process ends, only the main thread does."""
         if self._local.depth == 0:
+            own = threading.get_ident()
+            self._inside.add(own)  # before it looks, or the end might not see it
             if self._ending and threading.current_thread() is not threading.main_thread():
+                self._inside.discard(own)
                 self._never.wait(_PATIENCE)  # then something at the end waits for this thread
-            with self._changed:
-                self._inside += 1
+                self._inside.add(own)
         self._local.depth += 1
 
     def __exit__(self, *_: object) -> None:
         """Leave."""
         self._local.depth -= 1
         if self._local.depth == 0:
-            with self._changed:
-                self._inside -= 1
-                if self._ending:
-                    self._changed.notify_all()
+            self._inside.discard(threading.get_ident())
 
     def end(self) -> None:
         """Wait until no other thread is inside, or patience is at its end."""
-        own = int(self._local.depth > 0)
-        with self._changed:
-            self._ending = True
-            self._changed.wait_for(lambda: self._inside <= own, _PATIENCE)
+        self._ending = True
+        until = time.monotonic() + _PATIENCE
+        while self._inside - {threading.get_ident()} and time.monotonic() < until:
+            time.sleep(_LOOK)
 
 
 uninterrupted = Uninterrupted()
