@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numba.extending import register_jitable
 
@@ -28,126 +29,11 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
         across: Columns of a window; 0: any number.
     """
     arguments = view_of(PoolRowsArguments)
-    v, one = vec(dtype, lanes), vec(dtype, 1)
-    load, store, load_m, store_n, splat, sqrt = (
-        v.load,
-        v.store,
-        v.load_m,
-        v.store_n,
-        v.splat,
-        v.sqrt,
-    )
-    load_n, mask_n, select = v.load_n, v.mask_n, v.select
-    load_one, store_one, put = one.load, one.store, st(dtype)
-    item = item_bytes(dtype)
-    combine = combiner(kind, v)
-    merge, merge_one = (combiner("max" if kind == "max" else "average", u) for u in (v, one))
-    start = LOWEST[dtype] if kind == "max" else 0.0
-    average, root = kind == "average", kind == "l2"
+    item, average = item_bytes(dtype), kind == "average"
+    fill, join = _filler(dtype, kind), _joiner(dtype, lanes, kind)
+    windows = _window_joiner(dtype, lanes, kind, stride, across)
+    count, scale = _counter(dtype, lanes), _scaler(dtype, lanes)
     first_tap, end_tap = window_taps()
-    evens = shuffle(dtype, lanes, range(0, 2 * lanes, 2))
-    wide = lanes * item
-
-    @register_jitable
-    def fill(to: int, count: int) -> None:
-        for at in range(to, to + count * item, item):
-            put(at, start)
-
-    @register_jitable
-    def join(x: int, plane: int, row: int, planes: int, rows: int, columns: int, to: int) -> None:
-        """Join rows of the image, those of several planes, from an address on.
-
-        Behind them the last vector is filled with what pads the image.
-        """
-        whole = columns // lanes * wide
-        if planes == 1 and rows == 3:
-            for j in range(0, whole, wide):
-                total = combine(combine(splat(start), load(x + j)), load(x + row + j))
-                store(to + j, combine(total, load(x + 2 * row + j)))
-        elif planes == 1 and rows == 2:
-            for j in range(0, whole, wide):
-                store(to + j, combine(combine(splat(start), load(x + j)), load(x + row + j)))
-        else:
-            for j in range(0, whole, wide):
-                total = splat(start)
-                for d in range(planes):
-                    at = x + d * plane + j
-                    for _ in range(rows):
-                        total = combine(total, load(at))
-                        at += row
-                store(to + j, total)
-        if columns % lanes > 0:
-            total, mask = splat(start), mask_n(columns % lanes)
-            for d in range(planes):
-                at = x + d * plane + whole
-                for _ in range(rows):
-                    total = combine(total, load_m(at, mask))
-                    at += row
-            store(to + whole, select(mask, total, splat(start)))
-
-    @register_jitable
-    def one_by_one(line: int, taps: int, near: int, step: int, n: int, y: int) -> None:
-        """Join the columns of ``n`` windows of a line."""
-        for o in range(n):
-            at = line + o * step * item
-            total = load_one(at)
-            for _ in range(1, taps):
-                at += near
-                total = merge_one(load_one(at), total)
-            store_one(y + o * item, total)
-
-    @register_jitable
-    def windows(
-        line: int,
-        scales: int,
-        taps: int,
-        near: int,
-        step: int,
-        n: int,
-        y: int,
-        room: int,
-    ) -> None:
-        """Write ``n`` windows of a line, and anything behind them into the room."""
-        if stride == 0:
-            one_by_one(line, taps, near, step, n, y)
-        for j in range(0, n, lanes):
-            if stride == 0:
-                total = load_n(y + j * item, n - j)
-            else:
-                at = line + j * stride * item
-                total = splat(start)
-                for _ in range(across if across > 0 else taps):
-                    value = load(at) if stride == 1 else evens(load(at), load(at + wide))
-                    total = merge(value, total)
-                    at += near
-            if average:
-                total = total * load(scales + j * item)
-            if root:
-                total = sqrt(total)
-            if j + lanes <= room:
-                store(y + j * item, total)
-            else:
-                store_n(y + j * item, n - j, total)
-
-    @register_jitable
-    def count(a: PoolRowsArguments, first: int, n: int, counts: int) -> None:
-        """Write how many columns windows count, those that the average divides by."""
-        include, width, taps = a.count_include_pad, a.image_width, a.kernel_width
-        dilation = a.dilation_width
-        for o in range((n + lanes - 1) // lanes * lanes):
-            w = (first + o) * a.stride_width - a.pad_width
-            if include != 0:
-                found = end_tap(w, dilation, taps, width + a.after_width)
-            else:
-                found = end_tap(w, dilation, taps, width) - first_tap(w, dilation)
-            put(counts + o * item, float(max(found, 0)))
-
-    @register_jitable
-    def scale(counts: int, scales: int, n: int, around: int) -> None:
-        """Write what sums are multiplied by: one over the pixels that windows count."""
-        for j in range(0, n, lanes):
-            pixels = load(counts + j * item) * splat(float(around))
-            store(scales + j * item, splat(1.0) / pixels)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
         a = arguments(args)
@@ -219,3 +105,164 @@ def rows(*, dtype: str, lanes: int, kind: str, stride: int, across: int) -> Call
                         y += ow_n * item
 
     return kernel
+
+
+def _filler(dtype: str, kind: str) -> Any:
+    """Return what fills a part of a line with what pads the image."""
+    put, item = st(dtype), item_bytes(dtype)
+    start = LOWEST[dtype] if kind == "max" else 0.0
+
+    @register_jitable
+    def fill(to: int, count: int) -> None:
+        for at in range(to, to + count * item, item):
+            put(at, start)
+
+    return fill
+
+
+def _joiner(dtype: str, lanes: int, kind: str) -> Any:
+    """Return what joins rows of an image."""
+    v = vec(dtype, lanes)
+    load, store, load_m, splat = v.load, v.store, v.load_m, v.splat
+    mask_n, select, combine = v.mask_n, v.select, combiner(kind, v)
+    start = LOWEST[dtype] if kind == "max" else 0.0
+    wide = lanes * item_bytes(dtype)
+
+    @register_jitable
+    def join(x: int, plane: int, row: int, planes: int, rows: int, columns: int, to: int) -> None:
+        """Join rows of the image, those of several planes, from an address on.
+
+        Behind them the last vector is filled with what pads the image.
+        """
+        whole = columns // lanes * wide
+        if planes == 1 and rows == 3:
+            for j in range(0, whole, wide):
+                total = combine(combine(splat(start), load(x + j)), load(x + row + j))
+                store(to + j, combine(total, load(x + 2 * row + j)))
+        elif planes == 1 and rows == 2:
+            for j in range(0, whole, wide):
+                store(to + j, combine(combine(splat(start), load(x + j)), load(x + row + j)))
+        else:
+            for j in range(0, whole, wide):
+                total = splat(start)
+                for d in range(planes):
+                    at = x + d * plane + j
+                    for _ in range(rows):
+                        total = combine(total, load(at))
+                        at += row
+                store(to + j, total)
+        if columns % lanes > 0:
+            total, mask = splat(start), mask_n(columns % lanes)
+            for d in range(planes):
+                at = x + d * plane + whole
+                for _ in range(rows):
+                    total = combine(total, load_m(at, mask))
+                    at += row
+            store(to + whole, select(mask, total, splat(start)))
+
+    return join
+
+
+def _single_joiner(dtype: str, kind: str) -> Any:
+    """Return what joins the columns of windows one element at a time."""
+    one = vec(dtype, 1)
+    load_one, store_one, item = one.load, one.store, item_bytes(dtype)
+    merge_one = combiner("max" if kind == "max" else "average", one)
+
+    @register_jitable
+    def one_by_one(line: int, taps: int, near: int, step: int, n: int, y: int) -> None:
+        """Join the columns of ``n`` windows of a line."""
+        for o in range(n):
+            at = line + o * step * item
+            total = load_one(at)
+            for _ in range(1, taps):
+                at += near
+                total = merge_one(load_one(at), total)
+            store_one(y + o * item, total)
+
+    return one_by_one
+
+
+def _window_joiner(dtype: str, lanes: int, kind: str, stride: int, across: int) -> Any:
+    """Return what joins the columns of the windows of a line."""
+    v = vec(dtype, lanes)
+    load, store, store_n, load_n, splat, sqrt = (
+        *(v.load, v.store, v.store_n),
+        *(v.load_n, v.splat, v.sqrt),
+    )
+    one_by_one = _single_joiner(dtype, kind)
+    evens = shuffle(dtype, lanes, range(0, 2 * lanes, 2))
+    item, merge = item_bytes(dtype), combiner("max" if kind == "max" else "average", v)
+    start = LOWEST[dtype] if kind == "max" else 0.0
+    average, root, wide = kind == "average", kind == "l2", lanes * item
+
+    @register_jitable
+    def windows(
+        line: int,
+        scales: int,
+        taps: int,
+        near: int,
+        step: int,
+        n: int,
+        y: int,
+        room: int,
+    ) -> None:
+        """Write ``n`` windows of a line, and anything behind them into the room."""
+        if stride == 0:
+            one_by_one(line, taps, near, step, n, y)
+        for j in range(0, n, lanes):
+            if stride == 0:
+                total = load_n(y + j * item, n - j)
+            else:
+                at = line + j * stride * item
+                total = splat(start)
+                for _ in range(across if across > 0 else taps):
+                    value = load(at) if stride == 1 else evens(load(at), load(at + wide))
+                    total = merge(value, total)
+                    at += near
+            if average:
+                total = total * load(scales + j * item)
+            if root:
+                total = sqrt(total)
+            if j + lanes <= room:
+                store(y + j * item, total)
+            else:
+                store_n(y + j * item, n - j, total)
+
+    return windows
+
+
+def _counter(dtype: str, lanes: int) -> Any:
+    """Return what counts the columns of windows for averages."""
+    put, item = st(dtype), item_bytes(dtype)
+    first_tap, end_tap = window_taps()
+
+    @register_jitable
+    def count(a: PoolRowsArguments, first: int, n: int, counts: int) -> None:
+        """Write how many columns windows count, those that the average divides by."""
+        include, width, taps = a.count_include_pad, a.image_width, a.kernel_width
+        dilation = a.dilation_width
+        for o in range((n + lanes - 1) // lanes * lanes):
+            w = (first + o) * a.stride_width - a.pad_width
+            if include != 0:
+                found = end_tap(w, dilation, taps, width + a.after_width)
+            else:
+                found = end_tap(w, dilation, taps, width) - first_tap(w, dilation)
+            put(counts + o * item, float(max(found, 0)))
+
+    return count
+
+
+def _scaler(dtype: str, lanes: int) -> Any:
+    """Return what writes the factors of averages."""
+    v = vec(dtype, lanes)
+    load, store, splat, item = v.load, v.store, v.splat, item_bytes(dtype)
+
+    @register_jitable
+    def scale(counts: int, scales: int, n: int, around: int) -> None:
+        """Write what sums are multiplied by: one over the pixels that windows count."""
+        for j in range(0, n, lanes):
+            pixels = load(counts + j * item) * splat(float(around))
+            store(scales + j * item, splat(1.0) / pixels)
+
+    return scale
