@@ -133,7 +133,8 @@ def direct(
         blocks, first = a.output_blocks, panel * nv
         taps = a.kernel_depth * a.kernel_height * a.kernel_width
         before = (group * blocks + first) * a.input_blocks + begin * min(nv, blocks - first)
-        return a.weights + before * step * taps * lanes * item_b
+        weights: int = a.weights
+        return weights + before * step * taps * lanes * item_b
 
     @register_jitable
     def panel_words(

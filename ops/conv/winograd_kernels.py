@@ -158,7 +158,8 @@ def winograd(
     def weights_at(a: WinogradArguments, point: int, panel: int) -> int:
         """Return the address of the weights of a panel at a point."""
         before = first_of(point) * a.output_blocks + panel * nv * values_of(point)
-        return a.weights + before * a.input_blocks * lanes * pixel + point * a.weights_apart
+        weights: int = a.weights
+        return weights + before * a.input_blocks * lanes * pixel + point * a.weights_apart
 
     @register_jitable
     def keep_values(
