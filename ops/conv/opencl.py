@@ -15,7 +15,6 @@ from subgraph.graph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.opencl.runtime import ClSource
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.matmul.cpu import Matrix
 from subgraph.ops.matmul.opencl import (
     Product,
     Words,
@@ -27,6 +26,7 @@ from subgraph.ops.matmul.opencl import (
     settle,
     widened,
 )
+from subgraph.ops.matmul.products import Matrix
 from subgraph.ops.movement.geometry import Geometry, conv_geometry, ints, triple
 from subgraph.ops.pool.cpu import pool_geometry, pool_kind, trailing_pads
 from subgraph.ops.shared.opencl_code import (

@@ -30,3 +30,240 @@ class WholeProductArguments(KernelArguments):
     columns: int
     dimensions: int
     dims: Words
+
+
+class PackRightArguments(KernelArguments):
+    """Arguments of `pack_b`; a work unit is a panel of a matrix.
+
+    Attributes:
+        source: The matrices, of any strides.
+        target: Their panels, ``[matrix][panel][depth][columns of the panel]``.
+        depth: Rows of a matrix.
+        columns: Columns of a matrix.
+        row_step: Bytes between rows of the source.
+        column_step: Bytes between columns of the source.
+        source_matrix: Bytes between matrices of the source.
+        target_matrix: Bytes between matrices of the target.
+        panels: Panels of a matrix.
+        factor: What every element is multiplied by.
+    """
+
+    source: Address
+    target: Address
+    depth: int
+    columns: int
+    row_step: int
+    column_step: int
+    source_matrix: int
+    target_matrix: int
+    panels: int
+    factor: float
+
+
+class GemmArguments(KernelArguments):
+    """Arguments of `gemm`; a work unit is a block of C of a product of the batch.
+
+    The batch has three levels; units run over its products outermost.
+
+    Attributes:
+        a: Left matrices.
+        b: Right matrices, packed into panels or as they lie.
+        c: The results; their columns are contiguous.
+        init: What the sums of a row begin with, one element for each column; 0: zeros.
+        row_init: What is added to a row, one element for each row; 0: nothing.
+        residual: What is added at the end; 0: nothing. It is not C unless `pass_depth` is K.
+        m: Rows of A and C.
+        n: Columns of B and C.
+        k: Columns of A, rows of B.
+        a_row: Bytes between rows of A.
+        a_column: Bytes between columns of A.
+        c_row: Bytes between rows of C.
+        residual_row: Bytes between rows of the residual; 0: one row for all.
+        b_row: Bytes between rows of B; 0: B is packed.
+        tile: The contraction tile.
+        masked_tile: The contraction tile whose last vector is masked.
+        post: The kernel applied to a finished tile; 0: none.
+        flags: ``F_*`` flags of the tile.
+        low: Lower bound of the results, if the flags ask for it.
+        high: Upper bound of the results, if the flags ask for it.
+        block_rows: Rows of a block.
+        block_panels: Panels of a block.
+        pass_depth: Steps along K of one pass.
+        scratch: Packed rows of A, an area for each worker; 0: A is read in place. It holds
+            ``block_rows * (pass_depth + 16)`` elements, ``pass_depth * (block_rows + 16)`` where A
+            is transposed.
+        scratch_bytes: Bytes between the areas of workers.
+        size1: Size of level 1 of the batch.
+        size2: Size of level 2, the innermost.
+        a_step0: Bytes between matrices of A along level 0.
+        a_step1: Bytes between matrices of A along level 1.
+        a_step2: Bytes between matrices of A along level 2.
+        b_step0: Bytes between matrices of B along level 0.
+        b_step1: Bytes between matrices of B along level 1.
+        b_step2: Bytes between matrices of B along level 2.
+        c_step0: Bytes between matrices of C along level 0.
+        c_step1: Bytes between matrices of C along level 1.
+        c_step2: Bytes between matrices of C along level 2.
+        residual_step0: Bytes between matrices of the residual along level 0.
+        residual_step1: Bytes between matrices of the residual along level 1.
+        residual_step2: Bytes between matrices of the residual along level 2.
+        rows_first: 1 if units run over blocks of rows innermost, 0 if over blocks of panels.
+    """
+
+    a: Address
+    b: Address
+    c: Address
+    init: Address
+    row_init: Address
+    residual: Address
+    m: int
+    n: int
+    k: int
+    a_row: int
+    a_column: int
+    c_row: int
+    residual_row: int
+    b_row: int
+    tile: Address
+    masked_tile: Address
+    post: Address
+    flags: int
+    low: float
+    high: float
+    block_rows: int
+    block_panels: int
+    pass_depth: int
+    scratch: Address
+    scratch_bytes: int
+    size1: int
+    size2: int
+    a_step0: int
+    a_step1: int
+    a_step2: int
+    b_step0: int
+    b_step1: int
+    b_step2: int
+    c_step0: int
+    c_step1: int
+    c_step2: int
+    residual_step0: int
+    residual_step1: int
+    residual_step2: int
+    rows_first: int
+
+
+class UnpackedArguments(KernelArguments):
+    """Arguments of `few_rows` and `shallow`, which read B as it lies.
+
+    A work unit of `few_rows` is a block of columns of a product of the batch, one of `shallow` a
+    block of rows. The batch has three levels. Rows of C, and of the residual, are contiguous.
+
+    Attributes:
+        a: Left matrices.
+        b: Right matrices.
+        c: The results.
+        init: What the sums of a row begin with, one element for each column; 0: zeros.
+        residual: What `few_rows` adds, shaped as C; 0: nothing.
+        m: Rows of A and C.
+        n: Columns of B and C.
+        k: Columns of A, rows of B.
+        a_row: Bytes between rows of A.
+        a_column: Bytes between columns of A.
+        b_step: Bytes between rows of B; if B is transposed, between its columns.
+        alpha: What the product is multiplied by.
+        block: Columns (`few_rows`) or rows (`shallow`) in a unit.
+        size1: Size of level 1 of the batch.
+        size2: Size of level 2, the innermost.
+        a_step0: Bytes between matrices of A along level 0.
+        a_step1: Bytes between matrices of A along level 1.
+        a_step2: Bytes between matrices of A along level 2.
+        b_step0: Bytes between matrices of B along level 0.
+        b_step1: Bytes between matrices of B along level 1.
+        b_step2: Bytes between matrices of B along level 2.
+        c_step0: Bytes between matrices of C, and of the residual, along level 0.
+        c_step1: Bytes between matrices of C, and of the residual, along level 1.
+        c_step2: Bytes between matrices of C, and of the residual, along level 2.
+    """
+
+    a: Address
+    b: Address
+    c: Address
+    init: Address
+    residual: Address
+    m: int
+    n: int
+    k: int
+    a_row: int
+    a_column: int
+    b_step: int
+    alpha: float
+    block: int
+    size1: int
+    size2: int
+    a_step0: int
+    a_step1: int
+    a_step2: int
+    b_step0: int
+    b_step1: int
+    b_step2: int
+    c_step0: int
+    c_step1: int
+    c_step2: int
+
+
+class StrassenArguments(KernelArguments):
+    """Arguments of Strassen's `product`; a work unit is a block of C, blocks of columns innermost.
+
+    Attributes:
+        a: The left matrix; its columns are contiguous.
+        b: The right matrix, packed into panels. Panel p is paired with the one half of all panels
+            later.
+        c: The result, contiguous. It may lie where the residual does if there is one pass.
+        init: What the sums of a row begin with, one element for each column; 0: zeros.
+        residual: What is added at the end, shaped as C; 0: nothing.
+        m: Rows of A and C.
+        n: Columns of B and C: whole pairs of panels.
+        k: Columns of A, rows of B; even.
+        a_row: Bytes between rows of A.
+        tile: The contraction tile that adds to C.
+        twice_tile: The contraction tile that adds to two quarters of C.
+        post: The kernel applied to a finished tile; 0: none.
+        flags: ``F_*`` flags of the result.
+        low: Lower bound of the results, if the flags ask for it.
+        high: Upper bound of the results, if the flags ask for it.
+        block_rows: Rows of a block, even.
+        block_pairs: Pairs of panels of a block.
+        pass_depth: Steps of one pass in each half of K.
+        scratch: For each worker seven sums of A, a panel as deep as a pass, and a block's rows of
+            two panels of C.
+        scratch_bytes: Bytes between the areas of workers.
+        sum_row: Bytes between rows of the sums of A.
+        sum_bytes: Bytes between the sums of A.
+        mixed_tile: The contraction tile that adds to two quarters and mixes B.
+        alike: For each pair of panels 1 if its columns may share their errors, else 0; int64.
+    """
+
+    a: Address
+    b: Address
+    c: Address
+    init: Address
+    residual: Address
+    m: int
+    n: int
+    k: int
+    a_row: int
+    tile: Address
+    twice_tile: Address
+    post: Address
+    flags: int
+    low: float
+    high: float
+    block_rows: int
+    block_pairs: int
+    pass_depth: int
+    scratch: Address
+    scratch_bytes: int
+    sum_row: int
+    sum_bytes: int
+    mixed_tile: Address
+    alike: Address

@@ -20,9 +20,8 @@ from subgraph.graph.graph import Node
 from subgraph.graph.traced import recorded, smaller
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.packing import matrix_panels
-from subgraph.ops.shared.strides import broadcast_sizes, broadcast_strides, collapse, contiguous
+from subgraph.ops.shared.strides import broadcast_sizes, broadcast_strides, collapse
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
     Activation,
@@ -40,57 +39,13 @@ from subgraph.ops.shared.tile_planning import (
 from subgraph.ops.shared.tuning import fastest
 from subgraph.system.host import caches
 
+from .arguments import GemmArguments, PackRightArguments
+from .products import Matrix, Product, batch_steps, is_transposed, matrix
 from .strassen_cpu import alike_columns, emit_strassen, fits, saves
+from .unpacked_cpu import SHALLOW, emit_few_rows, emit_shallow, reads_once
 from .whole_products_cpu import WHOLE, emit_whole_product
 
 _BATCH_LEVELS = 3
-_SHALLOW = 8  # steps of a product that is bound by what it writes
-_ROWS_WORK = 4096  # elements of the result that are worth a unit
-_LEAST_COLUMNS = 64  # that are worth a unit
-_COLUMNS_IN_CACHE = 2048  # bytes of a row of B
-
-
-@attrs.frozen
-class Matrix:
-    """A stack of matrices inside an operand: strides in elements."""
-
-    operand: Operand
-    shape: tuple[int, ...]  # of the stack
-    rows: int
-    columns: int
-    row_step: int
-    column_step: int
-
-    @property
-    def turned(self) -> Matrix:
-        """The transposed matrices."""
-        return Matrix(
-            self.operand, self.shape, self.columns, self.rows, self.column_step, self.row_step
-        )
-
-
-@attrs.define
-class Product:
-    """``act(alpha * A @ B + beta * C + R)``."""
-
-    a: Matrix
-    b: Matrix
-    out: Operand
-    act: Activation
-    alpha: float = 1.0
-    beta: float = 1.0
-    bias: Operand | None = None
-    residual: Operand | None = None
-
-
-def matrix(operand: Operand, vector: str = "row") -> Matrix:
-    """Read an operand as a stack of matrices; a vector is one row or one column."""
-    shape = operand.shape
-    if not shape:
-        raise Unsupported("MatMul of a scalar")
-    if len(shape) == 1:
-        shape = (1, *shape) if vector == "row" else (*shape, 1)
-    return Matrix(operand, shape[:-2], shape[-2], shape[-1], shape[-1], 1)
 
 
 @lowering("MatMul", dtypes=(*FLOATS, *WHOLE))
@@ -182,8 +137,8 @@ def _as_a_row(product: Product) -> Product:
     """Return a product of one column as that of a row, by which A is read once, as it lies."""
     turned = attrs.evolve(product, a=product.b.turned, b=product.a.turned)
     plain = product.b.columns == 1 < product.a.rows and product.bias is None
-    reads_once = plain and _reads_once(turned, turned.a, tiles(product.out.dtype))
-    return turned if reads_once else product
+    as_row = plain and reads_once(turned, turned.a, tiles(product.out.dtype))
+    return turned if as_row else product
 
 
 def _scaled_row(low: Lowering, bias: Operand, n: int, beta: float, of: Tiles) -> Word:
@@ -257,11 +212,11 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
     m, n, depth = a.rows, b.columns, a.columns
     batch = math.prod(sizes)
     as_it_is = not (residual or act.post or act.flags or weight_tiles(of, low, b.operand).weights)
-    if 0 < depth <= _SHALLOW and as_it_is:
-        _shallow(low, product, a, sizes, steps, of, init)
+    if 0 < depth <= SHALLOW and as_it_is:
+        emit_shallow(low, product, a, sizes, steps, of, init)
         return
-    if _reads_once(product, a, of):
-        _few_rows(low, product, a, sizes, steps, of, init, residual)
+    if reads_once(product, a, of):
+        emit_few_rows(low, product, a, sizes, steps, of, init, residual)
         return
     of = weight_tiles(of, low, b.operand)
     b_word, row_of_b, b_steps = _right_side(low, product, of, m, steps[1])
@@ -317,142 +272,57 @@ def _blocks_of_panels(
         ends: What the sums begin with, and what is added at the end.
     """
     a, (b_word, row_of_b), (init, residual) = left, right, ends
-    act, item, batch = product.act, of.item, math.prod(sizes)
+    act, item, count = product.act, of.item, math.prod(sizes)
     m, n, depth = a.rows, product.b.columns, a.columns
-    flops = 2 * batch * m * n * depth
+    flops = 2 * count * m * n * depth
     panels = -(-n // of.width)
     packed_a = a.row_step * item % 4096 == 0 and a.column_step == 1 and m >= 8 and panels > 2
     packed_a = packed_a or (a.row_step != 1 and a.column_step != 1)
     kc = _pass_depth(depth) if packed_a else max(depth, 1)
-    mb, pb = _blocks(low.threads, batch, m, panels, of, packed_a)
+    mb, pb = _blocks(low.threads, count, m, panels, of, packed_a)
     scratch: Word = 0
     scratch_bytes = 0
     if packed_a:
         scratch = low.scratch(mb * (kc + 16) * item, per_worker=True)
         scratch_bytes = scratch.nbytes
-    units = batch * -(-m // mb) * -(-panels // pb)
-    words: list[Word] = [a.operand, b_word, product.out, init, 0, residual]
-    words += [m, n, depth, a.row_step * item, a.column_step * item, n * item, n * item]
-    words += [row_of_b, of.contraction(ahead=True), of.contraction(masked=True, ahead=True)]
-    words += [act.post, act.flags]
-    words += [act.low, act.high, mb, pb, kc, scratch, scratch_bytes, sizes[1], sizes[2]]
-    words += [step * item for step in steps[0]]
-    words += [step * of.weight_item for step in steps[1]]
-    words += [step * item for step in steps[2]]
-    words += [step * item for step in steps[2]]
-    words += [1 if m > mb else 0]
-    moved = (a.operand.size + 2 * batch * m * n) * item + batch * n * depth * of.weight_item
+    units = count * -(-m // mb) * -(-panels // pb)
+    batch = batch_steps(sizes, steps, item, of.weight_item)
+    arguments = GemmArguments(
+        a=a.operand,
+        b=b_word,
+        c=product.out,
+        init=init,
+        row_init=0,
+        residual=residual,
+        m=m,
+        n=n,
+        k=depth,
+        a_row=a.row_step * item,
+        a_column=a.column_step * item,
+        c_row=n * item,
+        residual_row=n * item,
+        b_row=row_of_b,
+        tile=of.contraction(ahead=True),
+        masked_tile=of.contraction(masked=True, ahead=True),
+        post=act.post,
+        flags=act.flags,
+        low=act.low,
+        high=act.high,
+        block_rows=mb,
+        block_panels=pb,
+        pass_depth=kc,
+        scratch=scratch,
+        scratch_bytes=scratch_bytes,
+        **batch,
+        residual_step0=batch["c_step0"],
+        residual_step1=batch["c_step1"],
+        residual_step2=batch["c_step2"],
+        rows_first=1 if m > mb else 0,
+    )
+    moved = (a.operand.size + 2 * count * m * n) * item + count * n * depth * of.weight_item
     low.emit(
         Kernel("subgraph.ops.matmul.kernels", "gemm", **of.variant),
-        words,
-        units,
-        grain=grain(units, flops + 2 * moved),
-        flops=flops,
-        bytes=moved,
-    )
-
-
-def _turned(b: Matrix) -> bool:
-    """Return whether the columns of matrices lie one after the other."""
-    return b.row_step == 1 and b.column_step != 1
-
-
-def _reads_once(product: Product, a: Matrix, of: Tiles) -> bool:
-    """Return whether so few rows meet a B computed at run time that it is read as it lies."""
-    b, act, rows = product.b, product.act, a.rows
-    if b.operand.constant or act.post != 0 or act.flags:
-        return False
-    large = b.rows * b.columns * of.item > caches().l2 // 2
-    if _turned(b):
-        most = 4 if not of.low else 16 if large else 8
-        return a.column_step == 1 and rows <= most and b.rows >= 32  # sums across vectors cost
-    # Wide tiles need not walk down B in columns of a cache line or two.
-    if not of.low or b.column_step != 1 or b.columns < of.lanes:
-        return False
-    return rows == 1 or (b.rows >= 8 and rows <= (16 if large else 8 if b.columns >= 128 else 2))
-
-
-def _few_rows(
-    low: Lowering,
-    product: Product,
-    a: Matrix,
-    sizes: Sequence[int],
-    steps: Sequence[Sequence[int]],
-    of: Tiles,
-    init: Word,
-    residual: Word,
-) -> None:
-    """Emit the product of few rows, which reads B as it lies."""
-    b, turned, item = product.b, _turned(product.b), of.item
-    m, n, depth, batch = a.rows, b.columns, a.columns, math.prod(sizes)
-    block = n
-    if low.threads > 1:
-        pieces = max(1, min(-(-4 * low.threads // batch), n // _LEAST_COLUMNS))
-        block = round_up(-(-n // pieces), of.lanes)
-    if not turned and m > 1:  # eight rows of B stay in the first cache
-        block = min(block, _COLUMNS_IN_CACHE // item)
-    units = batch * -(-n // block)
-    words: list[Word] = [a.operand, b.operand, product.out, init, residual, m, n, depth]
-    words += [a.row_step * item, a.column_step * item]
-    words += [(b.column_step if turned else b.row_step) * item, product.alpha, block]
-    words += [sizes[1], sizes[2], *(step * item for each in steps for step in each)]
-    flops = 2 * batch * m * n * depth
-    moved = (a.operand.size + b.operand.size + 2 * batch * m * n) * item
-    low.emit(
-        Kernel(
-            "subgraph.ops.matmul.row_kernels",
-            "few_rows",
-            dtype=of.dtype,
-            lanes=of.lanes,
-            turned=turned,
-        ),
-        words,
-        units,
-        grain=grain(units, flops + 2 * moved),
-        flops=flops,
-        bytes=moved,
-    )
-
-
-def _shallow(
-    low: Lowering,
-    product: Product,
-    a: Matrix,
-    sizes: Sequence[int],
-    steps: Sequence[Sequence[int]],
-    of: Tiles,
-    init: Word,
-) -> None:
-    """Emit the product of few steps, over rows of B."""
-    b, item = product.b, of.item
-    m, n, depth, batch = a.rows, b.columns, a.columns, math.prod(sizes)
-    b_word: Word = b.operand
-    if b.column_step != 1 and n > 1:
-        shape = (*b.shape, depth, n)
-        if b.operand.constant:
-
-            def turn(array: Array) -> Array:
-                return np.ascontiguousarray(array.reshape(*b.shape, n, depth).swapaxes(-1, -2))
-
-            b_word = low.weight(f"gemm rows {shape}", turn, b.operand)
-        else:
-            b_word = turned = temporary(low, of.dtype, shape)
-            outside = contiguous(shape)[:-2]
-            given = (*outside, b.row_step, b.column_step)
-            emit_copy(low, b.operand, turned, shape, given, contiguous(shape), item=item)
-    rows = m if low.threads == 1 else min(m, max(1, _ROWS_WORK // n))
-    units = batch * -(-m // rows)
-    words: list[Word] = [a.operand, b_word, product.out, init, 0, m, n, depth]
-    words += [a.row_step * item, a.column_step * item, n * item, product.alpha, rows]
-    words += [sizes[1], sizes[2], *(step * item for each in steps for step in each)]
-    flops = 2 * batch * m * n * depth
-    moved = (a.operand.size + b.operand.size + batch * m * n) * item
-    lanes = min(of.lanes, max(4, 1 << (n - 1).bit_length()))  # of narrow rows, no more than these
-    low.emit(
-        Kernel(
-            "subgraph.ops.matmul.row_kernels", "shallow", dtype=of.dtype, lanes=lanes, depth=depth
-        ),
-        words,
+        arguments,
         units,
         grain=grain(units, flops + 2 * moved),
         flops=flops,
@@ -490,7 +360,7 @@ def _rows_that_stay(m: int, mr: int) -> int:
 def _stacked(product: Product, of: Tiles) -> Callable[[Array], Array]:
     """Return what makes a stack of matrices ``[S, K, N]`` of the right operand."""
     b, alpha = product.b, product.alpha
-    n, depth, matrices, turned = b.columns, b.rows, math.prod(b.shape), _turned(b)
+    n, depth, matrices, turned = b.columns, b.rows, math.prod(b.shape), is_transposed(b)
 
     def change(array: Array) -> Array:
         if turned:
@@ -503,7 +373,7 @@ def _stacked(product: Product, of: Tiles) -> Callable[[Array], Array]:
 
 
 def _panels_recipe(product: Product, of: Tiles) -> str:
-    b, turned = product.b, int(_turned(product.b))
+    b, turned = product.b, int(is_transposed(product.b))
     return f"{b.rows}x{b.columns} turned {turned} x {product.alpha!r} {of.width}/{of.lanes}"
 
 
@@ -514,7 +384,7 @@ def _right_side(
     b, alpha = product.b, product.alpha
     n, depth = b.columns, b.rows
     size = depth * round_up(n, of.lanes)
-    turned = _turned(b)
+    turned = is_transposed(b)
     matrix_size = max(n * depth, 1)
     matrices = math.prod(b.shape)
     packed_steps = [step // matrix_size * size for step in steps]
@@ -528,12 +398,22 @@ def _right_side(
         return b.operand, b.row_step * of.item, list(steps)
     panels = -(-n // of.width)
     target = low.scratch(matrices * size * of.item)
-    words: list[Word] = [b.operand, target, depth, n, b.row_step * of.item]
-    words += [b.column_step * of.item, n * depth * of.item, size * of.item, panels, alpha]
+    arguments = PackRightArguments(
+        source=b.operand,
+        target=target,
+        depth=depth,
+        columns=n,
+        row_step=b.row_step * of.item,
+        column_step=b.column_step * of.item,
+        source_matrix=n * depth * of.item,
+        target_matrix=size * of.item,
+        panels=panels,
+        factor=alpha,
+    )
     units = matrices * panels
     low.emit(
         Kernel("subgraph.ops.matmul.kernels", "pack_b", dtype=of.dtype, lanes=of.lanes, nv=of.nv),
-        words,
+        arguments,
         units,
         grain=grain(units, 4 * matrices * size),
         bytes=2 * matrices * size * of.item,

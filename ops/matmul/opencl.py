@@ -17,7 +17,7 @@ from subgraph.ops.elementwise.cpu import emit_cast, temporary
 from subgraph.ops.shared.opencl_code import FLOATS, HALVES, activation, number, register, require
 from subgraph.ops.shared.strides import broadcast_strides, collapse
 
-from .cpu import Matrix, matrix
+from .products import Matrix, matrix
 
 Array = np.ndarray[Any, Any]
 Words = list["Word | np.generic[Any]"]

@@ -12,15 +12,13 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from subgraph.engine.codegen.simd import ld, ld_f64, st, vec
-from subgraph.engine.codegen.tile import arg
+from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.simd import ld, st, vec
+
+from .arguments import UnpackedArguments
+from .kernels import batch_offset
 
 _ITEM = {"float32": 4, "float64": 8}
-
-
-@register_jitable
-def _offset(args: int, index: int, b0: int, b1: int, b2: int) -> int:
-    return b0 * arg(args, index) + b1 * arg(args, index + 1) + b2 * arg(args, index + 2)
 
 
 def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
@@ -157,23 +155,16 @@ def row_products(dtype: str, lanes: int) -> tuple[Any, Any]:
 
 
 def few_rows(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
-    """Return the kernel of ``C = init + alpha * A @ B + residual`` for few rows of A.
+    """Return the kernel of `UnpackedArguments` for few rows of A.
+
+    It computes ``C = init + alpha * A @ B + residual``.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector.
-        turned: The columns of B lie one after the other (so do the rows of A), not its rows.
-
-    Words::
-
-        0 A  1 B  2 C  3 init (one element per column; 0: none)  4 residual, shaped as C (0: none)
-        5 M  6 N  7 K  8 bytes between rows of A  9 bytes between columns of A
-        10 bytes between rows of B, turned: between its columns  11 alpha (float64)
-        12 columns of a unit  13 b1 size  14 b2 size  (batch b0 is what units leave)
-        15..17 bytes between matrices of A along b0, b1, b2  18..20 of B  21..23 of C
-
-    Rows of C and of the residual follow one another. Units: batch * blocks of columns.
+        turned: B is transposed: its columns are contiguous, not its rows. Rows of A are, too.
     """
+    arguments = view_of(UnpackedArguments)
     v = vec(dtype, lanes)
     load_n, store_n, zero = v.load_n, v.store_n, v.zero
     along_rows, along_columns = row_products(dtype, lanes)
@@ -192,21 +183,29 @@ def few_rows(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
             store_n(c + at, n, value)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        m, n, depth, block = arg(args, 5), arg(args, 6), arg(args, 7), arg(args, 12)
-        ars, aks, ldb = arg(args, 8), arg(args, 9), arg(args, 10)
-        alpha = ld_f64(args + 8 * 11)
+        product = arguments(args)
+        m, n, depth, block = product.m, product.n, product.k, product.block
+        ars, aks, ldb = product.a_row, product.a_column, product.b_step
+        alpha = product.alpha
         blocks = (n + block - 1) // block
         for unit in range(begin, end):
             batch, first = unit // blocks, unit % blocks * block
-            b2 = batch % arg(args, 14)
-            b1 = batch // arg(args, 14) % arg(args, 13)
-            b0 = batch // arg(args, 14) // arg(args, 13)
+            b2 = batch % product.size2
+            b1 = batch // product.size2 % product.size1
+            b0 = batch // product.size2 // product.size1
             count = min(block, n - first)
-            a = arg(args, 0) + _offset(args, 15, b0, b1, b2)
-            b = arg(args, 1) + _offset(args, 18, b0, b1, b2)
-            b += first * (arg(args, 10) if turned else item)
-            beyond = _offset(args, 21, b0, b1, b2) + first * item
-            c, init, res = arg(args, 2) + beyond, arg(args, 3), arg(args, 4)
+            a = product.a + batch_offset(
+                b0, b1, b2, product.a_step0, product.a_step1, product.a_step2
+            )
+            b = product.b + batch_offset(
+                b0, b1, b2, product.b_step0, product.b_step1, product.b_step2
+            )
+            b += first * (product.b_step if turned else item)
+            beyond = (
+                batch_offset(b0, b1, b2, product.c_step0, product.c_step1, product.c_step2)
+                + first * item
+            )
+            c, init, res = product.c + beyond, product.init, product.residual
             for i in range(m):
                 row = i * n * item
                 at = init + first * item if init != 0 else 0
@@ -220,16 +219,16 @@ def few_rows(*, dtype: str, lanes: int, turned: bool) -> Callable[..., None]:
 
 
 def shallow(*, dtype: str, lanes: int, depth: int) -> Callable[..., None]:
-    """Return the kernel of ``C = init + alpha * A @ B`` for few steps, bound by what it writes.
+    """Return the kernel of `UnpackedArguments` for few steps along K, bound by what it writes.
+
+    It computes ``C = init + alpha * A @ B``.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         lanes: Elements of a vector.
         depth: K, 1 to 8; up to 4 two rows share what is read of B.
-
-    Words: as of `few_rows`, but ``4`` is unused and ``12 rows of a unit``. Units: batch * blocks of
-    rows.
     """
+    arguments = view_of(UnpackedArguments)
     v = vec(dtype, lanes)
     load, store, load_n, store_n = v.load, v.store, v.load_n, v.store_n
     zero, splat, fma = v.zero, v.splat, v.fma
@@ -316,18 +315,29 @@ def shallow(*, dtype: str, lanes: int, depth: int) -> Callable[..., None]:
             store_n(c + crs + whole, rest, mix(q, b + whole, ldb, rest, first))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        m, n, block, init = arg(args, 5), arg(args, 6), arg(args, 12), arg(args, 3)
-        ars, aks, ldb = arg(args, 8), arg(args, 9), arg(args, 10)
-        alpha = ld_f64(args + 8 * 11)
+        product = arguments(args)
+        m, n, block, init = product.m, product.n, product.block, product.init
+        ars, aks, ldb = product.a_row, product.a_column, product.b_step
+        alpha = product.alpha
         blocks = (m + block - 1) // block
         for unit in range(begin, end):
             batch, i = unit // blocks, unit % blocks * block
-            b2 = batch % arg(args, 14)
-            b1 = batch // arg(args, 14) % arg(args, 13)
-            b0 = batch // arg(args, 14) // arg(args, 13)
-            a = arg(args, 0) + _offset(args, 15, b0, b1, b2) + i * ars
-            b = arg(args, 1) + _offset(args, 18, b0, b1, b2)
-            c = arg(args, 2) + _offset(args, 21, b0, b1, b2) + i * n * item
+            b2 = batch % product.size2
+            b1 = batch // product.size2 % product.size1
+            b0 = batch // product.size2 // product.size1
+            a = (
+                product.a
+                + batch_offset(b0, b1, b2, product.a_step0, product.a_step1, product.a_step2)
+                + i * ars
+            )
+            b = product.b + batch_offset(
+                b0, b1, b2, product.b_step0, product.b_step1, product.b_step2
+            )
+            c = (
+                product.c
+                + batch_offset(b0, b1, b2, product.c_step0, product.c_step1, product.c_step2)
+                + i * n * item
+            )
             left = min(block, m - i)
             while left > 0:
                 p = factors(a, aks, alpha)

@@ -11,6 +11,8 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.ops.shared.tile_planning import Activation, Array, Tiles, even_part, grain, round_up
 from subgraph.system.host import caches
 
+from .arguments import StrassenArguments
+
 _SUMS = 7  # operands that are made of A
 _GAP = 16  # elements between their rows
 _LEAST_LANES = 16  # narrower tiles end too often
@@ -99,11 +101,40 @@ def emit_strassen(
     row = (kc + _GAP) * item
     room = _SUMS * (mb // 2) * row + (kc + 2 * mb) * of.width * item
     scratch = low.scratch(room, per_worker=True)
-    words: list[Word] = [a, weight, out, init, residual, m, n, depth, row_step * item]
-    words += [of.contraction(ahead=True), of.contraction(ahead=True, twice=True)]
-    words += [act.post, act.flags, act.low, act.high, mb, pb, kc, scratch, scratch.nbytes]
-    words += [row, mb // 2 * row, of.contraction(ahead=True, twice=True, mixed=True), alike]
+    arguments = StrassenArguments(
+        a=a,
+        b=weight,
+        c=out,
+        init=init,
+        residual=residual,
+        m=m,
+        n=n,
+        k=depth,
+        a_row=row_step * item,
+        tile=of.contraction(ahead=True),
+        twice_tile=of.contraction(ahead=True, twice=True),
+        post=act.post,
+        flags=act.flags,
+        low=act.low,
+        high=act.high,
+        block_rows=mb,
+        block_pairs=pb,
+        pass_depth=kc,
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+        sum_row=row,
+        sum_bytes=mb // 2 * row,
+        mixed_tile=of.contraction(ahead=True, twice=True, mixed=True),
+        alike=alike,
+    )
     flops = 2 * m * n * depth
     moved = (a.size + 2 * m * n + n * depth) * item
     kernel = Kernel("subgraph.ops.matmul.strassen_kernels", "product", **of.variant)
-    low.emit(kernel, words, units, grain=grain(units, flops), flops=flops * 7 // 8, bytes=moved)
+    low.emit(
+        kernel,
+        arguments,
+        units,
+        grain=grain(units, flops),
+        flops=flops * 7 // 8,
+        bytes=moved,
+    )

@@ -17,8 +17,9 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.emit import item_bytes
-from subgraph.engine.codegen.simd import call_kernel, ld_f64, ld_i64, st_f64, vec
+from subgraph.engine.codegen.simd import bits_f64, call_kernel, ld_i64, st_f64, vec
 from subgraph.engine.codegen.tile import arg, put, rows_of, stack_words
 from subgraph.engine.codegen.tiling import (
     F_HI,
@@ -55,6 +56,8 @@ from subgraph.engine.codegen.tiling import (
     T_WORDS,
 )
 
+from .arguments import StrassenArguments
+
 _ALIKE = 8.0  # times as large may a row be as the one that it is added to
 _LARGEST = 1e15  # of which products are finite; columns: see strassen_cpu
 _words = stack_words(T_WORDS)
@@ -64,24 +67,15 @@ _ROW, _HALF, _ROWS, _NEAR, _FAR, _DEPTH, _LAST, _NEXT, _NEXT_NEAR, _NEXT_FAR = r
 
 
 def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
-    """Return the kernel of ``C = act(init + A @ B + residual)``; one unit is one block of C.
+    """Return the kernel of `StrassenArguments`: ``C = act(init + A @ B + residual)``.
 
-    Words::
-
-        0 A  1 packed B  2 C  3 init (one element per column; 0: none)  4 residual (0: none)
-        5 M  6 N: pairs of whole panels  7 K: even  8 bytes between rows of A
-        9 contraction tile that adds to C  10 the one that goes twice  11 post kernel (0: none)
-        12 F_* flags  13 lower bound  14 upper bound (float64)
-        15 rows of a block, even  16 pairs of panels of a block  17 depth of one pass in a half
-        18 scratch  19 its bytes per worker
-        20 bytes between rows of the sums of A  21 bytes between the sums
-        22 contraction tile that goes twice and mixes B
-        23 for each pair of panels whether its columns may share their errors (int64)
-
-    The scratch of a worker holds seven sums of A, a panel as deep as a pass, and a block's rows of
-    two panels of C. Panel p is paired with the one half of all panels later. Units: row blocks *
-    pair blocks, the latter first. C may lie where the residual does if it takes one pass.
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
+        mr: Rows of a contraction tile.
+        nv: Vectors of a row of a contraction tile.
     """
+    arguments = view_of(StrassenArguments)
     v = vec(dtype, lanes)
     load, store, splat, select = v.load, v.store, v.splat, v.select
     largest, highest, total_of = v.max, v.hmax, v.sum
@@ -97,13 +91,13 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             store(sums + i, splat(0.0))
 
     @register_jitable
-    def finish(args: int, t: int, w: int, sums: int, p: int) -> None:
+    def finish(call: StrassenArguments, t: int, w: int, sums: int, p: int) -> None:
         """Add the sums of a pair of panels to C; the last pass adds the residual and activates."""
-        crs, flags = arg(args, 6) * item, arg(args, 12)
+        crs, flags = call.n * item, call.flags
         first, last = arg(w, _NEAR) == 0, arg(w, _LAST) != 0
-        init, res = arg(args, 3), arg(args, 4) if last else 0
-        low, high = splat(ld_f64(args + 8 * 13)), splat(ld_f64(args + 8 * 14))
-        rows, pairs = arg(w, _ROWS), arg(args, 6) // width // 2
+        init, res = call.init, call.residual if last else 0
+        low, high = splat(call.low), splat(call.high)
+        rows, pairs = arg(w, _ROWS), call.n // width // 2
         put(t, T_CRS, crs)
         for r in range(0, rows, mr):
             count = min(mr, rows - r)
@@ -115,7 +109,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                     for j in range(0, step, lanes * item):
                         y = load(x + j)
                         if not first:
-                            y = y + load(arg(args, 2) + at + j)
+                            y = y + load(call.c + at + j)
                         elif init != 0:
                             y = y + load(init + column + j)
                         if res != 0:
@@ -124,10 +118,10 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                             y = select(low > y, low, y)
                         if last and flags & F_HI:
                             y = select(high < y, high, y)
-                        store(arg(args, 2) + at + j, y)
-                if last and arg(args, 11) != 0:
-                    put(t, T_C, arg(args, 2) + start)
-                    call_kernel(arg(args, 11), t, count, nv, 0)
+                        store(call.c + at + j, y)
+                if last and call.post != 0:
+                    put(t, T_C, call.c + start)
+                    call_kernel(call.post, t, count, nv, 0)
         put(t, T_CRS, both)
 
     @register_jitable
@@ -135,13 +129,13 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         return largest(most, largest(x, splat(0.0) - x))
 
     @register_jitable
-    def sums_of_a(args: int, w: int, scratch: int) -> bool:
+    def sums_of_a(call: StrassenArguments, w: int, scratch: int) -> bool:
         """Make the operands of one pass; return whether quarters may share their errors."""
-        ars, rows, depth = arg(args, 8), arg(w, _HALF), arg(w, _DEPTH)
-        to, size = arg(args, 20), arg(args, 21)
+        ars, rows, depth = call.a_row, arg(w, _HALF), arg(w, _DEPTH)
+        to, size = call.sum_row, call.sum_bytes
         alike = True
         for r in range(rows):
-            top = arg(args, 0) + (arg(w, _ROW) + r) * ars
+            top = call.a + (arg(w, _ROW) + r) * ars
             bottom = top + rows * ars
             d = scratch + r * to
             there = rows + r < arg(w, _ROWS)  # of an odd number one row meets zeros
@@ -169,16 +163,18 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         return alike
 
     @register_jitable
-    def multiply(args: int, t: int, w: int, a: int, b: int, c: int, other: int, ahead: int) -> None:
+    def multiply(
+        call: StrassenArguments, t: int, w: int, a: int, b: int, c: int, other: int, ahead: int
+    ) -> None:
         """Add a product to a quarter of C and to another one; the first tile mixes B."""
         rows = arg(w, _HALF)
-        ars, depth = arg(args, 20), arg(w, _DEPTH)
+        ars, depth = call.sum_row, arg(w, _DEPTH)
         put(t, T_ARS, ars)
         put(t, T_B, b)
         pace = 2 * step // max(1, (rows + mr - 1) // mr) if ahead != 0 else 0
         ahead = ahead if ahead != 0 else b
         put(t, T_PACE, pace)
-        tile = arg(args, 22) if arg(t, T_MIX) != 0 else arg(args, 10)
+        tile = call.mixed_tile if arg(t, T_MIX) != 0 else call.twice_tile
         i = 0
         while i < rows:
             m = rows_of(rows - i, mr)
@@ -189,7 +185,7 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             ahead += depth // 2 * pace
             call_kernel(tile, t, m, nv, 0)
             if i == 0 and arg(t, T_MIX) != 0:
-                tile = arg(args, 10)
+                tile = call.twice_tile
                 put(t, T_B, b + arg(t, T_KEEP))
             i += m
 
@@ -202,42 +198,42 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         return b
 
     @register_jitable
-    def seven(args: int, t: int, w: int, scratch: int, sums: int, p: int) -> None:
+    def seven(call: StrassenArguments, t: int, w: int, scratch: int, sums: int, p: int) -> None:
         """Run the products of a pair of panels."""
-        total, rows = arg(args, 7), arg(w, _HALF)
-        size = arg(args, 21)
-        panels = arg(args, 6) // width
+        total, rows = call.k, arg(w, _HALF)
+        size = call.sum_bytes
+        panels = call.n // width
         target = scratch + 7 * size
-        left = arg(args, 1) + p * total * step
+        left = call.b + p * total * step
         right = left + panels // 2 * total * step
         near, far = arg(w, _NEAR) * step, arg(w, _FAR) * step
         b11, b12, b21, b22 = left + near, right + near, left + far, right + far
         c11, c12 = sums, sums + step
         c21, c22 = c11 + rows * both, c12 + rows * both
-        next_left = arg(args, 1) + arg(w, _NEXT) * total * step
+        next_left = call.b + arg(w, _NEXT) * total * step
         next_right = next_left + panels // 2 * total * step
         near, far = arg(w, _NEXT_NEAR) * step, arg(w, _NEXT_FAR) * step
         put(t, T_FLAGS, 0)
         b = mix(t, b11, b22, target, 1.0)
-        multiply(args, t, w, scratch, b, c11, c22, next_left + near)
+        multiply(call, t, w, scratch, b, c11, c22, next_left + near)
         b = mix(t, b12, b22, target, -1.0)
-        multiply(args, t, w, scratch + 2 * size, b, c12, c22, next_left + far)
+        multiply(call, t, w, scratch + 2 * size, b, c12, c22, next_left + far)
         b = mix(t, b21, b11, target, -1.0)
-        multiply(args, t, w, scratch + 3 * size, b, c11, c21, next_right + near)
+        multiply(call, t, w, scratch + 3 * size, b, c11, c21, next_right + near)
         b = mix(t, b11, b12, target, 1.0)
-        multiply(args, t, w, scratch + 5 * size, b, c22, 0, next_right + far)
+        multiply(call, t, w, scratch + 5 * size, b, c22, 0, next_right + far)
         b = mix(t, b21, b22, target, 1.0)
-        multiply(args, t, w, scratch + 6 * size, b, c11, 0, 0)
+        multiply(call, t, w, scratch + 6 * size, b, c11, 0, 0)
         put(t, T_MIX, 0)
         put(t, T_FLAGS, F_MINUS)
-        multiply(args, t, w, scratch + size, b11, c21, c22, 0)
-        multiply(args, t, w, scratch + 4 * size, b22, c12, c11, 0)
+        multiply(call, t, w, scratch + size, b11, c21, c22, 0)
+        multiply(call, t, w, scratch + 4 * size, b22, c12, c11, 0)
 
     @register_jitable
-    def plain(args: int, t: int, w: int, sums: int, p: int) -> None:
+    def plain(call: StrassenArguments, t: int, w: int, sums: int, p: int) -> None:
         """Run the products of a pair of panels by the definition."""
-        total, ars, rows = arg(args, 7), arg(args, 8), arg(w, _ROWS)
-        pairs = arg(args, 6) // width // 2
+        total, ars, rows = call.k, call.a_row, arg(w, _ROWS)
+        pairs = call.n // width // 2
         put(t, T_ARS, ars)
         put(t, T_PACE, 0)
         put(t, T_FLAGS, 0)
@@ -245,10 +241,10 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         i = 0
         while i < rows:
             m = rows_of(rows - i, mr)
-            a = arg(args, 0) + (arg(w, _ROW) + i) * ars
+            a = call.a + (arg(w, _ROW) + i) * ars
             for side in range(2):
                 c = sums + i * both + side * step
-                b = arg(args, 1) + (p + side * pairs) * total * step
+                b = call.b + (p + side * pairs) * total * step
                 put(t, T_C, c)
                 put(t, T_INIT, c)
                 for half in range(2):
@@ -256,17 +252,19 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                     put(t, T_A, a + k * item)
                     put(t, T_B, b + k * step)
                     put(t, T_AHEAD, b + k * step)
-                    call_kernel(arg(args, 9), t, m, nv, 0)
+                    call_kernel(call.tile, t, m, nv, 0)
             i += m
 
     @register_jitable
-    def one_pass(args: int, t: int, w: int, scratch: int, first: int, end: int) -> None:
+    def one_pass(
+        call: StrassenArguments, t: int, w: int, scratch: int, first: int, end: int
+    ) -> None:
         """Add the products of one range of steps of both halves, for pairs of panels."""
         half = arg(w, _HALF)
         near, far, depth = arg(w, _NEAR), arg(w, _FAR), arg(w, _DEPTH)
-        sums = scratch + 7 * arg(args, 21) + arg(args, 17) * step
-        alike = sums_of_a(args, w, scratch)
-        put(w, _LAST, 1 if near + depth >= arg(args, 7) // 2 else 0)
+        sums = scratch + 7 * call.sum_bytes + call.pass_depth * step
+        alike = sums_of_a(call, w, scratch)
+        put(w, _LAST, 1 if near + depth >= call.k // 2 else 0)
         put(t, T_KIN, depth)
         for p in range(first, end):
             # The tiles of a pair bring the next one closer, or the first one's next steps.
@@ -275,18 +273,19 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
             put(w, _NEXT_NEAR, near + on)
             put(w, _NEXT_FAR, far + on)
             clear(sums, 2 * half)
-            if alike and ld_i64(arg(args, 23) + 8 * p) != 0:
-                seven(args, t, w, scratch, sums, p)
+            if alike and ld_i64(call.alike + 8 * p) != 0:
+                seven(call, t, w, scratch, sums, p)
             else:
-                plain(args, t, w, sums, p)
-            finish(args, t, w, sums, p)
+                plain(call, t, w, sums, p)
+            finish(call, t, w, sums, p)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        call = arguments(args)
         t, w = _words(), _where()
-        m, total = arg(args, 5), arg(args, 7)
-        mb, pb, kc = arg(args, 15), arg(args, 16), arg(args, 17)
-        scratch = arg(args, 18) + worker * arg(args, 19)
-        pairs = arg(args, 6) // width // 2
+        m, total = call.m, call.k
+        mb, pb, kc = call.block_rows, call.block_pairs, call.pass_depth
+        scratch = call.scratch + worker * call.scratch_bytes
+        pairs = call.n // width // 2
         pair_blocks = (pairs + pb - 1) // pb
         put(t, T_N0, 1)
         put(t, T_N1, 1)
@@ -300,8 +299,8 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
         put(t, T_RJS, lanes * item)
         put(t, T_IRS, both)
         put(t, T_IJS, lanes * item)
-        put(t, T_LO, arg(args, 13))
-        put(t, T_HI, arg(args, 14))
+        put(t, T_LO, bits_f64(call.low))
+        put(t, T_HI, bits_f64(call.high))
         put(t, T_TAIL, lanes)
         for unit in range(begin, end):
             row, first = unit // pair_blocks * mb, unit % pair_blocks * pb
@@ -313,6 +312,6 @@ def product(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
                 put(w, _NEAR, k)
                 put(w, _FAR, total // 2 + k)
                 put(w, _DEPTH, min(kc, total // 2 - k))
-                one_pass(args, t, w, scratch, first, min(pairs, first + pb))
+                one_pass(call, t, w, scratch, first, min(pairs, first + pb))
 
     return kernel

@@ -16,8 +16,8 @@ from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.ops.conv.opencl import Convolution, convolve
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.matmul.cpu import matrix
 from subgraph.ops.matmul.opencl import Array, Product, emit_product, stacked
+from subgraph.ops.matmul.products import matrix
 from subgraph.ops.movement.geometry import conv_geometry
 from subgraph.ops.shared.opencl_code import FLOATS, HALVES
 

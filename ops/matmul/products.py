@@ -1,0 +1,103 @@
+"""What a matrix product is made of: stacks of matrices inside operands, and their batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import attrs
+
+from subgraph.engine.planner.lowering import Operand, Unsupported
+from subgraph.ops.shared.tile_planning import Activation
+
+
+@attrs.frozen
+class Matrix:
+    """A stack of matrices inside an operand: strides in elements."""
+
+    operand: Operand
+    shape: tuple[int, ...]  # of the stack
+    rows: int
+    columns: int
+    row_step: int
+    column_step: int
+
+    @property
+    def turned(self) -> Matrix:
+        """The transposed matrices."""
+        return Matrix(
+            self.operand, self.shape, self.columns, self.rows, self.column_step, self.row_step
+        )
+
+
+@attrs.define
+class Product:
+    """``act(alpha * A @ B + beta * C + R)``."""
+
+    a: Matrix
+    b: Matrix
+    out: Operand
+    act: Activation
+    alpha: float = 1.0
+    beta: float = 1.0
+    bias: Operand | None = None
+    residual: Operand | None = None
+
+
+def matrix(operand: Operand, vector: str = "row") -> Matrix:
+    """Read an operand as a stack of matrices; a vector is one row or one column."""
+    shape = operand.shape
+    if not shape:
+        raise Unsupported("MatMul of a scalar")
+    if len(shape) == 1:
+        shape = (1, *shape) if vector == "row" else (*shape, 1)
+    return Matrix(operand, shape[:-2], shape[-2], shape[-1], shape[-1], 1)
+
+
+def is_transposed(b: Matrix) -> bool:
+    """Return whether the columns of matrices lie one after the other."""
+    return b.row_step == 1 and b.column_step != 1
+
+
+class BatchSteps(TypedDict):
+    """The batch as kernels get it; see `UnpackedArguments`."""
+
+    size1: int
+    size2: int
+    a_step0: int
+    a_step1: int
+    a_step2: int
+    b_step0: int
+    b_step1: int
+    b_step2: int
+    c_step0: int
+    c_step1: int
+    c_step2: int
+
+
+def batch_steps(
+    sizes: Sequence[int], steps: Sequence[Sequence[int]], item: int, b_item: int
+) -> BatchSteps:
+    """Return the batch as kernels get it.
+
+    Args:
+        sizes: Sizes of the three levels.
+        steps: Elements between matrices of A, B and C along them.
+        item: Bytes of an element of A and C.
+        b_item: Bytes of an element of B.
+    """
+    items = (item, b_item, item)
+    a, b, c = ([step * i for step in each] for each, i in zip(steps, items, strict=True))
+    return BatchSteps(
+        size1=sizes[1],
+        size2=sizes[2],
+        a_step0=a[0],
+        a_step1=a[1],
+        a_step2=a[2],
+        b_step0=b[0],
+        b_step1=b[1],
+        b_step2=b[2],
+        c_step0=c[0],
+        c_step1=c[1],
+        c_step2=c[2],
+    )
