@@ -15,28 +15,32 @@ from numba.extending import register_jitable
 from subgraph.engine.codegen.simd import ld_u8, st_i8, st_i64, vec
 from subgraph.engine.codegen.tile import arg
 
+from .arguments import QuantisedProductArguments
+
 LINE = 16  # bounds compared at a time; rows of them are padded to as many
 PAIRS = 4  # of bytes in a double step
+# Words of strides: bytes of A between blocks, rows and taps of a row; bytes of B of a step.
+STRIDE_BLOCK, STRIDE_ROW, STRIDE_TAP, STRIDE_STEP = range(4)
 
 
 def guards() -> tuple[Any, Any]:
-    """Return ``(find_largest, find_faults)``; both take words of ``qlinear_kernels.product``.
+    """Return ``(find_largest, find_faults)``; both take `QuantisedProductArguments`.
 
-    ``find_largest(args, strip, pixels, to)``: the largest byte that each pair of the double steps
-    of the input blocks reads, in the order of a row of bounds. A strip is ``[blocks][pixels][bytes
-    of a pixel]``.
+    ``find_largest(product, strip, pixels, to)``: the largest byte that each pair of the double
+    steps of the input blocks reads, in the order of a row of bounds. A strip is
+    ``[blocks][pixels][bytes of a pixel]``.
 
-    ``find_faults(args, bounds, reach, to, most, strides) -> count``: list the steps of a panel that
-    may saturate, as bytes in A and in B; ``most + 1`` if there are more than ``most``. ``strides``:
-    bytes of A between blocks, rows and taps of a row; bytes of B of a step.
+    ``find_faults(product, bounds, reach, to, most, strides) -> count``: list the steps of a panel
+    that may saturate, as bytes in A and in B; ``most + 1`` if there are more than ``most``.
+    ``strides``: words ``STRIDE_BLOCK`` to ``STRIDE_STEP``.
     """
     eight, line = vec("uint8", 8), vec("uint8", LINE)
     load8, max8, store8, zero8 = eight.load, eight.max, eight.store, eight.zero
     load, splat, store, some = line.load, line.splat, line.store, line.any
 
     @register_jitable
-    def find_largest(args: int, strip: int, pixels: int, to: int) -> None:
-        blocks, step, inner = arg(args, 7), arg(args, 45), arg(args, 39)
+    def find_largest(product: QuantisedProductArguments, strip: int, pixels: int, to: int) -> None:
+        blocks, step, inner = product.blocks, product.pixel, product.inner
         doubles = step // 8
         row = (blocks * inner * PAIRS + LINE - 1) // LINE * LINE
         held = to + row  # room for eight bytes
@@ -55,13 +59,20 @@ def guards() -> tuple[Any, Any]:
                         st_i8(to + (b * inner + i) * PAIRS + k, whole)
 
     @register_jitable
-    def find_faults(args: int, bounds: int, reach: int, to: int, most: int, strides: int) -> int:
-        blocks, inner = arg(args, 7), arg(args, 39) * PAIRS
-        down, along = arg(args, 15), 1 if arg(args, 46) != 0 else arg(args, 16)
+    def find_faults(
+        product: QuantisedProductArguments,
+        bounds: int,
+        reach: int,
+        to: int,
+        most: int,
+        strides: int,
+    ) -> int:
+        blocks, inner = product.blocks, product.inner * PAIRS
+        down, along = product.kernel_height, 1 if product.along != 0 else product.kernel_width
         row = (blocks * inner + LINE - 1) // LINE * LINE
         count = 0
         for tap in range(down * along):
-            a = tap // along * arg(strides, 1) + tap % along * arg(strides, 2)
+            a = tap // along * arg(strides, STRIDE_ROW) + tap % along * arg(strides, STRIDE_TAP)
             for first in range(0, row, LINE):
                 if not some(load(reach + first) > load(bounds + first)):
                     continue
@@ -73,8 +84,8 @@ def guards() -> tuple[Any, Any]:
                         return most + 1
                     b, step = i // inner, i % inner // 2
                     place = (b * down * along + tap) * (inner // 2) + step
-                    st_i64(to + 16 * count, a + b * arg(strides, 0) + 4 * step)
-                    st_i64(to + 16 * count + 8, place * arg(strides, 3))
+                    st_i64(to + 16 * count, a + b * arg(strides, STRIDE_BLOCK) + 4 * step)
+                    st_i64(to + 16 * count + 8, place * arg(strides, STRIDE_STEP))
                     count += 1
             bounds += row
         return count

@@ -15,6 +15,8 @@ from subgraph.ops.movement.geometry import conv_geometry
 from subgraph.ops.shared.tile_planning import Array, grain, round_up
 from subgraph.system import host
 
+from .arguments import ColumnsArguments, IntegerProductArguments, QuadsArguments
+
 _BYTES = ("uint8", "int8")
 _VECTORS = 2
 
@@ -70,9 +72,27 @@ def _emit(
     # Where a step takes several instructions the sums and what they need fill 16 registers.
     rows = 8 if host.has_vnni() or host.isa().registers > 16 else 4
     scratch = low.scratch(rows * width * 4, per_worker=True)
-    words: list[Word] = [sides.a, sides.b, y, m, n, depth, stack[1]]
-    words += [sides.za, sides.ra, sides.sb, sides.zb, sums, scale, int(per_row), zero]
-    words += [scratch, scratch.nbytes, b_bytes, bias]
+    arguments = IntegerProductArguments(
+        a=sides.a,
+        b=sides.b,
+        c=y,
+        m=m,
+        n=n,
+        row_bytes=depth,
+        groups=stack[1],
+        a_zeros=sides.za,
+        a_sums=sides.ra,
+        b_sums=sides.sb,
+        b_zeros=sides.zb,
+        sums_step=sums,
+        scale=scale,
+        row_scales=int(per_row),
+        c_zero=zero,
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+        b_bytes=b_bytes,
+        bias=bias,
+    )
     units = stack[0] * -(-m // rows) * -(-n // width)
     flops = 2 * stack[0] * m * n * depth
     low.emit(
@@ -84,7 +104,7 @@ def _emit(
             rows=rows,
             output=y.dtype,
         ),
-        words,
+        arguments,
         units,
         grain=grain(units, flops),
         flops=flops,
@@ -149,20 +169,29 @@ def _conv(
     four = low.scratch(matrices * quads * pixels * 4)
     low.emit(
         Kernel("subgraph.ops.quantized.integer_kernels", "quads_s8", dtype=x.dtype),
-        [x, four, g.inputs, pixels],
+        QuadsArguments(x=x, y=four, channels=g.inputs, pixels=pixels),
         matrices * quads,
         grain=grain(matrices * quads, 4 * x.size),
         bytes=2 * x.size,
     )
     pad = ((int(zx[0]) & 255) ^ flip_x) * 0x01010101
     last = pad & (2 ** (8 * (g.inputs - 4 * (quads - 1))) - 1)
-    words: list[Word] = [four, right, sums, pad, last, 0, quads, panels, *g.words()]
+    arguments = ColumnsArguments(
+        x=four,
+        target=right,
+        sums=sums,
+        pad=pad,
+        last_pad=last,
+        quads=quads,
+        panels=panels,
+        **g.arguments(),
+    )
     units = matrices * panels
     low.emit(
         Kernel(
             "subgraph.ops.quantized.integer_kernels", "columns_s8", lanes=lanes, vectors=_VECTORS
         ),
-        words,
+        arguments,
         units,
         grain=grain(units, 8 * matrices * b_bytes),
         bytes=matrices * b_bytes,

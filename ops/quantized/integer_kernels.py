@@ -17,11 +17,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.dot import dot4, emit_dot4
 from subgraph.engine.codegen.emit import Emit, private_function
 from subgraph.engine.codegen.irtools import I32, I64, load_at, splat_value, store_at
 from subgraph.engine.codegen.simd import convert, ld_i32, shuffle, st_i32, st_u8, vec
-from subgraph.engine.codegen.tile import arg
+
+from .arguments import ColumnsArguments, IntegerProductArguments, QuadsArguments
 
 _BYTES = 16  # pixels that are brought into quads at once
 
@@ -81,14 +83,12 @@ def _tile(lanes: int, rows: int, vectors: int) -> Any:
 
 
 def quads_s8(*, dtype: str) -> Callable[..., None]:
-    """Return the kernel that puts four channels beside each other; a unit is four channels.
+    """Return the kernel of `QuadsArguments`, which puts four channels beside each other.
 
     Args:
         dtype: ``"uint8"`` (128 is taken off) or ``"int8"``.
-
-    Words: ``0 x [image, group][C][pixels], 1 y [image, group][C / 4][pixels][4] (int8), 2 channels
-    of a group, 3 pixels of an image``. Channels beyond C are zero. Units: images * groups * C / 4.
     """
+    arguments = view_of(QuadsArguments)
     v = vec("uint8", _BYTES)
     load, load_n, splat, zero = v.load, v.load_n, v.splat, v.zero
     pairs = [k for i in range(_BYTES) for k in (i, _BYTES + i)]
@@ -108,12 +108,13 @@ def quads_s8(*, dtype: str) -> Callable[..., None]:
         return (load(at) if rest >= _BYTES else load_n(at, rest)) ^ splat(mask)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, plane = arg(args, 2), arg(args, 3)
+        image = arguments(args)
+        channels, plane = image.channels, image.pixels
         quads = (channels + 3) // 4
         for unit in range(begin, end):
             first = unit % quads * 4
-            x = arg(args, 0) + (unit // quads * channels + first) * plane
-            y, count = arg(args, 1) + unit * plane * 4, channels - first
+            x = image.x + (unit // quads * channels + first) * plane
+            y, count = image.y + unit * plane * 4, channels - first
             for p in range(0, plane, _BYTES):
                 rest = plane - p
                 a, b = line(x + p, plane, 0, count, rest), line(x + p, plane, 1, count, rest)
@@ -128,18 +129,15 @@ def quads_s8(*, dtype: str) -> Callable[..., None]:
 
 
 def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
-    """Return the kernel that lays out the windows of a convolution; a unit is a panel of pixels.
+    """Return the kernel of `ColumnsArguments`, which lays out the windows of a convolution.
 
-    A panel is ``lanes * vectors`` pixels wide. Words (8 to 25 as in ``conv_kernels.generic``)::
+    A panel is ``lanes * vectors`` pixels wide. K runs over (kd, kh, kw, channel).
 
-        0 x as `quads_s8` makes it  1 panels [image, group][panel][K / 4][width][4]
-        2 sb [image, group][pixels]  3 four bytes of the padding  4 those of the last channels
-        6 C / 4: channels of one group  7 panels of one matrix
-        8..10 input D H W  11..13 output D H W  14..16 kernel  17..19 strides  20..22 dilations
-        23..25 pads before
-
-    K runs over (kd, kh, kw, channel). Units: images * groups * panels.
+    Args:
+        lanes: int32 elements of a vector.
+        vectors: Vectors of a panel.
     """
+    arguments = view_of(ColumnsArguments)
     width = lanes * vectors
     v = vec("int32", lanes)
     load, store, splat, dot = v.load, v.store, v.splat, dot4(lanes)
@@ -150,9 +148,21 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
             st_i32(to + 4 * p, value)
 
     @register_jitable
-    def line(args: int, source: int, to: int, start: int, stop: int, run: int, pad: int) -> None:
-        """Lay out pixels of one row, those from ``start`` to ``stop`` from the source on."""
-        stride = arg(args, 19)
+    def line(
+        windows: ColumnsArguments, source: int, to: int, start: int, stop: int, run: int, pad: int
+    ) -> None:
+        """Lay out pixels of one row for one tap and four channels.
+
+        Args:
+            windows: The arguments.
+            source: Address of the pixel that the first one reads.
+            to: Address of the first pixel in the panel.
+            start: First pixel inside the image.
+            stop: The pixel behind the last one inside.
+            run: Number of pixels.
+            pad: Four bytes of the padding.
+        """
+        stride = windows.stride_width
         fill(to, 0, start, pad)
         fill(to, stop, run, pad)
         if stride == 1:
@@ -168,21 +178,34 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
                 st_i32(to + 4 * p, ld_i32(source + 4 * p * stride))
 
     @register_jitable
-    def row(args: int, x: int, to: int, pixel: int, run: int) -> None:
-        """Lay out all of K for pixels of one row of the output."""
-        quads, depth, height, wide = arg(args, 6), arg(args, 8), arg(args, 9), arg(args, 10)
-        oh_n, ow_n, stride = arg(args, 12), arg(args, 13), arg(args, 19)
+    def row(windows: ColumnsArguments, x: int, to: int, pixel: int, run: int) -> None:
+        """Lay out all of K for pixels of one row of the output.
+
+        Args:
+            windows: The arguments.
+            x: Address of the group of the image.
+            to: Address of the first pixel in the panel.
+            pixel: The first pixel of the output.
+            run: Number of pixels.
+        """
+        quads, depth, height, wide = (
+            windows.quads,
+            windows.image_depth,
+            windows.image_height,
+            windows.image_width,
+        )
+        oh_n, ow_n, stride = windows.output_height, windows.output_width, windows.stride_width
         plane = depth * height * wide * 4
-        w0 = pixel % ow_n * stride - arg(args, 25)
-        h0 = pixel // ow_n % oh_n * arg(args, 18) - arg(args, 24)
-        d0 = pixel // ow_n // oh_n * arg(args, 17) - arg(args, 23)
-        for a in range(arg(args, 14)):
-            d = d0 + a * arg(args, 20)
-            for i in range(arg(args, 15)):
-                h = h0 + i * arg(args, 21)
+        w0 = pixel % ow_n * stride - windows.pad_width
+        h0 = pixel // ow_n % oh_n * windows.stride_height - windows.pad_height
+        d0 = pixel // ow_n // oh_n * windows.stride_depth - windows.pad_depth
+        for a in range(windows.kernel_depth):
+            d = d0 + a * windows.dilation_depth
+            for i in range(windows.kernel_height):
+                h = h0 + i * windows.dilation_height
                 outside = d < 0 or d >= depth or h < 0 or h >= height
-                for j in range(arg(args, 16)):
-                    w = w0 + j * arg(args, 22)
+                for j in range(windows.kernel_width):
+                    w = w0 + j * windows.dilation_width
                     start, stop = min(max((stride - 1 - w) // stride, 0), run), run
                     if w + (run - 1) * stride >= wide:
                         stop = max(start, (wide - w + stride - 1) // stride)
@@ -190,18 +213,19 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
                         start = stop = run
                     source = x + ((d * height + h) * wide + w) * 4
                     for q in range(quads):
-                        pad = arg(args, 3) if q < quads - 1 else arg(args, 4)
-                        line(args, source + q * plane, to, start, stop, run, pad)
+                        pad = windows.pad if q < quads - 1 else windows.last_pad
+                        line(windows, source + q * plane, to, start, stop, run, pad)
                         to += width * 4
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        panels, ow_n = arg(args, 7), arg(args, 13)
-        quads = arg(args, 6) * arg(args, 14) * arg(args, 15) * arg(args, 16)
-        size = arg(args, 6) * arg(args, 8) * arg(args, 9) * arg(args, 10) * 4
-        pixels = arg(args, 11) * arg(args, 12) * ow_n
+        windows = arguments(args)
+        panels, ow_n = windows.panels, windows.output_width
+        quads = windows.quads * windows.kernel_depth * windows.kernel_height * windows.kernel_width
+        size = windows.quads * windows.image_depth * windows.image_height * windows.image_width * 4
+        pixels = windows.output_depth * windows.output_height * ow_n
         for unit in range(begin, end):
             panel, matrix = unit % panels, unit // panels
-            base = arg(args, 1) + unit * quads * width * 4
+            base = windows.target + unit * quads * width * 4
             first = panel * width
             count = min(width, pixels - first)
             if count < width:
@@ -210,9 +234,9 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
             done = 0
             while done < count:
                 run = min(count - done, ow_n - (first + done) % ow_n)
-                row(args, arg(args, 0) + matrix * size, base + 4 * done, first + done, run)
+                row(windows, windows.x + matrix * size, base + 4 * done, first + done, run)
                 done += run
-            sums = arg(args, 2) + (matrix * panels * width + first) * 4
+            sums = windows.sums + (matrix * panels * width + first) * 4
             for j in range(0, width, lanes):
                 total = splat(0)
                 for q in range(quads):
@@ -223,7 +247,7 @@ def columns_s8(*, lanes: int, vectors: int) -> Callable[..., None]:
 
 
 def product(*, lanes: int, vectors: int, rows: int, output: str) -> Callable[..., None]:
-    """Return the kernel of a stack of products; one unit is a tile's rows of one panel.
+    """Return the kernel of `IntegerProductArguments`, a stack of products.
 
     Args:
         lanes: int32 elements of a vector.
@@ -231,19 +255,8 @@ def product(*, lanes: int, vectors: int, rows: int, output: str) -> Callable[...
         rows: Rows of a tile.
         output: ``"int32"``, or ``"uint8"`` and ``"int8"`` for sums that are scaled and rounded to
             nearest even, the zero point added, and clamped.
-
-    Words::
-
-        0 A [group][M][bytes of a row]  1 B [matrix][panel][K / 4][columns][4]  2 C [matrix][M][N]
-        3 M  4 N  5 bytes of a row of A  6 groups
-        7 za  8 ra (int32, [group][M])  9 sb  10 zb (int32, [columns], padded)
-        11 int32 between the sb of matrices  12 scale (float32; 0 for int32)
-        13 scales are one per row [group][M] (1) or per column (0)  14 zero point of C
-        15 scratch  16 its bytes per worker: at least 8 * columns * 4
-        17 bytes between the B of matrices  18 bias (int32, [group][M]; 0: none)
-
-    Units: matrices * ceil(M / 8) * panels, matrices a multiple of groups.
     """
+    arguments = view_of(IntegerProductArguments)
     v, f = vec("int32", lanes), vec("float32", lanes)
     load, store, splat, store_n = v.load, v.store, v.splat, v.store_n
     to_float, to_int = convert("int32", "float32", lanes), convert("float32", "int32", lanes)
@@ -256,43 +269,46 @@ def product(*, lanes: int, vectors: int, rows: int, output: str) -> Callable[...
     plain = output == "int32"
 
     @register_jitable
-    def finish(args: int, sums: int, group: int, matrix: int, row: int, first: int) -> None:
+    def finish(
+        product: IntegerProductArguments, sums: int, group: int, matrix: int, row: int, first: int
+    ) -> None:
         """Take out the zero points of one row of a panel and store it."""
-        n = arg(args, 4)
-        index = group * arg(args, 3) + row
-        za, ra = ld_i32(arg(args, 7) + 4 * index), ld_i32(arg(args, 8) + 4 * index)
-        sb = arg(args, 9) + 4 * (matrix * arg(args, 11) + first)
-        to = arg(args, 2) + ((matrix * arg(args, 3) + row) * n + first) * item
+        n = product.n
+        index = group * product.m + row
+        za, ra = ld_i32(product.a_zeros + 4 * index), ld_i32(product.a_sums + 4 * index)
+        sb = product.b_sums + 4 * (matrix * product.sums_step + first)
+        to = product.c + ((matrix * product.m + row) * n + first) * item
         for j in range(0, min(width, n - first), lanes):
             total = load(sums + 4 * j) - splat(za) * load(sb + 4 * j)
-            total = total - splat(ra) * load(arg(args, 10) + 4 * (first + j))
-            if arg(args, 18) != 0:
-                total = total + splat(ld_i32(arg(args, 18) + 4 * index))
+            total = total - splat(ra) * load(product.b_zeros + 4 * (first + j))
+            if product.bias != 0:
+                total = total + splat(ld_i32(product.bias + 4 * index))
             count = min(lanes, n - first - j)
             if plain:
                 store_n(to + 4 * j, count, total)
             else:
-                if arg(args, 13) != 0:
-                    scale = f_bcast(arg(args, 12) + 4 * index)
+                if product.row_scales != 0:
+                    scale = f_bcast(product.scale + 4 * index)
                 else:
-                    scale = f_load(arg(args, 12) + 4 * (first + j))
-                real = rint(to_float(total) * scale) + f_splat(float(arg(args, 14)))
+                    scale = f_load(product.scale + 4 * (first + j))
+                real = rint(to_float(total) * scale) + f_splat(float(product.c_zero))
                 store(sums + 4 * j, to_int(f_min(f_splat(most), f_max(f_splat(least), real))))
                 for i in range(count):
                     st_u8(to + j + i, ld_i32(sums + 4 * (j + i)) & 255)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        height, columns, step = arg(args, 3), arg(args, 4), arg(args, 5)
+        product = arguments(args)
+        height, columns, step = product.m, product.n, product.row_bytes
         panels, blocks = (columns + width - 1) // width, (height + rows - 1) // rows
-        scratch = arg(args, 15) + worker * arg(args, 16)
+        scratch = product.scratch + worker * product.scratch_bytes
         quads = step // 4
         for unit in range(begin, end):
             block, panel = unit % blocks, unit // blocks % panels
             matrix = unit // blocks // panels
-            group = matrix % arg(args, 6)
+            group = matrix % product.groups
             row = block * rows
-            a = arg(args, 0) + (group * height + row) * step
-            b = arg(args, 1) + matrix * arg(args, 17) + panel * quads * width * 4
+            a = product.a + (group * height + row) * step
+            b = product.b + matrix * product.b_bytes + panel * quads * width * 4
             count = min(rows, height - row)
             if count == rows:
                 full(a, step, b, quads, scratch, width * 4)
@@ -300,6 +316,6 @@ def product(*, lanes: int, vectors: int, rows: int, output: str) -> Callable[...
                 for i in range(count):
                     one(a + i * step, step, b, quads, scratch + i * width * 4, width * 4)
             for i in range(count):
-                finish(args, scratch + i * width * 4, group, matrix, row + i, panel * width)
+                finish(product, scratch + i * width * 4, group, matrix, row + i, panel * width)
 
     return kernel

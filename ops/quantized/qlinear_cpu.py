@@ -38,6 +38,7 @@ from subgraph.system import host
 from subgraph.system.host import caches
 
 from . import integer_cpu
+from .arguments import QuantisedDepthwiseArguments, QuantisedProductArguments
 from .qlinear_packing import BLOCK, LINE, Tile, column_vector, guards, integer_tile, packed
 
 BYTES = ("uint8", "int8")
@@ -73,6 +74,38 @@ class Quantised:
     def output(self) -> str:
         """The dtype of the result."""
         return self.y.dtype
+
+
+@attrs.frozen
+class Weights:
+    """The weights of a quantised product as the kernel gets them.
+
+    Attributes:
+        packed: The panels.
+        bounds: Guarded: which bytes of the input may saturate; else 0.
+        excess: What each column is too large by; 0: nothing.
+    """
+
+    packed: Word
+    bounds: Word
+    excess: Word
+
+
+@attrs.frozen
+class Sums:
+    """What the sums of a quantised product begin with and become, for each column.
+
+    Attributes:
+        bias: What they begin with.
+        scale: What they are multiplied by; 0 for a result of int32.
+        shift: What is added to them then; 0: nothing.
+        of_weights: Sums of weights, by which the zero point of the input leaves; 0: not needed.
+    """
+
+    bias: Word
+    scale: Word
+    shift: Word
+    of_weights: Word
 
 
 def quantised(node: Node, low: Lowering) -> Quantised:
@@ -164,15 +197,15 @@ def zero_sources(zero: Operand | None) -> list[Operand]:
     return [] if zero is None else [zero]
 
 
-def sum_words(
+def sums_of(
     q: Quantised,
     tile: Tile,
     groups: int,
     outputs: int,
     sums: Callable[[Array], Array],
     turned: bool = False,
-) -> list[Word]:
-    """Return the words bias, scale, shift and sums of weights of a product.
+) -> Sums:
+    """Return what the sums of a product begin with and become.
 
     Args:
         q: The product.
@@ -215,9 +248,9 @@ def sum_words(
 
         total = low.weight(recipe, spread_sums, q.w)
     if q.x_scale is None or q.w_scale is None:
-        return [start, 0, 0, total]
+        return Sums(start, 0, 0, total)
     scale = _scale(q, q.x_scale, q.w_scale, groups, outputs)
-    return [start, scale, _shift(q, groups, outputs, exact), total]
+    return Sums(start, scale, _shift(q, groups, outputs, exact), total)
 
 
 def _scale(q: Quantised, x_scale: Operand, w_scale: Operand, groups: int, outputs: int) -> Weight:
@@ -354,8 +387,8 @@ def _direct(q: Quantised, g: Geometry) -> None:
         taps = g.kernel[1] * (1 if along else g.kernel[2])
         make = guards(tile, g.groups, (blocks, taps, kin), runs)
         bounds = q.low.weight(f"bounds of {recipe}", make, q.w, *zero_sources(q.w_zero))
-    words = sum_words(q, tile, 1, channels, sums)
-    emit_tiles(q, tile, flat, shape, [weight, bounds, 0], words)
+    found = sums_of(q, tile, 1, channels, sums)
+    emit_tiles(q, tile, flat, shape, Weights(weight, bounds, 0), found)
 
 
 @attrs.frozen
@@ -396,7 +429,7 @@ def _cut_tiles(low: Lowering, tile: Tile, g: Geometry, shape: Shape) -> tuple[in
 
 
 def emit_tiles(
-    q: Quantised, tile: Tile, g: Geometry, shape: Shape, weights: list[Word], sums: list[Word],
+    q: Quantised, tile: Tile, g: Geometry, shape: Shape, weights: Weights, sums: Sums,
     *, apart: int = 0,
 ) -> None:  # fmt: skip
     """Emit the product of a geometry.
@@ -406,8 +439,8 @@ def emit_tiles(
         tile: Its tile.
         g: Which pixels a pixel of the result reads.
         shape: How source, weights and result lie.
-        weights: The packed weights, their guards, what their columns are too large by (0: nothing).
-        sums: What `sum_words` returns.
+        weights: The weights.
+        sums: What `sums_of` returns.
         apart: Bytes between the weights of images (0: all have the same).
     """
     low = q.low
@@ -425,11 +458,11 @@ def emit_tiles(
         faults_at = reach_at + round_up(4 * shape.blocks * shape.kin, LINE) + 64
         scratch_bytes = round_up(faults_at + 16 * faults, 64)
     rows_at = scratch_bytes
-    if weights[2] != 0:
+    if weights.excess != 0:
         scratch_bytes = round_up(rows_at + 4 * columns, 64)
     # Padded rows and sums of rows need a strip of their own.
     as_strip = shape.source == "blocked" or (
-        shape.source == "rows" and shape.pixel == shape.channels and weights[2] == 0
+        shape.source == "rows" and shape.pixel == shape.channels and weights.excess == 0
     )
     in_place = (
         as_strip
@@ -443,17 +476,49 @@ def emit_tiles(
     if not in_place:
         scratch = low.scratch(scratch_bytes, per_worker=True)
         scratch_bytes = scratch.nbytes
-    kernel = _tile_kernel(tile.flavour, tile, q)
+    guarded = tile.flavour == "guarded"
     least, most_value, zero = q.bounds
-    words: list[Word] = [q.x, weights[0], q.y, *sums[:3], g.groups, shape.blocks]
-    words += g.words()
-    x_zero = zero_word(low, q.x_zero, q.x.dtype)
-    words += [kernel, least, most_value, zero, x_zero, rows, columns, part]
-    words += [scratch, scratch_bytes, shape.columns, shape.image_in, shape.image_out]
-    words += [shape.kin, shape.last, shape.pixel_out, shape.block_out, shape.stored]
-    words += [shape.channels, shape.pixel, int(shape.along), sums[3], weights[2], rows_at, apart]
-    if tile.flavour == "guarded":
-        words += [_tile_kernel("quads", tile, q), weights[1], reach_at, faults_at, faults]
+    arguments = QuantisedProductArguments(
+        x=q.x,
+        weights=weights.packed,
+        y=q.y,
+        bias=sums.bias,
+        scale=sums.scale,
+        shift=sums.shift,
+        groups=g.groups,
+        blocks=shape.blocks,
+        **g.arguments(),
+        tile=_tile_kernel(tile.flavour, tile, q),
+        low=least,
+        high=most_value,
+        y_zero=zero,
+        x_zero=zero_word(low, q.x_zero, q.x.dtype),
+        unit_rows=rows,
+        unit_columns=columns,
+        unit_panels=part,
+        scratch=scratch,
+        scratch_bytes=scratch_bytes,
+        columns=shape.columns,
+        x_image=shape.image_in,
+        y_image=shape.image_out,
+        inner=shape.kin,
+        last_inner=shape.last,
+        y_pixel=shape.pixel_out,
+        y_block=shape.block_out,
+        stored=shape.stored,
+        channels=shape.channels,
+        pixel=shape.pixel,
+        along=int(shape.along),
+        weight_sums=sums.of_weights,
+        excess=weights.excess,
+        row_sums_at=rows_at,
+        weights_image=apart,
+        quads_tile=_tile_kernel("quads", tile, q) if guarded else 0,
+        bounds=weights.bounds,
+        largest_at=reach_at,
+        faults_at=faults_at,
+        most_faults=faults,
+    )
     boxes = -(-g.target[1] // rows) * -(-g.target[2] // columns)
     count = g.images * g.groups * boxes * -(-panels // part)
     low.emit(
@@ -462,7 +527,7 @@ def emit_tiles(
             dtype=q.x.dtype, output=q.output, flavour=tile.flavour, weights=tile.weights,
             source=shape.source,
         ),
-        words,
+        arguments,
         count,
         grain=grain(count, g.flops // 2),
         flops=g.flops,
@@ -496,23 +561,38 @@ def _depthwise(q: Quantised, g: Geometry) -> None:
 
     weight = low.weight("integer depthwise", make, q.w, *zero_sources(q.w_zero))
     tile = integer_tile("pairs", "int16")
-    sums = sum_words(q, tile, 1, g.groups, _as_given)
+    sums = sums_of(q, tile, 1, g.groups, _as_given)
     rows = g.target[1]
     wide = g.reach(2, g.target[2]) * BLOCK * 2
     while rows > 1 and g.reach(1, rows) * wide > caches().l1:
         rows = -(-rows // 2)
     scratch_bytes = round_up(16 * pairs, 64) + g.reach(1, rows) * wide + 64
     least, most, zero = q.bounds
-    words: list[Word] = [q.x, weight, q.y, *sums[:3], blocks, 0, *g.words(), pairs]
-    words += [least, most, zero, zero_word(low, q.x_zero, q.x.dtype), rows, 0, 0]
     scratch = low.scratch(scratch_bytes, per_worker=True)
-    words += [scratch, scratch.nbytes]
+    arguments = QuantisedDepthwiseArguments(
+        x=q.x,
+        weights=weight,
+        y=q.y,
+        bias=sums.bias,
+        scale=sums.scale,
+        shift=sums.shift,
+        blocks=blocks,
+        **g.arguments(),
+        pairs=pairs,
+        low=least,
+        high=most,
+        y_zero=zero,
+        x_zero=zero_word(low, q.x_zero, q.x.dtype),
+        unit_rows=rows,
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+    )
     units = g.images * blocks * -(-g.target[1] // rows)
     low.emit(
         Kernel(
             "subgraph.ops.quantized.qlinear_kernels", "depthwise", dtype=q.x.dtype, output=q.output
         ),
-        words,
+        arguments,
         units,
         grain=grain(units, 2 * g.flops),
         flops=g.flops,

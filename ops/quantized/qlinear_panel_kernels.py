@@ -10,30 +10,23 @@ from typing import Any
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.dot import dot4
 from subgraph.engine.codegen.simd import ld_i8, ld_u8, shuffle, st_i32, vec
-from subgraph.engine.codegen.tile import arg
 
+from .arguments import PanelsArguments
 from .qlinear_packing import BLOCK
 
 
 def panels(*, dtype: str, lanes: int, vectors: int) -> Callable[..., None]:
-    """Return the kernel that packs matrices for ``quads``; a unit is a panel of a matrix.
+    """Return the kernel of `PanelsArguments`, which packs matrices for ``quads``.
 
     Args:
         dtype: ``"uint8"`` (128 is taken off) or ``"int8"``.
         lanes: int32 elements of a vector.
         vectors: Vectors of a panel; the last panel may have fewer.
-
-    Words::
-
-        0 x [matrix][K][N]  1 y [matrix][panel][K / 4][columns of the panel][4] (int8)
-        2 sums of the columns of y  3 what these are too large by: both int32 [matrix][columns]
-        4 K  5 N  6 columns: N rounded up to 16  7 fours of rows, those beyond K zero
-        8 address of zero points (bytes)  9 bytes between those of columns (0: one for all)
-
-    Units: matrices * panels.
     """
+    arguments = view_of(PanelsArguments)
     width = lanes * vectors
     usual = 128 if dtype == "uint8" else 0
     line, four, sums = vec("uint8", BLOCK), vec("uint8", 4 * BLOCK), vec("int32", lanes)
@@ -55,35 +48,36 @@ def panels(*, dtype: str, lanes: int, vectors: int) -> Callable[..., None]:
         return (load(at) if count >= BLOCK else load_n(at, count)) ^ splat(usual)
 
     @register_jitable
-    def pack(args: int, x: int, to: int, first: int, stride: int) -> None:
+    def pack(a: PanelsArguments, x: int, to: int, first: int, stride: int) -> None:
         """Pack 16 columns from ``first`` on."""
-        depth, step = arg(args, 4), arg(args, 5)
+        depth, step = a.depth, a.row_size
         count, at = step - first, x + first
-        for q in range(arg(args, 7)):
+        for q in range(a.quads):
             k = 4 * q
             left = mix(row(at, k, depth, step, count), row(at, k + 1, depth, step, count))
             right = mix(row(at, k + 2, depth, step, count), row(at, k + 3, depth, step, count))
             store(to + q * stride, mix_pairs(left, right))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        columns, quads = arg(args, 6), arg(args, 7)
+        a = arguments(args)
+        columns, quads = a.columns, a.quads
         across = (columns + width - 1) // width
         for unit in range(begin, end):
             matrix, first = unit // across, unit % across * width
             held = min(width, columns - first)
             stride, index = 4 * held, 4 * (matrix * columns + first)
-            x = arg(args, 0) + matrix * arg(args, 4) * arg(args, 5)
-            to = arg(args, 1) + index * quads
+            x = a.x + matrix * a.depth * a.row_size
+            to = a.y + index * quads
             for c in range(0, held, BLOCK):
-                pack(args, x, to + 4 * c, first + c, stride)
+                pack(a, x, to + 4 * c, first + c, stride)
             for c in range(0, held, lanes):
                 total = splat_sum(0)
                 for q in range(quads):
                     total = dot(total, splat_sum(0x01010101), load_sums(to + q * stride + 4 * c))
-                store_sums(arg(args, 2) + index + 4 * c, total)
+                store_sums(a.sums + index + 4 * c, total)
             for c in range(held):
-                column = min(first + c, arg(args, 5) - 1)
-                beyond = load_zero(arg(args, 8) + column * arg(args, 9)) - usual
-                st_i32(arg(args, 3) + index + 4 * c, beyond)
+                column = min(first + c, a.row_size - 1)
+                beyond = load_zero(a.zeros + column * a.zero_step) - usual
+                st_i32(a.excess + index + 4 * c, beyond)
 
     return kernel

@@ -22,16 +22,19 @@ from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import Array, grain, round_up
 from subgraph.system import host
 
+from .arguments import PanelsArguments
 from .qlinear_cpu import (
     BYTES,
     DOMAIN,
     Quantised,
     Shape,
+    Sums,
+    Weights,
     choose_tile,
     emit_tiles,
     has_usual_zero,
     quantised,
-    sum_words,
+    sums_of,
     usual_zero,
     zero_sources,
     zero_word,
@@ -132,8 +135,8 @@ def _product(node: Node, q: Quantised) -> None:
         "rows", 1, kin * 8, kin, kin, True, round_up(outputs, BLOCK), outputs, depth,
         0, 0, outputs * item, BLOCK * item,
     )  # fmt: skip
-    weights = [weight, bounds, _excess(q, tile, outputs)]
-    emit_tiles(q, tile, g, shape, weights, sum_words(q, tile, 1, outputs, sums, turned))
+    weights = Weights(weight, bounds, _excess(q, tile, outputs))
+    emit_tiles(q, tile, g, shape, weights, sums_of(q, tile, 1, outputs, sums, turned))
 
 
 @attrs.frozen
@@ -185,14 +188,24 @@ def _computed_product(q: Quantised) -> bool:
     return True
 
 
-def _pack(q: Quantised, tile: Tile, s: _Stack) -> tuple[list[Word], list[Word]]:
-    """Emit the panels of the right sides; return the words of weights and of their sums."""
+def _pack(q: Quantised, tile: Tile, s: _Stack) -> tuple[Weights, Sums]:
+    """Emit the panels of the right sides; return the weights and their sums."""
     low, b, zero = q.low, q.w, q.w_zero
     columns, quads = round_up(s.n, BLOCK), round_up(s.depth, 8) // 4
     panels = low.scratch(4 * s.matrices * columns * quads)
     totals, excess = (low.scratch(4 * s.matrices * columns) for _ in range(2))
-    words: list[Word] = [b, panels, totals, excess, s.depth, s.n, columns, quads]
-    words += [zero_word(low, zero, b.dtype), int(zero is not None and zero.size > 1)]
+    arguments = PanelsArguments(
+        x=b,
+        y=panels,
+        sums=totals,
+        excess=excess,
+        depth=s.depth,
+        row_size=s.n,
+        columns=columns,
+        quads=quads,
+        zeros=zero_word(low, zero, b.dtype),
+        zero_step=int(zero is not None and zero.size > 1),
+    )
     units = s.matrices * -(-columns // (tile.lanes * tile.nv))
     kernel = Kernel(
         "subgraph.ops.quantized.qlinear_panel_kernels",
@@ -201,10 +214,10 @@ def _pack(q: Quantised, tile: Tile, s: _Stack) -> tuple[list[Word], list[Word]]:
         lanes=tile.lanes,
         vectors=tile.nv,
     )
-    low.emit(kernel, words, units, grain=grain(units, 4 * b.size), bytes=2 * b.nbytes)
+    low.emit(kernel, arguments, units, grain=grain(units, 4 * b.size), bytes=2 * b.nbytes)
     spread = column_vector(1, s.n, "int32")
     start = low.weight(f"integer bias 1x{s.n}", spread, np.zeros(1, np.int32))
-    return [panels, 0, excess], [start, 0, 0, totals]
+    return Weights(panels, 0, excess), Sums(start, 0, 0, totals)
 
 
 def _tiles_pay(q: Quantised, s: _Stack) -> bool:

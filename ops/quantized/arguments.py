@@ -1,0 +1,268 @@
+"""Arguments of the kernels of integer products and quantised convolutions."""
+
+from __future__ import annotations
+
+from subgraph.engine.codegen.arguments import Address, KernelArguments
+from subgraph.ops.movement.window_arguments import WindowArguments
+
+
+class QuadsArguments(KernelArguments):
+    """Arguments of `quads_s8`; a work unit is four channels of a group of an image.
+
+    Attributes:
+        x: Bytes, ``[image, group][C][pixels]``.
+        y: Signed bytes, ``[image, group][C / 4][pixels][4]``; channels beyond C are zero.
+        channels: C, the channels of a group.
+        pixels: Pixels of an image.
+    """
+
+    x: Address
+    y: Address
+    channels: int
+    pixels: int
+
+
+class _ColumnsOperands(KernelArguments):
+    """First arguments of `columns_s8`.
+
+    Attributes:
+        x: Images as `quads_s8` makes them.
+        target: Panels of windows, ``[image, group][panel][K / 4][width][4]``.
+        sums: Sums of the columns, int32, ``[image, group][pixels]``.
+        pad: Four bytes of the padding.
+        last_pad: Four bytes of the padding in the last four channels.
+        quads: Fours of channels of a group.
+        panels: Panels of a matrix.
+    """
+
+    x: Address
+    target: Address
+    sums: Address
+    pad: int
+    last_pad: int
+    quads: int
+    panels: int
+
+
+class ColumnsArguments(_ColumnsOperands, WindowArguments):
+    """Arguments of `columns_s8`; a work unit is a panel of pixels of a group of an image."""
+
+
+class IntegerProductArguments(KernelArguments):
+    """Arguments of the integer `product`; a work unit is a tile's rows of a panel of a matrix.
+
+    Units run over tiles innermost, then panels, then matrices. Matrices are a multiple of groups.
+
+    Attributes:
+        a: Left sides, ``[group][m][row_bytes]``.
+        b: Right sides, ``[matrix][panel][K / 4][columns][4]``.
+        c: The results, ``[matrix][m][n]``.
+        m: Rows of a left side.
+        n: Columns of a right side.
+        row_bytes: Bytes of a row of a left side.
+        groups: Number of left sides.
+        a_zeros: Zero points of the rows of A, int32, ``[group][m]``.
+        a_sums: Sums of the rows of A less K times their zero points, int32, ``[group][m]``.
+        b_sums: Sums of the columns of B, int32.
+        b_zeros: Zero points of the columns of B, int32, padded to whole panels.
+        sums_step: Elements between the sums of columns of matrices.
+        scale: What sums are multiplied by, float32; 0 for a result of int32.
+        row_scales: 1 if there is a scale for each row ``[group][m]``, 0 for each column.
+        c_zero: Zero point of the result.
+        scratch: For each worker at least 8 rows of a panel of int32.
+        scratch_bytes: Bytes between the areas of workers.
+        b_bytes: Bytes between right sides.
+        bias: What is added to the sums of a row, int32, ``[group][m]``; 0: nothing.
+    """
+
+    a: Address
+    b: Address
+    c: Address
+    m: int
+    n: int
+    row_bytes: int
+    groups: int
+    a_zeros: Address
+    a_sums: Address
+    b_sums: Address
+    b_zeros: Address
+    sums_step: int
+    scale: Address
+    row_scales: int
+    c_zero: int
+    scratch: Address
+    scratch_bytes: int
+    b_bytes: int
+    bias: Address
+
+
+class PanelsArguments(KernelArguments):
+    """Arguments of `panels`; a work unit is a panel of a matrix.
+
+    Attributes:
+        x: Matrices of bytes, ``[matrix][depth][row_size]``.
+        y: Their panels of signed bytes, ``[matrix][panel][depth / 4][columns of the panel][4]``.
+        sums: Sums of the columns of y, int32, ``[matrix][columns]``.
+        excess: What the columns of y are too large by, int32, ``[matrix][columns]``.
+        depth: Rows of a matrix.
+        row_size: Columns of a matrix.
+        columns: Columns of the panels of a matrix: `row_size` rounded up to 16.
+        quads: Fours of rows of y; those beyond `depth` are zero.
+        zeros: Zero points, bytes.
+        zero_step: Bytes between the zero points of columns; 0: there is one for all.
+    """
+
+    x: Address
+    y: Address
+    sums: Address
+    excess: Address
+    depth: int
+    row_size: int
+    columns: int
+    quads: int
+    zeros: Address
+    zero_step: int
+
+
+class _QuantisedOperands(KernelArguments):
+    """First arguments of the quantised convolutions and products.
+
+    Attributes:
+        x: The input, bytes.
+        weights: The packed weights.
+        y: The result.
+        bias: What the sums begin with, int32, one element for each column.
+        scale: What the sums are multiplied by, float32, one element for each column.
+        shift: What is added to scaled sums, float32, one for each column; 0: nothing.
+    """
+
+    x: Address
+    weights: Address
+    y: Address
+    bias: Address
+    scale: Address
+    shift: Address
+
+
+class _Groups(_QuantisedOperands):
+    """First arguments of the quantised `product`.
+
+    Attributes:
+        groups: Groups of channels.
+        blocks: Input blocks of a group.
+    """
+
+    groups: int
+    blocks: int
+
+
+class QuantisedProductArguments(_Groups, WindowArguments):
+    """Arguments of the quantised `product`; a work unit is a block of the output.
+
+    Units run over blocks of panels innermost, then blocks of columns, of rows, groups, images. The
+    depth is 1 everywhere. A strip is what a unit reads of the input, laid out in scratch memory.
+
+    Attributes:
+        tile: The integer tile.
+        low: Lower bound of the result less its zero point.
+        high: Upper bound of the result less its zero point.
+        y_zero: Zero point of the result.
+        x_zero: Zero point of the input, one byte.
+        unit_rows: Output rows of a unit.
+        unit_columns: Output columns of a unit.
+        unit_panels: Panels of a unit.
+        scratch: A strip for each worker; 0: the input is read in place (unsigned bytes, blocks or
+            rows of whole double steps, one tap that reads every pixel).
+        scratch_bytes: Bytes between the areas of workers.
+        columns: Outputs of a group, rounded up to 16.
+        x_image: Bytes between images of x.
+        y_image: Bytes between images of y.
+        inner: Double steps of the inner loop.
+        last_inner: Double steps of the last round of the inner loop.
+        y_pixel: Bytes between pixels of y.
+        y_block: Bytes between blocks of 16 outputs.
+        stored: Outputs of a group that are stored; fewer than `columns` only for rows.
+        channels: Channels of an image, or elements of a row.
+        pixel: Bytes of a pixel in the strip.
+        along: 1 if the inner loop runs over the width of the kernel too, else 0.
+        weight_sums: Sums of the weights of each column, int32, if the bias does not hold the part
+            of the zero point of x; 0: it does, or there is none.
+        excess: What each column of weights is too large by, int32; 0: nothing. Only for rows.
+        row_sums_at: Bytes of scratch before the sums of rows less their zero point, for `excess`.
+        weights_image: Bytes between the weights of images, each of which has its own
+            `weight_sums` and `excess`; 0: all have the same.
+        quads_tile: Guarded: the tile of quads, for panels of which too much may saturate.
+        bounds: Guarded: ``[group][panel][tap][input block][pair of channels]``, rows padded to 16
+            bytes.
+        largest_at: Guarded: bytes of scratch before the largest bytes of a strip.
+        faults_at: Guarded: bytes of scratch before the list of faults.
+        most_faults: Guarded: faults that are corrected in a panel.
+    """
+
+    tile: Address
+    low: float
+    high: float
+    y_zero: int
+    x_zero: Address
+    unit_rows: int
+    unit_columns: int
+    unit_panels: int
+    scratch: Address
+    scratch_bytes: int
+    columns: int
+    x_image: int
+    y_image: int
+    inner: int
+    last_inner: int
+    y_pixel: int
+    y_block: int
+    stored: int
+    channels: int
+    pixel: int
+    along: int
+    weight_sums: Address
+    excess: Address
+    row_sums_at: int
+    weights_image: int
+    quads_tile: Address
+    bounds: Address
+    largest_at: int
+    faults_at: int
+    most_faults: int
+
+
+class _Planes(_QuantisedOperands):
+    """First arguments of the quantised `depthwise`.
+
+    Attributes:
+        blocks: Blocks of 16 channels of an image.
+    """
+
+    blocks: int
+
+
+class QuantisedDepthwiseArguments(_Planes, WindowArguments):
+    """Arguments of the quantised `depthwise`; a work unit is rows of a block of channels.
+
+    Weights are ``[block][pair of taps][16][2]``, int16; bias, scale and shift have 16 elements for
+    each block. Units run over blocks of rows innermost, then blocks of channels, then images.
+
+    Attributes:
+        pairs: Pairs of taps.
+        low: Lower bound of the result less its zero point.
+        high: Upper bound of the result less its zero point.
+        y_zero: Zero point of the result.
+        x_zero: Zero point of the input, one byte.
+        unit_rows: Output rows of a unit.
+        scratch: For each worker two words for each pair of taps, then a strip of the input.
+        scratch_bytes: Bytes between the areas of workers.
+    """
+
+    pairs: int
+    low: float
+    high: float
+    y_zero: int
+    x_zero: Address
+    unit_rows: int
+    scratch: Address
+    scratch_bytes: int
