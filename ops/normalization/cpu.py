@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
+from subgraph.engine.codegen.arguments import KernelArguments
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.elementwise.cpu import (
@@ -24,9 +25,16 @@ from subgraph.ops.elementwise.cpu import (
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.shared.strides import normal_axis
 
+from .arguments import (
+    GroupNormArguments,
+    LocalNormArguments,
+    LocalNormBlockedArguments,
+    RowNormArguments,
+)
+
 Array = np.ndarray[Any, Any]
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
-_WORK = 8192  # elements that are worth a thread
+_WORK = 8192  # minimum elements per thread (estimate: more work than starting a thread)
 
 
 def _work(operand: Operand) -> str:
@@ -55,8 +63,16 @@ def rows(node: Node, low: Lowering) -> None:
     for stat in (means, deviations):
         if stat is not None and stat.dtype != work:
             raise Unsupported(f"{node.op_type} with statistics of {stat.dtype}")
-    words: list[Word] = [given, result, factor, shift or 0, means or 0, deviations or 0, size]
-    words.append(float(node.attrs.get("epsilon", 1e-5)))
+    arguments = RowNormArguments(
+        x=given,
+        y=result,
+        scale=factor,
+        bias=shift or 0,
+        means=means or 0,
+        deviations=deviations or 0,
+        size=size,
+        epsilon=float(node.attrs.get("epsilon", 1e-5)),
+    )
     kernel = Kernel(
         "subgraph.ops.normalization.kernels",
         "rows",
@@ -66,7 +82,7 @@ def rows(node: Node, low: Lowering) -> None:
         bias=shift is not None,
     )
     grain = max(1, _WORK // size)
-    low.emit(kernel, words, x.size // size, grain=grain, flops=8 * x.size, bytes=2 * x.nbytes)
+    low.emit(kernel, arguments, x.size // size, grain=grain, flops=8 * x.size, bytes=2 * x.nbytes)
     if result is not y:
         emit_cast(low, result, y)
     else:
@@ -108,12 +124,30 @@ def groups(node: Node, low: Lowering) -> None:
     operands = [cast_to(low, o, work) for o in (x, low.given(1), low.given(2))]
     epsilon = float(node.attrs.get("epsilon", 1e-5))
     size = channels // count
-    words: list[Word] = [operands[0], result, *operands[1:], count, size, pixels, epsilon, *steps]
+    arguments = GroupNormArguments(
+        x=operands[0],
+        y=result,
+        scale=operands[1],
+        bias=operands[2],
+        groups=count,
+        channels=size,
+        pixels=pixels,
+        epsilon=epsilon,
+        channel_step=steps[0],
+        group_step=steps[1],
+    )
     kernel = Kernel(
         "subgraph.ops.normalization.kernels", "groups", dtype=work, lanes=low.lanes(work)
     )
     grain = max(1, _WORK // (size * pixels))
-    low.emit(kernel, words, x.shape[0] * count, grain=grain, flops=8 * x.size, bytes=2 * x.nbytes)
+    low.emit(
+        kernel,
+        arguments,
+        x.shape[0] * count,
+        grain=grain,
+        flops=8 * x.size,
+        bytes=2 * x.nbytes,
+    )
     if result is not y:
         emit_cast(low, result, y)
 
@@ -189,7 +223,7 @@ def local(node: Node, low: Lowering) -> None:
     before, after = (size - 1) // 2, size // 2
     beta = float(node.attrs.get("beta", 0.75))
     alpha = float(node.attrs.get("alpha", 1e-4)) / size
-    numbers = [alpha, float(node.attrs.get("bias", 1.0)), beta]
+    bias = float(node.attrs.get("bias", 1.0))
     images, channels, pixels = x.shape[0], x.shape[1], math.prod(x.shape[2:])
     quarters = beta == 0.75
     work = _work(x)
@@ -209,7 +243,9 @@ def local(node: Node, low: Lowering) -> None:
             after=after,
             quarters=quarters,
         )
-        words: list[Word] = [given, result, x.blocks, pixels, 0, 0, *numbers]
+        arguments: KernelArguments = LocalNormBlockedArguments(
+            x=given, y=result, blocks=x.blocks, pixels=pixels, alpha=alpha, bias=bias, beta=beta
+        )
         units, cost = images * x.blocks, pixels * lanes
     else:
         kernel = Kernel(
@@ -219,11 +255,21 @@ def local(node: Node, low: Lowering) -> None:
             lanes=lanes,
             quarters=quarters,
         )
-        words = [given, result, channels, pixels, before, after, *numbers]
+        arguments = LocalNormArguments(
+            x=given,
+            y=result,
+            channels=channels,
+            pixels=pixels,
+            before=before,
+            after=after,
+            alpha=alpha,
+            bias=bias,
+            beta=beta,
+        )
         units, cost = images * -(-pixels // lanes), channels * lanes
     low.emit(
         kernel,
-        words,
+        arguments,
         units,
         grain=max(1, _WORK // cost),
         flops=(size + 8) * x.size,

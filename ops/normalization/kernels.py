@@ -8,8 +8,15 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen import vmath
-from subgraph.engine.codegen.simd import ld_f64, shuffle, vec
-from subgraph.ops.movement.kernels import arg
+from subgraph.engine.codegen.argument_views import view_of
+from subgraph.engine.codegen.simd import shuffle, vec
+
+from .arguments import (
+    GroupNormArguments,
+    LocalNormArguments,
+    LocalNormBlockedArguments,
+    RowNormArguments,
+)
 
 Function = Callable[..., Any]
 
@@ -78,11 +85,15 @@ def _root(dtype: str) -> Function:
 
 
 def rows(*, dtype: str, lanes: int, centred: bool, bias: bool) -> Function:
-    """Return the kernel of LayerNormalization (``centred``) and RMSNormalization over rows.
+    """Return the kernel of `RowNormArguments`: LayerNormalization and RMSNormalization.
 
-    Words: ``0 x, 1 y, 2 scale, 3 bias, 4 means (0: none), 5 inverse deviations (0: none),
-    6 elements of a row, 7 epsilon``; scale and bias are one row. Units: rows.
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
+        centred: Take the mean off first (LayerNormalization).
+        bias: Add the bias.
     """
+    arguments = view_of(RowNormArguments)
     v = vec(dtype, lanes)
     load, store, load_m, store_m, mask_n, splat, fma = (
         v.load,
@@ -101,19 +112,20 @@ def rows(*, dtype: str, lanes: int, centred: bool, bias: bool) -> Function:
     store1, splat1 = one.store, one.splat
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size, scales, biases = arg(args, 6), arg(args, 2), arg(args, 3)
-        epsilon = ld_f64(args + 56)
+        a = arguments(args)
+        size, scales, biases = a.size, a.scale, a.bias
+        epsilon = a.epsilon
         whole = size // lanes * step
         rest = size - size // lanes * lanes
         mask = mask_n(rest)
         for unit in range(begin, end):
-            x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * size * item
+            x, y = a.x + unit * size * item, a.y + unit * size * item
             mean = total(x, size) / size if centred else 0.0
             deviation = inverse(squares(x, size, mean) / size, epsilon)
-            if arg(args, 4) != 0:
-                store1(arg(args, 4) + unit * item, splat1(mean))
-            if arg(args, 5) != 0:
-                store1(arg(args, 5) + unit * item, splat1(deviation))
+            if a.means != 0:
+                store1(a.means + unit * item, splat1(mean))
+            if a.deviations != 0:
+                store1(a.deviations + unit * item, splat1(deviation))
             m, d = splat(mean), splat(deviation)
             for i in range(0, whole, step):
                 t = (load(x + i) - m) * d
@@ -133,12 +145,13 @@ def rows(*, dtype: str, lanes: int, centred: bool, bias: bool) -> Function:
 
 
 def groups(*, dtype: str, lanes: int) -> Function:
-    """Return the kernel of GroupNormalization and InstanceNormalization.
+    """Return the kernel of `GroupNormArguments`: GroupNormalization and InstanceNormalization.
 
-    Words: ``0 x, 1 y, 2 scale, 3 bias, 4 groups, 5 channels of a group, 6 pixels,
-    7 epsilon, 8 steps in scale and bias from channel to channel of a group (0 or 1),
-    9 steps from group to group``. Units: images * groups.
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
     """
+    arguments = view_of(GroupNormArguments)
     v = vec(dtype, lanes)
     load, store, load_m, store_m, mask_n, splat, fma = (
         v.load,
@@ -155,17 +168,18 @@ def groups(*, dtype: str, lanes: int) -> Function:
     step = lanes * item
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        count, channels, pixels = arg(args, 4), arg(args, 5), arg(args, 6)
-        epsilon = ld_f64(args + 56)
+        a = arguments(args)
+        count, channels, pixels = a.groups, a.channels, a.pixels
+        epsilon = a.epsilon
         size = channels * pixels
         for unit in range(begin, end):
-            x, y = arg(args, 0) + unit * size * item, arg(args, 1) + unit * size * item
+            x, y = a.x + unit * size * item, a.y + unit * size * item
             mean = total(x, size) / size
             deviation = splat(inverse(squares(x, size, mean) / size, epsilon))
-            at = unit % count * arg(args, 9) * item
+            at = unit % count * a.group_step * item
             for _ in range(channels):
-                factor = bcast(arg(args, 2) + at) * deviation
-                shift = bcast(arg(args, 3) + at) - splat(mean) * factor
+                factor = bcast(a.scale + at) * deviation
+                shift = bcast(a.bias + at) - splat(mean) * factor
                 left = pixels
                 while left >= lanes:
                     store(y, fma(load(x), factor, shift))
@@ -177,34 +191,36 @@ def groups(*, dtype: str, lanes: int) -> Function:
                     store_m(y, mask, fma(load_m(x, mask), factor, shift))
                     x += left * item
                     y += left * item
-                at += arg(args, 8) * item
+                at += a.channel_step * item
 
     return kernel
 
 
 def local(*, dtype: str, lanes: int, quarters: bool) -> Function:
-    """Return the kernel of LRN in the plain layout: squares of neighbouring channels.
+    """Return the kernel of `LocalNormArguments`: squares of neighbouring channels.
 
-    ``quarters``: the exponent is 3/4, computed by square roots.
-
-    Words: ``0 x, 1 y, 2 channels, 3 pixels, 4 channels before, 5 channels after,
-    6 alpha / size, 7 bias, 8 beta``. Units: images * tiles of ``lanes`` pixels.
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
+        quarters: The exponent is 3/4, computed by square roots.
     """
+    arguments = view_of(LocalNormArguments)
     v = vec(dtype, lanes)
     load_m, store_m, mask_n, splat, fma = v.load_m, v.store_m, v.mask_n, v.splat, v.fma
     power = _divisor(v, quarters)
     item = v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        channels, pixels, before, after = arg(args, 2), arg(args, 3), arg(args, 4), arg(args, 5)
-        alpha, bias, beta = ld_f64(args + 48), ld_f64(args + 56), ld_f64(args + 64)
+        a = arguments(args)
+        channels, pixels, before, after = a.channels, a.pixels, a.before, a.after
+        alpha, bias, beta = a.alpha, a.bias, a.beta
         tiles = (pixels + lanes - 1) // lanes
         step = pixels * item
         for unit in range(begin, end):
             image, first = unit // tiles, unit % tiles * lanes
             mask = mask_n(pixels - first)
             at = (image * channels * pixels + first) * item
-            x, y = arg(args, 0) + at, arg(args, 1) + at
+            x, y = a.x + at, a.y + at
             for c in range(channels):
                 total = splat(0.0)
                 for k in range(max(0, c - before), min(channels, c + after + 1)):
@@ -233,11 +249,16 @@ def _divisor(v: Any, quarters: bool) -> Function:
 
 
 def local_blocked(*, dtype: str, lanes: int, before: int, after: int, quarters: bool) -> Function:
-    """Return the kernel of LRN in the blocked layout.
+    """Return the kernel of `LocalNormBlockedArguments`.
 
-    Words: ``0 x, 1 y, 2 blocks, 3 pixels, 6 alpha / size, 7 bias, 8 beta``.
-    Units: images * blocks. Both ``before`` and ``after`` are less than ``lanes``.
+    Args:
+        dtype: Of the elements.
+        lanes: Channels of a block.
+        before: Channels before one whose squares count, fewer than ``lanes``.
+        after: Channels behind one whose squares count, fewer than ``lanes``.
+        quarters: The exponent is 3/4, computed by square roots.
     """
+    arguments = view_of(LocalNormBlockedArguments)
     v = vec(dtype, lanes)
     load, store, splat, fma, zero = v.load, v.store, v.splat, v.fma, v.zero
     power = _divisor(v, quarters)
@@ -245,12 +266,13 @@ def local_blocked(*, dtype: str, lanes: int, before: int, after: int, quarters: 
     window = _window(dtype, lanes, before, after)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        blocks, pixels = arg(args, 2), arg(args, 3)
-        alpha, bias, beta = ld_f64(args + 48), ld_f64(args + 56), ld_f64(args + 64)
+        a = arguments(args)
+        blocks, pixels = a.blocks, a.pixels
+        alpha, bias, beta = a.alpha, a.bias, a.beta
         plane = pixels * step
         for unit in range(begin, end):
             block = unit % blocks
-            x, y = arg(args, 0) + unit * plane, arg(args, 1) + unit * plane
+            x, y = a.x + unit * plane, a.y + unit * plane
             for i in range(0, plane, step):
                 here = load(x + i)
                 low = load(x + i - plane) if block > 0 else zero()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
-from subgraph.engine.planner.lowering import Lowering, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.shared.strides import normal_axis
 
-_WORK = 4096  # elements that are worth a thread
+from .arguments import SoftmaxArguments
+
+_WORK = 4096  # minimum elements per thread (estimate: more work than starting a thread)
 
 
 @lowering("Softmax", "LogSoftmax", dtypes=("float32", "float64", "float16", "bfloat16"))
@@ -53,9 +55,9 @@ def softmax(node: Node, low: Lowering) -> None:
         tiles = -(-inner // lanes)
         units = x.size // (size * inner) * tiles
         cost = size * lanes
-    words: list[Word] = [given, result, size, inner]
+    arguments = SoftmaxArguments(x=given, y=result, size=size, inner=inner)
     low.emit(
-        kernel, words, units, grain=max(1, _WORK // cost), flops=20 * x.size, bytes=2 * x.nbytes
+        kernel, arguments, units, grain=max(1, _WORK // cost), flops=20 * x.size, bytes=2 * x.nbytes
     )
     if result is not y:
         emit_cast(low, result, y)

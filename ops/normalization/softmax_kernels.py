@@ -8,9 +8,11 @@ from typing import Any
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen import vmath
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, rounded_as, vec
 from subgraph.engine.codegen.tile import stack_words
-from subgraph.ops.movement.kernels import arg
+
+from .arguments import SoftmaxArguments
 
 Function = Callable[..., Any]
 _NEAR = 8192  # bytes of rows that go together: with as many of results in half the first cache
@@ -32,11 +34,15 @@ def _rounding(dtype: str, narrow: str, lanes: int) -> Function:
 
 
 def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
-    """Return the kernel over contiguous rows.
+    """Return the kernel of `SoftmaxArguments` over contiguous rows.
 
-    Words: ``0 x, 1 y, 2 elements of a row``. Units: rows. ``narrow`` names the half precision to
-    which every step is rounded, "" for none.
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
+        log: Compute the logarithm of the result (LogSoftmax).
+        narrow: The half precision to which every step is rounded, "" for none.
     """
+    arguments = view_of(SoftmaxArguments)
     v = vec(dtype, lanes)
     load, store, load_m, store_n = v.load, v.store, v.load_m, v.store_n
     # A NaN that the greatest misses still comes into the sum.
@@ -168,28 +174,33 @@ def rows(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
                 keep_tail(to, whole, rest, last * factor)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size = arg(args, 2)
+        a = arguments(args)
+        size = a.size
         rest = size % lanes
         row = size * item
         whole = row - rest * item
         unit = begin
         if not log and not half and step <= row <= _NEAR // lanes:
             while unit + lanes <= end:
-                short_rows(arg(args, 0) + unit * row, arg(args, 1) + unit * row, row, whole, rest)
+                short_rows(a.x + unit * row, a.y + unit * row, row, whole, rest)
                 unit += lanes
         while unit < end:
-            one_row(arg(args, 0) + unit * row, arg(args, 1) + unit * row, whole, rest)
+            one_row(a.x + unit * row, a.y + unit * row, whole, rest)
             unit += 1
 
     return kernel
 
 
 def columns(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
-    """Return the kernel along an axis with elements inside it.
+    """Return the kernel of `SoftmaxArguments` along an axis with elements inside it.
 
-    Words: ``0 x, 1 y, 2 size of the axis, 3 elements inside it``.
-    Units: sizes outside the axis * tiles of ``lanes`` elements inside it.
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
+        log: Compute the logarithm of the result (LogSoftmax).
+        narrow: The half precision to which every step is rounded, "" for none.
     """
+    arguments = view_of(SoftmaxArguments)
     v = vec(dtype, lanes)
     load_m, store_m, mask_n, splat, most = v.load_m, v.store_m, v.mask_n, v.splat, v.max
     exp, logarithm = (vmath.function(name, dtype, lanes) for name in ("exp_flushed", "log"))
@@ -197,14 +208,15 @@ def columns(*, dtype: str, lanes: int, log: bool, narrow: str) -> Function:
     item = v.itemsize
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        size, inner = arg(args, 2), arg(args, 3)
+        a = arguments(args)
+        size, inner = a.size, a.inner
         tiles = (inner + lanes - 1) // lanes
         step = inner * item
         for unit in range(begin, end):
             outer, first = unit // tiles, unit % tiles * lanes
             mask = mask_n(inner - first)
             at = (outer * size * inner + first) * item
-            x, y = arg(args, 0) + at, arg(args, 1) + at
+            x, y = a.x + at, a.y + at
             top, total = load_m(x, mask), splat(0.0)
             for j in range(1, size):
                 top = most(top, load_m(x + j * step, mask))

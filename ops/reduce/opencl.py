@@ -1,4 +1,4 @@
-"""Reductions, softmax and normalizations on OPENCL: the CPU's shape work, other kernels.
+"""Reductions on OPENCL: the CPU's shape work, other kernels.
 
 On a GPU a work-group takes a long row together; on a CPU each work-item has rows of its own.
 """
@@ -16,7 +16,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.ops.elementwise.expressions import INTEGERS
-from subgraph.ops.shared.opencl_code import line, number, register, require
+from subgraph.ops.shared.opencl_code import line, register, require
 from subgraph.ops.shared.strides import collapse, contiguous
 
 from .arguments import CumulativeArguments, ExtremeArguments
@@ -30,8 +30,7 @@ _LEVELS = 4
 cl_shared(
     *("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"),
     *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin", "CumSum"),
-    *("LpNormalization", "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"),
-    *("InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN"),
+    "LpNormalization",
     *("CumProd", "Hardmax", "MeanVarianceNormalization", "Einsum"),
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
 )
@@ -51,12 +50,13 @@ _STEPS = {
 }
 
 
-def _program(dtype: str, **defines: str | int) -> ClSource:
+def program(dtype: str, **defines: str | int) -> ClSource:
+    """Return the program of reductions and normalizations for a dtype, with these macros."""
     defines = {"GROUP": 1, "T": register(dtype), "REAL": int(dtype not in INTEGERS), **defines}
     return ClSource("reduce/kernels", defines=tuple(sorted(defines.items())))
 
 
-def _team(low: ClLowering, count: int, size: int) -> tuple[int, tuple[int], tuple[int]]:
+def team(low: ClLowering, count: int, size: int) -> tuple[int, tuple[int], tuple[int]]:
     """Return how many work-items share a row, and the ranges over ``count`` rows."""
     if low.traits.is_gpu and size >= _LONG:
         return _TEAM, (count * _TEAM,), (_TEAM,)
@@ -97,96 +97,27 @@ def emit_reduction(
         words += [*[0] * missing, *(steps[d] for d in chosen)]
     words.append(total)
     start, step, join, end = _STEPS[op]
-    group, *ranges = _team(low, y.size, total)
+    group, *ranges = team(low, y.size, total)
     macros: dict[str, str | int] = {"STEP(a, v)": step, "JOIN(a, b)": join, "END(a)": end}
-    source = _program(
+    source = program(
         dtype or x.dtype, REDUCE=1, START=start, GROUP=group, SHIFTED=int(bool(shifts)), **macros
     )
     low.launch(source, "reduce", words, *ranges, flops=x.size, bytes=x.nbytes + y.nbytes)
 
 
-def _variant(kernel: Kernel) -> dict[str, Any]:
+def variant_of(kernel: Kernel) -> dict[str, Any]:
+    """Return what the factory of a kernel is called with."""
     return dict(kernel.variant)
-
-
-@cl_kernel("subgraph.ops.normalization.softmax_kernels", "rows", "columns")
-def softmax(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
-    """Launch Softmax or LogSoftmax."""
-    variant = _variant(kernel)
-    require(low, variant["dtype"])
-    x, y, size, *inner = words
-    assert isinstance(x, Operand)
-    assert isinstance(size, int)
-    rows = x.size // size
-    group, *ranges = _team(low, rows, size)
-    narrow = ("", "float16", "bfloat16").index(variant["narrow"])
-    flags = {"LOG": int(variant["log"]), "NARROW": narrow}
-    source = _program(variant["dtype"], SOFTMAX=1, GROUP=group, **flags)
-    low.launch(source, "softmax", [rows, x, y, size, *(inner or [1])], *ranges)
-
-
-@cl_kernel("subgraph.ops.normalization.kernels", "rows")
-def norm_rows(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
-    """Launch LayerNormalization or RMSNormalization."""
-    variant = _variant(kernel)
-    dtype = variant["dtype"]
-    require(low, dtype)
-    x, y, factor, shift, means, deviations, size, epsilon = words
-    assert isinstance(x, Operand)
-    assert isinstance(size, int)
-    assert isinstance(epsilon, float)
-    rows = x.size // size
-    group, *ranges = _team(low, rows, size)
-    flags = {"BIAS": shift, "MEANS": means, "DEVIATIONS": deviations}
-    source = _program(
-        dtype,
-        NORMALIZE=1,
-        CENTRED=int(variant["centred"]),
-        GROUP=group,
-        **{name: int(not isinstance(word, int)) for name, word in flags.items()},
-    )
-    optional = [y if isinstance(word, int) else word for word in (shift, means, deviations)]
-    arguments: Words = [rows, x, y, factor, *optional, size, number(dtype, epsilon)]
-    low.launch(source, "rows", arguments, *ranges)
-
-
-@cl_kernel("subgraph.ops.normalization.kernels", "groups")
-def norm_groups(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
-    """Launch InstanceNormalization or GroupNormalization."""
-    dtype = _variant(kernel)["dtype"]
-    require(low, dtype)
-    x, y, scale, bias, many, channels, pixels, epsilon, channel_step, group_step = words
-    assert isinstance(x, Operand)
-    assert isinstance(channels, int)
-    assert isinstance(pixels, int)
-    assert isinstance(epsilon, float)
-    rows = x.size // (channels * pixels)
-    group, *ranges = _team(low, rows, pixels)
-    source = _program(dtype, NORMALIZE=1, CENTRED=1, BIAS=1, MEANS=0, DEVIATIONS=0, GROUP=group)
-    arguments: Words = [rows, x, y, scale, bias, many, channels, pixels, number(dtype, epsilon)]
-    low.launch(source, "groups", [*arguments, channel_step, group_step], *ranges)
-
-
-@cl_kernel("subgraph.ops.normalization.kernels", "local")
-def local_response(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
-    """Launch LRN."""
-    dtype = _variant(kernel)["dtype"]
-    require(low, dtype)
-    x = words[0]
-    assert isinstance(x, Operand)
-    numbers = [number(dtype, word) for word in words[6:] if isinstance(word, float)]
-    arguments: Words = [x.size, *words[:6], *numbers]
-    low.launch(_program(dtype, EACH=1), "local_response", arguments, *line(low, x.size))
 
 
 @cl_kernel("subgraph.ops.reduce.kernels", "extreme", "extreme_along")
 def extreme(low: ClLowering, kernel: Kernel, a: ExtremeArguments) -> None:
     """Launch ArgMax or ArgMin."""
-    variant = _variant(kernel)
+    variant = variant_of(kernel)
     require(low, variant["dtype"])
     flags = {"LARGEST": int(variant["largest"]), "LAST": int(variant["last"]), "PRODUCT": 0}
     rows = a.x.size // a.size
-    source = _program(variant["dtype"], WALK=1, **flags)
+    source = program(variant["dtype"], WALK=1, **flags)
     low.launch(source, "extreme", [rows, *a.words()], *line(low, rows))
 
 
@@ -205,9 +136,9 @@ def extremes(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
 @cl_kernel("subgraph.ops.reduce.kernels", "cumulative")
 def cumulative(low: ClLowering, kernel: Kernel, a: CumulativeArguments) -> None:
     """Launch CumSum or CumProd."""
-    variant = _variant(kernel)
+    variant = variant_of(kernel)
     require(low, variant["dtype"])
     rows = a.x.size // a.size
     flags = {"LARGEST": 0, "LAST": 0, "PRODUCT": int(variant["op"] == "prod")}
-    source = _program(variant["dtype"], WALK=1, **flags)
+    source = program(variant["dtype"], WALK=1, **flags)
     low.launch(source, "cumulative", [rows, *a.words()], *line(low, rows))

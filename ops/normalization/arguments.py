@@ -1,0 +1,126 @@
+"""Arguments of the kernels of Softmax and of normalizations."""
+
+from __future__ import annotations
+
+from subgraph.engine.codegen.arguments import Address, KernelArguments
+
+
+class SoftmaxArguments(KernelArguments):
+    """Arguments of `rows` and `columns` of Softmax.
+
+    A work unit of `rows` is a row; one of `columns` is a tile of ``lanes`` elements inside the
+    axis, of an outer index.
+
+    Attributes:
+        x: The input, ``[outer][size][inner]``.
+        y: The result, shaped as x; may be x.
+        size: Elements along the axis.
+        inner: Elements inside the axis; 1 for `rows`.
+    """
+
+    x: Address
+    y: Address
+    size: int
+    inner: int
+
+
+class RowNormArguments(KernelArguments):
+    """Arguments of `rows` of LayerNormalization and RMSNormalization; a work unit is a row.
+
+    Attributes:
+        x: The input, contiguous rows.
+        y: The result, shaped as x; may be x.
+        scale: One row of factors.
+        bias: One row that is added; 0: none.
+        means: Where the mean of each row goes; 0: nowhere.
+        deviations: Where the inverse standard deviation of each row goes; 0: nowhere.
+        size: Elements of a row.
+        epsilon: What is added to the variance.
+    """
+
+    x: Address
+    y: Address
+    scale: Address
+    bias: Address
+    means: Address
+    deviations: Address
+    size: int
+    epsilon: float
+
+
+class GroupNormArguments(KernelArguments):
+    """Arguments of `groups`: GroupNormalization and InstanceNormalization.
+
+    A work unit is a group of channels of an image.
+
+    Attributes:
+        x: The images, ``[image][group][channel][pixel]``.
+        y: The result, shaped as x.
+        scale: Factors.
+        bias: What is added.
+        groups: Groups of an image.
+        channels: Channels of a group.
+        pixels: Pixels of a channel.
+        epsilon: What is added to the variance.
+        channel_step: Elements of scale and bias from channel to channel of a group, 0 or 1.
+        group_step: Elements of scale and bias from group to group.
+    """
+
+    x: Address
+    y: Address
+    scale: Address
+    bias: Address
+    groups: int
+    channels: int
+    pixels: int
+    epsilon: float
+    channel_step: int
+    group_step: int
+
+
+class LocalNormArguments(KernelArguments):
+    """Arguments of `local`: LRN in the plain layout; a work unit is ``lanes`` pixels of an image.
+
+    Attributes:
+        x: The images, ``[image][channel][pixel]``.
+        y: The result, shaped as x.
+        channels: Channels of an image.
+        pixels: Pixels of a channel.
+        before: Channels before one whose squares count.
+        after: Channels behind one whose squares count.
+        alpha: Factor of the sum of squares: the attribute over the number of channels that count.
+        bias: What is added to the scaled sum.
+        beta: The exponent.
+    """
+
+    x: Address
+    y: Address
+    channels: int
+    pixels: int
+    before: int
+    after: int
+    alpha: float
+    bias: float
+    beta: float
+
+
+class LocalNormBlockedArguments(KernelArguments):
+    """Arguments of `local_blocked`: LRN in the blocked layout; a work unit is a block of an image.
+
+    Attributes:
+        x: The images, ``[image][block][pixel][lanes]``.
+        y: The result, shaped as x.
+        blocks: Blocks of channels of an image.
+        pixels: Pixels of a channel.
+        alpha: Factor of the sum of squares: the attribute over the number of channels that count.
+        bias: What is added to the scaled sum.
+        beta: The exponent.
+    """
+
+    x: Address
+    y: Address
+    blocks: int
+    pixels: int
+    alpha: float
+    bias: float
+    beta: float
