@@ -19,8 +19,8 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.operators.bodies import check_node
-from subgraph.operators.known_values import LIMIT
 from subgraph.operators.operator import scanned_inputs
+from subgraph.operators.shape_values import LIMIT
 from subgraph.operators.type_inference import infer_graph
 from subgraph.passes.simplify.cse import RANDOM
 from subgraph.transform.pass_manager import apply_pass, register_pass
@@ -340,10 +340,6 @@ def _work(op_type: str, sizes: Sequence[int]) -> int:
             return max(*sizes, multiply_adds // _OF_PRODUCT)
         case _:
             return sum(sizes)
-
-
-def _shape(value: Value) -> tuple[int | str | None, ...]:
-    return () if not isinstance(value.type, TensorType) else value.type.shape or ()
 
 
 def _is_float(value: Value) -> bool:

@@ -22,7 +22,8 @@ This module is free of numba, since lowerings import it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
 
 # An operand, scratch memory, a weight or a kernel to a lowering; to a kernel, where it lies.
@@ -52,6 +53,10 @@ class KernelArguments:
 
     fields: ClassVar[dict[str, tuple[int, Kind]]] = {}
     _width: ClassVar[int] = 0
+    # For `words`: gets all values at once; places of floats; places of sequences, last first.
+    _values: ClassVar[Callable[[dict[str, Any]], Any]] = lambda held: ()
+    _floats: ClassVar[tuple[int, ...]] = ()
+    _sequences: ClassVar[tuple[int, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         """Lay the fields out.
@@ -77,6 +82,15 @@ class KernelArguments:
             fields[name] = (width, kind)
             width += _WIDTHS[kind]
         cls.fields, cls._width = fields, width
+        kinds = [kind for _, kind in fields.values()]
+        if len(fields) > 1:
+            cls._values = itemgetter(*fields)
+        elif fields:
+            [only] = fields
+            cls._values = lambda held: (held[only],)
+        cls._floats = tuple(k for k, kind in enumerate(kinds) if kind == "float")
+        ends = [k for k, kind in enumerate(kinds) if kind in ("Triple", "Words")]
+        cls._sequences = tuple(reversed(ends))
 
     def __init__(self, **given: Any) -> None:
         """Take a value for each field.
@@ -96,14 +110,9 @@ class KernelArguments:
 
     def words(self) -> list[Any]:
         """Return the values in the order of the block, as `Lowering.emit` takes them."""
-        found: list[Any] = []
-        held = self.__dict__
-        for name, (_, kind) in self.fields.items():
-            if kind in ("Triple", "Words"):
-                rest: Sequence[Any] = held[name]
-                found += rest
-            elif kind == "float":
-                found.append(float(held[name]))
-            else:
-                found.append(held[name])
+        found = list(type(self)._values(self.__dict__))
+        for place in self._floats:
+            found[place] = float(found[place])
+        for place in self._sequences:
+            found[place : place + 1] = found[place]
         return found
