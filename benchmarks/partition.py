@@ -19,14 +19,14 @@ from typing import Any, Self
 
 import subgraph as sg
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.partition.asking import Asker
+from subgraph.partition.asking import SelectorDriver
 from subgraph.partition.driver import partition
 from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.options import Options
 from subgraph.partition.property import SelectorProperty
 from subgraph.partition.proposal import propose
 from subgraph.partition.search import search
-from subgraph.partition.search.machine import Machine
+from subgraph.partition.search.backend import SearchBackend
 from subgraph.partition.search.workspace import Workspace
 
 # One entry a node: its operator, and the numbers of its producers (none: the graph's input).
@@ -139,18 +139,18 @@ class Reachability:
             nothing()
         self._reading = self.seconds / 10_000
         self.seconds = 0.0
-        self._make_machine = search.make_machine
-        search.make_machine = self._timed_machine
+        self._make_machine = search.make_backend
+        search.make_backend = self._timed_machine
         return self
 
-    def _timed_machine(self, *args: Any, **options: Any) -> Machine:
+    def _timed_machine(self, *args: Any, **options: Any) -> SearchBackend:
         machine = self._make_machine(*args, **options)
         machine.run = self._timed(machine.run)
         return machine
 
     def __exit__(self, *_: object) -> None:
         """Time no others."""
-        search.make_machine = self._make_machine
+        search.make_backend = self._make_machine
 
     def _timed(self, original: Callable[[], int]) -> Callable[[], int]:
         def timed() -> int:
@@ -184,7 +184,7 @@ def measure(plan: Plan, strategy: str, *, split: bool = True) -> dict[str, Any]:
         start = time.process_time()
         work = Workspace.of(graph)
         with Reachability() as reach:
-            propose(Asker(work, owner, OperatorNames(graph)), [], strategy)
+            propose(SelectorDriver(work, owner, OperatorNames(graph)), [], strategy)
         row["search"] = round(time.process_time() - start, 3)
         row["reachability"] = round(reach.seconds, 3)
         gc.enable()

@@ -19,8 +19,8 @@ from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Shape, TensorType
-from subgraph.operators.known_values import LIMIT
 from subgraph.operators.reference import evaluate
+from subgraph.operators.shape_values import LIMIT
 from subgraph.partition.property import SubgraphProperty
 from subgraph.partition.selector import Reject, SubgraphSelector
 

@@ -10,7 +10,7 @@ from subgraph.graph.graph import Graph
 from subgraph.partition.driver import partition
 from subgraph.partition.options import Options
 from subgraph.partition.property import properties_from
-from subgraph.partition.search.machine import SearchCode, use_code
+from subgraph.partition.search.backend import SearchCode, use_code
 from subgraph.transform.pass_manager import register_pass
 
 

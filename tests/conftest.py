@@ -19,9 +19,9 @@ os.environ.setdefault("SUBGRAPH_PREBUILT", "")
 def _no_crews_beside_others() -> None:  # pyright: ignore[reportUnusedFunction]
     """Let processes of a parallel run compile their kernels themselves; a crew takes from them."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        from subgraph.engine.toolchain import compile_crew
+        from subgraph.engine.toolchain import compile_workers
 
-        compile_crew._MOST_WORKERS = 0  # pyright: ignore[reportConstantRedefinition]
+        compile_workers._MOST_WORKERS = 0  # pyright: ignore[reportConstantRedefinition]
 
 
 @pytest.fixture(scope="module")

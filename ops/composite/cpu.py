@@ -29,7 +29,7 @@ from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, text
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes
-from subgraph.ops.reduce.cpu import emit_extreme, emit_reduction
+from subgraph.ops.reduce.cpu import emit_minmax, emit_reduction
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
 Array = np.ndarray[Any, Any]
@@ -94,7 +94,7 @@ def hardmax(node: Node, low: Lowering) -> None:
     inner = 1 if old else math.prod(x.shape[axis + 1 :])
     outer = x.size // (size * inner)
     places = temporary(low, "int64", (outer, inner))
-    emit_extreme(low, x, places, size, inner, largest=True, last=False)
+    emit_minmax(low, x, places, size, inner, largest=True, last=False)
     ends = low.weight("hardmax", np.array, np.array([0, 1], x.dtype))
     kernel = Kernel("subgraph.ops.indexing.kernels", "one_hot", item=x.itemsize)
     low.emit(kernel, [places, ends, y, size, inner, 0], outer, bytes=y.nbytes)

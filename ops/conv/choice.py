@@ -19,8 +19,8 @@ from subgraph.system.host import caches
 from .depthwise import has_windows
 from .direct import summed_channels
 from .job import Job
-from .phases import OUTPUTS, phases_of
-from .winograd import fleeting_outputs, winograd_sizes, winograd_values
+from .polyphase import OUTPUTS, phases_of
+from .winograd import on_the_fly_outputs, winograd_sizes, winograd_values
 
 Trial = Callable[[Job, str, Lowering], None]
 
@@ -151,7 +151,7 @@ def _square(job: Job, trial: Trial) -> str:
         costs[name] = _transforms(of, g, m) + _cost(of, multiplied, values * weights)
         if large and flat and not strided and not narrow:
             made = 0 if job.made_key(m) in job.low.kept else MADE * values * products
-            again = -(-g.outputs // fleeting_outputs(of, g, m)) - 1
+            again = -(-g.outputs // on_the_fly_outputs(of, g, m)) - 1
             costs[f"fleeting{m}"] = costs[name] + made + again * _transforms_in(of, g, m)
     return _shared(job.w, costs)
 

@@ -27,7 +27,13 @@ from subgraph.ops.movement.geometry import (
     strided_winograd_weights,
     winograd_weights,
 )
-from subgraph.ops.movement.layout_turns import blocked, blocked_target, plain, plain_target, settle
+from subgraph.ops.movement.layout_conversion import (
+    blocked,
+    blocked_target,
+    plain,
+    plain_target,
+    settle,
+)
 from subgraph.ops.movement.packing import LINE, packed_size, taps_variant
 from subgraph.ops.shared.tile_planning import FLOATS, Array, Tiles, grain, round_up, weight_tiles
 from subgraph.system.host import caches
@@ -37,8 +43,8 @@ from .choice import MADE, choose
 from .depthwise import emit_depthwise
 from .direct import DirectOutput, emit_direct
 from .job import Job, read_job
-from .phases import OUTPUTS, emit_phases, phase_weights, phases_of
-from .winograd import emit_winograd, fleeting_outputs, winograd_sizes
+from .polyphase import OUTPUTS, emit_phases, phase_weights, phases_of
+from .winograd import emit_winograd, on_the_fly_outputs, winograd_sizes
 
 _APART = 64  # bytes between points of such weights: else they meet in the same lines of a cache
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
@@ -219,7 +225,7 @@ def _fleeting(job: Job, m: int) -> None:
     residual = 0 if job.residual is None else blocked(low, of, job.residual)
     y = blocked_target(low, of, job.y)
     bias = _bias(job)
-    part = fleeting_outputs(of, g, m)
+    part = on_the_fly_outputs(of, g, m)
     for first in range(0, g.outputs, part):
         few = attrs.evolve(g, outputs=min(part, g.outputs - first))
         weight = _values(job, few, first, m)

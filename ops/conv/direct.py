@@ -8,7 +8,7 @@ import attrs
 
 from subgraph.engine.planner.lowering import Lowering, Word
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.traced import larger, plain, recorded, smaller
+from subgraph.graph.symbolic import larger, plain, recorded, smaller
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import (
     Activation,

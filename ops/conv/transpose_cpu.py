@@ -42,7 +42,7 @@ from subgraph.ops.movement.geometry import (
     merged,
     triple,
 )
-from subgraph.ops.movement.layout_turns import blocked, blocked_target, plain_target, settle
+from subgraph.ops.movement.layout_conversion import blocked, blocked_target, plain_target, settle
 from subgraph.ops.movement.packing import pack_blocks
 from subgraph.ops.shared.tile_planning import (
     FLOATS,

@@ -7,7 +7,7 @@ import math
 from subgraph.engine.codegen.tiling import LOW_ROWS
 from subgraph.engine.planner.lowering import Lowering, Word
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.traced import larger, recorded, smaller
+from subgraph.graph.symbolic import larger, recorded, smaller
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.movement.packing import taps_variant
 from subgraph.ops.shared.tile_planning import Activation, Tiles, grain, round_up, shared
@@ -127,7 +127,7 @@ def emit_winograd(
         low.emit(kernel, arguments(stage), units, grain=least, flops=counted, bytes=bytes_moved)
 
 
-def fleeting_outputs(of: Tiles, g: Geometry, m: int) -> int:
+def on_the_fly_outputs(of: Tiles, g: Geometry, m: int) -> int:
     """Return of how many outputs weights are held at once that are made in each run."""
     values, _ = winograd_sizes(m, g.kernel[1], g.strides[1])
     panel = values * round_up(g.inputs, of.lanes) * of.width * of.item

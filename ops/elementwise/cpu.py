@@ -27,7 +27,7 @@ from subgraph.engine.planner.lowering import (
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
-from subgraph.graph.traced import larger, smaller
+from subgraph.graph.symbolic import larger, smaller
 from subgraph.ops.shared.strides import Ints, broadcast_strides, collapse, contiguous
 
 from .byte_arguments import ByteTableArguments, ClearPaddingArguments

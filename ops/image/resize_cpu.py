@@ -13,7 +13,7 @@ import numpy as np
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.traced import plain
+from subgraph.graph.symbolic import plain
 from subgraph.graph.types import numpy_dtype
 from subgraph.ops.elementwise.cpu import cast_to, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import FLOATS, Expression, text

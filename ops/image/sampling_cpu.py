@@ -10,7 +10,7 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.elementwise.expressions import text
-from subgraph.ops.movement.layout_turns import blocked, blocked_target, settle
+from subgraph.ops.movement.layout_conversion import blocked, blocked_target, settle
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import tiles
 

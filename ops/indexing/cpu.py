@@ -8,12 +8,12 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Wor
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.traced import larger, smaller
+from subgraph.graph.symbolic import larger, smaller
 from subgraph.ops.elementwise.cpu import cast_to
 from subgraph.ops.elementwise.expressions import FLOATS, INTEGERS, text
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.movement.cpu import element_bytes, emit_view
-from subgraph.ops.reduce.cpu import emit_extreme
+from subgraph.ops.reduce.cpu import emit_minmax
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
@@ -263,7 +263,7 @@ def top_k(node: Node, low: Lowering) -> None:
     inner = math.prod(x.shape[axis + 1 :])
     largest = bool(node.attrs.get("largest", 1))
     if k == 1 and (largest or x.dtype in INTEGERS):  # to TopK as to ArgMax, NaN is the largest
-        emit_extreme(low, x, places, x.shape[axis], inner, largest=largest, last=False)
+        emit_minmax(low, x, places, x.shape[axis], inner, largest=largest, last=False)
         _emit_gather(low, x, places, values, axis)
         return
     wide = x.itemsize > 4 or x.shape[axis] >= 1 << 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.traced import larger
+from subgraph.graph.symbolic import larger
 
 from .arguments import SegmentSumArguments
 from .segments import DOMAIN

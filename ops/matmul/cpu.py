@@ -17,7 +17,7 @@ from subgraph.engine.codegen.tiling import LOW_ROWS
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.traced import recorded, smaller
+from subgraph.graph.symbolic import recorded, smaller
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.movement.packing import matrix_panels
@@ -40,10 +40,10 @@ from subgraph.ops.shared.tuning import fastest
 from subgraph.system.host import caches
 
 from .arguments import GemmArguments, PackRightArguments
+from .integer_gemm_cpu import WHOLE, emit_whole_product
 from .products import Matrix, Product, batch_steps, is_transposed, matrix
 from .strassen_cpu import alike_columns, emit_strassen, fits, saves
 from .unpacked_cpu import SHALLOW, emit_few_rows, emit_shallow, reads_once
-from .whole_products_cpu import WHOLE, emit_whole_product
 
 _BATCH_LEVELS = 3
 

@@ -27,7 +27,7 @@ from subgraph.operators.reference import attributes
 from subgraph.ops.composite.cpu import delegate, viewed
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, Term, text
-from subgraph.ops.reduce.cpu import emit_extreme, emit_reduction
+from subgraph.ops.reduce.cpu import emit_minmax, emit_reduction
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 
 from .scores import ML, prepared
@@ -302,7 +302,7 @@ def linear_classifier(node: Node, low: Lowering) -> None:
     scores = scores_of(low, name, y)
     emit_linear(low, x, weights, added, scores)
     places = temporary(low, "int64", (x.shape[0],))
-    emit_extreme(low, scores, places, count, 1, largest=True, last=False)
+    emit_minmax(low, scores, places, count, 1, largest=True, last=False)
     emit_labels(low, places, labels)
     emit_transform(low, name, scores, y)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Weight
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.traced import larger, smaller
+from subgraph.graph.symbolic import larger, smaller
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.shared.strides import Ints, collapse
 from subgraph.system.host import isa

@@ -22,9 +22,9 @@ from subgraph.engine.planner.lowering import (
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
-from subgraph.graph.traced import is_traced, larger, smaller
+from subgraph.graph.symbolic import is_symbolic, larger, smaller
 from subgraph.graph.types import numpy_dtype
-from subgraph.operators.known_values import has_traced, slice_ends
+from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.elementwise.cpu import emit_expression, source
 from subgraph.ops.elementwise.expressions import Expression, text
 from subgraph.ops.elementwise.primitives import primitive
@@ -158,7 +158,7 @@ def constant_of_shape(node: Node, low: Lowering) -> None:
     """Fill with the attribute's element."""
     y = low.output()
     value = np.asarray(node.attrs.get("value", np.zeros(1, np.float32))).reshape(-1)[:1]
-    if not is_traced(y.size) and y.size <= 1024:
+    if not is_symbolic(y.size) and y.size <= 1024:
         low.known(y, np.full(y.shape, value[0], numpy_dtype(y.dtype)))
     else:
         element_bytes(y)
@@ -180,7 +180,7 @@ def range_(node: Node, low: Lowering) -> None:
     """Give numbers that the plan knows, or, where it is for several sizes, compute them."""
     start, _, delta = (known(low, k) for k in range(3))
     y = low.output()
-    if is_traced(y.size) or has_traced(start) or has_traced(delta):
+    if is_symbolic(y.size) or has_symbolic(start) or has_symbolic(delta):
         block = _UNIT_BYTES // y.itemsize
         kernel = Kernel("subgraph.ops.movement.kernels", "sequence", dtype=y.dtype)
         arguments = SequenceArguments(

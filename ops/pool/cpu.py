@@ -10,7 +10,7 @@ from subgraph.engine.planner.lowering import Layout, Lowering, Operand, Unsuppor
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.movement.geometry import Geometry, auto_pad, ints, pads_before, steps, triple
-from subgraph.ops.movement.layout_turns import blocked, blocked_target, settle
+from subgraph.ops.movement.layout_conversion import blocked, blocked_target, settle
 from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
 
 from .arguments import (
@@ -191,7 +191,7 @@ def _largest(node: Node, low: Lowering) -> None:
     )
     units = x.shape[0] * x.shape[1]
     work = units * g.pixels * g.taps
-    kernel = Kernel("subgraph.ops.pool.places_kernels", "largest", dtype=x.dtype)
+    kernel = Kernel("subgraph.ops.pool.maxpool_indices_kernels", "largest", dtype=x.dtype)
     low.emit(kernel, arguments, units, grain=grain(units, 2 * work), flops=work, bytes=x.nbytes)
 
 

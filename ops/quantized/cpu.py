@@ -110,9 +110,7 @@ def _extremes(low: Lowering, x: Operand) -> tuple[Operand, Operand]:
     size = round_up(-(-x.size // parts), low.lanes("float32"))
     parts = -(-x.size // size)
     found = [temporary(low, "float32", (parts,)) for _ in range(2)]
-    kernel = Kernel(
-        "subgraph.ops.selection.extremes_kernels", "extremes", lanes=low.lanes("float32")
-    )
+    kernel = Kernel("subgraph.ops.selection.minmax_kernels", "extremes", lanes=low.lanes("float32"))
     low.emit(kernel, [x, *found, x.size, size], parts, bytes=x.nbytes)
     if parts == 1:
         return found[0], found[1]

@@ -64,7 +64,7 @@ from subgraph.engine.codegen.tile_int import (
 )
 
 from .arguments import QuantisedDepthwiseArguments, QuantisedProductArguments
-from .guarded_kernels import (
+from .saturation_kernels import (
     LINE,
     PAIRS,
     STRIDE_BLOCK,

@@ -17,7 +17,7 @@ import numpy as np
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.ops.matmul.whole_products_cpu import TERMS, emit_byte_product
+from subgraph.ops.matmul.integer_gemm_cpu import TERMS, emit_byte_product
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import Array, grain, round_up
 from subgraph.system import host

@@ -10,14 +10,14 @@ import numpy as np
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.traced import larger
+from subgraph.graph.symbolic import larger
 from subgraph.graph.types import numpy_dtype
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import FLOATS, INTEGERS, Expression
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.movement.copies_cpu import emit_fill
 from subgraph.ops.movement.cpu import known, known_ints
-from subgraph.ops.movement.layout_turns import blocked_target, settle
+from subgraph.ops.movement.layout_conversion import blocked_target, settle
 from subgraph.ops.pool.cpu import emit_whole
 from subgraph.ops.shared.strides import collapse, contiguous, normal_axis
 from subgraph.ops.shared.tile_planning import tiles
@@ -191,10 +191,10 @@ def extreme(node: Node, low: Lowering) -> None:
         return
     last = bool(node.attrs.get("select_last_index", 0))
     size, inner = x.shape[axis] if x.rank else 1, math.prod(x.shape[axis + 1 :])
-    emit_extreme(low, x, y, size, inner, largest=node.op_type == "ArgMax", last=last)
+    emit_minmax(low, x, y, size, inner, largest=node.op_type == "ArgMax", last=last)
 
 
-def emit_extreme(
+def emit_minmax(
     low: Lowering, x: Operand, y: Operand, size: int, inner: int, *, largest: bool, last: bool
 ) -> None:
     """Emit the step that finds the indices of extremes along ``size`` elements, as int64.

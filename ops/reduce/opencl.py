@@ -121,7 +121,7 @@ def extreme(low: ClLowering, kernel: Kernel, a: ExtremeArguments) -> None:
     low.launch(source, "extreme", [rows, *a.words()], *line(low, rows))
 
 
-@cl_kernel("subgraph.ops.selection.extremes_kernels", "extremes")
+@cl_kernel("subgraph.ops.selection.minmax_kernels", "extremes")
 def extremes(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
     """Launch the reductions to the largest and to the smallest element."""
     x, largest, smallest = words[:3]

@@ -1,6 +1,6 @@
 """Operators that find how much they give, on the CPU device: bounded forms, and the cut after them.
 
-See ``ops/selection/bounded.py`` for what they mean.
+See ``ops/selection/padded.py`` for what they mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from subgraph.ops.movement.copies_cpu import emit_copy, emit_fill
 from subgraph.ops.movement.cpu import element_bytes
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
-from .bounded import DOMAIN
+from .padded import DOMAIN
 
 _ORDERED = ("float32", "float64", *INTEGERS, "bool")
 _HALF = ("float16", "bfloat16")

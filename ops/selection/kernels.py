@@ -1,7 +1,7 @@
 """Kernels that find how much they give: NonZero, Compress, Unique, NonMaxSuppression.
 
 They fill buffers that are large enough and write how much of them counts; see
-``ops/selection/bounded.py``.
+``ops/selection/padded.py``.
 """
 
 from __future__ import annotations

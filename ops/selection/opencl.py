@@ -22,7 +22,7 @@ from subgraph.ops.movement.copies_cpu import emit_fill
 from subgraph.ops.movement.opencl import as_words
 from subgraph.ops.shared.opencl_code import line, require, storage, word
 
-from .bounded import DOMAIN, PREFIX, TRIMMED
+from .padded import DOMAIN, PREFIX, TRIMMED
 
 _TEAM = 128  # work-items of a GPU's group
 _TEAMS = 512  # of a GPU that share a count

@@ -12,7 +12,7 @@ from subgraph.engine.codegen.tiling import F_HI, F_LO, LOW_ROWS, tile_shape
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.traced import recorded
+from subgraph.graph.symbolic import recorded
 from subgraph.system import host
 
 Array = np.ndarray[Any, Any]
@@ -222,7 +222,7 @@ def activation(node: Node, of: Tiles) -> Activation:
         flags = (F_LO if low > -math.inf else 0) | (F_HI if high < math.inf else 0)
         return Activation(0, flags, low, high, low <= 0.0 <= high)
     kernel = Kernel(
-        "subgraph.ops.shared.post_kernels", "post", dtype=of.dtype, lanes=of.lanes, act=name
+        "subgraph.ops.shared.epilogue_kernels", "post", dtype=of.dtype, lanes=of.lanes, act=name
     )
     return Activation(kernel, 0, low, high, name not in _NOT_ZERO_AT_ZERO)
 

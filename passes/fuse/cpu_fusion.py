@@ -10,7 +10,7 @@ import attrs
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
-from subgraph.operators.known_values import LIMIT
+from subgraph.operators.shape_values import LIMIT
 from subgraph.passes._patterns import PatternProperty, is_op
 from subgraph.transform.pass_manager import apply_pass, register_pass
 

@@ -49,8 +49,8 @@ from subgraph.graph.limits import limited, parse_bytes
 from subgraph.operators.operator import Operator, forget_operator, register_operator
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.settings import current_name
-from subgraph.system.collector import paused_gc
 from subgraph.system.forking import free_in_child
+from subgraph.system.gc_control import paused_gc
 from subgraph.system.registry import defined_at, nearest
 from subgraph.system.trusted_files import open_regular
 

@@ -466,7 +466,7 @@ def _read_graph(reader: BlobReader, parameters: Mapping[str, Parameter] | None) 
     from subgraph.operators.protobuf import dtype_from_number
     from subgraph.operators.type_inference import infer_graph
     from subgraph.partition.op_note import restore_ops
-    from subgraph.system.collector import paused_gc
+    from subgraph.system.gc_control import paused_gc
 
     places = _table(reader.header, "weights")
 

@@ -21,7 +21,7 @@ from subgraph.graph.naming import name_nodes, name_values
 from subgraph.graph.order import producers, topological, without_dead
 from subgraph.graph.parameters import Parameter, ParameterTable
 from subgraph.graph.types import ValueType
-from subgraph.system.collector import paused_gc
+from subgraph.system.gc_control import paused_gc
 from subgraph.system.registry import nearest
 
 if TYPE_CHECKING:

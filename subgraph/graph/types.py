@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from subgraph.errors import ShapeError
-from subgraph.graph.traced import Traced, is_traced
+from subgraph.graph.symbolic import SymInt, is_symbolic
 
 Dim = int | str | None
 Shape = tuple[Dim, ...]
@@ -57,7 +57,7 @@ ONNX_DTYPE = MappingProxyType(
 DTYPE_OF_ONNX = MappingProxyType({number: name for name, number in ONNX_DTYPE.items()})
 _PLAIN = frozenset({int})
 # Types of the dimensions that are numbers, once a shape is made.
-_NUMBERS = frozenset({int, Traced})
+_NUMBERS = frozenset({int, SymInt})
 _ALIASES = {"float": "float32", "double": "float64", "half": "float16", "str": "string"}
 
 
@@ -139,7 +139,7 @@ def _shape(dims: Iterable[int | str | None] | None) -> Shape | None:
             out.append(dim)
         elif dim is None or isinstance(dim, str):
             out.append(dim or None)
-        elif is_traced(dim) and dim >= 0:
+        elif is_symbolic(dim) and dim >= 0:
             out.append(dim)
         elif not isinstance(dim, bool) and hasattr(dim, "__index__") and index(dim) >= 0:
             out.append(index(dim))

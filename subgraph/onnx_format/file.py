@@ -25,7 +25,7 @@ from subgraph.errors import (
 )
 from subgraph.graph.graph import Graph
 from subgraph.graph.limits import limited, parse_bytes
-from subgraph.system.collector import paused_gc
+from subgraph.system.gc_control import paused_gc
 
 if TYPE_CHECKING:
     import onnx

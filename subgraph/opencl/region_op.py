@@ -7,21 +7,21 @@ from typing import Any, cast
 
 import attrs
 
-from subgraph.engine.planner.bound import BoundPlan
+from subgraph.engine.planner.executable_plan import ExecutablePlan
 from subgraph.engine.planner.plan import Plan
 from subgraph.engine.planner.stored_program import StoredProgram
-from subgraph.engine.planner.template import Instance
+from subgraph.engine.planner.symbolic_plan import Instance
 from subgraph.engine.region.region_op import CpuSubgraphOp, Guards, RegionOptions, without_weights
 from subgraph.engine.region.region_session import CpuSession
 from subgraph.graph.graph import Graph
 from subgraph.graph.types import TensorType
-from subgraph.opencl.bound import Array, ClBoundPlan, Pending
+from subgraph.opencl.executable_plan import Array, ClExecutablePlan, Pending
 from subgraph.opencl.runtime import Runtime
 from subgraph.operators.subgraph_op import (
     Halves,
     Keeper,
     ProfileEntry,
-    RunTurns,
+    RunIterations,
     Session,
     SubgraphOp,
     Wiring,
@@ -72,13 +72,13 @@ class ClSession(CpuSession):
         super().__init__(op)
         self._cl_op = op
 
-    def _bind(self, plan: Plan | Instance | StoredProgram) -> BoundPlan:
+    def _bind(self, plan: Plan | Instance | StoredProgram) -> ExecutablePlan:
         assert isinstance(plan, Plan), "no file holds programs of OPENCL"
         op = self._cl_op
-        bound = ClBoundPlan(plan, op.runtime, op.weights, op.options.profiling)
-        return cast(BoundPlan, bound)
+        bound = ClExecutablePlan(plan, op.runtime, op.weights, op.options.profiling)
+        return cast(ExecutablePlan, bound)
 
-    def turns(self, wiring: Wiring) -> RunTurns | None:
+    def turns(self, wiring: Wiring) -> RunIterations | None:
         """Return None: between two turns the device waits for Python."""
         return None
 
@@ -90,12 +90,12 @@ class ClSession(CpuSession):
         ready = self.ready(inputs)
         if ready is None:
             return self.run_parts(inputs, outputs)
-        bound = cast(ClBoundPlan, ready)
+        bound = cast(ClExecutablePlan, ready)
         return bound, bound.begin(inputs, outputs)
 
     def _end(self, begun: Any) -> Sequence[Any]:
         if isinstance(begun, tuple):
-            bound, pending = cast("tuple[ClBoundPlan, Pending]", begun)
+            bound, pending = cast("tuple[ClExecutablePlan, Pending]", begun)
             return bound.end(pending)
         return cast(Sequence[Any], begun)
 

@@ -155,8 +155,8 @@ def infer_by_onnx(
     node: Node, input_types: Sequence[ValueType | None], input_values: Sequence[Array | None]
 ) -> list[ValueType | None]:
     """Return the output types that onnx infers, for operators without a rule of ours."""
-    from subgraph.operators.known_values import settled
     from subgraph.operators.onnx_inference import infer_node
+    from subgraph.operators.shape_values import settled
 
     values = [
         settled(value, type_.dtype)

@@ -19,7 +19,7 @@ from subgraph.errors import UnsupportedOpError
 from subgraph.system.registry import Files, Registry, nearest
 
 if TYPE_CHECKING:
-    from subgraph.operators.kept_schemas import KeptSchemas
+    from subgraph.operators.schema_cache import SchemaCache
 
 AttributeKind = Literal[
     "float",
@@ -181,13 +181,13 @@ def _standard(op_type: str, domain: str, version: int) -> Schema | None:
     return from_onnx(found)
 
 
-def _kept() -> KeptSchemas | None:
+def _kept() -> SchemaCache | None:
     """Return the schemas of the cache folder; None where onnx is there to be asked itself."""
     if "onnx.defs" in sys.modules:
         return None
-    from subgraph.operators.kept_schemas import kept_schemas
+    from subgraph.operators.schema_cache import cached_schemas
 
-    return kept_schemas()
+    return cached_schemas()
 
 
 def describe(schema: Schema) -> str:

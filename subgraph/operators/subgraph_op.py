@@ -45,7 +45,7 @@ Halves = tuple[
 ]
 # Takes the inputs, the turn before which to stop (None: until the condition says so), and the
 # number of the first one; see Session.turns.
-RunTurns = Callable[[Sequence[Any], "int | None", int], "Turned | None"]
+RunIterations = Callable[[Sequence[Any], "int | None", int], "Turned | None"]
 _REMEMBERED = 64  # sets of input shapes of a session whose output types are kept
 DOMAIN = "subgraph"
 OP_TYPE = "_subgraph_op"
@@ -242,7 +242,7 @@ class Session:
         """
         return None
 
-    def turns(self, wiring: Wiring) -> RunTurns | None:
+    def turns(self, wiring: Wiring) -> RunIterations | None:
         """Return how to run what `given_only` runs turn after turn, None where there is no way.
 
         It takes the inputs of the first turn, of which there is one at least; those of

@@ -1,7 +1,7 @@
 """Types of all values of a graph, through the bodies of control-flow operators; symbolic.
 
 `infer_graph` fills in the types of a graph in place; ``sg.load`` and the pass "InferTypes" call
-it. One node is `subgraph.op.infer_types`'s task; `subgraph.operators.known_values` carries shape
+it. One node is `subgraph.op.infer_types`'s task; `subgraph.operators.shape_values` carries shape
 arithmetic.
 """
 
@@ -17,9 +17,9 @@ from subgraph.errors import ModelError, ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import Dim, OptionalType, SequenceType, Shape, TensorType, ValueType
 from subgraph.operators.bodies import check_node
-from subgraph.operators.known_values import dims_of, from_array, propagate, to_array
 from subgraph.operators.op_checks import output_types, says_types
 from subgraph.operators.operator import infer_types, scanned_inputs
+from subgraph.operators.shape_values import dims_of, from_array, propagate, to_array
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
 
 Array = np.ndarray[Any, Any]
@@ -36,7 +36,7 @@ def infer_graph(
         graph: The graph. Stated types stay where they say more than what is found.
         strict: Whether contradictions are errors; otherwise what is stated gives way, and what
             does not fit is left unknown.
-        known: Elements of values from outside (see `subgraph.operators.known_values`).
+        known: Elements of values from outside (see `subgraph.operators.shape_values`).
 
     Returns:
         The elements of the graph's values, where they were found.

@@ -22,7 +22,7 @@ _ANSWERS: tuple[type[Any], ...] = (Reject, bool, np.bool_)  # what says yes or n
 Refusal = tuple[int, int, int, Any]
 
 
-class Asker:
+class SelectorDriver:
     """Makes the selectors of one property, and remembers the noes about each node.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph.graph import Graph
-from subgraph.partition.asking import Asker
+from subgraph.partition.asking import SelectorDriver
 from subgraph.partition.constants import ConstantWeights
 from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.op_note import note_op, saved_options
@@ -28,7 +28,7 @@ from subgraph.partition.record import (
 from subgraph.partition.replace import Cut, Cutter, ask_node, put_in
 from subgraph.partition.search.workspace import Workspace
 from subgraph.partition.selector import Reject
-from subgraph.system.collector import paused_gc
+from subgraph.system.gc_control import paused_gc
 from subgraph.system.registry import nearest
 
 
@@ -191,9 +191,9 @@ class _Target:
         refused: dict[tuple[int, ...], Reject],
         count: _Count,
     ) -> tuple[Run, bool]:
-        asker = Asker(self.work, owner, count.names)
+        driver = SelectorDriver(self.work, owner, count.names)
         strategy = options.strategy or owner.strategy
-        found = propose(asker, self.made, strategy)
+        found = propose(driver, self.made, strategy)
         least = owner.min_size if options.min_size is None else options.min_size
         fates = prune(found.regions, least, cap, self.work.forced)
         notes, cuts, kept = self._make(owner, found.regions, fates, refused, count, options)
@@ -206,7 +206,7 @@ class _Target:
             else:
                 for member in region.members:
                     self.work.free[member] = 1
-        run = _run(owner, strategy, least, asker, found, notes, options)
+        run = _run(owner, strategy, least, driver, found, notes, options)
         # Nodes given back might form other regions now: what is left must stay as it is when the
         # pass is applied again.
         again = bool(cuts) and (len(cuts) < len(notes) or bool(found.filtered))
@@ -279,12 +279,12 @@ def _run(
     owner: SubgraphProperty,
     strategy: str,
     min_size: int,
-    asker: Asker,
+    driver: SelectorDriver,
     found: Proposals,
     notes: list[RegionNote],
     options: Options,
 ) -> Run:
-    names = asker.work.names
+    names = driver.work.names
     region = array("i", [-1]) * len(names)
     for number, proposal in enumerate(found.regions):
         for member in proposal.members:
@@ -302,8 +302,8 @@ def _run(
         region=region,
         given_up=found.given_up,
         filtered=found.filtered,
-        dropped=asker.dropped,
-        refusals=asker.refusals,
+        dropped=driver.dropped,
+        refusals=driver.refusals,
         regions=notes,
         forced=forced,
         version=owner.version,

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from subgraph.partition.asking import INPUT, OUTPUT, Asker
+from subgraph.partition.asking import INPUT, OUTPUT, SelectorDriver
 from subgraph.partition.search.growing import PRODUCERS
 from subgraph.partition.search.search import Grown, Search
 from subgraph.partition.selector import SubgraphSelector
@@ -28,16 +28,16 @@ class Growth:
         via: For each node that was a candidate, the node it was found from (itself: the start).
     """
 
-    def __init__(self, asker: Asker, search: Search, via: array[int]) -> None:
+    def __init__(self, driver: SelectorDriver, search: Search, via: array[int]) -> None:
         """Grow over the free nodes of ``search``; fills ``via``."""
-        self.asker = asker
+        self.driver = driver
         self.search = search
         self.via = via
 
     def grow(self, selector: SubgraphSelector, start: int) -> Grown:
         """Grow from ``start``."""
-        asker, search, via = self.asker, self.search, self.via
-        nodes, forced, refuse = asker.work.nodes, asker.work.forced, asker.refusals.append
+        driver, search, via = self.driver, self.search, self.via
+        nodes, forced, refuse = driver.work.nodes, driver.work.forced, driver.refusals.append
         told, asked, answers, go_on = search.told, search.asked, search.answers, search.go_on
         question: Callable[[Any, Any], Any]
         via[start] = start
@@ -54,8 +54,8 @@ class Growth:
                 try:
                     answer = True if forced[other] else question(this, nodes[other])
                 except Exception as error:
-                    asker.fail(selector, method, node, other, error)
-                taken = answer is True or asker.is_yes(answer, selector, method, node, other)
+                    driver.fail(selector, method, node, other, error)
+                taken = answer is True or driver.is_yes(answer, selector, method, node, other)
                 answers[place] = taken
                 if taken:
                     via[other] = node

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from subgraph.partition.asking import Asker
+from subgraph.partition.asking import SelectorDriver
 from subgraph.partition.growth import Growth
 from subgraph.partition.record import CAPPED, MADE, SMALL
 from subgraph.partition.search.search import Search
@@ -44,39 +44,39 @@ class Proposals:
     selector: str = ""
 
 
-def propose(asker: Asker, made: Sequence[list[int]], strategy: str) -> Proposals:
+def propose(driver: SelectorDriver, made: Sequence[list[int]], strategy: str) -> Proposals:
     """Find regions over the free nodes; they are free no more.
 
     Args:
-        asker: Asks the selectors of one property about the nodes of one graph.
+        driver: Asks the selectors of one property about the nodes of one graph.
         made: The regions that were made of this graph before.
         strategy: How regions grow.
 
     Raises:
         PartitionError: the selector misbehaved.
     """
-    work = asker.work
+    work = driver.work
     found = Proposals([], array("i", [-1]) * len(work.nodes), {}, {})
     search = Search(work.links)
     for members in made:
         search.choose(members)
     if strategy == "hetero":
-        _propose_by_device(asker, search, found)
+        _propose_by_device(driver, search, found)
     else:
-        _propose_by_growth(asker, search, found)
+        _propose_by_growth(driver, search, found)
     return found
 
 
-def _propose_by_growth(asker: Asker, search: Search, found: Proposals) -> None:
-    free = asker.work.free
+def _propose_by_growth(driver: SelectorDriver, search: Search, found: Proposals) -> None:
+    free = driver.work.free
     search.set_free(free)
-    growth = Growth(asker, search, found.via)
+    growth = Growth(driver, search, found.via)
     for start in range(len(free)):
         if not free[start]:
             continue
-        selector = asker.selector()
+        selector = driver.selector()
         found.selector = found.selector or type(selector).__name__
-        if not asker.select(selector, start):
+        if not driver.select(selector, start):
             continue
         members, given_up = growth.grow(selector, start)
         without: list[int] = []
@@ -86,7 +86,7 @@ def _propose_by_growth(asker: Asker, search: Search, found: Proposals) -> None:
             )
         for node in (*without, *given_up):
             found.given_up[node] = len(found.regions)
-        left = asker.filter(selector, members)
+        left = driver.filter(selector, members)
         first = len(found.regions)
         if len(left) == len(members):
             found.regions.append(Proposal(members, start))
@@ -112,31 +112,31 @@ def _grow_again(
         The selector that was asked last, what has grown, the nodes left out, and the nodes that the
         last growth has given up. The nodes left out are not free in the search.
     """
-    asker, search = growth.asker, growth.search
+    driver, search = growth.driver, growth.search
     without: list[int] = []
     for _ in range(_MOST_GROWTHS):
         if not given_up:
             break
         without += given_up
-        free = bytearray(asker.work.free)
+        free = bytearray(driver.work.free)
         for node in without:
             free[node] = 0
         search.set_free(free)
-        selector = asker.selector()
-        asker.select(selector, start)
+        selector = driver.selector()
+        driver.select(selector, start)
         members, given_up = growth.grow(selector, start)
     return selector, members, without, given_up
 
 
-def _propose_by_device(asker: Asker, search: Search, found: Proposals) -> None:
-    work = asker.work
+def _propose_by_device(driver: SelectorDriver, search: Search, found: Proposals) -> None:
+    work = driver.work
     taken = bytearray(len(work.free))
     kinds: dict[type[SubgraphSelector], None] = {}
     for node, free in enumerate(work.free):
         if free:
-            selector = asker.selector()
+            selector = driver.selector()
             kinds[type(selector)] = None
-            taken[node] = asker.select(selector, node)
+            taken[node] = driver.select(selector, node)
     found.selector = next(iter(kinds)).__name__ if kinds else ""
     search.start_roots(taken)
     keeps_all = all(kind.filter is SubgraphSelector.filter for kind in kinds)
@@ -147,7 +147,7 @@ def _propose_by_device(asker: Asker, search: Search, found: Proposals) -> None:
         if keeps_all:
             found.regions.append(Proposal(members, start))
         else:
-            left = asker.filter_device(members, start)
+            left = driver.filter_device(members, start)
             _choose_left(search, members, left, start, found)
             search.take(members)
     for region in found.regions:

@@ -18,7 +18,7 @@ from subgraph.graph.types import SequenceType, TensorType, dtype_of, numpy_dtype
 from subgraph.operators.bodies import check_bodies
 from subgraph.operators.operator import scanned_inputs
 from subgraph.operators.requirements import check_values
-from subgraph.operators.subgraph_op import RunTurns, Wiring
+from subgraph.operators.subgraph_op import RunIterations, Wiring
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -44,7 +44,7 @@ class BodyExecutor(Protocol):
         """Run it on its inputs and captures."""
         ...
 
-    def turns(self, wiring: Wiring) -> RunTurns | None:
+    def turns(self, wiring: Wiring) -> RunIterations | None:
         """Return how to run it turn after turn at once, None where there is no way."""
         ...
 

@@ -24,7 +24,7 @@ from subgraph.graph.parameters import Parameter, Snapshot, epoch, pinned, pinned
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
-    RunTurns,
+    RunIterations,
     Session,
     SubgraphOp,
     Turned,
@@ -169,9 +169,9 @@ class Executor:
             ]
             return control_flow(step.node, bodies)
         from subgraph.operators.reference import evaluate
-        from subgraph.runtime.quick_steps import quick_step
+        from subgraph.runtime.fast_ops import fast_op
 
-        return quick_step(step.node) or partial(evaluate, step.node)
+        return fast_op(step.node) or partial(evaluate, step.node)
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run the graph.
@@ -205,7 +205,7 @@ class Executor:
             self.scheduler.run(self.run_chain, values)
         return self.finish(values)
 
-    def turns(self, wiring: Wiring) -> RunTurns | None:
+    def turns(self, wiring: Wiring) -> RunIterations | None:
         """Return how the body of a loop runs turn after turn; None if it is not one region.
 
         Args:
@@ -230,7 +230,7 @@ class Executor:
 
     def _turn(
         self,
-        run: RunTurns,
+        run: RunIterations,
         session: Session,
         given: Sequence[int],
         inputs: Sequence[Any],
@@ -444,9 +444,9 @@ def _placed(entries: Sequence[ProfileEntry], start: float) -> list[ProfileEntry]
 
 
 def _is_quick(node: Node) -> bool:
-    from subgraph.runtime.quick_steps import gives_size, quick_step
+    from subgraph.runtime.fast_ops import fast_op, gives_size
 
-    return quick_step(node) is not None or gives_size(node)
+    return fast_op(node) is not None or gives_size(node)
 
 
 def _stepper(step: Step, inputs: Sequence[int], run: Run) -> _Do:

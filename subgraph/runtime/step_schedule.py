@@ -33,7 +33,7 @@ _threads = TaskExecutor("regions", threads=None)
 
 Values = list[Any]
 RunSteps = Callable[[Values, Sequence[int]], None]
-Turns = Sequence[tuple[threading.Lock, int, int]]  # who holds the lock runs these steps
+Iterations = Sequence[tuple[threading.Lock, int, int]]  # who holds the lock runs these steps
 
 
 @attrs.frozen
@@ -94,7 +94,7 @@ class Schedule:
         device = self.tasks[number].device
         return ("task", number) if device is None else ("device", device)
 
-    def locks(self, turns: Turns) -> list[threading.Lock]:
+    def locks(self, turns: Iterations) -> list[threading.Lock]:
         """Return the lock of each task, where steps of one device wait for those of another run."""
         by_step = {k: lock for lock, begin, end in turns for k in range(begin, end)}
         return [by_step[task.steps[0]] for task in self.tasks]

@@ -345,7 +345,7 @@ def traced() -> Generator[None]:
 
     As it is, only dimensions that differed from call to call are traced, from the second shape on.
     """
-    from subgraph.engine.planner.template import Templates
+    from subgraph.engine.planner.symbolic_plan import Templates
 
     def every(templates: Templates) -> list[list[tuple[int, int]]]:
         ranks = enumerate(type_.rank or 0 for type_ in templates.seen[-1])

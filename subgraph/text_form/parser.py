@@ -33,7 +33,7 @@ from subgraph.graph.types import (
 from subgraph.operators.subgraph_op import DefaultSubgraphOp
 from subgraph.partition.record import KEY, PartitionRecord
 from subgraph.partition.saved import load_record
-from subgraph.system.collector import paused_gc
+from subgraph.system.gc_control import paused_gc
 
 Array = np.ndarray[Any, Any]
 

@@ -23,13 +23,13 @@ import attrs
 import subgraph as sg
 from subgraph.devices.export import region_nodes
 from subgraph.engine.program import entry
-from subgraph.engine.region import turns
+from subgraph.engine.region import iterations
 from subgraph.engine.toolchain import prebuilt, toolchain
 from subgraph.engine.toolchain.isa_levels import LEVELS, IsaLevel
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.keys import source_digest
 from subgraph.engine.toolchain.loader import ObjectCode
-from subgraph.operators import kept_schemas
+from subgraph.operators import schema_cache
 from subgraph.system import host, prebuilt_files
 from subgraph.tools.warmup import prepared_graphs
 
@@ -66,7 +66,7 @@ def kernels_of(level: IsaLevel, models: Sequence[Path]) -> list[Kernel]:
 
 def _plan(models: Sequence[Path]) -> None:
     """Plan what is built in and the models, with weights in the layouts of kernels; run nothing."""
-    toolchain.address(turns.loop_kernel())  # a loop asks for it only when it runs
+    toolchain.address(iterations.loop_kernel())  # a loop asks for it only when it runs
     for _, make in [*prepared_graphs(()), *(prepared_graphs(models) if models else ())]:
         graph = make()
         for threads in _THREADS:
@@ -171,10 +171,10 @@ def write_level(
 
 def _write_schemas(folder: Path) -> None:
     """Write the schemas of the operators, which a fresh machine need not ask onnx for then."""
-    key = kept_schemas.release_key()
+    key = schema_cache.release_key()
     if key is not None:
-        path = folder / f"{kept_schemas.PREBUILT}.pack"
-        prebuilt_files.write_data(path, key, kept_schemas.schemas_of_package())
+        path = folder / f"{schema_cache.PREBUILT}.pack"
+        prebuilt_files.write_data(path, key, schema_cache.schemas_of_package())
 
 
 def level_named(name: str) -> IsaLevel:

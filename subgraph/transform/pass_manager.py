@@ -25,7 +25,7 @@ from subgraph.errors import PassError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.limits import check_time
 from subgraph.graph.parameters import changes_by_thread
-from subgraph.system.collector import look_at_new
+from subgraph.system.gc_control import look_at_new
 from subgraph.system.registry import Files, Registry, defined_at, nearest
 
 Pass = Callable[..., Graph]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.region import turns
+from subgraph.engine.region import iterations
 from subgraph.runtime import control_flow
 from tests.support.peer import check_results, session_of
 
@@ -227,15 +227,15 @@ def test_one_branch_is_run(size: int, python: list[str]) -> None:
 def test_a_loop_makes_its_turns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Odd turns do not what even ones do, without Python between them."""
     made: list[int] = []
-    run = turns.Turns.run
+    run = iterations.Iterations.run
 
-    def noted(self: turns.Turns, *args: Any) -> Any:
+    def noted(self: iterations.Iterations, *args: Any) -> Any:
         found = run(self, *args)
         assert found is not None
         made.append(found.done)
         return found
 
-    monkeypatch.setattr(turns.Turns, "run", noted)
+    monkeypatch.setattr(iterations.Iterations, "run", noted)
     count, x = sg.input("count", (), "int64"), sg.input("x", (4, 30))
     turn, going = sg.input("turn", (), "int64"), sg.input("going", (), "bool")
     state = sg.input("state", (4, 30))

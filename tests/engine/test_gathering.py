@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.planner import gathering
-from subgraph.engine.planner.gathering import gathered
+from subgraph.engine.planner import schedule
+from subgraph.engine.planner.schedule import gathered
 from subgraph.graph.graph import Node
 
 
 @pytest.fixture(autouse=True)
 def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_WORTH_IT", 1)
+    monkeypatch.setattr(schedule, "_WORTH_IT", 1)
 
 
 def _weights(count: int) -> list[sg.Value]:

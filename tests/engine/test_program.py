@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from subgraph.engine.program import layout
+from subgraph.engine.program import abi
 from subgraph.engine.program.pool import Pool, shared
 from subgraph.engine.program.program import Program, Step, grain
 from subgraph.engine.toolchain.kernel import Kernel
@@ -71,7 +71,7 @@ def test_steps_run_in_order(tiny: bool) -> None:
 
 
 def test_more_units_than_a_ticket_counts() -> None:
-    units = (layout.TICKET_MASK << 2) + 3
+    units = (abi.TICKET_MASK << 2) + 3
     counter = Counter(0, 0)
     kernel = Kernel("tests.support.engine.kernels", "tally").address
     step = Step(kernel, counter.words.ctypes.data, units, 1 << 20)
@@ -110,8 +110,8 @@ def test_many_programs_at_once(pool: Pool) -> None:
         thread.join(60)
         assert not thread.is_alive()
     assert not failures
-    assert state(pool)[layout.POOL_WALKERS // 8] == 0
-    assert state(pool)[layout.POOL_BUSY // 8] == 0
+    assert state(pool)[abi.POOL_WALKERS // 8] == 0
+    assert state(pool)[abi.POOL_BUSY // 8] == 0
 
 
 def test_one_program_called_from_many_threads(pool: Pool) -> None:
@@ -166,7 +166,7 @@ def test_the_first_programs_of_a_process_start_at_once() -> None:
 
 
 def state(pool: Pool) -> Words:
-    words = layout.pool_bytes(pool.size) // 8
+    words = abi.pool_bytes(pool.size) // 8
     return np.ctypeslib.as_array(
         ctypes.cast(pool.address, ctypes.POINTER(ctypes.c_int64)), (words,)
     )
@@ -204,15 +204,15 @@ def two_cores() -> set[int]:
 
 
 def word_of_helper(pool: Pool, word: int) -> int:
-    line = layout.POOL_TICKETS + layout.LINE  # of the first helper
-    return int(state(pool)[(line + word) // layout.WORD])
+    line = abi.POOL_TICKETS + abi.LINE  # of the first helper
+    return int(state(pool)[(line + word) // abi.WORD])
 
 
 def test_a_helper_that_slept_wakes_on_another_core_than_its_caller() -> None:
     cores = two_cores()
     pool = Pool(2, in_kernel=True)
     assert helped(pool)
-    thread = word_of_helper(pool, layout.POOL_THREAD)
+    thread = word_of_helper(pool, abi.POOL_THREAD)
     deadline = time.monotonic() + 60
 
     def until(condition: Callable[[], bool]) -> None:
@@ -222,7 +222,7 @@ def test_a_helper_that_slept_wakes_on_another_core_than_its_caller() -> None:
     # A step that both work on for long enough to look at where the helper may run meanwhile.
     step, _words = burn(50_000, 100, 25)
     caller = threading.Thread(target=Program([step], 2, pool).run)
-    until(lambda: word_of_helper(pool, layout.POOL_ASLEEP) == 1)
+    until(lambda: word_of_helper(pool, abi.POOL_ASLEEP) == 1)
     caller.start()
     until(lambda: len(os.sched_getaffinity(thread)) == len(cores) - 1)
     assert os.sched_getaffinity(thread) < cores
@@ -235,7 +235,7 @@ def test_a_caller_with_one_core_leaves_helpers_where_they_are() -> None:
     cores = two_cores()
     pool = Pool(2, in_kernel=True)
     assert helped(pool)
-    thread = word_of_helper(pool, layout.POOL_THREAD)
+    thread = word_of_helper(pool, abi.POOL_THREAD)
     time.sleep(0.05)  # it sleeps now
     try:
         os.sched_setaffinity(0, {min(cores)})

@@ -13,14 +13,14 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.planner import sized_plan
+from subgraph.engine.planner import data_dependent_plan
+from subgraph.engine.planner.data_dependent_plan import DataDependentPlan
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.planner.size_code import SizeCode
-from subgraph.engine.planner.sized_plan import SizedPlan
 from subgraph.engine.program.program import Program, Step
-from subgraph.engine.region import loop_turns, turns
+from subgraph.engine.region import compiled_loop, iterations
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.traced import Trace, larger, plain, single, smaller
+from subgraph.graph.symbolic import Trace, larger, plain, single, smaller
 from subgraph.operators.subgraph_op import Turned
 from tests.support.peer import check_results, session_of
 
@@ -29,17 +29,17 @@ F4 = np.float32
 
 
 @pytest.fixture(autouse=True)
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[SizedPlan | None]:
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[DataDependentPlan | None]:
     """The sized plans that were made."""
-    made: list[SizedPlan | None] = []
-    make = sized_plan.make_sized_plan
+    made: list[DataDependentPlan | None] = []
+    make = data_dependent_plan.make_data_dependent_plan
 
-    def noted(*args: Any) -> SizedPlan | None:
+    def noted(*args: Any) -> DataDependentPlan | None:
         found = make(*args)
         made.append(found)
         return found
 
-    monkeypatch.setattr(loop_turns, "make_sized_plan", noted)
+    monkeypatch.setattr(compiled_loop, "make_data_dependent_plan", noted)
     return made
 
 
@@ -47,7 +47,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[SizedPlan | None]:
 def turned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """From and before which turn each run of a program went."""
     made: list[tuple[int, int]] = []
-    run = turns.Turns.run
+    run = iterations.Iterations.run
 
     def noted(self: Any, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Turned | None:
         found = run(self, inputs, limit, first)
@@ -55,7 +55,7 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
             made.append((first, found.done))
         return found
 
-    monkeypatch.setattr(turns.Turns, "run", noted)
+    monkeypatch.setattr(iterations.Iterations, "run", noted)
     return made
 
 
@@ -128,7 +128,7 @@ def _filtered(turn: sg.Value, operator_: str) -> Any:
 @pytest.mark.parametrize("operator_", ["NonZero", "Compress", "Unique"])
 @pytest.mark.parametrize("found", _FOUND)
 def test_what_is_found_decides_how_much_follows(
-    found: list[int], operator_: str, threads: int, plans: list[SizedPlan | None]
+    found: list[int], operator_: str, threads: int, plans: list[DataDependentPlan | None]
 ) -> None:
     """Counts of zero and one among them, and turns of none."""
     total, state = sg.input("total", ()), sg.input("state", ())
@@ -152,7 +152,7 @@ def test_all_turns_are_made_at_once(turned: list[tuple[int, int]]) -> None:
     assert turned == [(0, 8)] * 2
 
 
-def test_shapes_that_take_turns(plans: list[SizedPlan | None]) -> None:
+def test_shapes_that_take_turns(plans: list[DataDependentPlan | None]) -> None:
     """Each has its plan; a new one is only made once those before have been worth it."""
     x = sg.input("x", (8, "n"))
 
@@ -253,7 +253,7 @@ def test_boxes_cut_out_of_an_image() -> None:
     _compare(_loop(body), *rounds)
 
 
-def test_boxes_that_suppress_each_other(plans: list[SizedPlan | None]) -> None:
+def test_boxes_that_suppress_each_other(plans: list[DataDependentPlan | None]) -> None:
     def body(turn: sg.Value) -> Sequence[sg.Value]:
         boxes = sg.capture(sg.input("boxes", (1, 60, 4)))
         scores = ops.Gather(sg.capture(sg.input("x", (5, 60))), turn, axis=0)

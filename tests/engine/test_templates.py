@@ -17,10 +17,10 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.export import region_nodes
 from subgraph.engine.codegen.tiling import LOW_ROWS, tile_rows
-from subgraph.engine.planner import template
-from subgraph.engine.planner.template import Templates
+from subgraph.engine.planner import symbolic_plan
+from subgraph.engine.planner.symbolic_plan import Templates
 from subgraph.engine.region.region_op import CpuSubgraphOp
-from subgraph.graph.traced import Trace, Traced, float_bits, is_traced, pinned, recorded, single
+from subgraph.graph.symbolic import SymInt, Trace, float_bits, is_symbolic, pinned, recorded, single
 from subgraph.ops.conv.direct import cut, tile_cycles
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import Tiles
@@ -108,7 +108,7 @@ def test_what_leaves_python_is_pinned(name: str) -> None:
     number = trace.dimension(7)
     result = LEAVING[name](number)
     assert result == LEAVING[name](7)
-    assert not is_traced(result)
+    assert not is_symbolic(result)
     evaluate = trace.function([])
     assert evaluate([7], list) is not None
     assert evaluate([8], list) is None
@@ -127,11 +127,11 @@ def test_a_traced_number_is_one_to_isinstance_and_a_plain_one_afterwards() -> No
         a + "5"  # type: ignore[operator]
     trace.function([])
     after: Any = a + 1
-    assert not is_traced(after)
+    assert not is_symbolic(after)
     assert after == 6
     assert pinned(a) == 5
     assert isinstance(object.__repr__(a), str)
-    assert type(a) is Traced
+    assert type(a) is SymInt
 
 
 @recorded
@@ -460,7 +460,7 @@ def test_what_cannot_be_traced_is_planned_as_ever(monkeypatch: pytest.MonkeyPatc
         asked.append(len(args))
         raise TypeError("a rule that takes plain numbers only")
 
-    monkeypatch.setattr(template, "make_template", refuse)
+    monkeypatch.setattr(symbolic_plan, "make_template", refuse)
     model = sg.compile_model(_attention(), "CPU", ONE_THREAD)
     _running(range(5, 30), model)
     assert _templates(model).used == 0
@@ -485,4 +485,4 @@ def test_floats_that_follow_from_sizes_make_no_template() -> None:
     half: Any = trace.dimension(3)
     items = np.array([1, half * 0.5], object)
     with pytest.raises(sg.UnsupportedOpError, match="floats"):
-        template._Numbers().slots(items)  # pyright: ignore[reportPrivateUsage]
+        symbolic_plan._Numbers().slots(items)  # pyright: ignore[reportPrivateUsage]

@@ -19,7 +19,7 @@ import pytest
 from llvmlite import binding
 
 from subgraph.engine.program.pool import call
-from subgraph.engine.toolchain import compile_crew, keys, loader, targets, toolchain
+from subgraph.engine.toolchain import compile_workers, keys, loader, targets, toolchain
 from subgraph.engine.toolchain.compiler import object_and_assembly
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.objectfile import linked, undefined_symbols
@@ -484,7 +484,7 @@ def test_host_facts() -> None:
 
 CROWD = """
 import json, sys
-from subgraph.engine.toolchain import toolchain, compile_crew
+from subgraph.engine.toolchain import toolchain, compile_workers as compile_crew
 from subgraph.engine.toolchain.kernel import Kernel
 compile_crew.worthwhile_workers = lambda kernels: 2
 events = []
@@ -506,7 +506,7 @@ def test_many_kernels_are_compiled_by_several_processes(tmp_path: Path) -> None:
 
 BAD_CROWD = """
 import json
-from subgraph.engine.toolchain import toolchain, compile_crew
+from subgraph.engine.toolchain import toolchain, compile_workers as compile_crew
 from subgraph.engine.toolchain.kernel import Kernel
 compile_crew.worthwhile_workers = lambda kernels: 1
 good = [Kernel("tests.support.engine.kernels", "scale", lanes=n) for n in (1, 2, 4)]
@@ -523,12 +523,12 @@ def test_an_error_in_a_crew_reaches_the_caller(tmp_path: Path) -> None:
 
 
 def test_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_crew, "_MOST_WORKERS", 15)
+    monkeypatch.setattr(compile_workers, "_MOST_WORKERS", 15)
     monkeypatch.setattr(host, "core_count", lambda: 4)
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
-    assert [compile_crew.worthwhile_workers(n) for n in (0, 2, 3, 6, 100)] == [0, 0, 1, 2, 3]
+    assert [compile_workers.worthwhile_workers(n) for n in (0, 2, 3, 6, 100)] == [0, 0, 1, 2, 3]
     monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
-    assert compile_crew.worthwhile_workers(100) == 0
+    assert compile_workers.worthwhile_workers(100) == 0
 
 
 def test_quotas_of_control_groups(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.region import turns
+from subgraph.engine.region import iterations
 from subgraph.engine.region.region_session import CpuSession
 from tests.support.peer import check_results, session_of
 
@@ -24,14 +24,16 @@ F4 = np.float32
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The most turns of every run that was made at once."""
     made: list[int | None] = []
-    run = turns.Turns.run
+    run = iterations.Iterations.run
 
-    def noted(self: turns.Turns, inputs: Sequence[Any], limit: int | None, first: int = 0) -> Any:
+    def noted(
+        self: iterations.Iterations, inputs: Sequence[Any], limit: int | None, first: int = 0
+    ) -> Any:
         found = run(self, inputs, limit, first)
         made.append(limit)
         return found
 
-    monkeypatch.setattr(turns.Turns, "run", noted)
+    monkeypatch.setattr(iterations.Iterations, "run", noted)
     return made
 
 
@@ -97,7 +99,7 @@ def test_scans_and_the_number_of_the_turn(threads: int, runs: list[int | None]) 
 def test_until_the_condition_ends_it(
     most: int | None, at_a_time: int, runs: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "_OF_TINY", at_a_time)
+    monkeypatch.setattr(iterations, "_OF_TINY", at_a_time)
     start = sg.input("start", (4,), "int64")
     state = sg.input("state", (4,), "int64")
     stepped = ops.Add(state, np.int64(3))
@@ -160,7 +162,7 @@ def test_scan_over_a_length_that_is_not_known(
     runs: list[int | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "_OF_TINY", at_a_time)
+    monkeypatch.setattr(iterations, "_OF_TINY", at_a_time)
     dims: list[int | str] = [2, 8]
     dims.insert(axis, "length")
     start, x = sg.input("start", (2, 8)), sg.input("x", dims)

@@ -18,7 +18,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner.lowering import LOWERINGS
 from subgraph.engine.toolchain.objectcache import cache_folder
-from subgraph.operators import kept_schemas, schema
+from subgraph.operators import schema, schema_cache
 from subgraph.operators.operator import REFERENCES, SHAPE_RULES
 from subgraph.operators.protobuf import tensor_from_proto
 from subgraph.system.registry import Files, Registry
@@ -162,13 +162,13 @@ for name in onnx_messages.__all__:
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of its own."""
     monkeypatch.setenv("SUBGRAPH_CACHE_DIR", str(tmp_path))
-    kept_schemas.kept_schemas.cache_clear()
+    schema_cache.cached_schemas.cache_clear()
     yield tmp_path
-    kept_schemas.kept_schemas.cache_clear()
+    schema_cache.cached_schemas.cache_clear()
 
 
 def test_kept_schemas_are_those_of_onnx(kept: Path) -> None:
-    found = kept_schemas.kept_schemas()
+    found = schema_cache.cached_schemas()
     assert found is not None
     assert len(list(kept.rglob("*.sgk"))) == 1
     for op_type, domain in schema.standard_operators():
@@ -184,11 +184,11 @@ def test_kept_schemas_are_those_of_onnx(kept: Path) -> None:
 
 
 def test_kept_schemas_that_are_damaged_are_made_anew(kept: Path) -> None:
-    first = kept_schemas.kept_schemas()
+    first = schema_cache.cached_schemas()
     [path] = kept.rglob("*.sgk")
     path.write_bytes(path.read_bytes()[:-1])
-    kept_schemas.kept_schemas.cache_clear()
-    assert kept_schemas.kept_schemas() == first
+    schema_cache.cached_schemas.cache_clear()
+    assert schema_cache.cached_schemas() == first
 
 
 def test_no_schemas_are_kept_where_nothing_can_be(
@@ -196,7 +196,7 @@ def test_no_schemas_are_kept_where_nothing_can_be(
 ) -> None:
     monkeypatch.setenv("SUBGRAPH_CACHE_DIR", str(kept / "file"))
     (kept / "file").write_text("in the way")
-    assert kept_schemas.kept_schemas() is None
+    assert schema_cache.cached_schemas() is None
     assert str(cache_folder()).startswith(str(kept / "file"))
     assert not caplog.records
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from subgraph.opencl.bound import ClBoundPlan
+from subgraph.opencl.executable_plan import ClExecutablePlan
 from subgraph.opencl.lowering import ClLaunch
 
 LOG = Path(os.environ["OCLGRIND_LOG"])
@@ -22,10 +22,10 @@ KERNELS = os.environ["SUBGRAPH_OPENCL_KERNELS"]
 START, STEP = (int(number) for number in os.environ["OCLGRIND_PART"].split("/"))
 _launched: set[str] = set()
 _left_out: dict[str, str] = {}
-_enqueue = ClBoundPlan._enqueue
+_enqueue = ClExecutablePlan._enqueue
 
 
-def _noting(self: ClBoundPlan, item: Any) -> Any:
+def _noting(self: ClExecutablePlan, item: Any) -> Any:
     launch = getattr(item, "launch", None)
     if isinstance(launch, ClLaunch):
         _launched.add(launch.description)
@@ -34,7 +34,7 @@ def _noting(self: ClBoundPlan, item: Any) -> Any:
 
 def pytest_configure() -> None:
     """Note what is launched."""
-    ClBoundPlan._enqueue = _noting  # type: ignore[method-assign]
+    ClExecutablePlan._enqueue = _noting  # type: ignore[method-assign]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,7 +22,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.plugins.opencl import OpenclDevice
 from subgraph.errors import DeviceError
-from subgraph.opencl import bound, runtime, tuning
+from subgraph.opencl import executable_plan, runtime, tuning
 from tests.support.opencl import Array, core, graph_of, needs_device, random
 
 pytestmark = needs_device
@@ -146,7 +146,7 @@ def test_weights_change() -> None:
     """Each run uses the weights as they are; they are uploaded once for each version."""
     graph, w = scaled()
     model = core().compile_model(graph, "OPENCL")
-    store = bound.device_weights(runtime.runtime(0))
+    store = executable_plan.device_weights(runtime.runtime(0))
     x = random(4, 6)
     for factor in (1, 2, 3):
         w.assign(random(6, 5) * np.float32(factor))
@@ -181,7 +181,7 @@ GATED = """
 import threading
 import numpy as np
 import subgraph as sg
-from subgraph.opencl import bound, runtime
+from subgraph.opencl import executable_plan as bound, runtime
 api, kernels = runtime.opencl(), threading.Event()
 
 
@@ -223,7 +223,7 @@ def test_a_request_is_uploaded_while_the_device_works_for_another(
     model = core().compile_model(graph, "OPENCL")
     assert model.optimal_requests == 2
     begun, go_on = threading.Semaphore(0), threading.Event()
-    begin, end = bound.ClBoundPlan.begin, bound.ClBoundPlan.end
+    begin, end = executable_plan.ClExecutablePlan.begin, executable_plan.ClExecutablePlan.end
 
     def counted(self: Any, *args: Any) -> Any:
         pending = begin(self, *args)
@@ -239,8 +239,8 @@ def test_a_request_is_uploaded_while_the_device_works_for_another(
     requests = [model.create_infer_request() for _ in data]
     for request in requests:
         request.infer([data[0]])
-    monkeypatch.setattr(bound.ClBoundPlan, "begin", counted)
-    monkeypatch.setattr(bound.ClBoundPlan, "end", gated)
+    monkeypatch.setattr(executable_plan.ClExecutablePlan, "begin", counted)
+    monkeypatch.setattr(executable_plan.ClExecutablePlan, "end", gated)
     targets = [np.zeros_like(y) for y in wanted]
     for request, x, target in zip(requests, data, targets, strict=True):
         request.set_output(0, target)
@@ -266,7 +266,7 @@ def test_a_device_lost_while_results_are_awaited(monkeypatch: pytest.MonkeyPatch
     def lost(*_: Any) -> Any:
         raise sg.DeviceError("lost")
 
-    monkeypatch.setattr(bound.ClBoundPlan, "end", lost)
+    monkeypatch.setattr(executable_plan.ClExecutablePlan, "end", lost)
     request = model.create_infer_request()
     for _ in range(2):
         request.start_async([x])
@@ -391,7 +391,7 @@ def test_lost_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = threading.Event()
     error = api_error("RuntimeError", -36, "clEnqueueNDRangeKernel")
     faulty = Faulty(runtime.opencl(), "enqueue_nd_range_kernel", error, lost.is_set)
-    monkeypatch.setattr(bound, "opencl", lambda: faulty)
+    monkeypatch.setattr(executable_plan, "opencl", lambda: faulty)
     request, other = model.create_infer_request(), model.create_infer_request()
     np.testing.assert_allclose(other.infer([array])[0], wanted, rtol=1e-4)
     lost.set()
@@ -414,7 +414,7 @@ def test_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
         error,
         lambda: threading.get_ident() == victim,
     )
-    monkeypatch.setattr(bound, "opencl", lambda: faulty)
+    monkeypatch.setattr(executable_plan, "opencl", lambda: faulty)
     results: list[Any] = []
 
     def work() -> None:
@@ -468,7 +468,7 @@ def test_another_device_takes_over(
     model = core().compile_model(graph, "OPENCL")
     error = api_error("RuntimeError", -36, "clEnqueueNDRangeKernel")
     faulty = Faulty(runtime.opencl(), "enqueue_nd_range_kernel", error, lambda: True)
-    monkeypatch.setattr(bound, "opencl", lambda: faulty)
+    monkeypatch.setattr(executable_plan, "opencl", lambda: faulty)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             np.testing.assert_allclose(model([array])[0], wanted, rtol=1e-4)

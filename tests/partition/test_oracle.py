@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from subgraph.engine.program.search_code import CompiledSearch
-from subgraph.partition.search.machine import use_code
+from subgraph.partition.search.backend import use_code
 from subgraph.partition.search.search import Links as SearchLinks
 from subgraph.partition.search.search import Search
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from partition import FAMILIES, NotSin, build, random_graph
 
-from subgraph.partition.asking import Asker
+from subgraph.partition.asking import SelectorDriver
 from subgraph.partition.op_names import OperatorNames
 from subgraph.partition.property import SelectorProperty
 from subgraph.partition.proposal import propose
 from subgraph.partition.search import search
-from subgraph.partition.search.machine import Machine
+from subgraph.partition.search.backend import SearchBackend
 from subgraph.partition.search.workspace import Workspace
 
 
@@ -22,7 +22,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, family: str, size: int, strategy: str
     """Return function calls for each node."""
     graph = build(FAMILIES[family](size))
     work = Workspace.of(graph)
-    asker = Asker(work, SelectorProperty(NotSin), OperatorNames(graph))
+    driver = SelectorDriver(work, SelectorProperty(NotSin), OperatorNames(graph))
     calls = 0
 
     def count(frame: Any, event: str, arg: Any) -> None:
@@ -30,11 +30,13 @@ def steps(monkeypatch: pytest.MonkeyPatch, family: str, size: int, strategy: str
         calls += event in ("call", "c_call")
 
     # Machine code makes no calls to count.
-    monkeypatch.setattr(search, "make_machine", lambda count, links, **_: Machine(count, links))
+    monkeypatch.setattr(
+        search, "make_backend", lambda count, links, **_: SearchBackend(count, links)
+    )
     before: Callable[..., Any] | None = sys.getprofile()
     sys.setprofile(count)
     try:
-        propose(asker, [], strategy)
+        propose(driver, [], strategy)
     finally:
         sys.setprofile(before)
     return calls / len(graph.nodes)

@@ -14,7 +14,7 @@ import subgraph as sg
 from subgraph import ops, passes
 from subgraph.passes._patterns import weight_values
 from subgraph.passes.fuse import cpu_fusion
-from subgraph.passes.simplify import bound_shapes
+from subgraph.passes.simplify import pad_dynamic_outputs
 
 Array = np.ndarray[Any, Any]
 rng = np.random.default_rng(0)
@@ -462,7 +462,7 @@ def test_passes_run_where_there_is_something_for_them(monkeypatch: pytest.Monkey
     z = ops.NonZero(ops.Mul(y, ops.Sigmoid(y)))
     passes.apply_pass(sg.Graph([x], [z, ops.ReduceMean(y)]), "CpuFusion")
     assert {*cpu_fusion._ABOUT, "cpu_transformer", "cpu_activation"} <= set(applied)
-    assert set(cpu_fusion._ABOUT["BoundShapes"]) == set(bound_shapes._CUT)
+    assert set(cpu_fusion._ABOUT["BoundShapes"]) == set(pad_dynamic_outputs._CUT)
 
 
 def test_reasons_and_names_survive_fusion() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
-from subgraph.engine.planner.bound import BoundPlan
+from subgraph.engine.planner.executable_plan import ExecutablePlan
 
 X = np.ones((2, 4), np.float32)
 
@@ -85,7 +85,7 @@ def test_a_device_lost_after_some_runs(monkeypatch: pytest.MonkeyPatch, caplog: 
         runs.append(1)
         raise sg.DeviceError("device lost")
 
-    monkeypatch.setattr(BoundPlan, "run", lost)
+    monkeypatch.setattr(ExecutablePlan, "run", lost)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             np.testing.assert_allclose(model(X)[0], wanted, rtol=1e-6)
@@ -106,7 +106,7 @@ def test_a_run_that_found_no_memory_is_made_elsewhere_and_the_next_is_not(
         raise MemoryError("3 TiB")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(BoundPlan, "run", full)
+        patch.setattr(ExecutablePlan, "run", full)
         for _ in range(2):
             tried = len(runs)
             np.testing.assert_allclose(model(X)[0], wanted, rtol=1e-6)

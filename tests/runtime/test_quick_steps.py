@@ -13,7 +13,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.graph.types import ONNX_DTYPE
 from subgraph.operators.reference import evaluate
-from subgraph.runtime.quick_steps import quick_step
+from subgraph.runtime.fast_ops import fast_op
 
 DTYPES = ("bool", "uint8", "int32", "int64", "float16", "float32", "float64")
 
@@ -29,7 +29,7 @@ def test_casts_are_those_of_the_reference(dtype: str, is_result: bool) -> None:
         y = ops.Cast(x, to=ONNX_DTYPE[to])
         sg.Graph([x], [y if is_result else ops.Cast(y, to=ONNX_DTYPE["float64"])])
         assert y.producer is not None
-        run = quick_step(y.producer)
+        run = fast_op(y.producer)
         assert run is not None
         for item in (array, array[0, 0], array[:0]):
             (got,), (wanted,) = run([item]), evaluate(y.producer, [item])
@@ -44,7 +44,7 @@ def test_identity_as_a_result_is_a_copy(value: Any) -> None:
     y = ops.Identity(x)
     sg.Graph([x], [y])
     assert y.producer is not None
-    run = quick_step(y.producer)
+    run = fast_op(y.producer)
     assert run is not None
     (got,), (wanted,) = run([value]), evaluate(y.producer, [value])
     assert type(got) is type(wanted)
@@ -55,7 +55,7 @@ def test_identity_as_a_result_is_a_copy(value: Any) -> None:
 def _check(value: sg.Value, inputs: list[Any]) -> None:
     """Check that a node gives what the reference gives, as arrays of its own, or as it refuses."""
     assert value.producer is not None
-    run = quick_step(value.producer)
+    run = fast_op(value.producer)
     assert run is not None
     try:
         (wanted,) = evaluate(value.producer, inputs)

@@ -62,9 +62,9 @@ def test_wheel_has_code_types_and_kernels_and_no_tests(wheel: Path) -> None:
         f"{PREBUILT}/schemas.pack"
     }
     for folder, package in (("ops", "subgraph/ops"), ("passes", "subgraph/passes")):
-        for path in (ROOT / folder).iterdir():
+        for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".cl"):
-                assert f"{package}/{path.name}" in names
+                assert f"{package}/{path.relative_to(ROOT / folder).as_posix()}" in names
     assert not {n for n in names if n.split("/")[0] in ("tests", "ops", "passes", "benchmarks")}
 
 

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import attrs
 
 from subgraph.devices.device import Device
+from subgraph.engine.planner.dry_run import Trial, trial
 from subgraph.engine.planner.lowering import LOWERINGS, lowering
 from subgraph.engine.planner.plan import PlanOptions
-from subgraph.engine.planner.probe import Trial, trial
 from subgraph.engine.program import pool
 from subgraph.engine.region.region_op import CpuSubgraphOp, Guards, RegionOptions
 from subgraph.graph.graph import Graph, Node, Value

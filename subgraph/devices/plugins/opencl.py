@@ -14,8 +14,8 @@ import attrs
 import numpy as np
 
 from subgraph.devices.device import Device
+from subgraph.engine.planner.dry_run import refusals
 from subgraph.engine.planner.plan import PlanOptions
-from subgraph.engine.planner.probe import refusals
 from subgraph.engine.region.region_op import Guards, RegionOptions
 from subgraph.errors import DeviceError
 from subgraph.graph.graph import Graph, Node

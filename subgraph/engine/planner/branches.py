@@ -20,8 +20,8 @@ import attrs
 
 from subgraph.engine.planner.layouts import copying
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Storage
-from subgraph.engine.planner.plan import HostStep, UnknownShapeError, mentioned
-from subgraph.engine.program.layout import BRANCH_GRAIN
+from subgraph.engine.planner.plan import ReferenceStep, UnknownShapeError, mentioned
+from subgraph.engine.program.abi import BRANCH_GRAIN
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
@@ -137,7 +137,7 @@ class _Branch:
                 pairs = zip(self._node.outputs, results, strict=True)
                 slots += [_slot(value.name, result) for value, result in pairs]
             self._hand_over(results, slots, begin)
-        host = next((item for item in self._items[begin:] if isinstance(item, HostStep)), None)
+        host = next((item for item in self._items[begin:] if isinstance(item, ReferenceStep)), None)
         if host is not None:
             reason = f"{host.node.op_type} in a branch is left to the reference: {host.reason}"
             raise UnplannedBranchError(self._node, (), reason)
@@ -185,7 +185,7 @@ def _is_whole(result: Operand) -> bool:
     )
 
 
-def _roots(items: Sequence[EmittedStep | HostStep]) -> set[Storage]:
+def _roots(items: Sequence[EmittedStep | ReferenceStep]) -> set[Storage]:
     return {storage.root()[0] for item in items for storage in mentioned(item)}
 
 

@@ -15,8 +15,8 @@ from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, ValueType, numpy_dtype
-from subgraph.operators.known_values import from_array, propagate, to_array
 from subgraph.operators.operator import infer_types
+from subgraph.operators.shape_values import from_array, propagate, to_array
 
 Array = np.ndarray[Any, Any]
 # Integer weights up to this size may be shapes, axes, paddings: plans depend on their content.

@@ -32,8 +32,8 @@ from subgraph.errors import SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType, numpy_dtype
-from subgraph.operators.known_values import settled
 from subgraph.operators.operator import operator_key
+from subgraph.operators.shape_values import settled
 from subgraph.system import guard_pages
 from subgraph.system.registry import Files, Registry, defined_at
 

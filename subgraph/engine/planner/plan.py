@@ -2,9 +2,9 @@
 
 `make_plan` walks the graph once. Types become concrete; what follows from shapes, small weights and
 the inputs' known values is computed now; nodes on weights alone become weights; every other node is
-lowered to steps, or, when its lowering refuses, becomes a `HostStep` that the reference computes.
-Then the memory plan places what is left in one arena. A plan holds no memory of a request:
-`subgraph.engine.planner.bound` binds it.
+lowered to steps, or, when its lowering refuses, becomes a `ReferenceStep` that the reference
+computes. Then the memory plan places what is left in one arena. A plan holds no memory of a
+request: `subgraph.engine.planner.executable_plan` binds it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from subgraph.engine.planner.concrete_types import (
     known_concrete,
 )
 from subgraph.engine.planner.constants import as_it_is, derive, made, parameters_of
-from subgraph.engine.planner.gathering import gathered
 from subgraph.engine.planner.layouts import Arranger, copying
 from subgraph.engine.planner.lowering import (
     EmittedStep,
@@ -37,6 +36,7 @@ from subgraph.engine.planner.lowering import (
     Weight,
 )
 from subgraph.engine.planner.memory import Life, Lives, assign_offsets, join_in_place
+from subgraph.engine.planner.schedule import gathered
 from subgraph.errors import ShapeError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.limits import (
@@ -50,8 +50,8 @@ from subgraph.graph.limits import (
 from subgraph.graph.parameters import Parameter, Versions
 from subgraph.graph.types import TensorType, ValueType, numpy_dtype
 from subgraph.operators.evaluation import evaluate
-from subgraph.operators.known_values import from_array, has_traced, is_arithmetic, to_array
 from subgraph.operators.requirements import check_operands, has_requirement
+from subgraph.operators.shape_values import from_array, has_symbolic, is_arithmetic, to_array
 from subgraph.runtime.control_flow import is_branching
 from subgraph.system import guard_pages
 
@@ -75,7 +75,7 @@ _MISFITS = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, Va
 
 
 @attrs.frozen(eq=False)
-class HostStep:
+class ReferenceStep:
     """A node that no lowering takes with these shapes: the reference computes it between steps."""
 
     node: Node
@@ -84,7 +84,7 @@ class HostStep:
     reason: str
 
 
-Item = EmittedStep | HostStep
+Item = EmittedStep | ReferenceStep
 
 
 @attrs.frozen
@@ -273,7 +273,7 @@ class Planner:
     def _partials(self, node: Node, inputs: Sequence[Operand | None]) -> list[Array | None]:
         """Return what is known of a node's inputs; of weights that traced sizes meet, all."""
         found = [self._partial(value) for value in node.inputs]
-        most = max((e.size for e in found if e is not None and has_traced(e)), default=0)
+        most = max((e.size for e in found if e is not None and has_symbolic(e)), default=0)
         for k, (value, operand) in enumerate(zip(node.inputs, inputs, strict=True)):
             if value is None or operand is None or operand.size > most:
                 continue
@@ -359,7 +359,7 @@ class Planner:
         """Compute a node on constants now, or make its outputs weights; False: it has to run."""
         if node.bodies or node.op_type in _RANDOM:
             return False
-        if any(o is not None and o.known is not None and has_traced(o.known) for o in inputs):
+        if any(o is not None and o.known is not None and has_symbolic(o.known) for o in inputs):
             return False  # it differs from call to call
         if node.subgraph is not None:
             self._one_by_one(node, inputs)
@@ -568,7 +568,7 @@ class Planner:
         made = tuple(self._fresh(value, type_, False) for value, type_ in outputs)
         for (value, _), operand in zip(outputs, made, strict=True):
             self.operands[value] = operand
-        self.items.append(HostStep(node, plain, made, reason))
+        self.items.append(ReferenceStep(node, plain, made, reason))
 
     # ------------------------------------------------------------------ memory
 
@@ -640,7 +640,7 @@ def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
 def mentioned(item: Item) -> list[Storage]:
     """Return the storages that a step reads or writes."""
     words: Sequence[Any]
-    words = (*item.inputs, *item.outputs) if isinstance(item, HostStep) else item.words
+    words = (*item.inputs, *item.outputs) if isinstance(item, ReferenceStep) else item.words
     found: list[Storage] = []
     for word in words:
         storage = None if isinstance(word, (int, float)) else getattr(word, "storage", None)

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from subgraph.engine.planner.lowering import Unsupported
-from subgraph.engine.program import layout
-from subgraph.graph.traced import Trace, float_bits, is_traced
+from subgraph.engine.program import abi
+from subgraph.graph.symbolic import Trace, float_bits, is_symbolic
 
 Array = np.ndarray[Any, Any]
 _Row = tuple[int, int, int, int]  # operation, target or what must come out, operands
-_CODES = {name: code for code, name in enumerate(layout.SIZE_OPERATIONS)}
+_CODES = {name: code for code, name in enumerate(abi.SIZE_OPERATIONS)}
 _WHOLE: dict[type[ast.AST], str] = {
     ast.Add: "add",
     ast.Sub: "sub",
@@ -89,7 +89,7 @@ class SizeCode:
 
     def register(self, number: Any) -> int:
         """Return where a traced number is."""
-        assert is_traced(number), "all others stay as they are"
+        assert is_symbolic(number), "all others stay as they are"
         return self._registers[f"v{number.number}"]
 
     def rows(self, level: int, base: int) -> Array:
@@ -98,14 +98,14 @@ class SizeCode:
         made = [
             (
                 code,
-                target if code >= guards else base + layout.WORD * target,
-                base + layout.WORD * one,
-                base + layout.WORD * other,
+                target if code >= guards else base + abi.WORD * target,
+                base + abi.WORD * one,
+                base + abi.WORD * other,
             )
             for at, (code, target, one, other) in self._rows
             if at == level
         ]
-        return np.array(made, np.int64).reshape(-1, layout.SIZE_CODE_WORDS)
+        return np.array(made, np.int64).reshape(-1, abi.SIZE_CODE_WORDS)
 
     # ------------------------------------------------------------------ translation
 

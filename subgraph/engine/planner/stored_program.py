@@ -1,9 +1,9 @@
 """Programs in exported models: argument words laid out for the shapes that a model has run with.
 
-`describe` turns `LaidOut` into plain JSON and one array of whole numbers; `read` makes it again,
-for the same kernels and options. The code of the kernels goes along, for machines that have none.
-The words are followed and the code is run as they are, so only files that this user has signed are
-read.
+`describe` turns `ArgumentLayout` into plain JSON and one array of whole numbers; `read` makes it
+again, for the same kernels and options. The code of the kernels goes along, for machines that have
+none. The words are followed and the code is run as they are, so only files that this user has
+signed are read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch
+from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch
 from subgraph.engine.program import entry
 from subgraph.engine.program.pool import helper_kernels, sleeps_in_kernel
 from subgraph.engine.program.program import walker
@@ -44,7 +44,7 @@ class StoredProgram:
         unchecked: Weights in the file, to be checked before it runs.
     """
 
-    laid: LaidOut
+    laid: ArgumentLayout
     versions: Mapping[Parameter, int]
     sources: tuple[Parameter, ...]
     unchecked: tuple[Unchecked, ...]
@@ -71,7 +71,7 @@ class StoredProgram:
         return True
 
 
-def describe(laid: LaidOut, file: Keeper) -> dict[str, Any] | None:
+def describe(laid: ArgumentLayout, file: Keeper) -> dict[str, Any] | None:
     """Return a program as plain JSON; None if a part of it is no program, or cannot be kept."""
     if laid.breaks:
         return None
@@ -150,7 +150,7 @@ def read(
         weights.append((sealed(held.array, align), patch(place)))
     called: list[tuple[Kernel, Patch]] = [(kernels[k], patch(at)) for k, at in told["called"]]
     rows: list[list[int]] = part(told["steps"]).reshape(-1, 4).tolist()
-    laid = LaidOut(
+    laid = ArgumentLayout(
         part(told["words"]),
         patch(told["arena"]),
         told["arena_bytes"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from subgraph.engine.codegen.simd import ld_i64, ld_u8, st_i64
-from subgraph.engine.program import layout
+from subgraph.engine.program import abi
 
 
 def branch() -> Callable[..., None]:
@@ -15,8 +15,8 @@ def branch() -> Callable[..., None]:
     """
 
     def kernel(args: int, _begin: int, end: int, _worker: int) -> None:
-        holds = ld_u8(ld_i64(args + layout.BRANCH_CONDITION)) != 0
-        runs = holds == (ld_i64(args + layout.BRANCH_WHEN) != 0)
-        st_i64(args + layout.BRANCH_SKIP, 0 if runs else end)
+        holds = ld_u8(ld_i64(args + abi.BRANCH_CONDITION)) != 0
+        runs = holds == (ld_i64(args + abi.BRANCH_WHEN) != 0)
+        st_i64(args + abi.BRANCH_SKIP, 0 if runs else end)
 
     return kernel

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Final, cast
 
-from subgraph.engine.program import layout
+from subgraph.engine.program import abi
 from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain import toolchain
 
@@ -22,9 +22,9 @@ define ptr @entry(ptr %self, ptr %unused) {{
 start:
   %run = call ptr @PyLong_AsVoidPtr(ptr %self)
   %args = ptrtoint ptr %run to i64
-  %walk.at = getelementptr i8, ptr %run, i64 {layout.RUN_WALK}
+  %walk.at = getelementptr i8, ptr %run, i64 {abi.RUN_WALK}
   %walk = load ptr, ptr %walk.at
-  %release.at = getelementptr i8, ptr %run, i64 {layout.RUN_RELEASE}
+  %release.at = getelementptr i8, ptr %run, i64 {abi.RUN_RELEASE}
   %release = load i64, ptr %release.at
   %keep = icmp eq i64 %release, 0
   br i1 %keep, label %held, label %free
@@ -37,7 +37,7 @@ free:
   call void @PyEval_RestoreThread(ptr %thread)
   br label %done
 done:
-  %status.at = getelementptr i8, ptr %run, i64 {layout.RUN_STATUS}
+  %status.at = getelementptr i8, ptr %run, i64 {abi.RUN_STATUS}
   %status = load i64, ptr %status.at
   %result = call ptr @PyLong_FromLongLong(i64 %status)
   ret ptr %result
@@ -81,6 +81,6 @@ def entry(run_block: int) -> Callable[[], int]:
 
 
 def _plain_call(run_block: int) -> int:
-    words = (ctypes.c_int64 * layout.RUN_WORDS).from_address(run_block)
-    call(words[layout.RUN_WALK // layout.WORD], run_block, 0, 0, 0)
-    return words[layout.RUN_STATUS // layout.WORD]
+    words = (ctypes.c_int64 * abi.RUN_WORDS).from_address(run_block)
+    call(words[abi.RUN_WALK // abi.WORD], run_block, 0, 0, 0)
+    return words[abi.RUN_STATUS // abi.WORD]

@@ -22,7 +22,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine.program import layout
+from subgraph.engine.program import abi
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import ConfigError
 from subgraph.system import host
@@ -82,19 +82,19 @@ class _State:
     def __init__(self, size: int, in_kernel: bool) -> None:
         self.size = size
         self.in_kernel = in_kernel
-        nbytes = layout.pool_bytes(size)
-        self._memory = np.zeros(nbytes + layout.LINE, np.uint8)
-        skip = -self._memory.ctypes.data % layout.LINE
+        nbytes = abi.pool_bytes(size)
+        self._memory = np.zeros(nbytes + abi.LINE, np.uint8)
+        skip = -self._memory.ctypes.data % abi.LINE
         self.words: NDArray[np.int64] = self._memory[skip : skip + nbytes].view(np.int64)
         self.address = self.words.ctypes.data
         self.wakened = threading.Condition()
         self.waiting = 0
 
     def get(self, offset: int) -> int:
-        return int(self.words[offset // layout.WORD])
+        return int(self.words[offset // abi.WORD])
 
     def put(self, offset: int, value: int) -> None:
-        self.words[offset // layout.WORD] = value
+        self.words[offset // abi.WORD] = value
 
 
 # A helper that is still in compiled code when its pool goes keeps its state alive here.
@@ -121,8 +121,8 @@ class Pool:
     """
 
     def __init__(self, size: int, in_kernel: bool | None = None) -> None:
-        if not 1 <= size <= layout.MAX_THREADS:
-            raise ConfigError(f"a pool has 1 to {layout.MAX_THREADS} threads, got {size}")
+        if not 1 <= size <= abi.MAX_THREADS:
+            raise ConfigError(f"a pool has 1 to {abi.MAX_THREADS} threads, got {size}")
         self.size = size
         self.in_kernel = sleeps_in_kernel() if in_kernel is None else in_kernel
         self._state = _State(size, self.in_kernel)
@@ -189,23 +189,23 @@ def _reset(state: _State) -> None:
     cores = host.core_count()
     # Helpers without a core of their own would only take the caller's.
     microseconds = _spin_microseconds() if state.size <= cores else 1.0
-    state.put(layout.POOL_SIZE, state.size)
-    state.put(layout.POOL_SPINS, int(microseconds * _pauses_per_microsecond()))
+    state.put(abi.POOL_SIZE, state.size)
+    state.put(abi.POOL_SPINS, int(microseconds * _pauses_per_microsecond()))
 
 
 def _helper(state: _State, loop: int, worker: int) -> None:
     """Body of a helper's thread."""
     enter: Callable[..., None] = _SIGNATURE(loop)
-    line = layout.POOL_TICKETS + worker * layout.LINE
-    state.put(line + layout.POOL_THREAD, threading.get_native_id())
-    while not state.get(layout.POOL_STOP):
+    line = abi.POOL_TICKETS + worker * abi.LINE
+    state.put(line + abi.POOL_THREAD, threading.get_native_id())
+    while not state.get(abi.POOL_STOP):
         # One less than is: a step that was published before it came is looked at, too.
-        enter(state.address, state.get(layout.POOL_SEQUENCE) - 1, 0, worker)
+        enter(state.address, state.get(abi.POOL_SEQUENCE) - 1, 0, worker)
         if state.in_kernel:
             continue
         with state.wakened:
             state.waiting += 1
-            while not state.get(layout.POOL_STOP) and not state.get(layout.POOL_WALKERS):
+            while not state.get(abi.POOL_STOP) and not state.get(abi.POOL_WALKERS):
                 if state.wakened.wait(timeout=60.0):
                     break
             state.waiting -= 1
@@ -213,12 +213,12 @@ def _helper(state: _State, loop: int, worker: int) -> None:
 
 def _stop(state: _State, threads: tuple[threading.Thread, ...], wake: int) -> None:
     """End helpers; may run while garbage is collected, so that nothing may be compiled here."""
-    state.put(layout.POOL_STOP, 1)
+    state.put(abi.POOL_STOP, 1)
     if state.in_kernel:
         call(wake, state.address, 0, 0, 0)
     else:
         with state.wakened:
-            state.put(layout.POOL_SEQUENCE, state.get(layout.POOL_SEQUENCE) + 1)
+            state.put(abi.POOL_SEQUENCE, state.get(abi.POOL_SEQUENCE) + 1)
             state.wakened.notify_all()
     for thread in threads:
         if thread.ident is not None and thread is not threading.current_thread():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine.program import layout
+from subgraph.engine.program import abi
 from subgraph.engine.program.entry import entry
 from subgraph.engine.program.pool import Pool, helper_kernels, sleeps_in_kernel
 from subgraph.engine.toolchain.kernel import Kernel
@@ -94,7 +94,7 @@ class Program:
         *,
         tiny: bool = False,
     ) -> None:
-        self.rows: NDArray[np.int64] = np.array(steps, np.int64).reshape(-1, layout.ROW_WORDS)
+        self.rows: NDArray[np.int64] = np.array(steps, np.int64).reshape(-1, abi.ROW_WORDS)
         self._cancel = np.zeros(1, np.int64)
         self._pool = pool if pool is not None and threads > 1 and pool.size > 1 else None
         in_kernel = self._pool.in_kernel if self._pool is not None else sleeps_in_kernel()
@@ -108,19 +108,19 @@ class Program:
         self._call = entry(self._block.ctypes.data)
 
     def _make_block(self, times: int) -> NDArray[np.int64]:
-        block = np.zeros(layout.RUN_WORDS, np.int64)
+        block = np.zeros(abi.RUN_WORDS, np.int64)
         words = {
-            layout.RUN_ROWS: self.rows.ctypes.data,
-            layout.RUN_STEPS: len(self.rows),
-            layout.RUN_POOL: self._pool.address if self._pool is not None else 0,
-            layout.RUN_THREADS: self._threads,
-            layout.RUN_CANCEL: self._cancel.ctypes.data,
-            layout.RUN_TIMES: times,
-            layout.RUN_RELEASE: 0 if self.tiny else 1,
-            layout.RUN_WALK: self._walk,
+            abi.RUN_ROWS: self.rows.ctypes.data,
+            abi.RUN_STEPS: len(self.rows),
+            abi.RUN_POOL: self._pool.address if self._pool is not None else 0,
+            abi.RUN_THREADS: self._threads,
+            abi.RUN_CANCEL: self._cancel.ctypes.data,
+            abi.RUN_TIMES: times,
+            abi.RUN_RELEASE: 0 if self.tiny else 1,
+            abi.RUN_WALK: self._walk,
         }
         for offset, value in words.items():
-            block[offset // layout.WORD] = value
+            block[offset // abi.WORD] = value
         return block
 
     def resize(self, sizes: NDArray[np.int64]) -> None:
@@ -174,7 +174,7 @@ class Program:
 
     def misfit(self) -> bool:
         """Return whether sizes of its own ended the run, and forget it."""
-        found = int(self._cancel[0]) == layout.MISFIT
+        found = int(self._cancel[0]) == abi.MISFIT
         if found:
             self.clear()
         return found

@@ -1,4 +1,4 @@
-"""Machine code of the partition's search, as `subgraph.partition.search.machine` asks for it."""
+"""Machine code of the partition's search, as `subgraph.partition.search.backend` asks for it."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine.program import layout
+from subgraph.engine.program import abi
 from subgraph.engine.program.entry import entry
 from subgraph.engine.toolchain import toolchain
 from subgraph.engine.toolchain.kernel import Kernel
 
 
 class CompiledSearch:
-    """The compiled functions of the search; see `subgraph.partition.search.machine.SearchCode`.
+    """The compiled functions of the search; see `subgraph.partition.search.backend.SearchCode`.
 
     Attributes:
         first: Index of the first word of a block that is free for the search's own use.
     """
 
-    first = layout.RUN_WORDS
+    first = abi.RUN_WORDS
 
     def __init__(self) -> None:
         """Name the code; nothing is loaded yet."""
         self._kernel = Kernel(
             "subgraph.partition.search.search_kernels",
             "search",
-            result=layout.RUN_STATUS,
-            tables_at=layout.RUN_WORDS * layout.WORD,
+            result=abi.RUN_STATUS,
+            tables_at=abi.RUN_WORDS * abi.WORD,
         )
 
     def is_loaded(self) -> bool:
@@ -41,5 +41,5 @@ class CompiledSearch:
 
     def bind(self, block: NDArray[np.int64]) -> Callable[[], int]:
         """Return a callable that runs the search over a block of words and returns its result."""
-        block[layout.RUN_WALK // layout.WORD] = self._kernel.address
+        block[abi.RUN_WALK // abi.WORD] = self._kernel.address
         return entry(block.ctypes.data)

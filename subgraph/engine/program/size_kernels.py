@@ -16,7 +16,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from subgraph.engine.codegen.simd import atomic_cas, bits_f64, ld_f64, ld_i32, ld_i64, st_i64
-from subgraph.engine.program import layout
+from subgraph.engine.program import abi
 
 # As ``layout.SIZE_OPERATIONS`` counts them.
 (_ADD, _SUB, _MUL, _FLOORDIV, _MOD, _MAX, _MIN, _ABS, _AND, _OR, _XOR) = range(11)
@@ -25,8 +25,8 @@ from subgraph.engine.program import layout
 # Of two factors that multiply to less as floats, the product has no more than 64 bits.
 _MOST_WHOLE = 2.0**63 - 2.0**11
 _LEAST = -(1 << 63)
-_STEP = layout.WORD * layout.SIZE_CODE_WORDS
-_PATCH = layout.WORD * layout.SIZE_PATCH_WORDS
+_STEP = abi.WORD * abi.SIZE_CODE_WORDS
+_PATCH = abi.WORD * abi.SIZE_PATCH_WORDS
 
 
 @register_jitable
@@ -131,34 +131,34 @@ def resize() -> Callable[..., None]:
     """Make the function; its arguments are a block, see ``layout.SIZE_READ``, and what is read."""
 
     def kernel(args: int, _begin: int, _end: int, _worker: int) -> None:
-        block, source = ld_i64(args), ld_i64(args + layout.WORD)
-        register = ld_i64(block + layout.SIZE_READ)
-        wide = ld_i64(block + layout.SIZE_ITEM) == layout.WORD
-        for k in range(ld_i64(block + layout.SIZE_COUNT)):
-            at = register + layout.WORD * k
+        block, source = ld_i64(args), ld_i64(args + abi.WORD)
+        register = ld_i64(block + abi.SIZE_READ)
+        wide = ld_i64(block + abi.SIZE_ITEM) == abi.WORD
+        for k in range(ld_i64(block + abi.SIZE_COUNT)):
+            at = register + abi.WORD * k
             st_i64(at, ld_i64(source + 8 * k) if wide else ld_i32(source + 4 * k))
-        row = ld_i64(block + layout.SIZE_CODE)
-        stop = row + _STEP * ld_i64(block + layout.SIZE_CODE + layout.WORD)
+        row = ld_i64(block + abi.SIZE_CODE)
+        stop = row + _STEP * ld_i64(block + abi.SIZE_CODE + abi.WORD)
         while row < stop:
-            code, target = ld_i64(row), ld_i64(row + layout.WORD)
-            one, other = ld_i64(row + 2 * layout.WORD), ld_i64(row + 3 * layout.WORD)
+            code, target = ld_i64(row), ld_i64(row + abi.WORD)
+            one, other = ld_i64(row + 2 * abi.WORD), ld_i64(row + 3 * abi.WORD)
             if code >= _EQ:
                 if _holds(code, one, other) != (target != 0):
-                    atomic_cas(ld_i64(block + layout.SIZE_STOP), 0, layout.MISFIT)
+                    atomic_cas(ld_i64(block + abi.SIZE_STOP), 0, abi.MISFIT)
                     return
             elif _overflows(code, one, other):
-                atomic_cas(ld_i64(block + layout.SIZE_STOP), 0, layout.MISFIT)
+                atomic_cas(ld_i64(block + abi.SIZE_STOP), 0, abi.MISFIT)
                 return
             elif code < _FADD:
                 st_i64(target, _whole(code, one, other))
             else:
                 st_i64(target, _floating(code, one, other))
             row += _STEP
-        row = ld_i64(block + layout.SIZE_PATCHES)
-        stop = row + _PATCH * ld_i64(block + layout.SIZE_PATCHES + layout.WORD)
+        row = ld_i64(block + abi.SIZE_PATCHES)
+        stop = row + _PATCH * ld_i64(block + abi.SIZE_PATCHES + abi.WORD)
         while row < stop:
-            base = ld_i64(row + 2 * layout.WORD)
-            value = ld_i64(ld_i64(row + layout.WORD))
+            base = ld_i64(row + 2 * abi.WORD)
+            value = ld_i64(ld_i64(row + abi.WORD))
             st_i64(ld_i64(row), value + ld_i64(base) if base != 0 else value)
             row += _PATCH
 

@@ -41,7 +41,7 @@ from subgraph.engine.codegen.simd import (
     pointer,
     st_i64,
 )
-from subgraph.engine.program import layout
+from subgraph.engine.program import abi
 from subgraph.system import host
 
 Function = Callable[..., Any]
@@ -89,7 +89,7 @@ def _emit_cores(name: str) -> Any:
     def emit(builder: Any, _context: Any, args: Any) -> Any:
         thread, cores = args
         where = pointer(builder, cores, I64)
-        size = I64(layout.LINE)
+        size = I64(abi.LINE)
         failed = call_intrinsic(builder, name, I32, [builder.trunc(thread, I32), size, where])
         return builder.sext(failed, I64)
 
@@ -108,16 +108,16 @@ yield_core = define(VOID, [], _emit_yield if sys.platform != "win32" else lambda
 @_helper
 def _drain(pool: int, region: int, worker: int) -> int:
     """Take and run slices of one region until none is left; return how many."""
-    ticket = pool + layout.POOL_TICKETS + region * layout.LINE
+    ticket = pool + abi.POOL_TICKETS + region * abi.LINE
     done = 0
     while True:
         word = atomic_load(ticket)
-        threads = word >> (2 * layout.TICKET_BITS)
-        slices = (word >> layout.TICKET_BITS) & layout.TICKET_MASK
-        first = word & layout.TICKET_MASK
+        threads = word >> (2 * abi.TICKET_BITS)
+        slices = (word >> abi.TICKET_BITS) & abi.TICKET_MASK
+        first = word & abi.TICKET_MASK
         if worker >= threads or first >= slices:
             return done
-        least = ld_i64(pool + layout.POOL_LEAST)
+        least = ld_i64(pool + abi.POOL_LEAST)
         left = slices - first
         take = max(least, (left + 1) // 2)
         if left - take < least:
@@ -125,13 +125,13 @@ def _drain(pool: int, region: int, worker: int) -> int:
         # Should another step have come meanwhile, any number up to what is left is right.
         if atomic_cas(ticket, word, word + take) != word:
             continue
-        units = ld_i64(pool + layout.POOL_UNITS)
-        size = ld_i64(pool + layout.POOL_SLICE)
+        units = ld_i64(pool + abi.POOL_UNITS)
+        size = ld_i64(pool + abi.POOL_SLICE)
         total = (units + size - 1) // size
         begin = (total * region // threads + first) * size
         call_kernel(
-            ld_i64(pool + layout.POOL_KERNEL),
-            ld_i64(pool + layout.POOL_ARGS),
+            ld_i64(pool + abi.POOL_KERNEL),
+            ld_i64(pool + abi.POOL_ARGS),
             begin,
             min(begin + take * size, units),
             worker,
@@ -142,7 +142,7 @@ def _drain(pool: int, region: int, worker: int) -> int:
 @_helper
 def _help(pool: int, worker: int) -> None:
     """Run what is left of the published step, own region first."""
-    size = ld_i64(pool + layout.POOL_SIZE)
+    size = ld_i64(pool + abi.POOL_SIZE)
     done = 0
     for k in range(size):
         region = worker + k
@@ -150,7 +150,7 @@ def _help(pool: int, worker: int) -> None:
             region -= size
         done += _drain(pool, region, worker)
     if done > 0:
-        atomic_add(pool + layout.POOL_REMAINING, -done)
+        atomic_add(pool + abi.POOL_REMAINING, -done)
 
 
 def worker(*, sleep: bool) -> Function:
@@ -162,11 +162,11 @@ def worker(*, sleep: bool) -> Function:
     """
 
     def wait(pool: int, seen: int, worker: int) -> int:
-        asleep = pool + layout.POOL_TICKETS + worker * layout.LINE + layout.POOL_ASLEEP
+        asleep = pool + abi.POOL_TICKETS + worker * abi.LINE + abi.POOL_ASLEEP
         atomic_store(asleep, 1)
-        atomic_add(pool + layout.POOL_SLEEPERS, 1)
-        futex_wait(pool + layout.POOL_SEQUENCE, seen & 0xFFFFFFFF)
-        atomic_add(pool + layout.POOL_SLEEPERS, -1)
+        atomic_add(pool + abi.POOL_SLEEPERS, 1)
+        futex_wait(pool + abi.POOL_SEQUENCE, seen & 0xFFFFFFFF)
+        atomic_add(pool + abi.POOL_SLEEPERS, -1)
         found: int = atomic_load(asleep)
         atomic_store(asleep, 0)
         return found
@@ -174,21 +174,21 @@ def worker(*, sleep: bool) -> Function:
     doze = _helper(wait)
 
     def kernel(pool: int, seen: int, _end: int, worker: int) -> None:
-        limit = ld_i64(pool + layout.POOL_SPINS)
+        limit = ld_i64(pool + abi.POOL_SPINS)
         idle = 0
         rounds = 0
         placed = False
         while True:
-            current = atomic_load(pool + layout.POOL_SEQUENCE)
+            current = atomic_load(pool + abi.POOL_SEQUENCE)
             if current != seen:
                 seen = current
                 idle = 0
                 rounds = 0
-                if atomic_load(pool + layout.POOL_STOP) != 0:
+                if atomic_load(pool + abi.POOL_STOP) != 0:
                     return
                 _help(pool, worker)
                 if sleep and placed:
-                    set_cores(0, pool + layout.POOL_CORES)
+                    set_cores(0, pool + abi.POOL_CORES)
                     placed = False
             elif idle < limit:
                 idle += 1
@@ -200,7 +200,7 @@ def worker(*, sleep: bool) -> Function:
                 # The program for which Python sent it may take a while to start.
                 idle = 0
                 rounds += 1
-            elif atomic_load(pool + layout.POOL_WALKERS) == 0:
+            elif atomic_load(pool + abi.POOL_WALKERS) == 0:
                 return
             else:
                 yield_core()
@@ -222,8 +222,8 @@ def wake() -> Function:
     """Make the function that wakes all helpers that sleep on a pool's sequence word."""
 
     def kernel(pool: int, _begin: int, _end: int, _worker: int) -> None:
-        atomic_add(pool + layout.POOL_SEQUENCE, 1)
-        futex_wake(pool + layout.POOL_SEQUENCE, layout.MAX_THREADS)
+        atomic_add(pool + abi.POOL_SEQUENCE, 1)
+        futex_wake(pool + abi.POOL_SEQUENCE, abi.MAX_THREADS)
 
     return kernel
 
@@ -236,70 +236,70 @@ def walk(*, sleep: bool) -> Function:
     """
 
     def place(pool: int) -> None:
-        cores, others = pool + layout.POOL_CORES, pool + layout.POOL_OTHER_CORES
+        cores, others = pool + abi.POOL_CORES, pool + abi.POOL_OTHER_CORES
         own = own_core()
-        if own < 0 or own >= 8 * layout.LINE or get_cores(0, cores) != 0:
+        if own < 0 or own >= 8 * abi.LINE or get_cores(0, cores) != 0:
             return
         some = 0
-        for k in range(layout.LINE // layout.WORD):
-            word = ld_i64(cores + k * layout.WORD)
+        for k in range(abi.LINE // abi.WORD):
+            word = ld_i64(cores + k * abi.WORD)
             if k == own >> 6:
                 word &= ~(1 << (own & 63))
-            st_i64(others + k * layout.WORD, word)
+            st_i64(others + k * abi.WORD, word)
             some |= word
         if some == 0:
             return
-        for worker in range(1, ld_i64(pool + layout.POOL_SIZE)):
-            line = pool + layout.POOL_TICKETS + worker * layout.LINE
-            if atomic_cas(line + layout.POOL_ASLEEP, 1, 2) == 1:
-                set_cores(ld_i64(line + layout.POOL_THREAD), others)
+        for worker in range(1, ld_i64(pool + abi.POOL_SIZE)):
+            line = pool + abi.POOL_TICKETS + worker * abi.LINE
+            if atomic_cas(line + abi.POOL_ASLEEP, 1, 2) == 1:
+                set_cores(ld_i64(line + abi.POOL_THREAD), others)
 
     place_elsewhere = _helper(place)
 
     def publish(pool: int, row: int, units: int, threads: int, grain: int) -> None:
-        size = (units >> layout.TICKET_BITS) + 1
+        size = (units >> abi.TICKET_BITS) + 1
         total = (units + size - 1) // size
-        st_i64(pool + layout.POOL_KERNEL, ld_i64(row + layout.ROW_KERNEL))
-        st_i64(pool + layout.POOL_ARGS, ld_i64(row + layout.ROW_ARGS))
-        st_i64(pool + layout.POOL_UNITS, units)
-        st_i64(pool + layout.POOL_SLICE, size)
-        st_i64(pool + layout.POOL_LEAST, (grain + size - 1) // size)
-        atomic_store(pool + layout.POOL_REMAINING, total)
+        st_i64(pool + abi.POOL_KERNEL, ld_i64(row + abi.ROW_KERNEL))
+        st_i64(pool + abi.POOL_ARGS, ld_i64(row + abi.ROW_ARGS))
+        st_i64(pool + abi.POOL_UNITS, units)
+        st_i64(pool + abi.POOL_SLICE, size)
+        st_i64(pool + abi.POOL_LEAST, (grain + size - 1) // size)
+        atomic_store(pool + abi.POOL_REMAINING, total)
         for region in range(threads):
             slices = total * (region + 1) // threads - total * region // threads
-            word = (threads << (2 * layout.TICKET_BITS)) | (slices << layout.TICKET_BITS)
-            atomic_store(pool + layout.POOL_TICKETS + region * layout.LINE, word)
-        atomic_add(pool + layout.POOL_SEQUENCE, 1)
-        if sleep and atomic_load(pool + layout.POOL_SLEEPERS) > 0:
+            word = (threads << (2 * abi.TICKET_BITS)) | (slices << abi.TICKET_BITS)
+            atomic_store(pool + abi.POOL_TICKETS + region * abi.LINE, word)
+        atomic_add(pool + abi.POOL_SEQUENCE, 1)
+        if sleep and atomic_load(pool + abi.POOL_SLEEPERS) > 0:
             place_elsewhere(pool)
-            futex_wake(pool + layout.POOL_SEQUENCE, layout.MAX_THREADS)
+            futex_wake(pool + abi.POOL_SEQUENCE, abi.MAX_THREADS)
 
     share_step = _helper(publish)
 
     def finish(pool: int) -> None:
-        limit = ld_i64(pool + layout.POOL_SPINS)
+        limit = ld_i64(pool + abi.POOL_SPINS)
         spins = 0
-        while atomic_load(pool + layout.POOL_REMAINING) > 0:
+        while atomic_load(pool + abi.POOL_REMAINING) > 0:
             if spins < limit:
                 spins += 1
                 pause()
             else:
                 # The thread with the last slices may be waiting for this very core.
                 yield_core()
-        atomic_store(pool + layout.POOL_BUSY, 0)
+        atomic_store(pool + abi.POOL_BUSY, 0)
 
     await_rest = _helper(finish)
 
     def kernel(run: int, _begin: int, _end: int, _worker: int) -> None:
-        row = ld_i64(run + layout.RUN_ROWS)
-        stop = row + layout.WORD * layout.ROW_WORDS * ld_i64(run + layout.RUN_STEPS)
-        pool = ld_i64(run + layout.RUN_POOL)
-        threads = ld_i64(run + layout.RUN_THREADS)
-        cancel = ld_i64(run + layout.RUN_CANCEL)
-        times = ld_i64(run + layout.RUN_TIMES)
+        row = ld_i64(run + abi.RUN_ROWS)
+        stop = row + abi.WORD * abi.ROW_WORDS * ld_i64(run + abi.RUN_STEPS)
+        pool = ld_i64(run + abi.RUN_POOL)
+        threads = ld_i64(run + abi.RUN_THREADS)
+        cancel = ld_i64(run + abi.RUN_CANCEL)
+        times = ld_i64(run + abi.RUN_TIMES)
         if pool != 0:
-            threads = min(threads, ld_i64(pool + layout.POOL_SIZE))
-            atomic_add(pool + layout.POOL_WALKERS, 1)
+            threads = min(threads, ld_i64(pool + abi.POOL_SIZE))
+            atomic_add(pool + abi.POOL_WALKERS, 1)
         else:
             threads = 1
         status = 0
@@ -309,14 +309,14 @@ def walk(*, sleep: bool) -> Function:
                 break
             if times != 0:
                 st_i64(times, now_ns())
-            units = ld_i64(row + layout.ROW_UNITS)
-            grain = ld_i64(row + layout.ROW_GRAIN)
+            units = ld_i64(row + abi.ROW_UNITS)
+            grain = ld_i64(row + abi.ROW_GRAIN)
             crew = 1
             if threads > 1 and grain > 0 and units > grain:
                 crew = min(threads, (units + grain - 1) // grain)
                 # With as many programs as threads each does best alone on its core.
-                if atomic_load(pool + layout.POOL_WALKERS) >= threads or (
-                    atomic_cas(pool + layout.POOL_BUSY, 0, 1) != 0
+                if atomic_load(pool + abi.POOL_WALKERS) >= threads or (
+                    atomic_cas(pool + abi.POOL_BUSY, 0, 1) != 0
                 ):
                     crew = 1
             if crew > 1:
@@ -324,20 +324,18 @@ def walk(*, sleep: bool) -> Function:
                 _help(pool, 0)
                 await_rest(pool)
             else:
-                call_kernel(
-                    ld_i64(row + layout.ROW_KERNEL), ld_i64(row + layout.ROW_ARGS), 0, units, 0
-                )
+                call_kernel(ld_i64(row + abi.ROW_KERNEL), ld_i64(row + abi.ROW_ARGS), 0, units, 0)
             if times != 0:
-                st_i64(times + layout.WORD, now_ns())
-                times += 2 * layout.WORD
+                st_i64(times + abi.WORD, now_ns())
+                times += 2 * abi.WORD
             if grain < 0:
-                skipped = ld_i64(ld_i64(row + layout.ROW_ARGS) + layout.BRANCH_SKIP)
-                row += skipped * layout.WORD * layout.ROW_WORDS
+                skipped = ld_i64(ld_i64(row + abi.ROW_ARGS) + abi.BRANCH_SKIP)
+                row += skipped * abi.WORD * abi.ROW_WORDS
                 if times != 0:
-                    times += skipped * 2 * layout.WORD
-            row += layout.WORD * layout.ROW_WORDS
+                    times += skipped * 2 * abi.WORD
+            row += abi.WORD * abi.ROW_WORDS
         if pool != 0:
-            atomic_add(pool + layout.POOL_WALKERS, -1)
-        st_i64(run + layout.RUN_STATUS, status)
+            atomic_add(pool + abi.POOL_WALKERS, -1)
+        st_i64(run + abi.RUN_STATUS, status)
 
     return kernel

@@ -19,17 +19,17 @@ from weakref import WeakKeyDictionary
 import attrs
 import numpy as np
 
+from subgraph.engine.planner.argument_layout import ArgumentLayout, lay_out
 from subgraph.engine.planner.concrete_types import concrete
-from subgraph.engine.planner.laid_out import LaidOut, lay_out
+from subgraph.engine.planner.dry_run import Trial
 from subgraph.engine.planner.plan import Plan, PlanOptions, UnknownShapeError, make_plan
-from subgraph.engine.planner.probe import Trial
 from subgraph.engine.planner.stored_program import StoredProgram
 from subgraph.engine.planner.stored_program import describe as describe_program
 from subgraph.engine.planner.stored_program import read as read_program
-from subgraph.engine.planner.template import Instance, Templates
+from subgraph.engine.planner.symbolic_plan import Instance, Templates
 from subgraph.engine.program.pool import Pool
-from subgraph.engine.region.cutting import cut_at
 from subgraph.engine.region.region_session import CpuSession
+from subgraph.engine.region.split_plan import cut_at
 from subgraph.engine.region.stored_fusion import describe, rebuild
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph
@@ -38,7 +38,7 @@ from subgraph.graph.types import TensorType, dtype_of, numpy_dtype
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, Keeper, KeptFile, Session, SubgraphOp
 from subgraph.runtime.executor_plan import Plan as Parts
 from subgraph.runtime.executor_plan import all_parameters
-from subgraph.runtime.quick_steps import gives_size
+from subgraph.runtime.fast_ops import gives_size
 from subgraph.system import guard_pages
 from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache, WeightEntry
@@ -106,7 +106,7 @@ class CpuSubgraphOp(SubgraphOp):
         self._lock = free_in_child(threading.RLock())
         self._plans: OrderedDict[_Key, Plan | Instance] = OrderedDict()
         self._templates = Templates()
-        self._laid: WeakKeyDictionary[Plan, LaidOut] = WeakKeyDictionary()
+        self._laid: WeakKeyDictionary[Plan, ArgumentLayout] = WeakKeyDictionary()
         self._fused: tuple[Graph, Versions] | None = None
         self._kept: tuple[Mapping[str, Any], Guards] | None = None
         self._programs: list[StoredProgram] = []
@@ -271,7 +271,7 @@ class CpuSubgraphOp(SubgraphOp):
             return None
         return self._templates.instance(graph, types, self.options.plan, self.weights)
 
-    def laid_out(self, plan: Plan | Instance) -> LaidOut:
+    def laid_out(self, plan: Plan | Instance) -> ArgumentLayout:
         """Return the argument words of a plan, which all sessions share."""
         if isinstance(plan, Instance):
             return plan.laid()

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from subgraph.engine.planner.bound import Arena, BoundPlan
-from subgraph.engine.planner.laid_out import timed
+from subgraph.engine.planner.argument_layout import timed
+from subgraph.engine.planner.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.planner.plan import Plan, UnknownShapeError
 from subgraph.engine.planner.stored_program import StoredProgram
-from subgraph.engine.planner.template import Instance, Template
+from subgraph.engine.planner.symbolic_plan import Instance, Template
 from subgraph.errors import RequestCancelledError
 from subgraph.graph.limits import limited
 from subgraph.graph.parameters import Snapshot, epoch, pinned, pinned_snapshot
@@ -26,18 +26,18 @@ from subgraph.operators.subgraph_op import (
     ProfileEntry,
     Repeat,
     RunGiven,
-    RunTurns,
+    RunIterations,
     Session,
     Wiring,
     fill_outputs,
 )
 from subgraph.runtime.executor import Cancel, Executor
 from subgraph.runtime.executor_plan import Plan as Parts
-from subgraph.system.collector import paused_gc
+from subgraph.system.gc_control import paused_gc
 from subgraph.weights.mapped_files import release
 
 if TYPE_CHECKING:
-    from subgraph.engine.planner.sized_plan import SizedPlan, SizedProgram
+    from subgraph.engine.planner.data_dependent_plan import DataDependentPlan, DataDependentProgram
     from subgraph.engine.region.region_op import CpuSubgraphOp
 
 Array = np.ndarray[Any, Any]
@@ -64,16 +64,16 @@ class CpuSession(Session):
         """Open a session; memory comes with the first run."""
         super().__init__(op)
         self.region = op
-        self._chosen: BoundPlan | None = None  # what runs now or ran last
+        self._chosen: ExecutablePlan | None = None  # what runs now or ran last
         self._cancelled = False
         self.profiling = op.options.profiling
         self._pool = op.next_pool()
         self._arena = Arena()
-        self._bound: OrderedDict[_Key, BoundPlan] = OrderedDict()
+        self._bound: OrderedDict[_Key, ExecutablePlan] = OrderedDict()
         self._profile: list[ProfileEntry] = []
         self._parts: tuple[Parts, Executor] | None = None
         self._cancel_parts = Cancel()
-        self._last: BoundPlan | None = None
+        self._last: ExecutablePlan | None = None
         self._shapes: _Key = ()  # all of the key where no content decides
         weights = [(k, v.parameter) for k, v in enumerate(op.subgraph.inputs) if k not in op.given]
         self._expected = [parameter for _, parameter in weights]
@@ -146,25 +146,25 @@ class CpuSession(Session):
             return None
         return last.run(inputs, None)
 
-    def turns(self, wiring: Wiring) -> RunTurns | None:
+    def turns(self, wiring: Wiring) -> RunIterations | None:
         """Return how to run turns of a loop, as long as they have one program."""
-        from subgraph.engine.region.loop_turns import LoopTurns
+        from subgraph.engine.region.compiled_loop import CompiledLoop
 
-        return LoopTurns(self, wiring)
+        return CompiledLoop(self, wiring)
 
-    def begin(self, program: BoundPlan) -> None:
+    def begin(self, program: ExecutablePlan) -> None:
         """Note that a program of `bind_sized` runs now."""
         self._chosen = program
         program.clear()
         if self._cancelled:  # before `cancel` could know what is to be ended
             raise RequestCancelledError("the request was cancelled while it ran")
 
-    def bind_sized(self, plan: SizedPlan) -> SizedProgram:
+    def bind_sized(self, plan: DataDependentPlan) -> DataDependentProgram:
         """Return a plan whose sizes data decide, bound to this session's memory."""
-        from subgraph.engine.planner.sized_plan import SizedProgram
+        from subgraph.engine.planner.data_dependent_plan import DataDependentProgram
 
         self._arena.reserve(plan.laid.arena_bytes)
-        return SizedProgram(plan, self._arena, self._pool)
+        return DataDependentProgram(plan, self._arena, self._pool)
 
     def _run(
         self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None = None
@@ -176,7 +176,7 @@ class CpuSession(Session):
             return self._timed(last, inputs, outputs)
         return last.run(inputs, outputs)
 
-    def ready(self, inputs: Sequence[Any]) -> BoundPlan | None:
+    def ready(self, inputs: Sequence[Any]) -> ExecutablePlan | None:
         """Return what runs these inputs as a whole, its weights fresh; None: they run in parts."""
         last, snapshot = self._last, pinned_snapshot()
         assert snapshot is not None, "a request pins one"
@@ -217,7 +217,7 @@ class CpuSession(Session):
             return bool(inputs[0].shape == self._shapes[0])
         return tuple([item.shape for item in inputs]) == self._shapes
 
-    def _choose(self, inputs: Sequence[Any], snapshot: Snapshot) -> BoundPlan:
+    def _choose(self, inputs: Sequence[Any], snapshot: Snapshot) -> ExecutablePlan:
         region = self.region
         plan = region.stored_program(inputs, snapshot) or region.plan_for(inputs)
         key = region.key(inputs)
@@ -232,7 +232,7 @@ class CpuSession(Session):
             bound.refresh(snapshot)
         return self._take(bound, key)
 
-    def _take(self, bound: BoundPlan, key: _Key) -> BoundPlan:
+    def _take(self, bound: ExecutablePlan, key: _Key) -> ExecutablePlan:
         """Note what runs inputs of this key."""
         self._shapes = key
         self._last = bound if len(key) == self._given_count else None
@@ -256,7 +256,7 @@ class CpuSession(Session):
             )
         return self._parts[1]
 
-    def _bind(self, plan: Plan | Instance | StoredProgram) -> BoundPlan:
+    def _bind(self, plan: Plan | Instance | StoredProgram) -> ExecutablePlan:
         """Return the plan bound to this session's memory."""
         if isinstance(plan, Instance):
             spare = self._spare(plan.template)
@@ -271,9 +271,9 @@ class CpuSession(Session):
         else:
             laid = self.region.laid_out(plan)
         self._arena.reserve(laid.arena_bytes)
-        return BoundPlan(plan, laid, self._arena, self._pool)
+        return ExecutablePlan(plan, laid, self._arena, self._pool)
 
-    def _spare(self, template: Template) -> BoundPlan | None:
+    def _spare(self, template: Template) -> ExecutablePlan | None:
         """Take out the oldest program of a template once there are many; it can be made another."""
         if len(self._bound) < self.region.options.plans:
             return None
@@ -282,7 +282,7 @@ class CpuSession(Session):
         return None if key is None else self._bound.pop(key)
 
     def _timed(
-        self, bound: BoundPlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
+        self, bound: ExecutablePlan, inputs: Sequence[Any], outputs: Sequence[Array | None] | None
     ) -> Sequence[Any]:
         results, spans = bound.run_timed(inputs, outputs)
         self._profile = timed(bound.entries, spans, threading.get_ident())

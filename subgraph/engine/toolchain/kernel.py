@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Final
 
 from subgraph.engine.toolchain import toolchain
-from subgraph.graph.traced import pinned
+from subgraph.graph.symbolic import pinned
 
 Option = int | float | str | bool | tuple[int | str, ...]
 _UNTRACED = frozenset({bool, float, int, str})

@@ -208,7 +208,7 @@ def _expecting(count: int) -> Generator[None]:
 
 
 def _compile_absent(kernels: list[Kernel]) -> None:
-    from subgraph.engine.toolchain import compile_crew
+    from subgraph.engine.toolchain import compile_workers
 
     kept = objectcache.writable()
     if not _listeners and not statistics.announced:
@@ -223,10 +223,10 @@ def _compile_absent(kernels: list[Kernel]) -> None:
             )
         else:
             _LOG.warning("compiling %d kernel(s) for this process", len(kernels))
-    workers = compile_crew.worthwhile_workers(len(kernels))
+    workers = compile_workers.worthwhile_workers(len(kernels))
     with _expecting(len(kernels)):
         if workers and kept:
-            compile_crew.compile_kernels(kernels, workers, keep)
+            compile_workers.compile_kernels(kernels, workers, keep)
         else:
             for kernel in kernels:
                 keep(kernel)

@@ -10,8 +10,7 @@ those whose neighbours were all asked about. ``asked[:asks]`` and ``answers`` ar
 from __future__ import annotations
 
 from subgraph.partition.search.contraction import find_cones, keep_component, mark_inside, shrink
-from subgraph.partition.search.sorting import sort_by
-from subgraph.partition.search.surroundings import (
+from subgraph.partition.search.frontier import (
     GROWN,
     QUEUED,
     WAITING,
@@ -23,6 +22,7 @@ from subgraph.partition.search.surroundings import (
     renew,
     surround,
 )
+from subgraph.partition.search.sorting import sort_by
 from subgraph.partition.search.tables import Tables
 
 PICK, PRODUCERS, CONSUMERS = 0, 1, 2

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from subgraph.partition.search import operations
+from subgraph.partition.search.backend import Ints, make_backend
 from subgraph.partition.search.hetero import FULL
-from subgraph.partition.search.machine import Ints, make_machine
 
 # Room for growths at the beginning, in entries a node.
 _ROOM = 8
@@ -65,7 +65,7 @@ class Search:
             compiled: Whether to use machine code; None: if it is worth its price.
         """
         count = len(links.in_ends)
-        machine = make_machine(count, len(links.ins), compiled=compiled)
+        machine = make_backend(count, len(links.ins), compiled=compiled)
         self.count = count
         self._machine = machine
         self.told = machine.tables.told

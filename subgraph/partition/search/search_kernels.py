@@ -28,11 +28,11 @@ from numba.extending import intrinsic, models, register_model
 from subgraph.partition.search import (
     blocks,
     contraction,
+    frontier,
     growing,
     hetero,
     operations,
     sorting,
-    surroundings,
     tables,
     trial,
 )
@@ -41,7 +41,7 @@ from subgraph.partition.search import (
 _helper = njit(
     nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
 )
-_MODULES = (sorting, contraction, blocks, trial, hetero, surroundings, growing, operations)
+_MODULES = (sorting, contraction, blocks, trial, hetero, frontier, growing, operations)
 _WORD, _ENTRY = ir.IntType(64), ir.IntType(32)
 _OFFSETS = {name: 8 * k for k, name in enumerate(tables.FIELDS)}
 

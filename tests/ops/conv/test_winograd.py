@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.engine.planner import gathering
+from subgraph.engine.planner import schedule
 from subgraph.engine.planner.lowering import EmittedStep, Weight
 from subgraph.engine.planner.plan import PlanOptions, make_plan
 from subgraph.graph.types import TensorType
@@ -20,7 +20,7 @@ from subgraph.ops.conv import choice as conv_choice
 from subgraph.ops.conv import cpu as conv_cpu
 from subgraph.ops.conv import winograd as conv_winograd
 from subgraph.ops.conv.job import Job
-from subgraph.ops.conv.phases import phases_of
+from subgraph.ops.conv.polyphase import phases_of
 from subgraph.ops.shared.tile_planning import direct_tiles
 from subgraph.system import host
 from tests.support.conv import close, reference
@@ -299,7 +299,7 @@ def test_one_form_of_weights_that_maps_of_several_sizes_share() -> None:
 def test_weights_of_large_maps_are_transformed_in_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are kept as they are for direct convolution, and transformed once for all maps."""
     monkeypatch.setattr(conv_choice, "_MORE_WEIGHTS", 100_000)
-    monkeypatch.setattr(gathering, "_WORTH_IT", 1000)
+    monkeypatch.setattr(schedule, "_WORTH_IT", 1000)
     rng = np.random.default_rng(0)
     array = rng.standard_normal((64, 64, 3, 3)).astype(np.float32) / np.float32(24)
     sides = (60, 30, 16)

@@ -53,7 +53,7 @@ def use_code(make: Callable[[], SearchCode]) -> None:
     _makers[:] = [make]
 
 
-class Machine:
+class SearchBackend:
     """Tables as lists, and what does an operation on them.
 
     Attributes:
@@ -91,7 +91,7 @@ class Machine:
         return table[begin:end]
 
 
-class CompiledMachine(Machine):
+class CompiledSearchBackend(SearchBackend):
     """Tables as arrays, and machine code; seen are ``told``, ``asked`` and ``answers`` alone."""
 
     def __init__(self, code: SearchCode, count: int, links: int) -> None:
@@ -142,7 +142,7 @@ def _size(kind: str, count: int, links: int) -> int:
     return {"PerNode": count + 2, "PerLink": 2 * links + 4 * count + 16, "Pool": 4}[kind]
 
 
-def make_machine(count: int, links: int, *, compiled: bool | None = None) -> Machine:
+def make_backend(count: int, links: int, *, compiled: bool | None = None) -> SearchBackend:
     """Return a machine for a search in a graph of ``count`` nodes and ``links`` links.
 
     Args:
@@ -155,7 +155,7 @@ def make_machine(count: int, links: int, *, compiled: bool | None = None) -> Mac
     """
     if compiled is None:
         compiled = _is_worth_it(count)
-    return CompiledMachine(_code(), count, links) if compiled else Machine(count, links)
+    return CompiledSearchBackend(_code(), count, links) if compiled else SearchBackend(count, links)
 
 
 def _is_worth_it(count: int) -> bool:

@@ -1,8 +1,8 @@
 """The turns of one loop in a session: which program makes them, as long as there is one.
 
 A body of known sizes has its plan like every region. Where its own data decide sizes, a sized plan
-(`subgraph.engine.planner.sized_plan`) serves, made for the sizes of the turn at hand; when it does
-not fit a turn, that one is made in the other way, and a new plan for its sizes follows.
+(`subgraph.engine.planner.data_dependent_plan`) serves, made for the sizes of the turn at hand; when
+it does not fit a turn, that one is made in the other way, and a new plan for its sizes follows.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.bound import BoundPlan
-from subgraph.engine.planner.sized_plan import (
-    SizedPlan,
-    SizedProgram,
+from subgraph.engine.planner.data_dependent_plan import (
+    DataDependentPlan,
+    DataDependentProgram,
     ValueOf,
-    make_sized_plan,
+    make_data_dependent_plan,
     usual,
 )
-from subgraph.engine.region.turns import Turns, wired
+from subgraph.engine.planner.executable_plan import ExecutablePlan
+from subgraph.engine.region.iterations import Iterations, wired
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import pinned_snapshot
 from subgraph.graph.types import TensorType, dtype_of
@@ -43,9 +43,9 @@ _SOME, _WORTH = 16, 2
 class _Sized:
     """A sized plan, its program, how that makes turns, and the shapes that it was made for."""
 
-    plan: SizedPlan
-    program: SizedProgram
-    turns: Turns
+    plan: DataDependentPlan
+    program: DataDependentProgram
+    turns: Iterations
     shapes: Sequence[tuple[int, ...]]
 
     def is_for(self, given: Sequence[Array]) -> bool:
@@ -65,7 +65,7 @@ class _Sized:
         return fits and shapes == [list(shape) for shape in self.shapes]
 
 
-class LoopTurns:
+class CompiledLoop:
     """Makes the turns of one loop."""
 
     def __init__(self, session: CpuSession, wiring: Wiring) -> None:
@@ -73,7 +73,7 @@ class LoopTurns:
         self._session = session
         self._wiring = wiring
         self._pairs = [(made, read) for made, read in wiring.states if read is not None]
-        self._known: tuple[object, Turns | None] | None = None
+        self._known: tuple[object, Iterations | None] | None = None
         self._sized: list[_Sized] = []  # the one that served last first
         self._plans = self._misfits = self._made = 0
         self._refused = False
@@ -97,7 +97,7 @@ class LoopTurns:
                     return None
         return self._of_sizes(given, inputs, limit, first)
 
-    def _grows(self, bound: BoundPlan) -> bool:
+    def _grows(self, bound: ExecutablePlan) -> bool:
         """Return whether what follows an input has another size."""
         ends = {end.position: end for end in bound.inputs}
         return any(bound.outputs[made].type != ends[read].type for made, read in self._pairs)
@@ -159,7 +159,7 @@ class LoopTurns:
         types = [TensorType(dtype_of(item), item.shape) for item in given]
         values = _values(region, given)
         self._plans += 1
-        plan = make_sized_plan(
+        plan = make_data_dependent_plan(
             region.fused, types, region.options.plan, region.weights, values, self._pairs
         )
         program = None if plan is None else self._session.bind_sized(plan)

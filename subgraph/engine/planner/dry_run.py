@@ -13,7 +13,7 @@ import attrs
 
 from subgraph.engine.planner.concrete_types import concrete
 from subgraph.engine.planner.lowering import Unsupported
-from subgraph.engine.planner.plan import HostStep, Planner, PlanOptions, UnknownShapeError
+from subgraph.engine.planner.plan import Planner, PlanOptions, ReferenceStep, UnknownShapeError
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.limits import check_time
@@ -125,7 +125,7 @@ class _Probe:
             self._forget(node)
             return str(error) if found and is_branching(node) else self._by_name(node)
         for item in self.planner.items[before:]:
-            if isinstance(item, HostStep):
+            if isinstance(item, ReferenceStep):
                 return item.reason
         return ""
 

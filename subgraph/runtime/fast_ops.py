@@ -21,7 +21,7 @@ Run = Callable[[Sequence[Any]], Sequence[Any]]
 _SIZING = frozenset({"ConstantOfShape", "Expand", "Range", "Reshape", "Slice"})
 
 
-def quick_step(node: Node) -> Run | None:
+def fast_op(node: Node) -> Run | None:
     """Return what runs ``node`` at once; None where the reference has to."""
     make = _QUICK.get(operator_key(node.op_type, node.domain))
     return None if make is None else make(node)

@@ -8,7 +8,7 @@ from subgraph.operators.operator import infer_types
 from subgraph.passes._patterns import DOMAIN
 from subgraph.transform.pass_manager import register_pass
 
-# The axis along which each output is cut: see ``ops/selection/bounded.py``. -1: the attribute
+# The axis along which each output is cut: see ``ops/selection/padded.py``. -1: the attribute
 # "axis".
 _CUT: dict[str, tuple[int | None, ...]] = {
     "Compress": (-1,),

@@ -1,6 +1,6 @@
 """Bound plans: a plan with a request's memory, its argument words at their addresses, ready to run.
 
-The words are a copy of those that `subgraph.engine.planner.laid_out` made of the plan. A run
+The words are a copy of those that `subgraph.engine.planner.argument_layout` made of the plan. A run
 patches only
 the addresses that moved: usually none, since small inputs and outputs are copied to places of
 their own.
@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch, Span
 from subgraph.engine.planner.constants import made
-from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch, Span
 from subgraph.engine.planner.lowering import Operand, Storage
-from subgraph.engine.planner.plan import HostStep, Item, Plan
+from subgraph.engine.planner.plan import Item, Plan, ReferenceStep
 from subgraph.engine.planner.stored_program import StoredProgram
-from subgraph.engine.planner.template import Instance, Template
-from subgraph.engine.program import layout
+from subgraph.engine.planner.symbolic_plan import Instance, Template
+from subgraph.engine.program import abi
 from subgraph.engine.program.addresses import address_of
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.program.program import Program, Step, runtime_kernels
@@ -72,7 +72,7 @@ class _GuardedArena(Arena):
         self.address = self.memory.ctypes.data
 
 
-class BoundPlan:
+class ExecutablePlan:
     """A plan bound to an arena; runs for one request at a time.
 
     Attributes:
@@ -84,7 +84,11 @@ class BoundPlan:
     """
 
     def __init__(
-        self, plan: Plan | Instance | StoredProgram, laid: LaidOut, arena: Arena, pool: Pool | None
+        self,
+        plan: Plan | Instance | StoredProgram,
+        laid: ArgumentLayout,
+        arena: Arena,
+        pool: Pool | None,
     ) -> None:
         """Copy the argument words; compile or load the kernels that are not yet there."""
         self.plan = plan
@@ -179,7 +183,7 @@ class BoundPlan:
         )
 
     def _make_segments(
-        self, laid: LaidOut, pool: Pool | None, addresses: Mapping[Kernel, int]
+        self, laid: ArgumentLayout, pool: Pool | None, addresses: Mapping[Kernel, int]
     ) -> list[Any]:
         """Return programs, and between them the nodes that the reference computes."""
         base = self._words.ctypes.data
@@ -188,7 +192,7 @@ class BoundPlan:
             for kernel, begin, units, grain in laid.steps
         ]
         segments: list[Any] = []
-        hosts = [item for item in self._plan_items() if isinstance(item, HostStep)]
+        hosts = [item for item in self._plan_items() if isinstance(item, ReferenceStep)]
         begin = 0
         for end, host in zip(laid.breaks, hosts, strict=True):
             if end > begin:
@@ -345,7 +349,7 @@ class BoundPlan:
         base, first = self._words.ctypes.data, 0
         for program in (each for each in self._segments if isinstance(each, Program)):
             for step in program.running():
-                begin = (int(program.rows[step, 1]) - base) // layout.WORD
+                begin = (int(program.rows[step, 1]) - base) // abi.WORD
                 words = guard_pages.readable(self._words, begin).tolist()
                 text = names[first + step] if first + step < len(names) else program.rows[step]
                 found.append(guard_report.RunningStep(f"step {first + step}: {text}", words))
@@ -503,7 +507,7 @@ class _Reader:
         ends = self._inputs if root.kind == "input" else self._outputs
         return _bytes(ends[root.index].current)
 
-    def compute(self, step: HostStep) -> None:
+    def compute(self, step: ReferenceStep) -> None:
         """Compute a node by the reference."""
         node = step.node
         arrays = [None if o is None else self.array(o) for o in step.inputs]

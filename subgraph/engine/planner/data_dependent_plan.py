@@ -1,11 +1,12 @@
 """Plans whose sizes data decide: what a step finds decides how much the following ones work on.
 
 What NonZero finds, or where a Slice begins that a box gives, is only known in the middle of a run.
-Such a plan is traced like a template (`subgraph.engine.planner.template`), with the numbers that
-its own steps compute as dimensions. A step after each of them reads it and fits the rest of the
-program to it (`subgraph.engine.program.size_kernels`), so that the whole is one program, without
-Python in between. Storages have room for what was seen when the plan was made, and for more. What
-needs more room, or takes other decisions, ends the run, and has to be done in another way.
+Such a plan is traced like a template (`subgraph.engine.planner.symbolic_plan`), with the numbers
+that its own steps compute as dimensions. A step after each of them reads it and fits the rest of
+the program to it (`subgraph.engine.program.size_kernels`), so that the whole is one program,
+without Python in between. Storages have room for what was seen when the plan was made, and for
+more. What needs more room, or takes other decisions, ends the run, and has to be done in another
+way.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine.planner.bound import Arena, BoundPlan
-from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch, lay_out
+from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch, lay_out
+from subgraph.engine.planner.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Unsupported
 from subgraph.engine.planner.memory import Life, assign_offsets
 from subgraph.engine.planner.plan import Plan, Planner, PlanOptions, UnknownShapeError
 from subgraph.engine.planner.size_code import SizeCode
-from subgraph.engine.program import layout
+from subgraph.engine.program import abi
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.program.program import Program
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.traced import Trace, is_traced, plain
+from subgraph.graph.symbolic import Trace, is_symbolic, plain
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache
@@ -58,7 +59,7 @@ _LEAST_ROOM = 1 << 16  # bytes
 
 
 @attrs.frozen(eq=False)
-class SizedPlan:
+class DataDependentPlan:
     """A plan with the code that fits it to sizes.
 
     Attributes:
@@ -75,7 +76,7 @@ class SizedPlan:
     """
 
     plan: Plan
-    laid: LaidOut
+    laid: ArgumentLayout
     code: SizeCode
     patches: tuple[_PatchRow, ...]
     reads: tuple[tuple[int, int], ...]
@@ -104,7 +105,7 @@ class _PatchRow:
     base: int | None = None
 
 
-class _SizedPlanner(Planner):
+class _DataDependentPlanner(Planner):
     """A planner that lets the program read what it cannot know."""
 
     def __init__(
@@ -148,7 +149,7 @@ class _SizedPlanner(Planner):
 
     def _read_at_run(self, node: Node, value: Value) -> None:
         operand = self.arranger.plain(self.operand(value))
-        if operand.dtype not in ("int32", "int64") or is_traced(operand.size):
+        if operand.dtype not in ("int32", "int64") or is_symbolic(operand.size):
             raise Unsupported(f"{operand.dtype} as a size")
         if operand.size > _MOST_NUMBERS or len(self.dims) == _MOST_READS:
             raise Unsupported("too many numbers that decide sizes")
@@ -177,7 +178,7 @@ def usual(size: int) -> int:
 
 def room_for(size: int) -> int:
     """Return how much room there is for something; if that is not known, it has to be enough."""
-    if not is_traced(size):
+    if not is_symbolic(size):
         return size
     room = _room(size)
     if not size <= room:
@@ -189,14 +190,14 @@ def _room(size: int) -> int:
     return max(2 * plain(size), _LEAST_ROOM)
 
 
-def make_sized_plan(
+def make_data_dependent_plan(
     graph: Graph,
     types: Sequence[TensorType],
     options: PlanOptions,
     cache: WeightCache,
     value_of: ValueOf,
     pairs: Pairs = (),
-) -> SizedPlan | None:
+) -> DataDependentPlan | None:
     """Return the plan of a graph in which data decide sizes.
 
     Args:
@@ -215,7 +216,7 @@ def make_sized_plan(
     """
     growing: list[Place] = []
     while True:
-        planner = _SizedPlanner(graph, types, options, value_of, growing)
+        planner = _DataDependentPlanner(graph, types, options, value_of, growing)
         plan = planner.plan()
         more = [place for place in _growing(plan, pairs) if place not in growing]
         if not more:
@@ -229,7 +230,7 @@ def make_sized_plan(
     grown = {made: read for made, read in pairs if any(read == at for at, _ in growing)}
     if {*grown.values()} != {at for at, _ in growing}:  # one output is two states
         return None
-    if any(is_traced(o.size) and k not in grown for k, o in enumerate(plan.outputs)):
+    if any(is_symbolic(o.size) and k not in grown for k, o in enumerate(plan.outputs)):
         return None
     return _Layout(plan, laid, planner, growing, grown).sized()
 
@@ -241,7 +242,7 @@ def _growing(plan: Plan, pairs: Pairs) -> Iterator[Place]:
         if given is None or output.rank != given.rank or output.dtype != given.dtype:
             raise Unsupported("a state that becomes another type")
         for axis, (after, before) in enumerate(zip(output.shape, given.shape, strict=True)):
-            if is_traced(after) or plain(after) != plain(before):
+            if is_symbolic(after) or plain(after) != plain(before):
                 yield read, axis
 
 
@@ -251,8 +252,8 @@ class _Layout:
     def __init__(
         self,
         plan: Plan,
-        laid: LaidOut,
-        planner: _SizedPlanner,
+        laid: ArgumentLayout,
+        planner: _DataDependentPlanner,
         growing: Sequence[Place],
         grown: Mapping[int, int],
     ) -> None:
@@ -268,7 +269,7 @@ class _Layout:
         self._found: list[tuple[str, tuple[int, int], Any, int | None]] = []
         self._bases = len(laid.words)  # beyond the words stand the addresses of memory
 
-    def sized(self) -> SizedPlan | None:
+    def sized(self) -> DataDependentPlan | None:
         """Return the plan; None if numbers are needed before they are known."""
         laid = self._laid
         words = self._plain("word", laid.words)
@@ -282,7 +283,7 @@ class _Layout:
         steps: list[tuple[Kernel, int, int, int]] = []
         for k, (kernel, begin, units, grain) in enumerate(laid.steps):
             for column, number in ((2, units), (3, grain)):
-                if is_traced(number):
+                if is_symbolic(number):
                     self._found.append(("size", (k, column), number, None))
             steps.append((kernel, begin, plain(units), plain(grain)))
         program = attrs.evolve(
@@ -301,7 +302,7 @@ class _Layout:
         )
         return self._with_code(program)
 
-    def _with_code(self, program: LaidOut) -> SizedPlan | None:
+    def _with_code(self, program: ArgumentLayout) -> DataDependentPlan | None:
         dims = self._planner.dims
         levels = [level for level, count in enumerate(dims) for _ in range(count)]
         numbers = [number for _, _, number, _ in self._found]
@@ -317,7 +318,7 @@ class _Layout:
                 return None
             patches.append(_PatchRow(kind, place, register, base))
         places = tuple((program.steps[k][1], self._item_size(k)) for k in reads)
-        return SizedPlan(
+        return DataDependentPlan(
             self._plan,
             program,
             code,
@@ -352,9 +353,9 @@ class _Layout:
         item = self._plan.items[step]
         assert isinstance(item, EmittedStep)
         operand = item.words[1]
-        return operand.itemsize if isinstance(operand, Operand) else layout.WORD
+        return operand.itemsize if isinstance(operand, Operand) else abi.WORD
 
-    def _first_reader(self, program: LaidOut, kind: str, place: tuple[int, int]) -> int:
+    def _first_reader(self, program: ArgumentLayout, kind: str, place: tuple[int, int]) -> int:
         """Return the first step that reads what stands in a place."""
         if kind == "size":
             return place[0]
@@ -366,7 +367,7 @@ class _Layout:
 
     def _plain(self, kind: str, items: Array) -> NDArray[np.int64]:
         for at, number in enumerate(items):
-            if is_traced(number):
+            if is_symbolic(number):
                 self._found.append((kind, (at, 0), number, None))
         return np.array([plain(item) for item in items], np.int64)
 
@@ -374,18 +375,18 @@ class _Layout:
         """Return a patch with a word more, which holds the address alone."""
         at = self._bases + base
         for position, offset in zip(patch.positions.tolist(), patch.offsets, strict=True):
-            if is_traced(offset):
+            if is_symbolic(offset):
                 self._found.append(("word", (position, 0), offset, at))
         offsets = [plain(offset) for offset in patch.offsets]
         return Patch(np.array([*patch.positions, at], np.intp), np.array([*offsets, 0], np.int64))
 
     def _weight(self, k: int, held: Any, patch: Patch) -> tuple[Any, Patch]:
         if isinstance(held, Numbers):
-            if held.dtype != "int64" or is_traced(held.array.size):
+            if held.dtype != "int64" or is_symbolic(held.array.size):
                 raise Unsupported(f"a constant of {held.dtype} that follows from data")
             flat = held.array.reshape(-1)
             for at, number in enumerate(flat):
-                if is_traced(number):
+                if is_symbolic(number):
                     self._found.append(("array", (k, at), number, None))
             held = np.array([plain(number) for number in flat], np.int64).reshape(held.array.shape)
         return held, _fixed(patch)
@@ -393,22 +394,22 @@ class _Layout:
 
 def _area(offset: int, size: int) -> tuple[int, int]:
     """Return an area of the arena with the room that it may grow to."""
-    room = _room(size) if is_traced(size) else size
+    room = _room(size) if is_symbolic(size) else size
     grown = room - plain(size) if guard_pages.MODE == "end" else 0
     return plain(offset) - grown, room
 
 
 def _fixed(patch: Patch) -> Patch:
     """Return a patch whose offsets must not depend on data."""
-    if any(map(is_traced, patch.offsets)):
+    if any(map(is_symbolic, patch.offsets)):
         raise Unsupported("a part of an input or weight whose place data decide")
     return Patch(patch.positions, patch.offsets.astype(np.int64))
 
 
-class SizedProgram(BoundPlan):
-    """A sized plan bound to memory; see `BoundPlan`."""
+class DataDependentProgram(ExecutablePlan):
+    """A sized plan bound to memory; see `ExecutablePlan`."""
 
-    def __init__(self, sized: SizedPlan, arena: Arena, pool: Pool | None) -> None:
+    def __init__(self, sized: DataDependentPlan, arena: Arena, pool: Pool | None) -> None:
         """Write the addresses into code and patches."""
         changing = [row.place[0] for row in sized.patches if row.kind == "array"]
         self._changing = {id(sized.laid.weights[k][0]) for k in changing}
@@ -438,7 +439,7 @@ class SizedProgram(BoundPlan):
         return copy
 
     def _block(
-        self, sized: SizedPlan, level: int, item: int, program: Program
+        self, sized: DataDependentPlan, level: int, item: int, program: Program
     ) -> tuple[Array, Array, Array]:
         """Return what a reading step is told, and the rows of code and patches in it."""
         base = self._registers.ctypes.data
@@ -447,27 +448,27 @@ class SizedProgram(BoundPlan):
             [
                 (
                     self._place(row.kind, row.place, program),
-                    base + layout.WORD * row.register,
+                    base + abi.WORD * row.register,
                     0 if row.base is None else self._words[row.base :].ctypes.data,
                 )
                 for row in sized.patches
                 if sized.code.level(row.register) == level
             ],
             np.int64,
-        ).reshape(-1, layout.SIZE_PATCH_WORDS)
-        block: Array = np.zeros(layout.SIZE_WORDS, np.int64)
+        ).reshape(-1, abi.SIZE_PATCH_WORDS)
+        block: Array = np.zeros(abi.SIZE_WORDS, np.int64)
         words = {
-            layout.SIZE_READ: base + layout.WORD * sum(sized.dims[:level]),
-            layout.SIZE_COUNT: sized.dims[level],
-            layout.SIZE_ITEM: item,
-            layout.SIZE_STOP: program.cancel_address,
-            layout.SIZE_CODE: code.ctypes.data,
-            layout.SIZE_CODE + layout.WORD: len(code),
-            layout.SIZE_PATCHES: patches.ctypes.data,
-            layout.SIZE_PATCHES + layout.WORD: len(patches),
+            abi.SIZE_READ: base + abi.WORD * sum(sized.dims[:level]),
+            abi.SIZE_COUNT: sized.dims[level],
+            abi.SIZE_ITEM: item,
+            abi.SIZE_STOP: program.cancel_address,
+            abi.SIZE_CODE: code.ctypes.data,
+            abi.SIZE_CODE + abi.WORD: len(code),
+            abi.SIZE_PATCHES: patches.ctypes.data,
+            abi.SIZE_PATCHES + abi.WORD: len(patches),
         }
         for offset, value in words.items():
-            block[offset // layout.WORD] = value
+            block[offset // abi.WORD] = value
         return block, code, patches
 
     def _place(self, kind: str, place: tuple[int, int], program: Program) -> int:

@@ -12,7 +12,7 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.operators.operator import operator_key
 from subgraph.operators.subgraph_op import SubgraphOp, subgraph_node
 from subgraph.partition.replace import Cut, Cutter, put_in
-from subgraph.runtime.quick_steps import gives_size, quick_step
+from subgraph.runtime.fast_ops import fast_op, gives_size
 
 
 def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> Graph:
@@ -28,7 +28,7 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
     alone: set[Node] = set()
     if node.bodies:
         alone = {node}
-    elif quick_step(node) is not None:
+    elif fast_op(node) is not None:
         alone = _first_like(graph, node)
     elif gives_size(node) or not any(value.producer is not None for value in node.sources):
         alone = {node}

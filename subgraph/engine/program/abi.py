@@ -36,16 +36,16 @@ RUN_RELEASE: Final = 56  # 0: keep Python's lock during the run
 RUN_WALK: Final = 64  # address of the walker
 RUN_WORDS: Final = 9
 
-# A run block of turns (`subgraph.engine.region.turns`): a program again and again. RUN_STATUS is
-# written:
+# A run block of turns (`subgraph.engine.region.iterations`): a program again and again. RUN_STATUS
+# is written:
 # 0 for all turns asked for, 1 cancelled, 2 ended by the condition.
-TURNS_INNER: Final = 0  # address of the program's own run block
-TURNS_LIMIT: Final = 8  # number of the turn before which to stop
-TURNS_DONE: Final = 16  # read and written: turns made
-TURNS_NUMBER: Final = 24  # address of a word that takes the number of a turn
-TURNS_CONDITION: Final = 32  # address of a byte that is 0 after the last turn; 0 for none
-TURNS_BEFORE: Final = 72  # copies before each turn: where their rows begin, and how many
-TURNS_AFTER: Final = 88  # copies after each turn
+ITERATIONS_INNER: Final = 0  # address of the program's own run block
+ITERATIONS_LIMIT: Final = 8  # number of the turn before which to stop
+ITERATIONS_DONE: Final = 16  # read and written: turns made
+ITERATIONS_NUMBER: Final = 24  # address of a word that takes the number of a turn
+ITERATIONS_CONDITION: Final = 32  # address of a byte that is 0 after the last turn; 0 for none
+ITERATIONS_BEFORE: Final = 72  # copies before each turn: where their rows begin, and how many
+ITERATIONS_AFTER: Final = 88  # copies after each turn
 TURNS_WORDS: Final = 13
 
 # A copy: source, target, bytes, and by how much source and target move on from turn to turn.

@@ -1,6 +1,6 @@
 """Traced numbers: sizes that remember how they were computed, so that a plan can be made anew.
 
-While a plan is traced, the dimensions that differ from call to call are `Traced` numbers. They
+While a plan is traced, the dimensions that differ from call to call are `SymInt` numbers. They
 count, compare and print like the numbers that they stand for. A `Trace` writes down each operation,
 and for each decision taken from one (a comparison, a use as index, text or key) that it must come
 out the same. `Trace.function` turns all of it into one Python function of the dimensions: it gives
@@ -47,27 +47,27 @@ class Trace:
         self.open = True
         self.inline = inline
         self._lines: list[_Line] = []
-        self._made: dict[str, Traced] = {}
+        self._made: dict[str, SymInt] = {}
         self._guards: set[str] = set()
         self._dims = 0
 
-    def dimension(self, value: int) -> Traced:
+    def dimension(self, value: int) -> SymInt:
         """Return a traced number that stands for the next dimension."""
         self._dims += 1
         return self.apply(f"dims[{self._dims - 1}]", value)
 
-    def places(self, sizes: Sequence[Any], offsets: Iterable[int]) -> list[Traced]:
+    def places(self, sizes: Sequence[Any], offsets: Iterable[int]) -> list[SymInt]:
         """Return the offsets that the memory plan gives for these sizes, as traced numbers."""
         _, given = _in_one_trace(sizes)
         text = f"places = place([{', '.join(map(_text, given))}])"
         self._lines.append((None, text, _numbers(sizes), False))
         return [self.apply(f"places[{k}]", offset) for k, offset in enumerate(offsets)]
 
-    def apply(self, text: str, value: float, *operands: Any) -> Traced:
+    def apply(self, text: str, value: float, *operands: Any) -> SymInt:
         """Return what an expression on traced operands gives, ``value`` for the present ones."""
         made = self._made.get(text)
         if made is None:
-            made = self._made[text] = Traced(self, len(self._made), value)
+            made = self._made[text] = SymInt(self, len(self._made), value)
             self._lines.append((made.number, text, _numbers(operands), False))
         return made
 
@@ -130,7 +130,7 @@ class Trace:
         return kept[::-1]
 
 
-class Traced:
+class SymInt:
     """A number of a trace: in all but its type the number that it stands for.
 
     Attributes:
@@ -173,22 +173,22 @@ class Traced:
         return format(pinned(self), spec)
 
 
-def is_traced(number: object) -> bool:
+def is_symbolic(number: object) -> bool:
     """Return whether this is a traced number."""
-    return type(number) is Traced
+    return type(number) is SymInt
 
 
 def plain(number: _T) -> _T:
     """Return the number that a traced one stands for; nothing is written down."""
     item: Any = number
-    value: Any = item.value if type(item) is Traced else item
+    value: Any = item.value if type(item) is SymInt else item
     return value  # type: ignore[no-any-return]
 
 
 def pinned(number: _T) -> _T:
     """Return a number as a plain one; the trace holds only where it stays equal."""
     item: Any = number
-    if type(item) is Traced and item.trace.open:
+    if type(item) is SymInt and item.trace.open:
         item.trace.decide(f"v{item.number} == {item.value!r}", item)
     return plain(number)
 
@@ -236,7 +236,7 @@ def recorded(function: _Function) -> _Function:
     def call(*numbers: Any) -> Any:
         if _PLAIN.issuperset(map(type, numbers)):  # nearly all are, outside of a trace
             return function(*numbers)
-        if any(type(n) is Traced and n.trace.open and n.trace.inline for n in numbers):
+        if any(type(n) is SymInt and n.trace.open and n.trace.inline for n in numbers):
             return function(*numbers)
         return _applied(f"{name}({', '.join(['%s'] * len(numbers))})", function, *numbers)
 
@@ -265,17 +265,17 @@ _NAMES: dict[str, Any] = {
 
 def _text(item: Any) -> str:
     """Return how a number is written in the function."""
-    if type(item) is Traced:
+    if type(item) is SymInt:
         return f"v{item.number}"
     return repr(item) if item >= 0 else f"({item!r})"
 
 
 def _numbers(items: Iterable[Any]) -> tuple[int, ...]:
-    return tuple([item.number for item in items if type(item) is Traced])
+    return tuple([item.number for item in items if type(item) is SymInt])
 
 
 def _is_number(item: Any) -> bool:
-    return type(item) is Traced or isinstance(item, (int, float, np.integer, np.floating))
+    return type(item) is SymInt or isinstance(item, (int, float, np.integer, np.floating))
 
 
 def _plain_number(item: Any) -> Any:
@@ -285,8 +285,8 @@ def _plain_number(item: Any) -> Any:
 
 def _in_one_trace(operands: Sequence[Any]) -> tuple[Trace | None, list[Any]]:
     """Return the open trace of operands, if any, and the operands, all others as plain numbers."""
-    given = [o if type(o) is Traced and o.trace.open else _plain_number(o) for o in operands]
-    return next((o.trace for o in given if type(o) is Traced), None), given
+    given = [o if type(o) is SymInt and o.trace.open else _plain_number(o) for o in operands]
+    return next((o.trace for o in given if type(o) is SymInt), None), given
 
 
 def _applied(text: str, function: Callable[..., Any], *operands: Any) -> Any:
@@ -359,7 +359,7 @@ def _leaving(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _define(name: str, method: Callable[..., Any]) -> None:
-    setattr(Traced, f"__{name}__", method)
+    setattr(SymInt, f"__{name}__", method)
 
 
 _EQUAL = _comparison("==", operator.eq)

@@ -2,9 +2,9 @@
 
 Planning walks the graph node by node in Python; sequences that grow and batches that vary would pay
 for it at every new shape. So the plan for the second shape is made with traced numbers
-(`subgraph.graph.traced`) in place of the dimensions that changed. What comes out is laid out once;
-its words, sizes and offsets for other dimensions are then computed by one function, as long as all
-decisions stay what they were. Only the memory plan is made anew.
+(`subgraph.graph.symbolic`) in place of the dimensions that changed. What comes out is laid out
+once; its words, sizes and offsets for other dimensions are then computed by one function, as long
+as all decisions stay what they were. Only the memory plan is made anew.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from subgraph.engine.planner.laid_out import End, LaidOut, Numbers, Patch, lay_out
+from subgraph.engine.planner.argument_layout import ArgumentLayout, End, Numbers, Patch, lay_out
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.planner.memory import Life, assign_offsets
 from subgraph.engine.planner.plan import Plan, Planner, PlanOptions
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Versions
-from subgraph.graph.traced import Evaluate, Trace, is_traced, plain
+from subgraph.graph.symbolic import Evaluate, Trace, is_symbolic, plain
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system import guard_pages
@@ -65,7 +65,7 @@ class Instance:
         """Size of the arena."""
         return self.template.arena_bytes(self.numbers)
 
-    def laid(self) -> LaidOut:
+    def laid(self) -> ArgumentLayout:
         """Return the program laid out as a whole."""
         return self.template.laid_out(self.numbers)
 
@@ -98,8 +98,8 @@ class _Numbers:
         flat = items.reshape(-1)
         if any(isinstance(item, float) for item in flat):
             raise Unsupported("an array of floats that follow from sizes")
-        at = [k for k, item in enumerate(flat) if is_traced(item)]
-        base = np.array([0 if is_traced(item) else item for item in flat], np.int64)
+        at = [k for k, item in enumerate(flat) if is_symbolic(item)]
+        base = np.array([0 if is_symbolic(item) else item for item in flat], np.int64)
         source = [self.index(flat[k]) for k in at]
         return _Slots(base.reshape(items.shape), np.array(at, np.intp), np.array(source, np.intp))
 
@@ -156,7 +156,7 @@ class Template:
     def __init__(
         self,
         plan: Plan,
-        laid: LaidOut,
+        laid: ArgumentLayout,
         lives: Sequence[Life],
         trace: Trace,
         types: Types,
@@ -202,11 +202,11 @@ class Template:
             return None
         return None if values is None else Instance(self, np.array(values, np.int64))
 
-    def laid_out(self, numbers: NDArray[np.int64]) -> LaidOut:
+    def laid_out(self, numbers: NDArray[np.int64]) -> ArgumentLayout:
         """Return the whole program of an instance."""
         rows = self.rows.filled(numbers).tolist()
         steps = zip(self._laid.steps, rows, strict=True)
-        return LaidOut(
+        return ArgumentLayout(
             self.words.filled(numbers),
             self.arena(numbers),
             self.arena_bytes(numbers),
@@ -231,7 +231,7 @@ class Template:
         return int(self._arena_bytes.filled(numbers)[0, 0])
 
     def areas(self, numbers: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-        """Return offset and bytes of each area of an instance's arena; see `LaidOut.areas`."""
+        """Return offset and bytes of each area of an arena; see `ArgumentLayout.areas`."""
         return tuple((offset, size) for offset, size in self._areas.filled(numbers).tolist())
 
     def ends(self, numbers: NDArray[np.int64]) -> tuple[tuple[End, ...], tuple[End, ...]]:

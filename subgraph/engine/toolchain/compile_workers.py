@@ -27,7 +27,7 @@ _MOST_WORKERS = 15
 _DONE = "done"
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
-    "from subgraph.engine.toolchain.compile_crew import work; work()"
+    "from subgraph.engine.toolchain.compile_workers import work; work()"
 )
 
 

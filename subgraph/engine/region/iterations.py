@@ -1,8 +1,8 @@
 """Turns: a bound plan run again and again by one call from Python, for the bodies of loops.
 
 A body that is one program, whose values keep their shapes from turn to turn, needs no Python
-between two turns: a compiled loop (`subgraph.engine.program.turn_kernels`) copies what one turn
-made to where the next one reads it, and looks at the condition.
+between two turns: a compiled loop (`subgraph.engine.program.iteration_kernels`) copies what one
+turn made to where the next one reads it, and looks at the condition.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from subgraph.engine.planner.bound import BoundPlan
-from subgraph.engine.planner.sized_plan import SizedProgram
-from subgraph.engine.program import layout
+from subgraph.engine.planner.data_dependent_plan import DataDependentProgram
+from subgraph.engine.planner.executable_plan import ExecutablePlan
+from subgraph.engine.program import abi
 from subgraph.engine.program.entry import entry
 from subgraph.engine.program.program import Program
 from subgraph.engine.toolchain.kernel import Kernel
@@ -35,18 +35,18 @@ _CANCELLED, _ENDED = 1, 2
 
 def loop_kernel() -> Kernel:
     """Return the kernel that runs a program again and again."""
-    return Kernel("subgraph.engine.program.turn_kernels", "turns")
+    return Kernel("subgraph.engine.program.iteration_kernels", "turns")
 
 
-class Turns:
+class Iterations:
     """A bound plan, and the copies between its turns: all that changes has a place that stays."""
 
-    def __init__(self, bound: BoundPlan, program: Program, wiring: Wiring) -> None:
+    def __init__(self, bound: ExecutablePlan, program: Program, wiring: Wiring) -> None:
         """Wire a plan that is one program; all that changes has its place."""
         self._bound = bound
         self._program = program
         self._wiring = wiring
-        self._sized = bound if isinstance(bound, SizedProgram) else None
+        self._sized = bound if isinstance(bound, DataDependentProgram) else None
         self._grown: Mapping[int, tuple[int, dict[int, int]]] = {}
         if self._sized is not None:
             self._grown = self._sized.sized.grown
@@ -60,22 +60,22 @@ class Turns:
         self._number = unread if wiring.number is None else self._staged[wiring.number]
         self._before = _table([])
         self._after = self._copies()
-        self._block = np.zeros(layout.TURNS_WORDS, np.int64)
-        self._set(layout.TURNS_INNER, program.block_address)
-        self._set(layout.TURNS_NUMBER, self._number.ctypes.data)
+        self._block = np.zeros(abi.TURNS_WORDS, np.int64)
+        self._set(abi.ITERATIONS_INNER, program.block_address)
+        self._set(abi.ITERATIONS_NUMBER, self._number.ctypes.data)
         if wiring.condition is not None:
-            self._set(layout.TURNS_CONDITION, self._made[wiring.condition].ctypes.data)
-        self._set_rows(layout.TURNS_AFTER, self._after)
-        self._set(layout.RUN_RELEASE, 1)
-        self._set(layout.RUN_WALK, loop_kernel().address)
+            self._set(abi.ITERATIONS_CONDITION, self._made[wiring.condition].ctypes.data)
+        self._set_rows(abi.ITERATIONS_AFTER, self._after)
+        self._set(abi.RUN_RELEASE, 1)
+        self._set(abi.RUN_WALK, loop_kernel().address)
         self._call = entry(self._block.ctypes.data)
 
     def _set(self, offset: int, value: int) -> None:
-        self._block[offset // layout.WORD] = value
+        self._block[offset // abi.WORD] = value
 
     def _set_rows(self, offset: int, rows: NDArray[np.int64]) -> None:
         self._set(offset, rows.ctypes.data)
-        self._set(offset + layout.WORD, len(rows))
+        self._set(offset + abi.WORD, len(rows))
 
     def _copies(self) -> NDArray[np.int64]:
         """Return the copies after each turn: those of scans, whose targets are not known, first."""
@@ -87,7 +87,7 @@ class Turns:
                 source, target = self._made[made], self._staged[read]
                 if made in self._grown:
                     growing.append((len(rows), made))
-                    rows.append((0, 0, layout.WORD, 0, 0))
+                    rows.append((0, 0, abi.WORD, 0, 0))
                 rows.append((source.ctypes.data, target.ctypes.data, source.nbytes, 0, 0))
         for made, read in self._wiring.states:
             if made in self._grown:
@@ -96,7 +96,7 @@ class Turns:
         for row, made in growing:
             assert self._sized is not None, "nothing else grows"
             table[row, 0] = self._sized.register(self._grown[made][0])
-            table[row, 1] = table[row + 1, layout.COPY_BYTES // layout.WORD :].ctypes.data
+            table[row, 1] = table[row + 1, abi.COPY_BYTES // abi.WORD :].ctypes.data
         return table
 
     def _sizes_of(self, made: int, read: int | None) -> list[_Row]:
@@ -105,7 +105,7 @@ class Turns:
         assert sized is not None, "nothing else grows"
         places = {axis: k for k, (at, axis) in enumerate(sized.sized.growing) if at == read}
         return [
-            (sized.register(register), sized.sizes[places[axis] :].ctypes.data, layout.WORD, 0, 0)
+            (sized.register(register), sized.sizes[places[axis] :].ctypes.data, abi.WORD, 0, 0)
             for axis, register in self._grown[made][1].items()
         ]
 
@@ -117,7 +117,7 @@ class Turns:
         chunk = _OF_TINY if self._program.tiny else _OF_OTHERS
         done, status = first, 0
         most = None if limit is None else limit - first
-        self._set(layout.TURNS_DONE, done)
+        self._set(abi.ITERATIONS_DONE, done)
         while status == 0 and (limit is None or done < limit):
             stop = done + chunk if limit is None else min(done + chunk, limit)
             # Twice: while the rows move to where there is more room for them.
@@ -127,10 +127,10 @@ class Turns:
             for k, buffer in enumerate(buffers):
                 buffer.make_room(done - first, stop - first, most)
                 self._after[k, 1] = buffer.address(done - first)
-            self._set(layout.TURNS_LIMIT, stop)
+            self._set(abi.ITERATIONS_LIMIT, stop)
             self._program.rouse()
             status = self._call()
-            done = int(self._block[layout.TURNS_DONE // layout.WORD])
+            done = int(self._block[abi.ITERATIONS_DONE // abi.WORD])
         del items  # the program has read them
         self._bound.check_reports()
         if status == _CANCELLED and not self._program.misfit():
@@ -183,7 +183,7 @@ class Turns:
             end.forget()
         if rows:
             self._before = _table(rows)
-            self._set_rows(layout.TURNS_BEFORE, self._before)
+            self._set_rows(abi.ITERATIONS_BEFORE, self._before)
         return items
 
 
@@ -216,7 +216,7 @@ class _Buffer:
         return self._rows if turns == len(self._rows) else self._rows[:turns].copy()
 
 
-def wired(bound: BoundPlan, wiring: Wiring) -> Turns | None:
+def wired(bound: ExecutablePlan, wiring: Wiring) -> Iterations | None:
     """Return how a bound plan runs in turns; None if values change their types, or are large."""
     inputs = {end.position: end for end in bound.inputs}
     number, condition = wiring.number, wiring.condition
@@ -225,7 +225,7 @@ def wired(bound: BoundPlan, wiring: Wiring) -> Turns | None:
     ends = [*(inputs[k] for k in changing), *bound.outputs]
     if bound.only is None or any(end.nbytes > _LARGEST for end in ends):
         return None
-    if isinstance(bound, SizedProgram):
+    if isinstance(bound, DataDependentProgram):
         # What grows is carried, and nothing else.
         other = [*wiring.scans, *(k for k, j in wiring.states if j is None)]
         if any(k in bound.sized.grown for k in other):
@@ -241,8 +241,8 @@ def wired(bound: BoundPlan, wiring: Wiring) -> Turns | None:
             return None
     for end in ends:
         end.settle()
-    return Turns(bound, bound.only, wiring)
+    return Iterations(bound, bound.only, wiring)
 
 
 def _table(rows: Sequence[_Row]) -> NDArray[np.int64]:
-    return np.array(rows, np.int64).reshape(-1, layout.COPY_WORDS)
+    return np.array(rows, np.int64).reshape(-1, abi.COPY_WORDS)

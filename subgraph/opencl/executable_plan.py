@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from subgraph.engine.planner.argument_layout import Span, entries_of
 from subgraph.engine.planner.constants import Weights
-from subgraph.engine.planner.laid_out import Span, entries_of
 from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Storage, Weight
-from subgraph.engine.planner.plan import HostStep, Plan
+from subgraph.engine.planner.plan import Plan, ReferenceStep
 from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot
 from subgraph.errors import DeviceError, SubgraphError
 from subgraph.graph.parameters import Snapshot
@@ -116,7 +116,7 @@ def _span(mark: _Mark, offset: float) -> Span:
     return event.profile.start * 1e-9 + offset, event.profile.end * 1e-9 + offset
 
 
-class ClBoundPlan:
+class ClExecutablePlan:
     """A plan bound to buffers and a queue; runs for one request at a time.
 
     Attributes:
@@ -155,7 +155,7 @@ class ClBoundPlan:
         self._slot_words: Array = np.zeros(SLOT_WORDS, np.int64)
         self._no_report: Array = np.zeros(SLOT_WORDS, np.int64)
         self._slot_buffer: Any = None
-        self._items: list[_Launch | HostStep] = [
+        self._items: list[_Launch | ReferenceStep] = [
             self._bind(item) if isinstance(item, EmittedStep) else item for item in plan.items
         ]
         self._slot = ReportSlot(self._slot_words, tuple(self._reports))
@@ -259,7 +259,7 @@ class ClBoundPlan:
 
     @uninterruptedly
     def run(self, inputs: Sequence[Any], outputs: Sequence[Array | None] | None) -> list[Array]:
-        """Run the plan; the weights are fresh. See the CPU's `BoundPlan.run`."""
+        """Run the plan; the weights are fresh. See the CPU's `ExecutablePlan.run`."""
         return self._run(inputs, outputs, None)
 
     @uninterruptedly
@@ -334,8 +334,8 @@ class ClBoundPlan:
         self._slot.check()
         return results if outputs is None else fill_outputs(results, outputs)
 
-    def _enqueue(self, item: _Launch | HostStep) -> cl.Event | None:
-        if isinstance(item, HostStep):
+    def _enqueue(self, item: _Launch | ReferenceStep) -> cl.Event | None:
+        if isinstance(item, ReferenceStep):
             self._compute(item)
             return None
         launch = item.launch
@@ -409,7 +409,7 @@ class ClBoundPlan:
             return device_weights(self._runtime).buffer(entry, self._queue), offset
         return self._constant(found), offset
 
-    def _compute(self, step: HostStep) -> None:
+    def _compute(self, step: ReferenceStep) -> None:
         """Compute a node by the reference, between launches."""
         with driver_errors(self._runtime, f"node {step.node.name!r} on the host"):
             arrays = [None if o is None else self._download(o) for o in step.inputs]

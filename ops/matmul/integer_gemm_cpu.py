@@ -48,7 +48,7 @@ def emit_whole_product(low: Lowering, a: Operand, b: Operand, y: Operand) -> Non
         dims=[word for dim in zip(stack, *steps, strict=True) for word in dim],
     )
     kernel = Kernel(
-        "subgraph.ops.matmul.whole_product_kernels",
+        "subgraph.ops.matmul.integer_gemm_kernels",
         "product",
         dtype=a.dtype,
         lanes=low.lanes(a.dtype),

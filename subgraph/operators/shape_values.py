@@ -16,7 +16,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.traced import Traced, is_traced, single
+from subgraph.graph.symbolic import SymInt, is_symbolic, single
 from subgraph.graph.types import (
     DTYPE_OF_ONNX,
     ONNX_DTYPE,
@@ -38,7 +38,7 @@ _NO_NUMBERS = frozenset({type(None), str, np.str_})
 def from_array(array: Array) -> Array | None:
     """Return the elements of a small array of numbers, None for every other."""
     if array.size > LIMIT or array.dtype.kind not in "biuf":
-        return array if has_traced(array) else None
+        return array if has_symbolic(array) else None
     return array.astype(object)
 
 
@@ -52,7 +52,7 @@ def to_array(known: Array | None, type_: ValueType | None) -> Array | None:
     kinds = set(map(type, known.ravel().tolist()))
     if not kinds.isdisjoint(_NO_NUMBERS):
         return None
-    if Traced in kinds:
+    if SymInt in kinds:
         return known
     try:
         return known.astype(numpy_dtype(type_.dtype))
@@ -60,14 +60,14 @@ def to_array(known: Array | None, type_: ValueType | None) -> Array | None:
         return None  # more than its dtype holds, as the sizes of a damaged model can be
 
 
-def has_traced(array: Array) -> bool:
+def has_symbolic(array: Array) -> bool:
     """Return whether traced numbers are among the elements."""
-    return array.dtype.kind == "O" and Traced in map(type, array.ravel().tolist())
+    return array.dtype.kind == "O" and SymInt in map(type, array.ravel().tolist())
 
 
 def settled(array: Array, dtype: str) -> Array:
     """Return an array of ``dtype`` whose traced numbers, if it has any, are pinned."""
-    return array.astype(numpy_dtype(dtype)) if has_traced(array) else array
+    return array.astype(numpy_dtype(dtype)) if has_symbolic(array) else array
 
 
 def dims_of(known: Array | None) -> list[Dim] | None:
@@ -315,7 +315,7 @@ def _reshape(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
     data, shape = inputs
-    if data is None or shape is None or has_traced(shape):
+    if data is None or shape is None or has_symbolic(shape):
         return None
     return data.reshape([int(dim) for dim in shape])
 
@@ -333,7 +333,7 @@ def _pick(condition: Any, one: Any, other: Any) -> Any:
 def _constant_of_shape(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
-    if inputs[0] is None or has_traced(inputs[0]):
+    if inputs[0] is None or has_symbolic(inputs[0]):
         return None
     shape = [int(dim) for dim in inputs[0]]
     if math.prod(shape) > LIMIT or any(dim < 0 for dim in shape):
@@ -346,7 +346,7 @@ def _expand(
     node: Node, inputs: Sequence[Array | None], types: Sequence[ValueType | None]
 ) -> Array | None:
     data, shape = inputs
-    if data is None or shape is None or has_traced(shape):
+    if data is None or shape is None or has_symbolic(shape):
         return None
     wanted = np.broadcast_shapes(data.shape, tuple(int(dim) for dim in shape))
     return np.broadcast_to(data, wanted) if math.prod(wanted) <= LIMIT else None
@@ -359,7 +359,7 @@ def _range(
         return None
     start, limit, delta = (item.item() for item in inputs if item is not None)
     count = max(math.ceil((limit - start) / delta), 0)
-    if is_traced(count):
+    if is_symbolic(count):
         return None
     return _objects([start + k * delta for k in range(count)]) if count <= LIMIT else None
 

@@ -26,7 +26,7 @@ PREBUILT: Final = "schemas"  # name of the file that comes with the package
 
 
 @attrs.frozen
-class KeptSchemas:
+class SchemaCache:
     """Schemas as text: ``domain``, operator, version and the rest as JSON, tabs between them.
 
     Attributes:
@@ -53,7 +53,7 @@ class KeptSchemas:
 
 
 @cache
-def kept_schemas() -> KeptSchemas | None:
+def cached_schemas() -> SchemaCache | None:
     """Return the schemas of the onnx package that is installed; None where none can be kept."""
     release = release_key()
     if release is None:
@@ -62,7 +62,7 @@ def kept_schemas() -> KeptSchemas | None:
     if text is None:
         return None
     head, _, lines = text.partition(b"\n")
-    return KeptSchemas(b"\n" + lines, json.loads(head))
+    return SchemaCache(b"\n" + lines, json.loads(head))
 
 
 def _from_cache(release: str) -> bytes | None:

@@ -1,8 +1,8 @@
 """A plan's argument words, laid out: what all sessions of the plan share, and what a file can keep.
 
 All argument blocks stand in one array of words. Which of them are addresses in the arena, in an
-input, an output or a weight is noted beside it; `subgraph.engine.planner.bound` copies the words
-for a session and puts the addresses in.
+input, an output or a weight is noted beside it; `subgraph.engine.planner.executable_plan` copies
+the words for a session and puts the addresses in.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from subgraph.engine.planner.lowering import EmittedStep, Operand, Scratch, Stor
 from subgraph.engine.planner.plan import Item, Plan
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.traced import float_bits, is_traced, larger
-from subgraph.operators.known_values import has_traced
+from subgraph.graph.symbolic import float_bits, is_symbolic, larger
+from subgraph.operators.shape_values import has_symbolic
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.partition.regions import region_of
 from subgraph.system import guard_pages
@@ -71,7 +71,7 @@ Held = WeightEntry | Array | Numbers
 
 
 @attrs.frozen(eq=False)
-class LaidOut:
+class ArgumentLayout:
     """A program without addresses; immutable.
 
     Attributes:
@@ -111,7 +111,7 @@ def _whole_numbers(items: Sequence[int]) -> NDArray[np.int64]:
     return np.array(items, np.int64)
 
 
-def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) -> LaidOut:
+def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) -> ArgumentLayout:
     """Return the words of a plan.
 
     Args:
@@ -130,7 +130,7 @@ def lay_out(plan: Plan, cache: WeightCache, as_array: AsArray = _whole_numbers) 
     if guard_pages.MODE and steps:
         block.words += [0] * (guard_pages.block_begin(len(block.words), 0) - len(block.words))
     given = [(k, operand) for k, operand in enumerate(plan.inputs) if operand is not None]
-    return LaidOut(
+    return ArgumentLayout(
         as_array(block.words),
         block.arena.frozen(as_array),
         plan.arena_bytes,
@@ -224,7 +224,7 @@ class _Block:
             self.slot.append(len(self.words))
             self.words += [0, self.reports.setdefault(word, len(self.reports) + 1)]
         else:
-            self.words.append(word if is_traced(word) else index(word))
+            self.words.append(word if is_symbolic(word) else index(word))
 
     def _address(self, word: Operand | Scratch) -> None:
         storage = word.storage
@@ -252,7 +252,7 @@ class _Block:
     def _constant(self, array: Array, word: Operand | Scratch, offset: int) -> None:
         known = self._arrays.get(id(array))
         if known is None:
-            traced = isinstance(word, Operand) and has_traced(array)
+            traced = isinstance(word, Operand) and has_symbolic(array)
             held = Numbers(word.dtype, array) if traced and isinstance(word, Operand) else array
             known = self._arrays[id(array)] = held, _Notes()
         self._note(known[1], offset)
