@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from numba.core import types
 from numba.core.typing.templates import AttributeTemplate
@@ -81,7 +81,7 @@ def along(triple: int, axis: int) -> int:
 
 def view_of(declaration: type[_A]) -> Callable[[int], _A]:
     """Return the function that makes a view of an argument block of its address."""
-    made: Callable[[int], _A] = _maker(declaration)
+    made: Callable[[int], _A] = _maker(cast("Any", declaration))
     return made
 
 
