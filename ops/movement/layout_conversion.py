@@ -1,4 +1,4 @@
-"""Operands in the layout that a kernel needs: turned into scratch memory, and back."""
+"""Conversions of operands between the plain and the blocked layout, through scratch memory."""
 
 from __future__ import annotations
 

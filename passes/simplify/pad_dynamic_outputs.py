@@ -1,4 +1,8 @@
-"""The pass "BoundShapes": operators that find how much they give become a bounded one and a cut."""
+"""The pass "BoundShapes": operators whose output size depends on values become padded forms.
+
+A padded form fills a buffer of the largest size that the output may have; a Trim after it cuts the
+buffer to the elements that count.
+"""
 
 from __future__ import annotations
 

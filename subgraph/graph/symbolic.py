@@ -1,15 +1,14 @@
-"""Traced numbers: sizes that remember how they were computed, so that a plan can be made anew.
+"""Symbolic integers: sizes that record how they were computed, so that a plan serves other sizes.
 
 While a plan is traced, the dimensions that differ from call to call are `SymInt` numbers. They
-count, compare and print like the numbers that they stand for. A `Trace` writes down each operation,
-and for each decision taken from one (a comparison, a use as index, text or key) that it must come
-out the same. `Trace.function` turns all of it into one Python function of the dimensions: it gives
-the numbers of the plan for other dimensions, or None where a decision would be another one.
+count, compare and print like the numbers that they stand for. A `Trace` records each operation, and
+for each decision taken from one (a comparison, a use as index, text or key) a guard: the decision
+must come out the same. `Trace.function` turns the record into one Python function of the
+dimensions, which gives the numbers of the plan for other dimensions, or None where a guard fails.
 
-The scheme is that of tracing compilers (the symbolic integers of PyTorch's shape guards): what the
-traced code decides becomes a guard. A number that leaves Python for C (``int(x)``, ``range(x)``,
-an array of integers) is pinned: the guard is that it stays equal. So a leak costs generality, never
-correctness.
+The scheme is that of tracing compilers (the symbolic integers of PyTorch's shape guards). A number
+that leaves Python for C (``int(x)``, ``range(x)``, an array of integers) is pinned: its guard is
+that it stays equal. A leak therefore costs generality, never correctness.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bound plans of OPENCL: a plan's launches with their arguments set, over one request's buffers.
+"""Executable plans of OPENCL: a plan's launches with their arguments set, over a request's buffers.
 
 Arguments are set once. A run uploads the inputs, enqueues all launches in order without waiting
 between them, and downloads the outputs; the host waits once, at the end. Weights are uploaded once

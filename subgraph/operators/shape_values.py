@@ -1,8 +1,8 @@
-"""Shape arithmetic: small values that follow from shapes and constants, symbols among them.
+"""Shape values: small values that follow from shapes and constants, symbolic dimensions included.
 
-Type inference carries these along, so that a Reshape by ``Concat(Gather(Shape(x), 0), 12, -1)``
-gets its shape. A value is an object array of elements: numbers, bools, names of symbolic
-dimensions, or None for unknown.
+Type inference propagates them, so that a Reshape by ``Concat(Gather(Shape(x), 0), 12, -1)`` gets
+its shape. A value is an object array of elements: numbers, bools, names of symbolic dimensions, or
+None for unknown.
 """
 
 from __future__ import annotations

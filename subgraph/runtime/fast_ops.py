@@ -1,6 +1,7 @@
-"""Nodes between regions that only hand values on, for the default executor: no checks to pay for.
+"""Fast ops of the default executor: views and copies between regions, without the usual checks.
 
-Each gives what the reference gives. What does not fit goes to the reference, which says why.
+Each gives the result of the reference. Inputs that do not fit go to the reference, whose error says
+why.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A plan's argument words, laid out: what all sessions of the plan share, and what a file can keep.
+"""The argument blocks of a plan in one array of words: shared by all sessions, and kept in files.
 
-All argument blocks stand in one array of words. Which of them are addresses in the arena, in an
-input, an output or a weight is noted beside it; `subgraph.engine.planner.executable_plan` copies
-the words for a session and puts the addresses in.
+Which words are addresses in the arena, in an input, in an output or in a weight is noted beside the
+array. `subgraph.engine.planner.executable_plan` copies the words for a session and fills in these
+addresses.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Plans whose sizes data decide: what a step finds decides how much the following ones work on.
+"""Data-dependent plans: values computed by one step decide the sizes of the steps after it.
 
-What NonZero finds, or where a Slice begins that a box gives, is only known in the middle of a run.
-Such a plan is traced like a template (`subgraph.engine.planner.symbolic_plan`), with the numbers
-that its own steps compute as dimensions. A step after each of them reads it and fits the rest of
-the program to it (`subgraph.engine.program.size_kernels`), so that the whole is one program,
-without Python in between. Storages have room for what was seen when the plan was made, and for
-more. What needs more room, or takes other decisions, ends the run, and has to be done in another
-way.
+The number of elements that NonZero finds, or the start of a Slice that a box gives, is known only
+in the middle of a run. Such a plan is traced as a symbolic plan
+(`subgraph.engine.planner.symbolic_plan`) whose symbolic integers include the numbers that its own
+steps compute. A step after each of them reads the number and fits the rest of the program to it
+(`subgraph.engine.program.size_kernels`), so that the whole is one program, without Python in
+between. Storages have a capacity above the sizes seen when the plan was made. A run that needs more
+capacity, or that takes another decision, ends and is repeated by another strategy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The trial plan: which nodes of a graph the lowerings take, before any input is seen.
+"""The dry run of a plan: which nodes of a graph the lowerings take, before any input is seen.
 
-Symbolic dimensions get sample sizes, each name its own. Where a shape only follows from values that
+Symbolic dimensions get sample sizes, each name its own. Where a shape follows only from values that
 a run computes, the operator's name and dtype decide; such a node may still fall back to the
 reference inside a plan.
 """

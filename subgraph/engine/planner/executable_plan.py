@@ -1,9 +1,8 @@
-"""Bound plans: a plan with a request's memory, its argument words at their addresses, ready to run.
+"""Executable plans: a plan bound to the memory of one request, ready to run.
 
-The words are a copy of those that `subgraph.engine.planner.argument_layout` made of the plan. A run
-patches only
-the addresses that moved: usually none, since small inputs and outputs are copied to places of
-their own.
+The words are a copy of the plan's `subgraph.engine.planner.argument_layout`. A run patches only the
+addresses that have moved since the last one: usually none, since small inputs and outputs are
+copied to fixed places.
 """
 
 from __future__ import annotations

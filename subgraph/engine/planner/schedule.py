@@ -1,7 +1,7 @@
-"""The order in which a plan takes nodes: those that multiply by one weight follow one another.
+"""The schedule of a plan: its nodes in topological order, nodes that share a weight side by side.
 
-A detector's head runs on maps of several sizes with the same weights. Side by side, they find these
-in the caches, and what is made of a weight for a run (`Lowering.kept`) serves them all.
+A detector's head applies the same weights to maps of several sizes. Side by side, these products
+find the weight in the caches, and what is made of it for a run (`Lowering.kept`) serves all.
 """
 
 from __future__ import annotations

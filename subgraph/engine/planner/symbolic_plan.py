@@ -1,10 +1,10 @@
-"""Plan templates: one plan for all sizes of the dimensions that differ from call to call.
+"""Symbolic plans: one plan for all sizes of the dimensions that differ from call to call.
 
-Planning walks the graph node by node in Python; sequences that grow and batches that vary would pay
-for it at every new shape. So the plan for the second shape is made with traced numbers
-(`subgraph.graph.symbolic`) in place of the dimensions that changed. What comes out is laid out
-once; its words, sizes and offsets for other dimensions are then computed by one function, as long
-as all decisions stay what they were. Only the memory plan is made anew.
+Planning walks the graph node by node in Python, which sequences that grow and batches that vary
+would pay for at every new shape. The plan for the second shape is therefore made with symbolic
+integers (`subgraph.graph.symbolic`) in place of the dimensions that changed. The result is laid out
+once. One function computes its words, sizes and offsets for other dimensions, as long as every
+decision of the plan comes out the same. Only the memory plan is made for each shape.
 """
 
 from __future__ import annotations

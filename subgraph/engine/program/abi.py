@@ -1,4 +1,4 @@
-"""Where the words of programs, run blocks and pools lie: shared by Python and the compiled walker.
+"""The memory layout of programs, run blocks and pools, which Python and the compiled walker share.
 
 All words are int64; the constants are byte offsets.
 """

@@ -1,8 +1,8 @@
-"""The turns of one loop in a session: which program makes them, as long as there is one.
+"""The iterations of one loop in a session: which program runs them, as long as there is one.
 
-A body of known sizes has its plan like every region. Where its own data decide sizes, a sized plan
-(`subgraph.engine.planner.data_dependent_plan`) serves, made for the sizes of the turn at hand; when
-it does not fit a turn, that one is made in the other way, and a new plan for its sizes follows.
+A body of known sizes has its plan like every region. Where the body's own data decide sizes, a
+data-dependent plan (`subgraph.engine.planner.data_dependent_plan`) is made for the sizes at hand.
+An iteration that does not fit it runs in the executor, and a new plan for its sizes follows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Turns: a bound plan run again and again by one call from Python, for the bodies of loops.
+"""Iterations: an executable plan run repeatedly by one call from Python, for the bodies of loops.
 
-A body that is one program, whose values keep their shapes from turn to turn, needs no Python
-between two turns: a compiled loop (`subgraph.engine.program.iteration_kernels`) copies what one
-turn made to where the next one reads it, and looks at the condition.
+A body that is one program, whose values keep their shapes from one iteration to the next, needs no
+Python in between: a compiled loop (`subgraph.engine.program.iteration_kernels`) copies the results
+of an iteration to the inputs of the next one, and reads the condition.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where a region is cut in two because a shape follows from values that it computes itself.
+"""Split plans: a region in two parts, because a shape follows from values that the region computes.
 
-`subgraph.engine.region.region_op` asks for it when a plan cannot be made; each part is then planned
+`subgraph.engine.region.region_op` splits a region when a plan cannot be made; each part is planned
 when the values before it are known.
 """
 

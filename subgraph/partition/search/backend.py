@@ -1,8 +1,9 @@
-"""Where a search runs: the functions as they stand on lists, or their machine code on arrays.
+"""The search's two backends: Python functions on lists, and their machine code on arrays.
 
 Machine code is up to a hundred times as fast, but it must be loaded, and compiled once on a machine
-that has never done so. Below LOAD nodes Python is quicker than loading, and code serves that is
-loaded; below COMPILE nodes Python is quicker than compiling, and code serves that is in the cache.
+that has never done so. Below LOAD nodes Python is quicker than loading, and machine code is used
+only if it is loaded; below COMPILE nodes Python is quicker than compiling, and machine code is used
+only if it is in the cache.
 """
 
 from __future__ import annotations
