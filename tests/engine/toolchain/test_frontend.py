@@ -29,7 +29,7 @@ CHANGED: list[tuple[type, tuple[str, ...]]] = [
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[3]), *sys.path])
     monkeypatch.setenv("SUBGRAPH_CACHE_DIR", str(tmp_path))
 
 

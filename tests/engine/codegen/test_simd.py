@@ -22,7 +22,7 @@ LANES = (1, 4, 8, 16, 32)  # 32 doubles are wider than any register
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[3]), *sys.path])
 
 
 def run(factory: str, arrays: list[Array], units: int = 0, **variant: Any) -> None:

@@ -48,7 +48,7 @@ TRUTH: dict[str, tuple[Callable[[Array], Array], float, float]] = {
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2]), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[3]), *sys.path])
 
 
 def run(factory: str, arrays: list[Array], **variant: Any) -> Array:

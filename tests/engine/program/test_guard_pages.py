@@ -14,7 +14,7 @@ import pytest
 from subgraph.errors import ConfigError
 from subgraph.system import guard_pages
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MODES = ("end", "begin")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="faults are reported on Linux only")
 
@@ -166,7 +166,7 @@ def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # Every operator, loops, and packed weights; `make check-guard` runs all tests.
 _PART = (
     "operators/test_ops_devices.py",
-    "engine/test_turns.py",
+    "engine/region/test_iterations.py",
     "weights/test_packing.py",
 )
 

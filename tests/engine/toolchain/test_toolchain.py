@@ -28,7 +28,7 @@ from subgraph.errors import ConfigError, DeviceError
 from subgraph.system import host, processor
 from tests.support.engine.kernels import powers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Where kernels are kept so that they need no linker.
 IMAGES = sys.platform.startswith("linux") and host.architecture() == "x86_64"
 # Runs one kernel and says what that took.
@@ -62,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(folder: Path, script: str = SCRIPT, path: Path = ROOT) -> subprocess.Popen[str]:
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     variables = {
         **os.environ,
         "SUBGRAPH_CACHE_DIR": str(folder),

@@ -24,7 +24,7 @@ from subgraph.engine.program.program import Program, Step, grain
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))  # tests.support, also for hypothesis's own calls
 Words = NDArray[np.int64]
 
