@@ -9,7 +9,7 @@ from subgraph.graph.graph import Graph
 from subgraph.operators.schema import standard_operators
 from subgraph.operators.subgraph_op import AFFINITY
 from subgraph.testing.checks import other_weights, runs, try_drawn
-from subgraph.testing.device_trial import DeviceTrial, FailedCheck, fail
+from subgraph.testing.device_trial import DeviceTrial, FailedCheck, SkippedCheck, fail
 from subgraph.testing.focused_graphs import by_operator, focused_graphs, templates_of
 from subgraph.testing.probing import SHAPES, plain_node
 from subgraph.testing.random_corners import TABLE
@@ -23,6 +23,7 @@ def random_graphs(trial: DeviceTrial, max_examples: int) -> None:
     """Compile and run random graphs on a device beside REFERENCE.
 
     Raises:
+        SkippedCheck: the device takes too little for random graphs, and models were given.
         FailedCheck: one gives wrong results, or compiles otherwise than the query says; or not one
             node has run on the device.
     """
@@ -35,6 +36,11 @@ def random_graphs(trial: DeviceTrial, max_examples: int) -> None:
     drawn = _Drawn(trial)
     try_drawn(drawn, strategy, max_examples)
     if max_examples and not drawn.nodes:
+        if trial.models and not focus:
+            raise SkippedCheck(
+                "the device takes no operator with plain operands, and nothing of "
+                f"{drawn.graphs} random graphs"
+            )
         fail(f"of {drawn.graphs} random graphs the device has run no node: nothing was tested")
 
 

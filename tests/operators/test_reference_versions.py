@@ -37,6 +37,8 @@ _EXPECTED: dict[tuple[str, int], str] = {
     ("Loop", 0): "came after|takes 1 to 1",
     ("MaxPool", 0): r"tensor\(uint8\)|gives 1 to 1",
     ("OneHot", 0): r"non-negative|tensor\(bfloat16\)",
+    ("OneHot", 9): "Mismatched|bfloat16",  # indices outside of the range gave no one
+    ("Flatten", 0): "outside",  # axes did not count from the end
     ("Resize", 11): "marked single",  # all inputs were required
     ("Scan", 8): "",  # scanned along axis 1, with a batch
 }

@@ -439,13 +439,14 @@ class NoThreads:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_parts_overlap_in_a_forked_child() -> None:
     code = """
-import os, sys, threading, warnings
+import os, sys, threading, time, warnings
 import numpy as np, subgraph as sg
 from subgraph import ops
 warnings.simplefilter("ignore")
 class Meeting(sg.SubgraphOp):
     def forward(self, inputs):
         together.wait(20)
+        time.sleep(0.02)  # long enough that running side by side is worth a thread
         return [inputs[0] + np.float32(1)]
 x = sg.input("x", (2,))
 outputs = []

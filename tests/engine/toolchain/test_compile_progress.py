@@ -49,8 +49,9 @@ def test_a_callback_is_told_counts() -> None:
         assert sorted(e.done for e in events if e.seconds is not None) == [1, 2, 3]
         assert {event.kernel for event in events} == set(KERNELS)
         # One that nobody has foreseen is counted on.
-        toolchain.forget(KERNELS[0])
-        assert Kernel(MODULE, "scale", lanes=2).address
+        unforeseen = Kernel(MODULE, "scale", lanes=2)
+        toolchain.forget(unforeseen)
+        assert unforeseen.address
     finally:
         end()
     assert (events[-1].done, events[-1].total) == (4, 4)
