@@ -106,7 +106,7 @@ class KernelArguments:
                 if missing
                 else f"{type(self).__name__} has no fields {unknown}"
             )
-        self.__dict__.update(given)
+        self.__dict__ = given
 
     def words(self) -> list[Any]:
         """Return the values in the order of the block, as `Lowering.emit` takes them."""
