@@ -1,13 +1,18 @@
-"""The container of exported models: one file of a checked header and a checked body.
+"""The file format of exported models: a checked header and a checked body.
 
-Layout, little endian: magic, format version, header length, body length; the `digest` of the body;
-the signature of these and the header (see `subgraph.system.signing`); SHA-256 of all of that and
-the header; then the header (JSON, padded with spaces so that the body is aligned), the body, and
-the SHA-256 of each of its leaves, 256 KiB each, of which the digest is made. In the body large
-parts stand behind all others, from a leaf's beginning on, and are counted from there. Every byte is
-covered by a hash, so a damaged byte is known before it is used, and by the signature, so that a
-file which this user has not written is known, too. The reader checks the header and the hashes at
-once, and leaves when what lies in them is taken.
+Layout, little endian:
+
+1. magic, format version, header length, body length, `digest` of the body;
+2. the signature of 1 and the header (see `subgraph.system.signing`);
+3. SHA-256 of 1, 2 and the header;
+4. the header: JSON, padded with spaces so that the body is aligned;
+5. the body: small sections first, then the large ones (1 MiB or more), which begin at a leaf;
+   offsets of large sections are counted from there;
+6. the SHA-256 of each leaf (256 KiB) of the body, from which the digest is computed.
+
+A hash covers every byte, so that damage is found before a byte is used; the signature covers the
+header and the digest, so that files of other users are recognised. The reader verifies the header
+and the list of hashes when it opens the file, and a leaf of the body when it is first read.
 """
 
 from __future__ import annotations
@@ -38,9 +43,9 @@ _SIGNED = _FIXED.size + SIGNATURE_BYTES
 PROLOGUE = _SIGNED + 32
 _LEAF = 1 << 18  # bytes that one hash covers
 _HASH_BYTES = 32
-_LARGE_AT = "large"  # key of the header: where in the body the large parts begin
+_LARGE_AT = "large"  # key of the header: offset in the body of the first large section
 _PIECE = 1 << 22  # bytes of a stream read at a time
-_LEAVES_AT_A_TIME = 4  # that a thread hashes before it looks for more
+_LEAVES_AT_A_TIME = 4  # leaves that a thread hashes before it takes the next run
 _MOST_WORKERS = 8
 _HEADER_LIMIT = 1 << 26
 
@@ -49,7 +54,7 @@ Buffer = bytes | mmap.mmap | memoryview
 
 
 def leaf_hashes(data: Any) -> bytes:
-    """Return SHA-256 of each 256 KiB of a buffer, one after another; several threads hash."""
+    """Return the concatenated SHA-256 of each 256 KiB of a buffer, computed by several threads."""
     view = memoryview(data).cast("B")
     count = _leaf_count(len(view))
     return b"".join(_shared(lambda leaves: _hashed(view, leaves), range(count)))
@@ -72,7 +77,7 @@ def _hashed(view: memoryview, leaves: Sequence[int]) -> bytes:
 
 
 def _shared(do: Callable[[Sequence[int]], T], leaves: Sequence[int]) -> list[T]:
-    """Call ``do`` for runs of ``leaves``, on several threads where there are many."""
+    """Return the results of ``do`` for consecutive runs of ``leaves``, computed by threads."""
     step = _LEAVES_AT_A_TIME
     runs = [leaves[begin : begin + step] for begin in range(0, len(leaves), step)]
     if len(runs) < 2:
@@ -80,41 +85,41 @@ def _shared(do: Callable[[Sequence[int]], T], leaves: Sequence[int]) -> list[T]:
     return shared_out(do, runs, min(_MOST_WORKERS, os.cpu_count() or 1, len(runs)))
 
 
-class _Section:
-    """Parts of a body, one after another."""
+class _Buffers:
+    """Buffers of a body in order of their offsets."""
 
     def __init__(self) -> None:
-        self.parts: list[memoryview] = []
+        self.pieces: list[memoryview] = []
         self.size = 0
 
-    def add(self, part: memoryview, align: int) -> int:
-        """Add a part; return where it begins, a multiple of ``align``."""
+    def add(self, data: memoryview, align: int) -> int:
+        """Append a buffer; return its offset, a multiple of ``align``."""
         gap = -self.size % align
         if gap:
-            self.parts.append(memoryview(bytes(gap)))
-        self.parts.append(part)
+            self.pieces.append(memoryview(bytes(gap)))
+        self.pieces.append(data)
         begin = self.size + gap
-        self.size = begin + len(part)
+        self.size = begin + len(data)
         return begin
 
 
 class BlobWriter:
-    """Collects the parts of a file, then writes it."""
+    """Collects the sections of a file, then writes it."""
 
     def __init__(self) -> None:
         """Start an empty file."""
-        self._small = _Section()
-        self._large = _Section()
+        self._small = _Buffers()
+        self._large = _Buffers()
 
     def add(self, data: Any) -> dict[str, int]:
-        """Add a part; return where it lies in the body."""
+        """Add a section; return its place in the body, ``offset`` and ``size`` in bytes."""
         view = memoryview(data).cast("B")
         if len(view) >= LARGE:
             return {"offset": self._large.add(view, _ALIGN_LARGE), "size": len(view)}
         return {"offset": self._small.add(view, ALIGN), "size": len(view)}
 
     def write(self, header: Mapping[str, Any], target: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Write the file to a path, whole or not at all, or to a binary stream.
+        """Write the file to a path, atomically, or to a binary stream.
 
         Raises:
             FileError: it cannot be written.
@@ -127,7 +132,7 @@ class BlobWriter:
             raise BlobError("the stream is open for text; open it for bytes ('wb')")
         if self._large.size:
             self._small.add(memoryview(b""), _LEAF)
-        body = b"".join([*self._small.parts, *self._large.parts])
+        body = b"".join([*self._small.pieces, *self._large.pieces])
         text = json.dumps({**header, _LARGE_AT: self._small.size}, sort_keys=True).encode()
         text += b" " * (-(PROLOGUE + len(text)) % _ALIGN_LARGE)
         hashes = leaf_hashes(body)

@@ -1,7 +1,8 @@
-"""What is asked of a device, checked: its answers, and errors that name device and method.
+"""Checked calls of a device's methods.
 
-Core, the virtual devices and exported files call a device by these functions, since it may be a
-third party's: what it raises becomes one clear error, and what it gives is looked at.
+Core, the virtual devices and the import of files call a device through these functions, because a
+device may be a third party's. An exception of a method becomes one error that names device and
+method, and every result is checked for its type and its names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from subgraph.system.registry import nearest
 
 @runtime_checkable
 class CompilesWithFallback(Protocol):
-    """The device that compiles for others of which the first does not support everything."""
+    """Interface of HETERO: a device that compiles a graph for a list of devices."""
 
     def compile_with_fallback(
         self,
@@ -30,12 +31,22 @@ class CompilesWithFallback(Protocol):
         config: Config,
         supported: Mapping[str, str],
     ) -> CompiledModel:
-        """Compile the graph; what a device does not support goes to the next one."""
+        """Compile a graph for several devices.
+
+        Args:
+            graph: The graph to compile.
+            devices: The devices in order of priority; a node goes to the first that supports it.
+            config: Options of the first device.
+            supported: Result of ``query_model`` of the first device.
+
+        Raises:
+            UnsupportedOpError: no device supports some node.
+        """
         ...
 
 
 def known_properties(device: Device) -> dict[str, str]:
-    """Return what a device calls its supported properties; none if it does not say."""
+    """Return ``{name: "RO" or "RW"}`` of a device's SUPPORTED_PROPERTIES; empty without them."""
     try:
         found = property_of(device, "SUPPORTED_PROPERTIES")
     except SubgraphError:
@@ -46,7 +57,7 @@ def known_properties(device: Device) -> dict[str, str]:
 
 
 def ids_of(device: Device) -> list[str]:
-    """Return the ids of the devices of this kind, as its metric tells them."""
+    """Return the metric AVAILABLE_DEVICES of a device; ``[""]`` if it has none."""
     try:
         return _texts(property_of(device, "AVAILABLE_DEVICES")) or [""]
     except SubgraphError:
@@ -54,16 +65,21 @@ def ids_of(device: Device) -> list[str]:
 
 
 def _texts(found: Any) -> list[str]:
-    """Return the items of a list as texts; none of anything else."""
+    """Return the items of an iterable as strings; an empty list for a string or a scalar."""
     listed = isinstance(found, Iterable) and not isinstance(found, str)
     return [str(each) for each in cast("Iterable[Any]", found)] if listed else []
 
 
 def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> None:
-    """Check that a query covers the graph.
+    """Check that a query covers every node of a graph.
+
+    Args:
+        supported: Result of ``query_model``; its ``reasons`` are shown, if it has them.
+        graph: The graph that was queried.
+        device: Name of the device, for the message.
 
     Raises:
-        UnsupportedOpError: it does not; names and reasons.
+        UnsupportedOpError: some nodes are not supported; it lists their names and reasons.
     """
     missing = [node for node in graph.nodes if node.name not in supported]
     if not missing:
@@ -85,13 +101,14 @@ def require_support(supported: Mapping[str, str], graph: Graph, device: str) -> 
 def compile_queried(
     device: Device, graph: Graph, config: Config | None, result: QueryResult | None = None
 ) -> CompiledModel:
-    """Compile a graph all of whose nodes the device has said to support.
+    """Compile a graph whose nodes are all supported by the device.
 
     Args:
         device: The device.
         graph: The graph.
         config: The device's options.
-        result: What it said of this very graph; None: of a larger one.
+        result: Its query result for this graph; None if it was queried for a graph that contains
+            this one.
     """
     if type(device).compile_model is Device.compile_model:
         with _named(device, "compile_model", graph):
@@ -100,15 +117,15 @@ def compile_queried(
 
 
 @contextmanager
-def _named(device: Device, method: str, given: object) -> Generator[None]:
-    """Let an error that is not ours say which method of which device raised it, given what."""
+def _named(device: Device, method: str, argument: object) -> Generator[None]:
+    """Convert a foreign exception to an error that names device, method and argument."""
     try:
         yield
     except (SubgraphError, MemoryError):
         raise
     except Exception as error:
-        what = f"graph {given.name!r}" if isinstance(given, Graph) else repr(given)
-        raised = f"raised {type(error).__name__}: {error}, given {what}"
+        shown = f"graph {argument.name!r}" if isinstance(argument, Graph) else repr(argument)
+        raised = f"raised {type(error).__name__}: {error}, given {shown}"
         about_properties = method in ("get_property", "set_property")
         wrong_key = about_properties and isinstance(error, (LookupError, ValueError))
         kind = ConfigError if wrong_key else DeviceError
@@ -116,13 +133,21 @@ def _named(device: Device, method: str, given: object) -> Generator[None]:
 
 
 def query_on(device: Device, graph: Graph, config: Config | None) -> dict[str, str]:
-    """Return what a device says that it supports.
+    """Return the checked result of a device's ``query_model``.
 
-    A constant that it refuses counts as supported where it feeds a node that the device takes: the
-    model is compiled with a Parameter in its place.
+    A Constant node that the device refuses counts as supported if it feeds a supported node: the
+    graph is then compiled with a Parameter in place of the Constant.
+
+    Args:
+        device: The device to query.
+        graph: The graph.
+        config: Options of the device; None for its defaults.
+
+    Returns:
+        ``{node name: device name}``; a `QueryResult` where reasons or lifted constants are known.
 
     Raises:
-        DeviceError: its ``query_model`` raised, gave no dict, or names what is not there.
+        DeviceError: ``query_model`` raised, returned no dict, or names an unknown node or device.
     """
     found = _answer_of(device, graph, config)
     return found if device.is_virtual else _with_constants(device, graph, config, found)
@@ -131,16 +156,16 @@ def query_on(device: Device, graph: Graph, config: Config | None) -> dict[str, s
 def _with_constants(
     device: Device, graph: Graph, config: Config | None, found: dict[str, str]
 ) -> dict[str, str]:
-    """Let constants that a device refuses follow the nodes that it takes, as their weights.
+    """Add refused constants that feed supported nodes to a query result, as weights.
 
-    The device is asked again about the graph that it would compile then, in which it may take nodes
-    that need weights; where it takes less of that, its first answer stands.
+    The device is queried a second time, for the graph with Parameters in place of these constants,
+    since it may support more nodes there. If it supports fewer, the first result is returned.
     """
     if all(node.op_type != "Constant" or node.name in found for node in graph.nodes):
         return found
     if type(device).transform is Device.transform:
         names = {node.name for node in constant_nodes(graph) if node.name not in found}
-    else:  # constants are its own matter, but for those that nodes of other devices take, too
+    else:  # the device transforms graphs itself; lift only constants that its own result needs
         names = _following(graph, found)
     if not names:
         return found
@@ -159,9 +184,9 @@ def _with_constants(
 
 
 def _following(graph: Graph, found: Mapping[str, str]) -> set[str]:
-    """Return the names of constants not in ``found`` that nodes in ``found`` take.
+    """Return the names of constants outside ``found`` that feed nodes in ``found``.
 
-    Directly, or through others of these.
+    A constant may feed such a node directly or through other constants of the result.
     """
     names: set[str] = set()
     for node in reversed(constant_nodes(graph)):
@@ -172,7 +197,7 @@ def _following(graph: Graph, found: Mapping[str, str]) -> set[str]:
 
 
 def _answer_of(device: Device, graph: Graph, config: Config | None) -> dict[str, str]:
-    """Return what a device itself says that it supports, checked."""
+    """Call ``query_model`` of a device and return its checked result."""
     with _named(device, "query_model", graph):
         found: Any = device.query_model(graph, config)
     if not isinstance(found, Mapping):
@@ -186,10 +211,10 @@ def _answer_of(device: Device, graph: Graph, config: Config | None) -> dict[str,
 
 
 def _checked_query(device: Device, graph: Graph, found: Mapping[Any, Any]) -> dict[str, str]:
-    """Return what a device's own ``query_model`` gave, with names that are there.
+    """Return the result of an overridden ``query_model``, reduced to names of the graph's nodes.
 
-    Names of inputs, outputs and weights are left out, as those of nodes in bodies are: these follow
-    their users. The device may call itself by its base name, or by the one that its class has.
+    Names of inputs, outputs, weights and nodes in bodies are dropped: these follow their users. The
+    device may use its full name, its base name or the name of its class.
     """
     nodes = {node.name for node in graph.nodes}
     own = {device.name, device.name.partition(".")[0], class_name(type(device))}
@@ -224,12 +249,12 @@ def _other_names(graph: Graph) -> set[str]:
 
 
 def property_of(device: Device, name: str) -> Any:
-    """Return a property of a device.
+    """Return an option or metric of a device.
 
     Raises:
-        ConfigError: there is none of that name, or its ``get_property`` raised such an error.
-        DeviceError: its ``get_property`` raised another one, or gave a standard metric of another
-            type.
+        ConfigError: the device has no property of that name.
+        DeviceError: ``get_property`` raised another exception, or returned a standard metric of
+            a wrong type.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"a property is named by a string, such as 'CACHE_DIR'; got {name!r}")
@@ -243,35 +268,50 @@ def set_properties(device: Device, properties: Config) -> None:
 
     Raises:
         ConfigError: a key is unknown or a value not allowed.
-        DeviceError: its ``set_property`` raised another error.
+        DeviceError: ``set_property`` raised another exception.
     """
     with _named(device, "set_property", dict(properties)):
         device.set_property(properties)
 
 
 def capability_of(device: Device) -> dict[str, str]:
-    """Return what an exported model depends on; a DeviceError names the device."""
+    """Return the versions and hardware features that an exported model of a device depends on.
+
+    Raises:
+        DeviceError: ``capability`` raised an exception.
+    """
     with _named(device, "capability", device.name):
         return device.capability()
 
 
-def import_on(device: Device, source: Any, config: Config | None, told: str) -> CompiledModel:
-    """Return the model that a device imports.
+def import_on(device: Device, source: Any, config: Config | None, shown: str) -> CompiledModel:
+    """Return the model that a device imports from an exported file.
+
+    Args:
+        device: The device.
+        source: Path or binary stream, as `Device.import_model` takes it.
+        config: Options of the device; None for those of the file.
+        shown: Name of the source in messages.
 
     Raises:
-        BlobError: the file does not fit.
-        DeviceError: its ``import_model`` raised another error, or gave something else.
+        BlobError: the file is damaged or does not fit the device.
+        DeviceError: ``import_model`` raised another exception or returned no CompiledModel.
     """
-    with _named(device, "import_model", told):
+    with _named(device, "import_model", shown):
         model: Any = device.import_model(source, config)
     return _checked_model(device, "import_model", model)
 
 
 def compile_on(device: Device, graph: Graph, config: Config | None) -> CompiledModel:
-    """Return the model that a device makes of a graph; see `query_on` for constants.
+    """Compile a graph on a device, with the constants that `query_on` lifts as Parameters.
+
+    Args:
+        device: The device.
+        graph: The graph.
+        config: Options of the device; None for its defaults.
 
     Raises:
-        DeviceError: its ``compile_model`` raised, or gave something else.
+        DeviceError: ``compile_model`` raised an exception or returned no CompiledModel.
     """
     own = type(device).compile_model is not Device.compile_model and not device.is_virtual
     if own and any(node.op_type == "Constant" for node in graph.nodes):

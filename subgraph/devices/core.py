@@ -1,6 +1,6 @@
-"""The face of the devices: `Core` finds them, compiles models for them, imports exported ones.
+"""`Core`: finds devices, compiles models for them and imports exported models.
 
-``sg.compile_model`` and the other functions here use one default Core.
+``sg.compile_model`` and the other functions of this module use one default Core.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _PLUGINS = "subgraph.devices.plugins"
 
 
 class Core:
-    """All devices of a process that this object knows, with their options."""
+    """A registry of devices with their options, and the entry point for compiling models."""
 
     def __init__(self) -> None:
-        """Find devices: the files of ``subgraph.devices``; installed ones when they are needed."""
+        """Register the built-in devices; those of other packages are found at first need."""
         self._lock = free_in_child(threading.RLock())
-        self._asked_installed = False
+        self._searched_installed = False
         self._makers: dict[str, tuple[Callable[[], Device], str]] = {}
         self._devices: dict[str, Device] = {}
         self._failed: dict[str, str] = {}
@@ -77,16 +77,20 @@ class Core:
             self._makers[name] = (partial(_device_of_file, name), f"{_PLUGINS}.{name.lower()}")
 
     def _find_installed(self) -> None:
-        """Find the devices of other packages, by their entry points; reading these takes time."""
+        """Register the devices of other packages from their entry points, once.
+
+        Reading the metadata of all installed packages takes milliseconds, so that it is delayed
+        until a name is not found among the built-in devices.
+        """
         with self._lock:
-            if self._asked_installed:
+            if self._searched_installed:
                 return
             from importlib.metadata import entry_points
 
             for point in sorted(entry_points(group=_GROUP), key=lambda p: p.name):
                 owner = f"entry point {point.value}"
                 self._claim(point.name, partial(_loaded, point), owner)
-            self._asked_installed = True
+            self._searched_installed = True
 
     def _claim(self, name: str, make: Callable[[], Device], owner: str) -> None:
         known = self._makers.get(name)
@@ -95,17 +99,17 @@ class Core:
         self._makers[name] = (make, owner)
 
     def register_device(self, name: str, device: Device | type[Device]) -> None:
-        """Make a device known under ``name``.
+        """Register a device under ``name``.
 
         Args:
-            name: Its name, without "." and ":".
+            name: Name of the device, without ".", ":", "," and spaces.
             device: The device, or its class, which is called without arguments at first use.
 
         Raises:
             DeviceError: the name is taken or not allowed, or ``device`` is no Device.
         """
-        given: Any = name
-        if not isinstance(given, str) or not name or any(c in name for c in ".:, "):
+        untyped: Any = name
+        if not isinstance(untyped, str) or not name or any(c in name for c in ".:, "):
             raise DeviceError(f"device name {name!r} is empty or has one of '.', ':', ',' or space")
         kind: Any = device if isinstance(device, type) else type(device)
         if not issubclass(kind, Device):
@@ -117,7 +121,7 @@ class Core:
             self._failed.pop(name, None)
 
     def unregister_device(self, name: str) -> None:
-        """Forget the device ``name`` if it is there."""
+        """Remove the device ``name``; nothing happens if no device has that name."""
         with self._lock:
             self._find_installed()
             self._makers.pop(name, None)
@@ -126,15 +130,15 @@ class Core:
             self._failed.pop(name, None)
 
     def add_extension(self, extension: Operator) -> None:
-        """Make a custom operator known: schema, shape rule, reference, and kernels of devices.
+        """Register a custom operator: schema, shape rule, reference, and kernels of devices.
 
-        Everything or nothing: where a device that has started refuses its kernel, the operator is
-        as unknown as before. A device that starts later and refuses runs without the kernel.
+        The registration is atomic: if a started device refuses its kernel, nothing is registered.
+        A device that starts later and refuses its kernel runs without the kernel.
 
         Raises:
-            UnsupportedOpError: another owner has the operator's name.
-            DeviceError: a device of its kernels is not known, or takes none.
-            ConfigError: ``extension`` is no operator.
+            UnsupportedOpError: another module has registered an operator of this name.
+            DeviceError: a device named in ``kernels`` is unknown or takes no kernels.
+            ConfigError: ``extension`` is no `Operator`.
         """
         require_type(extension, Operator, ConfigError, "an sg.Operator")
         with self._lock:
@@ -252,7 +256,7 @@ class Core:
                 else (f"device {name} cannot start: {type(error).__name__}: {error}")
             )
             self._failed[name] = message
-            # A package that was not asked for at installation is missed by nobody.
+            # A missing optional package is normal: log it below the default level.
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, ImportError):
                 cause = cause.__cause__
@@ -262,7 +266,7 @@ class Core:
         return device
 
     def _extend(self, device: Device, name: str) -> None:
-        """Give a device that has started the kernels of the extensions that are there."""
+        """Add the kernels of all registered extensions to a device that has just started."""
         for extension in self._extensions:
             kernel = extension.kernels.get(name)
             if kernel is None:
@@ -278,7 +282,7 @@ class Core:
                 )
 
     def split(self, device_name: str) -> tuple[Device, dict[str, Any]]:
-        """Return the device of a device string and what the string configures.
+        """Return the device of a device string and the options that the string sets.
 
         "HETERO:A,B" gives HETERO and {"DEVICE_PRIORITIES": "A,B"}.
 
@@ -333,16 +337,29 @@ class Core:
         *,
         preprocess: Mapping[str, Any] | None = None,
     ) -> QueryResult:
-        """Return which nodes a device supports, as {node name: device name}; ``.reasons`` too.
+        """Return which nodes of a model a device supports.
 
-        The arguments are those of `compile_model`, which changes the graph as they say before it
-        asks the device.
+        The model is preprocessed and configured as by `compile_model`, so that the answer is that
+        of compiling with the same arguments.
+
+        Args:
+            model: A graph, the path or bytes of an ONNX file, or an ``onnx.ModelProto``.
+            device_name: A device, or "HETERO:A,B", "MULTI:A,B", "AUTO", "AUTO:A,B".
+            config: The device's options.
+            preprocess: `Preprocess` by input name.
+
+        Returns:
+            ``{node name: device name}``; its ``reasons`` has a text for each node that is missing.
+
+        Raises:
+            DeviceError: no such device, or it cannot start.
+            ConfigError: an option is unknown or its value not allowed.
         """
         device, extra = self.split(device_name)
         full = _joined(config, extra)
         with _limits_of(device, full):
             read = read_model(model)
-            graph = without_defaults(prepared(read, _asked(device, full), preprocess))
+            graph = without_defaults(prepared(read, _option_reader(device, full), preprocess))
             found = query_on(device, graph, full or None)
         reasons = dict(getattr(found, "reasons", {}))
         for node in graph.nodes:
@@ -394,9 +411,9 @@ class Core:
         full: Config,
         preprocess: Mapping[str, Any] | None,
     ) -> CompiledModel:
-        asked = _asked(device, full)
-        graph = prepared(graph, asked, preprocess)
-        folder = str(asked("CACHE_DIR") or "")
+        option = _option_reader(device, full)
+        graph = prepared(graph, option, preprocess)
+        folder = str(option("CACHE_DIR") or "")
         weights = without_defaults(graph)
         if folder and device.caches:
             from subgraph.devices.model_cache import compile_cached
@@ -450,8 +467,8 @@ class Core:
             if own and isinstance(source, (str, PathLike)):
                 with _opened(source) as stream:
                     return import_on(device, stream, full or None, str(source))
-            told = source if isinstance(source, (str, PathLike)) else "a stream"
-            return import_on(device, source, full or None, str(told))
+            shown = source if isinstance(source, (str, PathLike)) else "a stream"
+            return import_on(device, source, full or None, str(shown))
 
     def _import_bytes(
         self, stream: io.BytesIO, device_name: str, config: Config | None
@@ -465,26 +482,30 @@ class Core:
         return model
 
 
-def _asked(device: Device, config: Config) -> Callable[[str], Any]:
-    """Return what gives an option that Core itself follows; None if the device does not have it."""
-    known = known_properties(device)
-    given = {current_name(name, known): value for name, value in config.items()}
+def _option_reader(device: Device, config: Config) -> Callable[[str], Any]:
+    """Return a function that reads options which Core follows itself.
 
-    def ask(name: str) -> Any:
+    The function returns the value of an option by its name: from ``config``, else from the device;
+    None if the device has no such option.
+    """
+    known = known_properties(device)
+    configured = {current_name(name, known): value for name, value in config.items()}
+
+    def value_of(name: str) -> Any:
         if name not in known:
             return None
-        return given[name] if name in given else property_of(device, name)
+        return configured[name] if name in configured else property_of(device, name)
 
-    return ask
+    return value_of
 
 
 def _limits_of(device: Device, config: Config) -> AbstractContextManager[None]:
-    """Return a context in which the limits hold that a device's options set."""
-    asked = _asked(device, config)
+    """Return a context that enforces the limits set by a device's options."""
+    option = _option_reader(device, config)
     return limited(
-        parse_bytes(str(asked("MEMORY_LIMIT") or ""), "MEMORY_LIMIT"),
-        int(asked("NODE_LIMIT") or 0),
-        float(asked("COMPILE_TIMEOUT") or 0),
+        parse_bytes(str(option("MEMORY_LIMIT") or ""), "MEMORY_LIMIT"),
+        int(option("NODE_LIMIT") or 0),
+        float(option("COMPILE_TIMEOUT") or 0),
     )
 
 
@@ -519,7 +540,7 @@ def _loaded(point: EntryPoint) -> Device:
 
 
 def _device_of_file(name: str) -> Device:
-    """Return the device whose class a file of ``subgraph.devices`` defines."""
+    """Return an instance of the one device class that a file of the plugins folder defines."""
     module = importlib.import_module(f"{_PLUGINS}.{name.lower()}")
     found = [
         thing
@@ -535,7 +556,7 @@ def _device_of_file(name: str) -> Device:
 
 @cache
 def default_core() -> Core:
-    """Return the Core that ``sg.compile_model`` and its like use."""
+    """Return the Core of the process, which ``sg.compile_model`` and its like use."""
     return Core()
 
 
@@ -575,13 +596,13 @@ def query_model(
     return default_core().query_model(model, device_name, config, preprocess=preprocess)
 
 
-# What other frameworks call the devices that OPENCL reaches.
-_OF_OPENCL = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
+# Device names of other frameworks for hardware that OPENCL can use.
+_OPENCL_NAMES = frozenset({"GPU", "CUDA", "ROCM", "HIP", "METAL", "VULKAN"})
 
 
 def _unknown_device(name: str, known: Iterable[str]) -> DeviceError:
-    """Return the error for a device that nobody has registered."""
-    if name.partition(".")[0].upper() in _OF_OPENCL:
+    """Return the error for a name without a registered device."""
+    if name.partition(".")[0].upper() in _OPENCL_NAMES:
         hint = "graphics processors are reached by OPENCL: pip install 'subgraph-ml[opencl]'"
     else:
         hint = nearest(name, known)

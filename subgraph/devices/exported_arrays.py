@@ -1,4 +1,4 @@
-"""Arrays in exported models: how they are written and read, by the framework and by ops."""
+"""Arrays in exported models: the interfaces by which devices and ops write and read them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ from subgraph.graph.types import dtype_of, numpy_dtype
 from subgraph.weights.cache import WeightEntry
 
 Array = np.ndarray[Any, Any]
-_SHARED_BELOW = 1 << 20  # bytes up to which arrays of regions are looked for among each other
-# Dtypes whose bytes in an array are not those of the file.
+_SHARED_BELOW = 1 << 20  # arrays up to this many bytes are stored once if regions have equal ones
+# Dtypes whose memory layout in an array differs from that of the file.
 NOT_RAW = ("string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 
 
 def added(writer: BlobWriter, array: Array) -> dict[str, Any]:
-    """Add an array; return its type and place."""
+    """Add an array to a file; return its dtype, shape and place as a table of the header."""
     place = writer.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return {"dtype": dtype_of(array), "shape": list(array.shape), "place": place}
 
 
 def unchecked_at(reader: BlobReader, place: Any, dtype: str, shape: Sequence[int]) -> Unchecked:
-    """Return the array at a place of a file, to be checked when it is read.
+    """Return an array of a file whose checksum is verified at the first read.
+
+    Args:
+        reader: The file.
+        place: Table with ``offset`` and ``size`` in bytes, as `BlobWriter.add` returned it.
+        dtype: Dtype of the array.
+        shape: Shape of the array.
 
     Raises:
-        BlobError: it does not fit its place, or that is not inside of the file.
+        BlobError: the size differs from that of dtype and shape, or the place is outside the file.
     """
     held = numpy_dtype(dtype)
     size = held.itemsize
@@ -43,7 +49,7 @@ def unchecked_at(reader: BlobReader, place: Any, dtype: str, shape: Sequence[int
 
 
 class FileKeeper:
-    """What the regions' ops see of a file that is being written."""
+    """The interface to a file being written that `SubgraphOp.to_keep` gets."""
 
     def __init__(
         self,
@@ -59,7 +65,7 @@ class FileKeeper:
     def array(self, array: Array) -> Any:
         if array.nbytes > _SHARED_BELOW:
             return added(self._writer, array)
-        # Regions have small ones in common, such as the code of a kernel.
+        # Several regions may hold equal small arrays, such as the code of a kernel.
         content = (dtype_of(array), array.shape, array.tobytes())
         if content not in self._small:
             self._small[content] = added(self._writer, array)
@@ -75,31 +81,35 @@ class FileKeeper:
             same = made.ctypes.data == own.ctypes.data and made.nbytes == own.nbytes
             if same and own.flags.c_contiguous and parameter in self._names:
                 return self._names[parameter]
-        # A part of a parameter, or made of constants that the graph holds as nodes.
+        # A slice of a parameter, or computed from constants that the graph holds as nodes.
         return None if dtype_of(made) in NOT_RAW else self.array(made)
 
 
 class FileOfOps:
-    """What the regions' ops see of a file that is imported."""
+    """The interface to an imported file that `SubgraphOp.restore` gets.
+
+    An argument ``stored`` is the value that `FileKeeper.array` or `FileKeeper.weight` returned: the
+    name of a parameter, the number of a packed weight, or the table of an array.
+    """
 
     def __init__(self, reader: BlobReader, parameters: Mapping[str, Parameter]) -> None:
         self._reader = reader
         self._parameters = parameters
 
-    def array(self, told: Any) -> Array:
-        return self.unchecked(told).read()
+    def array(self, stored: Any) -> Array:
+        return self.unchecked(stored).read()
 
-    def unchecked(self, told: Any) -> Unchecked:
-        if isinstance(told, str):
-            held = self._parameters[told].published.held
+    def unchecked(self, stored: Any) -> Unchecked:
+        if isinstance(stored, str):
+            held = self._parameters[stored].published.held
             return held if isinstance(held, Unchecked) else Unchecked(held)
-        place = self._packed(told) if isinstance(told, int) else told
-        return unchecked_at(self._reader, place["place"], place["dtype"], place["shape"])
+        table = self._packed(stored) if isinstance(stored, int) else stored
+        return unchecked_at(self._reader, table["place"], table["dtype"], table["shape"])
 
-    def sources(self, told: Any) -> tuple[Parameter, ...]:
-        if not isinstance(told, int):
+    def sources(self, stored: Any) -> tuple[Parameter, ...]:
+        if not isinstance(stored, int):
             return ()
-        return tuple(self._parameters[name] for name in self._packed(told)["parameters"])
+        return tuple(self._parameters[name] for name in self._packed(stored)["parameters"])
 
     def _packed(self, number: int) -> dict[str, Any]:
         return cast(dict[str, Any], self._reader.header["packed"][number])

@@ -1,8 +1,8 @@
-"""A folder of compiled models, found again by content: the option ``CACHE_DIR``.
+"""Cache of compiled models in a folder: the option ``CACHE_DIR``.
 
-The key covers the graph, its weights, the device string, its options, the versions and the host. An
-entry that is damaged, of another model, or not signed by this user is compiled and written anew;
-two processes may share the folder.
+The key of an entry is a hash of the graph, its weights, the device string, its options, the
+versions and the host. An entry that is damaged, of another model, or not signed by this user is
+compiled and written anew. Several processes may share the folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from subgraph.graph.parameters import transaction
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.executor_plan import all_parameters
 
-_OPAQUE = ' = opaque "'  # how the text shows an object
+_OPAQUE = ' = opaque "'  # the text form of an attribute that is a Python object
 _log = logging.getLogger("subgraph")
 Compile = Callable[[Device, Graph, Config], CompiledModel]
 
@@ -40,10 +40,17 @@ def compile_cached(
     config: Mapping[str, Any],
     compile_model: Compile,
 ) -> CompiledModel:
-    """Return the model from ``folder``, or compile it and put it there.
+    """Return a compiled model from the cache, or compile the graph and add it to the cache.
 
-    The parameters of a model from the folder are those of the graph that was given, so updates of
-    them reach it.
+    A model from the cache uses the parameters of ``graph``, so that their updates reach it.
+
+    Args:
+        folder: Path of the cache; created if it does not exist.
+        device: The device that compiles or imports.
+        device_name: The full device string, part of the key.
+        graph: The graph to compile.
+        config: Options of the device, part of the key except CACHE_DIR.
+        compile_model: Called on a miss with device, graph and options.
     """
     options = {key: value for key, value in config.items() if key != "CACHE_DIR"}
     key = ""
@@ -78,10 +85,16 @@ def _found(
 
 
 def cache_key(device: Device, device_name: str, graph: Graph, config: Mapping[str, Any]) -> str:
-    """Return the name of a model in the folder.
+    """Return the key of a model in the cache, 40 hexadecimal digits.
+
+    Args:
+        device: The device; its capability is part of the key.
+        device_name: The full device string.
+        graph: The graph, hashed by its text form with digests of its weights.
+        config: Options of the device.
 
     Raises:
-        ModelError: the graph holds what has no text, so it has no name.
+        ModelError: an attribute is a Python object without a text form.
     """
     from subgraph.text_form.writer import print_graph
 

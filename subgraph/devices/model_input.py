@@ -1,4 +1,4 @@
-"""What a model is compiled from: read, preprocessed, in the asked precision, partitioned."""
+"""Preparation of a model for a device: reading, preprocessing, precision, partition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKEND_VARIABLE = "SUBGRAPH_BACKEND"
 
 
 def read_model(model: Model) -> Graph:
-    """Return the graph of whatever stands for a model."""
+    """Return the graph of a model: the graph itself, or one read from a path, bytes or proto."""
     if isinstance(model, Graph):
         return model
     from subgraph.onnx_format.file import load
@@ -24,27 +24,27 @@ def read_model(model: Model) -> Graph:
 
 
 def prepared(
-    graph: Graph, asked: Callable[[str], Any], preprocess: Mapping[str, Any] | None
+    graph: Graph, option: Callable[[str], Any], preprocess: Mapping[str, Any] | None
 ) -> Graph:
-    """Return the graph that a device is given.
+    """Return the graph as a device gets it to query or compile.
 
-    It has its preprocessing, is in the precision that is asked for, and is partitioned for the
-    properties that the environment variable ``SUBGRAPH_BACKEND`` names, one or several with commas
-    between them.
+    The preprocessing becomes part of the graph, float16 and bfloat16 become float32 if the option
+    INFERENCE_PRECISION is set, and the graph is partitioned for the properties named in the
+    environment variable ``SUBGRAPH_BACKEND``, separated by commas.
 
     Args:
         graph: The model's graph.
-        asked: Gives the options of the device by name.
+        option: Returns the value of a device's option by its name.
         preprocess: `Preprocess` by input name.
 
     Raises:
-        PartitionError: the variable names no registered property or selector.
+        PartitionError: the variable names an unregistered property or selector.
     """
     if preprocess:
         from subgraph.runtime.preprocessing import preprocessed
 
         graph = preprocessed(graph, preprocess)
-    if asked("INFERENCE_PRECISION"):
+    if option("INFERENCE_PRECISION"):
         graph = _in_float32(graph)
     names = [name.strip() for name in os.environ.get(BACKEND_VARIABLE, "").split(",")]
     return _partitioned(graph, names) if any(names) else graph

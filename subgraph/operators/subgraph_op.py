@@ -415,15 +415,15 @@ class Keeper(Protocol):
 class KeptFile(Protocol):
     """A file of this user's own that is being imported, as an op sees it."""
 
-    def array(self, told: Any) -> Array:
+    def array(self, stored: Any) -> Array:
         """Return what `Keeper.array` or `Keeper.weight` has put there."""
         ...
 
-    def unchecked(self, told: Any) -> Unchecked:
+    def unchecked(self, stored: Any) -> Unchecked:
         """Return the same, checked when it is read: the weights of a program that may not run."""
         ...
 
-    def sources(self, told: Any) -> tuple[Parameter, ...]:
+    def sources(self, stored: Any) -> tuple[Parameter, ...]:
         """Return the parameters of which the weight was made; none if it is one of them."""
         ...
 
