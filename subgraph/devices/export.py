@@ -25,8 +25,8 @@ from subgraph.devices.blob import LARGE, BlobReader, BlobWriter, integer, read_h
 from subgraph.devices.calls import capability_of
 from subgraph.devices.exported_arrays import (
     NOT_RAW,
-    FileKeeper,
-    FileOfOps,
+    ArrayExporter,
+    ArrayImporter,
     added,
     unchecked_at,
 )
@@ -96,7 +96,7 @@ def export_model(model: CompiledModel, target: Source, content: str = "") -> Non
         if not _is_exportable(node):
             raise BlobError(
                 f"node {node.name!r} runs by {type(node.op).__name__}, which does not say what to "
-                "export: let a registered property make it, and write its to_keep (and restore). "
+                "export: let a registered property make it, and write its to_export (and restore). "
                 "Or save the graph with sg.save"
             )
     writer = BlobWriter()
@@ -104,7 +104,7 @@ def export_model(model: CompiledModel, target: Source, content: str = "") -> Non
         names, model_part, weights = _add_graph(writer, model.graph, with_weights=not content)
         packed = _add_packed(writer, model.graph, names)
         renamed = any(name != p.name for p, name in names.items())
-        keeper = FileKeeper(writer, names, packed)
+        keeper = ArrayExporter(writer, names, packed)
         kept = {} if renamed else _kept(model.graph, keeper)
     header = {
         **_described(model, names),
@@ -127,7 +127,7 @@ def _is_exportable(node: Node) -> bool:
     notes = node.metadata or {}
     if AFFINITY in notes or type(node.op) is DefaultSubgraphOp:
         return True
-    says_how = node.op is not None and type(node.op).to_keep is not SubgraphOp.to_keep
+    says_how = node.op is not None and type(node.op).to_export is not SubgraphOp.to_export
     return OP_NOTE in notes and says_how
 
 
@@ -269,20 +269,20 @@ def _add_packed(
     return packed
 
 
-def _kept(graph: Graph, keeper: FileKeeper) -> dict[str, Any]:
+def _kept(graph: Graph, keeper: ArrayExporter) -> dict[str, Any]:
     """Return what the regions' ops keep, by the name of the region, where that is one region's."""
     nodes = [node for node in region_nodes(graph) if node.op is not None]
     counts = Counter(node.name for node in nodes)
     single = [node for node in nodes if counts[node.name] == 1]
     ops = {node.name: node.op for node in single if node.op is not None}
-    found = {name: type(op).to_keep(op, keeper) for name, op in ops.items()}
+    found = {name: type(op).to_export(op, keeper) for name, op in ops.items()}
     return {name: kept for name, kept in found.items() if kept is not None}
 
 
 def _restore(graph: Graph, reader: BlobReader) -> None:
     """Give the regions' ops what they kept."""
     kept = _table(reader.header, "kept")
-    file = FileOfOps(reader, {p.name: p for p in all_parameters(graph)})
+    file = ArrayImporter(reader, {p.name: p for p in all_parameters(graph)})
     for node in region_nodes(graph):
         found = kept.get(node.name)
         if node.op is not None and isinstance(found, dict):

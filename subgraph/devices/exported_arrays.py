@@ -48,8 +48,8 @@ def unchecked_at(reader: BlobReader, place: Any, dtype: str, shape: Sequence[int
     return Unchecked(array, reader, leaves)
 
 
-class FileKeeper:
-    """The interface to a file being written that `SubgraphOp.to_keep` gets."""
+class ArrayExporter:
+    """The interface to a file being written that `SubgraphOp.to_export` gets."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class FileKeeper:
         return None if dtype_of(made) in NOT_RAW else self.array(made)
 
 
-class FileOfOps:
+class ArrayImporter:
     """The interface to an imported file that `SubgraphOp.restore` gets.
 
-    An argument ``stored`` is the value that `FileKeeper.array` or `FileKeeper.weight` returned: the
+    An argument ``stored`` is the result of `ArrayExporter.array` or `ArrayExporter.weight`: the
     name of a parameter, the number of a packed weight, or the table of an array.
     """
 

@@ -18,8 +18,8 @@ from subgraph.graph.types import TensorType
 from subgraph.opencl.executable_plan import Array, ClExecutablePlan, Pending
 from subgraph.opencl.runtime import Runtime
 from subgraph.operators.subgraph_op import (
+    ExportFile,
     Halves,
-    Keeper,
     ProfileEntry,
     RunIterations,
     Session,
@@ -56,7 +56,7 @@ class ClSubgraphOp(CpuSubgraphOp):
     def _instance(self, graph: Graph, types: Sequence[TensorType]) -> Instance | None:
         return None  # launches are bound plan by plan
 
-    def _told(self, plan: Plan | Instance, file: Keeper) -> dict[str, Any] | None:
+    def _told(self, plan: Plan | Instance, file: ExportFile) -> dict[str, Any] | None:
         return None  # launches are set anew
 
     def session(self) -> Session:

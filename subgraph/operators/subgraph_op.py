@@ -385,14 +385,28 @@ class SubgraphOp:
         return Session(self)
 
     def prepare(self) -> None:
-        """Make what can be made before the first run; an export writes the weights made here."""
+        """Prepare weights and programs before the first run; an export writes the weights."""
 
-    def to_keep(self, file: Keeper) -> dict[str, Any] | None:
-        """Return what an exported model keeps of the op beside its weights: plain JSON, or None."""
+    def to_export(self, file: ExportFile) -> dict[str, Any] | None:
+        """Return the state of the op, besides its weights, for an exported model.
+
+        Args:
+            file: The file being written; arrays of the state are added to it.
+
+        Returns:
+            Plain JSON that `restore` gets on import; None if the op has no such state.
+        """
         return None
 
-    def restore(self, kept: Mapping[str, Any], file: KeptFile) -> None:
-        """Take what `to_keep` gave when this user exported the model; ignore what does not fit."""
+    def restore(self, saved: Mapping[str, Any], file: ImportFile) -> None:
+        """Set the state of the op from an exported model that this user has signed.
+
+        An op ignores state that does not fit and computes it anew.
+
+        Args:
+            saved: The JSON that `to_export` returned.
+            file: The imported file, from which arrays are read.
+        """
 
 
 def runs_by_default(op: SubgraphOp | None) -> bool:
@@ -400,36 +414,39 @@ def runs_by_default(op: SubgraphOp | None) -> bool:
     return op is None or type(op) is DefaultSubgraphOp
 
 
-class Keeper(Protocol):
-    """An exported model that is being written, as an op sees it."""
+class ExportFile(Protocol):
+    """Interface to an exported model while it is written, for `SubgraphOp.to_export`."""
 
     def array(self, array: Array) -> Any:
-        """Put an array into the file; return plain JSON that finds it again."""
+        """Add an array to the file; return plain JSON that identifies it in `ImportFile`."""
         ...
 
     def weight(self, entry: WeightEntry) -> Any:
-        """Return plain JSON that finds what an entry of the cache holds now; None: it cannot."""
+        """Add the array of a cache entry; return plain JSON that identifies it, or None.
+
+        None means that the file format cannot hold an array of this dtype.
+        """
         ...
 
 
-class KeptFile(Protocol):
-    """A file of this user's own that is being imported, as an op sees it."""
+class ImportFile(Protocol):
+    """Interface to an imported model that this user has signed, for `SubgraphOp.restore`."""
 
     def array(self, stored: Any) -> Array:
-        """Return what `Keeper.array` or `Keeper.weight` has put there."""
+        """Return the array that `ExportFile.array` or `ExportFile.weight` added."""
         ...
 
     def unchecked(self, stored: Any) -> Unchecked:
-        """Return the same, checked when it is read: the weights of a program that may not run."""
+        """Return that array with its checksum verified at the first read, not at import."""
         ...
 
     def sources(self, stored: Any) -> tuple[Parameter, ...]:
-        """Return the parameters of which the weight was made; none if it is one of them."""
+        """Return the parameters from which the weight was computed; () if it is a parameter."""
         ...
 
 
 class Fallback(Protocol):
-    """Who takes a subgraph over when its op fails."""
+    """Interface to the devices that run a subgraph when its op fails."""
 
     @property
     def replacement(self) -> SubgraphOp | None:

@@ -139,7 +139,7 @@ class SessionOp(sg.SubgraphOp):
         super().__init__(subgraph)
         self.handles: list[Handle] = []
         taken: Any = self
-        for name in ("session", "prepare", "release", "restore", "to_keep", "infer_types", "use"):
+        for name in ("session", "prepare", "release", "restore", "to_export", "infer_types", "use"):
             setattr(taken, name, f"my own {name}")
 
     def forward(self, inputs: list[Any]) -> list[Array]:

@@ -524,12 +524,12 @@ class ExportedOp(CountingOp):
     def prepare(self) -> None:
         self.table = np.arange(5, dtype=np.float32)
 
-    def to_keep(self, file: Any) -> dict[str, Any]:
+    def to_export(self, file: Any) -> dict[str, Any]:
         return {"table": file.array(self.table)}
 
-    def restore(self, kept: Mapping[str, Any], file: Any) -> None:
+    def restore(self, saved: Mapping[str, Any], file: Any) -> None:
         type(self).restored += 1
-        self.table = file.array(kept["table"])
+        self.table = file.array(saved["table"])
 
 
 class Exported(Accelerator):
@@ -567,7 +567,7 @@ def test_ops_that_say_how_take_part_in_an_export(
 
 
 def test_ops_that_do_not_say_how_are_refused(accelerator: str) -> None:
-    with pytest.raises(sg.BlobError, match=r"CountingOp.*to_keep"):
+    with pytest.raises(sg.BlobError, match=r"CountingOp.*to_export"):
         exported(sg.optimize_for(network(), accelerator), "REFERENCE")
 
 

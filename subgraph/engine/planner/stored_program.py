@@ -25,7 +25,7 @@ from subgraph.engine.toolchain.keys import cache_key, text_key
 from subgraph.engine.toolchain.loader import ObjectCode
 from subgraph.graph.parameters import Parameter, Snapshot, Unchecked
 from subgraph.graph.types import dtype_of
-from subgraph.operators.subgraph_op import Keeper, KeptFile, ProfileEntry
+from subgraph.operators.subgraph_op import ExportFile, ImportFile, ProfileEntry
 from subgraph.system import host
 from subgraph.weights.cache import WeightEntry, sealed
 
@@ -71,7 +71,7 @@ class StoredProgram:
         return True
 
 
-def describe(laid: ArgumentLayout, file: Keeper) -> dict[str, Any] | None:
+def describe(laid: ArgumentLayout, file: ExportFile) -> dict[str, Any] | None:
     """Return a program as plain JSON; None if a part of it is no program, or cannot be kept."""
     if laid.breaks:
         return None
@@ -108,7 +108,7 @@ def describe(laid: ArgumentLayout, file: Keeper) -> dict[str, Any] | None:
 
 
 def read(
-    told: Mapping[str, Any], file: KeptFile, parameters: Sequence[Parameter]
+    told: Mapping[str, Any], file: ImportFile, parameters: Sequence[Parameter]
 ) -> StoredProgram | None:
     """Return a program of a file written here; None if the kernels are others now.
 
@@ -169,7 +169,7 @@ def read(
     return StoredProgram(laid, versions, tuple(sources), tuple(unchecked))
 
 
-def _describe_code(kernels: Iterable[Kernel], file: Keeper) -> list[Any]:
+def _describe_code(kernels: Iterable[Kernel], file: ExportFile) -> list[Any]:
     """Return the code of kernels, and of what runs every program, as far as it was kept."""
     in_kernel, isa = sleeps_in_kernel(), host.isa()
     needed = dict.fromkeys([*kernels, walker(in_kernel), *helper_kernels(in_kernel)])
@@ -182,7 +182,7 @@ def _describe_code(kernels: Iterable[Kernel], file: Keeper) -> list[Any]:
     ]
 
 
-def _read_code(told: Sequence[Any], file: KeptFile) -> dict[str, ObjectCode]:
+def _read_code(told: Sequence[Any], file: ImportFile) -> dict[str, ObjectCode]:
     """Return the code that a file carries by its key."""
     return {
         key: ObjectCode(tuple(needs), file.array(place).tobytes(), start)

@@ -35,7 +35,13 @@ from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter, Snapshot, Versions
 from subgraph.graph.types import TensorType, dtype_of, numpy_dtype
-from subgraph.operators.subgraph_op import DefaultSubgraphOp, Keeper, KeptFile, Session, SubgraphOp
+from subgraph.operators.subgraph_op import (
+    DefaultSubgraphOp,
+    ExportFile,
+    ImportFile,
+    Session,
+    SubgraphOp,
+)
 from subgraph.runtime.executor_plan import Plan as Parts
 from subgraph.runtime.executor_plan import all_parameters
 from subgraph.runtime.fast_ops import gives_size
@@ -290,8 +296,8 @@ class CpuSubgraphOp(SubgraphOp):
                 self._fused = fused, Versions(guards)
                 self._trial = trial
 
-    def to_keep(self, file: Keeper) -> dict[str, Any] | None:
-        """Return how the graph was fused, and its programs; what cannot be told is left out."""
+    def to_export(self, file: ExportFile) -> dict[str, Any] | None:
+        """Return how the graph was fused, and its programs; without those that no file can hold."""
         with self._lock:
             fused = self.fused
             assert self._fused is not None, "fused just now"
@@ -304,7 +310,7 @@ class CpuSubgraphOp(SubgraphOp):
         kept = {"fusion": self.fusion, "nodes": nodes, "guards": guards}
         return {**kept, "options": self._plan_options, "programs": programs}
 
-    def _told(self, plan: Plan | Instance, file: Keeper) -> dict[str, Any] | None:
+    def _told(self, plan: Plan | Instance, file: ExportFile) -> dict[str, Any] | None:
         if self._value_inputs or guard_pages.MODE or not plan.versions.hold():
             return None
         return describe_program(self.laid_out(plan), file)
@@ -314,17 +320,17 @@ class CpuSubgraphOp(SubgraphOp):
         plan = self.options.plan
         return f"{plan.threads} {plan.blocked} {sorted(plan.properties.items())}"
 
-    def restore(self, kept: Mapping[str, Any], file: KeptFile) -> None:
+    def restore(self, saved: Mapping[str, Any], file: ImportFile) -> None:
         """Take the programs of an exported model, and the fused graph, if they are as this op's."""
-        if kept.get("fusion") != self.fusion:
+        if saved.get("fusion") != self.fusion:
             return
         by_name = {parameter.name: parameter for parameter in self.parameters}
         with suppress(KeyError, TypeError):  # it fuses by itself
-            guards = tuple((by_name[name], by_name[name].version) for name in kept["guards"])
-            if isinstance(kept.get("nodes"), list):
-                self._kept = (kept, guards)
-        if not guard_pages.MODE and kept.get("options") == self._plan_options:
-            told = (read_program(each, file, self.parameters) for each in kept["programs"])
+            guards = tuple((by_name[name], by_name[name].version) for name in saved["guards"])
+            if isinstance(saved.get("nodes"), list):
+                self._kept = (saved, guards)
+        if not guard_pages.MODE and saved.get("options") == self._plan_options:
+            told = (read_program(each, file, self.parameters) for each in saved["programs"])
             self._programs = [program for program in told if program is not None]
 
     def stored_program(self, inputs: Sequence[Any], snapshot: Snapshot) -> StoredProgram | None:
