@@ -29,9 +29,10 @@ from models import inputs_of
 
 import subgraph as sg
 from subgraph.devices.plugins.auto import AutoModel
+from subgraph.graph.types import Array
 
 PLACES = {"OPENCL": 0.45, "CPU": 0.45, "REFERENCE": 0.1}
-Arrays = Sequence[np.ndarray[Any, Any]]
+Arrays = Sequence[Array]
 # What was run, and the results of all of its requests; it is asked when its turn comes.
 Runs = Iterator[tuple[str, Callable[[], list[Arrays]]]]
 

@@ -33,7 +33,7 @@ import attrs
 import numpy as np
 import onnx
 
-from subgraph.graph.types import DTYPE_OF_ONNX, ONNX_DTYPE, numpy_dtype
+from subgraph.graph.types import DTYPE_OF_ONNX, ONNX_DTYPE, Array, numpy_dtype
 from subgraph.testing import conformance as suite
 
 MODES = ("plain", "partition", "save", "export", "text", "traced")
@@ -117,7 +117,7 @@ _NARROW = {
 }
 
 
-def _raw(value: np.ndarray[Any, Any]) -> bytes:
+def _raw(value: Array) -> bytes:
     """Return the elements as ONNX packs them."""
     return onnx.numpy_helper.from_array(value).raw_data
 

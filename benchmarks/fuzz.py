@@ -30,9 +30,9 @@ import onnx
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from subgraph.testing import random_graphs
 
-Array = np.ndarray[Any, Any]
 _BATCH = 100
 _RTOL, _ATOL = 1e-3, 1e-4
 

@@ -18,7 +18,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-Array = np.ndarray[Any, Any]
+from subgraph.graph.types import Array
+
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 NAMES = sorted(path.stem for path in FOLDER.glob("light_*.onnx"))
 _VIEWS = {"Reshape", "Unsqueeze", "Transpose", "Squeeze", "Identity"}

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from subgraph.opencl.runtime import Runtime, opencl, runtime
 
-Array = np.ndarray[Any, Any]
 Run = Callable[[], float]
 
 # Each turn of the loop reads one column of A (cached) and two vectors of B, as a product would.

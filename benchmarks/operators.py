@@ -20,11 +20,12 @@ import attrs
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from operator_table import FAMILIES, Array, Case, Fixed
+from operator_table import FAMILIES, Case, Fixed
 from rich.console import Console
 from rich.table import Table
 
 import subgraph as sg
+from subgraph.graph.types import Array
 
 Run = Callable[[dict[str, Array]], list[Array]]
 _SAMPLE = 2e-4  # seconds that a sample lasts at least

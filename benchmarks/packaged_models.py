@@ -19,7 +19,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from subgraph.graph.types import Array
+
 _rng = np.random.default_rng(0)
 
 

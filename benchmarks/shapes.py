@@ -13,7 +13,6 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -21,9 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 import subgraph as sg
-from subgraph.graph.types import TensorType, numpy_dtype
+from subgraph.graph.types import Array, TensorType, numpy_dtype
 
-Array = np.ndarray[Any, Any]
 Runner = Callable[[Mapping[str, Array]], Sequence[Array]]
 _WARM = 4  # sizes that are not counted: the first shapes show what differs
 

@@ -16,7 +16,6 @@ import csv
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import attrs
 import numpy as np
@@ -26,9 +25,9 @@ from rich.table import Table
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 from subgraph.tools.profiling import peak_flops
 
-Array = np.ndarray[Any, Any]
 _EDGES = "movement.reorder_kernels"
 GEMM = [
     *[(1024,) * 3, (512,) * 3, (128, 768, 768), (128, 3072, 768), (128, 768, 3072)],

@@ -18,14 +18,13 @@ import numpy as np
 from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import Shape, TensorType
+from subgraph.graph.types import Array, Shape, TensorType
 from subgraph.operators.reference import evaluate
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.shape_values import LIMIT
 from subgraph.partition.property import SubgraphProperty
 from subgraph.partition.selector import Reject, SubgraphSelector
 
-Array = np.ndarray[Any, Any]
-DOMAIN = "subgraph.cpu"
 FLOATS = frozenset({"float32", "float64"})
 _RANDOM = frozenset(
     {
@@ -60,7 +59,7 @@ class Match:
     op_type: str
     inputs: tuple[Value | None, ...]
     attrs: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
-    domain: str = DOMAIN
+    domain: str = INTERNAL_DOMAIN
     version: int = 1
     arity: int = 0
     reads: tuple[Parameter, ...] = ()

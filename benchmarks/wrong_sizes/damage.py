@@ -9,7 +9,8 @@ import attrs
 import numpy as np
 import onnx
 
-from wrong_sizes.samples import Array, Operand, Sample, samples
+from subgraph.graph.types import Array
+from wrong_sizes.samples import Operand, Sample, samples
 
 FORMS = ("sizes", "symbolic", "symbolic", "unknown", "constants", "all constants")
 OPERAND_SETS = 6  # of a model that is declared without sizes

@@ -11,8 +11,9 @@ import onnx
 
 import subgraph as sg
 from subgraph.errors import InternalError, SubgraphError
+from subgraph.graph.types import Array
 from wrong_sizes.damage import Case
-from wrong_sizes.samples import Array, Operand, element_type
+from wrong_sizes.samples import Operand, element_type
 
 _IR_VERSION = 10
 

@@ -19,11 +19,10 @@ import numpy as np
 import onnx
 import onnx.defs
 
-from subgraph.graph.types import ONNX_DTYPE
+from subgraph.graph.types import ONNX_DTYPE, Array
 from subgraph.operators.schema import MICROSOFT, canonical_domain
 
 ROOT = Path(__file__).parents[2]
-Array = np.ndarray[Any, Any]
 Operand = Array | list[Array] | dict[Any, Any] | None
 OPSET = 26  # newest of ONNX Runtime
 _MAX_BYTES = 1 << 20  # of a sample's operands; larger ones cost time and show nothing more

@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-Array = np.ndarray[Any, Any]
+from subgraph.graph.types import Array
+
 Operand = Array | list[Array] | dict[Any, Any] | None
 MICROSOFT = "com.microsoft"
 ML = "ai.onnx.ml"

@@ -13,6 +13,7 @@ import attrs
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
 from subgraph.system import host
@@ -76,7 +77,7 @@ class Request:
     spare: bool = False  # a query that may look at no key gives 0, not NaN
 
 
-@lowering("FusedAttention", domain="subgraph.cpu", dtypes=FLOATS)
+@lowering("FusedAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
 def fused(node: Node, low: Lowering) -> None:
     """Lower the fused form; see ``ops/fused/op.py``."""
     orders = [str(node.attrs.get(f"{name}_order", "bhtd")) for name in ("q", "k", "v", "o")]

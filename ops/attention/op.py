@@ -13,7 +13,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import DTYPE_OF_ONNX, Dim, TensorType, ValueType
+from subgraph.graph.types import DTYPE_OF_ONNX, Array, Dim, TensorType, ValueType
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.reference import standard, variant
 from subgraph.operators.requirements import (
@@ -28,8 +28,6 @@ from subgraph.operators.requirements import (
 )
 
 from .decoding import require_heads, require_split
-
-Array = np.ndarray[Any, Any]
 
 
 def _times(a: Dim, b: Dim) -> Dim:

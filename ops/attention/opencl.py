@@ -11,12 +11,13 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Wor
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.opencl_code import line, number, register, require, storage
 
 from .fused_cpu import Request, mask_steps
 
 cl_shared("Attention")
-cl_shared("FusedAttention", domain="subgraph.cpu")
+cl_shared("FusedAttention", domain=INTERNAL_DOMAIN)
 _KEYS = 16  # of a block
 _QUERIES = 64  # of a GPU's group
 _LARGEST = 256  # elements of a head that a work-item keeps

@@ -24,7 +24,7 @@ from subgraph.engine.planner.lowering import (
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.types import TensorType
+from subgraph.graph.types import Array, TensorType
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression, text
 from subgraph.ops.movement.copies_cpu import emit_copy
@@ -32,7 +32,6 @@ from subgraph.ops.movement.cpu import element_bytes
 from subgraph.ops.reduce.cpu import emit_minmax, emit_reduction
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
-Array = np.ndarray[Any, Any]
 _FLOATS = ("float32", "float64")
 
 

@@ -20,8 +20,7 @@ from subgraph.operators.requirements import (
     require_shape,
     requires,
 )
-from subgraph.operators.schema import MICROSOFT
-from subgraph.ops.recurrent.bytes import DOMAIN
+from subgraph.operators.schema import INTERNAL_DOMAIN, MICROSOFT
 
 Results = Sequence[Value | None]
 Given = Sequence[Value | None]
@@ -345,5 +344,7 @@ def dynamic_quantize_lstm(call: Call) -> Results:
     products = _scaled(call, sums, scale, flat(w_scale), bias, "float32")
     names = ("activation_alpha", "activation_beta", "activations", "clip", "direction")
     given = call.attributes(*names, "input_forget")
-    states = call.QuantizedLSTM(products, r, *of_r, *rest, outputs=3, domain=DOMAIN, **given)
+    states = call.QuantizedLSTM(
+        products, r, *of_r, *rest, outputs=3, domain=INTERNAL_DOMAIN, **given
+    )
     return list(states)

@@ -12,6 +12,8 @@ import attrs
 from subgraph.engine.planner.lowering import Layout, Lowering, Scratch, Weight, Word, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.arguments import PackArguments, WinogradOfPanelsArguments
 from subgraph.ops.movement.copies_cpu import emit_copy
@@ -35,7 +37,7 @@ from subgraph.ops.movement.layout_conversion import (
     settle,
 )
 from subgraph.ops.movement.packing import LINE, packed_size, taps_variant
-from subgraph.ops.shared.tile_planning import FLOATS, Array, Tiles, grain, round_up, weight_tiles
+from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, weight_tiles
 from subgraph.system.host import caches
 
 from .arguments import GenericArguments
@@ -56,7 +58,7 @@ def conv(node: Node, low: Lowering) -> None:
     lower_conv(read_job(node, low))
 
 
-@lowering("FusedConv", domain="subgraph.cpu", dtypes=FLOATS, layouts=_BOTH)
+@lowering("FusedConv", domain=INTERNAL_DOMAIN, dtypes=FLOATS, layouts=_BOTH)
 def fused_conv(node: Node, low: Lowering) -> None:
     """Lower a convolution with a residual and an activation."""
     lower_conv(read_job(node, low))

@@ -9,15 +9,9 @@ import numpy as np
 
 from subgraph.engine.planner.lowering import Lowering, Operand, Weight
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.ops.movement.geometry import Geometry, conv_geometry
-from subgraph.ops.shared.tile_planning import (
-    Activation,
-    Array,
-    Tiles,
-    activation,
-    direct_tiles,
-    tiles,
-)
+from subgraph.ops.shared.tile_planning import Activation, Tiles, activation, direct_tiles, tiles
 
 
 @attrs.define

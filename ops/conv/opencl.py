@@ -14,6 +14,7 @@ from subgraph.engine.planner.lowering import Operand, Unsupported, Word
 from subgraph.graph.graph import Node
 from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.opencl.runtime import ClSource
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.matmul.opencl import (
     Product,
@@ -57,7 +58,7 @@ def conv(node: Node, low: ClLowering) -> None:
     lower_conv(node, low)
 
 
-@cl_lowering("FusedConv", domain="subgraph.cpu")
+@cl_lowering("FusedConv", domain=INTERNAL_DOMAIN)
 def fused_conv(node: Node, low: ClLowering) -> None:
     """Lower a convolution with a residual and an activation."""
     lower_conv(node, low)

@@ -16,9 +16,10 @@ import numpy as np
 
 from subgraph.engine.planner.lowering import Lowering, Scratch, Word
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.types import Array
 from subgraph.ops.movement.arguments import PhasesArguments
 from subgraph.ops.movement.geometry import Geometry, winograd_weights
-from subgraph.ops.shared.tile_planning import Array, Tiles, grain, round_up
+from subgraph.ops.shared.tile_planning import Tiles, grain, round_up
 
 # Outputs of a tile of Winograd's along an axis, for so many taps: of six values, as with 3 taps.
 OUTPUTS = {3: 4, 4: 3, 5: 2}

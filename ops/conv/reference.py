@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import standard, variant
 
-Array = np.ndarray[Any, Any]
 _SHAPING = ("auto_pad", "output_padding", "output_shape", "pads")
 
 

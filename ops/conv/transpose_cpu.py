@@ -28,6 +28,7 @@ from subgraph.engine.planner.lowering import (
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.ops.composite.cpu import delegate, viewed
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.arguments import InterleaveArguments, SumTapsArguments
@@ -44,15 +45,7 @@ from subgraph.ops.movement.geometry import (
 )
 from subgraph.ops.movement.layout_conversion import blocked, blocked_target, plain_target, settle
 from subgraph.ops.movement.packing import pack_blocks
-from subgraph.ops.shared.tile_planning import (
-    FLOATS,
-    Activation,
-    Array,
-    Tiles,
-    activation,
-    grain,
-    tiles,
-)
+from subgraph.ops.shared.tile_planning import FLOATS, Activation, Tiles, activation, grain, tiles
 from subgraph.ops.unfold.cpu import emit_sums
 
 from .depthwise import emit_depthwise

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import attrs
 import numpy as np
@@ -28,6 +27,8 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger, smaller
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.strides import Ints, broadcast_strides, collapse, contiguous
 
 from .byte_arguments import ByteTableArguments, ClearPaddingArguments
@@ -35,7 +36,6 @@ from .expressions import EXPANSIONS, Expression, Term, expand, expand_graph, in_
 from .op import is_legacy_broadcast
 from .primitives import primitive
 
-Array = np.ndarray[Any, Any]
 TILE = 16384  # elements of a unit: two operands of it stay in the first-level cache
 _SMALL = 8192  # fewer elements are not worth a thread
 # Elements and instructions (for each lane) from which on bytes are looked up in a table, and what
@@ -513,7 +513,7 @@ def cast_like(node: Node, low: Lowering) -> None:
     emit_expression(low, e, [source(x)], [(result, low.output())], keeps_zero=True)
 
 
-@lowering("FusedElementwise", domain="subgraph.cpu", layouts=("plain", "blocked"))
+@lowering("FusedElementwise", domain=INTERNAL_DOMAIN, layouts=("plain", "blocked"))
 def fused(node: Node, low: Lowering) -> None:
     """Lower a chain of elementwise operators, the inner graph of the node, to one step."""
     inner = node.subgraph

@@ -12,7 +12,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import DTYPE_OF_ONNX, Shape, TensorType, ValueType, numpy_dtype
+from subgraph.graph.types import DTYPE_OF_ONNX, Array, Shape, TensorType, ValueType, numpy_dtype
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.requirements import (
     Tensor,
@@ -28,7 +28,6 @@ from subgraph.operators.requirements import (
 )
 from subgraph.ops.shared.strides import broadcast_shapes
 
-Array = np.ndarray[Any, Any]
 Types = Sequence[ValueType | None]
 Values = Sequence[Array | None]
 

@@ -17,6 +17,7 @@ from subgraph.engine.planner.lowering import Operand, Weight, Word
 from subgraph.graph.types import numpy_dtype
 from subgraph.opencl.lowering import ClLowering, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.opencl_code import (
     BFLOAT16,
     HALVES,
@@ -411,4 +412,4 @@ def emit_expression(
 
 
 cl_shared(*(name for name in EXPANSIONS if name != "Identity"))
-cl_shared("FusedElementwise", domain="subgraph.cpu")
+cl_shared("FusedElementwise", domain=INTERNAL_DOMAIN)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes, expand, standard
 
-Array = np.ndarray[Any, Any]
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 

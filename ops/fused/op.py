@@ -2,7 +2,7 @@
 
 A fused node keeps the original nodes as its inner graph, which is its definition: the reference
 runs it, and concrete types are inferred through it. Its inputs have roles; trailing ones may be
-missing, a missing one in the middle is None. All are lowered by ``@lowering(..., domain=DOMAIN)``.
+missing, a missing one in the middle is None. All are lowered by ``@lowering``.
 
 ``FusedConv(X, W, B, R)``
     ``act(Conv(X, W, B) + R)``. Attributes of Conv, and those of an activation.
@@ -43,7 +43,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import TensorType, ValueType
+from subgraph.graph.types import Array, TensorType, ValueType
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.requirements import (
     Tensor,
@@ -54,12 +54,11 @@ from subgraph.operators.requirements import (
     require_shape,
     requires,
 )
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv.op import convolution, require_filter_numbers
 from subgraph.ops.pool.op import pool_operands
 from subgraph.ops.pool.windows import require_filters
 
-Array = np.ndarray[Any, Any]
-DOMAIN = "subgraph.cpu"
 ACTIVATIONS = (
     "Relu",
     "Clip",
@@ -79,7 +78,7 @@ ACTIVATIONS = (
 )
 
 
-@requires("FusedConv", domain=DOMAIN)
+@requires("FusedConv", domain=INTERNAL_DOMAIN)
 def fused_conv_operands(
     node: Node, x: Tensor, w: Tensor, b: Tensor | None = None, r: Tensor | None = None
 ) -> None:
@@ -97,7 +96,7 @@ def fused_conv_operands(
     require_shape("R", r, sizes, "the result's")
 
 
-@requires("FusedQLinearConv", domain=DOMAIN)
+@requires("FusedQLinearConv", domain=INTERNAL_DOMAIN)
 def fused_qlinear_conv_operands(node: Node, x: Tensor, *others: Tensor | None) -> None:
     """Raise ShapeError unless filters, scales, zero points and bias fit, as `ops.qlinear_cpu`."""
     padded: list[Tensor | None] = list(others)
@@ -113,17 +112,17 @@ def fused_qlinear_conv_operands(node: Node, x: Tensor, *others: Tensor | None) -
         require_filter_numbers(name, given, w.shape[0])
 
 
-requires("FusedQMaxPool", domain=DOMAIN)(pool_operands)
+requires("FusedQMaxPool", domain=INTERNAL_DOMAIN)(pool_operands)
 
 
-@requires("BatchNormScale", "ScaledShift", domain=DOMAIN)
+@requires("BatchNormScale", "ScaledShift", domain=INTERNAL_DOMAIN)
 def factors(node: Node, first: Tensor, *others: Tensor | None) -> None:
     """Raise ShapeError unless all operands have a number for each channel."""
     for given in others:
         require_shape("an operand", given, first.shape, "as many as the first has")
 
 
-@requires("FusedAttention", domain=DOMAIN)
+@requires("FusedAttention", domain=INTERNAL_DOMAIN)
 def fused_attention_operands(
     node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 ) -> None:
@@ -151,7 +150,7 @@ def fused_attention_operands(
     require_broadcast("the mask", mask, scores, "the scores")
 
 
-@requires("FusedQLinearMatMul", domain=DOMAIN)
+@requires("FusedQLinearMatMul", domain=INTERNAL_DOMAIN)
 def fused_qlinear_matmul_operands(
     node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor,
     b_zero: Tensor | None, y_scale: Tensor | None = None, y_zero: Tensor | None = None,
@@ -172,7 +171,7 @@ def fused_qlinear_matmul_operands(
         require_filter_numbers(name, given, columns)
 
 
-@shape_rule("BatchNormScale", "ScaledShift", domain=DOMAIN)
+@shape_rule("BatchNormScale", "ScaledShift", domain=INTERNAL_DOMAIN)
 def first_type(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> list[ValueType | None]:
@@ -180,14 +179,14 @@ def first_type(
     return [types[0]]
 
 
-@reference("BatchNormScale", domain=DOMAIN)
+@reference("BatchNormScale", domain=INTERNAL_DOMAIN)
 def batch_norm_scale(node: Node, inputs: Sequence[Any]) -> list[Array]:
     """Compute the factor of a BatchNormalization, in float64 inside."""
     scale, var = (np.asarray(a, np.float64) for a in inputs)
     return [(scale / np.sqrt(var + node.attrs["epsilon"])).astype(inputs[0].dtype)]
 
 
-@reference("ScaledShift", domain=DOMAIN)
+@reference("ScaledShift", domain=INTERNAL_DOMAIN)
 def scaled_shift(node: Node, inputs: Sequence[Any]) -> list[Array]:
     """Compute the bias of a convolution with a folded BatchNormalization, in float64 inside."""
     factor, bias, mean = (np.asarray(a, np.float64) for a in inputs[:3])

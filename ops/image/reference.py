@@ -15,10 +15,9 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes, standard, variant
-
-Array = np.ndarray[Any, Any]
 
 
 @reference("Resize")

@@ -14,7 +14,7 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, low
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import plain
-from subgraph.graph.types import numpy_dtype
+from subgraph.graph.types import Array, numpy_dtype
 from subgraph.ops.elementwise.cpu import cast_to, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import FLOATS, Expression, text
 from subgraph.ops.movement.cpu import element_bytes, emit_take, emit_take_places, known
@@ -23,7 +23,6 @@ from subgraph.ops.shared.strides import normal_axis
 
 from .arguments import BlendAcrossArguments, BlendArguments, BlendNearbyArguments
 
-Array = np.ndarray[Any, Any]
 _TILE = 8192  # elements of a unit
 _GATHERED = 4  # cost of an element that is gathered, against one beside the last
 # Vectors, by their lanes, from which picking neighbours costs less than gathering them.

@@ -9,7 +9,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import TensorType, ValueType
+from subgraph.graph.types import Array, TensorType, ValueType
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.requirements import (
     Tensor,
@@ -21,7 +21,7 @@ from subgraph.operators.requirements import (
     require_within,
     requires,
 )
-from subgraph.ops.elementwise.op import Array, Types, Values, tensor
+from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.shared.strides import normal_axis
 
 _INDICES = ("int32", "int64")

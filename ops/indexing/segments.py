@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
-from subgraph.graph.types import TensorType, ValueType
+from subgraph.graph.types import Array, TensorType, ValueType
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.requirements import Tensor, require, require_dtype, require_rank, requires
-
-Array = np.ndarray[Any, Any]
-DOMAIN = "subgraph.cpu"
+from subgraph.operators.schema import INTERNAL_DOMAIN
 
 
-@requires("SegmentSum", domain=DOMAIN)
+@requires("SegmentSum", domain=INTERNAL_DOMAIN)
 def segment_sum_operands(node: Node, rows: Tensor, offsets: Tensor) -> None:
     """Raise ShapeError unless there are rows and offsets; those may lie anywhere."""
     require_rank("rows", rows, 2)
@@ -32,7 +30,7 @@ def segment_sum_operands(node: Node, rows: Tensor, offsets: Tensor) -> None:
     require(offsets.shape[0] >= 1, "offsets are empty; the last one is an end")
 
 
-@shape_rule("SegmentSum", domain=DOMAIN)
+@shape_rule("SegmentSum", domain=INTERNAL_DOMAIN)
 def segment_sum(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> list[ValueType | None]:
@@ -46,7 +44,7 @@ def segment_sum(
     return [TensorType(rows.dtype, (ends - 1 if isinstance(ends, int) else None, rows.shape[1]))]
 
 
-@reference("SegmentSum", domain=DOMAIN)
+@reference("SegmentSum", domain=INTERNAL_DOMAIN)
 def summed(node: Node, inputs: Sequence[Any]) -> list[Array]:
     """Reduce each slice."""
     rows, offsets = inputs

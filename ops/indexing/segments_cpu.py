@@ -6,14 +6,14 @@ from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import larger
+from subgraph.operators.schema import INTERNAL_DOMAIN
 
 from .arguments import SegmentSumArguments
-from .segments import DOMAIN
 
 _WORK = 8192  # numbers that are worth a thread
 
 
-@lowering("SegmentSum", domain=DOMAIN, dtypes=("float32", "float64"))
+@lowering("SegmentSum", domain=INTERNAL_DOMAIN, dtypes=("float32", "float64"))
 def segment_sum(node: Node, low: Lowering) -> None:
     """Lower the sums, and the means."""
     rows, offsets, y = low.given(0), low.given(1), low.output()

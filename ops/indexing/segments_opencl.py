@@ -7,12 +7,12 @@ from typing import Any
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.opencl_code import line, register, require
 
 from .arguments import SegmentSumArguments
-from .segments import DOMAIN
 
-cl_shared("SegmentSum", domain=DOMAIN)
+cl_shared("SegmentSum", domain=INTERNAL_DOMAIN)
 
 
 @cl_kernel("subgraph.ops.indexing.segment_kernels", "segment_sum")

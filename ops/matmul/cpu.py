@@ -18,6 +18,8 @@ from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Wor
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import recorded, smaller
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
 from subgraph.ops.movement.packing import matrix_panels
@@ -25,7 +27,6 @@ from subgraph.ops.shared.strides import broadcast_sizes, broadcast_strides, coll
 from subgraph.ops.shared.tile_planning import (
     FLOATS,
     Activation,
-    Array,
     Tiles,
     activation,
     direct_tiles,
@@ -81,7 +82,7 @@ def _whole_gemm(node: Node, low: Lowering) -> None:
         emit_expression(low, e, [source(product), source(added)], [(total, y)])
 
 
-@lowering("FusedMatMul", domain="subgraph.cpu", dtypes=FLOATS)
+@lowering("FusedMatMul", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
 def fused(node: Node, low: Lowering) -> None:
     """Lower MatMul or Gemm with what follows it."""
     product = _gemm_product(node, low, activation(node, tiles(low.given(0).dtype)))

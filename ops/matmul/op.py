@@ -20,6 +20,7 @@ from subgraph.operators.requirements import (
     require_shape,
     requires,
 )
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, same_dtype, tensor
 from subgraph.ops.shared.strides import broadcast_shapes
 
@@ -141,7 +142,7 @@ def _transposed(node: Node, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-@requires("FusedMatMul", domain="subgraph.cpu")
+@requires("FusedMatMul", domain=INTERNAL_DOMAIN)
 def fused_operands(
     node: Node, a: Tensor, b: Tensor, c: Tensor | None = None, r: Tensor | None = None
 ) -> None:

@@ -11,15 +11,16 @@ import numpy as np
 
 from subgraph.engine.planner.lowering import Operand, Unsupported, Word
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.opencl.runtime import ClSource
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import emit_cast, temporary
 from subgraph.ops.shared.opencl_code import FLOATS, HALVES, activation, number, register, require
 from subgraph.ops.shared.strides import broadcast_strides, collapse
 
 from .products import Matrix, matrix
 
-Array = np.ndarray[Any, Any]
 Words = list["Word | np.generic[Any]"]
 _LEVELS = 3  # of a stack of matrices
 
@@ -77,7 +78,7 @@ def matmul(node: Node, low: ClLowering) -> None:
     lower_product(node, low)
 
 
-@cl_lowering("FusedMatMul", domain="subgraph.cpu")
+@cl_lowering("FusedMatMul", domain=INTERNAL_DOMAIN)
 def fused(node: Node, low: ClLowering) -> None:
     """Lower MatMul or Gemm with what follows it."""
     lower_product(node, low)

@@ -8,7 +8,8 @@ import numpy as np
 
 from subgraph.engine.planner.lowering import Lowering, Operand, Word
 from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.ops.shared.tile_planning import Activation, Array, Tiles, even_part, grain, round_up
+from subgraph.graph.types import Array
+from subgraph.ops.shared.tile_planning import Activation, Tiles, even_part, grain, round_up
 from subgraph.system.host import caches
 
 from .arguments import StrassenArguments

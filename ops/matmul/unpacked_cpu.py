@@ -9,10 +9,11 @@ import numpy as np
 
 from subgraph.engine.planner.lowering import Lowering, Word
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.types import Array
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.movement.copies_cpu import emit_copy
 from subgraph.ops.shared.strides import contiguous
-from subgraph.ops.shared.tile_planning import Array, Tiles, grain, round_up
+from subgraph.ops.shared.tile_planning import Tiles, grain, round_up
 from subgraph.system.host import caches
 
 from .arguments import UnpackedArguments

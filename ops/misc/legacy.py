@@ -14,11 +14,9 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import numpy_dtype
+from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import standard, variant
-
-Array = np.ndarray[Any, Any]
 
 
 @reference("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less")

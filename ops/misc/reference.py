@@ -13,11 +13,9 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
+from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes
-
-Array = np.ndarray[Any, Any]
 
 
 def _generator(seed: Any) -> np.random.Generator:

@@ -22,7 +22,7 @@ from subgraph.engine.planner.lowering import (
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
-from subgraph.graph.types import dtype_of
+from subgraph.graph.types import Array, dtype_of
 from subgraph.operators.reference import attributes
 from subgraph.ops.composite.cpu import delegate, viewed
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
@@ -32,7 +32,6 @@ from subgraph.ops.shared.range_check_cpu import emit_range_check
 
 from .scores import ML, prepared
 
-Array = np.ndarray[Any, Any]
 _TRANSFORMS = {"NONE": "", "LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}
 _NORMS = {"MAX": "max", "L1": "l1", "L2": "l2"}
 _NUMBERS = ("float32", "float64", "int64", "int32")

@@ -12,12 +12,11 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes
 
 from .scores import ML, label_array, rows, transformed, two_scores
-
-Array = np.ndarray[Any, Any]
 
 
 def _products(node: Node, x: Array, count: int) -> Array:

@@ -15,11 +15,10 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory
-from subgraph.graph.types import MapType, TensorType, numpy_dtype
+from subgraph.graph.types import Array, MapType, TensorType, numpy_dtype
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes
 
-Array = np.ndarray[Any, Any]
 _ML = "ai.onnx.ml"
 
 

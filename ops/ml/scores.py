@@ -13,8 +13,8 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 ML = "ai.onnx.ml"
 _Made = TypeVar("_Made")
 _KEPT = 32

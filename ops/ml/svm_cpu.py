@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise
-from typing import Any
 
 import attrs
 import numpy as np
@@ -18,6 +17,7 @@ from subgraph.engine.planner.constants import as_it_is
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
 from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import emit_cast, emit_expression, source, temporary
@@ -34,7 +34,6 @@ from .dense_cpu import (
 from .scores import ML, prepared
 from .svm import Machine, classifier_machine, regressor_machine
 
-Array = np.ndarray[Any, Any]
 _SAMPLES = 4  # samples whose distances are computed at once, see ml_svm_kernels.py
 
 

@@ -7,8 +7,6 @@ reference.
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import numpy as np
 
@@ -16,6 +14,7 @@ from subgraph.engine.planner.constants import as_it_is
 from subgraph.engine.planner.lowering import Lowering, Unsupported, Word, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.operators.reference import attributes
 from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import temporary
@@ -37,7 +36,6 @@ from .trees import (
 )
 from .trees_layout import BLOCK, RECORD
 
-Array = np.ndarray[Any, Any]
 _DELEGATES = {"LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,13 +22,14 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import is_symbolic, larger, smaller
-from subgraph.graph.types import numpy_dtype
+from subgraph.graph.types import Array, numpy_dtype
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.shape_values import has_symbolic, slice_ends
 from subgraph.ops.elementwise.cpu import emit_expression, source
 from subgraph.ops.elementwise.expressions import Expression, text
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.shared.range_check_cpu import emit_range_check
-from subgraph.ops.shared.required import DOMAIN, LOSSES, OF
+from subgraph.ops.shared.required import LOSSES, OF
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
 from .arguments import (
@@ -42,7 +42,6 @@ from .arguments import (
 from .copies_cpu import emit_copy, emit_fill, is_contiguous
 from .op import Repeats, whole_numbers
 
-Array = np.ndarray[Any, Any]
 _ITEMS = (1, 2, 4, 8, 16)
 _TABLE_BYTES = 16384
 _UNIT_BYTES = 32768
@@ -105,7 +104,7 @@ def view(node: Node, low: Lowering) -> None:
     low.alias(low.output(), low.given(0))
 
 
-@lowering("Required", domain=DOMAIN)
+@lowering("Required", domain=INTERNAL_DOMAIN)
 def required(node: Node, low: Lowering) -> None:
     """Give the first input; labels of a loss that are no classes are reported."""
     x = low.given(0)

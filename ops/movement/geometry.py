@@ -11,7 +11,8 @@ import numpy as np
 
 from subgraph.engine.planner.lowering import Operand, Unsupported
 from subgraph.graph.graph import Node
-from subgraph.ops.shared.tile_planning import Array, Tiles, round_up
+from subgraph.graph.types import Array
+from subgraph.ops.shared.tile_planning import Tiles, round_up
 
 from .packing import narrowed, pack_blocks, pack_matrices, pack_winograd, pack_winograd_strided
 from .window_arguments import WindowArguments

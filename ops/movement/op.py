@@ -15,11 +15,11 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import MAX_RANK, Dim, Shape, TensorType, ValueType
+from subgraph.graph.types import MAX_RANK, Array, Dim, Shape, TensorType, ValueType
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.reference import standard
 from subgraph.operators.shape_values import slice_range, slice_size
-from subgraph.ops.elementwise.op import Array, Types, Values, same_dtype, tensor
+from subgraph.ops.elementwise.op import Types, Values, same_dtype, tensor
 from subgraph.ops.shared.strides import broadcast_shapes, normal_axis, product
 
 _TABLE = 4096  # places of a table that serves many sizes

@@ -10,16 +10,16 @@ import numpy as np
 
 from subgraph.engine.planner.lowering import Lowering, Operand, Scratch, Unsupported, Weight, Word
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.opencl_code import line, word
-from subgraph.ops.shared.required import DOMAIN
 from subgraph.ops.shared.strides import collapse
 
 from .arguments import ReverseSequenceArguments, TriluArguments
 from .op import Repeats
 
-Array = np.ndarray[Any, Any]
 Place = Operand | Scratch | Weight
 _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 _SHORT, _LONG = 16, 4096  # elements of a row that one work-item copies
@@ -52,7 +52,7 @@ cl_shared(
     "Unsqueeze",
 )
 
-cl_shared("Required", domain=DOMAIN)
+cl_shared("Required", domain=INTERNAL_DOMAIN)
 
 
 def as_words(place: Place, item: int) -> Place:

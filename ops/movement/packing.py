@@ -6,20 +6,19 @@ A call holds no lock of Python's, so that several weights are made at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.types import Array
 from subgraph.ops.shared.tile_planning import Tiles, round_up
 from subgraph.system.large_pages import aligned_empty
 from subgraph.weights.mapped_files import release_array
 
 from .arguments import PackArguments, WinogradPackArguments
 
-Array = np.ndarray[Any, Any]
 _NARROWED = 1 << 16  # elements that are rounded together
 _SLICE = 16 << 20  # bytes of weights that are packed before their pages of the file are given back
 _STRIDED_VALUES = 25  # that meet the inputs of a tile at the 9 points of Winograd with stride 2

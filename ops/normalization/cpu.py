@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from subgraph.engine.codegen.arguments import KernelArguments
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.ops.elementwise.cpu import (
     Source,
     allow_in_place,
@@ -32,7 +32,6 @@ from .arguments import (
     RowNormArguments,
 )
 
-Array = np.ndarray[Any, Any]
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _WORK = 8192  # minimum elements per thread (estimate: more work than starting a thread)
 

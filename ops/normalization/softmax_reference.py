@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes
-
-Array = np.ndarray[Any, Any]
 
 
 def _along(node: Node, x: Array, function: Callable[[Array, int], Array]) -> list[Array]:

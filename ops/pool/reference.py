@@ -16,10 +16,9 @@ import numpy as np
 
 from subgraph.errors import LimitError, ShapeError
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes, standard, variant
-
-Array = np.ndarray[Any, Any]
 
 
 @reference("GlobalMaxPool")

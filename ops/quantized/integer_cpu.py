@@ -10,9 +10,10 @@ import numpy as np
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.ops.movement.copies_cpu import emit_fill
 from subgraph.ops.movement.geometry import conv_geometry
-from subgraph.ops.shared.tile_planning import Array, grain, round_up
+from subgraph.ops.shared.tile_planning import grain, round_up
 from subgraph.system import host
 
 from .arguments import ColumnsArguments, IntegerProductArguments, QuadsArguments

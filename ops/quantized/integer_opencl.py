@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from subgraph.engine.planner.constants import as_it_is
 from subgraph.engine.planner.lowering import Operand, Storage, Unsupported, Weight
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_lowering
 from subgraph.ops.conv.opencl import Convolution, convolve
 from subgraph.ops.elementwise.cpu import Source, emit_expression, source, temporary
 from subgraph.ops.elementwise.expressions import Expression
-from subgraph.ops.matmul.opencl import Array, Product, emit_product, stacked
+from subgraph.ops.matmul.opencl import Product, emit_product, stacked
 from subgraph.ops.matmul.products import matrix
 from subgraph.ops.movement.geometry import conv_geometry
 from subgraph.ops.shared.opencl_code import FLOATS, HALVES

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import standard
-
-Array = np.ndarray[Any, Any]
 
 
 @reference("MatMulInteger")

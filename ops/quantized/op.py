@@ -12,6 +12,7 @@ from subgraph.graph.graph import Node
 from subgraph.graph.types import (
     DTYPE_OF_ONNX,
     ONNX_DTYPE,
+    Array,
     TensorType,
     ValueType,
     dtype_of,
@@ -28,7 +29,7 @@ from subgraph.operators.requirements import (
     require_shape,
     requires,
 )
-from subgraph.ops.elementwise.op import Array, Types, Values, tensor
+from subgraph.ops.elementwise.op import Types, Values, tensor
 
 
 @requires("QuantizeLinear", "DequantizeLinear")

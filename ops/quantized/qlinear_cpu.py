@@ -32,8 +32,10 @@ from subgraph.engine.planner.lowering import (
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.movement.geometry import Geometry, conv_geometry, dense_groups, merge, merged
-from subgraph.ops.shared.tile_planning import Array, grain, halved, round_up, shared
+from subgraph.ops.shared.tile_planning import grain, halved, round_up, shared
 from subgraph.system import host
 from subgraph.system.host import caches
 
@@ -43,7 +45,6 @@ from .qlinear_packing import BLOCK, LINE, Tile, column_vector, guards, integer_t
 
 BYTES = ("uint8", "int8")
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
-DOMAIN = "subgraph.cpu"
 _IMAGE = 4
 # Groups that may run as one, most of whose weights are then 0: beyond, float32 is as fast.
 _TOGETHER = 4
@@ -308,7 +309,7 @@ def qlinear_conv(node: Node, low: Lowering) -> None:
         convolution(node, low)
 
 
-@lowering("FusedQLinearConv", domain=DOMAIN, dtypes=BYTES, layouts=_BOTH)
+@lowering("FusedQLinearConv", domain=INTERNAL_DOMAIN, dtypes=BYTES, layouts=_BOTH)
 def fused_conv(node: Node, low: Lowering) -> None:
     """Lower a convolution between DequantizeLinear and QuantizeLinear."""
     convolution(node, low)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from subgraph.ops.shared.tile_planning import Array, round_up
+from subgraph.graph.types import Array
+from subgraph.ops.shared.tile_planning import round_up
 from subgraph.system import host
 
 BLOCK = 16  # channels of a block, outputs of a store: ``tile_int.BLOCK``, without numba

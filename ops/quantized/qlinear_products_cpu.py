@@ -17,15 +17,16 @@ import numpy as np
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.matmul.integer_gemm_cpu import TERMS, emit_byte_product
 from subgraph.ops.movement.geometry import Geometry
-from subgraph.ops.shared.tile_planning import Array, grain, round_up
+from subgraph.ops.shared.tile_planning import grain, round_up
 from subgraph.system import host
 
 from .arguments import PanelsArguments
 from .qlinear_cpu import (
     BYTES,
-    DOMAIN,
     Quantised,
     Shape,
     Sums,
@@ -53,7 +54,7 @@ def qlinear_matmul(node: Node, low: Lowering) -> None:
         _product(node, q)
 
 
-@lowering("FusedQLinearMatMul", domain=DOMAIN, dtypes=BYTES)
+@lowering("FusedQLinearMatMul", domain=INTERNAL_DOMAIN, dtypes=BYTES)
 def fused_matmul(node: Node, low: Lowering) -> None:
     """Lower MatMul or Gemm between DequantizeLinear and QuantizeLinear."""
     q = quantised(node, low)

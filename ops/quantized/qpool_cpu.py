@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from subgraph.engine.planner.lowering import Lowering, lowering
 from subgraph.graph.graph import Node
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.pool.cpu import emit_bytes
 
 
 @lowering(
     "FusedQMaxPool",
-    domain="subgraph.cpu",
+    domain=INTERNAL_DOMAIN,
     dtypes=("uint8", "int8"),
     layouts=("plain", "blocked"),
 )

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
-from subgraph.graph.types import TensorType, ValueType
+from subgraph.graph.types import Array, TensorType, ValueType
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import (
@@ -30,19 +30,18 @@ from subgraph.operators.requirements import (
     require_shape,
     requires,
 )
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.op import Types, Values, tensor
 
 from .op import activations, long_memory, require_directions, require_lengths, require_states, scan
 
-Array = np.ndarray[Any, Any]
-DOMAIN = "subgraph.cpu"
 # Words of the kernel behind those of `recurrent_kernels`: scales, sums and zero points (0: all are
 # 0) of R's columns, each ``[directions, gates, padded]``.
 B_SCALES, B_SUMS, B_ZEROS = 37, 38, 39
 BESIDE = 64  # bytes behind a row of quantised states, for its sum
 
 
-@requires("QuantizedLSTM", domain=DOMAIN)
+@requires("QuantizedLSTM", domain=INTERNAL_DOMAIN)
 def quantized_lstm_operands(
     node: Node, x: Tensor, r: Tensor, scale: Tensor, zero: Tensor, lengths: Tensor | None = None,
     h: Tensor | None = None, c: Tensor | None = None, p: Tensor | None = None,
@@ -71,7 +70,7 @@ def quantized_lstm_operands(
     require_lengths(lengths, steps, batch)
 
 
-@shape_rule("QuantizedLSTM", domain=DOMAIN)
+@shape_rule("QuantizedLSTM", domain=INTERNAL_DOMAIN)
 def states(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give every hidden state, and the last one of each kind."""
     x, r = tensor(types[0]), tensor(types[1])
@@ -88,7 +87,7 @@ def per_column(numbers: Array, hidden: int) -> Array:
     return np.broadcast_to(columns, (len(numbers), 4 * hidden))
 
 
-@reference("QuantizedLSTM", domain=DOMAIN)
+@reference("QuantizedLSTM", domain=INTERNAL_DOMAIN)
 def quantized_lstm(node: Node, inputs: Sequence[Any]) -> Sequence[Array]:
     """Return Y, Y_h and Y_c; gates in the order i, o, f, c; peepholes i, o, f."""
     given = attributes(node)

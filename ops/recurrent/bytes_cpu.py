@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Weight, Word, lowering
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.tile_planning import Tiles, round_up, tiles
 
-from .bytes import DOMAIN, per_column
+from .bytes import per_column
 from .cpu import Cells, activations, emit_steps, padded_gates, strides, team
 
-Array = np.ndarray[Any, Any]
 
-
-@lowering("QuantizedLSTM", domain=DOMAIN, dtypes=("float32",))
+@lowering("QuantizedLSTM", domain=INTERNAL_DOMAIN, dtypes=("float32",))
 def quantized_lstm(node: Node, low: Lowering) -> None:
     """Lower an LSTM whose recurrence multiplies bytes."""
     c = read_byte_cells(node, low)

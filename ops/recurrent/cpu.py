@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import attrs
 import numpy as np
@@ -21,6 +20,7 @@ from subgraph.engine.planner.lowering import (
 )
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.elementwise.expressions import text
@@ -32,7 +32,6 @@ from subgraph.system import host
 
 from .bytes import B_SCALES, BESIDE
 
-Array = np.ndarray[Any, Any]
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _USUAL = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
 # What alpha and beta are where they are not given, for activations that take them.

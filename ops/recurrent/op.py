@@ -15,7 +15,7 @@ import numpy as np
 
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.graph.types import Array, Dim, TensorType, ValueType
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.reference import attributes
 from subgraph.operators.requirements import (
@@ -30,7 +30,6 @@ from subgraph.operators.requirements import (
 from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.elementwise.op import Types, Values, tensor
 
-Array = np.ndarray[Any, Any]
 Activation = Callable[[Array], Array]
 # (x, state) -> state; the first entry of a state is the hidden state
 Cell = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]

@@ -11,13 +11,14 @@ import numpy as np
 from subgraph.engine.planner.lowering import Lowering, Operand, Word
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_lowering, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource, definitions
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.matmul.opencl import Array
 from subgraph.ops.shared.opencl_code import line, number, register, require
 
-from .bytes import DOMAIN, per_column
+from .bytes import per_column
 from .bytes_cpu import read_byte_cells
 from .cpu import Cells, input_products, last_bias
 
@@ -56,7 +57,7 @@ def emit_cells(low: Lowering, c: Cells) -> None:
     _launch(low, c, "cells", given, batch, {c.x.dtype: (c.gates + 3) * hidden})
 
 
-@cl_lowering("QuantizedLSTM", domain=DOMAIN, dtypes=("float32",))
+@cl_lowering("QuantizedLSTM", domain=INTERNAL_DOMAIN, dtypes=("float32",))
 def quantized_lstm(node: Node, low: ClLowering) -> None:
     """Launch an LSTM whose recurrence multiplies bytes."""
     c = read_byte_cells(node, low)

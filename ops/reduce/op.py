@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.graph.types import Array, Dim, TensorType, ValueType
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.reference import attributes, standard
 from subgraph.operators.requirements import (
@@ -20,7 +20,7 @@ from subgraph.operators.requirements import (
     require_single,
     requires,
 )
-from subgraph.ops.elementwise.op import Array, Types, Values, tensor
+from subgraph.ops.elementwise.op import Types, Values, tensor
 from subgraph.ops.shared.strides import normal_axis
 
 REDUCTIONS = (

@@ -12,13 +12,12 @@ import numpy as np
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.movement.copies_cpu import emit_copy, emit_fill
 from subgraph.ops.movement.cpu import element_bytes
 from subgraph.ops.shared.strides import contiguous, normal_axis
-
-from .padded import DOMAIN
 
 _ORDERED = ("float32", "float64", *INTEGERS, "bool")
 _HALF = ("float16", "bfloat16")
@@ -28,7 +27,7 @@ def _nothing(low: Lowering, count: Operand) -> None:
     emit_fill(low, count, 1, np.zeros(1, np.int64))
 
 
-@lowering("Trim", domain=DOMAIN)
+@lowering("Trim", domain=INTERNAL_DOMAIN)
 def trim(node: Node, low: Lowering) -> None:
     """Lower the cut: a view along the first axis, a copy along others."""
     x, y = low.given(0), low.output()
@@ -41,7 +40,7 @@ def trim(node: Node, low: Lowering) -> None:
     emit_copy(low, x, y, y.shape, *steps, item=element_bytes(x))
 
 
-@lowering("BoundedNonZero", domain=DOMAIN, dtypes=(*_ORDERED, *_HALF))
+@lowering("BoundedNonZero", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *_HALF))
 def non_zero(node: Node, low: Lowering) -> None:
     """Lower NonZero: one pass over the elements."""
     x, places, count = low.given(0), low.output(0), low.output(1)
@@ -56,7 +55,7 @@ def non_zero(node: Node, low: Lowering) -> None:
     low.emit(kernel, words, 1, bytes=x.nbytes)
 
 
-@lowering("BoundedCompress", domain=DOMAIN)
+@lowering("BoundedCompress", domain=INTERNAL_DOMAIN)
 def compress(node: Node, low: Lowering) -> None:
     """Lower Compress: slices with a true condition, in order."""
     x, conditions, y, count = low.given(0), low.given(1), low.output(0), low.output(1)
@@ -74,7 +73,7 @@ def compress(node: Node, low: Lowering) -> None:
     low.emit(kernel, words, 1, bytes=2 * y.nbytes)
 
 
-@lowering("BoundedUnique", domain=DOMAIN, dtypes=(*_ORDERED, *_HALF))
+@lowering("BoundedUnique", domain=INTERNAL_DOMAIN, dtypes=(*_ORDERED, *_HALF))
 def unique(node: Node, low: Lowering) -> None:
     """Lower Unique: rows sorted, equal ones counted; another axis is turned to the front."""
     x, y, first, inverse, counts, count = low.given(0), *low.outputs
@@ -110,7 +109,7 @@ def unique(node: Node, low: Lowering) -> None:
         emit_cast(low, wide, y)
 
 
-@lowering("BoundedNonMaxSuppression", domain=DOMAIN, dtypes=("float32", "float16"))
+@lowering("BoundedNonMaxSuppression", domain=INTERNAL_DOMAIN, dtypes=("float32", "float16"))
 def non_max_suppression(node: Node, low: Lowering) -> None:
     """Lower NonMaxSuppression: each class by itself, then all picks one after the other."""
     boxes, scores = (cast_to(low, low.given(k), "float32") for k in range(2))

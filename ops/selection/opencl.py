@@ -16,13 +16,14 @@ from subgraph.engine.planner.lowering import Operand, Unsupported, Word
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_shared
 from subgraph.opencl.runtime import ClSource
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
 from subgraph.ops.elementwise.expressions import INTEGERS
 from subgraph.ops.movement.copies_cpu import emit_fill
 from subgraph.ops.movement.opencl import as_words
 from subgraph.ops.shared.opencl_code import line, require, storage, word
 
-from .padded import DOMAIN, PREFIX, TRIMMED
+from .padded import PREFIX, TRIMMED
 
 _TEAM = 128  # work-items of a GPU's group
 _TEAMS = 512  # of a GPU that share a count
@@ -33,7 +34,7 @@ _SHARE = 2048  # items that are worth a work-item of a CPU
 _MOST = 2**31
 
 cl_shared("TopK")
-cl_shared("Trim", *(f"{PREFIX}{name}" for name in TRIMMED), domain=DOMAIN)
+cl_shared("Trim", *(f"{PREFIX}{name}" for name in TRIMMED), domain=INTERNAL_DOMAIN)
 
 
 def _program(low: ClLowering, dtype: str = "", /, **defines: int) -> ClSource:

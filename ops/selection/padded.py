@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.graph.types import Array, Dim, TensorType, ValueType
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.reference import evaluate
 from subgraph.operators.requirements import (
@@ -29,10 +29,9 @@ from subgraph.operators.requirements import (
     require_single,
     requires,
 )
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.strides import normal_axis
 
-Array = np.ndarray[Any, Any]
-DOMAIN = "subgraph.cpu"
 PREFIX = "Bounded"
 # The axis along which each output is cut; -1: an attribute says it, None: not at all.
 TRIMMED: dict[str, tuple[int | None, ...]] = {
@@ -66,13 +65,13 @@ def _dtype(type_: ValueType | None) -> str:
 
 
 @requires("NonZero")
-@requires("BoundedNonZero", domain=DOMAIN)
+@requires("BoundedNonZero", domain=INTERNAL_DOMAIN)
 def non_zero_operands(node: Node, x: Tensor) -> None:
     """Take every tensor."""
 
 
 @requires("Compress")
-@requires("BoundedCompress", domain=DOMAIN)
+@requires("BoundedCompress", domain=INTERNAL_DOMAIN)
 def compress_operands(node: Node, x: Tensor, condition: Tensor) -> None:
     """Raise ShapeError unless each condition is for a slice that there is (ONNX, 9 to 28)."""
     require_dtype("condition", condition, "bool")
@@ -84,7 +83,7 @@ def compress_operands(node: Node, x: Tensor, condition: Tensor) -> None:
 
 
 @requires("Unique")
-@requires("BoundedUnique", domain=DOMAIN)
+@requires("BoundedUnique", domain=INTERNAL_DOMAIN)
 def unique_operands(node: Node, x: Tensor) -> None:
     """Raise ShapeError unless the axis exists (ONNX, 11 to 28)."""
     if node.attrs.get("axis") is not None:
@@ -93,7 +92,7 @@ def unique_operands(node: Node, x: Tensor) -> None:
 
 
 @requires("NonMaxSuppression")
-@requires("BoundedNonMaxSuppression", domain=DOMAIN)
+@requires("BoundedNonMaxSuppression", domain=INTERNAL_DOMAIN)
 def non_max_suppression_operands(
     node: Node,
     boxes: Tensor,
@@ -111,7 +110,7 @@ def non_max_suppression_operands(
     require_single("score_threshold", least, "float32")
 
 
-@requires("Trim", domain=DOMAIN)
+@requires("Trim", domain=INTERNAL_DOMAIN)
 def trim_operands(node: Node, x: Tensor, count: Tensor) -> None:
     """Raise ShapeError unless the buffer has as many slices as are counted."""
     require(x.rank >= 1, "a scalar has no axis")
@@ -122,7 +121,7 @@ def trim_operands(node: Node, x: Tensor, count: Tensor) -> None:
             require(0 <= many <= size, "{} slices of {}", many, size)
 
 
-@shape_rule("BoundedNonZero", domain=DOMAIN)
+@shape_rule("BoundedNonZero", domain=INTERNAL_DOMAIN)
 def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give a column for each element; the standard's columns of a scalar have no rows."""
     shape = _shape(types[0])
@@ -130,7 +129,7 @@ def non_zero(node: Node, types: Types, values: Values) -> list[ValueType | None]
     return [TensorType("int64", places), _COUNT]
 
 
-@shape_rule("BoundedCompress", domain=DOMAIN)
+@shape_rule("BoundedCompress", domain=INTERNAL_DOMAIN)
 def compress(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give as many slices as there are conditions."""
     shape, conditions = _shape(types[0]), _shape(types[1])
@@ -144,7 +143,7 @@ def compress(node: Node, types: Types, values: Values) -> list[ValueType | None]
     return [TensorType(_dtype(types[0]), dims), _COUNT]
 
 
-@shape_rule("BoundedUnique", domain=DOMAIN)
+@shape_rule("BoundedUnique", domain=INTERNAL_DOMAIN)
 def unique(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the input's shape, and a number for each slice."""
     shape, axis = _shape(types[0]), node.attrs.get("axis")
@@ -157,7 +156,7 @@ def unique(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(_dtype(types[0]), dims), numbers, numbers, numbers, _COUNT]
 
 
-@shape_rule("BoundedNonMaxSuppression", domain=DOMAIN)
+@shape_rule("BoundedNonMaxSuppression", domain=INTERNAL_DOMAIN)
 def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give room for every box of every class, or as many as are wanted of each."""
     shape = _shape(types[1])
@@ -170,7 +169,7 @@ def non_max_suppression(node: Node, types: Types, values: Values) -> list[ValueT
     return [TensorType("int64", (_product((shape[0], shape[1], most)), 3)), _COUNT]
 
 
-@shape_rule("Trim", domain=DOMAIN)
+@shape_rule("Trim", domain=INTERNAL_DOMAIN)
 def trim(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     """Give the buffer's shape with the count along the axis."""
     shape = _shape(types[0])
@@ -183,7 +182,7 @@ def trim(node: Node, types: Types, values: Values) -> list[ValueType | None]:
     return [TensorType(_dtype(types[0]), dims)]
 
 
-@reference("Trim", domain=DOMAIN)
+@reference("Trim", domain=INTERNAL_DOMAIN)
 def trimmed(node: Node, inputs: Sequence[Any]) -> list[Array]:
     """Cut the buffer."""
     axis = normal_axis(int(node.attrs["axis"]), inputs[0].ndim)
@@ -191,7 +190,7 @@ def trimmed(node: Node, inputs: Sequence[Any]) -> list[Array]:
     return [inputs[0][(*whole, slice(int(inputs[1].reshape(-1)[0])))]]
 
 
-@reference(*(f"{PREFIX}{name}" for name in TRIMMED), domain=DOMAIN)
+@reference(*(f"{PREFIX}{name}" for name in TRIMMED), domain=INTERNAL_DOMAIN)
 def bounded(node: Node, inputs: Sequence[Any]) -> list[Array | None]:
     """Compute the operator and fill its outputs up with zeros."""
     name = node.op_type.removeprefix(PREFIX)

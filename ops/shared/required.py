@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from subgraph.graph.graph import Node
-from subgraph.graph.types import ValueType
+from subgraph.graph.types import Array, ValueType
 from subgraph.operators.operator import reference, shape_rule
 from subgraph.operators.requirements import REQUIREMENTS, Tensor, requires
+from subgraph.operators.schema import INTERNAL_DOMAIN
 
-Array = np.ndarray[Any, Any]
-DOMAIN = "subgraph.cpu"
 OF = "required_of"
 LOSSES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 
 
-@requires("Required", domain=DOMAIN)
+@requires("Required", domain=INTERNAL_DOMAIN)
 def required_operands(node: Node, *operands: Tensor | None) -> None:
     """Raise ShapeError unless the operands satisfy the operator that the node stands before."""
     attrs = dict(node.attrs)
@@ -35,7 +32,7 @@ def required_operands(node: Node, *operands: Tensor | None) -> None:
         rule.check(stood_for, list(operands))
 
 
-@shape_rule("Required", domain=DOMAIN)
+@shape_rule("Required", domain=INTERNAL_DOMAIN)
 def first_type(
     node: Node, types: Sequence[ValueType | None], values: Sequence[Array | None]
 ) -> list[ValueType | None]:
@@ -43,7 +40,7 @@ def first_type(
     return [types[0]]
 
 
-@reference("Required", domain=DOMAIN)
+@reference("Required", domain=INTERNAL_DOMAIN)
 def first_value(node: Node, inputs: Sequence[Any]) -> list[Any]:
     """Give the first input; the others have been looked at."""
     return [inputs[0]]

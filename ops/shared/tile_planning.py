@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import attrs
-import numpy as np
 
 from subgraph.engine.codegen.tiling import F_HI, F_LO, LOW_ROWS, tile_shape
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
@@ -15,7 +13,6 @@ from subgraph.graph.graph import Node
 from subgraph.graph.symbolic import recorded
 from subgraph.system import host
 
-Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64")
 _NOT_ZERO_AT_ZERO = frozenset({"Sigmoid", "Softplus", "HardSigmoid"})
 _REGISTERS_OF_HALVES = 16

@@ -33,11 +33,11 @@ from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.engine.toolchain.objectcache import cache_folder
 from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import Array
 from subgraph.system import host
 from subgraph.system.large_pages import aligned_empty
 from subgraph.system.trusted_files import read_trusted, write_trusted
 
-Array = np.ndarray[Any, Any]
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 _ROUNDS = 5
 _CONDITIONS = "weights not in cache"  # choices made in other ways do not count

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.movement.cpu import known
 from subgraph.ops.shared.strides import contiguous, normal_axis
 
-Array = np.ndarray[Any, Any]
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 _WORK = 4096  # samples that are worth a thread
 

@@ -6,13 +6,10 @@ onnx's takes the whole spectrum where ``onesided`` has its default.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import Dim, TensorType, ValueType
+from subgraph.graph.types import Array, Dim, TensorType, ValueType
 from subgraph.operators.operator import shape_rule
 from subgraph.operators.requirements import (
     Tensor,
@@ -24,8 +21,6 @@ from subgraph.operators.requirements import (
     require_single,
     requires,
 )
-
-Array = np.ndarray[Any, Any]
 
 
 @requires("DFT")

@@ -19,12 +19,11 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory
+from subgraph.graph.types import Array
 from subgraph.operators.operator import reference
 from subgraph.operators.reference import attributes
 from subgraph.ops.elementwise.expressions import text
 from subgraph.ops.ml.scores import prepared
-
-Array = np.ndarray[Any, Any]
 
 
 @attrs.frozen(eq=False)

@@ -18,9 +18,9 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Node
+from subgraph.graph.types import Array
 from subgraph.operators.operator import reference
 
-Array = np.ndarray[Any, Any]
 _Test = Callable[[str], bool]
 _MOST_STATES = 20_000
 _MOST_TIMES = 1000  # as RE2 allows

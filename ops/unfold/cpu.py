@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from subgraph.ops.shared.strides import contiguous
 
 from .arguments import ColumnsToImageArguments, DeformColumnsArguments
 
-Array = np.ndarray[Any, Any]
 _FLOATS = ("float32", "float64")
 _WORK = 2048  # pixels that are worth a thread
 

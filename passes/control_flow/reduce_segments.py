@@ -17,8 +17,9 @@ import numpy as np
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import TensorType
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.type_inference import infer_graph
-from subgraph.passes._patterns import DOMAIN, is_op, produced_by
+from subgraph.passes._patterns import is_op, produced_by
 from subgraph.transform.pass_manager import register_pass
 
 from .collect_sequences import appended
@@ -82,7 +83,7 @@ class _Bags:
             "SegmentSum",
             [rows, offsets],
             name=f"{node.name}.segments",
-            domain=DOMAIN,
+            domain=INTERNAL_DOMAIN,
             version=1,
             attrs={"mean": mean},
             metadata=note,

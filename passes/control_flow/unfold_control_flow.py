@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from subgraph.graph.copies import copy_nodes
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import TensorType, numpy_dtype
+from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.bodies import check_node
 from subgraph.operators.operator import scanned_inputs
 from subgraph.operators.shape_values import LIMIT
@@ -52,7 +51,7 @@ _HARMLESS = _OF_FLOATS | {
 # some ten thousand, and a node in itself.
 _CHEAP, _CALL = 32768, 64
 _OF_PRODUCT = 16  # multiply-adds of a product in the time of one number
-Known = Mapping[Value, np.ndarray[Any, Any] | None]
+Known = Mapping[Value, Array | None]
 
 
 @register_pass("UnfoldControlFlow")

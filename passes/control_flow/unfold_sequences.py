@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.types import SequenceType, TensorType, dtype_of
+from subgraph.graph.types import Array, SequenceType, TensorType, dtype_of
 from subgraph.passes import _patterns
 
-Array = np.ndarray[Any, Any]
 Items = tuple[Value, ...]
 Numbers = Callable[[Value | None], "list[int] | None"]
 _SEQUENCES = frozenset(

@@ -21,6 +21,7 @@ import attrs
 import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.partition.property import SubgraphProperty, register_property
 from subgraph.passes._patterns import (
     Context,
@@ -283,7 +284,7 @@ def move(context: Context, node: Node) -> Match | None:
         "FusedQMaxPool" if pool else node.op_type,
         (x.source, *node.inputs[1:]),
         dict(node.attrs),
-        domain="subgraph.cpu" if pool else "",
+        domain=INTERNAL_DOMAIN if pool else "",
         version=1 if pool else node.version,
         arity=len(node.inputs),
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from subgraph.errors import UnsupportedOpError
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.types import TensorType
+from subgraph.graph.types import Array, TensorType
 from subgraph.operators.reference import attributes
 
 from .rules import RULES as SIMPLE
@@ -123,7 +123,7 @@ def _average_pool(
 
 def _counts(
     window: _Window, sizes: Sequence[int], made: Sequence[int], given: Mapping[str, Any]
-) -> np.ndarray[Any, Any]:
+) -> Array:
     """Return how many elements each window divides by."""
     include = bool(given.get("count_include_pad"))
     rank = len(sizes)

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import attrs
-import numpy as np
 
 from subgraph.errors import PassError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import (
     ONNX_DTYPE,
+    Array,
     OptionalType,
     SequenceType,
     TensorType,
@@ -101,7 +101,7 @@ class ConvertPrecision:
 
     def _attribute(self, key: str, value: Any) -> Any:
         if getattr(value, "dtype", None) == numpy_dtype(self.source):
-            array: np.ndarray[Any, Any] = value.astype(numpy_dtype(self.target))
+            array: Array = value.astype(numpy_dtype(self.target))
             array.flags.writeable = False
             return array
         if key in _DTYPE_ATTRIBUTES and value == ONNX_DTYPE[self.source]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -17,15 +16,13 @@ from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.naming import fresh_name
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import TensorType, dtype_of, numpy_dtype
+from subgraph.graph.types import Array, TensorType, dtype_of, numpy_dtype
 from subgraph.operators.evaluation import evaluate
 from subgraph.operators.operator import infer_types
 from subgraph.partition.constants import constant_array
 from subgraph.transform.pass_manager import register_pass
 
 from .cse import RANDOM
-
-Array = np.ndarray[Any, Any]
 
 # Their results can be far larger than their inputs; not computed unless the size is known before.
 _GROWING = frozenset(

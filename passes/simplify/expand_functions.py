@@ -15,6 +15,7 @@ from subgraph.operators.functions import expanded, function_of
 from subgraph.operators.operator import operator_key
 from subgraph.operators.reference import function_outputs
 from subgraph.operators.requirements import is_checked_in_runs
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.transform.pass_manager import register_pass
 
 # Operators without a kernel of their own, whose function bodies have kernels.
@@ -52,7 +53,7 @@ def _required(node: Node) -> Value:
         "Required",
         node.inputs,
         name=f"{node.name}.required",
-        domain="subgraph.cpu",
+        domain=INTERNAL_DOMAIN,
         version=node.version,
         attrs={**node.attrs, "required_of": operator_key(node.op_type, node.domain)},
         metadata=node.metadata,

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import attrs
 
 from subgraph.graph.graph import Graph, Node, Value
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.passes._patterns import (
-    DOMAIN,
     FLOATS,
     Context,
     dtype_of,
@@ -206,8 +206,8 @@ def _affine(chain: _Chain, bias: Value | None) -> tuple[Value | None, Value | No
         if kind == "norm":
             epsilon = {"epsilon": float(node.attrs.get("epsilon", 1e-5))}
             scale, offset, mean, var = weights
-            own = weight_node("BatchNormScale", [scale, var], size, DOMAIN, epsilon)
-            shift = weight_node("ScaledShift", [own, offset, mean, shift], size, DOMAIN)
+            own = weight_node("BatchNormScale", [scale, var], size, INTERNAL_DOMAIN, epsilon)
+            shift = weight_node("ScaledShift", [own, offset, mean, shift], size, INTERNAL_DOMAIN)
             factor = own if factor is None else weight_node("Mul", [factor, own], size)
         elif kind == "scale":
             own = reshaped(weights[0], size)

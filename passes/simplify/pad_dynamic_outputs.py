@@ -9,7 +9,7 @@ from __future__ import annotations
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import TensorType
 from subgraph.operators.operator import infer_types
-from subgraph.passes._patterns import DOMAIN
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.transform.pass_manager import register_pass
 
 # The axis along which each output is cut: see ``ops/selection/padded.py``. -1: the attribute
@@ -43,7 +43,7 @@ def _bounded(node: Node) -> dict[Value, Value]:
         node.inputs,
         outputs=len(axes) + 1,
         name=f"{node.name}.bounded",
-        domain=DOMAIN,
+        domain=INTERNAL_DOMAIN,
         version=node.version,
         attrs=node.attrs,
         metadata=note,
@@ -64,7 +64,7 @@ def _bounded(node: Node) -> dict[Value, Value]:
             "Trim",
             [made.outputs[k], made.outputs[-1]],
             name=f"{node.name}.trimmed{k}",
-            domain=DOMAIN,
+            domain=INTERNAL_DOMAIN,
             version=1,
             attrs={"axis": int(node.attrs.get("axis") or 0) if axis == -1 else axis},
             metadata=note,

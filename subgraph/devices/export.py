@@ -40,7 +40,7 @@ from subgraph.errors import (
 )
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, Unchecked, transaction
-from subgraph.graph.types import TensorType, dtype_of
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.op_checks import is_array
 from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp
 from subgraph.partition.op_note import OP_NOTE
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
     from subgraph.devices.device import Config, Device
 
-Array = np.ndarray[Any, Any]
 Source = str | PathLike[str] | IO[bytes]
 _INLINE_BELOW = 1024
 # Dtypes of which an array is a view of the file, whatever the tensor reader does for others.

@@ -10,10 +10,9 @@ import numpy as np
 from subgraph.devices.blob import BlobReader, BlobWriter, integer
 from subgraph.errors import BlobError
 from subgraph.graph.parameters import Parameter, Unchecked
-from subgraph.graph.types import dtype_of, numpy_dtype
+from subgraph.graph.types import Array, dtype_of, numpy_dtype
 from subgraph.weights.cache import WeightEntry
 
-Array = np.ndarray[Any, Any]
 _SHARED_BELOW = 1 << 20  # arrays up to this many bytes are stored once if regions have equal ones
 # Dtypes whose memory layout in an array differs from that of the file.
 NOT_RAW = ("string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn")

@@ -30,6 +30,7 @@ from subgraph.errors import (
     UnsupportedOpError,
 )
 from subgraph.graph.graph import Graph, Node
+from subgraph.graph.types import Array
 from subgraph.operators.op_checks import is_array, is_list, says_types
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
@@ -46,7 +47,6 @@ from subgraph.runtime.settings import DeviceOptions
 from subgraph.system.forking import free_in_child
 
 _log = logging.getLogger("subgraph")
-Array = np.ndarray[Any, Any]
 # The caller's fault, or the caller's wish: every device would raise the same.
 _CALLERS = (BlobError, LimitError, ModelError, RequestCancelledError)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import ProfileEntry, Session, SubgraphOp, fill_outputs
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.executor import Cancel
 from subgraph.runtime.runner import is_direct
-
-Array = np.ndarray[Any, Any]
 
 
 def op_of(subgraph: Graph, model: CompiledModel, device: str) -> SubgraphOp:

@@ -18,11 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from subgraph.errors import MissingInputError, ShapeError
-from subgraph.graph.types import TensorType, dtype_of
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.system.forking import free_in_child, held_while_forking
 from subgraph.system.registry import nearest
-
-Array = np.ndarray[Any, Any]
 
 
 class Checksums(Protocol):

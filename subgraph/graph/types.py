@@ -18,6 +18,7 @@ import numpy as np
 from subgraph.errors import ShapeError
 from subgraph.graph.symbolic import SymInt, is_symbolic
 
+Array = np.ndarray[Any, Any]
 Dim = int | str | None
 Shape = tuple[Dim, ...]
 
@@ -108,7 +109,7 @@ def canonical_dtype(dtype: Any) -> str:
     return _dtype_name(found)
 
 
-def dtype_of(array: np.ndarray[Any, Any]) -> str:
+def dtype_of(array: Array) -> str:
     """Return the dtype name of an array."""
     return _dtype_name(array.dtype)
 

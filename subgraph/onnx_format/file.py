@@ -30,8 +30,9 @@ from subgraph.system.gc_control import paused_gc
 if TYPE_CHECKING:
     import onnx
 
+    from subgraph.graph.types import Array
     from subgraph.onnx_format.reader import Functions
-    from subgraph.onnx_format.tensors import Array, TensorReader
+    from subgraph.onnx_format.tensors import TensorReader
     from subgraph.onnx_format.wire import Buffer
 
 # Smaller tensors stay in the model's file when weights go to a file of their own.

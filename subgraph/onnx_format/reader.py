@@ -19,11 +19,11 @@ from subgraph.graph.lazy import LazyGraph
 from subgraph.graph.limits import check_nodes, check_time
 from subgraph.graph.naming import fresh_name
 from subgraph.graph.parameters import Parameter, Unchecked
-from subgraph.graph.types import TensorType, ValueType, dtype_of
+from subgraph.graph.types import Array, TensorType, ValueType, dtype_of
 from subgraph.onnx_format.checks import check_node, read_opsets, refuse_unknown, text_of, version_of
 from subgraph.onnx_format.kept import keep
 from subgraph.onnx_format.order import sort_nodes, used
-from subgraph.onnx_format.tensors import Array, TensorReader
+from subgraph.onnx_format.tensors import TensorReader
 from subgraph.operators.messages import (
     IR_VERSION,
     AttributeProto,

@@ -12,20 +12,17 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
 
 import numpy as np
 
 from subgraph.errors import ModelError, file_error
 from subgraph.graph.limits import check_memory, memory_limit
 from subgraph.graph.parameters import Unchecked
-from subgraph.graph.types import numpy_dtype
+from subgraph.graph.types import Array, numpy_dtype
 from subgraph.onnx_format.wire import DOUBLE_DATA, FLOAT_DATA, Buffer, Span
 from subgraph.operators.messages import TensorProto
 from subgraph.operators.protobuf import dtype_from_number, tensor_from_proto
 from subgraph.system.trusted_files import open_regular
-
-Array = np.ndarray[Any, Any]
 
 # Smaller tensors are copied when their place in the file is not aligned for their dtype.
 _COPY_BELOW = 1 << 16

@@ -23,7 +23,7 @@ from subgraph.engine.planner.plan import Plan, ReferenceStep
 from subgraph.engine.program.reports import SLOT_WORDS, Report, ReportSlot
 from subgraph.errors import DeviceError, SubgraphError
 from subgraph.graph.parameters import Snapshot
-from subgraph.graph.types import numpy_dtype
+from subgraph.graph.types import Array, numpy_dtype
 from subgraph.opencl.lowering import ClLaunch
 from subgraph.opencl.runtime import Runtime, opencl
 from subgraph.operators.reference import evaluate
@@ -35,7 +35,6 @@ from subgraph.weights.cache import WeightCache, WeightEntry
 if TYPE_CHECKING:
     import pyopencl as cl
 
-Array = np.ndarray[Any, Any]
 # Results that are yet to be filled, and the arrays that a caller wants them in.
 Pending = tuple[list[Array], "Sequence[Array | None] | None"]
 

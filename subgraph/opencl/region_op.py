@@ -14,8 +14,8 @@ from subgraph.engine.planner.symbolic_plan import Instance
 from subgraph.engine.region.region_op import CpuSubgraphOp, Guards, RegionOptions, without_weights
 from subgraph.engine.region.region_session import CpuSession
 from subgraph.graph.graph import Graph
-from subgraph.graph.types import TensorType
-from subgraph.opencl.executable_plan import Array, ClExecutablePlan, Pending
+from subgraph.graph.types import Array, TensorType
+from subgraph.opencl.executable_plan import ClExecutablePlan, Pending
 from subgraph.opencl.runtime import Runtime
 from subgraph.operators.subgraph_op import (
     ExportFile,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from subgraph.errors import ModelError, ShapeError
 from subgraph.graph.graph import Capture, Graph, Node, Value
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import ONNX_DTYPE, TensorType, ValueType, canonical_dtype, dtype_of
+from subgraph.graph.types import ONNX_DTYPE, Array, TensorType, ValueType, canonical_dtype, dtype_of
 from subgraph.operators.operator import infer_types
 from subgraph.operators.schema import Schema, describe, get_schema
 from subgraph.system.registry import nearest
@@ -192,7 +192,7 @@ def _constants(schema: Schema, given: Sequence[Any]) -> list[Value | None]:
             raise ModelError(
                 f"{schema.op_type}: an input is a tuple of values; unpack it, or pick one of them"
             )
-        array: np.ndarray[Any, Any] = np.asarray(cast(Any, item))
+        array: Array = np.asarray(cast(Any, item))
         if array.dtype == object and not all(isinstance(part, str) for part in array.flat):
             raise ModelError(
                 f"{schema.op_type}: an input is {item!r}; give a value, a number or an array"
@@ -205,7 +205,7 @@ def _constants(schema: Schema, given: Sequence[Any]) -> list[Value | None]:
     return out
 
 
-def _cast_literal(array: np.ndarray[Any, Any], dtype: str | None) -> np.ndarray[Any, Any]:
+def _cast_literal(array: Array, dtype: str | None) -> Array:
     """Give a Python number the dtype of the other operand; int lists (axes, shapes) stay int64."""
     from subgraph.graph.types import numpy_dtype
 

@@ -17,10 +17,9 @@ import numpy as np
 from subgraph.errors import LimitError
 from subgraph.graph.graph import Node
 from subgraph.graph.limits import check_memory, count_results
-from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
+from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
 from subgraph.operators.requirements import check_values
 
-Array = np.ndarray[Any, Any]
 Quick = Callable[[Node, Sequence[Any]], "Array | None"]
 _COUNTED = 1 << 12  # bytes from which on a result is counted against the memory budget
 _LARGEST = 1 << 24  # elements that an operator may make of few

@@ -19,7 +19,15 @@ import numpy as np
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.limits import check_nodes
-from subgraph.graph.types import ONNX_DTYPE, Shape, TensorType, ValueType, dtype_of, numpy_dtype
+from subgraph.graph.types import (
+    ONNX_DTYPE,
+    Array,
+    Shape,
+    TensorType,
+    ValueType,
+    dtype_of,
+    numpy_dtype,
+)
 from subgraph.operators.operator import REFERENCES, SHAPE_RULES, infer_types, operator_key
 from subgraph.operators.reference import evaluate
 from subgraph.operators.requirements import BEYOND, check_operands
@@ -37,7 +45,6 @@ from subgraph.operators.schema import (
 from subgraph.operators.shape_values import from_array, propagate, to_array
 from subgraph.system.registry import Registry, defined_at
 
-Array = np.ndarray[Any, Any]
 Body = Callable[["Call"], Sequence[Value | None]]
 # The operator set of the standard that bodies are written in.
 _OPSET = 24

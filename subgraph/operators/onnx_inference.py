@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import onnx
 import onnx.defs
 import onnx.shape_inference
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.types import ValueType
+from subgraph.graph.types import Array, ValueType
 from subgraph.operators.protobuf import (
     node_to_proto,
     tensor_to_proto,
@@ -29,7 +27,7 @@ _EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")
 def infer_node(
     node: Node,
     input_types: Sequence[ValueType | None],
-    input_values: Sequence[np.ndarray[Any, Any] | None],
+    input_values: Sequence[Array | None],
 ) -> list[ValueType | None]:
     """Return the output types that onnx infers; None where it cannot tell.
 

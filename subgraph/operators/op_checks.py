@@ -15,14 +15,13 @@ from subgraph.errors import (
     UnsupportedOpError,
 )
 from subgraph.graph.graph import Graph, Value
-from subgraph.graph.types import TensorType, ValueType, dtype_of, numpy_dtype
+from subgraph.graph.types import Array, TensorType, ValueType, dtype_of, numpy_dtype
 from subgraph.system.registry import nearest
 from subgraph.weights.cache import WeightCache
 
 if TYPE_CHECKING:
     from subgraph.operators.subgraph_op import SubgraphOp
 
-Array = np.ndarray[Any, Any]
 # The type of an output, its dtype, and whether a shape fits; None: the type is not known.
 Check = tuple[TensorType, np.dtype[Any], Callable[[tuple[int, ...]], bool]] | None
 

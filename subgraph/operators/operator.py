@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
-import numpy as np
 
 from subgraph.errors import ModelError, ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Node
-from subgraph.graph.types import TensorType, ValueType
+from subgraph.graph.types import Array, TensorType, ValueType
 from subgraph.operators.requirements import REQUIREMENTS, check_operands, made_rule
 from subgraph.operators.schema import CUSTOM_SCHEMAS, FAMILIES, Schema
 from subgraph.system.registry import Registry, defined_at
 
-Array = np.ndarray[Any, Any]
 # (node, types of its inputs, arrays of the inputs whose value is known) -> types of its outputs
 ShapeRule = Callable[
     [Node, Sequence[ValueType | None], Sequence[Array | None]], Sequence[ValueType | None]

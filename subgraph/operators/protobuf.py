@@ -17,6 +17,7 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import (
     DTYPE_OF_ONNX,
     ONNX_DTYPE,
+    Array,
     MapType,
     OptionalType,
     SequenceType,
@@ -42,8 +43,8 @@ ProtoToGraph = Callable[[GraphProto], Graph]
 class SparseTensor:
     """A constant sparse tensor: ``values`` (nnz,), ``indices`` (nnz,) or (nnz, rank), ``shape``."""
 
-    values: np.ndarray[Any, Any]
-    indices: np.ndarray[Any, Any]
+    values: Array
+    indices: Array
     shape: tuple[int, ...]
 
 
@@ -126,7 +127,7 @@ def _dim_from_proto(dim: Any) -> int | str | None:
     return dim.dim_param if dim.dim_param not in ("", "?") else None
 
 
-def tensor_to_proto(array: np.ndarray[Any, Any], name: str = "") -> TensorProto:
+def tensor_to_proto(array: Array, name: str = "") -> TensorProto:
     """Return ONNX's message for an array; object arrays are strings."""
     if array.dtype.kind in "OUST":
         proto = TensorProto(name=name, data_type=TensorProto.STRING, dims=array.shape)
@@ -139,7 +140,7 @@ def tensor_to_proto(array: np.ndarray[Any, Any], name: str = "") -> TensorProto:
     return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
 
 
-def tensor_from_proto(proto: TensorProto) -> np.ndarray[Any, Any]:
+def tensor_from_proto(proto: TensorProto) -> Array:
     """Return a read-only array of an inline tensor message; strings become object arrays of str.
 
     Raises:
@@ -174,7 +175,7 @@ _LYING = {
 }
 
 
-def _array(proto: TensorProto) -> np.ndarray[Any, Any]:
+def _array(proto: TensorProto) -> Array:
     dtype = DTYPE_OF_ONNX[proto.data_type]
     field = _LYING.get(dtype)
     inside = proto.data_location != TensorProto.EXTERNAL and not proto.HasField("segment")

@@ -20,12 +20,11 @@ import numpy as np
 from subgraph.errors import LimitError, ShapeError, SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Node, Value
 from subgraph.graph.limits import check_memory, count_results, size_in_bytes
-from subgraph.graph.types import TensorType, ValueType, dtype_of
+from subgraph.graph.types import Array, TensorType, ValueType, dtype_of
 from subgraph.operators.operator import REFERENCES, infer_types, operator_key
 from subgraph.operators.requirements import BEYOND, check_values
 from subgraph.operators.schema import find_schema, newest_opset
 
-Array = np.ndarray[Any, Any]
 Compute = Callable[[Sequence[Any]], Sequence[Any]]
 # Attributes of opset 1 that told how memory was shared; they never meant anything for the result.
 _NO_MEANING = frozenset({"consumed_inputs"})

@@ -24,11 +24,10 @@ import numpy as np
 
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Node, Value
-from subgraph.graph.types import SequenceType, TensorType, ValueType, dtype_of
+from subgraph.graph.types import Array, SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.schema import FAMILIES
 from subgraph.system.registry import Registry, defined_at
 
-Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 # Attributes of ONNX's operators for which the standard says what 0 and 1 mean, and nothing else:
 # runtimes differ in what they take other numbers for.

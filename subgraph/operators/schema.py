@@ -82,6 +82,8 @@ FAMILIES = Files("subgraph.ops", lambda name: _DEVICES.isdisjoint(name.split("_"
 # Operators of other runtimes by their key; filled by subgraph.operators.functions.function.
 CONTRIBUTED: Registry[Schema] = Registry("operator", UnsupportedOpError, FAMILIES)
 MICROSOFT = "com.microsoft"
+# Operators that passes write for the devices' kernels, and no model file holds.
+INTERNAL_DOMAIN = "subgraph.cpu"
 
 
 def canonical_domain(domain: str) -> str:

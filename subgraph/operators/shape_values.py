@@ -20,14 +20,15 @@ from subgraph.graph.symbolic import SymInt, is_symbolic, single
 from subgraph.graph.types import (
     DTYPE_OF_ONNX,
     ONNX_DTYPE,
+    Array,
     Dim,
     Shape,
     TensorType,
     ValueType,
     numpy_dtype,
 )
+from subgraph.operators.schema import INTERNAL_DOMAIN
 
-Array = np.ndarray[Any, Any]
 Rule = Callable[[Node, Sequence["Array | None"], Sequence[ValueType | None]], "Array | None"]
 
 # Larger values are no shapes.
@@ -87,7 +88,7 @@ def is_arithmetic(node: Node) -> bool:
 def _rule_of(node: Node) -> Rule | None:
     """Return the rule of a node's operator; "Required" gives its first input."""
     if node.domain:
-        return _first if (node.domain, node.op_type) == ("subgraph.cpu", "Required") else None
+        return _first if (node.domain, node.op_type) == (INTERNAL_DOMAIN, "Required") else None
     return _RULES.get(node.op_type)
 
 

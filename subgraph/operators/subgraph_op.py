@@ -22,7 +22,7 @@ from subgraph.errors import (
 )
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, Unchecked
-from subgraph.graph.types import ValueType
+from subgraph.graph.types import Array, ValueType
 from subgraph.operators.op_checks import (
     Check,
     check_op,
@@ -37,7 +37,6 @@ from subgraph.operators.op_checks import (
 from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache, WeightEntry
 
-Array = np.ndarray[Any, Any]
 RunGiven = Callable[..., Sequence[Any]]  # see Session.given_only
 Repeat = Callable[[Sequence[Any]], Sequence[Any] | None]
 Halves = tuple[

@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from subgraph.errors import ModelError, ShapeError
 from subgraph.graph.graph import Graph, Node, Value
-from subgraph.graph.types import Dim, OptionalType, SequenceType, Shape, TensorType, ValueType
+from subgraph.graph.types import (
+    Array,
+    Dim,
+    OptionalType,
+    SequenceType,
+    Shape,
+    TensorType,
+    ValueType,
+)
 from subgraph.operators.bodies import check_node
 from subgraph.operators.op_checks import output_types, says_types
 from subgraph.operators.operator import infer_types, scanned_inputs
 from subgraph.operators.shape_values import dims_of, from_array, propagate, to_array
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, runs_by_default
 
-Array = np.ndarray[Any, Any]
 # How often the body of a Loop is looked at before the shapes that still change are given up.
 _ROUNDS = 3
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 import numpy as np
 
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import Array
 from subgraph.operators.evaluation import evaluate
 
-Array = np.ndarray[Any, Any]
 _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
 # The operand that is a shape: an initializer there is a constant, since types follow from it.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}

@@ -19,7 +19,7 @@ import numpy as np
 from subgraph.errors import ConfigError, MissingInputError, ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, ParameterTable, Snapshot, State, call_pinned, epoch
-from subgraph.graph.types import TensorType, dtype_of
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.subgraph_op import AFFINITY, Repeat, SubgraphOp, fallback_of
 from subgraph.runtime.executor import Cancel
 from subgraph.runtime.executor_plan import Plan
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from subgraph.weights.cache import StoredWeights
 
 _log = logging.getLogger("subgraph")
-Array = np.ndarray[Any, Any]
 
 # A runner, how it runs as a whole, and how it does the same again.
 _Idle = tuple[Runner, Callable[[Sequence[Any]], Any], Repeat | None]

@@ -14,13 +14,12 @@ import numpy as np
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import check_memory, memory_limit
-from subgraph.graph.types import SequenceType, TensorType, dtype_of, numpy_dtype
+from subgraph.graph.types import Array, SequenceType, TensorType, dtype_of, numpy_dtype
 from subgraph.operators.bodies import check_bodies
 from subgraph.operators.operator import scanned_inputs
 from subgraph.operators.requirements import check_values
 from subgraph.operators.subgraph_op import RunIterations, Wiring
 
-Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 

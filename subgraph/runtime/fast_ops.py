@@ -17,6 +17,7 @@ from subgraph.graph.limits import check_memory
 from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
 from subgraph.operators.evaluation import evaluate
 from subgraph.operators.operator import operator_key
+from subgraph.operators.schema import INTERNAL_DOMAIN
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 _SIZING = frozenset({"ConstantOfShape", "Expand", "Range", "Reshape", "Slice"})
@@ -208,5 +209,5 @@ _QUICK: dict[str, Callable[[Node], Run | None]] = {
     "SequenceInsert": _insert,
     "SequenceLength": _length,
     "SplitToSequence": _split,
-    "subgraph.cpu::Trim": _trim,
+    f"{INTERNAL_DOMAIN}::Trim": _trim,
 }

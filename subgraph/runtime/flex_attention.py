@@ -12,10 +12,9 @@ import numpy as np
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node
-from subgraph.graph.types import DTYPE_OF_ONNX, numpy_dtype
+from subgraph.graph.types import DTYPE_OF_ONNX, Array, numpy_dtype
 from subgraph.operators.requirements import check_values
 
-Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 

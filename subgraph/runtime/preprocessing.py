@@ -16,7 +16,7 @@ import numpy as np
 from subgraph.errors import ConfigError, ShapeError, require_type
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import Dim, TensorType, canonical_dtype, numpy_dtype
+from subgraph.graph.types import Array, Dim, TensorType, canonical_dtype, numpy_dtype
 from subgraph.system.registry import nearest
 
 _LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC")
@@ -176,7 +176,7 @@ class _Chain:
         result.type = infer_types(node, types, known)[0]
         return result
 
-    def _parameter(self, kind: str, array: np.ndarray[Any, Any]) -> Value:
+    def _parameter(self, kind: str, array: Array) -> Value:
         held = Parameter(f"{self._name}.{kind}", array)
         return Value(held.name, held.type, parameter=held)
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from subgraph.errors import ModelError, RequestError
+from subgraph.graph.types import Array
 from subgraph.runtime.runner import Runner
 from subgraph.system.registry import nearest
-
-Array = np.ndarray[Any, Any]
 
 
 class RequestState:

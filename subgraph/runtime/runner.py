@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
-import numpy as np
 
 from subgraph.errors import DeviceError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import limited, parse_bytes
 from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import (
     ProfileEntry,
     Repeat,
@@ -33,7 +33,6 @@ from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.settings import DeviceOptions
 from subgraph.runtime.task_executor import TaskExecutor
 
-Array = np.ndarray[Any, Any]
 Turn = tuple[threading.Lock, int, int]  # who holds the lock runs these steps, from and to
 
 

@@ -16,6 +16,7 @@ from subgraph.errors import MissingInputError, OutputIndexError, ShapeError
 from subgraph.graph.graph import Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import (
+    Array,
     OptionalType,
     SequenceType,
     Shape,
@@ -26,7 +27,6 @@ from subgraph.graph.types import (
 )
 from subgraph.system.registry import nearest
 
-Array = np.ndarray[Any, Any]
 _REMEMBERED = 64  # accepted sets of shapes
 
 

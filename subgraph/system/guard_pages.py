@@ -27,7 +27,6 @@ from subgraph.errors import ConfigError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Array = np.ndarray[Any, Any]
 Span = tuple[int, int]  # where an area begins in a mapping, and its bytes
 PAGE: Final = mmap.PAGESIZE
 _OFFERED: Final = hasattr(mmap, "MAP_ANONYMOUS")  # elsewhere memory has no guard pages
@@ -132,14 +131,14 @@ def nearest(address: int) -> Span | None:
     return min(near)[1] if near else None
 
 
-def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an array between guard pages."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     (start,), total = place([size])
     return mapped([(start, size)], total)[start : start + size].view(dtype).reshape(shape)
 
 
-def argument_blocks(words: Array, begins: Sequence[int]) -> Array:
+def argument_blocks(words: NDArray[Any], begins: Sequence[int]) -> NDArray[Any]:
     """Return a copy of argument words in which each block stands between guard pages.
 
     Args:
@@ -156,7 +155,7 @@ def argument_blocks(words: Array, begins: Sequence[int]) -> Array:
     return whole
 
 
-def readable(words: Array, begin: int) -> Array:
+def readable(words: NDArray[Any], begin: int) -> NDArray[Any]:
     """Return the words from ``begin`` on to the next guard page, at most a page of them."""
     return words[begin : (8 * begin // PAGE + 1) * PAGE // 8]
 
@@ -168,7 +167,7 @@ def block_begin(end: int, count: int) -> int:
     return begin
 
 
-def copied(array: Array, *, writable: bool = False) -> Array:
+def copied(array: NDArray[Any], *, writable: bool = False) -> NDArray[Any]:
     """Return a copy between guard pages; an array of objects as it is."""
     if array.dtype.hasobject:
         return array

@@ -16,11 +16,8 @@ from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakSet
 
-import numpy as np
-
 from subgraph.system import guard_pages
 
-Array = np.ndarray[Any, Any]
 _SA_SIGINFO: Final = 4
 _ACTION_BYTES: Final = 256  # more than a struct sigaction has
 _FLAGS_AT: Final = 136  # behind the handler and the mask of signals

@@ -13,7 +13,7 @@ import math
 import mmap
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,9 @@ from subgraph.system import guard_pages
 from subgraph.system.forking import free_in_child
 from subgraph.system.guard_pages import Anonymous
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 _OFFERED = hasattr(mmap, "MADV_HUGEPAGE")
 _PAGE = 1 << 21
@@ -30,7 +32,7 @@ _LEAST = 1 << 12  # bytes of an array that is worth a place in a slab
 _MOST = 2 * _PAGE  # of an array that shares a slab with others
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) -> Array:
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64) -> NDArray[Any]:
     """Return an uninitialised C-contiguous array whose address is a multiple of ``align``."""
     if guard_pages.MODE:
         return guard_pages.empty(shape, dtype)
@@ -44,7 +46,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any], align: int = 64)
     return raw.view(dtype).reshape(shape)
 
 
-def mapped_empty(size: int) -> Array:
+def mapped_empty(size: int) -> NDArray[Any]:
     """Return so many bytes that share their pages with nothing else, aligned to large pages."""
     if guard_pages.MODE:
         return guard_pages.empty((size,), np.dtype(np.uint8))
@@ -57,7 +59,7 @@ def mapped_empty(size: int) -> Array:
     return np.frombuffer(mapping, np.uint8, size, start)
 
 
-def _plain(size: int, align: int) -> Array:
+def _plain(size: int, align: int) -> NDArray[Any]:
     raw = np.empty(size + align, np.uint8)
     start = -raw.ctypes.data % align
     return raw[start : start + size]
@@ -85,7 +87,7 @@ class _Slab:
         self._at = self._end = 0
         self._lock = free_in_child(threading.Lock())
 
-    def take(self, size: int, align: int) -> Array:
+    def take(self, size: int, align: int) -> NDArray[Any]:
         with self._lock:
             start = -(-self._at // align) * align
             if self._mapping is None or start + size > self._end:

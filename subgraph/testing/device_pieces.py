@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
 
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Value
+from subgraph.graph.types import Array
 from subgraph.operators.builder import input, operator, parameter
 
-Array = np.ndarray[Any, Any]
 Shape = tuple[int | str, ...]
 _ROWS: Shape = ("N", 6)
 _IMAGES: Shape = ("N", 4, 6, 6)

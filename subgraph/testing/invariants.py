@@ -14,11 +14,11 @@ import numpy as np
 from subgraph.errors import PartitionError, SubgraphError, require_type
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import Array
 from subgraph.operators.reference import evaluate
 from subgraph.partition.record import KEY, MADE, PartitionRecord
 
 Source = Value | Parameter | None
-Array = np.ndarray[Any, Any]
 # Operators whose initializers at these inputs are shapes: nobody can assign another one.
 _SHAPES = frozenset(
     {("ConstantOfShape", 0), ("Expand", 1), ("Reshape", 1), ("Tile", 1), ("Unsqueeze", 1)}

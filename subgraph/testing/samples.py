@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.types import Array
 from subgraph.operators.builder import operator
 from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import get_schema
 from subgraph.testing.random_graphs import Apply, Draw, Pool
 
-Array = np.ndarray[Any, Any]
 ANY, WEIGHT, FIXED = "any", "weight", "fixed"
 _MOST_ELEMENTS = 4000
 _MOST_SAMPLES = 16  # of one operator

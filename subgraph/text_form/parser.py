@@ -20,6 +20,7 @@ from subgraph.errors import ModelError, ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import (
+    Array,
     Dim,
     MapType,
     OptionalType,
@@ -34,8 +35,6 @@ from subgraph.operators.subgraph_op import DefaultSubgraphOp
 from subgraph.partition.record import KEY, PartitionRecord
 from subgraph.partition.saved import load_record
 from subgraph.system.gc_control import paused_gc
-
-Array = np.ndarray[Any, Any]
 
 _TOKEN = re.compile(
     r"""(?:\s+|\#[^\n]*)*

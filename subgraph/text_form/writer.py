@@ -28,6 +28,7 @@ import numpy as np
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import (
+    Array,
     MapType,
     OptionalType,
     SequenceType,
@@ -42,7 +43,6 @@ from subgraph.partition.record import PartitionRecord
 from subgraph.partition.saved import dump_record
 
 Data = Literal["small", "all", "none", "digest"]
-Array = np.ndarray[Any, Any]
 
 # Arrays up to so many elements are written as numbers, up to so many bytes as base64.
 _READABLE = 16

@@ -14,8 +14,8 @@ import numpy as np
 
 from subgraph.errors import ConfigError
 from subgraph.graph.graph import Graph
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 Run = Callable[[Mapping[str, Any]], Sequence[Array]]
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 

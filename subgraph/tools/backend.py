@@ -16,7 +16,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from subgraph.devices.core import default_core
 from subgraph.errors import DeviceError
-from subgraph.graph.types import OptionalType, SequenceType, TensorType, ValueType, dtype_of
+from subgraph.graph.types import Array, OptionalType, SequenceType, TensorType, ValueType, dtype_of
 from subgraph.operators.protobuf import type_to_proto
 from subgraph.operators.schema import newest_opset
 from subgraph.runtime.compiled_model import CompiledModel
@@ -134,7 +134,7 @@ def _type_of(value: Any) -> ValueType | None:
     if isinstance(value, (list, tuple)):
         items: Sequence[Any] = value  # pyright: ignore[reportUnknownVariableType]
         return SequenceType(_type_of(items[0]) if items else None)
-    array: np.ndarray[Any, Any] = np.asarray(value)
+    array: Array = np.asarray(value)
     return TensorType(dtype_of(array), array.shape)
 
 

@@ -20,6 +20,7 @@ import attrs
 import numpy as np
 
 from subgraph.errors import ConfigError, DeviceError
+from subgraph.graph.types import Array
 from subgraph.system.registry import nearest
 
 PEERS = {"onnxruntime": "onnxruntime", "openvino": "openvino", "torch": "onnx2torch"}
@@ -108,7 +109,7 @@ def check_peers(names: Sequence[str]) -> None:
 
 def measure(
     model: Path,
-    arrays: Mapping[str, np.ndarray[Any, Any]],
+    arrays: Mapping[str, Array],
     *,
     peers: Sequence[str] = (),
     threads: int = 1,
@@ -162,7 +163,7 @@ def _started(name: str, model: Path, threads: int, inputs: Path) -> _Worker:
     return _Worker(f"{name} {chooser.ready['level']}", model, threads, inputs)
 
 
-def _results(worker: _Worker, folder: Path) -> list[np.ndarray[Any, Any]]:
+def _results(worker: _Worker, folder: Path) -> list[Array]:
     path = folder / f"{worker.runner}.npz"
     worker.ask(save=str(path))
     with np.load(path) as held:
@@ -201,9 +202,7 @@ def _summary(worker: _Worker, taken: Sequence[tuple[float, float]], difference: 
     )
 
 
-def _difference(
-    found: Sequence[np.ndarray[Any, Any]], truth: Sequence[np.ndarray[Any, Any]]
-) -> float:
+def _difference(found: Sequence[Array], truth: Sequence[Array]) -> float:
     worst = 0.0
     for ours, theirs in zip(found, truth, strict=True):
         if ours.size and ours.dtype.kind == "f":

@@ -23,7 +23,7 @@ import numpy as np
 import subgraph as sg
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph, Node
-from subgraph.graph.types import TensorType
+from subgraph.graph.types import Array, TensorType
 from subgraph.runtime.settings import describe_options
 from subgraph.system.registry import nearest
 from subgraph.tools.cli_accuracy import accuracy
@@ -367,7 +367,7 @@ def to_dot(graph: Graph) -> str:
 def _describe(name: str, value: Any) -> Row:
     row: Row = {"name": name}
     if isinstance(value, np.ndarray):
-        array = cast("np.ndarray[Any, Any]", value)
+        array = cast("Array", value)
         row["type"] = str(TensorType(array.dtype, array.shape))
         if array.size and array.dtype.kind in "fiu":
             wide = array.astype(np.float64)

@@ -12,7 +12,7 @@ import numpy as np
 import subgraph as sg
 from subgraph.errors import ConfigError, MissingInputError, ModelError, ShapeError
 from subgraph.graph.graph import Graph
-from subgraph.graph.types import TensorType, numpy_dtype
+from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.signature import Port
 from subgraph.system.registry import nearest
@@ -139,7 +139,7 @@ def _sizes(inputs: Sequence[Port], dims: Mapping[str, str]) -> dict[str, int]:
     return {name: int(text) for name, text in dims.items()}
 
 
-def _fitting(array: np.ndarray[Any, Any], value: Port, source: str) -> np.ndarray[Any, Any]:
+def _fitting(array: Array, value: Port, source: str) -> Array:
     """Check an array from a file against its input, so that the message names the file.
 
     Raises:
@@ -160,7 +160,7 @@ def _fitting(array: np.ndarray[Any, Any], value: Port, source: str) -> np.ndarra
     return array
 
 
-def read_array(path: Path) -> np.ndarray[Any, Any]:
+def read_array(path: Path) -> Array:
     """Read an array from a NumPy file, or from a file with one ONNX TensorProto.
 
     Raises:
@@ -177,7 +177,7 @@ def read_array(path: Path) -> np.ndarray[Any, Any]:
                 proto.ParseFromString(file.read())
             return tensor_from_proto(proto)
         with open_regular(path) as file:
-            array: np.ndarray[Any, Any] = np.lib.format.read_array(file)
+            array: Array = np.lib.format.read_array(file)
         return array
     except OSError:
         raise

@@ -23,11 +23,11 @@ import attrs
 import numpy as np
 
 from subgraph.graph.parameters import Parameter, Snapshot, State, Unchecked, epoch, pinned_snapshot
+from subgraph.graph.types import Array
 from subgraph.system import guard_pages
 from subgraph.system.forking import free_in_child
 from subgraph.system.large_pages import aligned_empty
 
-Array = np.ndarray[Any, Any]
 Make = Callable[..., Any]
 Close = Callable[[Any], object]
 _T = TypeVar("_T")

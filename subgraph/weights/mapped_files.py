@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.parameters import Parameter, Unchecked
+from subgraph.graph.types import Array
 from subgraph.system.guard_pages import Anonymous
 
-Array = np.ndarray[Any, Any]
 _LEAST = 1 << 16
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 from tests.support.foreign_devices import FOREIGN, NumpyDevice, NumpyOp, OrtDevice
 
 OURS = [
@@ -23,7 +24,6 @@ OURS = [
     ),
 ]
 APPLY_TO_ALL = set(sg.testing.DEVICE_CHECKS) - {"refusals", "failure", "threads"}
-Array = np.ndarray[Any, Any]
 
 
 @pytest.mark.parametrize("device", OURS)

@@ -15,9 +15,8 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.export import region_nodes
 from subgraph.engine.region.region_op import CpuSubgraphOp
+from subgraph.graph.types import Array
 from subgraph.weights.cache import weight_stats
-
-Array = np.ndarray[Any, Any]
 
 
 def close(got: Any, want: Any, least: float = 1e-6) -> None:

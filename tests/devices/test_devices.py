@@ -25,7 +25,6 @@ from subgraph.devices.profiles import measure, measure_link, read_profile, write
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system.registry import Registry
 
-Array = np.ndarray[Any, Any]
 X = np.array([[1, -2, 3]], np.float32)
 
 

@@ -12,8 +12,9 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 from subgraph.runtime import breaker
-from tests.support.simulated_device import Array, Recorder, Simulated, X, check, seven
+from tests.support.simulated_device import Recorder, Simulated, X, check, seven
 
 
 class Moody(Simulated):

@@ -10,11 +10,12 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 
 HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-def network(dtype: str) -> tuple[sg.Graph, np.ndarray[Any, Any]]:
+def network(dtype: str) -> tuple[sg.Graph, Array]:
     half: Any = HALVES[dtype]
     rng = np.random.default_rng(0)
     x = sg.input("x", shape=(2, 16, 12, 12), dtype=dtype)
@@ -28,7 +29,7 @@ def network(dtype: str) -> tuple[sg.Graph, np.ndarray[Any, Any]]:
     return sg.Graph([x], [y, pooled]), rng.standard_normal((2, 16, 12, 12)).astype(half)
 
 
-def _recurrent(dtype: str) -> tuple[sg.Graph, np.ndarray[Any, Any]]:
+def _recurrent(dtype: str) -> tuple[sg.Graph, Array]:
     """What has kernels for float32 only: cells, attention, the best of its scores."""
     half: Any = HALVES[dtype]
     rng = np.random.default_rng(1)

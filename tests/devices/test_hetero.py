@@ -20,7 +20,8 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.placement import Link
 from subgraph.devices.profiles import Profile, write_profile
-from tests.support.simulated_device import Array, Simulated, X, check, expected, seven, two_devices
+from subgraph.graph.types import Array
+from tests.support.simulated_device import Simulated, X, check, expected, seven, two_devices
 
 devices = pytest.fixture(two_devices)
 

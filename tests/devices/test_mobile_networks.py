@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops, passes
 from subgraph.engine.planner.plan import PlanOptions, make_plan
-from subgraph.graph.types import TensorType
+from subgraph.graph.types import Array, TensorType
 from subgraph.system import host
 
-Array = np.ndarray[Any, Any]
 QUICK = settings(max_examples=15, deadline=None)
 
 

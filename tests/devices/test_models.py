@@ -19,8 +19,9 @@ import pytest
 
 import subgraph as sg
 from subgraph import passes
+from subgraph.graph.types import Array
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, Array]
 FOLDER = os.environ.get("SUBGRAPH_MODELS")
 LARGE = sorted(Path(FOLDER).glob("*.onnx")) if FOLDER else []
 FAST = ("light_squeezenet", "light_shufflenet")

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import Session
-from tests.support.simulated_device import Array, Simulated, X, check, expected, seven, two_devices
+from tests.support.simulated_device import Simulated, X, check, expected, seven, two_devices
 
 devices = pytest.fixture(two_devices)
 

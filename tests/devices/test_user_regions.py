@@ -16,12 +16,12 @@ from onnx import TensorProto, helper
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.region.region_op import CpuSubgraphOp
+from subgraph.graph.types import Array
 from subgraph.partition.property import SelectorProperty
 from subgraph.partition.regions import region_of, without_default_regions
 from subgraph.testing import feeds, graphs, selectors
 from tests.support.opencl import missing
 
-Array = np.ndarray[Any, Any]
 DEVICES = ["CPU", "HETERO:CPU,REFERENCE", "REFERENCE", "AUTO"] + ["OPENCL"] * (not missing())
 PROFILE = {"ENABLE_PROFILING": True}
 IMAGE = np.random.default_rng(1).standard_normal((1, 3, 12, 12)).astype(np.float32)

@@ -14,8 +14,6 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.testing import graphs, topologies
 
-Array = np.ndarray[Any, Any]
-
 
 def diamond() -> sg.Graph:
     x = sg.input("x", (2,))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
 
 import subgraph as sg
 from subgraph.graph.parameters import Snapshot, epoch, pinned, pinned_snapshot
-
-Array = np.ndarray[Any, Any]
+from subgraph.graph.types import Array
 
 
 def make(name: str = "w", value: float = 1) -> sg.Parameter:

@@ -14,13 +14,11 @@ from hypothesis.extra import numpy as hnp
 
 import subgraph as sg
 from subgraph import ops, passes
-from subgraph.graph.types import ONNX_DTYPE, numpy_dtype
+from subgraph.graph.types import ONNX_DTYPE, Array, numpy_dtype
 from subgraph.operators.protobuf import SparseTensor
 from subgraph.partition.property import SelectorProperty
 from subgraph.testing import graphs, selectors
 from subgraph.text_form.writer import print_graph
-
-Array = np.ndarray[Any, Any]
 
 GOLDEN = """graph "net" opsets {"" = 18} {
   doc "two\\nlines"

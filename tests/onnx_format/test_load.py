@@ -15,9 +15,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from subgraph.onnx_format.wire import LARGE
 
-Array = np.ndarray[Any, Any]
 DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
 
 

@@ -18,9 +18,9 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-Array = np.ndarray[Any, Any]
 _TOOL = Path(__file__).parents[2] / "benchmarks" / "robustness.py"
 _WIDE, _HIGH = 2**20, 2**21  # a float32 array of these sides has 8 TiB
 

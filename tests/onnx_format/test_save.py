@@ -15,10 +15,10 @@ from onnx import parser
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.graph.types import Array
 from subgraph.testing import conformance as suite
 from subgraph.text_form.writer import print_graph
 
-Array = np.ndarray[Any, Any]
 DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
 FILES = sorted([*DATA.glob("light/*.onnx"), *DATA.glob("*/*/model.onnx")])
 

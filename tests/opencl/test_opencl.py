@@ -22,8 +22,9 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.plugins.opencl import OpenclDevice
 from subgraph.errors import DeviceError
+from subgraph.graph.types import Array
 from subgraph.opencl import executable_plan, runtime, tuning
-from tests.support.opencl import Array, core, graph_of, needs_device, random
+from tests.support.opencl import core, graph_of, needs_device, random
 
 pytestmark = needs_device
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.onnx"

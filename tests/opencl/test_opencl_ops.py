@@ -18,12 +18,13 @@ from hypothesis import given, settings
 import subgraph as sg
 from subgraph.devices.fallback import DeviceFallback
 from subgraph.engine.planner.lowering import LOWERINGS
+from subgraph.graph.types import Array
 from subgraph.opencl.lowering import CL_LOWERINGS
 from subgraph.operators.subgraph_op import Session
 from tests.operators.test_ops_devices import check
 from tests.ops.recurrent.test_kernels import CASES as CELLS
 from tests.ops.recurrent.test_kernels import case_of as cells_of
-from tests.support.opencl import Array, core, graph_of, needs_device, random
+from tests.support.opencl import core, graph_of, needs_device, random
 from tests.support.operator_cases import Case, Inputs, all_cases
 
 pytestmark = [

@@ -10,8 +10,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 _ODD = [
     *(0, -0.0, 1, -1, 2, 3, -3, 0.5, math.inf, -math.inf, math.nan, 1e30, -1e30, 1e-40, 1e-45),
     *(5.5, 2**22, 2**28, 2**29, 7e8, 16777215),

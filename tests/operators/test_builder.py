@@ -13,8 +13,6 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.operators.schema import canonical_domain
 
-Array = np.ndarray[Any, Any]
-
 
 def test_every_operator_of_onnx_is_there() -> None:
     names = {s.name for s in onnx.defs.get_all_schemas() if not canonical_domain(s.domain)}

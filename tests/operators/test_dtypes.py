@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from subgraph.graph.types import ONNX_DTYPE
+from subgraph.graph.types import ONNX_DTYPE, Array
 from subgraph.tools import backend
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-Array = np.ndarray[Any, Any]
 _DTYPES = sorted(ONNX_DTYPE)
 _DEVICES = ["REFERENCE", "CPU", "AUTO", "HETERO:CPU,REFERENCE"]
 _OPSET = [helper.make_opsetid("", 26)]

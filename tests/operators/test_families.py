@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -12,8 +11,8 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.graph import Value
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 _rng = np.random.default_rng(0)
 
 

@@ -9,8 +9,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-
-Array = np.ndarray[Any, Any]
+from subgraph.graph.types import Array
 
 
 def _agree(graph: sg.Graph, *arrays: Array) -> None:

@@ -13,8 +13,8 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.parameters import Snapshot, pinned
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 W = np.eye(4, dtype=np.float32)
 ARRAY = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 

@@ -18,11 +18,10 @@ import onnxruntime as ort
 import pytest
 
 import subgraph as sg
-from subgraph.graph.types import ONNX_DTYPE
+from subgraph.graph.types import ONNX_DTYPE, Array
 from tests.support.version_samples import MAKERS, Draw, Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-Array = np.ndarray[Any, Any]
 _DTYPES = ("float32", "float64", "int64", "int32", "bool", "float16", "uint8", "int8")
 _NEWEST = 26  # opset that ONNX Runtime takes
 # Dtypes of an operator for which ONNX Runtime is no judge, with the reason.

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.graph.types import dtype_of
+from subgraph.graph.types import Array, dtype_of
 from subgraph.operators.builder import operator
 from subgraph.operators.reference import evaluate
-from tests.support.operator_cases import SHAPES, Array, Case, Inputs, all_cases
+from tests.support.operator_cases import SHAPES, Case, Inputs, all_cases
 
 CASES = all_cases()
 DEVICES = ["CPU"]

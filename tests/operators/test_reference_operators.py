@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import subgraph as sg
-from subgraph.graph.types import TensorType, dtype_of
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.protobuf import type_to_proto
 from subgraph.tools import backend
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-Array = np.ndarray[Any, Any]
 
 
 def _f(*shape: int, seed: int = 0) -> Array:

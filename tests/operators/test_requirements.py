@@ -24,7 +24,7 @@ from subgraph.operators.requirements import (
     require_broadcast,
     require_shape,
 )
-from subgraph.operators.schema import CUSTOM_SCHEMAS, Schema
+from subgraph.operators.schema import CUSTOM_SCHEMAS, INTERNAL_DOMAIN, Schema
 
 DEVICES = ("REFERENCE", "CPU", "OPENCL")
 DATA = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -43,7 +43,7 @@ def test_an_unknown_size_fits_every_number() -> None:
 def test_every_operator_with_a_kernel_has_a_requirement() -> None:
     """A fused node needs none: each node of its inner graph is looked at."""
     lowered = {*LOWERINGS.names(), *CL_LOWERINGS.names()}
-    fused = {name for name in lowered if name.startswith("subgraph.cpu::Fused")}
+    fused = {name for name in lowered if name.startswith(f"{INTERNAL_DOMAIN}::Fused")}
     users = {operator_key(op_type, domain) for domain, op_type in CUSTOM_SCHEMAS}
     missing = {name for name in lowered - fused - users if name not in REQUIREMENTS}
     assert not missing, "declare with @requires, beside the shape rule, what they need"

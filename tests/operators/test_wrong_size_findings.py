@@ -13,8 +13,9 @@ from onnx import helper
 from wrong_sizes.table import Row, rows
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from subgraph.operators.schema import MICROSOFT, get_schema
-from tests.support.requirements import DEVICES, Array, Use, assert_refused, floats, ints
+from tests.support.requirements import DEVICES, Use, assert_refused, floats, ints
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FORMS = ("sizes", "symbolic", "unknown", "constants")

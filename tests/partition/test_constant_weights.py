@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.graph.types import Array
 from subgraph.partition.property import SelectorProperty
 from subgraph.testing import check_partition, feeds, graphs, selectors
 
-Array = np.ndarray[Any, Any]
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 quick = settings(
     max_examples=100,

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.graph.types import Array
 from subgraph.partition.property import PROPERTIES, SelectorProperty
 from subgraph.partition.record import KEY, PartitionRecord
 from subgraph.testing import feeds, graphs, selectors
 
-Array = np.ndarray[Any, Any]
 Trip = Callable[[sg.Graph], sg.Graph]
 quick = settings(
     max_examples=60,

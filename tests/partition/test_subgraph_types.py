@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.graph.types import Array
 from subgraph.partition.property import SelectorProperty
 from subgraph.testing import graphs, selectors
 
-Array = np.ndarray[Any, Any]
 quick = settings(
     max_examples=100,
     deadline=None,

@@ -12,11 +12,11 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.graph.types import Array
 from subgraph.passes._patterns import weight_values
 from subgraph.passes.fuse import cpu_fusion
 from subgraph.passes.simplify import pad_dynamic_outputs
 
-Array = np.ndarray[Any, Any]
 rng = np.random.default_rng(0)
 fresh = count()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,6 @@ from subgraph.testing import conformance as suite
 from subgraph.tools import backend
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-Array = np.ndarray[Any, Any]
 _STEMS = ["blackman", "hamming", "hann", "causal_conv", "center_crop", "nllloss", "sce", "swiglu"]
 
 

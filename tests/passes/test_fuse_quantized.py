@@ -18,9 +18,9 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from subgraph.transform.pass_manager import apply_pass
 
-Array = np.ndarray[Any, Any]
 KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8}
 FEW = settings(max_examples=12, deadline=None)
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.graph import Value
+from subgraph.graph.types import Array
 from subgraph.operators.builder import operator
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-Array = np.ndarray[Any, Any]
 _gradient = operator("Gradient", "ai.onnx.preview.training")
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import subgraph as sg
 from subgraph import ops
 from subgraph.transform.pass_manager import apply_pass
-
-Array = np.ndarray[Any, Any]
 
 
 def talking_heads(

@@ -9,8 +9,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 X = np.linspace(-1, 1, 6, dtype=np.float16).reshape(2, 3)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 F4 = np.float32
 
 

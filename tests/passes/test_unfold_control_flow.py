@@ -10,9 +10,9 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops, passes
+from subgraph.graph.types import Array
 from tests.support.peer import check_results, session_of
 
-Array = np.ndarray[Any, Any]
 F4 = np.float32
 
 

@@ -29,7 +29,6 @@ from subgraph.graph import limits
 from subgraph.system import host
 
 DEVICES = ["REFERENCE", "CPU"]
-Array = np.ndarray[Any, Any]
 _FLOAT, _INT, _BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 A, B = np.ones((3, 2), np.float32), np.ones((3, 1), np.int64)
 X = np.array([1, 2], np.float32)
 

@@ -18,7 +18,6 @@ from subgraph.graph.parameters import Unchecked
 from subgraph.system import signing
 from tests.support.blobs import forged, split
 
-Array = np.ndarray[Any, Any]
 ROW = np.random.default_rng(0).standard_normal((1, 600)).astype(np.float32)
 WEIGHT = np.random.default_rng(1).standard_normal((600, 600)).astype(np.float32)
 

@@ -15,11 +15,10 @@ from onnx import TensorProto, helper
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import RunGiven, Session
 from subgraph.runtime.executor import Executor
 from subgraph.runtime.executor_plan import Plan, all_parameters
-
-Array = np.ndarray[Any, Any]
 
 
 def run_onnx(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Any]:

@@ -33,9 +33,9 @@ from subgraph.devices.blob import (
     read_header,
 )
 from subgraph.devices.plugins.multi import MultiModel
+from subgraph.graph.types import Array
 from subgraph.runtime.preprocessing import preprocessed
 
-Array = np.ndarray[Any, Any]
 DEVICES = ["REFERENCE", "CPU"]
 X = np.linspace(-1, 1, 2 * 3 * 8 * 8, dtype=np.float32).reshape(2, 3, 8, 8)
 

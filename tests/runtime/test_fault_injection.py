@@ -35,12 +35,12 @@ from subgraph import ops
 from subgraph.engine.program.pool import Pool
 from subgraph.engine.toolchain import objectcache, toolchain
 from subgraph.engine.toolchain.loader import ObjectCode
+from subgraph.graph.types import Array
 from subgraph.system import signing
 from tests.support.faults import DRIVER_FAULT, FAULTS, Fault, failing
 from tests.support.opencl import needs_device
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-Array = np.ndarray[Any, Any]
 _MOST_IN_CI = 5  # of a scenario's calls
 _SECONDS = 30  # what holds a lock for longer holds it for good
 

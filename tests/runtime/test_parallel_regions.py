@@ -18,11 +18,11 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.plugins.cpu import CpuDevice
+from subgraph.graph.types import Array
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.step_schedule import Work, make_schedule
 from tests.support.simulated_device import Simulated, expected
 
-Array = np.ndarray[Any, Any]
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 

@@ -20,10 +20,9 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.model_op import CompiledModelOp
+from subgraph.graph.types import Array
 from subgraph.runtime.runner import Runner, Stage
 from subgraph.runtime.task_executor import TaskExecutor
-
-Array = np.ndarray[Any, Any]
 
 
 class Gate(sg.SubgraphOp):
@@ -70,7 +69,7 @@ def gated() -> Iterator[tuple[sg.CompiledModel, Gate]]:
 class OnlyDlpack:
     """A tensor of another library, of which nothing is known but the DLPack protocol."""
 
-    def __init__(self, held: np.ndarray[Any, Any]) -> None:
+    def __init__(self, held: Array) -> None:
         self.held = held
 
     def __dlpack__(self, **options: Any) -> Any:

@@ -11,8 +11,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 X = np.array([[1, 2, 3]], np.float32)
 
 

@@ -24,11 +24,11 @@ from subgraph.devices.export import region_nodes
 from subgraph.devices.plugins import cpu, hetero
 from subgraph.engine.region import region_op
 from subgraph.engine.region.region_op import CpuSubgraphOp
+from subgraph.graph.types import Array
 from subgraph.runtime.settings import unsaved_options
 from subgraph.system import signing
 from tests.support.blobs import forged, split
 
-Array = np.ndarray[Any, Any]
 X = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
 KEY = bytes(range(32))
 NOBODY = 65534

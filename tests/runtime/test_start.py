@@ -13,6 +13,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.devices.plugins import cpu
 from subgraph.engine.region import region_op
+from subgraph.graph.types import Array
 
 rng = np.random.default_rng(5)
 
@@ -37,7 +38,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[str
     return calls
 
 
-def want(graph: sg.Graph, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def want(graph: sg.Graph, x: Array) -> Array:
     return sg.compile_model(graph, "REFERENCE")(x)[0]
 
 

@@ -11,10 +11,9 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 import subgraph as sg
-from subgraph.graph.types import TensorType, dtype_of
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.type_inference import merge
 
-Array = np.ndarray[Any, Any]
 DEVICES = ("CPU", "REFERENCE")
 
 

@@ -19,11 +19,11 @@ from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
 import subgraph as sg
 from subgraph.devices.device import QueryResult
 from subgraph.graph.parameters import Parameter
+from subgraph.graph.types import Array
 from subgraph.runtime.compiled_model import CompiledModel
 from subgraph.runtime.executor import Cancel
 from subgraph.runtime.runner import Runner
 
-Array = np.ndarray[Any, Any]
 _VERSION = version("onnxruntime")
 _ORT_TAKES = frozenset(
     {

@@ -24,11 +24,11 @@ from subgraph.engine.planner.lowering import (
 )
 from subgraph.engine.program.reports import SLOT_WORDS, Report
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.types import Array
 from subgraph.operators.operator import operator_key
 from subgraph.system import guard_pages, guard_report
 from subgraph.system.guard_report import RunningStep
 
-Array = np.ndarray[Any, Any]
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 

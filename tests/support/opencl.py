@@ -11,11 +11,9 @@ import pytest
 
 import subgraph as sg
 from subgraph.errors import DeviceError
-from subgraph.graph.types import dtype_of
+from subgraph.graph.types import Array, dtype_of
 from subgraph.opencl.runtime import find_devices
 from subgraph.operators.builder import operator
-
-Array = np.ndarray[Any, Any]
 
 
 def missing() -> str:

@@ -9,9 +9,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from subgraph.graph.types import ONNX_DTYPE, numpy_dtype
+from subgraph.graph.types import ONNX_DTYPE, Array, numpy_dtype
 
-Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 SINGLES = ("float32", "float64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 import subgraph as sg
-
-Array = np.ndarray[Any, Any]
+from subgraph.graph.types import Array
 
 
 def session_of(graph: sg.Graph) -> ort.InferenceSession:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import subgraph as sg
-from subgraph.graph.types import dtype_of
+from subgraph.graph.types import Array, dtype_of
 from subgraph.operators.schema import get_schema
 
-Array = np.ndarray[Any, Any]
 DEVICES = ("REFERENCE", "CPU", "OPENCL")
 
 

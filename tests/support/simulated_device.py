@@ -12,9 +12,7 @@ import onnxruntime
 
 import subgraph as sg
 from subgraph import ops
-
-Array = np.ndarray[Any, Any]
-
+from subgraph.graph.types import Array
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from subgraph.graph.types import Array
 
 
 @attrs.frozen

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,9 +10,9 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 from tests.support.kernels import run_node
 
-Array = np.ndarray[Any, Any]
 BFLOAT16 = {"WEIGHTS_PRECISION": "bfloat16"}
 QUICK = settings(max_examples=40, deadline=None)
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from subgraph.graph.limits import limited, memory_limit
 from subgraph.graph.parameters import Parameter, Snapshot, pinned, pinned_snapshot
+from subgraph.graph.types import Array
 from subgraph.ops.movement import packing
 from subgraph.ops.movement.packing_kernels import winograd_matrix
 from subgraph.ops.shared.tile_planning import Tiles, round_up, tiles
 from subgraph.weights.sharing import shared_out
-
-Array = np.ndarray[Any, Any]
 
 
 def panels(matrix: Array, of: Tiles) -> Array:

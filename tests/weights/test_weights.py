@@ -13,9 +13,8 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.graph.parameters import Snapshot, pinned
+from subgraph.graph.types import Array
 from subgraph.weights.cache import Changes, StoredWeights, recipe_id
-
-Array = np.ndarray[Any, Any]
 
 
 def param(value: float, name: str = "w", size: int = 8) -> sg.Parameter:

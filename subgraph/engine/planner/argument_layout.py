@@ -23,13 +23,13 @@ from subgraph.engine.planner.plan import Item, Plan
 from subgraph.engine.program.reports import Report
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import float_bits, is_symbolic, larger
+from subgraph.graph.types import Array
 from subgraph.operators.shape_values import has_symbolic
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.partition.regions import region_of
 from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache, WeightEntry
 
-Array = np.ndarray[Any, Any]
 _TINY_FLOPS = 2_000_000
 _BLOCK = 8  # argument blocks begin on cache lines
 Row = tuple[Kernel, int, int, int]

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
-
-import numpy as np
+from typing import cast
 
 from subgraph.errors import ShapeError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import TensorType, ValueType, numpy_dtype
+from subgraph.graph.types import Array, TensorType, ValueType, numpy_dtype
 from subgraph.operators.operator import infer_types
 from subgraph.operators.shape_values import from_array, propagate, to_array
 
-Array = np.ndarray[Any, Any]
 # Integer weights up to this size may be shapes, axes, paddings: plans depend on their content.
 SHAPE_LIKE = 256
 # Vectors of bytes up to this size may be zero points: how weights are held depends on them.

@@ -18,11 +18,10 @@ from subgraph.engine.planner.lowering import Operand, Weight
 from subgraph.errors import ShapeError, UnsupportedOpError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import TensorType, dtype_of
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.evaluation import evaluate
 from subgraph.weights.cache import WeightCache, WeightEntry, recipe_id
 
-Array = np.ndarray[Any, Any]
 _ALIGN = 64
 
 

@@ -32,11 +32,10 @@ from subgraph.engine.program.program import Program
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.symbolic import Trace, is_symbolic, plain
-from subgraph.graph.types import TensorType, numpy_dtype
+from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.system import guard_pages
 from subgraph.weights.cache import WeightCache
 
-Array = np.ndarray[Any, Any]
 ValueOf = Callable[[Value], Array]
 Place = tuple[int, int]  # which input, which axis
 Pairs = Sequence[tuple[int, int]]

@@ -29,7 +29,7 @@ from subgraph.engine.program.result_memory import ResultMemory
 from subgraph.engine.toolchain import loader, toolchain
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.parameters import Snapshot
-from subgraph.graph.types import numpy_dtype
+from subgraph.graph.types import Array, numpy_dtype
 from subgraph.operators.reference import evaluate
 from subgraph.operators.subgraph_op import DefaultSubgraphOp, ProfileEntry, fill_outputs
 from subgraph.system import guard_pages, guard_report
@@ -38,7 +38,6 @@ from subgraph.weights.cache import Changes, WeightEntry
 from subgraph.weights.mapped_files import release
 from subgraph.weights.sharing import shared_out
 
-Array = np.ndarray[Any, Any]
 # Copying that much costs less than asking an array for its address and patching words.
 STAGED = 16384
 _WORTH_THREADS = 1 << 22  # bytes of weights

@@ -25,6 +25,7 @@ from subgraph.engine.planner.lowering import (
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.graph.types import TensorType
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.system import host
 
 Attempt = Callable[[Sequence[Operand | None], bool], Lowering]
@@ -33,7 +34,6 @@ _DTYPES = frozenset({"float32", "float64", "uint8", "int8"})
 _BYTE_BLOCK = 16  # channels of a block of bytes, on every machine
 _COPIED = 1 << 16  # bytes of a work unit of a copy
 _CHUNK = 2048  # pixels of a work unit of a conversion
-DOMAIN = "subgraph.cpu"
 
 
 def block_lanes(dtype: str, float_block: int = 0) -> int:
@@ -223,7 +223,7 @@ def _reorder(source: Operand, target: Operand) -> EmittedStep:
         dtype=source.dtype,
         lanes=blocked.lanes,
     )
-    node = Node("Reorder", name=f"{source.name}.to_{target.layout}", domain=DOMAIN)
+    node = Node("Reorder", name=f"{source.name}.to_{target.layout}", domain=INTERNAL_DOMAIN)
     arguments = ReorderArguments(
         source=source,
         target=target,

@@ -31,13 +31,12 @@ from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import SubgraphError, UnsupportedOpError
 from subgraph.graph.graph import Node
 from subgraph.graph.parameters import Parameter
-from subgraph.graph.types import TensorType, numpy_dtype
+from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.operator import operator_key
 from subgraph.operators.shape_values import settled
 from subgraph.system import guard_pages
 from subgraph.system.registry import Files, Registry, defined_at
 
-Array = np.ndarray[Any, Any]
 Layout = Literal["plain", "blocked"]
 _F = TypeVar("_F", bound=Callable[..., None])
 

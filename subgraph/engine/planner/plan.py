@@ -48,14 +48,13 @@ from subgraph.graph.limits import (
     size_in_bytes,
 )
 from subgraph.graph.parameters import Parameter, Versions
-from subgraph.graph.types import TensorType, ValueType, numpy_dtype
+from subgraph.graph.types import Array, TensorType, ValueType, numpy_dtype
 from subgraph.operators.evaluation import evaluate
 from subgraph.operators.requirements import check_operands, has_requirement
 from subgraph.operators.shape_values import from_array, has_symbolic, is_arithmetic, to_array
 from subgraph.runtime.control_flow import is_branching
 from subgraph.system import guard_pages
 
-Array = np.ndarray[Any, Any]
 # Bytes of a value up to which it is computed while planning; larger ones are when the plan runs.
 _AHEAD = 1 << 28
 # Operators whose results can be far larger than their inputs.

@@ -16,8 +16,8 @@ import numpy as np
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.program import abi
 from subgraph.graph.symbolic import Trace, float_bits, is_symbolic
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 _Row = tuple[int, int, int, int]  # operation, target or what must come out, operands
 _CODES = {name: code for code, name in enumerate(abi.SIZE_OPERATIONS)}
 _WHOLE: dict[type[ast.AST], str] = {

@@ -6,12 +6,12 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+from subgraph.graph.types import Array
 
 _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
-def address_of(array: np.ndarray[Any, Any]) -> int:
+def address_of(array: Array) -> int:
     """Return the address of a contiguous array's elements, sooner than ``array.ctypes`` does."""
     try:
         return ctypes.addressof(_first_byte(array))

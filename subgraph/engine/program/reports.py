@@ -8,14 +8,13 @@ of a run stays; once the run is over it becomes the error that the reference wou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
-import numpy as np
 
 from subgraph.errors import ShapeError
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 # Words of a slot: number of the report, 0 for none; the value; the least and the greatest allowed.
 SLOT_WORDS: Final = 4
 

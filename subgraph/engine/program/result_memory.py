@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from subgraph.graph.types import Array
 from subgraph.system import guard_pages
 from subgraph.system.large_pages import mapped_empty
 
-Array = np.ndarray[Any, Any]
 _LEAST = 1 << 14  # bytes; smaller ones malloc cuts from memory that was touched before
 _MOST = 1 << 25  # bytes; more is not kept while nobody needs it
 _KEPT = 2  # a caller holds one result while the next is made

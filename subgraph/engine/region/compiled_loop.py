@@ -24,14 +24,13 @@ from subgraph.engine.planner.executable_plan import ExecutablePlan
 from subgraph.engine.region.iterations import Iterations, wired
 from subgraph.graph.graph import Graph, Value
 from subgraph.graph.parameters import pinned_snapshot
-from subgraph.graph.types import TensorType, dtype_of
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.subgraph_op import Turned, Wiring
 
 if TYPE_CHECKING:
     from subgraph.engine.region.region_op import CpuSubgraphOp
     from subgraph.engine.region.region_session import CpuSession
 
-Array = np.ndarray[Any, Any]
 # How many sized plans are made at first, how many turns pay for one more, and how many are kept.
 _PLANS, _PAID, _KEPT = 4, 64, 16
 _UNFIT = 256  # shapes that are kept as such

@@ -22,9 +22,9 @@ from subgraph.engine.program.program import Program
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.errors import RequestCancelledError
 from subgraph.graph.limits import check_memory, memory_limit
+from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import Turned, Wiring
 
-Array = np.ndarray[Any, Any]
 _Row = tuple[int, int, int, int, int]
 # Bytes of a value beyond which a copy between two turns costs more than Python does.
 _LARGEST = 1 << 18

@@ -34,7 +34,7 @@ from subgraph.engine.region.stored_fusion import describe, rebuild
 from subgraph.errors import SubgraphError
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Parameter, Snapshot, Versions
-from subgraph.graph.types import TensorType, dtype_of, numpy_dtype
+from subgraph.graph.types import Array, TensorType, dtype_of, numpy_dtype
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     ExportFile,
@@ -49,7 +49,6 @@ from subgraph.system import guard_pages
 from subgraph.system.forking import free_in_child
 from subgraph.weights.cache import WeightCache, WeightEntry
 
-Array = np.ndarray[Any, Any]
 Guards = tuple[tuple[Parameter, int], ...]
 _Key = tuple[Any, ...]
 _SELECTED = 8  # contents of an input that is taken to select a branch, or one of few sizes

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from operator import is_not, itemgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from subgraph.engine.planner.argument_layout import timed
 from subgraph.engine.planner.executable_plan import Arena, ExecutablePlan
 from subgraph.engine.planner.plan import Plan, UnknownShapeError
@@ -22,6 +20,7 @@ from subgraph.engine.planner.symbolic_plan import Instance, Template
 from subgraph.errors import RequestCancelledError
 from subgraph.graph.limits import limited
 from subgraph.graph.parameters import Snapshot, epoch, pinned, pinned_snapshot
+from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import (
     ProfileEntry,
     Repeat,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from subgraph.engine.planner.data_dependent_plan import DataDependentPlan, DataDependentProgram
     from subgraph.engine.region.region_op import CpuSubgraphOp
 
-Array = np.ndarray[Any, Any]
 _Key = tuple[Any, ...]
 
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from cross_targets import examine, isa_of, spills
@@ -15,9 +13,9 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine.codegen.tiling import tile_shape
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.types import Array
 from subgraph.system import host
 
-Array = np.ndarray[Any, Any]
 rng = np.random.default_rng(11)
 FOLLOWED = ("like-avx512vnni", "like-avxvnni", "like-neon")
 

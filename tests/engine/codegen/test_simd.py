@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.types import Array
 from subgraph.system import host
 
-Array = NDArray[Any]
 FLOATS = ("float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 LANES = (1, 4, 8, 16, 32)  # 32 doubles are wider than any register

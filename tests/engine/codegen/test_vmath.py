@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from subgraph.engine.program.pool import call
 from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.graph.types import Array
 from subgraph.system import host
 
-Array = NDArray[Any]
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,6 @@ from subgraph.ops.movement.geometry import Geometry, bands, merged
 from subgraph.ops.shared.tile_planning import Tiles
 from subgraph.system import host
 
-Array = np.ndarray[Any, Any]
 rng = np.random.default_rng(5)
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.region import iterations
+from subgraph.graph.types import Array
 from subgraph.runtime import control_flow
 from tests.support.peer import check_results, session_of
 
-Array = np.ndarray[Any, Any]
 F4 = np.float32
 
 

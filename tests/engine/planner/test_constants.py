@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
-from subgraph.graph.types import ONNX_DTYPE
+from subgraph.graph.types import ONNX_DTYPE, Array
 from subgraph.operators.evaluation import QUICK, evaluate
 from subgraph.operators.reference import evaluate as by_reference
-
-Array = np.ndarray[Any, Any]
 
 
 def on_weight(value: sg.Value) -> sg.Graph:

@@ -21,10 +21,10 @@ from subgraph.engine.program.program import Program, Step
 from subgraph.engine.region import compiled_loop, iterations
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.symbolic import Trace, larger, plain, single, smaller
+from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import Turned
 from tests.support.peer import check_results, session_of
 
-Array = np.ndarray[Any, Any]
 F4 = np.float32
 
 

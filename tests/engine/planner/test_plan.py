@@ -21,9 +21,7 @@ from subgraph.engine.planner.plan import (
     UnknownShapeError,
     make_plan,
 )
-from subgraph.graph.types import TensorType
-
-Array = np.ndarray[Any, Any]
+from subgraph.graph.types import Array, TensorType
 
 
 def plan_of(graph: sg.Graph, *types: tuple[str, tuple[int, ...]], **values: Array) -> Plan:

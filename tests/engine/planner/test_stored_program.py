@@ -18,8 +18,8 @@ from subgraph.devices.plugins import cpu
 from subgraph.devices.plugins.multi import MultiModel
 from subgraph.engine.region import region_op
 from subgraph.engine.region.region_op import CpuSubgraphOp
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.plain_memory
 X = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
 

@@ -21,11 +21,11 @@ from subgraph.engine.planner import symbolic_plan
 from subgraph.engine.planner.symbolic_plan import Templates
 from subgraph.engine.region.region_op import CpuSubgraphOp
 from subgraph.graph.symbolic import SymInt, Trace, float_bits, is_symbolic, pinned, recorded, single
+from subgraph.graph.types import Array
 from subgraph.ops.conv.direct import cut, tile_cycles
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import Tiles
 
-Array = np.ndarray[Any, Any]
 Sizes = Sequence[int]
 
 # ------------------------------------------------------------------ traced numbers

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from subgraph.engine.program.addresses import address_of
-from subgraph.graph.types import numpy_dtype
+from subgraph.graph.types import Array, numpy_dtype
 
 
-def read_only() -> np.ndarray[Any, Any]:
+def read_only() -> Array:
     array = np.arange(6.0)
     array.flags.writeable = False
     return array
@@ -32,5 +30,5 @@ def read_only() -> np.ndarray[Any, Any]:
     ],
     ids=str,
 )
-def test_address_of(array: np.ndarray[Any, Any]) -> None:
+def test_address_of(array: Array) -> None:
     assert address_of(array) == array.ctypes.data

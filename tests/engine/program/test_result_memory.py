@@ -8,8 +8,8 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.program.result_memory import ResultMemory
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 SIDE = 128
 
 

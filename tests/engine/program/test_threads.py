@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from subgraph.tools.cli_inputs import input_arrays, ports
 from subgraph.tools.warmup_graphs import FAMILIES
 
 pytestmark = pytest.mark.slow
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, Array]
 THREADS = range(1, 9)
 
 

@@ -14,9 +14,9 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine.region import iterations
 from subgraph.engine.region.region_session import CpuSession
+from subgraph.graph.types import Array
 from tests.support.peer import check_results, session_of
 
-Array = np.ndarray[Any, Any]
 F4 = np.float32
 
 

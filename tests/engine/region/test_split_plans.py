@@ -11,7 +11,6 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine.region import region_op
 
-Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.usefixtures("quick_opencl_builds")
 DEVICES = ("CPU", "OPENCL")
 

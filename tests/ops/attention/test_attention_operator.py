@@ -13,9 +13,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.fallback import DeviceFallback
-
-Array = np.ndarray[Any, Any]
-
+from subgraph.graph.types import Array
 
 pytestmark = pytest.mark.usefixtures("quick_opencl_builds")
 DEVICES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from tests.support.kernels import run_node
 
 from .test_kernels import check_attention, reference
-
-Array = np.ndarray[Any, Any]
 
 
 @settings(max_examples=60, deadline=None)
@@ -55,6 +52,6 @@ def test_a_query_that_looks_at_nothing(heads: tuple[int, int]) -> None:
     k, v = (rng.standard_normal((2, heads[1], 40, 16)).astype(np.float32) for _ in range(2))
     mask = np.zeros((2, 1, 1, 40), np.float32)
     mask[1] = -np.inf
-    (got,) = run_node("FusedAttention", [q, k, v, mask], [q.shape], {}, domain="subgraph.cpu")
+    (got,) = run_node("FusedAttention", [q, k, v, mask], [q.shape], {}, domain=INTERNAL_DOMAIN)
     assert np.isnan(got[1]).all()
     np.testing.assert_allclose(got[0], reference(q, k, v, None, 1.0, False)[0], atol=1e-5)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subgraph.engine.codegen.tiling import row_counts, tile_run
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from tests.support.kernels import run_node
 
-Array = np.ndarray[Any, Any]
 ORDERS = {"bhtd": (0, 1, 2, 3), "bthd": (0, 2, 1, 3), "bhdt": (0, 1, 3, 2)}
 
 
@@ -81,7 +80,7 @@ def check_attention(
             "causal": int(causal),
             **{f"{name}_order": order for name, order in zip("qkvo", orders, strict=True)},
         },
-        domain="subgraph.cpu",
+        domain=INTERNAL_DOMAIN,
         threads=threads,
         cuts=cuts,
     )
@@ -131,7 +130,7 @@ def test_long_sequences_go_in_blocks() -> None:
         [q, k, v],
         [q.shape],
         {"scale": 0.25, "causal": 1, **{f"{name}_order": "bthd" for name in "qkvo"}},
-        domain="subgraph.cpu",
+        domain=INTERNAL_DOMAIN,
     )
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
 
@@ -155,7 +154,7 @@ def test_several_blocks_of_keys_and_panels_of_queries(orders: str, mask: str, ca
             [*(np.ascontiguousarray(a) for a in arrays), added],
             [wanted.shape],
             {"scale": 0.2, "causal": int(causal), "k_order": of_k, "v_order": of_v},
-            domain="subgraph.cpu",
+            domain=INTERNAL_DOMAIN,
             threads=threads,
         )[0]
         for threads in (1, 2)
@@ -170,7 +169,7 @@ def test_rows_a_multiple_of_a_page_apart() -> None:
     wanted = positions_first(q, k, v, 0.125, False)
     orders = {f"{name}_order": "bthd" for name in "qkvo"}
     (got,) = run_node(
-        "FusedAttention", [q, k, v], [q.shape], {"scale": 0.125, **orders}, domain="subgraph.cpu"
+        "FusedAttention", [q, k, v], [q.shape], {"scale": 0.125, **orders}, domain=INTERNAL_DOMAIN
     )
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats, run
 
-Array = np.ndarray[Any, Any]
 HEADS = {"q_num_heads": 4, "kv_num_heads": 2}
 Q, K, V = floats(2, 4, 3, 6), floats(2, 2, 5, 6), floats(2, 2, 5, 7)
 FLAT = (floats(2, 3, 24), floats(2, 5, 12), floats(2, 5, 14))

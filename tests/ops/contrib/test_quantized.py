@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 from tests.support.contrib import DEVICES, check, node_model, oracle
 
-Array = np.ndarray[Any, Any]
 EVERY = (*DEVICES, "OPENCL")
 BYTES = pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 pytestmark = pytest.mark.filterwarnings("ignore")

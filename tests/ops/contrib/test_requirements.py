@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats
-
-Array = np.ndarray[Any, Any]
 
 
 def use(op: str, *inputs: Array | None, outputs: int = 1, **attributes: Any) -> Use:

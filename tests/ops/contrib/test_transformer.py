@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from tests.support.contrib import check, node_model
 
-Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

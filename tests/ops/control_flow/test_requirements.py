@@ -13,7 +13,8 @@ from onnx.reference import ReferenceEvaluator
 import subgraph as sg
 from subgraph import ops
 from subgraph.errors import ModelError
-from tests.support.requirements import DEVICES, Array, Use, assert_refused, floats, ints, run
+from subgraph.graph.types import Array
+from tests.support.requirements import DEVICES, Use, assert_refused, floats, ints, run
 
 Devices = pytest.mark.parametrize("device", DEVICES)
 WORDS = np.array(["a", "b c"], object)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner.lowering import Layout
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv import cpu as conv_cpu
 from subgraph.ops.conv import direct as conv_direct
 from subgraph.ops.movement.geometry import Geometry
@@ -24,7 +26,6 @@ from subgraph.system import host
 from tests.support.conv import close, reference, transposed
 from tests.support.kernels import run_node
 
-Array = np.ndarray[Any, Any]
 CUTS = st.lists(st.floats(0, 1), max_size=3)
 QUICK = settings(max_examples=60, deadline=None)
 LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
@@ -126,7 +127,7 @@ def test_conv(
         [x, w, bias, added],
         [wanted.shape],
         {**attrs, "group": groups, "activation": act},
-        domain="subgraph.cpu",
+        domain=INTERNAL_DOMAIN,
         constant=[1, 2] if weight else [],
         blocked=[*blocked, 3] if residual == "blocked" else blocked,
         out_layout=layouts[1],
@@ -191,7 +192,7 @@ def test_depthwise_and_small_groups(
             "group": channels,
             "activation": act,
         },
-        domain="subgraph.cpu",
+        domain=INTERNAL_DOMAIN,
         constant=[1, 2],
         blocked=[0, 3] if with_residual else [0],
         out_layout="blocked",
@@ -252,7 +253,7 @@ def test_rows_of_outputs(
             [x, w, bias, added],
             [wanted.shape],
             {"pads": pads, "strides": (stride,) * 2, "activation": act, **numbers},
-            domain="subgraph.cpu",
+            domain=INTERNAL_DOMAIN,
             constant=[1, 2],
             blocked=[0, 3] if layout == "blocked" else [3],
             out_layout="blocked",
@@ -405,7 +406,7 @@ def test_long_sums(kernel: int, stride: int, pads: int, dilation: int, act: str)
             [x, w, bias, added],
             [wanted.shape],
             {**attrs, "activation": act},
-            domain="subgraph.cpu",
+            domain=INTERNAL_DOMAIN,
             constant=[1, 2],
             blocked=[0, 3],
             out_layout="blocked",

@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 
 import subgraph as sg
-from tests.support.requirements import (
-    DEVICES,
-    Array,
-    Use,
-    assert_agree,
-    assert_refused,
-    floats,
-    run,
-)
+from subgraph.graph.types import Array
+from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats, run
 
 X = floats(2, 6, 7, 8)
 W = floats(9, 6, 3, 2)

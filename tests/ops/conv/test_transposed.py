@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from subgraph.engine.planner.lowering import Layout
+from subgraph.graph.types import Array
 from subgraph.ops.conv import transpose_cpu as conv_transpose_cpu
 from subgraph.ops.shared.tile_planning import tiles
 from tests.support.conv import close, transposed
 from tests.support.kernels import run_node
 
-Array = np.ndarray[Any, Any]
 LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
 
 

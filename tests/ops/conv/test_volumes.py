@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subgraph.engine.planner.lowering import Layout
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv import cpu as conv_cpu
 from subgraph.ops.conv.job import Job
 from subgraph.ops.movement.geometry import Geometry
@@ -19,7 +20,6 @@ from subgraph.system import host
 from tests.support.conv import close, reference
 from tests.support.kernels import run_node
 
-Array = np.ndarray[Any, Any]
 LOW = direct_tiles("float32", host.lanes("float32")).low
 CUTS = st.lists(st.floats(0, 1), max_size=3)
 QUICK = settings(max_examples=50, deadline=None)
@@ -55,7 +55,7 @@ def convolve(
             [x, w, bias, residual],
             [wanted.shape],
             {**{k: tuple(v) for k, v in how.items()}, "activation": act, "group": groups},
-            domain="subgraph.cpu",
+            domain=INTERNAL_DOMAIN,
             constant=[1, 2],
             blocked=[0, 3] if layout == "blocked" else [3],
             out_layout="blocked",

@@ -15,7 +15,8 @@ from subgraph import ops
 from subgraph.engine.planner import schedule
 from subgraph.engine.planner.lowering import EmittedStep, Weight
 from subgraph.engine.planner.plan import PlanOptions, make_plan
-from subgraph.graph.types import TensorType
+from subgraph.graph.types import Array, TensorType
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv import choice as conv_choice
 from subgraph.ops.conv import cpu as conv_cpu
 from subgraph.ops.conv import winograd as conv_winograd
@@ -26,7 +27,6 @@ from subgraph.system import host
 from tests.support.conv import close, reference
 from tests.support.kernels import run_node
 
-Array = np.ndarray[Any, Any]
 # Names of algorithms, and the taps along an axis that each is tried with.
 KEPT = [("winograd2", 3), ("winograd4", 3), ("strided2", 3), ("winograd3", 4), ("winograd2", 5)]
 FORMS = [*KEPT, ("fleeting2", 3), ("fleeting4", 3), ("fleeting3", 4), ("fleeting2", 5)]
@@ -86,7 +86,7 @@ def test_winograd(
             [x, w, bias, added],
             [wanted.shape],
             {"pads": pads, "strides": (stride,) * 2, "activation": act, **numbers},
-            domain="subgraph.cpu",
+            domain=INTERNAL_DOMAIN,
             constant=[1, 2],
             blocked=[0],
             out_layout="blocked",
@@ -161,7 +161,7 @@ def test_phases(
             [x, w, bias, added],
             [wanted.shape],
             how,
-            domain="subgraph.cpu",
+            domain=INTERNAL_DOMAIN,
             constant=[1, 2],
             out_layout=layout,
             threads=threads,
@@ -220,7 +220,7 @@ def test_winograd_of_few_tiles(form: str, cuts: list[float]) -> None:
             [x, w, bias, added],
             [wanted.shape],
             how,
-            domain="subgraph.cpu",
+            domain=INTERNAL_DOMAIN,
             constant=[1, 2],
             threads=threads,
             cuts=cuts if threads > 1 else [],

@@ -10,8 +10,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 BOTH = pytest.mark.parametrize("dtype", ["uint8", "int8"])
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-from tests.support.requirements import DEVICES, Array, Use, assert_refused, floats, ints, run
+from subgraph.graph.types import Array
+from tests.support.requirements import DEVICES, Use, assert_refused, floats, ints, run
 
 MANY = 2**62
 X = floats(4, 6)

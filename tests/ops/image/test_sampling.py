@@ -10,9 +10,9 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 from tests.support.opencl import missing
 
-Array = np.ndarray[Any, Any]
 DEVICES = ("CPU",) if missing() else ("CPU", "OPENCL")
 
 

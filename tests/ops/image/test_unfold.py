@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 from tests.support.kernels import run_node
-
-Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from tests.support.kernels import run_node
 
-Array = np.ndarray[Any, Any]
 SIZES = st.integers(1, 70)
 DTYPES = st.sampled_from(["float32", "float64"])
 CUTS = st.lists(st.floats(0, 1), max_size=3)
@@ -154,7 +155,7 @@ def test_few_rows_by_a_computed_matrix(
     close(results[0], wanted)
     assert all(np.array_equal(results[0], other) for other in results[1:])
     given.append(r)
-    (got,) = run_node("FusedMatMul", given, [(m, n)], attrs, domain="subgraph.cpu", cuts=[0.3])
+    (got,) = run_node("FusedMatMul", given, [(m, n)], attrs, domain=INTERNAL_DOMAIN, cuts=[0.3])
     close(got, wanted + r)
 
 
@@ -215,7 +216,7 @@ def test_fused(act: str, sizes: tuple[int, int, int]) -> None:
         [a, b, c, r],
         [(2, m, n)],
         {"activation": act, **attrs},
-        domain="subgraph.cpu",
+        domain=INTERNAL_DOMAIN,
         constant=[1, 2],
         cuts=[0.4],
     )

@@ -9,9 +9,8 @@ import onnx
 import pytest
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats
-
-Array = np.ndarray[Any, Any]
 
 
 def bytes_of(*shape: int, dtype: str = "uint8") -> Array:

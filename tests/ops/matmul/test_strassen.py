@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.matmul import cpu as gemm_cpu
 from subgraph.ops.shared import tuning
 from subgraph.ops.shared.tile_planning import direct_tiles
 from tests.support.kernels import run_node
 
-Array = np.ndarray[Any, Any]
 TILES = direct_tiles("float32")
 PAIR, STEPS = 2 * TILES.width, 2 * TILES.lanes
 
@@ -47,7 +48,7 @@ def product(
         inputs,
         [(len(a), b.shape[1])],
         act,
-        domain="subgraph.cpu",
+        domain=INTERNAL_DOMAIN,
         constant=[1, 2],
         **how,
     )

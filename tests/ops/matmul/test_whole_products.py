@@ -9,8 +9,7 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
-
-Array = np.ndarray[Any, Any]
+from subgraph.graph.types import Array
 
 
 def _run(op: Any, *arrays: Array, threads: int = 1, **attributes: Any) -> Array:

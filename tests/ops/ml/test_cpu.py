@@ -12,10 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 import subgraph as sg
 from subgraph.devices.export import region_nodes
 from subgraph.engine.region.region_op import CpuSubgraphOp
-from subgraph.graph.types import TensorType, dtype_of
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.protobuf import type_to_proto
 
-Array = np.ndarray[Any, Any]
 _NAN, _INF = float("nan"), float("inf")
 
 

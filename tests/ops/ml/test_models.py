@@ -12,12 +12,11 @@ import pytest
 from onnx import TensorProto, helper
 
 import subgraph as sg
-from subgraph.graph.types import TensorType, dtype_of
+from subgraph.graph.types import Array, TensorType, dtype_of
 from subgraph.operators.protobuf import type_to_proto
 from subgraph.tools import backend
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-Array = np.ndarray[Any, Any]
 _MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ"]
 _TRANSFORMS = ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"]
 _X = np.random.default_rng(0).integers(0, 4, (9, 4)).astype(np.float32)

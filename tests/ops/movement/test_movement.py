@@ -9,10 +9,10 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 from subgraph.ops.movement import copies_cpu as copying_cpu
 from subgraph.system import host
 
-Array = np.ndarray[Any, Any]
 rng = np.random.default_rng(3)
 
 # Shape and order: few channels to and from the last place, in batches, with a rest; the same inside

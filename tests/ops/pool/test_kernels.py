@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 
 import subgraph as sg
 from subgraph.engine.planner.lowering import Layout, Unsupported
+from subgraph.graph.types import Array
 from tests.support.kernels import run_node
 
-Array = np.ndarray[Any, Any]
 CUTS = st.lists(st.floats(0, 1), max_size=3)
 # Each another kernel to compile; doubles differ in the number of lanes alone.
 KINDS = [

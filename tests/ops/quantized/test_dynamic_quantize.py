@@ -12,8 +12,6 @@ from onnx.reference import ReferenceEvaluator
 import subgraph as sg
 from subgraph import ops
 
-Array = np.ndarray[Any, Any]
-
 
 def graph_of(shape: tuple[int, ...]) -> sg.Graph:
     x = sg.input("x", shape)

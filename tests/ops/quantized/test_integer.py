@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from subgraph.graph.types import Array
 from tests.support.kernels import run_node
 
-Array = np.ndarray[Any, Any]
 BYTES = st.sampled_from(["uint8", "int8"])
 CUTS = st.lists(st.floats(0, 1), max_size=3)
 QUICK = settings(max_examples=50, deadline=None)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from subgraph.graph.types import Array
 from tests.support.kernels import run_node
 
 from .test_integer import BYTES, draw, windows
 
-Array = np.ndarray[Any, Any]
 FEW = settings(max_examples=15, deadline=None)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 # Few, each another kernel to compile: operator, sequences, hidden size, direction, options.
 CASES: list[tuple[str, int, int, str, dict[str, Any]]] = [

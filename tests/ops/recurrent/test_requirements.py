@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import subgraph as sg
+from subgraph.graph.types import Array
 from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats, run
 
-Array = np.ndarray[Any, Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STEPS, BATCH, WIDTH, HIDDEN = 3, 2, 5, 4
 

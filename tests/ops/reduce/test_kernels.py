@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from subgraph.graph.types import Array
 from tests.support.kernels import run_node
 
-Array = np.ndarray[Any, Any]
 CUTS = st.lists(st.floats(0, 1), max_size=3)
 SIZES = st.lists(st.sampled_from([1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 40, 70]), min_size=1, max_size=3)
 

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.operators.schema import INTERNAL_DOMAIN
 from tests.support.requirements import DEVICES, Use, assert_agree, assert_refused, floats, ints, run
 
 X = floats(4, 6)
@@ -141,10 +142,10 @@ def test_an_operator_of_our_own_in_a_file_is_checked(device: str) -> None:
         helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 6]),
         helper.make_tensor_value_info("count", TensorProto.INT64, [1]),
     ]
-    node = helper.make_node("Trim", ["x", "count"], ["y"], domain="subgraph.cpu", axis=0)
+    node = helper.make_node("Trim", ["x", "count"], ["y"], domain=INTERNAL_DOMAIN, axis=0)
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 6])
     graph = helper.make_graph([node], "g", inputs, [output])
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("subgraph.cpu", 1)]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(INTERNAL_DOMAIN, 1)]
     proto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     model = sg.compile_model(sg.load(proto.SerializeToString()), device)
     assert np.array_equal(model([X, ints(2)])[0], X[:2])

@@ -14,8 +14,8 @@ import pytest
 import subgraph as sg
 from subgraph import ops
 from subgraph.devices.fallback import DeviceFallback
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 SHAPES = [(), (7,), (3, 0, 2), (4, 5), (2, 3, 4)]
 
 

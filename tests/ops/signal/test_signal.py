@@ -9,8 +9,8 @@ import pytest
 
 import subgraph as sg
 from subgraph import ops
+from subgraph.graph.types import Array
 
-Array = np.ndarray[Any, Any]
 SIZES = [1, 2, 3, 4, 6, 8, 15, 16, 31, 60, 97, 128, 400]
 
 
