@@ -1,4 +1,4 @@
-"""What a model states, against what the onnx package knows: texts, opsets, operators, attributes.
+"""Checks of a model against the onnx package: texts, operator sets, operators and attributes.
 
 Used by `subgraph.onnx_format.reader`.
 """
@@ -16,13 +16,19 @@ _KIND_OF = {number: name.lower() for name, number in AttributeProto.AttributeTyp
 
 
 def text_of(text: str) -> str:
-    # Protobuf hands out bytes where a string is not UTF-8.
+    """Return a string of a message, checked to be UTF-8 (protobuf returns bytes if it is not)."""
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"the text {text!r} is not UTF-8; the file is damaged")
     return text
 
 
 def read_opsets(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
+    """Return ``{domain: version}`` of the operator sets that a model or function imports.
+
+    Raises:
+        ModelError: two entries contradict each other.
+        UnsupportedOpError: the onnx package does not know the version.
+    """
     opsets: dict[str, int] = {}
     for entry in imports:
         domain = canonical_domain(text_of(entry.domain))
@@ -38,6 +44,19 @@ def read_opsets(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
 
 
 def version_of(domain: str, opsets: Mapping[str, int], proto: NodeProto) -> int:
+    """Return the version of the operator set that a node belongs to.
+
+    Args:
+        domain: Canonical domain of the node's operator.
+        opsets: Imported versions by domain.
+        proto: The node, for the message.
+
+    Returns:
+        The imported version; 1 for a domain that neither the model nor onnx knows.
+
+    Raises:
+        ModelError: the model does not import the domain, which onnx knows.
+    """
     version = opsets.get(domain)
     if version is not None:
         return version
@@ -50,7 +69,17 @@ def version_of(domain: str, opsets: Mapping[str, int], proto: NodeProto) -> int:
 
 
 def refuse_unknown(proto: NodeProto, domain: str, version: int, schema: Schema | None) -> None:
-    """Raise for an operator that its domain, known to onnx, does not have; pass a foreign one."""
+    """Refuse an operator that does not exist in its domain; foreign domains are not checked.
+
+    Args:
+        proto: The node.
+        domain: Canonical domain of its operator.
+        version: Version of the operator set.
+        schema: Schema of a deprecated operator; None if there is no schema.
+
+    Raises:
+        UnsupportedOpError: onnx knows the domain and does not have the operator in this version.
+    """
     where = f"node {proto.name!r}: "
     if schema is not None:
         raise UnsupportedOpError(
@@ -65,16 +94,25 @@ def refuse_unknown(proto: NodeProto, domain: str, version: int, schema: Schema |
 
 
 def check_node(proto: NodeProto, schema: Schema, held: Mapping[str, Any]) -> None:
-    """Check numbers of inputs and outputs and the attributes against the schema."""
-    given, made = len(proto.input), len(proto.output)
+    """Check a node against the schema of its operator.
+
+    Args:
+        proto: The node.
+        schema: The schema.
+        held: The node's attributes by name, with those bound by a function call.
+
+    Raises:
+        ModelError: the number of inputs or outputs, or an attribute, does not fit.
+    """
+    inputs, outputs = len(proto.input), len(proto.output)
     where = f"node {proto.name!r} ({proto.op_type}, opset {schema.since_version})"
-    if not schema.min_inputs <= given <= schema.max_inputs:
+    if not schema.min_inputs <= inputs <= schema.max_inputs:
         raise ModelError(
-            f"{where} has {given} inputs; it takes {schema.min_inputs} to {schema.max_inputs}"
+            f"{where} has {inputs} inputs; it takes {schema.min_inputs} to {schema.max_inputs}"
         )
-    if not schema.min_outputs <= made <= schema.max_outputs:
+    if not schema.min_outputs <= outputs <= schema.max_outputs:
         raise ModelError(
-            f"{where} has {made} outputs; it gives {schema.min_outputs} to {schema.max_outputs}"
+            f"{where} has {outputs} outputs; it gives {schema.min_outputs} to {schema.max_outputs}"
         )
     for attribute in proto.attribute:
         known = schema.attributes.get(attribute.name)
@@ -85,8 +123,8 @@ def check_node(proto: NodeProto, schema: Schema, held: Mapping[str, Any]) -> Non
                 f"{where}: attribute {attribute.name!r} takes {known.kind}, got "
                 f"{_KIND_OF.get(attribute.type, 'an unknown type')}"
             )
-    if schema.op_type == "Split" and held.get("num_outputs", made) != made:
-        raise ModelError(f"{where} has {made} outputs and says {held['num_outputs']}")
+    if schema.op_type == "Split" and held.get("num_outputs", outputs) != outputs:
+        raise ModelError(f"{where} has {outputs} outputs and says {held['num_outputs']}")
     for known in schema.attributes.values():
         if known.required and known.name not in held:
             raise ModelError(f"{where} needs the attribute {known.name!r}")

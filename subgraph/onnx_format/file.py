@@ -1,8 +1,8 @@
-"""ONNX files in and out: ``sg.load``, ``sg.save``, ``sg.to_onnx``; the first step of a model's way.
+"""Reading and writing of ONNX files: ``sg.load``, ``sg.save``, ``sg.to_onnx``.
 
-A file is mapped, the bytes of its large tensors are left where they are
-(`subgraph.onnx_format.wire`), the rest goes through the onnx parser and
-`subgraph.onnx_format.reader`; weights become views of the file.
+`load` maps the file, leaves the bytes of large tensors in it (`subgraph.onnx_format.wire`), parses
+the rest with the onnx package and converts the message (`subgraph.onnx_format.reader`); weights
+become views of the mapped file.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from subgraph.onnx_format.tensors import TensorReader
     from subgraph.onnx_format.wire import Buffer
 
-# Smaller tensors stay in the model's file when weights go to a file of their own.
+# Tensors below this many bytes stay in the model's file when weights go to a separate file.
 _EXTERNAL_FROM = 1024
-# Protobuf's limit, less some room for what is not weights.
+# Protobuf's limit of 2 GiB, less 1 MiB for everything but weights.
 _LIMIT = (1 << 31) - (1 << 20)
 # Alignment of weights in a data file, so that they can be used where they are mapped.
 _ALIGN, _ALIGN_LARGE, _LARGE_FROM = 64, 4096, 1 << 20
 # Field numbers in onnx.proto: ModelProto.graph, GraphProto.initializer.
 _GRAPH, _INITIALIZER = 7, 5
-# Dtypes whose elements are stored otherwise than they lie in an array.
+# Dtypes whose layout in a file differs from that of an array.
 _NOT_RAW = frozenset(
     {"string", "int4", "uint4", "int2", "uint2", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
 )
@@ -99,8 +99,8 @@ def load_message(model: onnx.ModelProto, tensors: TensorReader, source: str) -> 
 
     Args:
         model: The message.
-        tensors: Gives the arrays of its tensors.
-        source: What errors call it.
+        tensors: Reads the arrays of its tensors.
+        source: Name of the model in error messages.
     """
     from subgraph.onnx_format.reader import GraphReader
 
@@ -108,7 +108,7 @@ def load_message(model: onnx.ModelProto, tensors: TensorReader, source: str) -> 
 
 
 def _checked(read: Callable[[], Graph], model: Any, source: str, infer_types: bool) -> Graph:
-    """Return the graph that ``read`` gives, its types inferred; every error names ``source``."""
+    """Call ``read`` and infer the types of its graph; every error names ``source``."""
     from subgraph.partition.op_note import restore_ops
 
     try:
@@ -138,7 +138,10 @@ def _checked(read: Callable[[], Graph], model: Any, source: str, infer_types: bo
 
 
 def _unforeseen(model: Any, source: str, error: Exception) -> SubgraphError:
-    """Return the error for what no check has foreseen: the file's fault, unless onnx finds none."""
+    """Return the error for an unexpected exception.
+
+    It is a ModelError if `onnx.checker` refuses the model, else an InternalError.
+    """
     import onnx
 
     kind = type(error).__name__
@@ -277,10 +280,10 @@ def save(
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
-    """Return the file to write: what a link points to, never a folder, device or pipe.
+    """Return the path of the file to write, with links resolved.
 
     Raises:
-        ModelError: it is one of these, or nothing.
+        ModelError: the path is empty, or names a folder, device or pipe.
     """
     require_type(path, (str, os.PathLike), ModelError, "the path of a file")
     if not os.fspath(path):
@@ -340,7 +343,7 @@ def _write_external(
 
 
 def _write_model(model: onnx.ModelProto, weights: list[tuple[str, Array]], file: IO[bytes]) -> None:
-    """Write the model piece by piece, so that weights are never copied into a message."""
+    """Write the model in pieces, so that weights are never copied into a message."""
     import onnx
 
     from subgraph.graph.types import ONNX_DTYPE, dtype_of
@@ -369,7 +372,7 @@ def _write_model(model: onnx.ModelProto, weights: list[tuple[str, Array]], file:
 
 
 def _raw(array: Array) -> memoryview | None:
-    """Return the bytes of an array as ONNX stores them; None where it stores them otherwise."""
+    """Return the bytes of an array in ONNX's layout; None if that differs from the array's."""
     import numpy as np
 
     from subgraph.graph.types import dtype_of
@@ -381,13 +384,13 @@ def _raw(array: Array) -> memoryview | None:
 
 
 class _Files:
-    """Files that appear under their names together, when all are written; none after an error."""
+    """Files that are renamed to their targets when all are written, and removed on an error."""
 
     def __init__(self) -> None:
         self._open: list[tuple[IO[bytes], Path, Path]] = []
 
     def open(self, target: Path) -> IO[bytes]:
-        """Return a new file that is to become ``target``."""
+        """Return a new temporary file that is renamed to ``target`` at the end."""
         hidden = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
         file = hidden.open("xb")
         self._open.append((file, hidden, target))
@@ -412,7 +415,7 @@ class _Files:
                     os.replace(hidden, target)
         finally:
             for file, hidden, _ in self._open:
-                with suppress(OSError):  # of a full disk: it has been said
+                with suppress(OSError):  # such as a full disk, which was already reported
                     file.close()
                 with suppress(OSError):
                     hidden.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""Which operator set versions a graph is saved under: one for each domain, right for every node.
+"""Choice of the operator set versions under which a graph is saved, one for each domain.
 
-A node's version is the opset under which it is to be read. The file may state another one if the
-operator has the same schema there, or one that differs only by attributes that the node does not
-set and by dtypes that it does not have.
+The version of a node is the operator set in which it was written. The file may state another
+version if the operator has the same schema there, or a schema that differs only in attributes that
+the node does not set and in dtypes that it does not use.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from subgraph.graph.graph import Graph, Node
 from subgraph.graph.types import TensorType
 from subgraph.operators.schema import Schema, canonical_domain, find_schema, newest_opset
 
-# For a graph without nodes any would do.
+# Version of the default domain for a graph without nodes.
 _NO_NODES = 13
-# What every runtime of today knows (ONNX 1.17, end of 2024, is opset 22).
+# Newest version that current runtimes support (ONNX 1.17 of 2024 has opset 22).
 _COMMON = 21
 # ONNX's names of dtypes, where they differ from ours.
 _ONNX_NAMES = {"float32": "float", "float64": "double"}
@@ -52,7 +52,8 @@ def all_graphs(graph: Graph) -> list[Graph]:
 def choose_opsets(graph: Graph) -> dict[str, int]:
     """Return the opset version by domain to save ``graph`` under.
 
-    What ``graph.opsets`` states is kept where it fits; otherwise it is the smallest that does.
+    A version in ``graph.opsets`` is preserved if it fits all nodes; otherwise the result is the
+    smallest that fits.
 
     Raises:
         ModelError: two nodes need versions of one domain that exclude each other.
@@ -71,7 +72,7 @@ def choose_opsets(graph: Graph) -> dict[str, int]:
 
 
 def _kind(node: Node) -> Any:
-    """Return what decides under which opsets a node holds."""
+    """Return a key that is equal for nodes that fit the same operator set versions."""
     dtypes = tuple([None if v is None else getattr(v.type, "dtype", "") for v in node.inputs])
     attributes = tuple(node.attrs) if node.attrs else ()
     return node.domain, node.op_type, node.version, attributes, dtypes
@@ -94,23 +95,25 @@ def _choose(domain: str, nodes: Sequence[Node], stated: Mapping[str, int]) -> in
     wanted = stated.get(domain)
     if newest_opset(domain) == 1 and domain not in {key[0] for key in _history()}:
         return wanted or max(versions, default=1)
-    if wanted is not None and (low <= wanted < high or _misfit(domain, nodes, wanted) is None):
+    if wanted is not None and (
+        low <= wanted < high or _incompatible_node(domain, nodes, wanted) is None
+    ):
         return wanted
-    # Runtimes are slow to take up the newest sets, which often add but dtypes.
+    # Prefer a version that current runtimes know; newer ones often only add dtypes.
     for older in range(_COMMON, low) if wanted is None and domain == "" else ():
-        if _misfit(domain, nodes, older) is None:
+        if _incompatible_node(domain, nodes, older) is None:
             return older
     if low < high:
         return low
     for candidate in sorted({low, *versions}, reverse=True):
-        if _misfit(domain, nodes, candidate) is None:
+        if _incompatible_node(domain, nodes, candidate) is None:
             return candidate
     _raise_conflict(domain, nodes, low)
     raise AssertionError("unreachable")
 
 
-def _misfit(domain: str, nodes: Iterable[Node], version: int) -> Node | None:
-    """Return a node that means something else under opset ``version``, or None."""
+def _incompatible_node(domain: str, nodes: Iterable[Node], version: int) -> Node | None:
+    """Return a node whose meaning differs under operator set ``version``; None if none does."""
     for node in nodes:
         own = find_schema(node.op_type, domain, node.version)
         there = find_schema(node.op_type, domain, version)
@@ -133,7 +136,7 @@ def _same_meaning(node: Node, own: Schema, there: Schema) -> bool:
                 return False
         elif name in node.attrs or (theirs is not None and theirs.required):
             return False
-    # Split by equal parts has to say how many since it can.
+    # Split into equal parts must state their number since opset 18 has an attribute for it.
     return node.op_type != "Split" or len(node.inputs) > 1 or own.inputs == ("input",)
 
 
@@ -152,7 +155,7 @@ def _takes(node: Node, there: Schema) -> bool:
 
 
 def _raise_conflict(domain: str, nodes: Iterable[Node], version: int) -> None:
-    node = _misfit(domain, nodes, version)
+    node = _incompatible_node(domain, nodes, version)
     newest = max(nodes, key=_since)
     assert node is not None, "only called for a conflict"
     raise ModelError(

@@ -1,4 +1,4 @@
-"""The order of a model's nodes: what each needs, and sorting those that come in another order.
+"""Topological order of a model's nodes: the names that a node needs, and sorting by them.
 
 Used by `subgraph.onnx_format.reader`.
 """
@@ -12,7 +12,7 @@ from subgraph.operators.messages import AttributeProto, GraphProto, NodeProto
 
 
 def used(proto: NodeProto) -> Iterator[str]:
-    """Yield the names that a node needs, those that its bodies take from outside included."""
+    """Yield the names of a node's inputs and of the outer values that its bodies use."""
     yield from proto.input
     for attribute in proto.attribute:
         if attribute.type == AttributeProto.GRAPH:
@@ -32,10 +32,14 @@ def _free(graph: GraphProto) -> list[str]:
 
 
 def sort_nodes(protos: Sequence[NodeProto], known: Container[str]) -> list[NodeProto]:
-    """Return nodes so that each comes after what it needs; ``known`` names need nothing.
+    """Return nodes in topological order.
+
+    Args:
+        protos: The nodes.
+        known: Names that are defined before the first node.
 
     Raises:
-        ModelError: they form a cycle; the message names it.
+        ModelError: the nodes form a cycle; the message names them.
     """
     maker = {name: at for at, proto in enumerate(protos) for name in proto.output if name}
     done: dict[int, bool] = {}

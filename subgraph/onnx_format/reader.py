@@ -1,8 +1,9 @@
-"""From ONNX's ModelProto to a Graph: names to values, bodies to nested graphs, functions inlined.
+"""Conversion of an ONNX ModelProto to a Graph: the second step of ``sg.load``.
 
-Second step of ``sg.load``, after the file was mapped and its weights taken out. What a body uses
-from around it becomes a capture on every level between; an outer parameter becomes a value of the
-body's own over the same Parameter.
+The first step, `subgraph.onnx_format.wire`, maps the file and takes the weights out of the message.
+This step resolves names to values, bodies to nested graphs, and inlines functions. An outer value
+that a body uses becomes a capture on every level between; an outer parameter becomes a value of the
+body's own with the same Parameter.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from subgraph.graph.naming import fresh_name
 from subgraph.graph.parameters import Parameter, Unchecked
 from subgraph.graph.types import Array, TensorType, ValueType, dtype_of
 from subgraph.onnx_format.checks import check_node, read_opsets, refuse_unknown, text_of, version_of
-from subgraph.onnx_format.kept import keep
+from subgraph.onnx_format.extra_fields import store_extra_fields
 from subgraph.onnx_format.order import sort_nodes, used
 from subgraph.onnx_format.tensors import TensorReader
 from subgraph.operators.messages import (
@@ -38,11 +39,10 @@ from subgraph.operators.schema import canonical_domain, find_schema
 from subgraph.operators.subgraph_op import DOMAIN, DefaultSubgraphOp
 
 Functions = Literal["inline", "keep"]
-# Notes in a FunctionProto that `subgraph.onnx_format.writer` leaves, to make the subgraph node
-# again.
+# Metadata of a FunctionProto by which `subgraph.onnx_format.writer` marks a subgraph node.
 MARK = "subgraph.node"
 HIDDEN = "subgraph.hidden_inputs"
-# Note in a graph or function: the record of the partition that `explain` reads, as JSON.
+# Metadata of a graph or function: the record of the partition that `explain` reads, as JSON.
 RECORD = "subgraph.partition"
 
 _log = logging.getLogger("subgraph")
@@ -51,14 +51,14 @@ _Key = tuple[str, str, str]
 
 
 class _Names:
-    """Names of one kind in one place; what is asked for twice gets a number."""
+    """Names of nodes, values or parameters in one scope, made unique by a number."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
         self._count: dict[str, int] = {}
 
     def fresh(self, name: str) -> str:
-        """Return ``name``, or with a number behind it if it is taken, and take it."""
+        """Reserve and return ``name``, with a number appended if it is already taken."""
         if name in self.taken:
             self._count.setdefault(name, 1)
             return fresh_name(name, self.taken, self._count)
@@ -67,14 +67,14 @@ class _Names:
 
 
 class _Level:
-    """One Graph in the making: its nodes, and names that are taken."""
+    """One Graph under construction: its nodes and the names that are in use."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.nodes: list[Node] = []
         self.node_names = _Names()
         self.value_names = _Names()
-        # Inner values that stand for outer ones, and these.
+        # Pairs of an inner value and the outer value that it captures.
         self.captures: list[tuple[Value, Value]] = []
         self.docs: list[tuple[Node, str]] = []
         self.weights: list[Value] = []
@@ -88,7 +88,7 @@ class _Level:
 
 @attrs.frozen(eq=False)
 class _Binding:
-    """The attribute that a function was called with, and where its names are to be looked up."""
+    """An attribute of a function call, and the scope in which its names are resolved."""
 
     proto: AttributeProto
     scope: _Scope
@@ -96,13 +96,13 @@ class _Binding:
 
 @attrs.define(eq=False)
 class _Scope:
-    """What names mean in one graph or function; bodies see the scope around them."""
+    """The values that names stand for in one graph or function; bodies see the outer scope."""
 
     level: _Level
     opsets: Mapping[str, int]
     parent: _Scope | None = None
     types: Mapping[str, ValueType] = attrs.field(factory=dict[str, ValueType])
-    # Of a function: prefix of the names inside, names that outputs get instead, attributes.
+    # For functions: prefix of inner names, new names of its outputs, and attributes of the call.
     prefix: str = ""
     renamed: Mapping[str, str] = attrs.field(factory=dict[str, str])
     bindings: Mapping[str, _Binding] = attrs.field(factory=dict[str, _Binding])
@@ -124,7 +124,16 @@ class _Scope:
         return known, None
 
     def define(self, name: str, value: Value, what: str) -> None:
-        """Give ``name`` to ``value``; what makes it is for the message when it is taken."""
+        """Define ``name`` in this scope.
+
+        Args:
+            name: The name in the file.
+            value: The value that it stands for.
+            what: Source of the value, for the error message.
+
+        Raises:
+            ModelError: the name is defined already.
+        """
         if text_of(name) in self.values:
             raise ModelError(
                 f"graph {self.level.name!r}: value {name!r} is made twice, the second time by "
@@ -149,14 +158,14 @@ class GraphReader:
 
         Args:
             model: The message.
-            tensors: Gives the arrays of its tensors.
+            tensors: Reads the arrays of its tensors.
             functions: See ``sg.load``.
-            parameters: The graph is built on these, by name, instead of the message's tensors.
-            lazy: Whether the nodes of regions are read when somebody first looks at them.
+            parameters: Parameters by name, used instead of the tensors of the message.
+            lazy: Whether the nodes of a region are read at the first access to them.
         """
         self._model = model
         self._tensors = tensors
-        self._given_parameters = parameters
+        self._parameters = parameters
         self._lazy = lazy
         self._keep = functions == "keep"
         self._parameter_names = _Names()
@@ -201,11 +210,11 @@ class GraphReader:
         )
         graph.attrs["onnx"] = _origin(model)
         graph.attrs.update(_record(_noted(model.graph.metadata_props)))
-        keep(graph, model.graph, scope.level.docs, scope.level.weights, model)
+        store_extra_fields(graph, model.graph, scope.level.docs, scope.level.weights, model)
         return graph
 
     def _check_calls(self) -> None:
-        """Refuse functions that call themselves, or that give too many nodes when inlined."""
+        """Refuse recursive functions, and those that exceed the limit of nodes when inlined."""
         sizes: dict[_Key, int] = {}
         for root in self._functions:
             if root in sizes:
@@ -297,9 +306,9 @@ class GraphReader:
         return weights
 
     def _parameter(self, name: str, array: Array | Unchecked) -> Parameter:
-        if self._given_parameters is None:
+        if self._parameters is None:
             return Parameter.adopt(self._parameter_names.fresh(name), array)
-        found = self._given_parameters[name]
+        found = self._parameters[name]
         shown = array.array if isinstance(array, Unchecked) else array
         if found.type != TensorType(dtype_of(shown), shown.shape):
             raise ModelError(f"parameter {name!r} is {found.type}, the file has another type")
@@ -419,7 +428,7 @@ class GraphReader:
             metadata={key: note for key, note in notes.items() if key != RECORD},
             doc=text_of(proto.doc_string),
         )
-        keep(graph, proto, level.docs, level.weights)
+        store_extra_fields(graph, proto, level.docs, level.weights)
         return _Body((graph, tuple(outer for _, outer in level.captures)))
 
     def _function_scope(
@@ -494,7 +503,7 @@ class GraphReader:
                 held, outputs, name, nodes=level.nodes, attrs=attrs, opsets=opsets, doc=doc
             )
 
-        # What is not read now is not looked at: the outputs' types have to be known.
+        # Lazy reading needs the types of all outputs, since nothing infers them then.
         typed = all(scope.types.get(actual) is not None for _, actual in given)
         later = self._lazy and typed and not hidden and not _has_bodies(function)
         graph = LazyGraph(name, held, opsets, doc, read) if later else read()
@@ -575,7 +584,7 @@ def _origin(model: ModelProto) -> dict[str, Any]:
 
 
 def _pairs(formal: Sequence[str], actual: Sequence[str], proto: NodeProto) -> list[tuple[str, str]]:
-    """Return each formal name of a function with the actual one, "" where it is left out."""
+    """Return pairs of formal and actual names of a function call; "" for an omitted argument."""
     if len(actual) > len(formal):
         raise ModelError(
             f"node {proto.name!r} calls function {proto.op_type!r} with {len(actual)} inputs or "

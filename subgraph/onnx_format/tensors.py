@@ -1,7 +1,7 @@
-"""Tensors of ONNX files as arrays: mapped from the model's file or from external data files.
+"""Arrays of the tensors of ONNX files, mapped from the model's file or external data files.
 
-Used by the ONNX reader. Everything that a file states is checked against what is there before
-anything is allocated, and no file outside the model's folder is opened.
+Used by the ONNX reader. Sizes that a file states are checked against the bytes that it has before
+memory is allocated, and no file outside the model's folder is opened.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from subgraph.operators.messages import TensorProto
 from subgraph.operators.protobuf import dtype_from_number, tensor_from_proto
 from subgraph.system.trusted_files import open_regular
 
-# Smaller tensors are copied when their place in the file is not aligned for their dtype.
+# Tensors below this many bytes are copied if their offset is not aligned for their dtype.
 _COPY_BELOW = 1 << 16
-# Elements that do not fill whole bytes, by their bits.
+# Bits of elements that do not fill whole bytes.
 _PACKED = {
     "int4": 4,
     "uint4": 4,
@@ -44,10 +44,10 @@ def map_file(path: str | os.PathLike[str], *, inside: Path | None = None) -> mma
 
     Args:
         path: The file.
-        inside: A folder that it is in; only a file that no other name leads to is mapped then.
+        inside: Folder that must contain the file; links, also hard links, are refused then.
 
     Raises:
-        ModelError: it does not exist, cannot be read, is empty or no regular file, or a link.
+        ModelError: the file does not exist, cannot be read, is empty, no regular file or a link.
     """
     shown = repr(os.fspath(path))
     try:
@@ -66,7 +66,7 @@ def map_file(path: str | os.PathLike[str], *, inside: Path | None = None) -> mma
 
 
 class TensorReader:
-    """Makes arrays of tensor messages of one model."""
+    """Reads the arrays of the tensors of one model."""
 
     def __init__(
         self,
@@ -77,7 +77,15 @@ class TensorReader:
         spans: Sequence[Span] = (),
         mapped: bool = True,
     ) -> None:
-        """Read tensors whose bytes `strip` took out of ``buffer``, and files in ``folder``."""
+        """Prepare to read the tensors of a model.
+
+        Args:
+            folder: Folder of external data; None refuses external data.
+            buffer: The serialized model.
+            key: Key of the external data entries that `strip` made.
+            spans: Bytes of the tensors that `strip` took out of the message.
+            mapped: Whether arrays are views of mapped files; False copies them.
+        """
         self._folder = folder
         self._buffer = buffer
         self._key = key
@@ -117,10 +125,10 @@ class TensorReader:
         return self._counted(tensor_from_proto(proto))
 
     def weight(self, proto: TensorProto) -> Array | Unchecked:
-        """Return what `array` does for an initializer, or the same to be checked when it is read.
+        """Return the array of an initializer; a subclass may return one checked at first read.
 
         Raises:
-            ModelError: as `array` says.
+            ModelError: see `array`.
         """
         return self.array(proto)
 
@@ -209,22 +217,27 @@ class TensorReader:
     def dense(self, values: TensorProto, indices: TensorProto, dims: Sequence[int]) -> Array:
         """Return the dense array of a sparse tensor.
 
+        Args:
+            values: The values that are not zero, of shape [n].
+            indices: int64 indices of shape [n] into the flattened array, or [n, rank].
+            dims: Shape of the dense array.
+
         Raises:
             ModelError: indices are out of range, or the dense array would be over 2 GB.
         """
-        data, places, shape = self.array(values), self.array(indices), tuple(dims)
+        data, where, shape = self.array(values), self.array(indices), tuple(dims)
         if any(dim < 0 for dim in shape) or math.prod(shape) * data.itemsize > _MAX_DENSE:
             raise _damaged(values, f"its dense dims {shape[:8]} are negative or over 2 GB")
-        if data.ndim != 1 or places.dtype != np.int64 or not shape:
+        if data.ndim != 1 or where.dtype != np.int64 or not shape:
             raise _damaged(values, "a sparse tensor has a list of values and int64 indices")
-        if places.shape == (data.size, len(shape)):
-            if places.size and ((places < 0) | (places >= np.array(shape))).any():
+        if where.shape == (data.size, len(shape)):
+            if where.size and ((where < 0) | (where >= np.array(shape))).any():
                 raise _damaged(values, f"its indices are outside of dims {shape[:8]}")
-            flat = np.ravel_multi_index(tuple(places.T), shape) if places.size else places[:, 0]
-        elif places.shape == (data.size,):
-            flat = places
+            flat = np.ravel_multi_index(tuple(where.T), shape) if where.size else where[:, 0]
+        elif where.shape == (data.size,):
+            flat = where
         else:
-            raise _damaged(values, f"it has {data.size} values and indices of {places.shape}")
+            raise _damaged(values, f"it has {data.size} values and indices of {where.shape}")
         total = math.prod(shape)
         self._count(total * data.itemsize)
         if flat.size and (flat.min() < 0 or flat.max() >= total):

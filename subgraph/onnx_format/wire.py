@@ -1,8 +1,8 @@
-"""The wire form of ONNX files: take the bytes of large tensors out before the message is parsed.
+"""Removal of the bytes of large tensors from a serialized model before it is parsed.
 
 `strip` walks a serialized ModelProto once and returns a small message for the onnx parser, in which
-every large tensor has an entry of ``external_data`` that numbers the place of its bytes in the
-file. Weights are so never copied, and files over protobuf's 2 GB can be read.
+every large tensor has an entry of ``external_data`` with the number of its `Span` in the file.
+Weights are never copied that way, and files over protobuf's limit of 2 GB can be read.
 
 Source: the protobuf encoding, https://protobuf.dev/programming-guides/encoding/.
 """
@@ -16,13 +16,13 @@ from subgraph.errors import ModelError
 
 Buffer = mmap.mmap | bytes
 
-# Smaller tensors are left to the parser.
+# Tensors below this many bytes stay in the message.
 LARGE = 4096
 # Protobuf's own limit on nested messages; it keeps damaged files from nesting without end.
 _MAX_DEPTH = 100
 
 _MODEL, _GRAPH, _FUNCTION, _NODE, _ATTRIBUTE, _TENSOR = range(6)
-# What to look into, by message and field number (onnx.proto).
+# Fields that hold messages with tensors, by message and field number (onnx.proto).
 _CHILDREN: dict[int, dict[int, int]] = {
     _MODEL: {7: _GRAPH, 25: _FUNCTION},
     _GRAPH: {1: _NODE, 5: _TENSOR},
@@ -37,7 +37,7 @@ _EXTERNAL_DATA = 13
 
 
 class Span(NamedTuple):
-    """Where a tensor's elements lie: bytes [offset, offset + length) of the file, and its field."""
+    """Elements of a tensor: bytes [offset, offset + length) of the file, and their field number."""
 
     offset: int
     length: int
@@ -45,11 +45,11 @@ class Span(NamedTuple):
 
 
 def strip(buffer: Buffer, key: str) -> tuple[bytes, list[Span]]:
-    """Return the model without the bytes of its large tensors, and where these bytes lie.
+    """Return the model without the bytes of its large tensors, and the spans of these bytes.
 
     Args:
         buffer: The serialized model.
-        key: Key of the external data entries; nobody who wrote the file can know it.
+        key: Key of the external data entries, random so that no file can contain it.
 
     Raises:
         ModelError: the bytes are not in protobuf's wire form, or end too early.
@@ -71,7 +71,7 @@ def varint(number: int) -> bytes:
 
 
 def delimited(field: int, length: int) -> bytes:
-    """Return the head of a field that holds ``length`` bytes."""
+    """Return the tag and length that precede the ``length`` bytes of a field."""
     return varint(field << 3 | 2) + varint(length)
 
 
@@ -95,7 +95,18 @@ class _Stripper:
     def message(
         self, begin: int, end: int, kind: int, chunks: list[bytes], depth: int
     ) -> tuple[bool, int]:
-        """Append the stripped form of a message to ``chunks``; whether it differs, its length."""
+        """Append the stripped form of a message to ``chunks``.
+
+        Args:
+            begin: Offset of the message in the buffer.
+            end: Offset of its end.
+            kind: The message type, one of the constants above.
+            chunks: Receives the bytes, if the message changes.
+            depth: Number of messages around this one.
+
+        Returns:
+            Whether the message changes, and the length of its new form.
+        """
         if depth > _MAX_DEPTH:
             raise ModelError(
                 f"messages are nested more than {_MAX_DEPTH} deep; the file is damaged"
@@ -104,7 +115,7 @@ class _Stripper:
             return self._tensor(begin, end, chunks)
         children = _CHILDREN[kind]
         buffer = self._buffer
-        changed, length, kept, position = False, 0, begin, begin
+        changed, length, copied, position = False, 0, begin, begin
         while position < end:
             start = position
             tag = buffer[position]
@@ -124,20 +135,20 @@ class _Stripper:
             if differs:
                 changed = True
                 head = delimited(tag >> 3, size)
-                chunks.append(buffer[kept:start])
+                chunks.append(buffer[copied:start])
                 chunks.append(head)
                 chunks.extend(inside)
-                length += start - kept + len(head) + size
-                kept = position
+                length += start - copied + len(head) + size
+                copied = position
             else:
                 del self.spans[spans:]
         if changed:
-            chunks.append(buffer[kept:end])
-            length += end - kept
+            chunks.append(buffer[copied:end])
+            length += end - copied
         return changed, length
 
     def _delimited(self, position: int, end: int) -> tuple[int, int]:
-        """Return where the bytes of a length-delimited field begin and end."""
+        """Return the offsets of the begin and end of a length-delimited field's bytes."""
         if position >= end:
             raise _damaged(position)
         size = self._buffer[position]
@@ -157,7 +168,7 @@ class _Stripper:
         return position
 
     def _tensor(self, begin: int, end: int, chunks: list[bytes]) -> tuple[bool, int]:
-        """Take the elements out of one tensor, if they stand in one large piece."""
+        """Take the elements out of one tensor, if one field holds them and they are large."""
         found: list[tuple[int, int, int, int]] = []
         position = begin
         while position < end:

@@ -1,10 +1,10 @@
-"""From a Graph to ONNX's ModelProto: values to unique names, subgraph nodes to local functions.
+"""Conversion of a Graph to an ONNX ModelProto: the first step of ``sg.save``.
 
-First step of ``sg.save``; `subgraph.onnx_format.file` then writes the weights, which are left out
-here. A subgraph node becomes the call of a model-local function of domain "subgraph", a function
-that was kept the call of one under its own name; its notes say what `subgraph.onnx_format.reader`
-needs to make the node again. Parameters that only bodies inside such a
-function use are passed to it as hidden inputs, because functions cannot hold weights.
+The message has no initializers for the weights of the graph; `subgraph.onnx_format.file` writes
+them. A subgraph node becomes a call of a model-local function of domain "subgraph", whose metadata
+lets `subgraph.onnx_format.reader` restore the node; a function loaded with ``functions="keep"``
+stays a call under its own name. Parameters that only bodies inside a function use are passed to it
+as hidden inputs, because functions cannot hold weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from onnx.helper import find_min_ir_version_for, make_opsetid
 from subgraph._version import __version__
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter, Snapshot
-from subgraph.onnx_format.kept import kept_of, write_back, write_back_model
+from subgraph.onnx_format.extra_fields import (
+    extra_fields_of,
+    write_extra_fields,
+    write_extra_model_fields,
+)
 from subgraph.onnx_format.opsets import all_graphs, choose_opsets
 from subgraph.onnx_format.reader import HIDDEN, MARK, RECORD
 from subgraph.operators.protobuf import attr_to_proto, tensor_to_proto, type_to_proto
@@ -38,9 +42,9 @@ from subgraph.partition.op_note import saved_metadata
 from subgraph.partition.record import KEY, PartitionRecord, record_of
 from subgraph.partition.saved import dump_record
 
-# Notes of nodes and functions, and types inside functions, came with this IR version.
+# First IR version with metadata of nodes and functions, and with types inside functions.
 _IR_NOTES = 10
-# Before it, initializers had to be inputs too.
+# First IR version in which initializers need not be inputs.
 _IR_PLAIN = 4
 
 
@@ -54,7 +58,7 @@ class _Names:
     taken: set[str] = attrs.field(factory=set[str])
 
     def fresh(self, name: str) -> str:
-        """Return ``name``, or one like it that nothing here or around has."""
+        """Reserve and return ``name``, with a number if this or an outer scope has it."""
         unique, number = name, 0
         while self._has(unique):
             number += 1
@@ -71,7 +75,7 @@ class _Names:
         return False
 
     def weight(self, parameter: Parameter) -> str | None:
-        """Return the name of a parameter here or around."""
+        """Return the name of a parameter in this or an outer scope; None if it has none."""
         scope: _Names | None = self
         while scope is not None:
             if parameter in scope.weights:
@@ -93,8 +97,9 @@ class _Names:
 class GraphWriter:
     """Converts one graph.
 
-    Then ``weights`` lists what the model's initializers have to hold, ``names`` under which name
-    each parameter is there.
+    Attributes:
+        weights: Name and array of each initializer that the caller must write; set by `model`.
+        names: Name of each parameter in the file; set by `model`.
     """
 
     def __init__(self, graph: Graph, *, records: bool = True) -> None:
@@ -105,14 +110,16 @@ class GraphWriter:
             records: Whether to write the records of partitions, which `explain` reads.
 
         Raises:
-            ModelError: there is no operator set in which all its nodes hold.
+            ModelError: no operator set version fits all its nodes.
         """
         self._graph = graph
         self._records = records
         self._opsets = choose_opsets(graph)
         graphs = all_graphs(graph)
         used = [p for g in graphs for p in g.parameters.values()]
-        self._states = Snapshot([*used, *(p for g in graphs for p in kept_of(g).unused)]).states
+        self._states = Snapshot(
+            [*used, *(p for g in graphs for p in extra_fields_of(g).unused)]
+        ).states
         self._functions: dict[Graph, FunctionProto] = {}
         self._function_names: set[tuple[str, str, str]] = set()
         self._hidden: dict[Graph, list[Parameter]] = {}
@@ -138,13 +145,13 @@ class GraphWriter:
         self.weights = [(name, self._states[p].array) for p, name in names.weights.items()]
         _add_notes(proto, graph.metadata)
         _add_notes(proto.graph, {**origin.get("graph_metadata", {}), **self._record(graph)})
-        write_back_model(kept_of(graph), graph, proto)
+        write_extra_model_fields(extra_fields_of(graph), graph, proto)
         written = {id(function): function for function in self._functions.values()}
         proto.functions.extend(written.values())
         calling = (node for graph in all_graphs(graph) for node in graph.nodes)
         proto.opset_import.extend(self._imports(calling))
         stated = min(origin.get("ir_version", 0), onnx.IR_VERSION)
-        # A file that states these operator sets under an older version is taken by its word.
+        # A file that stated these operator sets with an older IR version keeps that version.
         as_stated = stated and self._opsets == graph.opsets
         proto.ir_version = max(
             0 if as_stated else find_min_ir_version_for(proto.opset_import, ignore_unknown=True),
@@ -179,12 +186,12 @@ class GraphWriter:
     def _hidden_of(self, inner: Graph) -> list[Parameter]:
         """Return the parameters that the function of ``inner`` needs besides its inputs."""
         if inner not in self._hidden:
-            given = {value.parameter for value in inner.inputs}
+            own = {value.parameter for value in inner.inputs}
             needed = dict.fromkeys(inner.parameters.values())
             for node in (node for graph in _bodies(inner) for node in graph.nodes):
                 if node.subgraph is not None:
                     needed.update(dict.fromkeys(self._hidden_of(node.subgraph)))
-            self._hidden[inner] = [p for p in needed if p not in given]
+            self._hidden[inner] = [p for p in needed if p not in own]
         return self._hidden[inner]
 
     def _fill(self, proto: GraphProto, graph: Graph, names: _Names) -> None:
@@ -209,11 +216,11 @@ class GraphWriter:
             for parameter, home in self._home.items():
                 if home is graph and parameter not in names.weights:
                     names.weights[parameter] = names.fresh(parameter.name)
-        kept = kept_of(graph)
-        for parameter in kept.unused:
+        extra = extra_fields_of(graph)
+        for parameter in extra.unused:
             if parameter not in self._home:
                 names.weights[parameter] = names.fresh(parameter.name)
-        self._notes |= any(notes for _, notes in kept.values.values())
+        self._notes |= any(notes for _, notes in extra.values.values())
         if body:
             for parameter, name in names.weights.items():
                 proto.initializer.append(tensor_to_proto(self._states[parameter].array, name))
@@ -226,16 +233,16 @@ class GraphWriter:
             if copy:
                 proto.node.add(op_type="Identity", input=[names(value)], output=[copy])
             proto.output.append(_info(copy or names(value), value))
-        write_back(kept, proto)
+        write_extra_fields(extra, proto)
 
     def _copied_outputs(self, graph: Graph, names: _Names) -> list[str]:
-        """Return for each output the name of a copy that has to be made, empty for none."""
+        """Return for each output the name of the copy that it needs; "" if it needs none."""
         seen: set[str] = set()
         outside = set(graph.captures)
         copies: list[str] = []
         for value in graph.outputs:
             name = names(value)
-            # A model may list a value twice, and give a weight as it is; a body may not.
+            # A model may list a value twice and return a weight; the body of a node may not.
             copied = names.parent is not None and (
                 name in seen
                 or value in outside
@@ -271,7 +278,7 @@ class GraphWriter:
                     infos.append(_info(names.of[value], value))
 
     def _write_nodes(self, protos: Any, graph: Graph, names: _Names) -> None:
-        docs = kept_of(graph).nodes
+        docs = extra_fields_of(graph).nodes
         for node in graph.nodes:
             if node.subgraph is None:
                 proto = protos.add(op_type=node.op_type, domain=node.domain)
@@ -294,7 +301,7 @@ class GraphWriter:
                 _add_notes(proto, notes)
 
     def _record(self, graph: Graph) -> dict[str, str]:
-        """Return the note that holds the record of a graph's partition, if it has any."""
+        """Return the metadata with the record of a graph's partition; empty without a record."""
         record = record_of(graph.attrs.get(KEY)) if self._records else PartitionRecord()
         if not record.runs:
             return {}
@@ -327,7 +334,7 @@ class GraphWriter:
     # Functions
 
     def _function(self, node: Node) -> FunctionProto:
-        """Return the function of a subgraph node; write it if it is new."""
+        """Return the function of a subgraph node, converted at its first use."""
         inner = node.subgraph
         assert inner is not None, "only called for subgraph nodes"
         if inner not in self._functions:
@@ -335,8 +342,8 @@ class GraphWriter:
         return self._functions[inner]
 
     def _named(self, node: Node, proto: FunctionProto) -> FunctionProto:
-        """Give a function its name; of a kept one that says the same as before, return that."""
-        if _is_kept(node):
+        """Name a function; return the earlier one if a loaded function occurs a second time."""
+        if _is_loaded_function(node):
             domain, base = node.domain, node.op_type
             for known in self._functions.values():
                 if (known.domain, known.name) == (domain, base):
@@ -374,7 +381,7 @@ class GraphWriter:
         proto.input.extend(names.weights[parameter] for parameter in hidden)
         proto.attribute.extend(node.attrs)
         self._write_nodes(proto.node, inner, names)
-        if not _is_kept(node):
+        if not _is_loaded_function(node):
             self._write_types(proto.value_info, inner, names, {})
         for value in inner.outputs:
             made = names(value)
@@ -405,8 +412,8 @@ class GraphWriter:
         yield from (make_opsetid(domain, version) for domain, version in found.items())
 
 
-def _is_kept(node: Node) -> bool:
-    """Return whether a subgraph node is the call of a function that was kept, not a region."""
+def _is_loaded_function(node: Node) -> bool:
+    """Return whether a subgraph node is a call of a loaded function, not a region."""
     foreign = node.domain not in ("", DOMAIN)
     return foreign and find_schema(node.op_type, node.domain, node.version) is None
 

@@ -1,7 +1,8 @@
-"""What an ONNX file says that a Graph has no place for: kept beside it, and written back.
+"""Fields of ONNX files that have no counterpart in a Graph, preserved from `load` to `save`.
 
-Descriptions of nodes and values, initializers that nothing uses, training graphs, annotations. It
-is bound to names: what became of a node or value that a pass replaced is not written.
+These are descriptions of nodes and values, unused initializers, training graphs and annotations.
+They are stored by name in the attributes of the graph, so that those of a node or value which a
+pass replaced are not written.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from subgraph.graph.parameters import Parameter
 from subgraph.onnx_format.checks import text_of
 from subgraph.operators.messages import GraphProto, ModelProto
 
-KEY = "onnx_kept"
+KEY = "onnx_extra_fields"
 _Notes = tuple[str, dict[str, str]]
 
 
 @attrs.frozen(eq=False)
-class Kept:
-    """What was said of one graph or body.
+class ExtraFields:
+    """Fields of one graph or body.
 
     Attributes:
         unused: Initializers that nothing in the graph uses.
         nodes: Descriptions of nodes by name.
-        values: Description and notes of values by name.
-        graph: Serialized messages of the graph by field name.
-        model: Serialized messages of the model by field name.
-        doc: Description of the graph, where the model has one of its own or neither has.
+        values: Description and metadata of values by name.
+        graph: Serialized messages of the GraphProto by field name.
+        model: Serialized messages of the ModelProto by field name.
+        doc: Description of the GraphProto if the model or the graph has one, else None.
     """
 
     unused: tuple[Parameter, ...] = ()
@@ -41,32 +42,32 @@ class Kept:
     doc: str | None = None
 
 
-_EMPTY = Kept()
+_EMPTY = ExtraFields()
 _GRAPH_FIELDS = ("quantization_annotation",)
 _MODEL_FIELDS = ("training_info", "configuration")
 
 
-def kept_of(graph: Graph) -> Kept:
-    """Return what is kept beside a graph."""
+def extra_fields_of(graph: Graph) -> ExtraFields:
+    """Return the preserved fields of a graph; empty ones if it was not loaded from ONNX."""
     found: Any = graph.attrs.get(KEY)
-    return found if isinstance(found, Kept) else _EMPTY
+    return found if isinstance(found, ExtraFields) else _EMPTY
 
 
-def keep(
+def store_extra_fields(
     graph: Graph,
     proto: GraphProto,
     nodes: Iterable[tuple[Node, str]],
     weights: Iterable[Value],
     model: ModelProto | None = None,
 ) -> None:
-    """Keep beside ``graph`` what its message says besides.
+    """Store the fields of a message that the graph made from it does not represent.
 
     Args:
-        graph: The graph, complete.
-        proto: Its message.
-        nodes: Nodes with descriptions.
-        weights: Values of its initializers.
-        model: The model, if it is the model's graph.
+        graph: The complete graph; its attributes are changed.
+        proto: The message of the graph.
+        nodes: Nodes that have a description, with it.
+        weights: Values of the initializers.
+        model: The message of the model, if ``graph`` is its main graph.
     """
     ends = {*graph.inputs, *graph.outputs}
     unused = tuple(v.parameter for v in weights if v.parameter and not v.uses and v not in ends)
@@ -83,7 +84,7 @@ def keep(
     if model is not None and (proto.doc_string or model.doc_string):
         doc = text_of(proto.doc_string)
     if unused or docs or values or inside or around or doc is not None:
-        graph.attrs[KEY] = Kept(unused, docs, values, inside, around, doc)
+        graph.attrs[KEY] = ExtraFields(unused, docs, values, inside, around, doc)
 
 
 def _noted(entries: Iterable[Any]) -> dict[str, str]:
@@ -95,28 +96,34 @@ def _messages(proto: Any, fields: Sequence[str]) -> dict[str, list[bytes]]:
     return {name: messages for name, messages in found.items() if messages}
 
 
-def write_back(kept: Kept, proto: GraphProto) -> None:
-    """Write what is kept into the message of a graph whose values are written."""
-    if kept.values:
+def write_extra_fields(extra: ExtraFields, proto: GraphProto) -> None:
+    """Add preserved fields to the message of a graph, after its values were written."""
+    if extra.values:
         for info in (*proto.value_info, *proto.input, *proto.output):
-            doc, notes = kept.values.get(info.name, ("", {}))
+            doc, notes = extra.values.get(info.name, ("", {}))
             info.doc_string = doc
             for key, text in notes.items():
                 info.metadata_props.add(key=key, value=text)
-    _restore(proto, kept.graph)
+    _restore(proto, extra.graph)
 
 
-def write_back_model(kept: Kept, graph: Graph, proto: ModelProto) -> None:
-    """Write what is kept of the model itself; descriptions go where they were."""
-    _restore(proto, kept.model)
-    if kept.doc is None:
+def write_extra_model_fields(extra: ExtraFields, graph: Graph, proto: ModelProto) -> None:
+    """Add preserved fields to the message of a model.
+
+    Args:
+        extra: The preserved fields.
+        graph: The main graph, whose description belongs to the model or to its GraphProto.
+        proto: The message, with its graph written.
+    """
+    _restore(proto, extra.model)
+    if extra.doc is None:
         return
-    proto.graph.doc_string = kept.doc
-    if graph.doc == kept.doc:
+    proto.graph.doc_string = extra.doc
+    if graph.doc == extra.doc:
         proto.doc_string = ""
 
 
-def _restore(proto: Any, kept: Mapping[str, Sequence[bytes]]) -> None:
-    for name, messages in kept.items():
+def _restore(proto: Any, fields: Mapping[str, Sequence[bytes]]) -> None:
+    for name, messages in fields.items():
         for content in messages:
             getattr(proto, name).add().ParseFromString(content)
