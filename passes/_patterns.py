@@ -19,6 +19,7 @@ from subgraph.errors import PartitionError, SubgraphError
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, Shape, TensorType
+from subgraph.operators.random import is_random
 from subgraph.operators.reference import evaluate
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.operators.shape_values import LIMIT
@@ -26,16 +27,6 @@ from subgraph.partition.property import SubgraphProperty
 from subgraph.partition.selector import Reject, SubgraphSelector
 
 FLOATS = frozenset({"float32", "float64"})
-_RANDOM = frozenset(
-    {
-        "RandomNormal",
-        "RandomUniform",
-        "RandomNormalLike",
-        "RandomUniformLike",
-        "Multinomial",
-        "Bernoulli",
-    }
-)
 
 
 @attrs.frozen(eq=False)
@@ -161,7 +152,7 @@ def weight_values(graph: Graph) -> set[Value]:
     """Return the results of all nodes that work on parameters alone."""
     found: set[Value] = set()
     for node in graph.nodes:
-        if not node.inputs or node.captures or node.op_type in _RANDOM or node.bodies:
+        if not node.inputs or node.captures or is_random(node) or node.bodies:
             continue
         if all(v in found or v.parameter is not None for v in node.sources):
             found.update(node.outputs)

@@ -9,17 +9,13 @@ from pathlib import Path
 
 import attrs
 
+from subgraph.operators.random import RANDOM_OPERATORS
 from wrong_sizes.damage import Case, Damaged
 from wrong_sizes.reasons import reason
 from wrong_sizes.runs import Answer, differs, in_onnxruntime, model_of, ours, told
 from wrong_sizes.samples import Operand
 
-_RANDOM = frozenset(
-    (
-        *("Bernoulli", "BiasDropout", "Dropout", "Multinomial"),
-        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    )
-)
+_RANDOM = RANDOM_OPERATORS | {"BiasDropout", "Dropout"}
 
 
 @attrs.frozen

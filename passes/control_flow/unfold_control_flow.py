@@ -19,9 +19,9 @@ from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, numpy_dtype
 from subgraph.operators.bodies import check_node
 from subgraph.operators.operator import scanned_inputs
+from subgraph.operators.random import is_random
 from subgraph.operators.shape_values import LIMIT
 from subgraph.operators.type_inference import infer_graph
-from subgraph.passes.simplify.cse import RANDOM
 from subgraph.transform.pass_manager import apply_pass, register_pass
 
 from .unfold_sequences import Sequences, concerns_sequences, constant, made_for, stacked
@@ -355,7 +355,7 @@ def _elements(value: Value) -> int | None:
 
 def _must_stay(node: Node) -> bool:
     """Return whether a node may stand in one place only: it keeps state, or draws numbers."""
-    return node.op is not None or node.op_type in RANDOM
+    return node.op is not None or is_random(node)
 
 
 def _length(value: Value, axis: int) -> int | None:

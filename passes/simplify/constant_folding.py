@@ -19,10 +19,9 @@ from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array, TensorType, dtype_of, numpy_dtype
 from subgraph.operators.evaluation import evaluate
 from subgraph.operators.operator import infer_types
+from subgraph.operators.random import is_random
 from subgraph.partition.constants import constant_array
 from subgraph.transform.pass_manager import register_pass
-
-from .cse import RANDOM
 
 # Their results can be far larger than their inputs; not computed unless the size is known before.
 _GROWING = frozenset(
@@ -91,7 +90,7 @@ class ConstantFolding:
 
     def _evaluate(self, node: Node, known: Mapping[Value, Array]) -> Sequence[Array | None]:
         """Return the arrays of the node's outputs, None for what is not to be replaced."""
-        if node.domain or node.subgraph is not None or node.captures or node.op_type in RANDOM:
+        if node.domain or node.subgraph is not None or node.captures or is_random(node):
             return ()
         if node.op_type in ("Shape", "Size"):
             return _by_shape(node)

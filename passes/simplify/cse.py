@@ -7,19 +7,9 @@ from typing import Any
 import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
+from subgraph.operators.random import is_random
 from subgraph.transform.pass_manager import register_pass
 
-# Each node of these gives something else although its inputs are the same.
-RANDOM = frozenset(
-    {
-        "Bernoulli",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
-)
 _DOMAINS = frozenset({"", "ai.onnx.ml"})
 
 
@@ -52,13 +42,7 @@ def _replacements(graph: Graph) -> dict[Value, Value]:
 
 def _key(node: Node, replaced: dict[Value, Value], ends: set[Value]) -> Any:
     """Return what two nodes have in common when one can stand for both; None if none can."""
-    if (
-        node.domain not in _DOMAINS
-        or node.subgraph is not None
-        or node.captures
-        or node.op_type in RANDOM
-        or (node.op_type == "Dropout" and len(node.inputs) > 2)
-    ):
+    if node.domain not in _DOMAINS or node.subgraph is not None or node.captures or is_random(node):
         return None
     attributes: list[Any] = []
     for name in sorted(node.attrs):

@@ -8,6 +8,7 @@ import numpy as np
 
 from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.types import DTYPE_OF_ONNX, TensorType
+from subgraph.operators.random import may_train
 from subgraph.transform.pass_manager import register_pass
 
 
@@ -65,14 +66,7 @@ def _single(node: Node) -> bool:
 
 
 def _dropout(node: Node) -> bool:
-    if node.version and node.version < 7:
-        return bool(node.attrs.get("is_test", 0))
-    if len(node.inputs) < 3 or node.inputs[2] is None:
-        return True
-    training = node.inputs[2].producer
-    if training is None or training.op_type != "Constant" or "value" not in training.attrs:
-        return False
-    return not np.asarray(training.attrs["value"]).any()
+    return not may_train(node)
 
 
 def _cast(node: Node) -> bool:

@@ -17,16 +17,11 @@ from subgraph.graph.graph import Graph, Node, Value
 from subgraph.graph.parameters import Parameter
 from subgraph.graph.types import Array
 from subgraph.operators.evaluation import evaluate
+from subgraph.operators.random import is_random
 
 _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
 # The operand that is a shape: an initializer there is a constant, since types follow from it.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}
-_RANDOM = frozenset(
-    {
-        *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike"),
-        *("RandomUniform", "RandomUniformLike"),
-    }
-)
 
 
 def constant_array(node: Node) -> Array | None:
@@ -67,7 +62,7 @@ def _is_constant(node: Node, known: set[Value], inputs: set[Value]) -> bool:
         else:
             return False
     plain = not node.domain and node.subgraph is None and not node.captures
-    return bool(count) and plain and node.op_type not in _RANDOM and not node.bodies
+    return bool(count) and plain and not is_random(node) and not node.bodies
 
 
 def constant_arrays(nodes: Sequence[Node]) -> dict[Value, Array]:

@@ -50,6 +50,7 @@ from subgraph.graph.limits import (
 from subgraph.graph.parameters import Parameter, Versions
 from subgraph.graph.types import Array, TensorType, ValueType, numpy_dtype
 from subgraph.operators.evaluation import evaluate
+from subgraph.operators.random import is_random
 from subgraph.operators.requirements import check_operands, has_requirement
 from subgraph.operators.shape_values import from_array, has_symbolic, is_arithmetic, to_array
 from subgraph.runtime.control_flow import is_branching
@@ -356,7 +357,7 @@ class Planner:
 
     def _constant_node(self, node: Node, inputs: Sequence[Operand | None]) -> bool:
         """Compute a node on constants now, or make its outputs weights; False: it has to run."""
-        if node.bodies or node.op_type in _RANDOM:
+        if node.bodies or is_random(node):
             return False
         if any(o is not None and o.known is not None and has_symbolic(o.known) for o in inputs):
             return False  # it differs from call to call
@@ -614,12 +615,6 @@ class Planner:
             if operand.storage.root()[0].kind in ("arena", "output"):
                 lives.keep(operand.storage)
         return lives
-
-
-_RANDOM = {
-    *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike"),
-    *("Multinomial", "Bernoulli", "Dropout"),
-}
 
 
 def constant(name: str, array: Array, dtype: str | None = None) -> Operand:
