@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.composite.cpu import delegate
@@ -21,6 +21,7 @@ from subgraph.ops.shared.range_check_cpu import emit_range_check
 from subgraph.ops.shared.strides import contiguous
 from subgraph.ops.shared.tile_planning import FLOATS
 
+from .arguments import BiasArguments
 from .fused_cpu import Heads, Request, emit_attention, ordered, split_heads
 
 _WORK = 4096  # numbers of the mask that are worth a thread
@@ -67,8 +68,9 @@ def attention(node: Node, low: Lowering) -> None:
     if len(low.outputs) < 4 and softcap == 0.0:
         frontier = causal and mask is low.optional(3)
         # What a fusion made of Softmax gives NaN there, as Softmax does.
-        spare = node.subgraph is None
-        emit_attention(low, Request(q, k, v, out, mask, scale, frontier, sizes.past, spare))
+        zero_unseen = node.subgraph is None
+        request = Request(q, k, v, out, mask, scale, frontier, sizes.past, zero_unseen)
+        emit_attention(low, request)
         return
     if flags is None:
         mask, flags = _mask(node, low, sizes, causal, always=True)
@@ -135,13 +137,28 @@ def _mask(
     steps = [0 if s == 1 else step for s, step in zip(full, strides, strict=True)]
     if counts is not None:
         emit_range_check(low, counts, "nonpad_kv_seqlen", 0, sizes.keys)
-    words: list[Word] = [made, given or 0, *steps[:3], 1 if given is not None else 0]
-    words += [full[3], heads, sizes.queries, sizes.keys, int(causal), sizes.past, *windows]
-    words += [counts or 0, flags]
+    arguments = BiasArguments(
+        y=made,
+        mask=given or 0,
+        mask_batch=steps[0],
+        mask_head=steps[1],
+        mask_row=steps[2],
+        mask_key=1 if given is not None else 0,
+        mask_keys=full[3],
+        heads=heads,
+        queries=sizes.queries,
+        keys=sizes.keys,
+        causal=int(causal),
+        past=sizes.past,
+        left=windows[0],
+        right=windows[1],
+        counts=counts or 0,
+        flags=flags,
+    )
     kind = "" if given is None else given.dtype
     kernel = Kernel("subgraph.ops.attention.mask_kernels", "bias", dtype=dtype, mask=kind)
     rows = sizes.batch * heads * sizes.queries
-    low.emit(kernel, words, rows, grain=max(1, _WORK // sizes.keys), bytes=made.nbytes)
+    low.emit(kernel, arguments, rows, grain=max(1, _WORK // sizes.keys), bytes=made.nbytes)
     return made, flags
 
 

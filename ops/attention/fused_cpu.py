@@ -10,13 +10,15 @@ from collections.abc import Sequence
 
 import attrs
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.primitives import primitive
 from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, tiles
 from subgraph.system import host
+
+from .arguments import AttentionArguments, FewQueriesArguments
 
 _KEYS = 512  # keys of a block at most
 _KEYS_LOW = 192  # the same for low tiles
@@ -74,7 +76,7 @@ class Request:
     scale: float
     causal: bool
     offset: int = 0
-    spare: bool = False  # a query that may look at no key gives 0, not NaN
+    zero_unseen: bool = False  # a query that may look at no key gives 0, not NaN
 
 
 @lowering("FusedAttention", domain=INTERNAL_DOMAIN, dtypes=FLOATS)
@@ -129,35 +131,79 @@ def emit_attention(low: Lowering, r: Request) -> None:
         return
     panels = -(-queries // of.width)
     together = _panels(of, panels, batch * heads, low.threads, (depth + values + 3) * of.width)
-    block = _block(of, keys)
-    k_turned, v_turned = r.k.steps[3] != 1, r.v.steps[3] != 1
-    k_pitch = _copied(of, r.k, block, together)
-    v_pitch = _copied(of, r.v, block, together)
-    elements = ((depth + values + 3) * together + block) * of.width
-    copies = k_pitch * (depth if k_turned else block) + v_pitch * (values if v_turned else block)
-    scratch = low.scratch(elements * of.item + copies, per_worker=True)
-
-    def bytes_of(steps: Sequence[int]) -> list[int]:
-        return [step * of.item for step in steps]
-
-    words: list[Word] = [r.q.operand, r.k.operand, r.v.operand, r.out.operand, r.mask or 0]
-    words += [queries, keys, depth, values, heads, heads // shared]
-    words += bytes_of(r.q.steps[:3])
-    words += [*bytes_of(_lines(r.k)), int(k_turned), *bytes_of(_lines(r.v)), int(v_turned)]
-    words += [*bytes_of(r.out.steps[:3]), *bytes_of(steps)]
-    words += [of.panel(across=k_turned), of.panel(across=not v_turned), r.scale]
-    words += [int(r.causal), r.offset, block, together, scratch, scratch.nbytes]
-    words += [k_pitch, v_pitch, int(r.spare)]
     units = batch * heads * -(-panels // together)
     flops = 2 * batch * heads * queries * keys * (depth + values)
     low.emit(
         Kernel("subgraph.ops.attention.kernels", "attention", **of.variant),
-        words,
+        _arguments(low, r, of, steps, together),
         units,
         # A vector takes as long with fewer queries than fill it.
         grain=grain(units, flops * round_up(queries, of.lanes) // queries),
         flops=flops,
         bytes=_moved(r, of),
+    )
+
+
+def _arguments(
+    low: Lowering, r: Request, of: Tiles, mask_steps: Sequence[int], together: int
+) -> AttentionArguments:
+    """Return the arguments of `attention` with so many panels of queries together in a unit."""
+    _, heads, queries, depth = r.q.sizes
+    _, shared, keys, values = r.v.sizes
+    block = _block(of, keys)
+    k_across, v_across = r.k.steps[3] != 1, r.v.steps[3] != 1
+    k_pitch = _copied(of, r.k, block, together)
+    v_pitch = _copied(of, r.v, block, together)
+    elements = ((depth + values + 3) * together + block) * of.width
+    copies = k_pitch * (depth if k_across else block) + v_pitch * (values if v_across else block)
+    scratch = low.scratch(elements * of.item + copies, per_worker=True)
+    q, k, v, y = (
+        [step * of.item for step in steps]
+        for steps in (r.q.steps, _lines(r.k), _lines(r.v), r.out.steps)
+    )
+    mask = [step * of.item for step in mask_steps]
+    return AttentionArguments(
+        q=r.q.operand,
+        k=r.k.operand,
+        v=r.v.operand,
+        y=r.out.operand,
+        mask=r.mask or 0,
+        queries=queries,
+        keys=keys,
+        key_size=depth,
+        value_size=values,
+        heads=heads,
+        sharing=heads // shared,
+        q_batch=q[0],
+        q_head=q[1],
+        q_row=q[2],
+        k_batch=k[0],
+        k_head=k[1],
+        k_line=k[2],
+        k_across=int(k_across),
+        v_batch=v[0],
+        v_head=v[1],
+        v_line=v[2],
+        v_across=int(v_across),
+        y_batch=y[0],
+        y_head=y[1],
+        y_row=y[2],
+        mask_batch=mask[0],
+        mask_head=mask[1],
+        mask_row=mask[2],
+        mask_key=mask[3],
+        k_panel=of.panel(across=k_across),
+        v_panel=of.panel(across=not v_across),
+        scale=r.scale,
+        causal=int(r.causal),
+        offset=r.offset,
+        keys_block=block,
+        panels=together,
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+        k_pitch=k_pitch,
+        v_pitch=v_pitch,
+        zero_unseen=int(r.zero_unseen),
     )
 
 
@@ -189,24 +235,53 @@ def _emit_few(low: Lowering, r: Request, of: Tiles, mask: Sequence[int]) -> None
         for steps in (q, out, mask):
             steps[1:3] = [steps[1] * rows, steps[1]]
         heads, group = shared, 1
-    turned = r.k.steps[3] != 1
     scratch = low.scratch((rows * round_up(keys, of.lanes) + rows) * of.item, per_worker=True)
-    words: list[Word] = [r.q.operand, r.k.operand, r.v.operand, r.out.operand, r.mask or 0]
-    words += [rows, keys, depth, values, heads, group]
-    for strides in (q[:3], r.k.steps, r.v.steps, out[:3], mask):
-        words += [step * of.item for step in strides]
-    words += [0, r.scale, int(_hides(r)), r.offset, 0, scratch, scratch.nbytes, 0, int(r.spare)]
+    q, k, v, out, mask = (
+        [step * of.item for step in steps] for steps in (q, r.k.steps, r.v.steps, out, mask)
+    )
+    arguments = FewQueriesArguments(
+        q=r.q.operand,
+        k=r.k.operand,
+        v=r.v.operand,
+        y=r.out.operand,
+        mask=r.mask or 0,
+        queries=rows,
+        keys=keys,
+        key_size=depth,
+        value_size=values,
+        heads=heads,
+        sharing=group,
+        q_batch=q[0],
+        q_head=q[1],
+        q_row=q[2],
+        k_batch=k[0],
+        k_head=k[1],
+        k_row=k[2],
+        k_element=k[3],
+        v_batch=v[0],
+        v_head=v[1],
+        v_row=v[2],
+        v_element=v[3],
+        y_batch=out[0],
+        y_head=out[1],
+        y_row=out[2],
+        mask_batch=mask[0],
+        mask_head=mask[1],
+        mask_row=mask[2],
+        mask_key=mask[3],
+        scale=r.scale,
+        causal=int(_hides(r)),
+        offset=r.offset,
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+        zero_unseen=int(r.zero_unseen),
+    )
     flops = 2 * batch * heads * rows * keys * (depth + values)
     moved = _moved(r, of)
+    variant = {"dtype": of.dtype, "lanes": of.lanes, "across": r.k.steps[3] != 1}
     low.emit(
-        Kernel(
-            "subgraph.ops.attention.row_kernels",
-            "few_queries",
-            dtype=of.dtype,
-            lanes=of.lanes,
-            turned=turned,
-        ),
-        words,
+        Kernel("subgraph.ops.attention.row_kernels", "few_queries", **variant),
+        arguments,
         batch * heads,
         grain=grain(batch * heads, flops + 2 * moved),
         flops=flops,

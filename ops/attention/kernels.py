@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.emit import item_bytes
-from subgraph.engine.codegen.simd import call_kernel, ld, ld_f64, vec
+from subgraph.engine.codegen.simd import call_kernel, ld, vec
 from subgraph.engine.codegen.tile import arg, put, stack_words
 from subgraph.engine.codegen.tiling import (
     T_A,
@@ -29,38 +30,23 @@ from subgraph.engine.codegen.tiling import (
 from subgraph.engine.codegen.transpose import transposer
 from subgraph.engine.codegen.vmath import function
 
+from .arguments import AttentionArguments
+
 # Where the lines of the block of K and V are and how far apart, behind the words of a panel.
 _K_AT, _K_STEP, _V_AT, _V_STEP = range(T_WORDS, T_WORDS + 4)
 _words = stack_words(T_WORDS + 4)
 
 
 def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None]:
-    """Return the fused attention; a unit is some panels of ``nv * lanes`` queries of one head.
+    """Return the kernel of `AttentionArguments`.
 
-    All strides are bytes. Elements of Q and of the output along a row are contiguous. K and V are
-    lines of adjacent elements: each the elements of one key, or one element of all keys.
-
-    Words::
-
-        0 Q  1 K  2 V  3 output  4 mask, added to the scaled scores (0: none)
-        5 queries  6 keys  7 size of a key  8 size of a value  9 heads  10 query heads of a key head
-        11 12 13 strides of Q: batch, head, query
-        14 15 16 of K: batch, head, line  17 a line of K is an element of all keys (1)
-        18 19 20 of V: batch, head, line  21 a line of V is an element of all keys (1)
-        22 23 24 of the output: batch, head, query
-        25 26 27 28 of the mask: batch, head, query (0: one row for all), key
-        29 panel for K's kind of lines  30 panel for V's  31 scale (float64)
-        32 causal: 1 if query q sees keys up to q + word 33 only  33 offset
-        34 keys of a block  35 panels of a unit
-        36 scratch, aligned to 64 bytes  37 its bytes per worker
-        38 39 bytes between the lines of copies of K's and V's blocks, 0: they are read in place
-        40 a query that may look at no key gives 0 (1), not NaN (0)
-
-    A worker's scratch holds ``size of a key + size of a value + 3`` rows of ``nv * lanes`` elements
-    for each panel of a unit, a row for each key of a block, and the copies. A mask with a stride of
-    queries needs keys one element apart.
-    Units: batch * heads * ceil(panels / panels of a unit).
+    Args:
+        dtype: Of the elements, ``"float32"`` or ``"float64"``.
+        lanes: Elements of a vector.
+        mr: Most rows of a panel's tile.
+        nv: Vectors of a row of a panel: a panel is ``nv * lanes`` queries.
     """
+    arguments = view_of(AttentionArguments)
     v = vec(dtype, lanes)
     load, store, splat, zero = v.load, v.store, v.splat, v.zero
     largest, select, iota = v.max, v.select, v.iota
@@ -191,14 +177,13 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
 
     @register_jitable
     def block_lines(
-        args: int, at: int, which: int, key: int, keys: int, length: int, pitch: int, to: int
+        pitch: int, to: int, at: int, step: int, across: int, key: int, keys: int, length: int
     ) -> tuple[int, int]:
-        """Return where the lines of a block of K (14) or V (18) are and how far apart."""
-        step, turned = arg(args, which + 2), arg(args, which + 3)
-        at += key * (item if turned != 0 else step)
+        """Return the address of the lines of a block of K or V, and the bytes between them."""
+        at += key * (item if across != 0 else step)
         if pitch == 0:
             return at, step
-        if turned != 0:
+        if across != 0:
             copy(at, step, length, keys, to, pitch)
         else:
             copy(at, step, keys, length, to, pitch)
@@ -206,11 +191,18 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
 
     @register_jitable
     def attend(
-        args: int, t: int, place: int, first: int, key: int, keys: int, mask: int, scores: int
+        a: AttentionArguments,
+        t: int,
+        place: int,
+        first: int,
+        key: int,
+        keys: int,
+        mask: int,
+        scores: int,
     ) -> None:
         """Attend with a panel of queries to a block of keys, whose lines ``t`` holds."""
-        depth, values = arg(args, 7), arg(args, 8)
-        count = min(width, arg(args, 5) - first)
+        depth, values = a.key_size, a.value_size
+        count = min(width, a.queries - first)
         vectors = (count + lanes - 1) // lanes
         row = width * item
         out, state = place + depth * row, place + (depth + values) * row
@@ -218,7 +210,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         put(t, T_IRS, 0)
         put(t, T_INIT, 0)
         if mask != 0:
-            step, key_step = arg(args, 27), arg(args, 28)
+            step, key_step = a.mask_row, a.mask_key
             at = mask + first * step + key * key_step
             if step == 0 and key_step == item:
                 put(t, T_RBIAS, at)
@@ -230,9 +222,9 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         put(t, T_B, place)
         put(t, T_C, scores)
         put(t, T_KIN, depth)
-        call_kernel(arg(args, 29), t, keys, vectors, 0)
-        limit = key - arg(args, 33) - first
-        if arg(args, 32) != 0:
+        call_kernel(a.k_panel, t, keys, vectors, 0)
+        limit = key - a.offset - first
+        if a.causal != 0:
             hide_future(limit, keys, vectors, scores)
         soften(scores, keys, vectors, state, key > 0)
         put(t, T_RBIAS, 0)
@@ -244,57 +236,62 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
         put(t, T_B, scores)
         put(t, T_C, out)
         put(t, T_KIN, keys)
-        call_kernel(arg(args, 30), t, values, vectors, 0)
+        call_kernel(a.v_panel, t, values, vectors, 0)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
+        a = arguments(args)
         t = _words()
-        queries, keys, depth, values = arg(args, 5), arg(args, 6), arg(args, 7), arg(args, 8)
-        heads, keys_block, panels = arg(args, 9), arg(args, 34), arg(args, 35)
+        queries, keys, depth, values = a.queries, a.keys, a.key_size, a.value_size
+        heads, keys_block, panels = a.heads, a.keys_block, a.panels
         row = width * item
         place_bytes = (depth + values + 3) * row
-        places = arg(args, 36) + worker * arg(args, 37)
+        places = a.scratch + worker * a.scratch_bytes
         scores = places + panels * place_bytes
         k_copy = scores + keys_block * row
-        v_copy = k_copy + arg(args, 38) * (depth if arg(args, 17) != 0 else keys_block)
+        v_copy = k_copy + a.k_pitch * (depth if a.k_across != 0 else keys_block)
         pieces = (queries + panels * width - 1) // (panels * width)
         for unit in range(begin, end):
             start = unit % pieces * panels * width
             stop = min(queries, start + panels * width)
             head, batch = unit // pieces % heads, unit // pieces // heads
-            q = arg(args, 0) + batch * arg(args, 11) + head * arg(args, 12)
-            key_head = head // arg(args, 10)
-            k = arg(args, 1) + batch * arg(args, 14) + key_head * arg(args, 15)
-            v_at = arg(args, 2) + batch * arg(args, 18) + key_head * arg(args, 19)
-            mask = arg(args, 4)
+            q = a.q + batch * a.q_batch + head * a.q_head
+            key_head = head // a.sharing
+            k = a.k + batch * a.k_batch + key_head * a.k_head
+            v_at = a.v + batch * a.v_batch + key_head * a.v_head
+            mask = a.mask
             if mask != 0:
-                mask += batch * arg(args, 25) + head * arg(args, 26)
+                mask += batch * a.mask_batch + head * a.mask_head
             for first in range(start, stop, width):
                 place = places + (first - start) // width * place_bytes
-                step, count = arg(args, 13), min(width, queries - first)
-                pack_queries(q + first * step, step, count, depth, place, ld_f64(args + 8 * 31))
+                step, count = a.q_row, min(width, queries - first)
+                pack_queries(q + first * step, step, count, depth, place, a.scale)
             seen = keys
-            if arg(args, 32) != 0:
-                seen = max(min(keys, stop + arg(args, 33)), 1)
+            if a.causal != 0:
+                seen = max(min(keys, stop + a.offset), 1)
             for key in range(0, seen, keys_block):
                 taken = min(keys_block, seen - key)
-                at, step = block_lines(args, k, 14, key, taken, depth, arg(args, 38), k_copy)
+                at, step = block_lines(
+                    a.k_pitch, k_copy, k, a.k_line, a.k_across, key, taken, depth
+                )
                 put(t, _K_AT, at)
                 put(t, _K_STEP, step)
-                at, step = block_lines(args, v_at, 18, key, taken, values, arg(args, 39), v_copy)
+                at, step = block_lines(
+                    a.v_pitch, v_copy, v_at, a.v_line, a.v_across, key, taken, values
+                )
                 put(t, _V_AT, at)
                 put(t, _V_STEP, step)
                 for first in range(start, stop, width):
                     place = places + (first - start) // width * place_bytes
                     of_panel = taken
-                    if arg(args, 32) != 0:
-                        last = min(first + width, queries) + arg(args, 33)
+                    if a.causal != 0:
+                        last = min(first + width, queries) + a.offset
                         of_panel = min(taken, max(last, 1) - key)
                     if of_panel > 0:
-                        attend(args, t, place, first, key, of_panel, mask, scores)
-            out = arg(args, 3) + batch * arg(args, 22) + head * arg(args, 23)
+                        attend(a, t, place, first, key, of_panel, mask, scores)
+            out = a.y + batch * a.y_batch + head * a.y_head
             for first in range(start, stop, width):
                 place = places + (first - start) // width * place_bytes
-                step, count = arg(args, 24), min(width, queries - first)
+                step, count = a.y_row, min(width, queries - first)
                 write(
                     out + first * step,
                     step,
@@ -302,7 +299,7 @@ def attention(*, dtype: str, lanes: int, mr: int, nv: int) -> Callable[..., None
                     values,
                     place + depth * row,
                     place + (depth + values) * row,
-                    arg(args, 40),
+                    a.zero_unseen,
                 )
 
     return kernel

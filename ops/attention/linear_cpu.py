@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.composite.cpu import delegate
 from subgraph.ops.elementwise.cpu import cast_to, emit_cast, temporary
 from subgraph.ops.elementwise.expressions import text
+
+from .arguments import LinearAttentionArguments
 
 # Whether the state decays, and whether a token replaces what the state says of its key.
 _RULES = {
@@ -49,10 +51,26 @@ def linear_attention(node: Node, low: Lowering) -> None:
     scratch = low.scratch(8 * values, per_worker=True)
     scale = float(node.attrs.get("scale", 0.0)) or keys**-0.5
     assert state is not None, "there is a state of its own where none is wanted"
-    words: list[Word] = [query, key, value, begin or 0, decay, beta, y, state]
-    words += [tokens, heads, owners, keys, values, scale]
-    words += [decay.shape[2] // owners if isinstance(decay, Operand) else 1]
-    words += [beta.shape[2] if isinstance(beta, Operand) else 1, scratch, scratch.nbytes]
+    arguments = LinearAttentionArguments(
+        query=query,
+        key=key,
+        value=value,
+        past=begin or 0,
+        decay=decay,
+        beta=beta,
+        y=y,
+        state=state,
+        tokens=tokens,
+        heads=heads,
+        owners=owners,
+        keys=keys,
+        values=values,
+        scale=scale,
+        decays=decay.shape[2] // owners if isinstance(decay, Operand) else 1,
+        betas=beta.shape[2] if isinstance(beta, Operand) else 1,
+        scratch=scratch,
+        scratch_bytes=scratch.nbytes,
+    )
     kernel = Kernel(
         "subgraph.ops.attention.linear_kernels",
         "linear_attention",
@@ -62,6 +80,6 @@ def linear_attention(node: Node, low: Lowering) -> None:
         past=past is not None,
     )
     flops = 2 * tokens * batch * owners * keys * values * (2 + heads // owners)
-    low.emit(kernel, words, batch * owners, grain=1, flops=flops, bytes=2 * y.nbytes)
+    low.emit(kernel, arguments, batch * owners, grain=1, flops=flops, bytes=2 * y.nbytes)
     if held is not None and held is not state:
         emit_cast(low, state, held)

@@ -8,50 +8,45 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, memcpy, st
-from subgraph.ops.movement.kernels import arg
+
+from .arguments import LinearAttentionArguments
 
 Function = Callable[..., Any]
-_word = ld("float64")
 _REAL: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
 _ITEM = {"float32": 4, "float64": 8}
 
 
 def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Function:
-    """Return the kernel of one update rule.
+    """Return the kernel of `LinearAttentionArguments` for one update rule.
 
     Args:
         dtype: ``"float32"`` or ``"float64"``.
         gated: Whether the state decays.
         delta: Whether a token replaces what the state says of its key, not adds to it.
         past: Whether there is a state to begin with; else it is zero.
-
-    Words: ``0 query [batch, tokens, heads * keys], 1 key [batch, tokens, own * keys],
-    2 value [batch, tokens, own * values], 3 past state, 4 exp(decay), 5 beta,
-    6 y [batch, tokens, heads * values], 7 state [batch, own, keys, values], 8 tokens, 9 heads,
-    10 own heads of keys and values, 11 keys, 12 values, 13 scale, 14 decays of a head (1 or keys),
-    15 betas of a token (1 or own), 16 scratch, 17 bytes of it for each worker``.
-    Units: batch * own.
     """
+    arguments = view_of(LinearAttentionArguments)
     load, store = ld(dtype), st(dtype)
     item, real = _ITEM[dtype], _REAL[dtype]
 
     @register_jitable
-    def update(args: int, token: int, own: int, state: int, spare: int) -> None:
-        keys, values, heads = arg(args, 11), arg(args, 12), arg(args, 10)
-        key = arg(args, 1) + (token * heads + own) * keys * item
-        value = arg(args, 2) + (token * heads + own) * values * item
+    def update(a: LinearAttentionArguments, token: int, own: int, state: int, spare: int) -> None:
+        keys, values, heads = a.keys, a.values, a.owners
+        key = a.key + (token * heads + own) * keys * item
+        value = a.value + (token * heads + own) * values * item
         if gated:
-            each = arg(args, 14)
-            decay = arg(args, 4) + (token * heads + own) * each * item
+            each = a.decays
+            decay = a.decay + (token * heads + own) * each * item
             for i in range(keys):
                 factor = load(decay + i % each * item)
                 row = state + i * values * item
                 for j in range(values):
                     store(row + j * item, load(row + j * item) * factor)
         if delta:
-            each = arg(args, 15)
-            beta = load(arg(args, 5) + (token * each + own % each) * item)
+            each = a.betas
+            beta = load(a.beta + (token * each + own % each) * item)
             for j in range(values):
                 store(spare + j * item, load(value + j * item))
             for i in range(keys):
@@ -70,10 +65,10 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
                 store(row + j * item, load(row + j * item) + factor * load(value + j * item))
 
     @register_jitable
-    def answer(args: int, token: int, head: int, state: int, scale: Any) -> None:
-        keys, values, heads = arg(args, 11), arg(args, 12), arg(args, 9)
-        query = arg(args, 0) + (token * heads + head) * keys * item
-        y = arg(args, 6) + (token * heads + head) * values * item
+    def answer(a: LinearAttentionArguments, token: int, head: int, state: int, scale: Any) -> None:
+        keys, values, heads = a.keys, a.values, a.heads
+        query = a.query + (token * heads + head) * keys * item
+        y = a.y + (token * heads + head) * values * item
         for j in range(values):
             store(y + j * item, real(0))
         for i in range(keys):
@@ -83,22 +78,23 @@ def linear_attention(*, dtype: str, gated: bool, delta: bool, past: bool) -> Fun
                 store(y + j * item, load(y + j * item) + factor * load(row + j * item))
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        tokens, heads, owners = arg(args, 8), arg(args, 9), arg(args, 10)
-        size = arg(args, 11) * arg(args, 12) * item
-        scale, shared = real(_word(args + 104)), heads // owners
-        spare = arg(args, 16) + worker * arg(args, 17)
+        a = arguments(args)
+        tokens, heads, owners = a.tokens, a.heads, a.owners
+        size = a.keys * a.values * item
+        scale, shared = real(a.scale), heads // owners
+        spare = a.scratch + worker * a.scratch_bytes
         for unit in range(begin, end):
             sample, own = unit // owners, unit % owners
-            state = arg(args, 7) + unit * size
+            state = a.state + unit * size
             if past:
-                memcpy(state, arg(args, 3) + unit * size, size)
+                memcpy(state, a.past + unit * size, size)
             else:
                 for i in range(size // item):
                     store(state + i * item, real(0))
             for t in range(tokens):
                 token = sample * tokens + t
-                update(args, token, own, state, spare)
+                update(a, token, own, state, spare)
                 for head in range(own * shared, (own + 1) * shared):
-                    answer(args, token, head, state, scale)
+                    answer(a, token, head, state, scale)
 
     return kernel

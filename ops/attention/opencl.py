@@ -1,22 +1,22 @@
-"""Attention on OPENCL: one kernel with an online softmax, no scores in memory; all masks."""
+"""Attention on OPENCL: a kernel with an online softmax, no scores in memory; RotaryEmbedding."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported, Word
+from subgraph.engine.planner.lowering import Lowering, Unsupported, Word
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.shared.opencl_code import line, number, register, require, storage
 
+from .arguments import BiasArguments, RotateArguments
 from .fused_cpu import Request, mask_steps
 
-cl_shared("Attention")
+cl_shared("Attention", "RotaryEmbedding")
 cl_shared("FusedAttention", domain=INTERNAL_DOMAIN)
 _KEYS = 16  # of a block
 _QUERIES = 64  # of a GPU's group
@@ -50,7 +50,7 @@ def emit_attention(low: Lowering, r: Request) -> None:
         "DEPTH": depth,
         "MASKED": int(r.mask is not None),
         "SHARED": int(gpu),
-        "SPARE": int(r.spare),
+        "SPARE": int(r.zero_unseen),
         "T": register(dtype),
         "VALUES": values,
     }
@@ -72,22 +72,43 @@ def emit_attention(low: Lowering, r: Request) -> None:
 
 
 @cl_kernel("subgraph.ops.attention.mask_kernels", "bias")
-def bias(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
-    """Launch what writes a mask with its frontiers, windows and paddings."""
+def bias(low: ClLowering, kernel: Kernel, a: BiasArguments) -> None:
+    """Launch what writes a mask with causality, windows and padding."""
     variant: dict[str, Any] = dict(kernel.variant)
     dtype, mask = variant["dtype"], variant["mask"]
     require(low, dtype)
-    y, given, *numbers, counts, flags = words
-    assert isinstance(flags, Operand)
     group = _QUERIES if low.traits.is_gpu else 1
     defines: dict[str, str | int] = {
-        "COUNTED": int(isinstance(counts, Operand)),
+        "COUNTED": int(a.counts != 0),
         "GROUP": group,
         "M": storage(mask or "uint8"),
         "MASK": ("", "bool", dtype).index(mask),
         "T": register(dtype),
     }
-    arguments = [flags.size, y, given or y, *numbers, counts or y, flags]
-    ranges = line(low, flags.size) if group == 1 else ((flags.size * group,), (group,))
+    arguments = [a.flags.size, a.y, a.mask or a.y, a.mask_batch, a.mask_head, a.mask_row]
+    arguments += [a.mask_key, a.mask_keys, a.heads, a.queries, a.keys, a.causal, a.past]
+    arguments += [a.left, a.right, a.counts or a.y, a.flags]
+    count = a.flags.size
+    ranges = line(low, count) if group == 1 else ((count * group,), (group,))
     source = ClSource("attention/kernels", defines=tuple(sorted(defines.items())))
     low.launch(source, "bias", arguments, *ranges)
+
+
+@cl_kernel("subgraph.ops.attention.rotary_kernels", "rotate")
+def rotate(low: ClLowering, kernel: Kernel, r: RotateArguments) -> None:
+    """Launch RotaryEmbedding."""
+    variant: dict[str, Any] = dict(kernel.variant)
+    dtype = variant["dtype"]
+    require(low, dtype)
+    known = not isinstance(r.positions, int)
+    flags = {"PAIRS": int(variant["interleaved"]), "POSITIONS": int(known)}
+    defines: dict[str, str | int] = {"T": register(dtype), **flags}
+    places = [r.x, r.y, r.cosines, r.sines, r.positions if known else r.x]
+    strides = (r.batch_stride, r.head_stride, r.token_stride)
+    elements = [stride // r.x.itemsize for stride in strides]
+    low.launch(
+        ClSource("attention/rotary", defines=tuple(sorted(defines.items()))),
+        "turn",
+        [r.x.size, *places, r.heads, r.tokens, r.size, r.half, *elements, r.rows],
+        *line(low, r.x.size),
+    )

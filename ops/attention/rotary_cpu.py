@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from subgraph.engine.planner.lowering import Lowering, Unsupported, Word, lowering
+from subgraph.engine.planner.lowering import Lowering, Unsupported, lowering
 from subgraph.engine.toolchain.kernel import Kernel
 from subgraph.graph.graph import Node
 from subgraph.ops.shared.range_check_cpu import emit_range_check
 
-_WORK = 8192  # elements that are worth a thread
+from .arguments import RotateArguments
+
+# Elements of a unit range at least: fewer take less time than a thread to start on them.
+_WORK = 8192
 
 
 @lowering("RotaryEmbedding", dtypes=("float32", "float64"))
@@ -28,18 +31,32 @@ def rotary(node: Node, low: Lowering) -> None:
             raise Unsupported("RotaryEmbedding of rank 3 without num_heads")
         size = hidden // heads
         steps = (tokens * hidden, size, hidden)
-    turned = int(node.attrs.get("rotary_embedding_dim", 0)) or size
+    rotated = int(node.attrs.get("rotary_embedding_dim", 0)) or size
     half, rows = cosines.shape[-1], cosines.size // cosines.shape[-1]
-    if 2 * half != turned or cosines.dtype != x.dtype or sines.shape != cosines.shape:
-        raise Unsupported(f"RotaryEmbedding of {turned} elements by {half} angles")
+    if 2 * half != rotated or cosines.dtype != x.dtype or sines.shape != cosines.shape:
+        raise Unsupported(f"RotaryEmbedding of {rotated} elements by {half} angles")
     if rows < batch * tokens and positions is None:
         raise Unsupported(f"RotaryEmbedding with angles for {rows} of {batch * tokens} tokens")
     if positions is not None and positions.dtype != "int64":
         raise Unsupported(f"RotaryEmbedding with positions of {positions.dtype}")
     if positions is not None:
         emit_range_check(low, positions, "position_ids", 0, rows - 1)
-    words: list[Word] = [x, y, cosines, sines, positions or 0, heads, tokens, size, half]
-    words += [*(step * item for step in steps), rows]
+    batch_stride, head_stride, token_stride = (step * item for step in steps)
+    arguments = RotateArguments(
+        x=x,
+        y=y,
+        cosines=cosines,
+        sines=sines,
+        positions=positions or 0,
+        heads=heads,
+        tokens=tokens,
+        size=size,
+        half=half,
+        batch_stride=batch_stride,
+        head_stride=head_stride,
+        token_stride=token_stride,
+        rows=rows,
+    )
     kernel = Kernel(
         "subgraph.ops.attention.rotary_kernels",
         "rotate",
@@ -48,4 +65,4 @@ def rotary(node: Node, low: Lowering) -> None:
         interleaved=bool(node.attrs.get("interleaved", 0)),
     )
     grain = max(1, _WORK // (heads * size))
-    low.emit(kernel, words, batch * tokens, grain=grain, flops=6 * x.size, bytes=2 * x.nbytes)
+    low.emit(kernel, arguments, batch * tokens, grain=grain, flops=6 * x.size, bytes=2 * x.nbytes)

@@ -1,40 +1,41 @@
-"""The kernel of RotaryEmbedding: pairs of elements turned by the angle of their position."""
+"""The kernel of RotaryEmbedding: pairs of elements rotated by the angle of their position."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from subgraph.engine.codegen.argument_views import view_of
 from subgraph.engine.codegen.simd import ld, ld_i64, memcpy, st, vec
-from subgraph.ops.movement.kernels import arg
+
+from .arguments import RotateArguments
 
 
 def rotate(*, dtype: str, lanes: int, interleaved: bool) -> Callable[..., None]:
-    """Return the kernel; a pair is (2 i, 2 i + 1) when ``interleaved``, else (i, i + half).
+    """Return the kernel of `RotateArguments`.
 
-    Words::
-
-        0 x  1 y  2 cosines  3 sines, rows of "half" elements  4 positions (int64; 0: none, the
-        row of a token is its number)  5 heads  6 tokens of a sequence  7 elements of a head
-        8 half  9, 10, 11 bytes between batch entries, heads, tokens  12 rows of the cosines
-
-    Units: batch * tokens.
+    Args:
+        dtype: Of the elements.
+        lanes: Elements of a vector.
+        interleaved: A pair is the elements (2 i, 2 i + 1) of a head; else (i, i + half).
     """
+    arguments = view_of(RotateArguments)
     v = vec(dtype, lanes)
     load_m, store_m, mask_n, item = v.load_m, v.store_m, v.mask_n, v.itemsize
     load, store = ld(dtype), st(dtype)
 
     def kernel(args: int, begin: int, end: int, worker: int) -> None:
-        tokens, size, half = arg(args, 6), arg(args, 7), arg(args, 8)
+        r = arguments(args)
+        tokens, size, half = r.tokens, r.size, r.half
         part = half * item
         for unit in range(begin, end):
             row = unit
-            if arg(args, 4) != 0:
-                row = min(max(ld_i64(arg(args, 4) + 8 * unit), 0), arg(args, 12) - 1)
-            cosines, sines = arg(args, 2) + row * part, arg(args, 3) + row * part
-            base = unit // tokens * arg(args, 9) + unit % tokens * arg(args, 11)
-            for head in range(arg(args, 5)):
-                x = arg(args, 0) + base + head * arg(args, 10)
-                y = arg(args, 1) + base + head * arg(args, 10)
+            if r.positions != 0:
+                row = min(max(ld_i64(r.positions + 8 * unit), 0), r.rows - 1)
+            cosines, sines = r.cosines + row * part, r.sines + row * part
+            base = unit // tokens * r.batch_stride + unit % tokens * r.token_stride
+            for head in range(r.heads):
+                x = r.x + base + head * r.head_stride
+                y = r.y + base + head * r.head_stride
                 if interleaved:
                     for i in range(half):
                         at = 2 * i * item

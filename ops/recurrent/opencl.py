@@ -1,28 +1,25 @@
-"""LSTM, GRU, RNN, LSTM of bytes and RotaryEmbedding on OPENCL: the CPU's shapes, other kernels."""
+"""LSTM, GRU, RNN and LSTM of bytes on OPENCL: the CPU's shapes, other kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from subgraph.engine.planner.lowering import Lowering, Operand, Word
-from subgraph.engine.toolchain.kernel import Kernel
+from subgraph.engine.planner.lowering import Lowering, Word
 from subgraph.graph.graph import Node
 from subgraph.graph.types import Array
-from subgraph.opencl.lowering import ClLowering, cl_kernel, cl_lowering, cl_primitive, cl_shared
+from subgraph.opencl.lowering import ClLowering, cl_lowering, cl_primitive, cl_shared
 from subgraph.opencl.runtime import ClSource, definitions
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.elementwise.cpu import temporary
-from subgraph.ops.shared.opencl_code import line, number, register, require
+from subgraph.ops.shared.opencl_code import number, register, require
 
 from .bytes import per_column
 from .bytes_cpu import read_byte_cells
 from .cpu import Cells, input_products, last_bias
 
-cl_shared("LSTM", "GRU", "RNN", "RotaryEmbedding")
+cl_shared("LSTM", "GRU", "RNN")
 _TEAM = 128  # work-items of a GPU that share a sequence
 _BLOCK = 16  # neighbouring columns that a CPU sums in registers
 # By the standard's names in lower case; ``a`` and ``b`` are alpha and beta.
@@ -138,24 +135,3 @@ def _strides(c: Cells) -> list[int]:
     if c.batch_first:
         return [wide, steps * wide, row, hidden, row, steps * row, hidden]
     return [batch * wide, wide, hidden, batch * hidden, batch * row, hidden, batch * hidden]
-
-
-@cl_kernel("subgraph.ops.attention.rotary_kernels", "rotate")
-def rotate(low: ClLowering, kernel: Kernel, words: Sequence[Word]) -> None:
-    """Launch RotaryEmbedding."""
-    variant: dict[str, Any] = dict(kernel.variant)
-    dtype = variant["dtype"]
-    require(low, dtype)
-    x, y, cosines, sines, positions, heads, tokens, size, half, *steps, rows = words
-    assert isinstance(x, Operand)
-    known = not isinstance(positions, int)
-    flags = {"PAIRS": int(variant["interleaved"]), "POSITIONS": int(known)}
-    defines: dict[str, str | int] = {"T": register(dtype), **flags}
-    places = [x, y, cosines, sines, positions if known else x]
-    elements = [step // x.itemsize for step in steps if isinstance(step, int)]
-    low.launch(
-        ClSource("attention/rotary", defines=tuple(sorted(defines.items()))),
-        "turn",
-        [x.size, *places, heads, tokens, size, half, *elements, rows],
-        *line(low, x.size),
-    )
