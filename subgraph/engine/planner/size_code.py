@@ -1,13 +1,12 @@
-"""Code that computes a plan's sizes while its program runs, from what a trace wrote down.
+"""Code that computes a plan's sizes while its program runs: the kernel emitter of size expressions.
 
-A `Trace` holds expressions as text, for Python; here they become rows for the compiled interpreter
-of `subgraph.engine.program.size_kernels`. Each row belongs to a level: the read after which all
-that it needs is known.
+It turns the expressions of a trace (`subgraph.graph.size_expressions`) into rows for the compiled
+interpreter of `subgraph.engine.program.size_kernels`. Each row belongs to a level: the read after
+which all operands of the row are known.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,39 +14,24 @@ import numpy as np
 
 from subgraph.engine.planner.lowering import Unsupported
 from subgraph.engine.program import abi
-from subgraph.graph.symbolic import Trace, float_bits, is_symbolic
+from subgraph.graph import size_expressions as expressions
+from subgraph.graph.size_expressions import Expression, Guard, Operand, Operation, float_bits
+from subgraph.graph.symbolic import Trace, is_symbolic
 from subgraph.graph.types import Array
 
-_Row = tuple[int, int, int, int]  # operation, target or what must come out, operands
+_Row = tuple[int, int, int, int]  # operation, target or required outcome, operands
 _CODES = {name: code for code, name in enumerate(abi.SIZE_OPERATIONS)}
-_WHOLE: dict[type[ast.AST], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.BitAnd: "and",
-    ast.BitOr: "or",
-    ast.BitXor: "xor",
-    ast.LShift: "shl",
-    ast.RShift: "shr",
-}
-_FLOATING: dict[type[ast.AST], str] = {
-    ast.Add: "fadd",
-    ast.Sub: "fsub",
-    ast.Mult: "fmul",
-    ast.Div: "fdiv",
-}
-_FUNCTIONS = {"abs": ("abs", "fabs"), "max": ("max", "fmax"), "min": ("min", "fmin")}
-_ROUNDED = ("ceil", "floor", "trunc")
-# Operator of a comparison: the guard, whether its operands change sides, whether it is denied.
-_COMPARED: dict[type[ast.AST], tuple[str, bool, bool]] = {
-    ast.Eq: ("eq", False, False),
-    ast.NotEq: ("eq", False, True),
-    ast.Lt: ("lt", False, False),
-    ast.LtE: ("le", False, False),
-    ast.Gt: ("lt", True, False),
-    ast.GtE: ("le", True, False),
+_DIVISIONS = frozenset({expressions.TRUEDIV, expressions.FLOORDIV, expressions.MOD})
+_TO_INTEGER = frozenset({expressions.CEIL, expressions.FLOOR, expressions.TRUNC})
+# The interpreter has three comparisons: which stands for each operation, whether its operands
+# change sides, and whether its outcome is negated.
+_COMPARED: dict[Operation, tuple[str, bool, bool]] = {
+    expressions.EQ: ("eq", False, False),
+    expressions.NE: ("eq", False, True),
+    expressions.LT: ("lt", False, False),
+    expressions.LE: ("le", False, False),
+    expressions.GT: ("lt", True, False),
+    expressions.GE: ("le", True, False),
 }
 
 
@@ -55,7 +39,7 @@ class SizeCode:
     """The rows of all levels, and the registers on which they work.
 
     Attributes:
-        registers: One word for each number, constants among them.
+        registers: One int64 for each number, constants among them; a float is held by its bits.
     """
 
     def __init__(self, trace: Trace, results: Sequence[Any], level_of_dim: Sequence[int]) -> None:
@@ -63,39 +47,46 @@ class SizeCode:
 
         Args:
             trace: The trace; it is closed.
-            results: The traced numbers that are wanted.
+            results: The symbolic numbers that are wanted.
             level_of_dim: The level at which each dimension is read.
 
         Raises:
-            Unsupported: it has operations that the interpreter does not know.
+            Unsupported: An operation of the trace is unknown to the interpreter.
         """
         self._rows: list[tuple[int, _Row]] = []
         self._floats: set[int] = set()
         self._levels = [*level_of_dim]
         self._constants: dict[tuple[bool, int], int] = {}
-        self._words = [0] * len(level_of_dim)
-        self._registers: dict[str, int] = {}
-        for defines, text, guard in trace.lines(results):
-            tree = ast.parse(text, mode="eval").body
-            if guard:
-                self._guard(tree)
+        self._values = [0] * len(level_of_dim)
+        self._registers: dict[Expression, int] = {}
+        for statement in trace.statements(results):
+            if isinstance(statement, Guard):
+                self._guard(statement)
             else:
-                self._registers[f"v{defines}"] = self._value(tree)
-        self.registers: Array = np.array(self._words, np.int64)
+                self._registers[statement] = self._result(statement)
+        self.registers: Array = np.array(self._values, np.int64)
 
     def level(self, register: int) -> int:
         """Return the level at which a register has its number."""
         return self._levels[register]
 
     def register(self, number: Any) -> int:
-        """Return where a traced number is."""
-        assert is_symbolic(number), "all others stay as they are"
-        return self._registers[f"v{number.number}"]
+        """Return the register of a symbolic number."""
+        assert is_symbolic(number), "plain numbers do not change"
+        return self._registers[number.expression]
 
     def rows(self, level: int, base: int) -> Array:
-        """Return the rows of a level, for registers that begin at an address."""
+        """Return the rows of a level, for registers that begin at an address.
+
+        Args:
+            level: The level.
+            base: Address of register 0.
+
+        Returns:
+            ``[rows, abi.SIZE_CODE_WORDS]``, int64.
+        """
         guards = _CODES["eq"]
-        made = [
+        rows = [
             (
                 code,
                 target if code >= guards else base + abi.WORD * target,
@@ -105,33 +96,36 @@ class SizeCode:
             for at, (code, target, one, other) in self._rows
             if at == level
         ]
-        return np.array(made, np.int64).reshape(-1, abi.SIZE_CODE_WORDS)
+        return np.array(rows, np.int64).reshape(-1, abi.SIZE_CODE_WORDS)
 
     # ------------------------------------------------------------------ translation
 
     def _new(self, level: int, *, floating: bool) -> int:
-        register = len(self._words)
-        self._words.append(0)
+        register = len(self._values)
+        self._values.append(0)
         self._levels.append(level)
         if floating:
             self._floats.add(register)
         return register
 
     def _constant(self, value: float) -> int:
-        bits = float_bits(value) if isinstance(value, float) else int(value)
-        key = isinstance(value, float), bits
-        register = self._constants.get(key)
+        floating = isinstance(value, float)
+        bits = float_bits(value) if floating else int(value)
+        register = self._constants.get((floating, bits))
         if register is None:
             if not -(1 << 63) <= bits < 1 << 63:
                 raise Unsupported("a number beyond 64 bits among sizes")
-            register = self._constants[key] = self._new(-1, floating=key[0])
-            self._words[register] = bits
+            register = self._constants[floating, bits] = self._new(-1, floating=floating)
+            self._values[register] = bits
         return register
 
     def _emit(self, name: str, *operands: int, floating: bool = False) -> int:
+        code = _CODES.get(name)
+        if code is None:
+            raise Unsupported(f"sizes computed by {name}")
         level = max(0, *(self._levels[register] for register in operands))
         target = self._new(level, floating=floating)
-        self._rows.append((level, (_CODES[name], target, operands[0], operands[-1])))
+        self._rows.append((level, (code, target, operands[0], operands[-1])))
         return target
 
     def _require(self, name: str, one: int, other: int, outcome: bool) -> None:
@@ -143,72 +137,43 @@ class SizeCode:
             return register
         return self._emit("float", register, floating=True)
 
-    def _value(self, tree: ast.expr) -> int:
-        match tree:
-            case ast.Constant(value=int() | float() as value):
-                return self._constant(value)
-            case ast.Name(id="inf" | "nan" as name):
-                return self._constant(float(name))
-            case ast.Name(id=name):
-                return self._registers[name]
-            case ast.Subscript(value=ast.Name(id="dims"), slice=ast.Constant(value=int() as index)):
-                return index
-            case ast.UnaryOp(op=op, operand=operand):
-                return self._unary(op, self._value(operand))
-            case ast.BinOp(left=left, op=op, right=right):
-                return self._binary(op, self._value(left), self._value(right))
-            case ast.Call(func=ast.Name(id=name), args=arguments):
-                return self._call(name, [self._value(each) for each in arguments])
-            case _:
-                raise Unsupported(f"sizes that follow by {ast.unparse(tree)}")
+    def _operand(self, operand: Operand) -> int:
+        if isinstance(operand, Expression):
+            return self._registers[operand]
+        return self._constant(operand)
 
-    def _unary(self, op: ast.unaryop, operand: int) -> int:
-        match op:
-            case ast.UAdd():
-                return operand
-            case ast.USub():
-                return self._binary(ast.Mult(), operand, self._constant(-1))
-            case ast.Invert():
-                return self._emit("invert", operand)
-            case _:
-                raise Unsupported(f"sizes that follow by {type(op).__name__}")
-
-    def _binary(self, op: ast.operator, one: int, other: int) -> int:
-        if one in self._floats or other in self._floats or isinstance(op, ast.Div):
-            name = _FLOATING.get(type(op))
-            operands = [self._floating(register) for register in (one, other)]
-            compared, floating = "feq", True
-        else:
-            name, operands = _WHOLE.get(type(op)), [one, other]
-            compared, floating = "eq", False
-        if name is None:
-            raise Unsupported(f"sizes that follow by {type(op).__name__}")
-        if isinstance(op, (ast.Div, ast.FloorDiv, ast.Mod)):
-            self._require(compared, operands[1], self._constant(0.0 if floating else 0), False)
+    def _result(self, expression: Expression) -> int:
+        """Emit an expression; return the register of its result."""
+        operation = expression.operation
+        if operation is expressions.DIMENSION:
+            (position,) = expression.operands
+            assert type(position) is int, "a dimension has a position"
+            return position
+        operands = [self._operand(operand) for operand in expression.operands]
+        if operation is expressions.POS:
+            return operands[0]
+        if operation is expressions.NEG:
+            operation, operands = expressions.MUL, [operands[0], self._constant(-1)]
+        floats = [register in self._floats for register in operands]
+        if operation is expressions.FLOAT_BITS:
+            return self._emit("or", *[self._floating(operands[0])] * 2)
+        if operation in _TO_INTEGER and all(floats):
+            return self._emit(f"f{operation.name}", *operands)
+        if operation in (expressions.MAX, expressions.MIN) and len({*floats}) > 1:
+            raise Unsupported(f"the {operation.name} of an integer and a float among sizes")
+        floating = any(floats) or operation is expressions.TRUEDIV
+        if floating:
+            operands = [self._floating(register) for register in operands]
+        name = f"f{operation.name}" if floating else operation.name
+        if operation in _DIVISIONS:
+            zero = self._constant(0.0 if floating else 0)
+            self._require("feq" if floating else "eq", operands[1], zero, False)
         return self._emit(name, *operands, floating=floating)
 
-    def _call(self, name: str, operands: Sequence[int]) -> int:
-        floats = [register in self._floats for register in operands]
-        if name == "bits":
-            # The register of a float holds its bits.
-            return self._emit("or", *[self._floating(register) for register in operands] * 2)
-        if name in _FUNCTIONS and len({*floats}) == 1:
-            return self._emit(_FUNCTIONS[name][floats[0]], *operands, floating=floats[0])
-        if name in _ROUNDED and all(floats):
-            return self._emit(name, *operands)
-        if name == "single" and all(floats):
-            return self._emit(name, *operands, floating=True)
-        raise Unsupported(f"sizes that follow by {name}")
-
-    def _guard(self, tree: ast.expr) -> None:
-        outcome = True
-        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
-            tree, outcome = tree.operand, False
-        if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
-            raise Unsupported(f"a decision by {ast.unparse(tree)}")
-        name, swapped, denied = _COMPARED[type(tree.ops[0])]
-        pair = [self._value(tree.left), self._value(tree.comparators[0])]
+    def _guard(self, guard: Guard) -> None:
+        name, swapped, negated = _COMPARED[guard.comparison.operation]
+        pair = [self._operand(operand) for operand in guard.comparison.operands]
         if any(register in self._floats for register in pair):
             name, pair = f"f{name}", [self._floating(register) for register in pair]
         one, other = reversed(pair) if swapped else pair
-        self._require(name, one, other, outcome != denied)
+        self._require(name, one, other, guard.outcome != negated)

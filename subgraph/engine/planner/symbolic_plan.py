@@ -23,7 +23,8 @@ from subgraph.engine.planner.memory import Life, assign_offsets
 from subgraph.engine.planner.plan import Plan, Planner, PlanOptions
 from subgraph.graph.graph import Graph
 from subgraph.graph.parameters import Versions
-from subgraph.graph.symbolic import Evaluate, Trace, is_symbolic, plain
+from subgraph.graph.size_expressions import Evaluate, Expression
+from subgraph.graph.symbolic import Trace, is_symbolic, plain
 from subgraph.graph.types import TensorType, numpy_dtype
 from subgraph.operators.subgraph_op import ProfileEntry
 from subgraph.system import guard_pages
@@ -79,13 +80,13 @@ class _Numbers:
 
     def __init__(self) -> None:
         self.wanted: list[Any] = []
-        self._index: dict[int, int] = {}
+        self._index: dict[Expression, int] = {}
 
     def index(self, number: Any) -> int:
         """Return which of the wanted numbers this one is."""
-        found = self._index.get(number.number)
+        found = self._index.get(number.expression)
         if found is None:
-            found = self._index[number.number] = len(self.wanted)
+            found = self._index[number.expression] = len(self.wanted)
             self.wanted.append(number)
         return found
 
@@ -142,7 +143,7 @@ class _TracedPlanner(Planner):
         known = [plain(size) for size in sizes]
         found = guard_pages.place(known) if guard_pages.MODE else assign_offsets(known, lives)
         offsets, total = found
-        *traced, whole = self.trace.places(sizes, [*offsets, total])
+        *traced, whole = self.trace.memory_plan(sizes, [*offsets, total])
         return traced, whole  # type: ignore[return-value]
 
 
@@ -198,9 +199,10 @@ class Template:
             return None
         try:
             values = self._evaluate(dims, self._place)
+            # An OverflowError, which is an ArithmeticError, for sizes beyond 64 bits.
+            return None if values is None else Instance(self, np.array(values, np.int64))
         except (ArithmeticError, ValueError):
             return None
-        return None if values is None else Instance(self, np.array(values, np.int64))
 
     def laid_out(self, numbers: NDArray[np.int64]) -> ArgumentLayout:
         """Return the whole program of an instance."""

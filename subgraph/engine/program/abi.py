@@ -68,11 +68,13 @@ SIZE_PATCHES: Final = 48
 SIZE_WORDS: Final = 8
 SIZE_CODE_WORDS: Final = 4
 SIZE_PATCH_WORDS: Final = 3
-# Operations on whole numbers, on floats, and guards.
+# Operations on integers, the conversion to float, operations on floats (f...), and comparisons.
+# They are named like those of `subgraph.graph.size_expressions`.
 SIZE_OPERATIONS: Final = (
     *("add", "sub", "mul", "floordiv", "mod", "max", "min", "abs", "and", "or", "xor"),
-    *("shl", "shr", "invert", "float", "fadd", "fsub", "fmul", "fdiv", "fmax", "fmin", "fabs"),
-    *("ceil", "floor", "trunc", "single", "eq", "lt", "le", "feq", "flt", "fle"),
+    *("lshift", "rshift", "invert", "float"),
+    *("fadd", "fsub", "fmul", "ftruediv", "fmax", "fmin", "fabs"),
+    *("fceil", "ffloor", "ftrunc", "fsingle", "eq", "lt", "le", "feq", "flt", "fle"),
 )
 MISFIT: Final = 2  # in the word that ends a run: the sizes are not those of the program
 

@@ -18,12 +18,13 @@ from numba.extending import register_jitable
 from subgraph.engine.codegen.simd import atomic_cas, bits_f64, ld_f64, ld_i32, ld_i64, st_i64
 from subgraph.engine.program import abi
 
-# As ``layout.SIZE_OPERATIONS`` counts them.
+# In the order of `abi.SIZE_OPERATIONS`.
 (_ADD, _SUB, _MUL, _FLOORDIV, _MOD, _MAX, _MIN, _ABS, _AND, _OR, _XOR) = range(11)
 (_SHL, _SHR, _INVERT, _FLOAT, _FADD, _FSUB, _FMUL, _FDIV, _FMAX, _FMIN, _FABS) = range(11, 22)
 (_CEIL, _FLOOR, _TRUNC, _SINGLE, _EQ, _LT, _LE, _FEQ, _FLT, _FLE) = range(22, 32)
-# Of two factors that multiply to less as floats, the product has no more than 64 bits.
+# Two integers whose product as floats is below this have a product of at most 64 bits.
 _MOST_WHOLE = 2.0**63 - 2.0**11
+_MOST_EXACT = 1 << 53  # up to here a float holds every integer
 _LEAST = -(1 << 63)
 _STEP = abi.WORD * abi.SIZE_CODE_WORDS
 _PATCH = abi.WORD * abi.SIZE_PATCH_WORDS
@@ -65,7 +66,7 @@ def _whole(code: int, one: int, other: int) -> Any:
 
 @register_jitable
 def _overflows(code: int, one: int, other: int) -> Any:
-    """Return whether a result has more than 64 bits, which the sizes of no plan have."""
+    """Return whether a result is not exact in 64 bits, which those of a plan's sizes are."""
     a, b = ld_i64(one), ld_i64(other)
     if code == _ADD:
         return ((a ^ (a + b)) & (b ^ (a + b))) < 0
@@ -81,6 +82,8 @@ def _overflows(code: int, one: int, other: int) -> Any:
         return b < 0 or b > 62 or abs(float(a) * 2.0**b) >= _MOST_WHOLE
     if code == _SHR:
         return b < 0 or b > 63
+    if code == _FLOAT:
+        return a < -_MOST_EXACT or a > _MOST_EXACT
     if _CEIL <= code <= _TRUNC:
         return not abs(ld_f64(one)) < _MOST_WHOLE
     return False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-import random
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,12 +13,7 @@ import subgraph as sg
 from subgraph import ops
 from subgraph.engine.planner import data_dependent_plan
 from subgraph.engine.planner.data_dependent_plan import DataDependentPlan
-from subgraph.engine.planner.lowering import Unsupported
-from subgraph.engine.planner.size_code import SizeCode
-from subgraph.engine.program.program import Program, Step
 from subgraph.engine.region import compiled_loop, iterations
-from subgraph.engine.toolchain.kernel import Kernel
-from subgraph.graph.symbolic import Trace, larger, plain, single, smaller
 from subgraph.graph.types import Array
 from subgraph.operators.subgraph_op import Turned
 from tests.support.peer import check_results, session_of
@@ -319,102 +312,3 @@ def test_a_loop_of_sizes_is_cancelled() -> None:
         with pytest.raises(sg.RequestCancelledError):
             request.wait(60)
         timer.join()
-
-
-# ---------------------------------------------------------------------- the code of sizes
-
-
-def _formula(rng: random.Random, numbers: list[Any]) -> Any:
-    """Return a number computed from others, as plans compute sizes."""
-    one, other = rng.choice(numbers), rng.choice(numbers)
-    whole = all(isinstance(plain(n), int) for n in (one, other))
-    simple = [operator.add, operator.sub, operator.mul, operator.truediv, larger, smaller]
-    exact = [operator.floordiv, operator.mod, operator.and_, operator.or_, operator.xor]
-    function = rng.choice(simple + exact if whole else simple)
-    if function in (operator.truediv, operator.floordiv, operator.mod) and not plain(other):
-        return one + 1
-    if function in (larger, smaller) and type(plain(one)) is not type(plain(other)):
-        return one - 3
-    if function is operator.truediv:
-        return single(one / other)
-    if function is operator.mul and abs(plain(one) * plain(other)) > 1e6:
-        return -one
-    return function(one, other)
-
-
-def _trace(seed: int, dims: Sequence[int]) -> tuple[Trace, list[Any]]:
-    rng = random.Random(seed)
-    trace = Trace()
-    numbers: list[Any] = [trace.dimension(dim) for dim in dims]
-    for _ in range(20):
-        numbers.append(_formula(rng, [*numbers, 3, -7, 2.5]))
-        if rng.random() < 0.2:
-            rng.choice([operator.lt, operator.le, operator.eq, operator.gt, operator.ge])(
-                numbers[-1], rng.choice(numbers)
-            )
-    return trace, [n for n in numbers if type(n) is type(numbers[0])]
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_the_code_computes_what_the_trace_does(seed: int) -> None:
-    """Against Python, for the sizes of the trace and others; what it does not know it refuses."""
-    rng = random.Random(-seed)
-    dims = [rng.randrange(1, 40) for _ in range(3)]
-    trace, wanted = _trace(seed, dims)
-    evaluate = trace.function(wanted)
-    try:
-        code = SizeCode(*_trace(seed, dims), [0, 0, 0])
-    except Unsupported:
-        return
-    _, same = _trace(seed, dims)
-    registers = code.registers
-    for others in (dims, *([rng.randrange(1, 40) for _ in dims] for _ in range(20))):
-        try:
-            expected = evaluate(others, lambda sizes: sizes)
-        except (ArithmeticError, ValueError):
-            expected = None
-        held = _run(code, others)
-        assert held == (expected is not None)
-        if expected is None:
-            continue
-        for number, value in zip(same, expected, strict=True):
-            register = code.register(number)
-            found = registers[register : register + 1]
-            found = found.view(np.float64) if isinstance(value, float) else found
-            assert found[0] == value
-
-
-@pytest.mark.parametrize(
-    ("compute", "dims"),
-    [
-        (lambda a, b: a + b, (2**63 - 1, 1)),
-        (lambda a, b: a - b, (-(2**63), 1)),
-        (lambda a, b: a * b, (2**40, 2**40)),
-        (lambda a, b: a * b, (-(2**63), -1)),
-        (lambda a, b: a // b, (-(2**63), -1)),
-        (lambda a, b: a % b, (-(2**63), -1)),
-        (lambda a, b: abs(a) + b, (-(2**63), 1)),
-        (lambda a, b: a << b, (1, 64)),
-    ],
-)
-def test_sizes_beyond_64_bits_end_the_run(compute: Any, dims: tuple[int, int]) -> None:
-    """They would wrap around to sizes that memory is planned for, and that kernels exceed."""
-    trace = Trace(inline=True)
-    a, b = (trace.dimension(size) for size in (6, 3))
-    code = SizeCode(trace, [compute(a, b)], [0, 0])
-    assert _run(code, (7, 5))
-    assert not _run(code, dims)
-
-
-def _run(code: SizeCode, dims: Sequence[int]) -> bool:
-    """Run the code on dimensions; return whether all decisions are what they were."""
-    stop: Array = np.zeros(1, np.int64)
-    given: Array = np.array(dims, np.int64)
-    base = code.registers.ctypes.data
-    rows = code.rows(0, base)
-    words = [base, len(dims), given.itemsize, stop.ctypes.data, rows.ctypes.data, len(rows), 0, 0]
-    block: Array = np.array(words, np.int64)
-    args: Array = np.array([block.ctypes.data, given.ctypes.data], np.int64)
-    kernel = Kernel("subgraph.engine.program.size_kernels", "resize")
-    Program([Step(kernel.address, args.ctypes.data, 1)]).run()
-    return not stop[0]

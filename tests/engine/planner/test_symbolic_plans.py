@@ -157,7 +157,7 @@ def test_the_decisions_can_be_read() -> None:
     a: Any = trace.dimension(5)
     assert a * 2 + 1 > 10
     assert not a - 7 > 0
-    assert trace.decisions() == ["((dims[0] * 2) + 1) > 10", "not (dims[0] - 7) > 0"]
+    assert trace.guards() == ["((dims[0] * 2) + 1) > 10", "not (dims[0] - 7) > 0"]
 
 
 @given(st.integers(1, 5000), st.integers(1, LOW_ROWS))
@@ -177,7 +177,7 @@ def _decisions(of: Tiles, side: int) -> int:
     ones: tuple[int, int, int] = (1, 1, 1)
     image: Any = (1, trace.dimension(side), trace.dimension(side))
     cut(of, Geometry(1, 1, 64, 64, image, image, (1, 3, 3), ones, ones, (0, 1, 1)), False, False, 1)
-    return len(trace.decisions())
+    return len(trace.guards())
 
 
 @pytest.mark.parametrize("most", [6, 8, 14])
