@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from subgraph.graph.graph import Graph, Node
-from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, SubgraphOp, subgraph_node
+from subgraph.operators.subgraph_op import AFFINITY, DefaultSubgraphOp, subgraph_node
 from subgraph.partition.property import SubgraphProperty
 from subgraph.partition.replace import Cut, Cutter, put_in
 from subgraph.partition.selector import SubgraphSelector
@@ -126,8 +126,3 @@ def _as_region(body: Graph, owner: AffinityProperty, name: str) -> Graph:
         return body
     made = owner.make_node(piece.inner, name)
     return put_in(body, [Cut(body.nodes, piece, made)])[0]
-
-
-def is_default(op: SubgraphOp) -> bool:
-    """Return whether a node's op is the default executor's, which devices may replace."""
-    return type(op) in (DefaultSubgraphOp, CutOp)

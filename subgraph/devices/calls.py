@@ -230,7 +230,8 @@ def _checked_query(device: Device, graph: Graph, found: Mapping[Any, Any]) -> di
                 f"device {device.name}: query_model names a node {name!r}, which graph "
                 f"{graph.name!r} does not have; {nearest(str(name), nodes)}"
             )
-        if not isinstance(home, str) or not (home in own or home.partition(".")[0] in others):
+        homes = home.split(",") if isinstance(home, str) else ()  # several run a user's region
+        if not homes or not all(h in own or h.partition(".")[0] in others for h in homes):
             raise DeviceError(
                 f"device {device.name}: query_model places node {name!r} on {home!r}, which is no "
                 f"device here; it must give the device's own name, {device.name!r}"

@@ -187,13 +187,13 @@ class Device:
         options = self.options_for(config)
         transformed = self._transformed(graph, options)
         known = {n.name for n in graph.nodes}
-        reasons = {n.name: text for n in graph.nodes if (text := own_op(n))}
+        reasons = {n.name: text for n in graph.nodes if (text := self._own_op(n))}
         seen = set(reasons)
         for node in transformed.nodes:
             names = set(origins(node))
             names.update((node.name, *region_of(node).split(",")))
             seen |= names
-            text = own_op(node) or self._refusal(node, options)
+            text = self._own_op(node) or self._refusal(node, options)
             if text:
                 reasons.update((name, text) for name in names if name not in reasons)
         _follow_users(graph, seen, reasons)
@@ -257,6 +257,10 @@ class Device:
                 f"device {self.name}: transform gave {found!r}; it must return a Graph"
             )
         return found
+
+    def _own_op(self, node: Node) -> str:
+        """Return why a node is left to its own op, "" if it has none."""
+        return own_op(node)
 
     def _refusal(self, node: Node, options: DeviceOptions) -> str:
         """Return why the device does not run a node, "" if it does."""
@@ -460,10 +464,18 @@ def origins(node: Node) -> Iterator[str]:
 
 
 def own_op(node: Node) -> str:
-    """Return why no device may take ``node``, a region that runs by a user's op; "" if it may."""
-    if node.op is None or type(node.op) is DefaultSubgraphOp:
-        return ""
-    return f"runs by its own op, {type(node.op).__name__}"
+    """Return why no device may take ``node``: it, or a region in its bodies, has a user's op.
+
+    Returns:
+        The reason; "" if a device may take it.
+    """
+    bodies = node.bodies if node.attrs else ()
+    inside = (each for body in bodies for level in body.levels() for each in level.nodes)
+    for each in (node, *inside):
+        if each.op is not None and type(each.op) is not DefaultSubgraphOp:
+            what = "" if each is node else f"holds {each.name!r}, which "
+            return f"{what}runs by its own op, {type(each.op).__name__}"
+    return ""
 
 
 def _listed(node: Node) -> list[str]:

@@ -191,6 +191,9 @@ def _saved_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        held = cast("Mapping[Any, Any]", value)
+        return all(isinstance(k, str) and _is_plain(v) for k, v in held.items())
     if isinstance(value, (list, tuple)):
         return all(_is_plain(v) for v in cast(Sequence[Any], value))
     return isinstance(value, (str, int, float, bool))
@@ -214,7 +217,7 @@ def _add_graph(
     from subgraph.onnx_format.writer import GraphWriter
     from subgraph.operators.protobuf import tensor_to_proto
 
-    converted = GraphWriter(graph, records=False)
+    converted = GraphWriter(graph)
     proto = converted.model()
     weights: dict[str, Any] = {}
     for name, array in converted.weights:

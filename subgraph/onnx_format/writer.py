@@ -39,7 +39,7 @@ from subgraph.operators.protobuf import attr_to_proto, tensor_to_proto, type_to_
 from subgraph.operators.schema import find_schema
 from subgraph.operators.subgraph_op import DOMAIN
 from subgraph.partition.op_note import saved_metadata
-from subgraph.partition.record import KEY, PartitionRecord, record_of
+from subgraph.partition.record import KEY, record_of
 from subgraph.partition.saved import dump_record
 
 # First IR version with metadata of nodes and functions, and with types inside functions.
@@ -102,18 +102,16 @@ class GraphWriter:
         names: Name of each parameter in the file; set by `model`.
     """
 
-    def __init__(self, graph: Graph, *, records: bool = True) -> None:
+    def __init__(self, graph: Graph) -> None:
         """Prepare to convert ``graph``.
 
         Args:
             graph: The graph.
-            records: Whether to write the records of partitions, which `explain` reads.
 
         Raises:
             ModelError: no operator set version fits all its nodes.
         """
         self._graph = graph
-        self._records = records
         self._opsets = choose_opsets(graph)
         graphs = all_graphs(graph)
         used = [p for g in graphs for p in g.parameters.values()]
@@ -302,7 +300,7 @@ class GraphWriter:
 
     def _record(self, graph: Graph) -> dict[str, str]:
         """Return the metadata with the record of a graph's partition; empty without a record."""
-        record = record_of(graph.attrs.get(KEY)) if self._records else PartitionRecord()
+        record = record_of(graph.attrs.get(KEY))
         if not record.runs:
             return {}
         self._notes = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
@@ -282,24 +282,6 @@ def fill_outputs(results: Sequence[Any], outputs: Sequence[Array | None]) -> lis
     return filled
 
 
-def owner(value: Any) -> Any:
-    """Return the array in whose memory an array lies: itself, or what it is a view of."""
-    while isinstance(getattr(value, "base", None), np.ndarray):
-        value = value.base
-    return value
-
-
-def apart(value: Any, held: set[int]) -> Any:
-    """Return a result that shares no memory with the arrays of ``held``, by identity of owners."""
-    if _is_list(value):
-        return [apart(item, held) for item in value]
-    return value.copy() if hasattr(value, "base") and id(owner(value)) in held else value
-
-
-def _is_list(value: object) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
-
-
 class SubgraphOp:
     """A stateful operator that runs the inner graph of a subgraph node.
 
@@ -553,6 +535,12 @@ class _ExecutorSession(Session):
     ) -> Sequence[Any]:
         results = self._executor.run(inputs)
         return results if outputs is None else fill_outputs(results, outputs)
+
+    def states(self) -> dict[str, Array]:
+        return self._executor.states()
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        self._executor.set_states(states)
 
     def profile(self) -> list[ProfileEntry]:
         return self._executor.profile()

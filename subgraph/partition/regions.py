@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import attrs
@@ -18,8 +19,9 @@ from subgraph.operators.subgraph_op import (
     ProfileEntry,
     runs_by_default,
 )
-from subgraph.partition.record import KEY
+from subgraph.partition.record import KEY, PartitionRecord, record_of
 
+_OF_DEVICES = "AffinitySelector"  # the selector by which devices cut: devices/affinity_cut.py
 Weights = Literal["inside", "inputs"]
 _Chooser = Callable[[Node], bool]
 
@@ -44,10 +46,14 @@ def inline_subgraphs(graph: Graph) -> Graph:
 def without_device_regions(graph: Graph) -> Graph:
     """Return a compiled model's graph as it was before a device cut it, to compile it again.
 
-    Regions of a user's partition stay; nodes forget the device that ran them.
+    Regions of a user's partition stay; nodes forget the device that ran them, and the record that
+    `explain` reads forgets how the device cut.
     """
     found = _inlined(graph, _is_device_region)
     for level in found.levels():
+        runs = [r for r in record_of(level.attrs.pop(KEY, None)).runs if r.selector != _OF_DEVICES]
+        if runs:
+            level.attrs[KEY] = PartitionRecord(tuple(runs))
         for node in level.nodes:
             if node.metadata:
                 node.metadata.pop(AFFINITY, None)
@@ -58,8 +64,9 @@ def without_default_regions(graph: Graph) -> Graph:
     """Return the graph with the nodes of regions that the default executor runs in their places.
 
     A device compiles these nodes with those around them, so that fusions and layouts reach over
-    the borders of regions. Each node notes its region, for `region_of`. The record that `explain`
-    reads stays, and so do regions with an op of their own.
+    the borders of regions. Each node notes its region, for `region_of`, and takes over its affinity
+    unless it has one. The record that `explain` reads stays, and so do regions with an op of their
+    own.
 
     Args:
         graph: The graph; it stays as it is, and is returned itself if it has no such region.
@@ -106,13 +113,17 @@ def _is_default_region(node: Node) -> bool:
 
 
 def _inlined(
-    graph: Graph, goes: _Chooser, *, note_regions: bool = False, region: str = ""
+    graph: Graph,
+    goes: _Chooser,
+    *,
+    note_regions: bool = False,
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> Graph:
     values: dict[Value, Value] = {}
     inputs = [copy_value(v, values) for v in graph.inputs]
     captures = [copy_value(v, values) for v in graph.captures]
     inlining = _Inlining(graph, goes, note_regions=note_regions)
-    inlining.add(graph, values, region=region)
+    inlining.add(graph, values, notes=notes)
     return Graph(
         inputs,
         inlining.outputs(graph, values),
@@ -145,7 +156,11 @@ class _Inlining:
         self._value_names = {value.name for value in graph.values()}
 
     def add(
-        self, graph: Graph, values: dict[Value, Value], holder: str = "", region: str = ""
+        self,
+        graph: Graph,
+        values: dict[Value, Value],
+        holder: str = "",
+        notes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Copy the nodes of ``graph``.
 
@@ -153,21 +168,24 @@ class _Inlining:
             graph: The graph, or the inner graph of a subgraph node.
             values: Copies of the values that it takes from outside and gives outside.
             holder: Name of the subgraph node.
-            region: Name of the outermost subgraph node around it.
+            notes: Metadata for the nodes: the name of the outermost subgraph node around them, and
+                the affinity of the innermost one that has any.
         """
         for node in graph.nodes:
             if node.subgraph is not None and self._goes(node):
-                self._inline(node, node.subgraph, values, region or node.name)
+                own = {k: v for k, v in (node.metadata or {}).items() if k == AFFINITY}
+                notes_inside = {REGION: node.name, **notes, **own}
+                self._inline(node, node.subgraph, values, notes_inside)
                 continue
             given = {value for value in node.outputs if value in values}
             copy = copy_node(node, values)
             for key, held in node.attrs.items():
                 if isinstance(held, Graph):
                     copy.attrs[key] = _inlined(
-                        held, self._goes, note_regions=self._note_regions, region=region
+                        held, self._goes, note_regions=self._note_regions, notes=notes
                     )
-            if self._note_regions and region:
-                copy.metadata = {**(copy.metadata or {}), REGION: region}
+            if self._note_regions and notes:
+                copy.metadata = {**notes, **(copy.metadata or {}), REGION: notes[REGION]}
             if holder:
                 copy.name = _unique(copy.name, holder, self._node_names)
                 for value in node.outputs:
@@ -176,7 +194,9 @@ class _Inlining:
                         made.name = _unique(made.name, holder, self._value_names)
             self.nodes.append(copy)
 
-    def _inline(self, node: Node, inner: Graph, values: dict[Value, Value], region: str) -> None:
+    def _inline(
+        self, node: Node, inner: Graph, values: dict[Value, Value], notes: Mapping[str, str]
+    ) -> None:
         self.opsets = {**inner.opsets, **self.opsets}
         # Nodes may share an inner graph: each gets copies of its own.
         inside: dict[Value, Value] = {}
@@ -186,7 +206,7 @@ class _Inlining:
         for formal, actual in zip(inner.outputs, node.outputs, strict=True):
             if formal.producer is not None and formal not in inside:
                 inside[formal] = copy_value(actual, values)
-        self.add(inner, inside, node.name, region)
+        self.add(inner, inside, node.name, notes)
         for formal, actual in zip(inner.outputs, node.outputs, strict=True):
             values[actual] = copy_value(formal, inside)
 

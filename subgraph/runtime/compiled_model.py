@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -125,9 +126,12 @@ class CompiledModel:
         self._idle: list[_Idle] = []
         self._request_ids = itertools.count(1)
 
-    def __del__(self) -> None:
-        """Free what was made of weights for this model now, not when cycles are looked for."""
-        if "_used" in self.__dict__:  # else the constructor has failed
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Free what was made of weights for this model now, not when cycles are looked for.
+
+        At the end of the process, modules are emptied one by one, and memory is freed anyway.
+        """
+        if "_used" in self.__dict__ and not _ending():  # without it, the constructor has failed
             for op in self.hand_over():
                 try:
                     type(op).release(op)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NoReturn, cast
 
@@ -18,9 +18,10 @@ import attrs
 import numpy as np
 
 from subgraph.errors import DeviceError, LimitError, RequestCancelledError, SubgraphError
-from subgraph.graph.graph import Node
+from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import enter_run, leave_run
 from subgraph.graph.parameters import Parameter, Snapshot, epoch, pinned, pinned_snapshot
+from subgraph.operators.op_checks import is_list
 from subgraph.operators.subgraph_op import (
     DefaultSubgraphOp,
     ProfileEntry,
@@ -29,14 +30,13 @@ from subgraph.operators.subgraph_op import (
     SubgraphOp,
     Turned,
     Wiring,
-    apart,
     open_session,
-    owner,
 )
 from subgraph.partition.regions import note_region
 from subgraph.runtime.executor_plan import Plan, Step
 from subgraph.runtime.step_schedule import Scheduler
 
+Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 _Do = Callable[[list[Any]], None]
 
@@ -106,6 +106,7 @@ class Executor:
         self._profiles: list[list[ProfileEntry]] = [[] for _ in plan.steps]
         self._cancel = cancel or Cancel()
         self._runs: list[Run] = []
+        self._bodies: dict[str, Executor] = {}  # by the node's name and the attribute's
         self._steps: list[_Do] = []
         first: dict[tuple[object, type[Session]], Session] = {}
         for position in range(len(plan.steps)):
@@ -113,6 +114,8 @@ class Executor:
         self.scheduler = None if plan.schedule is None else Scheduler(plan.schedule)
         self._template: tuple[Snapshot, list[Any]] | None = None
         self._direct = None if into is None or profiling else self._make_direct()
+        # Where one region may have run before another one fails; after a run: if they keep states.
+        self.stateful = into is None and (len(self.sessions()) > 1 or bool(self._bodies))
 
     def _make_direct(self) -> Run | None:
         """Return what runs a body that is one region, without a list of values around it."""
@@ -167,6 +170,9 @@ class Executor:
                 Executor(plan, profiling=self.profiling, cancel=self._cancel, into=into)
                 for plan in step.bodies
             ]
+            held = (key for key, value in step.node.attrs.items() if isinstance(value, Graph))
+            names = (f"{step.node.name}/{key}" for key in held)
+            self._bodies.update(zip(names, bodies, strict=True))
             return control_flow(step.node, bodies)
         from subgraph.operators.reference import evaluate
         from subgraph.runtime.fast_ops import fast_op
@@ -187,17 +193,32 @@ class Executor:
         Raises:
             DeviceError: a node failed; its name and the reason.
         """
+        return self.rolled_back(self._run, inputs) if self.stateful else self._run(inputs)
+
+    def rolled_back(self, run: Run, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Call ``run`` on inputs; where it raises, states are again those from before it."""
+        before = {name: array.copy() for name, array in self.states().items()}
+        try:
+            results = run(inputs)
+        except Exception:
+            if before or self.states():
+                self.set_states(before)
+            raise
+        self.stateful = bool(before or self.states())
+        return results
+
+    def _run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         snapshot = pinned_snapshot()
         if snapshot is None:
             with pinned(Snapshot(self.plan.parameters)):
-                return self.run(inputs)
+                return self._run(inputs)
         if self._direct is not None and not self._cancel.wanted:
             try:
                 return self._direct(inputs)
             except LimitError:
                 raise
-            except Exception:  # as a step it says what is wrong, or another device helps
-                pass
+            except Exception as error:
+                self._take_over(error, 0)
         values = self.start(inputs)
         if self.scheduler is None:
             self.run_steps(values)
@@ -422,13 +443,56 @@ class Executor:
         return note_region([entry], node)
 
     def sessions(self) -> dict[str, Session]:
-        """Return the sessions of the graph's subgraph nodes, by the node's name."""
+        """Return the sessions of the graph's subgraph nodes, by the node's name.
+
+        Those of bodies have the names of the node and the attribute in front: "loop/body/region".
+        """
         runs = zip(self.plan.steps, self._runs, strict=True)
-        return {step.node.name: run for step, run in runs if isinstance(run, Session)}
+        found = {step.node.name: run for step, run in runs if isinstance(run, Session)}
+        for where, body in self._bodies.items():
+            found.update((f"{where}/{name}", each) for name, each in body.sessions().items())
+        return found
+
+    def states(self) -> dict[str, Array]:
+        """Return what the sessions keep of the request between runs; see `states_of`."""
+        return states_of(self.sessions())
+
+    def set_states(self, states: Mapping[str, Array]) -> None:
+        """Let the next run go on from what `states` of another executor of the graph gave."""
+        set_states_of(self.sessions(), states)
 
     def profile(self) -> list[ProfileEntry]:
         """Return what the nodes took in the last run, in their order; empty unless profiling."""
         return [entry for entries in self._profiles for entry in entries]
+
+
+def states_of(sessions: Mapping[str, Session]) -> dict[str, Array]:
+    """Return what sessions keep of their request between runs, as "name of the session/state"."""
+    return {
+        f"{node}/{name}": array
+        for node, session in sessions.items()
+        for name, array in session.states().items()
+    }
+
+
+def set_states_of(sessions: Mapping[str, Session], states: Mapping[str, Array]) -> None:
+    """Let the next run go on from what `states_of` the same nodes' sessions gave.
+
+    Raises:
+        DeviceError: a node is not there, or keeps no such states.
+    """
+    by_node: dict[str, dict[str, Array]] = {node: {} for node in sessions}
+    for key, array in states.items():
+        node = max((n for n in sessions if key.startswith(f"{n}/")), key=len, default=None)
+        if node is None:
+            raise DeviceError(
+                f"no subgraph node of the model keeps state {key!r}; there are "
+                f"{', '.join(map(repr, sessions)) or 'none'}"
+            )
+        by_node[node][key[len(node) + 1 :]] = array
+    for node, session in sessions.items():
+        if by_node[node] or type(session).states is not Session.states:
+            session.set_states(by_node[node])
 
 
 def _placed(entries: Sequence[ProfileEntry], start: float) -> list[ProfileEntry]:
@@ -441,6 +505,20 @@ def _placed(entries: Sequence[ProfileEntry], start: float) -> list[ProfileEntry]
             start = end
         found.append(entry)
     return found
+
+
+def owner(value: Any) -> Any:
+    """Return the array in whose memory an array lies: itself, or what it is a view of."""
+    while isinstance(getattr(value, "base", None), np.ndarray):
+        value = value.base
+    return value
+
+
+def apart(value: Any, held: set[int]) -> Any:
+    """Return a result that shares no memory with the arrays of ``held``, by identity of owners."""
+    if is_list(value):
+        return [apart(item, held) for item in value]
+    return value.copy() if hasattr(value, "base") and id(owner(value)) in held else value
 
 
 def _is_quick(node: Node) -> bool:

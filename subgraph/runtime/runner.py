@@ -15,7 +15,6 @@ from typing import Any
 
 import attrs
 
-from subgraph.errors import DeviceError
 from subgraph.graph.graph import Graph, Node
 from subgraph.graph.limits import limited, parse_bytes
 from subgraph.graph.parameters import Parameter
@@ -28,7 +27,13 @@ from subgraph.operators.subgraph_op import (
     fill_outputs,
     open_session,
 )
-from subgraph.runtime.executor import Cancel, Executor, explain_failure
+from subgraph.runtime.executor import (
+    Cancel,
+    Executor,
+    explain_failure,
+    set_states_of,
+    states_of,
+)
 from subgraph.runtime.executor_plan import Plan
 from subgraph.runtime.settings import DeviceOptions
 from subgraph.runtime.task_executor import TaskExecutor
@@ -70,16 +75,12 @@ class Runner:
         return []
 
     def sessions(self) -> dict[str, Session]:
-        """Return the sessions of the subgraph nodes that make up the model, by the node's name."""
+        """Return the sessions of the model's subgraph nodes, by name; see `Executor.sessions`."""
         return {}
 
     def states(self) -> dict[str, Array]:
         """Return what subgraph ops keep of the request between runs, as "node/name"."""
-        return {
-            f"{node}/{name}": array
-            for node, session in self.sessions().items()
-            for name, array in session.states().items()
-        }
+        return states_of(self.sessions())
 
     def set_states(self, states: Mapping[str, Array]) -> None:
         """Let the next run go on from what `states` of another runner of the model gave.
@@ -87,19 +88,7 @@ class Runner:
         Raises:
             DeviceError: a node is not there, or keeps no such states.
         """
-        sessions = self.sessions()
-        by_node: dict[str, dict[str, Array]] = {node: {} for node in sessions}
-        for key, array in states.items():
-            node = max((n for n in sessions if key.startswith(f"{n}/")), key=len, default=None)
-            if node is None:
-                raise DeviceError(
-                    f"no subgraph node of the model keeps state {key!r}; there are "
-                    f"{', '.join(map(repr, sessions)) or 'none'}"
-                )
-            by_node[node][key[len(node) + 1 :]] = array
-        for node, session in sessions.items():
-            if by_node[node] or type(session).states is not Session.states:
-                session.set_states(by_node[node])
+        set_states_of(self.sessions(), states)
 
     def stages(self, default: TaskExecutor, following: TaskExecutor) -> list[Stage]:
         """Return the stages of an asynchronous run; one on ``default`` unless a child says more.
@@ -164,6 +153,10 @@ class GraphRunner(Runner):
 
         Taking a turn costs far less than handing the request to a thread of the device would.
         """
+        executor, run = self._executor, self._walk_in_turns
+        return executor.rolled_back(run, inputs) if executor.stateful else run(inputs)
+
+    def _walk_in_turns(self, inputs: Sequence[Any]) -> Sequence[Any]:
         executor = self._executor
         values = executor.start(inputs)
         if executor.scheduler is not None:

@@ -146,6 +146,7 @@ class Summing(Simulated):
     """Adds up what a request gives it, in a state; fails when told to."""
 
     keeps = True
+    fails_at = 0  # number of a run that fails
 
     def create_op(self, graph: sg.Graph, options: Any) -> sg.SubgraphOp:
         return SummingOp(graph, self)
@@ -173,7 +174,7 @@ class SummingSession(sg.Session):
 
     def __call__(self, inputs: Any, outputs: Any = None) -> Any:
         self.owner.runs += 1
-        if self.owner.lost:
+        if self.owner.lost or self.owner.runs == self.owner.fails_at:
             raise RuntimeError("driver")
         self.total = self.total + inputs[0]
         return [self.total]
@@ -217,6 +218,87 @@ def test_states_of_a_request_move_with_it(
     assert "A" in model.execution_devices
     assert a.runs > 4
     assert b.runs >= 8
+
+
+def looped() -> sg.Graph:
+    """Return a Loop whose body has one region, which takes what comes in three times."""
+    x = sg.input("x", (2, 3))
+    number, going = sg.input("number", (), dtype="int64"), sg.input("going", (), dtype="bool")
+    before = sg.input("before", (2, 3))
+    total = ops.Relu(sg.capture(x), name="relu")
+    body = sg.Graph([number, going, before], [ops.Identity(going), total], "body")
+    turns = sg.parameter("turns", np.array(3))
+    return sg.Graph([x], [ops.Loop(turns, None, x, body=body, name="loop")], "looped")
+
+
+def branched() -> sg.Graph:
+    """Return an If with a region in the branch that is taken."""
+    x = sg.input("x", (2, 3))
+    taken = sg.Graph([], [ops.Relu(sg.capture(x), name="relu")], "taken")
+    other = sg.Graph([], [ops.Identity(sg.capture(x))], "other")
+    flag = ops.Greater(ops.ReduceMax(x, keepdims=0), np.float32(0))
+    return sg.Graph([x], [ops.If(flag, then_branch=taken, else_branch=other)], "branched")
+
+
+@pytest.mark.parametrize("device", ["HETERO:A,B,REFERENCE", "MULTI:C,D"])
+@pytest.mark.parametrize(("graph", "runs"), [(looped, 3), (branched, 1)])
+@pytest.mark.parametrize("profiling", [False, True])
+def test_states_of_regions_in_bodies_move(
+    device: str, graph: Any, runs: int, profiling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C and D run bodies by the default executor, and the region inside by an op that sums."""
+    clock = Clock(monkeypatch)
+    core, a, b = summing()
+    a.takes = b.takes = {"Relu"}
+    for name, owner in (("C", a), ("D", b)):
+        core.register_device(name, Bodies(owner))
+    failures = 1 if device.startswith("MULTI") else 2
+    config = {"FALLBACK_FAILURES": failures, "FALLBACK_RETRY": 10, "ENABLE_PROFILING": profiling}
+    model = core.compile_model(graph(), device, config)
+    one, two = model.create_infer_request(), model.create_infer_request()
+    for turn in range(1, 9):
+        a.lost = 4 <= turn <= 6
+        a.fails_at = a.runs + 2 if turn == 3 else 0  # where there are three: in their middle
+        clock.now += 11 if turn == 7 else 0
+        np.testing.assert_allclose(one.infer(X)[0], runs * turn * X, rtol=1e-6)
+        np.testing.assert_allclose(two.infer(2 * X)[0], runs * turn * 2 * X, rtol=1e-6)
+        (state,) = one.query_state()
+        assert state.name.endswith("/total")
+        np.testing.assert_allclose(state.state, runs * turn * X, rtol=1e-6)
+    assert len(one.query_state()) == 1
+    assert a.runs > 2 * runs
+    assert b.runs > 4 * runs
+
+
+class Bodies(Simulated):
+    """Runs graphs by the default executor, with the region inside by another device's op."""
+
+    def __init__(self, owner: Summing) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def create_op(self, graph: sg.Graph, options: Any) -> sg.SubgraphOp:
+        cut = sg.optimize_for(graph, sg.ContainOpSelector({"Relu"}))
+        for level in cut.levels():
+            for node in level.nodes:
+                if node.subgraph is not None:
+                    node.op = SummingOp(node.subgraph, self.owner)
+                    node.op.device = self.name
+        return sg.DefaultSubgraphOp(cut)
+
+
+def test_one_failure_in_a_body_is_counted() -> None:
+    """Also where the region could make the run if it was asked once more."""
+    core, a, b = summing()
+    a.takes = b.takes = {"Relu"}
+    model = core.compile_model(looped(), "HETERO:A,B,REFERENCE")
+    request = model.create_infer_request()
+    request.infer(X)
+    a.fails_at = a.runs + 1
+    np.testing.assert_allclose(request.infer(X)[0], 6 * X, rtol=1e-6)
+    ((_, told),) = model.fallbacks.items()
+    assert told["failures"] == 1
+    assert b.runs == 1
 
 
 def test_states_move_through_a_request_that_began_elsewhere() -> None:

@@ -82,6 +82,10 @@ def test_an_affinity_that_cannot_be_followed(devices: Any) -> None:
     model = core.compile_model(graph, "HETERO:A,B")
     assert model.get_property("REFUSED_AFFINITIES") == refused
     assert model.execution_devices == ["A", "B"]
+    stream = io.BytesIO()
+    model.export_model(stream)
+    imported = core.import_model(stream.getvalue(), "HETERO:A,B")
+    assert imported.get_property("REFUSED_AFFINITIES") == refused
     region = sg.optimize_for(graph, sg.ContainOpSelector({"Relu", "Neg", "Add"}))
     model = core.compile_model(region, "HETERO:A,B")
     assert model.get_property("REFUSED_AFFINITIES") == refused

@@ -84,6 +84,7 @@ class DoublesProperty(sg.SubgraphProperty):
         return sg.subgraph_node(subgraph, Doubles(subgraph), f"mine_{subgraph_id}")
 
 
+EXPLICIT = ["HETERO:CPU", "HETERO:CPU,REFERENCE"] + ["HETERO:OPENCL,CPU"] * (not missing())
 SELECTED = [{"Conv", "Clip"}, {"Conv"}, {"Clip", "Add"}, {"Add", "Relu", "Neg"}, {"Conv", "Add"}]
 
 
@@ -96,6 +97,42 @@ def test_regions_are_fused_as_the_whole_model(op_types: set[str]) -> None:
     assert kernels(models[1]) == kernels(models[0])
     np.testing.assert_array_equal(run(models[1]), run(models[0]))
     np.testing.assert_allclose(run(models[1]), by_onnxruntime(graph), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("devices", EXPLICIT)
+@pytest.mark.parametrize("op_types", SELECTED, ids=lambda names: "+".join(sorted(names)))
+def test_a_list_of_devices_fuses_across_regions(op_types: set[str], devices: str) -> None:
+    graph = network()
+    cut = sg.optimize_for(graph, sg.ContainOpSelector(op_types))
+    models = [sg.compile_model(each, devices, PROFILE) for each in (graph, cut)]
+    assert kernels(models[1]) == kernels(models[0])
+    np.testing.assert_array_equal(run(models[1]), run(models[0]))
+    for region in cut.nodes:
+        for node in region.subgraph.nodes if region.subgraph is not None else ():
+            assert sg.explain(models[1].graph, node).subgraph == region.name
+
+
+def test_nodes_of_a_region_go_to_the_device_of_its_affinity() -> None:
+    def cut(inner: dict[str, str]) -> sg.Graph:
+        found = sg.optimize_for(network(), sg.ContainOpSelector({"Conv", "Clip", "Add", "Relu"}))
+        (region,) = [node for node in found.nodes if node.subgraph is not None]
+        region.metadata = {**(region.metadata or {}), "affinity": "REFERENCE"}
+        assert region.subgraph is not None
+        for name, device in inner.items():
+            region.subgraph.node(name).metadata = {"affinity": device}
+        return found
+
+    for inner, wanted in (({}, "REFERENCE"), ({"c0": "CPU"}, "CPU,REFERENCE")):
+        graph = cut(inner)
+        (region,) = [node.name for node in graph.nodes if node.subgraph is not None]
+        assert sg.query_model(graph, "HETERO:CPU,REFERENCE")[region] == wanted
+        model = sg.compile_model(graph, "HETERO:CPU,REFERENCE", PROFILE)
+        request = model.create_infer_request()
+        request.infer([IMAGE])
+        devices = {entry.node: entry.device for entry in request.profile()}
+        assert devices["c1"] == devices["relu"] == "REFERENCE"
+        assert devices["c0"] == inner.get("c0", "REFERENCE")
+        np.testing.assert_allclose(run(model), by_onnxruntime(network()), rtol=1e-4, atol=1e-4)
 
 
 @settings(

@@ -22,6 +22,7 @@ from subgraph.graph.types import Array
 from subgraph.partition.property import PROPERTIES, SelectorProperty
 from subgraph.partition.record import KEY, PartitionRecord
 from subgraph.testing import feeds, graphs, selectors
+from tests.support.blobs import forged
 
 Trip = Callable[[sg.Graph], sg.Graph]
 quick = settings(
@@ -569,6 +570,28 @@ def test_ops_that_say_how_take_part_in_an_export(
 def test_ops_that_do_not_say_how_are_refused(accelerator: str) -> None:
     with pytest.raises(sg.BlobError, match=r"CountingOp.*to_export"):
         exported(sg.optimize_for(network(), accelerator), "REFERENCE")
+
+
+class Because(sg.SubgraphSelector):
+    def select(self, node: sg.Node) -> bool | sg.Reject:
+        return node.op_type in ("MatMul", "Relu") or sg.Reject(f"no {node.op_type} here")
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize("device", ["REFERENCE", "CPU", "HETERO:CPU", "HETERO:CPU,REFERENCE"])
+def test_explain_answers_for_an_imported_model(device: str, foreign: bool) -> None:
+    cut = sg.optimize_for(network(), Because())
+    model = sg.compile_model(cut, device)
+    stream = io.BytesIO()
+    model.export_model(stream)
+    data = stream.getvalue()
+    imported = sg.import_model(forged(data, lambda *_: None, b"other") if foreign else data, device)
+    for node in ("product", "relu", "sin", "more", "end"):
+        wanted, found = sg.explain(model.graph, node), sg.explain(imported.graph, node)
+        assert (found.subgraph, found.property) == (wanted.subgraph, wanted.property)
+        folder = f"{Path(__file__).parent}/"  # of the user's own files the name alone is kept
+        assert found.reasons == tuple(reason.replace(folder, "") for reason in wanted.reasons)
+    assert sg.explain(imported.graph, "relu").subgraph == sg.explain(cut, "relu").subgraph
 
 
 def test_an_exported_op_whose_property_is_not_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,6 +30,14 @@ model = sg.compile_model(graph, DEVICE)
 """
 ENDS = {
     "after a run": "request = model.create_infer_request(); request.infer(X)",
+    "functions of the script that are registered for good": """
+sg.watch_compilation(lambda done, total: None)
+@sg.register_property("mine")
+class Mine(sg.SubgraphProperty):
+    def create_subgraph_selector(self): return sg.ContainOpSelector({"Tanh"})
+several = sg.compile_model(sg.optimize_for(graph, "mine"), "MULTI:REFERENCE,CPU")
+request = several.create_infer_request(); request.infer(X); model(X)
+""",
     "requests on their way": """
 requests = [model.create_infer_request() for _ in range(4)]
 for request in requests:

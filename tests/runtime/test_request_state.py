@@ -33,7 +33,7 @@ class SumsSession(sg.Session):
             raise ValueError("negative input")
         self.total = self.total + inputs[0]
         self.runs = self.runs + 1
-        return [self.total * self.runs]
+        return [(self.total * self.runs).astype(np.float32)]
 
     def states(self) -> dict[str, Array]:
         return {"total": self.total, "runs": self.runs}
@@ -84,6 +84,52 @@ def test_states_are_read_set_and_reset(device: str, alone: bool) -> None:
     np.testing.assert_array_equal(request.infer(X)[0], sign * X * 2)
     request.reset_state()
     np.testing.assert_array_equal(request.infer(X)[0], sign * X)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_states_of_bodies_are_states_of_the_request(device: str) -> None:
+    x = sg.input("x", (1, 3))
+    number, going = sg.input("number", (), dtype="int64"), sg.input("going", (), dtype="bool")
+    last = sg.input("last", (1, 3))
+    taken = sg.Graph([], [ops.Relu(sg.capture(x), name="r")], "then")
+    other = sg.Graph([], [ops.Neg(ops.Relu(sg.capture(x), name="r"))], "else")
+    flag = ops.Greater(ops.ReduceMax(x, keepdims=0), np.float32(2))
+    body = sg.Graph([number, going, last], [going, ops.Relu(sg.capture(x))], "body")
+    twice = ops.Loop(sg.parameter("turns", np.array(2)), None, x, body=body, name="loop")
+    choice = ops.If(flag, then_branch=taken, else_branch=other, name="if")
+    graph = sg.Graph([x], [ops.Add(twice, choice)], "nested")
+    model = sg.compile_model(sg.optimize_for(graph, "test_request_state_sums"), device)
+    request = model.create_infer_request()
+    np.testing.assert_array_equal(request.infer(X)[0], X * 4 + X)
+    states = {state.name: state for state in request.query_state()}
+    assert len(states) == 6  # of the loop's body and of both branches
+    runs = {name: int(s.state) for name, s in states.items() if name.endswith("/runs")}
+    assert sorted(runs.values()) == [0, 1, 2]
+    (of_loop,) = [name for name in runs if name.startswith("loop/body/")]
+    assert runs[of_loop] == 2
+    states[of_loop].state = np.array(0)
+    np.testing.assert_array_equal(request.infer(X)[0], X * 4 * 2 + X * 2 * 2)
+    request.reset_state()
+    np.testing.assert_array_equal(request.infer(X)[0], X * 4 + X)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_that_fails_leaves_all_states_as_they_were(device: str) -> None:
+    x, y = sg.input("x", (1, 3)), sg.input("y", (1, 3))
+    graph = sg.Graph([x, y], [ops.Add(ops.Neg(ops.Relu(x)), ops.Tanh(ops.Relu(y)))], "two")
+    model = sg.compile_model(
+        sg.optimize_for(graph, "test_request_state_sums"), device, {"RUNTIME_FALLBACK": False}
+    )
+    request = model.create_infer_request()
+    request.infer([X, X])
+    before = {each.name: each.state for each in request.query_state()}
+    assert len(before) == 4
+    for run in (request.infer, lambda pair: request.start_async(pair) or request.wait()):
+        for pair in ([X, -X], [-X, X]):
+            with pytest.raises(sg.DeviceError, match="negative input"):
+                run(pair)
+            for each in request.query_state():
+                np.testing.assert_array_equal(each.state, before[each.name])
 
 
 def test_states_are_those_of_one_request() -> None:

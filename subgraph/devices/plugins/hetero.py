@@ -19,13 +19,11 @@ from subgraph.devices.affinity_cut import (
     CutOp,
     affinities_in,
     cut_by_affinity,
-    is_default,
 )
 from subgraph.devices.calls import known_properties, query_on, require_support
-from subgraph.devices.device import Config, Device, QueryResult, without_defaults
+from subgraph.devices.device import Config, Device, QueryResult
 from subgraph.devices.export import region_nodes
 from subgraph.devices.fallback import DeviceFallback, compile_region, guard
-from subgraph.devices.model_op import CompiledModelOp
 from subgraph.devices.placement import Link, place_by_cost, transfers, value_bytes
 from subgraph.devices.plugins.reference import ReferenceDevice
 from subgraph.devices.profiles import read_profile
@@ -98,7 +96,9 @@ class HeteroDevice(VirtualDevice):
         """Return for each node the device that would run it."""
         options, devices = self.supported_config(config)
         configs = _split_config(config or {}, options, devices)
-        return self._affinities(graph, devices, configs, options)
+        whole = without_default_regions(graph)
+        found = self._affinities(whole, devices, configs, options)
+        return found if whole is graph else _of_regions(graph, whole, found)
 
     def _affinities(
         self,
@@ -116,6 +116,8 @@ class HeteroDevice(VirtualDevice):
             move_light_regions(
                 graph, placed, lambda n: query_on(self.peer(n), graph, configs.get(n) or None)
             )
+        # Regions with an op of their own run by that, whatever the list.
+        placed.update((node.name, REFERENCE) for node in graph.nodes if node.subgraph is not None)
         following = place_following(graph, placed, weights)
         left = {name: text for name, text in reasons.items() if name not in placed}
         return QueryResult(placed, left, weights=following, refused=refused)
@@ -207,7 +209,8 @@ class HeteroDevice(VirtualDevice):
         """
         options, devices = self.supported_config(config)
         configs = _split_config(config or {}, options, devices)
-        work = graph.clone()
+        whole = without_default_regions(graph)
+        work = graph.clone() if whole is graph else whole
         refused = self._assign(work, devices, configs, options)
         return self._cut_and_compile(graph, work, devices, configs, options, refused)
 
@@ -263,7 +266,7 @@ class HeteroDevice(VirtualDevice):
         all_devices = [self.peer(name) for name in names]
         own = [d.name for d in all_devices if not isinstance(d, ReferenceDevice)]
         cut = cut_by_affinity(work, own)
-        self._compile_regions(cut, all_devices, configs, options, refused)
+        self._compile_regions(cut, all_devices, configs, options)
         return self._finished(cut, options, configs, source=graph, refused=refused)
 
     def _assign(
@@ -291,8 +294,6 @@ class HeteroDevice(VirtualDevice):
             if placed.weights:
                 constants_to_weights(current, placed.weights, names)
                 names.update(current.parameters)
-            regions = [node for node in current.nodes if node.subgraph is not None]
-            placed.update((node.name, REFERENCE) for node in regions)  # by their own ops
             require_support(placed, current, f"HETERO:{','.join(d.name for d in devices)}")
             for node in current.nodes:
                 if node.subgraph is not None:
@@ -311,53 +312,23 @@ class HeteroDevice(VirtualDevice):
         devices: Sequence[Device],
         configs: Mapping[str, Config],
         options: HeteroOptions,
-        refused: dict[str, str],
     ) -> None:
-        """Give each region its op; the default ops of regions that a user cut, too."""
+        """Give each region its op; those with an op of their own get devices behind them."""
         by_name = {device.name: device for device in devices}
 
         def compile_one(node: Node) -> None:
-            assert node.subgraph is not None, "region_nodes picked it"
-            device = by_name.get((node.metadata or {}).get(AFFINITY, ""))
+            device = by_name[(node.metadata or {})[AFFINITY]]
             others = [d for d in devices if d is not device] if options.RUNTIME_FALLBACK else []
-            if isinstance(node.op, CutOp) and device is not None:
-                _compile(node, device, others, configs, options)
-                return
-            preferred = devices if device is None else [device, *others]
-            self._compile_default(node, preferred, configs, options, refused)
+            _compile(node, device, others, configs, options)
 
         regions: list[Node] = []
         rest = list(dict.fromkeys((*devices, self.peer(REFERENCE))))
         for node in region_nodes(graph):
-            if node.op is None or is_default(node.op):
+            if isinstance(node.op, CutOp):
                 regions.append(node)
             else:
                 guard(node, rest, configs, options)
         shared_out(compile_one, regions, min(len(regions), 8))
-
-    def _compile_default(
-        self,
-        node: Node,
-        devices: Sequence[Device],
-        configs: Mapping[str, Config],
-        options: HeteroOptions,
-        refused: dict[str, str],
-    ) -> None:
-        """Let devices run a region that would run by the default executor."""
-        assert node.subgraph is not None, "region_nodes picked it"
-        inner = without_defaults(node.subgraph)
-        work = inner.clone()
-        refused_inside = self._assign(work, devices, configs, options)
-        refused.update(refused_inside)
-        homes = dict.fromkeys((n.metadata or {}).get(AFFINITY, REFERENCE) for n in work.nodes)
-        single = self.peer(next(iter(homes))) if len(homes) == 1 else None
-        node.metadata = {**(node.metadata or {}), AFFINITY: REFERENCE, REGION: node.name}
-        if single is None or any(n.subgraph is not None or n.bodies for n in work.nodes):
-            model = self._cut_and_compile(inner, work, devices, configs, options, refused_inside)
-            node.op = CompiledModelOp(node.subgraph, model, self.name)
-        elif not isinstance(single, ReferenceDevice):
-            others = [d for d in devices if d is not single] if options.RUNTIME_FALLBACK else []
-            _compile(node, single, others, configs, options)
 
     def _finished(
         self,
@@ -405,8 +376,10 @@ class HeteroDevice(VirtualDevice):
                 others = [d for d in all_devices.values() if d is not device]
                 follow = others if options.RUNTIME_FALLBACK else []
                 node.op = _imported_op(node.subgraph, device, follow, configs, options)
-        self._compile_regions(graph, list(all_devices.values()), configs, options, {})
-        return self._finished(graph, options, configs, stored=stored)
+        self._compile_regions(graph, list(all_devices.values()), configs, options)
+        metrics = header["metrics"]
+        refused: Mapping[str, str] = metrics.get("REFUSED_AFFINITIES", {})
+        return self._finished(graph, options, configs, stored=stored, refused=refused)
 
     def request_range(self) -> tuple[int, int, int]:
         """Return up to one request on each device."""
@@ -415,6 +388,26 @@ class HeteroDevice(VirtualDevice):
     def metrics(self) -> dict[str, Any]:
         """Return the metrics."""
         return {**super().metrics(), "FULL_DEVICE_NAME": "Several devices as one"}
+
+
+def _of_regions(graph: Graph, whole: Graph, found: QueryResult) -> QueryResult:
+    """Return a query's answer for ``whole`` as one for the regions of ``graph`` that it opens.
+
+    A region that several devices run has their names, separated by commas.
+    """
+    members: dict[str, list[str]] = {node.name: [] for node in graph.nodes}
+    for node in whole.nodes:
+        members[(node.metadata or {}).get(REGION, node.name)].append(node.name)
+    homes: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    for name, inside in members.items():
+        refusals = (found.reasons.get(each, "") for each in inside if each not in found)
+        reason = next(refusals, None)
+        if reason is None:
+            homes[name] = ",".join(dict.fromkeys(found[each] for each in inside)) or REFERENCE
+        else:
+            reasons[name] = reason
+    return QueryResult(homes, reasons, weights=found.weights & {*homes}, refused=found.refused)
 
 
 def _compile(

@@ -8,6 +8,7 @@ After ``FALLBACK_RETRY`` seconds one run tries the device again, and requests sp
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -434,7 +435,7 @@ class _MultiRunner(Runner):
     def profile(self) -> list[ProfileEntry]:
         return self._runner.profile()
 
-    def __del__(self) -> None:
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         model = getattr(self, "_model", None)
-        if model is not None:
+        if model is not None and not _ending():  # see `CompiledModel.__del__`
             self._load.give_back(model)
