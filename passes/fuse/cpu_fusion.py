@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import attrs
 
@@ -23,8 +22,6 @@ from .elementwise import ElementwiseProperty
 _ABOUT = {
     "BoundShapes": ("Compress", "NonMaxSuppression", "NonZero", "Unique"),
     "ConstantsToParameters": ("Constant",),
-    "FoldPad": ("Pad",),
-    "MixChannels": ("Transpose",),
     "SinkTransposes": ("Transpose",),
 }
 
@@ -62,10 +59,8 @@ class CpuFusion:
             graph = apply_pass(graph, "SplitDequantize")
             graph = apply_pass(graph, "PartitionGraph", properties=[quantized])
             graph = apply_pass(graph, "CommonSubexpressionElimination")
-        graph = _applied(graph, "FoldPad", guards=self.guards)
         graph = _applied(graph, "SinkTransposes")
         graph = apply_pass(graph, "FoldScale")
-        graph = _applied(graph, "MixChannels")
         graph = _applied(graph, "BoundShapes")
         graph = apply_pass(graph, "PartitionGraph", properties=self._properties(graph))
         # Afterwards: activations that were spelled out are single nodes now.
@@ -90,11 +85,11 @@ def _operators(graph: Graph) -> set[str]:
     return {node.op_type for level in graph.levels() for node in level.nodes}
 
 
-def _applied(graph: Graph, name: str, **options: Any) -> Graph:
+def _applied(graph: Graph, name: str) -> Graph:
     """Apply a pass if the graph holds what it is about."""
     if _operators(graph).isdisjoint(_ABOUT[name]):
         return graph
-    return apply_pass(graph, name, **options)
+    return apply_pass(graph, name)
 
 
 def _known(value: Value) -> bool:

@@ -241,8 +241,7 @@ class HeteroDevice(VirtualDevice):
         whole = without_default_regions(graph)
         known = supported if whole is graph and not is_nested(graph) else None
         # Bodies know the constants around them, which shapes inside often depend on.
-        folded = ["ConstantFolding", "CollectSequences"] if is_nested(whole) else []
-        work = apply_pass(whole, folded) if folded else whole.clone()
+        work = apply_pass(whole, "ConstantFolding") if is_nested(whole) else whole.clone()
         for each in _with_bodies(work):
             for node in each.nodes:
                 node.metadata = {k: v for k, v in (node.metadata or {}).items() if k != AFFINITY}

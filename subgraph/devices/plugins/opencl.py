@@ -158,7 +158,6 @@ def fuse(graph: Graph, options: OpenclOptions) -> tuple[Graph, Guards]:
     # Weights are found by their parameters; what is left are the inputs that change.
     graph.inputs = tuple(value for value in graph.inputs if value.parameter is None)
     if is_nested(graph):
-        graph = apply_pass(graph, "ReduceSegments", guards=guards)
         graph = apply_pass(graph, "UnfoldControlFlow", guards=guards)
     if any(contributed(node.op_type, node.domain) for node in graph.nodes):
         graph = apply_pass(graph, "ExpandFunctions")

@@ -2,7 +2,7 @@
 
 ``view_of(Declaration)`` returns what a kernel calls with the address of its block::
 
-    arguments = view_of(SegmentSumArguments)
+    arguments = view_of(RowSumArguments)
 
     def kernel(args, begin, end, worker):
         a = arguments(args)

@@ -3,8 +3,8 @@
 A kernel gets the address of a block of 64-bit words. A class declares the block, one field for each
 argument, in order; its docstring says what each is, with its unit::
 
-    class SegmentSumArguments(KernelArguments):
-        \"\"\"Arguments of `segment_sum`; a work unit is a bag.
+    class RowSumArguments(KernelArguments):
+        \"\"\"Arguments of `row_sum`; a work unit is a row.
 
 Attributes:
             rows: First element of the rows.
@@ -14,7 +14,7 @@ Attributes:
         rows: Address
         columns: int
 
-A lowering gives the values by keyword: ``low.emit(kernel, SegmentSumArguments(rows=x, columns=n),
+A lowering gives the values by keyword: ``low.emit(kernel, RowSumArguments(rows=x, columns=n),
 units)``. A kernel of the CPU reads them through a view (`subgraph.engine.codegen.argument_views`),
 and the function that launches the kernel of OPENCL gets the object. A type checker sees all three.
 This module is free of numba, since lowerings import it.
