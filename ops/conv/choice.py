@@ -1,14 +1,17 @@
 """Which algorithm a convolution on the CPU device runs on.
 
-The cost of a kernel is estimated in cycles of one core from multiplications and from weights that
-come from memory; the cheapest that may run is taken.
+The cost of an algorithm is estimated in cycles of one core: one for each product of two vectors,
+and those in which weights arrive from memory. The algorithm of least cost is chosen.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from functools import partial
+
+import attrs
 
 from subgraph.engine.planner.lowering import Lowering, Operand, Unsupported
 from subgraph.ops.movement.geometry import Geometry, bands, merged
@@ -22,43 +25,85 @@ from .job import Job
 from .polyphase import OUTPUTS, phases_of
 from .winograd import on_the_fly_outputs, winograd_sizes, winograd_values
 
-Trial = Callable[[Job, str, Lowering], None]
 
-# Bytes of weights that arrive while a core multiplies one vector, with tall tiles and with low, of
-# vectors of up to 32 bytes.
+class Method(StrEnum):
+    """A way to compute a convolution; the values are the names in the table of the option TUNE."""
+
+    GENERIC = "generic"  # a matrix product over gathered patches; serves every convolution
+    DEPTHWISE = "depthwise"
+    REPEATED = "repeated"  # depthwise, over channels repeated for each of their outputs
+    BANDS = "bands"  # groups as one convolution whose panels read only their blocks of channels
+    IMAGE = "first"  # direct, over a plain image of few channels
+    POLYPHASE = "phases"  # Winograd's, over the phases of a strided convolution of an image
+    DIRECT = "direct"  # over blocks of channels
+    WINOGRAD = "winograd"
+    STRIDED_WINOGRAD = "strided"  # of stride 2
+    ON_THE_FLY_WINOGRAD = "on-the-fly"  # weights are transformed in each run, from direct's
+
+
+@attrs.frozen
+class Algorithm:
+    """A method with its parameter.
+
+    Attributes:
+        method: The method.
+        tile: Outputs along an edge of Winograd's tile; 0 for other methods.
+    """
+
+    method: Method
+    tile: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.method}{self.tile or ''}"
+
+    @property
+    def packed_for(self) -> Algorithm:
+        """The algorithm whose packed weights this one reads."""
+        return DIRECT if self.method is Method.ON_THE_FLY_WINOGRAD else self
+
+
+GENERIC, DEPTHWISE, REPEATED, BANDS, IMAGE, POLYPHASE, DIRECT = map(Algorithm, list(Method)[:7])
+
+Trial = Callable[[Job, Algorithm, Lowering], None]
+
+# Bytes of weights that arrive from memory while a core multiplies one vector of at most 32 bytes,
+# with tiles of many rows and with few-row tiles.
 _MEMORY, _MEMORY_LOW = 8.0, 3.0
-_COLOURS = 3  # channels of an image: worth a kernel of their own whatever the lanes
-_WASTE = 8  # zeros multiplied: more than that, and the plain kernel is faster
+_COLOURS = 3  # most channels of an image, for which IMAGE serves vectors of any size
+_WASTE = 8  # most products with zeros for each product of a grouped convolution
 _TRANSFORM = 7  # cycles for each vector that Winograd's transforms read or write
 MADE = 5  # cycles for each vector of weights that is transformed in a run
-_SORTED = 2  # cycles for each element that is put to its phase
-_SMALLER = 1.08  # what an estimate may rise to for weights of a fraction of the size
-_BETTER = 0.95  # what an estimate must come down to
-_TURNS = 12  # taps that repeating channels, and turning them into blocks, is worth
-_PAYS = 16  # pixels from which it pays to pack weights in every run
-# Bytes by which weights may grow: those of volumes at all, others where what takes no more costs
-# more than `_SMALLER` says. Such weights would be most of the memory of many networks.
+_SORTED = 2  # cycles for each element that is written to its phase
+_SMALLER = 1.08  # most times the least cost, for weights of a fraction of the size
+_BETTER = 0.95  # most times the cost of a simpler algorithm, to be chosen before it
+_REPEATING = 12  # cycles for each block of channels that is repeated, in taps
+_LEAST_PIXELS = 16  # least output pixels for which weights are packed in every run
+# Bytes by which Winograd's weights may exceed direct's: always for volumes, otherwise where an
+# algorithm without the excess costs at most _SMALLER times as much.
 _MORE_WEIGHTS = 4_000_000
 
 
-def choose(job: Job, trial: Trial) -> str:
-    """Return the name of the algorithm: generic, bands, first, phases, direct, winograd2, ...
+def choose(job: Job, trial: Trial) -> Algorithm:
+    """Return the algorithm that a convolution runs on.
 
     Args:
         job: The convolution.
         trial: Emits the steps of an algorithm into another lowering, to be timed.
+
+    Raises:
+        Unsupported: Weights in blocks of channels are computed at run time.
     """
     g, of = job.g, job.of
     if not job.constant:
         return _computed(job)
     if g.groups == job.channels_out and g.inputs == g.outputs == 1 and g.groups > 1:
-        return "depthwise"
+        return DEPTHWISE
     if 1 < g.inputs == g.outputs < of.lanes and of.lanes % g.inputs == 0 and has_windows(of, g):
-        return "depthwise"
+        return DEPTHWISE
     if job.x.layout == "plain" and g.groups == 1 and g.inputs <= max(of.lanes // 4, _COLOURS):
-        return _first(job, trial)
+        return _image(job, trial)
     if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
-        return "generic"
+        return GENERIC
     together = merged(g, of.lanes)
     if g.groups > 1:
         # In cycles for one output pixel: groups merged to whole blocks, or panels in bands.
@@ -66,41 +111,41 @@ def choose(job: Job, trial: Trial) -> str:
         dense = -(-g.groups // together) * round_up(together * g.inputs, of.lanes) * blocks
         banded = sum(count * of.lanes * of.nv for _, count in bands(g, of))
         channels = round_up(job.channels_out, of.lanes) // of.lanes
-        if g.inputs == 1 and min(dense, banded) * g.taps > channels * (g.taps + _TURNS):
-            return "repeated"
+        if g.inputs == 1 and min(dense, banded) * g.taps > channels * (g.taps + _REPEATING):
+            return REPEATED
         if min(dense, banded) > _WASTE * g.groups * g.inputs * g.outputs / of.lanes:
-            return "generic"
-        return "direct" if dense <= banded else "bands"
+            return GENERIC
+        return DIRECT if dense <= banded else BANDS
     small = round_up(g.inputs, of.lanes) * round_up(g.outputs, of.lanes)
     if small > 3 * g.inputs * g.outputs and job.x.layout == job.y.layout == "plain":
-        return "generic"
+        return GENERIC
     return _square(job, trial)
 
 
-def _computed(job: Job) -> str:
+def _computed(job: Job) -> Algorithm:
     """Choose for weights or a bias that are computed at run time."""
     g, of = job.g, job.of
     if job.w.layout == "blocked":
         raise Unsupported("weights that are computed at run time, in blocks of channels")
     few = g.inputs < of.lanes or g.outputs < of.lanes
-    if few or g.kernel != job.whole.kernel or g.images * g.pixels < _PAYS or of.lanes == 1:
-        return "generic"
+    if few or g.kernel != job.whole.kernel or g.images * g.pixels < _LEAST_PIXELS or of.lanes == 1:
+        return GENERIC
     if g.kernel[0] > 1 and g.dilations[2] > 1 and g.kernel[2] > 1:
-        return "generic"
+        return GENERIC
     if g.groups > 1 and (merged(g, of.lanes) > 1 or g.outputs % of.width):
-        return "generic"
+        return GENERIC
     if job.bias is not None and not job.bias.constant and g.outputs % of.lanes:
-        return "generic"
-    return "direct"
+        return GENERIC
+    return DIRECT
 
 
-def _first(job: Job, trial: Trial) -> str:
+def _image(job: Job, trial: Trial) -> Algorithm:
     """Choose between reading an image as it is and Winograd's algorithm over its phases."""
     g, of, found = job.g, job.of, phases_of(job.g)
     if found is None or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
-        return "first"
+        return IMAGE
     if job.low.options.get("TUNE"):
-        trials = {name: partial(trial, job, name) for name in ("first", "phases")}
+        trials = {each: partial(trial, job, each) for each in (IMAGE, POLYPHASE)}
         return fastest(job.low, f"conv {of.dtype} x{of.lanes} {g} plain to {job.y.layout}", trials)
     blocks_out = -(-g.outputs // of.lanes)
     m = OUTPUTS[found.g.kernel[1]]
@@ -108,10 +153,10 @@ def _first(job: Job, trial: Trial) -> str:
     cost += _transforms(of, found.g, m)
     cost += _SORTED * g.images * math.prod(found.g.source) * found.g.inputs
     read_as_it_is = g.images * g.pixels * g.taps * g.inputs * blocks_out
-    return "phases" if cost < _BETTER * read_as_it_is else "first"
+    return POLYPHASE if cost < _BETTER * read_as_it_is else IMAGE
 
 
-def _square(job: Job, trial: Trial) -> str:
+def _square(job: Job, trial: Trial) -> Algorithm:
     """Choose between direct convolution and the sizes of Winograd's."""
     g, of = job.g, job.of
     strided = g.strides[1:] == (2, 2) and of.low
@@ -125,12 +170,14 @@ def _square(job: Job, trial: Trial) -> str:
         and (of.low or g.source[0] == g.target[0] == g.kernel[0] == 1)
     )
     if not square or not job.low.options.get("WINOGRAD", True) or of.lanes == 1:
-        return "direct"
-    forms = {"strided2": 2} if strided else {f"winograd{OUTPUTS[taps]}": OUTPUTS[taps]}
-    if taps == 3 and not strided:
-        forms["winograd2"] = 2
+        return DIRECT
+    if strided:
+        candidates = [Algorithm(Method.STRIDED_WINOGRAD, 2)]
+    else:
+        sizes = dict.fromkeys((OUTPUTS[taps], 2) if taps == 3 else (OUTPUTS[taps],))
+        candidates = [Algorithm(Method.WINOGRAD, m) for m in sizes]
     if job.low.options.get("TUNE"):
-        trials = {name: partial(trial, job, name) for name in ("direct", *forms)}
+        trials = {each: partial(trial, job, each) for each in (DIRECT, *candidates)}
         layouts = f"{job.x.layout} to {job.y.layout}"
         return fastest(job.low, f"conv {of.dtype} x{of.lanes} {g} {layouts}", trials)
     blocks_in = round_up(g.inputs, of.lanes) // of.lanes
@@ -139,49 +186,48 @@ def _square(job: Job, trial: Trial) -> str:
     products = blocks_in * of.lanes * blocks_out
     weights = products * of.lanes * of.item
     summed = summed_channels(of, g) * g.kernel[0] * blocks_out
-    costs = {"direct": _cost(of, g.images * g.pixels * taps**2 * summed, taps**2 * weights)}
+    costs = {DIRECT: _cost(of, g.images * g.pixels * taps**2 * summed, taps**2 * weights)}
     flat = g.source[0] == g.kernel[0] == 1
     narrow = weight_tiles(of, job.low, job.w).weights
-    for name, m in forms.items():
+    for candidate in candidates:
+        m = candidate.tile
         values, _ = winograd_sizes(m, taps, g.strides[1])
         large = (values - taps**2) * weights > _MORE_WEIGHTS
         if large and g.source[0] > 1:
             continue
         multiplied = winograd_values(g, m) * products
-        costs[name] = _transforms(of, g, m) + _cost(of, multiplied, values * weights)
+        cost = costs[candidate] = _transforms(of, g, m) + _cost(of, multiplied, values * weights)
         if large and flat and not strided and not narrow:
             made = 0 if job.made_key(m) in job.low.kept else MADE * values * products
             again = -(-g.outputs // on_the_fly_outputs(of, g, m)) - 1
-            costs[f"fleeting{m}"] = costs[name] + made + again * _transforms_in(of, g, m)
+            on_the_fly = Algorithm(Method.ON_THE_FLY_WINOGRAD, m)
+            costs[on_the_fly] = cost + made + again * _transforms_in(of, g, m)
     return _shared(job.w, costs)
 
 
-def _shared(weight: Operand, costs: Mapping[str, float]) -> str:
-    """Return the algorithm of least cost whose form of the weight is worth its memory.
+def _shared(weight: Operand, costs: Mapping[Algorithm, float]) -> Algorithm:
+    """Return the algorithm of least cost, or one that needs no further form of the weight.
 
-    A detector's head runs on maps of all sizes with the same weights: each form of them is held, so
-    an earlier convolution's form of this weight is taken where it does.
+    A detector's head runs on maps of all sizes with the same weights, and every form of them takes
+    memory. An algorithm that reads the form of an earlier convolution is therefore preferred if it
+    costs at most as much more as the earlier convolution costs at all.
     """
-    best, least = "direct", costs["direct"]
-    for name, cost in costs.items():
+    best, least = DIRECT, costs[DIRECT]
+    for algorithm, cost in costs.items():
         if cost < _BETTER * least:
-            best, least = name, cost
-    fleeting = best.replace("winograd", "fleeting")
-    if costs.get(fleeting, math.inf) < _SMALLER * least:
-        best = fleeting
+            best, least = algorithm, cost
+    if best.method is Method.WINOGRAD:
+        on_the_fly = Algorithm(Method.ON_THE_FLY_WINOGRAD, best.tile)
+        if costs.get(on_the_fly, math.inf) < _SMALLER * least:
+            best = on_the_fly
     if weight.form is None:
-        weight.form = _form(best), least
+        weight.form = best.packed_for, least
         return best
-    kept, first = weight.form
-    alike = {name: cost for name, cost in costs.items() if _form(name) == kept}
+    packed_for, first = weight.form
+    alike = {each: cost for each, cost in costs.items() if each.packed_for == packed_for}
     if alike and min(alike.values()) - least <= first:
-        return min(alike, key=lambda name: alike[name])
+        return min(alike, key=lambda each: alike[each])
     return best
-
-
-def _form(algorithm: str) -> str:
-    """Return the form of the weights that an algorithm keeps."""
-    return "direct" if algorithm.startswith("fleeting") else algorithm
 
 
 def _transforms(of: Tiles, g: Geometry, m: int) -> int:

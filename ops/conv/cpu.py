@@ -41,7 +41,7 @@ from subgraph.ops.shared.tile_planning import FLOATS, Tiles, grain, round_up, we
 from subgraph.system.host import caches
 
 from .arguments import GenericArguments
-from .choice import MADE, choose
+from .choice import MADE, Algorithm, Method, choose
 from .depthwise import emit_depthwise
 from .direct import DirectOutput, emit_direct
 from .job import Job, read_job
@@ -74,27 +74,28 @@ def lower_conv(job: Job) -> None:
         emit(job, choose(job, _trial))
 
 
-def emit(job: Job, algorithm: str) -> None:
-    """Emit the steps of an algorithm that `choose` names."""
-    if algorithm == "generic":
-        _generic(job)
-    elif algorithm == "depthwise":
-        _depthwise(job)
-    elif algorithm == "repeated":
-        _repeated(job)
-    elif algorithm == "bands":
-        _banded(job)
-    elif algorithm == "phases":
-        _phased(job)
-    elif algorithm.startswith(("winograd", "strided")):
-        _winograd(job, int(algorithm[-1]), job.g.strides[1])
-    elif algorithm.startswith("fleeting"):
-        _fleeting(job, int(algorithm[-1]))
-    else:
-        _direct(job, plain=algorithm == "first")
+def emit(job: Job, algorithm: Algorithm) -> None:
+    """Emit the steps of a convolution by an algorithm."""
+    match algorithm.method:
+        case Method.GENERIC:
+            _generic(job)
+        case Method.DEPTHWISE:
+            _depthwise(job)
+        case Method.REPEATED:
+            _repeated(job)
+        case Method.BANDS:
+            _banded(job)
+        case Method.POLYPHASE:
+            _polyphase(job)
+        case Method.WINOGRAD | Method.STRIDED_WINOGRAD:
+            _winograd(job, algorithm.tile, job.g.strides[1])
+        case Method.ON_THE_FLY_WINOGRAD:
+            _winograd_on_the_fly(job, algorithm.tile)
+        case Method.DIRECT | Method.IMAGE:
+            _direct(job, plain=algorithm.method is Method.IMAGE)
 
 
-def _trial(job: Job, algorithm: str, low: Lowering) -> None:
+def _trial(job: Job, algorithm: Algorithm, low: Lowering) -> None:
     emit(attrs.evolve(job, low=low), algorithm)
 
 
@@ -220,7 +221,7 @@ def _winograd(job: Job, m: int, stride: int) -> None:
     _by_winograd(job, g, blocked(low, of, job.x), weight, m)
 
 
-def _fleeting(job: Job, m: int) -> None:
+def _winograd_on_the_fly(job: Job, m: int) -> None:
     """Run Winograd's algorithm with weights that are transformed in each run, a part at a time."""
     low, of, g = job.low, job.of, job.g
     x = blocked(low, of, job.x)
@@ -275,7 +276,7 @@ def _values(job: Job, g: Geometry, first: int, m: int) -> Scratch:
     return weight
 
 
-def _phased(job: Job) -> None:
+def _polyphase(job: Job) -> None:
     low, of = job.low, job.of
     phases = phases_of(job.g)
     assert phases is not None, "chosen"

@@ -16,7 +16,8 @@ from subgraph.system.host import caches
 from .arguments import WinogradArguments
 
 _PANEL_BLOCKS = 2  # into which the products of a point are cut where threads share them
-_FLEETING = 1 << 24  # bytes: such weights shall stay in the last cache
+# Bytes of weights transformed on the fly at a time; they stay in the last-level cache.
+_ON_THE_FLY_BYTES = 1 << 24
 _TRANSFORM = 16  # multiplications' worth of time for each byte that a transform writes
 
 
@@ -132,7 +133,7 @@ def on_the_fly_outputs(of: Tiles, g: Geometry, m: int) -> int:
     values, _ = winograd_sizes(m, g.kernel[1], g.strides[1])
     panel = values * round_up(g.inputs, of.lanes) * of.width * of.item
     panels = -(-g.outputs // of.width)
-    parts = -(-panels * panel // _FLEETING)
+    parts = -(-panels * panel // _ON_THE_FLY_BYTES)
     return min(g.outputs, -(-panels // min(parts, panels)) * of.width)
 
 

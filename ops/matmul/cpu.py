@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import partial
 
 import attrs
@@ -47,6 +48,13 @@ from .strassen_cpu import alike_columns, emit_strassen, fits, saves
 from .unpacked_cpu import SHALLOW, emit_few_rows, emit_shallow, reads_once
 
 _BATCH_LEVELS = 3
+
+
+class _Method(StrEnum):
+    """A way to compute a product; the values are the names in the table of the option TUNE."""
+
+    BLOCKS = "blocks"  # blocks of rows times packed panels
+    STRASSEN = "strassen"
 
 
 @lowering("MatMul", dtypes=(*FLOATS, *WHOLE))
@@ -242,12 +250,13 @@ def _emit(low: Lowering, product: Product, of: Tiles, init: Word, residual: Word
         ends = (a.operand, a.row_step), b_word, alike, product.out
         emit_strassen(low, of, *ends, (m, n, depth), init, residual, product.act)
 
+    emitters = {_Method.STRASSEN: strassen, _Method.BLOCKS: blocks}
     if low.options.get("TUNE"):
         key = f"product {of.dtype} x{of.lanes} {m} {n} {depth} {'+' if residual else ''}"
-        chosen = fastest(low, key, {"strassen": strassen, "blocks": blocks})
+        method = fastest(low, key, emitters)
     else:
-        chosen = "strassen" if saves(of, m, n, depth) else "blocks"
-    (strassen if chosen == "strassen" else blocks)(low)
+        method = _Method.STRASSEN if saves(of, m, n, depth) else _Method.BLOCKS
+    emitters[method](low)
 
 
 def _blocks_of_panels(

@@ -41,7 +41,17 @@ from subgraph.system.host import caches
 
 from . import integer_cpu
 from .arguments import QuantisedDepthwiseArguments, QuantisedProductArguments
-from .qlinear_packing import BLOCK, LINE, Tile, column_vector, guards, integer_tile, packed
+from .qlinear_packing import (
+    BLOCK,
+    LINE,
+    Flavour,
+    StripSource,
+    Tile,
+    column_vector,
+    guards,
+    integer_tile,
+    packed,
+)
 
 BYTES = ("uint8", "int8")
 _BOTH: tuple[Layout, ...] = ("plain", "blocked")
@@ -175,7 +185,7 @@ def has_usual_zero(w: Operand, w_zero: Operand | None) -> bool:
     return w_zero.known is not None and bool(np.all(w_zero.known == usual_zero(w)))
 
 
-def choose_tile(q: Quantised, *, source: str) -> Tile:
+def choose_tile(q: Quantised, *, source: StripSource) -> Tile:
     """Return the flavour: products of bytes where the machine has them and weights fit."""
     forced = q.low.options.get("INTEGER_FLAVOUR")
     quads = host.has_vnni() if forced is None else forced == "quads"
@@ -332,7 +342,7 @@ def convolution(node: Node, low: Lowering) -> None:
 
 
 def _direct(q: Quantised, g: Geometry) -> None:
-    source = "blocked" if q.x.layout == "blocked" else "image"
+    source: StripSource = "blocked" if q.x.layout == "blocked" else "image"
     tile = choose_tile(q, source=source)
     together = merged(g, BLOCK)
     if g.groups > 1 and (source == "image" or together > _TOGETHER):
@@ -396,7 +406,7 @@ def _direct(q: Quantised, g: Geometry) -> None:
 class Shape:
     """The words of ``qlinear_kernels.product`` that follow from the source and the output."""
 
-    source: str
+    source: StripSource
     blocks: int
     pixel: int
     kin: int
@@ -536,7 +546,7 @@ def emit_tiles(
     )  # fmt: skip
 
 
-def _tile_kernel(flavour: str, tile: Tile, q: Quantised) -> Kernel:
+def _tile_kernel(flavour: Flavour, tile: Tile, q: Quantised) -> Kernel:
     return Kernel(
         "subgraph.engine.codegen.tile_int", "product_tile",
         flavour=flavour, weights=tile.weights, output=q.output,

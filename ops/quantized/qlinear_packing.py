@@ -6,6 +6,7 @@ Panels of columns, vectors of bias and scales, and the guards of products that m
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import attrs
 import numpy as np
@@ -17,6 +18,11 @@ from subgraph.system import host
 BLOCK = 16  # channels of a block, outputs of a store: ``tile_int.BLOCK``, without numba
 LINE = 16  # ``guarded_kernels.LINE``
 
+# How a step of an integer tile multiplies; see `subgraph.engine.codegen.tile_int`.
+Flavour = Literal["pairs", "quads", "guarded"]
+# What a strip is copied from; see `subgraph.ops.quantized.strips`.
+StripSource = Literal["blocked", "image", "rows"]
+
 
 @attrs.frozen
 class Tile:
@@ -25,7 +31,7 @@ class Tile:
     lanes: int
     mr: int
     nv: int
-    flavour: str
+    flavour: Flavour
     weights: str
 
     @property
@@ -39,7 +45,7 @@ class Tile:
         return 4 // self.item
 
 
-def integer_tile(flavour: str, weights: str) -> Tile:
+def integer_tile(flavour: Flavour, weights: str) -> Tile:
     """Return the tile of this machine; the same choice as ``tile_int.int_tile``, without numba."""
     lanes = max(4, host.lanes("int32"))
     if host.isa().registers >= 32:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -38,38 +38,41 @@ from subgraph.system import host
 from subgraph.system.large_pages import aligned_empty
 from subgraph.system.trusted_files import read_trusted, write_trusted
 
+_T = TypeVar("_T")
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 _ROUNDS = 5
 _CONDITIONS = "weights not in cache"  # choices made in other ways do not count
 _LARGEST_SWEEP = 1 << 27
 
 
-def fastest(low: Lowering, key: str, candidates: Mapping[str, Callable[[Lowering], None]]) -> str:
-    """Return the name of the candidate that takes least time.
+def fastest(low: Lowering, key: str, candidates: Mapping[_T, Callable[[Lowering], None]]) -> _T:
+    """Return the algorithm that takes least time.
 
     Args:
-        low: The lowering for which it is asked.
+        low: The lowering for which it is chosen.
         key: All that the choice depends on but the machine.
-        candidates: Functions that emit the steps of each candidate.
+        candidates: The algorithms, each with the function that emits its steps. The file on disk
+            holds them as ``str`` writes them.
     """
     isa = host.isa()
     key = f"{isa.cpu} {isa.like or isa.name} {_CONDITIONS} {key}"
     chosen = _stored().get(key)
-    if chosen is not None and chosen in candidates:
-        return chosen
-    trials: dict[str, _Trial] = {}
-    for name, emit in candidates.items():
+    for candidate in candidates:
+        if str(candidate) == chosen:
+            return candidate
+    trials: dict[_T, _Trial] = {}
+    for candidate, emit in candidates.items():
         alone = Lowering(low.node, low.inputs, low.outputs, threads=1, float_block=low.float_block)
         emit(alone)
-        trials[name] = _Trial(alone.steps)
+        trials[candidate] = _Trial(alone.steps)
     times = dict.fromkeys(trials, float("inf"))
     others = _other_data()
     for _ in range(_ROUNDS):
-        for name, trial in trials.items():
+        for candidate, trial in trials.items():
             others.max()
-            times[name] = min(times[name], trial.seconds())
+            times[candidate] = min(times[candidate], trial.seconds())
     best = min(times, key=times.__getitem__)
-    _store(key, best)
+    _store(key, str(best))
     return best
 
 

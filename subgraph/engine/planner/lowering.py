@@ -117,8 +117,8 @@ class Operand:
         storage: Its memory; an alias takes that of its source.
         offset: Where in ``storage`` it begins, in bytes.
         lanes: Channels of a block, in layout "blocked".
-        form: The form in which an earlier node of the plan takes this weight, and what it costs
-            that node; None before.
+        form: For which algorithm an earlier node of the plan packs this weight, and the estimated
+            cycles of that node; None before.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Operand:
     offset: int = 0
     lanes: int = 1
     derived: Weight | None = None
-    form: tuple[str, float] | None = None
+    form: tuple[Any, float] | None = None
     _type: TensorType | None = attrs.field(default=None, init=False, repr=False)
 
     @classmethod

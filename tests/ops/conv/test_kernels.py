@@ -19,6 +19,7 @@ from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv import cpu as conv_cpu
 from subgraph.ops.conv import direct as conv_direct
+from subgraph.ops.conv.choice import DIRECT, IMAGE
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared import tuning
 from subgraph.ops.shared.tile_planning import Tiles, even_part
@@ -262,7 +263,7 @@ def test_rows_of_outputs(
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job, _: "first" if layout == "plain" else "direct")
+        patch.setattr(conv_cpu, "choose", lambda job, _: IMAGE if layout == "plain" else DIRECT)
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     close(got, wanted, 2e-5)  # thousands of products, without fused ones on old machines
@@ -293,7 +294,7 @@ def test_weights_that_come_from_far(kernel: int, stride: int, size: int) -> None
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job, _: "direct")
+        patch.setattr(conv_cpu, "choose", lambda job, _: DIRECT)
         got = run(1, [])
         assert np.array_equal(got, run(2, [0.5]))
     close(got, wanted)
@@ -605,7 +606,7 @@ def test_a_last_block_of_few_channels(
     attrs = {"pads": pads, "strides": (stride,) * 2, "dilations": (dilation,) * 2}
     blocked = [0] if layout == "blocked" else []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job, _: "direct")
+        patch.setattr(conv_cpu, "choose", lambda job, _: DIRECT)
         results = [
             run_node(
                 *("Conv", [x, w], [wanted.shape], attrs),

@@ -13,6 +13,7 @@ from subgraph.engine.planner.lowering import Layout
 from subgraph.graph.types import Array
 from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv import cpu as conv_cpu
+from subgraph.ops.conv.choice import DIRECT, IMAGE, Algorithm, Method
 from subgraph.ops.conv.job import Job
 from subgraph.ops.movement.geometry import Geometry
 from subgraph.ops.shared.tile_planning import direct_tiles
@@ -24,7 +25,12 @@ LOW = direct_tiles("float32", host.lanes("float32")).low
 CUTS = st.lists(st.floats(0, 1), max_size=3)
 QUICK = settings(max_examples=50, deadline=None)
 LAYOUTS: st.SearchStrategy[Layout] = st.sampled_from(["plain", "blocked"])
-ROUTES = ["direct", "winograd2", "winograd4", *(["strided2"] if LOW else [])]
+STRIDED = Algorithm(Method.STRIDED_WINOGRAD, 2)
+ALGORITHMS = [
+    DIRECT,
+    *[Algorithm(Method.WINOGRAD, tile) for tile in (2, 4)],
+    *([STRIDED] if LOW else []),
+]
 
 
 def convolve(
@@ -33,7 +39,7 @@ def convolve(
     how: Mapping[str, Sequence[int]],
     act: str,
     added: bool,
-    route: str | None,
+    algorithm: Algorithm | None,
     threads: int,
     cuts: list[float],
     layout: Layout,
@@ -64,16 +70,16 @@ def convolve(
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        if route is not None:
-            patch.setattr(conv_cpu, "choose", lambda job, _: _route(job, route))
+        if algorithm is not None:
+            patch.setattr(conv_cpu, "choose", lambda job, _: _possible(job, algorithm))
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     return got, wanted
 
 
-def _route(job: Job, route: str) -> str:
-    """Return a route, "direct" where so few taps read something that they are no square."""
-    return route if route == "first" or job.g.kernel[1:] == (3, 3) else "direct"
+def _possible(job: Job, algorithm: Algorithm) -> Algorithm:
+    """Return an algorithm, DIRECT where so few taps read something that they are no square."""
+    return algorithm if algorithm == IMAGE or job.g.kernel[1:] == (3, 3) else DIRECT
 
 
 @QUICK
@@ -85,7 +91,7 @@ def _route(job: Job, route: str) -> str:
     images=st.integers(1, 2),
     act=st.sampled_from(["", "Relu", "Silu"]),
     added=st.booleans(),
-    route=st.sampled_from(ROUTES),
+    algorithm=st.sampled_from(ALGORITHMS),
     threads=st.integers(1, 3),
     cuts=CUTS,
 )
@@ -97,7 +103,7 @@ def test_squares_in_volumes(
     images: int,
     act: str,
     added: bool,
-    route: str,
+    algorithm: Algorithm,
     threads: int,
     cuts: list[float],
 ) -> None:
@@ -108,9 +114,9 @@ def test_squares_in_volumes(
     x = rng.standard_normal((images, channels[0], *source)).astype(np.float32)
     w = rng.standard_normal((channels[1], channels[0], kernel, 3, 3)).astype(np.float32)
     w /= np.sqrt(np.float32(9 * kernel * channels[0]))
-    stride = 2 if route == "strided2" else 1
+    stride = 2 if algorithm == STRIDED else 1
     how = {"strides": (step, stride, stride), "dilations": (apart, 1, 1), "pads": pads}
-    got, wanted = convolve(x, w, how, act, added, route, threads, cuts, "blocked")
+    got, wanted = convolve(x, w, how, act, added, algorithm, threads, cuts, "blocked")
     close(got, wanted, 1e-5)
 
 
@@ -149,8 +155,8 @@ def test_rows_in_volumes(
     w = rng.standard_normal((outputs, inputs, *kernel)).astype(np.float32)
     w /= np.float32(np.sqrt(w[0].size))
     how = {"strides": strides, "dilations": (1, 1, 1), "pads": pads}
-    route = "first" if layout == "plain" else "direct"
-    close(*convolve(x, w, how, act, added, route, threads, cuts, layout), 1e-5)
+    algorithm = IMAGE if layout == "plain" else DIRECT
+    close(*convolve(x, w, how, act, added, algorithm, threads, cuts, layout), 1e-5)
 
 
 @pytest.mark.parametrize("groups", [1, 4, 24])

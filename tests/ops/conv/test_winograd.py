@@ -20,6 +20,7 @@ from subgraph.operators.schema import INTERNAL_DOMAIN
 from subgraph.ops.conv import choice as conv_choice
 from subgraph.ops.conv import cpu as conv_cpu
 from subgraph.ops.conv import winograd as conv_winograd
+from subgraph.ops.conv.choice import DIRECT, POLYPHASE, Algorithm, Method
 from subgraph.ops.conv.job import Job
 from subgraph.ops.conv.polyphase import phases_of
 from subgraph.ops.shared.tile_planning import direct_tiles
@@ -27,9 +28,15 @@ from subgraph.system import host
 from tests.support.conv import close, reference
 from tests.support.kernels import run_node
 
-# Names of algorithms, and the taps along an axis that each is tried with.
-KEPT = [("winograd2", 3), ("winograd4", 3), ("strided2", 3), ("winograd3", 4), ("winograd2", 5)]
-FORMS = [*KEPT, ("fleeting2", 3), ("fleeting4", 3), ("fleeting3", 4), ("fleeting2", 5)]
+TILES_AND_TAPS = [(2, 3), (4, 3), (3, 4), (2, 5)]
+STRIDED = Algorithm(Method.STRIDED_WINOGRAD, 2)
+WINOGRAD = {tile: Algorithm(Method.WINOGRAD, tile) for tile in (2, 3, 4)}
+ON_THE_FLY = {tile: Algorithm(Method.ON_THE_FLY_WINOGRAD, tile) for tile in (2, 3, 4)}
+# Algorithms, and the taps along an axis that each is tried with.
+FORMS = [
+    (STRIDED, 3),
+    *[(form[tile], taps) for form in (WINOGRAD, ON_THE_FLY) for tile, taps in TILES_AND_TAPS],
+]
 LOW = direct_tiles("float32", host.lanes("float32")).low
 
 
@@ -53,15 +60,15 @@ def test_winograd(
     images: int,
     act: str,
     with_residual: bool,
-    form: tuple[str, int],
+    form: tuple[Algorithm, int],
     held: int,
     threads: int,
     cuts: list[float],
 ) -> None:
-    """With every form, and weights that are made in each run ``held`` bytes at a time."""
-    name, taps = form
-    assume(name != "strided2" or LOW)
-    stride = 2 if name == "strided2" else 1
+    """Every algorithm; on-the-fly weights are transformed ``held`` bytes at a time."""
+    algorithm, taps = form
+    assume(algorithm != STRIDED or LOW)
+    stride = 2 if algorithm == STRIDED else 1
     source = [max(n, taps - pads[i] - pads[2 + i]) for i, n in enumerate(size)]
     rng = np.random.default_rng(0)
     x = rng.standard_normal((images, channels[0], *source)).astype(np.float32)
@@ -95,16 +102,16 @@ def test_winograd(
         )[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_cpu, "choose", lambda job, _: _square_or_direct(job, name, taps))
-        patch.setattr(conv_winograd, "_FLEETING", held)
+        patch.setattr(conv_cpu, "choose", lambda job, _: _square_or_direct(job, algorithm, taps))
+        patch.setattr(conv_winograd, "_ON_THE_FLY_BYTES", held)
         got = run(threads, cuts)
         assert np.array_equal(got, run(1, []))
     close(got, wanted, 1e-5)
 
 
-def _square_or_direct(job: Job, form: str, taps: int) -> str:
+def _square_or_direct(job: Job, form: Algorithm, taps: int) -> Algorithm:
     """Small images may leave fewer taps that read something."""
-    return form if job.g.kernel == (1, taps, taps) else "direct"
+    return form if job.g.kernel == (1, taps, taps) else DIRECT
 
 
 @settings(max_examples=60, deadline=None)
@@ -151,9 +158,9 @@ def test_phases(
     how = {"pads": pads, "strides": (step,) * 2, "activation": "Relu" if relu else ""}
     seen: list[bool] = []
 
-    def choose(job: Job, _: object) -> str:
+    def choose(job: Job, _: object) -> Algorithm:
         seen.append(phases_of(job.g) is not None)
-        return "phases" if seen[-1] else "direct"
+        return POLYPHASE if seen[-1] else DIRECT
 
     def run(threads: int, cuts: list[float]) -> Array:
         return run_node(
@@ -197,13 +204,13 @@ def test_phases_are_chosen_for_images(kernel: int, step: int, pad: int) -> None:
         assert not np.array_equal(results[0], results[1])
 
 
-@pytest.mark.parametrize("form", ["winograd2", "winograd4", "strided2"])
+@pytest.mark.parametrize("form", [WINOGRAD[2], WINOGRAD[4], STRIDED], ids=str)
 @pytest.mark.parametrize("cuts", [[], [0.1, 0.35, 0.8]])
-def test_winograd_of_few_tiles(form: str, cuts: list[float]) -> None:
+def test_winograd_of_few_tiles(form: Algorithm, cuts: list[float]) -> None:
     """Threads share the transforms of a single block of tiles: bit for bit what one computes."""
-    if form == "strided2" and not LOW:
+    if form == STRIDED and not LOW:
         pytest.skip("tall tiles run it directly")
-    side, stride = {"winograd2": (7, 1), "winograd4": (13, 1), "strided2": (9, 2)}[form]
+    side, stride = {WINOGRAD[2]: (7, 1), WINOGRAD[4]: (13, 1), STRIDED: (9, 2)}[form]
     rng = np.random.default_rng(2)
     x = rng.standard_normal((1, 100, side, side)).astype(np.float32)
     w = (rng.standard_normal((84, 100, 3, 3)) / 30).astype(np.float32)
@@ -237,17 +244,17 @@ def test_winograd_of_few_tiles(form: str, cuts: list[float]) -> None:
 @pytest.mark.parametrize(
     ("form", "taps", "bound"),
     [
-        ("winograd2", 3, 1e-6),
-        ("winograd4", 3, 6e-6),
-        ("strided2", 3, 2e-6),
-        ("winograd3", 4, 6e-6),
-        ("winograd2", 5, 6e-6),
-        ("fleeting2", 3, 1e-6),
-        ("fleeting4", 3, 6e-6),
+        (WINOGRAD[2], 3, 1e-6),
+        (WINOGRAD[4], 3, 6e-6),
+        (STRIDED, 3, 2e-6),
+        (WINOGRAD[3], 4, 6e-6),
+        (WINOGRAD[2], 5, 6e-6),
+        (ON_THE_FLY[2], 3, 1e-6),
+        (ON_THE_FLY[4], 3, 6e-6),
     ],
 )
-def test_winograd_error_is_as_stated(form: str, taps: int, bound: float) -> None:
-    stride = 2 if form == "strided2" else 1
+def test_winograd_error_is_as_stated(form: Algorithm, taps: int, bound: float) -> None:
+    stride = 2 if form == STRIDED else 1
     if stride == 2 and not LOW:
         pytest.skip("tall tiles run it directly")
     rng = np.random.default_rng(1)
