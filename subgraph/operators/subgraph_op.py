@@ -494,6 +494,10 @@ def open_own(op: SubgraphOp) -> Session:
     return type(op).session(op)
 
 
+# One for all ops: a partition makes tens of thousands of them, and preparing a plan is short.
+_PLAN_LOCK = free_in_child(threading.RLock())
+
+
 class DefaultSubgraphOp(SubgraphOp):
     """The op ``_subgraph_op``: runs the inner graph node by node with the default executor."""
 
@@ -501,7 +505,6 @@ class DefaultSubgraphOp(SubgraphOp):
         """Take the inner graph; it is prepared at the first run."""
         super().__init__(subgraph)
         self._plan: Any = None
-        self._lock = free_in_child(threading.Lock())
 
     def forward(self, inputs: list[Any]) -> list[Any]:
         """Run the inner graph; sequences come and go as lists."""
@@ -515,7 +518,7 @@ class DefaultSubgraphOp(SubgraphOp):
         """Return the prepared steps of the inner graph, shared by all sessions."""
         from subgraph.runtime.executor_plan import Plan
 
-        with self._lock:
+        with _PLAN_LOCK:
             if self._plan is None:
                 self._plan = Plan(self.subgraph)
             return self._plan
@@ -570,33 +573,32 @@ def subgraph_node(
             left out its parent's.
     """
     require_type(subgraph, Graph, PartitionError, "the inner graph of the subgraph node")
-    if op is not None and not isinstance(op, SubgraphOp):  # pyright: ignore[reportUnnecessaryIsInstance]
+    outputs = [Value("", value.type) for value in subgraph.outputs]
+    if op is None:
+        op = DefaultSubgraphOp(subgraph)
+    else:
+        _check_made(op)
+        if says_types(op):
+            types = output_types(op, [value.type for value in subgraph.inputs])
+            outputs = [Value("", type_) for type_ in types]
+    if inputs is None:
+        inputs = [Value(v.name, v.type, parameter=v.parameter) for v in subgraph.inputs]
+        for value, inner in zip(outputs, subgraph.outputs, strict=True):
+            value.name = inner.name
+    node = Node(OP_TYPE, inputs, outputs=outputs, domain=DOMAIN, version=1, metadata=metadata)
+    node.name, node.subgraph, node.op = name, subgraph, op
+    return node
+
+
+def _check_made(op: SubgraphOp) -> None:
+    if not isinstance(op, SubgraphOp):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PartitionError(
             f"op of a subgraph node is {op!r}; give a SubgraphOp made of the inner graph, as in "
             "sg.subgraph_node(subgraph, op=MyOp(subgraph))"
         )
-    if op is not None and not hasattr(op, "subgraph"):
+    if not hasattr(op, "subgraph"):
         raise PartitionError(
             f"{type(op).__name__}.__init__ does not call super().__init__(subgraph), so the op "
             "has no subgraph; call it first"
         )
-    if op is not None:
-        check_op(op)
-    types = [value.type for value in subgraph.outputs]
-    if op is not None and says_types(op):
-        types = output_types(op, [value.type for value in subgraph.inputs])
-    names = [value.name if inputs is None else "" for value in subgraph.outputs]
-    outputs = [Value(name, type_) for name, type_ in zip(names, types, strict=True)]
-    if inputs is None:
-        inputs = [Value(v.name, v.type, parameter=v.parameter) for v in subgraph.inputs]
-    return Node(
-        OP_TYPE,
-        inputs,
-        outputs=outputs,
-        name=name,
-        domain=DOMAIN,
-        version=1,
-        metadata=metadata,
-        subgraph=subgraph,
-        op=DefaultSubgraphOp(subgraph) if op is None else op,
-    )
+    check_op(op)

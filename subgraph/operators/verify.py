@@ -1,8 +1,13 @@
-"""Structural check of a graph, run by the pass framework after every pass; linear in its size."""
+"""Structural check of a graph, run by the pass framework after every pass; linear in its size.
+
+The loop over the nodes does only what shows that a graph is well formed; the functions below it
+find out what to say when one is not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable
 
 from subgraph.errors import ModelError
 from subgraph.graph.graph import Graph, Node, Value
@@ -10,7 +15,7 @@ from subgraph.operators.bodies import check_bodies
 
 
 def verify(graph: Graph) -> None:
-    """Check order, ownership, sources, uses and names of ``graph`` and the bodies in it.
+    """Check order, ownership, sources, uses and names of ``graph`` and of all graphs inside it.
 
     Raises:
         ModelError: says which graph, node and value are at fault.
@@ -18,96 +23,117 @@ def verify(graph: Graph) -> None:
     work = [graph]
     while work:
         current = work.pop()
-        _verify_one(current)
-        for node in current.nodes:
-            if node.attrs:
-                work.extend(node.bodies)
-            if node.subgraph is not None:
-                work.append(node.subgraph)
+        nodes = current.nodes
+        uses = _sources_from_outside(current)
+        for node in nodes:
+            if node.graph is not current:
+                raise _fault(current, f"node {node.name!r} belongs to another graph")
+            for value in node.inputs:
+                if value in uses:
+                    uses[value] += 1
+                elif value is not None:
+                    _meet_weight(current, node, value, uses)
+            if node.attrs or node.captures or node.subgraph is not None:
+                _verify_nested(current, node, uses, work)
+            for value in node.outputs:
+                if value.producer is not node or value.parameter is not None:
+                    what = f"output {value.name!r} of {node.name!r} has another source"
+                    raise _fault(current, what)
+                uses[value] = 0
+        for value in current.outputs:
+            if value not in uses:
+                if value.parameter is None:
+                    raise _fault(current, f"output {value.name!r} is made by no node of the graph")
+                uses[value] = 0
+        for value, count in uses.items():
+            if len(value.uses) != count:
+                raise _misused(current, value, count)
+        names = {node.name for node in nodes}
+        if len(names) < len(nodes) or "" in names:
+            raise _misnamed(current)
+        if len({value.name for value in uses}) < len(uses):
+            _verify_value_names(current, uses)
 
 
-def _verify_one(graph: Graph) -> None:
-    where = f"graph {graph.name!r}"
-    known: set[Value] = set()
+def _fault(graph: Graph, what: str) -> ModelError:
+    return ModelError(f"graph {graph.name!r}: {what}")
+
+
+def _sources_from_outside(graph: Graph) -> dict[Value, int]:
+    """Return the inputs and captures of ``graph``, each with 0 uses."""
+    uses: dict[Value, int] = {}
     for value in (*graph.inputs, *graph.captures):
         if value.producer is not None:
-            raise ModelError(f"{where}: input {value.name!r} is also made by {value.producer!r}")
-        if value in known:
-            raise ModelError(f"{where}: input {value.name!r} is listed twice")
-        known.add(value)
-    values = list(graph.values())
-    _verify_names(graph, values, where)
-    uses: dict[Value, int] = {}
-    for node in graph.nodes:
-        _verify_node(graph, node, known, uses, where)
-        known.update(node.outputs)
-    for value in graph.outputs:
-        if value not in known and value.parameter is None:
-            raise ModelError(f"{where}: output {value.name!r} is made by no node of the graph")
-    _verify_uses(values, uses, where)
+            raise _fault(graph, f"input {value.name!r} is also made by {value.producer!r}")
+        if value in uses:
+            raise _fault(graph, f"input {value.name!r} is listed twice")
+        uses[value] = 0
+    return uses
 
 
-def _verify_names(graph: Graph, values: Sequence[Value], where: str) -> None:
-    names: set[str] = set()
-    for node in graph.nodes:
-        if not node.name or node.name in names:
-            raise ModelError(f"{where}: node name {node.name!r} is empty or used twice")
-        names.add(node.name)
-    owners: dict[str, Value] = {}
-    for value in values:
-        other = owners.setdefault(value.name, value)
-        if other is not value and not (
-            value.parameter is not None and other.parameter is value.parameter
-        ):
-            raise ModelError(f"{where}: two values are named {value.name!r}")
+def _meet_weight(graph: Graph, node: Node, value: Value, uses: dict[Value, int]) -> None:
+    """Count the first use of a value that was not met before; only a parameter's may be such."""
+    if value.producer is not None:
+        raise _fault(
+            graph,
+            f"node {node.name!r} uses value {value.name!r} before node {value.producer.name!r} "
+            "makes it, or that node is not in the graph",
+        )
+    if value.parameter is None:
+        raise _fault(
+            graph,
+            f"node {node.name!r} uses value {value.name!r}, which is no input, parameter or node "
+            "output of the graph; list it among the graph's inputs",
+        )
+    uses[value] = 1
 
 
-def _verify_node(
-    graph: Graph, node: Node, known: set[Value], uses: dict[Value, int], where: str
-) -> None:
-    if node.graph is not graph:
-        raise ModelError(f"{where}: node {node.name!r} belongs to another graph")
-    for value in node.sources:
-        uses[value] = uses.get(value, 0) + 1
-        if value in known:
-            continue
-        if value.producer is not None:
-            raise ModelError(
-                f"{where}: node {node.name!r} uses value {value.name!r} before node "
-                f"{value.producer.name!r} makes it, or that node is not in the graph"
-            )
-        if value.parameter is None:
-            raise ModelError(
-                f"{where}: node {node.name!r} uses value {value.name!r}, which is no input, "
-                "parameter or node output of the graph; list it among the graph's inputs"
-            )
-        known.add(value)
-    for value in node.outputs:
-        if value.producer is not node or value.parameter is not None:
-            raise ModelError(f"{where}: output {value.name!r} of {node.name!r} has another source")
+def _verify_nested(graph: Graph, node: Node, uses: dict[Value, int], work: list[Graph]) -> None:
+    """Check a node against its bodies and its inner graph; add these to ``work``."""
+    for value in node.captures:
+        if value in uses:
+            uses[value] += 1
+        else:
+            _meet_weight(graph, node, value, uses)
     bodies = node.bodies if node.attrs else []
     if bodies:
         check_bodies(node)
-    if len(node.captures) != sum(len(body.captures) for body in bodies):
-        raise ModelError(
-            f"{where}: node {node.name!r} lists {len(node.captures)} captures, its bodies "
-            f"{sum(len(body.captures) for body in bodies)}"
+        work.extend(bodies)
+    wanted = sum(len(body.captures) for body in bodies)
+    if len(node.captures) != wanted:
+        raise _fault(
+            graph,
+            f"node {node.name!r} lists {len(node.captures)} captures, its bodies {wanted}",
         )
-    if node.subgraph is not None:
-        inner = node.subgraph
+    inner = node.subgraph
+    if inner is not None:
         if len(inner.inputs) != len(node.inputs) or len(inner.outputs) != len(node.outputs):
-            raise ModelError(
-                f"{where}: subgraph node {node.name!r} has {len(node.inputs)} inputs and "
+            raise _fault(
+                graph,
+                f"subgraph node {node.name!r} has {len(node.inputs)} inputs and "
                 f"{len(node.outputs)} outputs, its inner graph {len(inner.inputs)} and "
-                f"{len(inner.outputs)}"
+                f"{len(inner.outputs)}",
             )
+        work.append(inner)
 
 
-def _verify_uses(values: Sequence[Value], uses: dict[Value, int], where: str) -> None:
+def _misused(graph: Graph, value: Value, count: int) -> ModelError:
+    what = f"value {value.name!r} lists {len(value.uses)} uses and has {count}"
+    return _fault(graph, f"{what}; edit graphs through Graph.rewire")
+
+
+def _misnamed(graph: Graph) -> ModelError:
+    names = Counter(node.name for node in graph.nodes)
+    name = next(name for name, count in names.items() if count > 1 or not name)
+    return _fault(graph, f"node name {name!r} is empty or used twice")
+
+
+def _verify_value_names(graph: Graph, values: Iterable[Value]) -> None:
+    """Check that of several values with one name all stand for one parameter."""
+    owners: dict[str, Value] = {}
     for value in values:
-        listed = len(value.uses)
-        if listed != uses.get(value, 0):
-            raise ModelError(
-                f"{where}: value {value.name!r} lists {listed} uses and has {uses.get(value, 0)}; "
-                "edit graphs through Graph.rewire"
-            )
+        other = owners.setdefault(value.name, value)
+        if other is not value and (
+            value.parameter is None or other.parameter is not value.parameter
+        ):
+            raise _fault(graph, f"two values are named {value.name!r}")

@@ -22,6 +22,8 @@ from subgraph.operators.random import is_random
 _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
 # The operand that is a shape: an initializer there is a constant, since types follow from it.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}
+# Operators whose result may be constant though no input comes from a constant node.
+_FIRST_CONSTANTS = frozenset({"Constant", *_SHAPE_OPERAND})
 
 
 def constant_array(node: Node) -> Array | None:
@@ -43,6 +45,8 @@ def constant_nodes(graph: Graph) -> list[Node]:
     known: set[Value] = set()
     found: list[Node] = []
     for node in graph.nodes:
+        if not known and node.op_type not in _FIRST_CONSTANTS:
+            continue
         if len(node.outputs) == 1 and _is_constant(node, known, inputs):
             known.update(node.outputs)
             found.append(node)

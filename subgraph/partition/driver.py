@@ -165,7 +165,7 @@ class _Target:
             if not again:
                 break
             if cap is not None:
-                cap -= sum(note.fate == MADE for note in run.regions)
+                cap -= sum(note.status == MADE for note in run.regions)
         if not self._fresh:
             self._replace([])
         if self._constants:
@@ -195,11 +195,12 @@ class _Target:
         strategy = options.strategy or owner.strategy
         found = propose(driver, self.made, strategy)
         least = owner.min_size if options.min_size is None else options.min_size
-        fates = prune(found.regions, least, cap, self.work.forced)
-        notes, cuts, kept = self._make(owner, found.regions, fates, refused, count, options)
+        statuses = prune(found.regions, least, cap, self.work.forced)
+        notes, made = self._make(owner, found.regions, statuses, refused, count, options)
+        cuts = [cut for cut in made if cut is not None]
         if cuts:
             self._replace(cuts)
-        for note, region, cut in zip(notes, found.regions, kept, strict=True):
+        for note, region, cut in zip(notes, found.regions, made, strict=True):
             if cut is not None:
                 note.node = cut.node.name
                 self.made.append(region.members)
@@ -216,44 +217,41 @@ class _Target:
         self,
         owner: SubgraphProperty,
         regions: Sequence[Proposal],
-        fates: Sequence[str],
+        statuses: Sequence[str],
         refused: dict[tuple[int, ...], Reject],
         count: _Count,
         options: Options,
-    ) -> tuple[list[RegionNote], list[Cut], list[Cut | None]]:
+    ) -> tuple[list[RegionNote], list[Cut | None]]:
         cutter = Cutter(self.graph)
-        nodes = self.work.nodes
+        nodes, name = self.work.nodes, property_name(owner)
         notes: list[RegionNote] = []
-        kept: list[Cut | None] = []
-        for region, fate in zip(regions, fates, strict=True):
+        made: list[Cut | None] = []
+        for region, status in zip(regions, statuses, strict=True):
             cut = why = None
-            if fate == MADE:
+            if status == MADE:
                 key = tuple(region.members)
-                members = [nodes[k] for k in key]
+                members = list(map(nodes.__getitem__, key))
                 if key in refused:
-                    fate, why = REFUSED, refused[key]
-                elif (
-                    piece := cutter.cut_out(members, f"{property_name(owner)}_{count.next}")
-                ) is None:
-                    fate = UNUSED
+                    status, why = REFUSED, refused[key]
+                elif (piece := cutter.cut_out(members, f"{name}_{count.next}")) is None:
+                    status = UNUSED
                 elif isinstance(node := ask_node(owner, piece, count.next), Reject):
-                    fate, why = REFUSED, node
+                    status, why = REFUSED, node
                     refused[key] = node
                     count.next += 1
                 else:
                     note_op(node, owner, count.next, options)
                     cut = Cut(members, piece, node)
                     count.next += 1
-            notes.append(RegionNote(region.start, len(region.members), fate, why=why))
-            kept.append(cut)
-        return notes, [cut for cut in kept if cut is not None], kept
+            notes.append(RegionNote(region.start, len(region.members), status, "", why))
+            made.append(cut)
+        return notes, made
 
     def _replace(self, cuts: Sequence[Cut]) -> None:
         self.graph, copies = put_in(self.graph, cuts)
         self._fresh = True
         nodes = self.work.nodes
-        for number, node in enumerate(nodes):
-            nodes[number] = copies.get(node, node)  # a constant that became a weight is no more
+        nodes[:] = map(copies.get, nodes, nodes)  # a constant that became a weight is no more
         if self._constants:
             given = (value for cut in cuts for value in cut.piece.inputs)
             taken = {value.parameter for value in given if value.parameter is not None}

@@ -139,7 +139,7 @@ def _inside(
     around = {holder.name: holder for holder in holders}
     for run in record.runs:
         for position, note in enumerate(run.regions):
-            if note.fate != MADE or (note.node not in around and note.node != region):
+            if note.status != MADE or (note.node not in around and note.node != region):
                 continue
             number = run.number(target.name)
             if number is None:
@@ -177,7 +177,7 @@ def _subgraph_node(record: PartitionRecord, target: Node) -> Explanation:
     assert inner is not None
     for run in record.runs:
         for note in run.regions:
-            if note.fate == MADE and note.node == target.name:
+            if note.status == MADE and note.node == target.name:
                 reason = (
                     f"it is itself a subgraph of {note.size} nodes, which property "
                     f"{run.property!r} started at {run.names[note.start]!r}"
@@ -258,15 +258,15 @@ def _fate(run: Run, position: int) -> str:
     region = f"its region of {note.size} node{'s' * (note.size > 1)}"
     if note.size > 1:
         region += f" from {run.names[note.start]!r}"
-    match note.fate:
-        case fate if fate == SMALL:
+    match note.status:
+        case status if status == SMALL:
             return f"{region} is smaller than min_size {run.min_size}"
-        case fate if fate == CAPPED:
+        case status if status == CAPPED:
             return f"{region} was not among the {run.max_subgraphs} largest (max_subgraphs)"
-        case fate if fate == REFUSED:
+        case status if status == REFUSED:
             why = f": {_words(note.why)}" if note.why is not None else ""
             return f"property {run.property!r} refused {region}{why}"
-        case fate if fate == UNUSED:
+        case status if status == UNUSED:
             return f"nothing uses what {region} computes"
         case _:
             return f"{region} became {note.node!r}"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar, overload
 
 from subgraph.errors import PartitionError
 from subgraph.graph.graph import Graph, Node
+from subgraph.operators.subgraph_op import subgraph_node
 from subgraph.partition.selector import (
     SELECTORS,
     ContainOpSelector,
@@ -66,8 +67,6 @@ class SubgraphProperty:
             subgraph: The region. Its inputs have types; one that is a weight has its parameter.
             subgraph_id: Number of the region, unique in the pass.
         """
-        from subgraph.operators.subgraph_op import subgraph_node
-
         return subgraph_node(subgraph, name=f"{property_name(self)}_{subgraph_id}")
 
     def pre_partition(self, graph: Graph, options: Mapping[str, Any]) -> Graph | None:

@@ -177,17 +177,17 @@ def _choose_left(
 def prune(
     regions: Sequence[Proposal], min_size: int, max_subgraphs: int | None, forced: bytearray
 ) -> list[str]:
-    """Return the fate of each region: MADE, SMALL, or CAPPED; of too many the largest stay.
+    """Return the status of each region: MADE, SMALL, or CAPPED; of too many the largest stay.
 
     A region with a node that is forced in is made however small, and before the others. Between
     regions of one size the one chosen first stays.
     """
     must = [any(map(forced.__getitem__, region.members)) for region in regions]
     large = [len(region.members) >= min_size for region in regions]
-    fates = [MADE if one or other else SMALL for one, other in zip(must, large, strict=True)]
-    stay = [k for k, fate in enumerate(fates) if fate == MADE]
+    statuses = [MADE if one or other else SMALL for one, other in zip(must, large, strict=True)]
+    stay = [k for k, status in enumerate(statuses) if status == MADE]
     if max_subgraphs is not None and len(stay) > max_subgraphs:
         stay.sort(key=lambda k: (not must[k], -len(regions[k].members), k))
         for k in stay[max_subgraphs:]:
-            fates[k] = CAPPED
-    return fates
+            statuses[k] = CAPPED
+    return statuses

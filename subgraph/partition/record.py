@@ -30,14 +30,14 @@ class RegionNote:
     Attributes:
         start: Number of the node at which it started.
         size: How many nodes it had.
-        fate: MADE, or why it was left as it was: SMALL, CAPPED, REFUSED, UNUSED.
+        status: MADE, or why it was left as it was: SMALL, CAPPED, REFUSED, UNUSED.
         node: Name of its subgraph node, if made.
         why: What the property said, if it refused the region.
     """
 
     start: int
     size: int
-    fate: str = MADE
+    status: str = MADE
     node: str = ""
     why: Reject | None = None
 
@@ -119,7 +119,7 @@ class PartitionRecord:
             for run in self.runs
             if run.property == property
             for note in run.regions
-            if note.fate == MADE
+            if note.status == MADE
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from subgraph.errors import PartitionError, SubgraphError
@@ -23,7 +23,10 @@ class Piece(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A region (its nodes in topological order), its piece, and the node that takes its place."""
+    """A region (its nodes in topological order), its piece, and the node that takes its place.
+
+    The node is in no graph yet; its inputs are values of the graph that has the region.
+    """
 
     members: Sequence[Node]
     piece: Piece
@@ -59,25 +62,26 @@ class Cutter:
             name: Name of the inner graph.
         """
         inputs: list[Value] = []
-        given: list[Value] = []
+        copies: list[Value] = []
         values: dict[Value, Value] = {}
         weights: dict[Parameter, Value] = {}
 
         def source(value: Value) -> Value:
             # An input with a default is no weight: who runs the graph may give another array.
             parameter = None if value in self._inputs else value.parameter
-            copy = weights.get(parameter) if parameter is not None else None
+            copy = None if parameter is None else weights.get(parameter)
             if copy is None:
-                copy = Value(value.name, value.type, parameter=parameter)
+                copy = Value(value.name, value.type)
                 inputs.append(value)
-                given.append(copy)
+                copies.append(copy)
                 if parameter is not None:
+                    copy.parameter = parameter
                     weights[parameter] = copy
             values[value] = copy
             return copy
 
         inner = Graph.bare(name, self.graph.opsets)
-        inner.fill(copy_nodes(region, values, source, inner), given)
+        inner.fill(copy_nodes(region, values, source, inner), copies)
         outputs: list[Value] = []
         for node in region:
             for value in node.outputs:
@@ -92,6 +96,8 @@ class Cutter:
 
 def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Reject:
     """Return the node that the property makes of a region, or why it refuses.
+
+    The node comes back with the region's outer values as its inputs, by the names that its own had.
 
     Raises:
         PartitionError: the property raised, or the node does not fit the region.
@@ -116,8 +122,10 @@ def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Re
     if isinstance(made, Reject):
         return made
     if isinstance(made, Node):
-        wrong = _misfit(made, piece)
+        behind = {value.name: value for value in piece.inputs}
+        wrong = _misfit(made, piece, behind)
         if not wrong:
+            made.inputs = tuple([None if v is None else behind[v.name] for v in made.inputs])
             return made
     else:
         wrong = (
@@ -127,35 +135,37 @@ def ask_node(property: SubgraphProperty, piece: Piece, number: int) -> Node | Re
     raise PartitionError(f"property {property_name(property)!r}, region {number}: {wrong}")
 
 
-def _misfit(made: Node, piece: Piece) -> str:
-    """Return why a node does not fit a region, empty if it does."""
-    shown = f"the node {made.name!r}" if made.name else "the node that it gave"
+def _misfit(made: Node, piece: Piece, known: Collection[str]) -> str:
+    """Return why a node does not fit a region whose inputs have known names; "" if it does."""
     if made.graph is not None:
         return (
             f"create_subgraph_node gave node {made.name!r}, which is in graph "
             f"{made.graph.name!r} already; return a new node"
         )
-    known = {value.name for value in piece.inputs}
     for value in made.inputs:
         if value is not None and value.name not in known:
             return (
-                f"{shown} takes value {value.name!r}, which is no input of the region; its "
+                f"{_shown(made)} takes value {value.name!r}, which is no input of the region; its "
                 f"inputs are {', '.join(map(repr, sorted(known))) or 'none'}"
             )
     if len(made.outputs) != len(piece.outputs):
         return (
-            f"{shown} has {len(made.outputs)} outputs, the region {len(piece.outputs)}; give one "
-            "for each output of the inner graph, in its order"
+            f"{_shown(made)} has {len(made.outputs)} outputs, the region {len(piece.outputs)}; "
+            "give one for each output of the inner graph, in its order"
         )
     if made.subgraph is not None and len(made.subgraph.inputs) != len(made.inputs):
         return (
-            f"{shown} has {len(made.inputs)} inputs, its subgraph {len(made.subgraph.inputs)}; "
-            "they must correspond one to one"
+            f"{_shown(made)} has {len(made.inputs)} inputs, its subgraph "
+            f"{len(made.subgraph.inputs)}; they must correspond one to one"
         )
     for new, old in zip(made.outputs, piece.outputs, strict=True):
         if new.type is not old.type and not _compatible(new.type, old.type):
-            return f"{shown} gives {new.type} for output {old.name!r}, which is {old.type}"
+            return f"{_shown(made)} gives {new.type} for output {old.name!r}, which is {old.type}"
     return ""
+
+
+def _shown(made: Node) -> str:
+    return f"the node {made.name!r}" if made.name else "the node that it gave"
 
 
 def _compatible(new: ValueType | None, old: ValueType | None) -> bool:
@@ -181,14 +191,18 @@ def put_in(graph: Graph, cuts: Sequence[Cut]) -> tuple[Graph, dict[Node, Node]]:
     values: dict[Value, Value] = {}
     new: dict[Node, Node] = {}
     for cut in cuts:
-        new.update(dict.fromkeys(cut.members, cut.node))
+        for member in cut.members:
+            new[member] = cut.node
+        for mine, old in zip(cut.node.outputs, cut.piece.outputs, strict=True):
+            mine.name = old.name
+            mine.type = mine.type or old.type
+            values[old] = mine
     outside = [node for node in graph.nodes if node not in new]
-    taken = {node.name for node in outside}
-    for cut in cuts:
-        _place(cut, values, taken)
+    _name_apart(cuts, {node.name for node in outside})
     new.update(zip(outside, copy_nodes(outside, values), strict=True))
     for cut in cuts:
-        _connect(cut, values)
+        inputs = cut.node.inputs
+        cut.node.inputs = tuple([v if v is None else copy_value(v, values) for v in inputs])
     made = Graph(
         [copy_value(v, values) for v in graph.inputs],
         [copy_value(v, values) for v in graph.outputs],
@@ -204,26 +218,13 @@ def put_in(graph: Graph, cuts: Sequence[Cut]) -> tuple[Graph, dict[Node, Node]]:
     return made, new
 
 
-def _connect(cut: Cut, values: dict[Value, Value]) -> None:
-    """Let the node take what is behind the inner inputs of the names of its own."""
-    behind = {value.name: value for value in cut.piece.inputs}
-    inputs: list[Value | None] = []
-    for value in cut.node.inputs:
-        inputs.append(None if value is None else copy_value(behind[value.name], values))
-    cut.node.inputs = tuple(inputs)
-
-
-def _place(cut: Cut, values: dict[Value, Value], taken: set[str]) -> None:
-    """Let the node's outputs stand for the region's, and give the node a name of its own."""
-    node = cut.node
-    for new, old in zip(node.outputs, cut.piece.outputs, strict=True):
-        new.name = old.name
-        new.type = new.type or old.type
-        values[old] = new
-    name = base = node.name or cut.piece.inner.name
-    count = 0
-    while name in taken:
-        count += 1
-        name = f"{base}_{count}"
-    node.name = name
-    taken.add(name)
+def _name_apart(cuts: Sequence[Cut], taken: set[str]) -> None:
+    """Give the regions' nodes names of their own, beside those that are taken."""
+    for cut in cuts:
+        name = base = cut.node.name or cut.piece.inner.name
+        count = 0
+        while name in taken:
+            count += 1
+            name = f"{base}_{count}"
+        cut.node.name = name
+        taken.add(name)

@@ -22,7 +22,7 @@ from subgraph.partition.record import (
 from subgraph.partition.selector import Reject
 
 _FORMAT = 1
-_FATES = (MADE, SMALL, CAPPED, REFUSED, UNUSED)
+_STATUSES = (MADE, SMALL, CAPPED, REFUSED, UNUSED)
 # Answers that are no Reject; a Reject is its position in the table.
 _FALSE, _NONE = -1, -2
 
@@ -81,7 +81,7 @@ def _run(run: Run, table: _Table) -> dict[str, Any]:
         "dropped": [(node, table.answer(why)) for node, why in run.dropped.items()],
         "refusals": [(n, method, m, table.answer(a)) for n, method, m, a in run.refusals],
         "regions": [
-            (note.start, note.size, note.fate, note.node, table.answer(note.why))
+            (note.start, note.size, note.status, note.node, table.answer(note.why))
             for note in run.regions
         ],
         "forced": run.forced,
@@ -160,9 +160,9 @@ class _Reader:
         answer = self._below(len(self._rejects), least=_NONE)
         rejects = self._below(len(self._rejects))
         regions = [
-            RegionNote(start, size, fate, name, self._answer(why))
-            for start, size, fate, name, why in _each(
-                run["regions"], node, _whole, _FATES.__contains__, _text, answer
+            RegionNote(start, size, status, name, self._answer(why))
+            for start, size, status, name, why in _each(
+                run["regions"], node, _whole, _STATUSES.__contains__, _text, answer
             )
         ]
         # The filter may have left nothing of the last region.

@@ -310,7 +310,7 @@ class _Checker:
                     if run.via[number] < 0:
                         _fail(5, f"no selector chose node {run.names[number]!r}")
             for position, note in enumerate(run.regions):
-                if note.fate == MADE and note.node in members:
+                if note.status == MADE and note.node in members:
                     strange = members[note.node] ^ found.get(position, set())
                     if strange:
                         _fail(

@@ -22,7 +22,7 @@ from typing import Any, Self, TextIO, TypeVar, cast
 import attrs
 
 from subgraph.errors import PassError, SubgraphError
-from subgraph.graph.graph import Graph, Node, Value
+from subgraph.graph.graph import Graph
 from subgraph.graph.limits import check_time
 from subgraph.graph.parameters import changes_by_thread
 from subgraph.system.gc_control import look_at_new
@@ -161,7 +161,7 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
     checks = next((i for i in reversed(around) if isinstance(i, Checks)), _ALL_CHECKS)
     for instrument in around:
         instrument.before(name, graph)
-    mark = fingerprint(graph) if checks.input else None
+    seen = snapshot(graph) if checks.input else None
     changes = changes_by_thread()
     start = time.perf_counter()
     try:
@@ -179,7 +179,7 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
             f"pass {name!r} returned {type(result).__name__}, not a Graph; "
             "a pass returns the new graph (the one it was given, if there is nothing to do)"
         )
-    if mark is not None and fingerprint(graph) != mark:
+    if seen is not None and snapshot(graph) != seen:
         raise PassError(
             f"pass {name!r} changed the graph {graph.name!r} that it was given; "
             "change a clone: new = graph.clone()"
@@ -201,52 +201,32 @@ def _run(name: str, call: Pass, graph: Graph) -> Graph:
     return result
 
 
-def fingerprint(graph: Graph) -> int:
-    """Return a number that changes when the graph or a body in it does; linear, in the process.
+def snapshot(graph: Graph) -> list[object]:
+    """Return what a graph and the bodies in it consist of; two are equal if nothing was changed.
 
+    Linear, and valid in the process only: what may be of any type stands there by its identity.
     Subgraph nodes' inner graphs count as one thing: they are never changed after they are made.
     """
-    marks: list[int] = []
+    found: list[object] = []
     work = [graph]
     while work:
         current = work.pop()
-        ends = (*current.inputs, *current.captures, *current.outputs)
-        marks.append(hash((current.name, current.doc, current.inputs, current.outputs, ends)))
+        found += (current, current.name, current.doc, current.nodes)
+        found += (current.inputs, current.captures, current.outputs)
         for held in (current.attrs, current.opsets, current.metadata):
-            marks.extend(hash((key, id(value))) for key, value in held.items())
-        marks.extend(_mark_value(value) for value in current.inputs)
+            found += (*held, *map(id, held.values()))
+        for value in current.inputs:
+            found += (value.name, value.type, value.parameter, value.producer, len(value.uses))
         for node in current.nodes:
-            marks.append(_mark_node(node))
-            marks.extend(_mark_value(value) for value in node.outputs)
-            if node.attrs:
+            found += (node.name, node.op_type, node.domain, node.version, node.inputs)
+            found += (node.outputs, node.captures, node.graph, node.subgraph)
+            for value in node.outputs:
+                found += (value.name, value.type, value.parameter, value.producer, len(value.uses))
+            if node.attrs or node.metadata or node.op is not None:
+                found += (id(node.op), *node.attrs, *map(id, node.attrs.values()))
+                found += (node.metadata or {}).items()
                 work.extend(node.bodies)
-    return hash(tuple(marks))
-
-
-def _mark_value(value: Value) -> int:
-    return hash((value.name, id(value.type), id(value.parameter), len(value.uses)))
-
-
-def _mark_node(node: Node) -> int:
-    held = tuple((key, id(value)) for key, value in node.attrs.items()) if node.attrs else ()
-    notes = tuple(node.metadata.items()) if node.metadata else ()
-    return hash(
-        (
-            node,
-            node.name,
-            node.op_type,
-            node.domain,
-            node.version,
-            node.inputs,
-            node.outputs,
-            node.captures,
-            held,
-            notes,
-            id(node.graph),
-            id(node.subgraph),
-            id(node.op),
-        )
-    )
+    return found
 
 
 class Instrument:

@@ -44,7 +44,7 @@ def cut_into(graph: sg.Graph, *regions: str) -> sg.Graph:
         members = [node for node in graph.nodes if node.name in names]
         piece = Cutter(graph).cut_out(members, f"r{number}")
         assert piece is not None
-        cuts.append(Cut(members, piece, sg.subgraph_node(piece.inner)))
+        cuts.append(Cut(members, piece, sg.subgraph_node(piece.inner, inputs=piece.inputs)))
     return put_in(graph, cuts)[0]
 
 

@@ -14,7 +14,7 @@ import pytest
 import subgraph as sg
 from subgraph import ops, passes
 from subgraph.passes import apply_pass
-from subgraph.transform.pass_manager import PASSES, fingerprint, options_of
+from subgraph.transform.pass_manager import PASSES, options_of, snapshot
 
 _T = TypeVar("_T")
 
@@ -152,16 +152,16 @@ def test_errors_of_a_pass_name_it() -> None:
     assert caught.value.__notes__ == ["in pass 'refuses' on graph 'small'"]
 
 
-def test_fingerprint_sees_bodies_and_stays_for_what_is_untouched() -> None:
+def test_snapshot_sees_bodies_and_stays_for_what_is_untouched() -> None:
     c, x = sg.input("c", (), dtype="bool"), sg.input("x", (2,))
     branches = [sg.Graph([], [ops.Neg(sg.capture(x))]) for _ in range(2)]
     graph = sg.Graph([c, x], [ops.If(c, then_branch=branches[0], else_branch=branches[1])])
-    mark = fingerprint(graph)
+    mark = snapshot(graph)
     graph.clone()
     str(graph)
-    assert fingerprint(graph) == mark
+    assert snapshot(graph) == mark
     graph.nodes[0].bodies[1].nodes[0].attrs["a"] = 1
-    assert fingerprint(graph) != mark
+    assert snapshot(graph) != mark
 
 
 def test_instruments_see_every_pass_and_stay_in_their_thread() -> None:

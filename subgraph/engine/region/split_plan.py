@@ -39,7 +39,7 @@ def cut_at(graph: Graph, node: Node, make_op: Callable[[Graph], SubgraphOp]) -> 
     for number, members in enumerate((before, [each for each in graph.nodes if each in after])):
         piece = cutter.cut_out(members, f"{graph.name}_{number}") if members else None
         if piece is not None:
-            region = subgraph_node(piece.inner, make_op(piece.inner))
+            region = subgraph_node(piece.inner, make_op(piece.inner), inputs=piece.inputs)
             cuts.append(Cut(members, piece, region))
     made, copies = put_in(graph, cuts)
     if node.bodies:
@@ -53,7 +53,7 @@ def _cut_bodies(node: Node, make_op: Callable[[Graph], SubgraphOp]) -> None:
         if isinstance(body, Graph) and body.nodes:
             piece = Cutter(body).cut_out(body.nodes, f"{node.name}_{key}")
             if piece is not None:
-                made = subgraph_node(piece.inner, make_op(piece.inner))
+                made = subgraph_node(piece.inner, make_op(piece.inner), inputs=piece.inputs)
                 node.attrs[key] = put_in(body, [Cut(body.nodes, piece, made)])[0]
 
 
