@@ -86,6 +86,7 @@ def in_onnxruntime(
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False  # an arena that once grew is not returned
     try:
         phase(0)
         session = ort.InferenceSession(
